@@ -1,0 +1,198 @@
+# One file for every flavour: base -> core -> cpu | cuda -> raydebug (of FLAVOUR) -> dev.
+#
+#   docker buildx build --target raydebug --build-arg FLAVOUR=cuda -t raydebug:cuda .
+#
+# docs/07-containers.md has the other build arguments, secrets and contexts. Builds with engines from 20.10 on (BuildKit).
+ARG FLAVOUR=cuda
+# Another image with Python 3.12 (cuda) or 3.11 (core, cpu): a mirror's copy, or one made by ci/base-image.
+ARG BASE_IMAGE=base-${FLAVOUR}
+
+FROM nvidia/cuda:13.0.2-devel-ubuntu24.04@sha256:5dc1bca23d05bd37b011be68ec470c03b403a5da07ec3a86e41af9470e9d0cc6 AS base-cuda
+FROM debian:bookworm-20260824-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171 AS base-cpu
+FROM base-cpu AS base-core
+
+# Wheels that no public index has (torch's CPU build): `--build-context wheels=FOLDER` takes the place of this stage.
+FROM scratch AS wheels
+
+# hadolint ignore=DL3006
+FROM ${BASE_IMAGE} AS base
+SHELL ["/bin/bash", "-o", "pipefail", "-euc"]
+# python3-venv: the environment; libnuma1: vLLM for CPU links it; procps: `ps` in a node that one looks at.
+# Not by version: the base is pinned by digest, and its distribution keeps no older ones. https://github.com/hadolint/hadolint/wiki/DL3008
+# hadolint ignore=DL3008
+RUN packages=(python3 python3-venv ca-certificates libnuma1 procps); \
+    if ! dpkg -s "${packages[@]}" >/dev/null 2>&1; then \
+      apt-get update -qq; \
+      apt-get install -y -qq --no-install-recommends "${packages[@]}"; \
+      rm -rf /var/lib/apt/lists/*; \
+    fi
+# User 1000, which Ubuntu's images have under another name. Any other uid works too: what has to be writable is so for all.
+RUN if name=$(getent passwd 1000 | cut -d: -f1) && [ -n "$name" ]; then \
+      usermod -l ray -d /home/ray "$name"; \
+      groupmod -n ray "$(getent group 1000 | cut -d: -f1)"; \
+    else \
+      groupadd -g 1000 ray; \
+      useradd -l -u 1000 -g 1000 -d /home/ray -s /bin/bash ray; \
+    fi; \
+    install -d -m 1777 /home/ray /workspace /cache /runs
+ENV PATH=/opt/venv/bin:$PATH \
+    LANG=C.UTF-8 \
+    HOME=/home/ray \
+    USER=ray \
+    LOGNAME=ray \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    XDG_CACHE_HOME=/cache \
+    HF_HOME=/cache/huggingface \
+    VLLM_CACHE_ROOT=/cache/vllm \
+    TRITON_CACHE_DIR=/cache/triton \
+    TORCHINDUCTOR_CACHE_DIR=/cache/torchinductor \
+    FLASHINFER_WORKSPACE_BASE=/cache \
+    RAY_USAGE_STATS_ENABLED=0 \
+    VLLM_NO_USAGE_STATS=1 \
+    HF_HUB_DISABLE_TELEMETRY=1 \
+    DO_NOT_TRACK=1
+
+# The installer, by version and hash; no image has it.
+FROM base AS uv
+RUN --mount=type=secret,id=extra_ca \
+    --mount=type=secret,id=package_env \
+    --mount=type=cache,id=raydebug-pip,target=/root/.cache/pip \
+    --mount=type=bind,source=ci/package-access,target=/mnt/package-access \
+    --mount=type=bind,source=env/installer.txt,target=/mnt/installer.txt \
+    . /mnt/package-access; \
+    python3 -m venv /opt/uv; \
+    HOME=/root /opt/uv/bin/pip install --disable-pip-version-check -q --require-hashes -r /mnt/installer.txt
+ENV UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never
+
+# raydebug's own wheel, built with hatchling as locked.
+FROM uv AS wheel
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE docker-compose.yml docker-compose.cpu.yml ./
+COPY env env
+COPY src src
+RUN --mount=type=secret,id=extra_ca \
+    --mount=type=secret,id=package_env \
+    --mount=type=cache,id=raydebug-uv,target=/root/.cache/uv,sharing=locked \
+    --mount=type=bind,source=ci/package-access,target=/mnt/package-access \
+    . /mnt/package-access; \
+    /opt/uv/bin/uv build --quiet --wheel --build-constraints env/dev.lock --require-hashes --out-dir /dist .
+
+# Ray and debugpy, no torch.
+FROM base AS core
+# Bytecode that no start checks against its source: 6 s less until a cluster is up. One hash seed: the same bytes again.
+ENV PYC_INVALIDATION_MODE=UNCHECKED_HASH
+RUN --mount=type=secret,id=extra_ca \
+    --mount=type=secret,id=package_env \
+    --mount=type=cache,id=raydebug-uv,target=/root/.cache/uv,sharing=locked \
+    --mount=type=bind,from=uv,source=/opt/uv,target=/mnt/uv \
+    --mount=type=bind,source=ci/package-access,target=/mnt/package-access \
+    --mount=type=bind,source=env/core.lock,target=/mnt/core.lock \
+    . /mnt/package-access; \
+    export UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy PYTHONHASHSEED=0; \
+    python3 -m venv --without-pip /opt/venv; \
+    /mnt/uv/bin/uv pip sync --quiet --python /opt/venv/bin/python --require-hashes --compile-bytecode /mnt/core.lock
+
+# A whole training without a GPU.
+FROM core AS cpu
+SHELL ["/bin/bash", "-o", "pipefail", "-euc"]
+RUN --mount=type=secret,id=extra_ca \
+    --mount=type=secret,id=package_env \
+    --mount=type=cache,id=raydebug-uv,target=/root/.cache/uv,sharing=locked \
+    --mount=type=bind,from=wheels,target=/mnt/wheels \
+    --mount=type=bind,from=uv,source=/opt/uv,target=/mnt/uv \
+    --mount=type=bind,source=ci/package-access,target=/mnt/package-access \
+    --mount=type=bind,source=env/cpu.lock,target=/mnt/cpu.lock \
+    . /mnt/package-access; \
+    export UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy PYTHONHASHSEED=0; \
+    if compgen -G '/mnt/wheels/torch-*.whl' >/dev/null; then torch=(--find-links /mnt/wheels); \
+    else torch=(--torch-backend cpu); fi; \
+    /mnt/uv/bin/uv pip sync --quiet --python /opt/venv/bin/python --require-hashes --compile-bytecode \
+      "${torch[@]}" /mnt/cpu.lock
+
+# NVIDIA GPUs. Triton and FlashInfer compile at run time: they need Python's headers and a compiler beside nvcc.
+FROM core AS cuda
+# GPU generations that flash-attn is built for, and how many compilers at once (each takes up to 9 GB of memory).
+ARG FLASH_ATTN_CUDA_ARCHS="80;90;100;120"
+ARG MAX_JOBS=4
+SHELL ["/bin/bash", "-o", "pipefail", "-euc"]
+# hadolint ignore=DL3008
+RUN packages=(python3-dev build-essential); \
+    if ! dpkg -s "${packages[@]}" >/dev/null 2>&1; then \
+      apt-get update -qq; \
+      apt-get install -y -qq --no-install-recommends "${packages[@]}"; \
+      rm -rf /var/lib/apt/lists/*; \
+    fi
+RUN --mount=type=secret,id=extra_ca \
+    --mount=type=secret,id=package_env \
+    --mount=type=cache,id=raydebug-uv,target=/root/.cache/uv,sharing=locked \
+    --mount=type=bind,from=uv,source=/opt/uv,target=/mnt/uv \
+    --mount=type=bind,source=ci/package-access,target=/mnt/package-access \
+    --mount=type=bind,source=env/cuda.lock,target=/mnt/cuda.lock \
+    --mount=type=bind,source=env/uv.toml,target=/mnt/uv.toml \
+    . /mnt/package-access; \
+    export UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy PYTHONHASHSEED=0; \
+    install=(/mnt/uv/bin/uv --config-file /mnt/uv.toml pip install --quiet --python /opt/venv/bin/python --no-deps --require-hashes); \
+    "${install[@]}" --excludes <(echo flash-attn) -r /mnt/cuda.lock; \
+    FLASH_ATTENTION_FORCE_BUILD=TRUE "${install[@]}" --no-build-isolation --compile-bytecode -r /mnt/cuda.lock
+
+# What runs: a flavour, and what changes with every commit on top of it.
+# hadolint ignore=DL3006
+FROM ${FLAVOUR} AS raydebug
+ARG FLAVOUR
+# Given by `raydebug image`, from the lock; the build fails where they do not fit it.
+ARG LOCK_DIGEST=""
+ARG RAY_VERSION="" DEBUGPY_VERSION="" TORCH_VERSION="" VLLM_VERSION="" VERL_VERSION="" REVISION=""
+COPY --chmod=755 entrypoints/ /opt/raydebug/entrypoints/
+RUN --mount=type=bind,from=wheel,source=/dist,target=/mnt/dist \
+    --mount=type=bind,from=uv,source=/opt/uv,target=/mnt/uv \
+    export UV_LINK_MODE=copy UV_NO_INSTALLER_METADATA=1 PYTHONHASHSEED=0; \
+    /mnt/uv/bin/uv pip install --quiet --no-cache --offline --no-deps --python /opt/venv/bin/python /mnt/dist/*.whl; \
+    installed=$(/opt/venv/bin/python -c 'import raydebug; print(raydebug.__path__[0])'); \
+    /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash "$installed"; \
+    grep -qF "# body: ${LOCK_DIGEST}" "$installed/env/${FLAVOUR}.lock"
+ENV RAYDEBUG_FLAVOUR=${FLAVOUR}
+LABEL org.opencontainers.image.title="raydebug" \
+      org.opencontainers.image.description="Ray with a debugger at every stop" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.raydebug.flavour="${FLAVOUR}" \
+      org.raydebug.lock="${LOCK_DIGEST}" \
+      org.raydebug.ray="${RAY_VERSION}" \
+      org.raydebug.debugpy="${DEBUGPY_VERSION}" \
+      org.raydebug.torch="${TORCH_VERSION}" \
+      org.raydebug.vllm="${VLLM_VERSION}" \
+      org.raydebug.verl="${VERL_VERSION}"
+USER 1000:1000
+WORKDIR /workspace
+HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --retries=3 \
+  CMD ["/opt/raydebug/entrypoints/healthcheck", "node"]
+# The base's own entrypoint prints a banner; docker-compose.yml names one of ours.
+ENTRYPOINT []
+CMD ["/opt/raydebug/entrypoints/head"]
+
+# The image that an editor opens (Dev Container): the same, with git and the tools of env/dev.lock.
+FROM raydebug AS dev
+USER 0
+# Empty where apt reaches nothing.
+ARG DEV_PACKAGES="git less openssh-client"
+SHELL ["/bin/bash", "-o", "pipefail", "-euc"]
+# hadolint ignore=DL3008
+RUN read -ra packages <<<"$DEV_PACKAGES"; \
+    if [ "${#packages[@]}" -gt 0 ] && ! dpkg -s "${packages[@]}" >/dev/null 2>&1; then \
+      apt-get update -qq; \
+      apt-get install -y -qq --no-install-recommends "${packages[@]}"; \
+      rm -rf /var/lib/apt/lists/*; \
+    fi
+RUN --mount=type=secret,id=extra_ca \
+    --mount=type=secret,id=package_env \
+    --mount=type=cache,id=raydebug-uv,target=/root/.cache/uv,sharing=locked \
+    --mount=type=bind,from=uv,source=/opt/uv,target=/mnt/uv \
+    --mount=type=bind,source=ci/package-access,target=/mnt/package-access \
+    --mount=type=bind,source=env/dev.lock,target=/mnt/dev.lock \
+    . /mnt/package-access; \
+    export UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy; \
+    /mnt/uv/bin/uv pip install --quiet --python /opt/venv/bin/python --no-deps --require-hashes -r /mnt/dev.lock
+USER 1000:1000
+HEALTHCHECK NONE
+CMD ["sleep", "infinity"]

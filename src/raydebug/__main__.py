@@ -1,0 +1,5 @@
+"""`python -m raydebug` is `raydebug`."""
+
+from raydebug.cli import main
+
+main()

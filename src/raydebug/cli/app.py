@@ -1,0 +1,42 @@
+"""All verbs, in the order of a day's work."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import raydebug
+from raydebug import render
+from raydebug.cli import attach, cluster, image, pauses, run, tiny
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Stop any worker of a Ray + vLLM + verl run at a breakpoint or a crash, and look at it.",
+)
+app.command()(cluster.up)
+app.command()(cluster.ps)
+app.command()(run.run)
+app.command()(pauses.paused)
+app.command()(attach.attach)
+app.command()(image.logs)
+app.command()(cluster.down)
+app.command()(image.image)
+app.add_typer(tiny.app, name="tiny")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        render.out(f"raydebug {raydebug.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show commands as they run, and tracebacks.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
+) -> None:
+    pass

@@ -1,0 +1,185 @@
+"""`raydebug up`, `ps`, `down`: clusters."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from raydebug import render
+from raydebug.cli.options import Debugger, Json, Name
+from raydebug.errors import Exit, RaydebugError
+
+
+def up(
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="KIND",
+            help="compose (containers) or local. Default: compose where a Docker engine answers.",
+        ),
+    ] = None,
+    name: Name = "default",
+    gpus: Annotated[
+        int, typer.Option(help="Logical GPUs of a node (compose: of each worker).", min=0, metavar="N")
+    ] = 0,
+    cpus: Annotated[
+        int | None, typer.Option(help="Logical CPUs of a node (default: 16, or the machine's).", min=1, metavar="N")
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option(help="local: interpreter whose environment Ray runs in.", metavar="PATH")
+    ] = None,
+    flavour: Annotated[
+        str | None, typer.Option(help="compose: core, cpu or cuda (default: cuda with a GPU).", metavar="FLAVOUR")
+    ] = None,
+    workers: Annotated[int, typer.Option(help="compose: how many worker nodes.", min=0, metavar="N")] = 1,
+    debugger: Debugger = None,
+    dashboard_port: Annotated[
+        int | None, typer.Option(help="Default: 8265 if free. 0 takes a free one.", metavar="PORT")
+    ] = None,
+    gateway_port: Annotated[
+        int | None, typer.Option(help="Default: 5678 if free. 0 takes a free one.", metavar="PORT")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Start a cluster: Ray's head, its dashboard, and the gateway that every breakpoint dials.
+
+    Example: raydebug up --cluster local --gpus 1
+    """
+    from raydebug.settings.debugger import choose_mode
+
+    mode, _ = choose_mode(debugger, os.environ)
+    existing = _other_kind(name, cluster)
+    kind = existing.kind if existing is not None else _kind(cluster or _remembered_kind(name))
+    if existing is not None:
+        found, started = existing, False
+    elif kind == "compose":
+        from raydebug.cluster import compose
+
+        boxes = compose.Wish(name, flavour, workers, cpus, gpus, mode, Path.cwd(), dashboard_port, gateway_port)
+        with render.phases(f"starting cluster '{name}' in containers") as on_phase:
+            found, started = compose.bring_up(boxes, on_phase=on_phase)
+    else:
+        from raydebug.cluster import local
+
+        wish = local.Wish(name, python, cpus, gpus, mode, dashboard_port, gateway_port)
+        with render.phases(f"starting cluster '{name}' on this machine") as on_phase:
+            found, started = local.bring_up(wish, on_phase=on_phase)
+    if as_json:
+        render.out_json(describe(found))
+        return
+    if not started:
+        render.say(f"cluster '{name}' runs already:")
+    _show(found)
+
+
+def _other_kind(name: str, asked: str | None) -> Any:
+    """Return the cluster of this name if it runs and is of another kind; what is left of a dead one is cleared away."""
+    from raydebug.cluster import lifecycle, state
+
+    existing = state.find_cluster(name)
+    if existing is None or (existing.kind != "joined" and asked in (None, existing.kind)):
+        return None
+    if lifecycle.is_alive(existing):
+        return existing
+    lifecycle.take_down(existing)
+    return None
+
+
+def _remembered_kind(name: str) -> str | None:
+    """Return the kind of the cluster of this name that is there, alive or dead: `up` speaks of that one."""
+    from raydebug.cluster import state
+
+    existing = state.find_cluster(name)
+    return None if existing is None else existing.kind
+
+
+def _kind(asked: str | None) -> str:
+    if asked in ("local", "compose"):
+        return asked
+    if asked is not None:
+        raise RaydebugError(
+            f"there is no kind of cluster '{asked}'",
+            cause="--cluster takes: local, compose",
+            fix="raydebug up --cluster local",
+            code="cluster.unknown-kind",
+            exit_code=Exit.USAGE,
+        )
+    from raydebug.cluster.engine import engine_answers
+
+    reason = engine_answers()
+    if reason is None:
+        render.say("a Docker engine answers: containers (--cluster local for none)")
+        return "compose"
+    render.say(f"{reason}: Ray on this machine itself (--cluster local)")
+    return "local"
+
+
+def _show(cluster: Any) -> None:
+    suffix = "" if cluster.name == "default" else f" --name {cluster.name}"
+    render.out(f"cluster    {cluster.name} ({cluster.kind}, {cluster.flavour}, debugger: {cluster.debugger})")
+    render.out(f"dashboard  {cluster.dashboard}")
+    render.out(f"gateway    {cluster.gateway_host}:{cluster.gateway_port}")
+    render.out(f"token      {cluster.token_file}")
+    render.say(f"next: raydebug run{suffix} -- python your_program.py")
+
+
+def describe(cluster: Any) -> dict[str, Any]:
+    """Return the JSON document of `raydebug ps --json`."""
+    from raydebug.cluster import lifecycle
+
+    return {
+        "version": 1,
+        "name": cluster.name,
+        "kind": cluster.kind,
+        "address": cluster.address,
+        "dashboard": cluster.dashboard,
+        "gateway": {"host": cluster.gateway_host, "port": cluster.gateway_port},
+        "token_file": str(cluster.token_file),
+        "nodes": lifecycle.nodes_of(cluster),
+    }
+
+
+def ps(name: Name = "default", as_json: Json = False) -> None:
+    """Show a cluster and its nodes, and why a node is dead.
+
+    Example: raydebug ps --json
+    """
+    from raydebug.cluster import state
+
+    cluster = state.load_cluster(name)
+    document = describe(cluster)
+    if as_json:
+        render.out_json(document)
+    else:
+        _show(cluster)
+        rows = [[str(n[k] or "") for k in ("role", "ip", "state", "node_id", "reason")] for n in document["nodes"]]
+        render.table(None, ["role", "ip", "state", "node", "reason"], rows)
+        others = sorted(set(state.known_names()) - {name})
+        if others:
+            render.say(f"other clusters: {', '.join(others)} (--name)")
+    if any(node["state"] == "dead" and node["role"] == "head" for node in document["nodes"]):
+        raise typer.Exit(Exit.FAILED)
+
+
+def down(name: Name = "default") -> None:
+    """End a cluster: all that `up` started, and nothing else.
+
+    Example: raydebug down --name mine
+    """
+    from raydebug.cluster import lifecycle, state
+
+    cluster = state.load_cluster(name)
+    with render.waiting(f"ending cluster '{name}'"):
+        left = lifecycle.take_down(cluster)
+    if left:
+        raise RaydebugError(
+            f"cluster '{name}' is not wholly down",
+            cause=f"still there: {', '.join(left)}",
+            fix="run `raydebug down` again; look at what is left by these ids",
+            code="cluster.not-down",
+        )
+    render.say(f"cluster '{name}' is down")

@@ -1,0 +1,57 @@
+"""`raydebug paused`: what waits for a debugger."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from raydebug import render
+from raydebug.cli.options import Json, Name
+
+WATCH_PERIOD_S = 0.5
+
+
+def paused(
+    name: Name = "default",
+    as_json: Json = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on showing each new pause until Ctrl-C.")] = False,
+) -> None:
+    """List every pause of the cluster.
+
+    Example: raydebug paused --watch
+    """
+    from raydebug.cluster.state import load_cluster
+    from raydebug.pause.listing import Pause, age, fetch_pauses, name_owner, name_place
+
+    cluster = load_cluster(name)
+
+    def show(pauses: list[Pause]) -> None:
+        if as_json:
+            render.out_json({"version": 1, "pauses": pauses})
+            return
+        if not pauses:
+            render.say("nothing is paused")
+            return
+        rows = [
+            [p["id"], p["kind"], name_place(p), p["exception"] or "", name_owner(p), age(p["since_s"]), p["state"]]
+            for p in pauses
+        ]
+        render.table(None, ["id", "kind", "where", "exception", "who", "since", "state"], rows)
+        waiting = [p for p in pauses if p["state"] == "waiting"]
+        if waiting:
+            suffix = "" if name == "default" else f" --name {name}"
+            render.say(f"next: raydebug attach {waiting[0]['id']}{suffix}")
+
+    if not watch:
+        show(fetch_pauses(cluster))
+        return
+    before: object = None
+    while True:
+        pauses = fetch_pauses(cluster)
+        now = [(p["id"], p["state"], p["line"]) for p in pauses]
+        if now != before:
+            before = now
+            show(pauses)
+        time.sleep(WATCH_PERIOD_S)

@@ -1,0 +1,169 @@
+"""`raydebug run`: a training command as a job, with its log, its pauses and its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raydebug import render
+from raydebug.cli.options import Debugger, Name
+from raydebug.errors import Exit, RaydebugError
+
+if TYPE_CHECKING:
+    from raydebug.cluster.jobs import Job, Outcome
+    from raydebug.cluster.state import Cluster
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(help="The command, after `--`.", metavar="-- COMMAND...")],
+    profile: Annotated[
+        str | None, typer.Option(help="Lay a profile over a training command: debug.", metavar="PROFILE")
+    ] = None,
+    debugger: Debugger = None,
+    breaks: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--break",
+            help="Stop at file.py:LINE, file.py:function or package.module:function, in any worker",
+            metavar="WHERE",
+        ),
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Leave the job running and return at once.")] = False,
+    gpus: Annotated[int, typer.Option(help="Logical GPUs, when this brings a cluster up.", min=0, metavar="N")] = 0,
+    name: Name = "default",
+) -> None:
+    """Run a command as a job on the cluster; without a cluster, bring a local one up and take it down after.
+
+    Example: raydebug run --break my.reward:compute_score -- python train.py
+    """
+    from raydebug.cluster import lifecycle, local, state
+    from raydebug.cluster.jobs import Job, find_program
+    from raydebug.cluster.place import LocalPlace
+    from raydebug.pause.breaks import resolve_breaks
+    from raydebug.settings.debugger import choose_mode
+
+    mode, origin = choose_mode(debugger, os.environ)
+    if profile is not None:
+        from raydebug.profile.load import load_profile
+
+        load_profile(profile)
+    folder = Path.cwd()
+    cluster = state.find_cluster(name)
+    ours = cluster is None or not lifecycle.is_alive(cluster)
+    place = LocalPlace(sys.executable) if cluster is None or ours else lifecycle.place_of(cluster)
+    find_program(command, folder, place)
+    job = Job(
+        command=command,
+        working_dir=place.folder(folder),
+        debugger=None if origin == "default" else mode,
+        breaks=resolve_breaks(breaks or [], place=place, working_dir=folder),
+        profile=profile,
+    )
+    if cluster is None or ours:
+        if detach:
+            raise RaydebugError(
+                "--detach needs a cluster that stays",
+                cause=f"no cluster '{name}' runs, and the one that `run` brings up ends with it",
+                fix=f"raydebug up --name {name}, then the same command again",
+                code="run.detach-alone",
+                exit_code=Exit.USAGE,
+            )
+        with render.waiting(f"no cluster '{name}' runs: starting one on this machine"):
+            cluster, _ = local.bring_up(local.Wish(name, gpus=gpus, debugger=mode))
+        try:
+            code = _run_job(cluster, job, detach=False)
+        finally:
+            render.say(f"ending cluster '{name}'")
+            local.take_down(cluster)
+    else:
+        code = _run_job(cluster, job, detach=detach)
+    raise typer.Exit(code)
+
+
+def _run_job(cluster: Cluster, job: Job, *, detach: bool) -> int:
+    from raydebug.cluster import jobs
+
+    submission_id = jobs.submit(cluster, job)
+    render.say(f"job {submission_id}: {' '.join(job.command)[:200]}")
+    if detach:
+        render.out(submission_id)
+        return Exit.OK
+    return asyncio.run(_follow(cluster, submission_id))
+
+
+async def _follow(cluster: Cluster, submission_id: str) -> int:
+    from raydebug.cluster.jobs import Follower
+
+    colour = render.colour_wanted()
+    follower = Follower(
+        cluster,
+        submission_id,
+        on_log=lambda piece: render.out_raw(render.visible_log(piece, colour=colour)),
+        on_pause=lambda pause: _announce(pause, cluster.name),
+    )
+    interrupted = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
+    following = asyncio.ensure_future(follower.follow())
+    while True:
+        waiting = asyncio.ensure_future(interrupted.wait())
+        await asyncio.wait({following, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if following.done():
+            return _say_outcome(following.result())
+        interrupted.clear()
+        if await _stop_wanted(interrupted):
+            return await _stop(cluster, submission_id, following)
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+        render.say(f"job {submission_id} goes on")
+        return Exit.INTERRUPTED
+
+
+async def _stop_wanted(interrupted: asyncio.Event) -> bool:
+    """Ask once; a second Ctrl-C, or nobody to ask, stops the job."""
+    if not sys.stdin.isatty():
+        return True
+    render.say("\nstop the job? [Y/n] ")
+    answer = asyncio.ensure_future(asyncio.to_thread(sys.stdin.readline))
+    again = asyncio.ensure_future(interrupted.wait())
+    await asyncio.wait({answer, again}, return_when=asyncio.FIRST_COMPLETED)
+    again.cancel()
+    return not answer.done() or answer.result().strip().lower() not in ("n", "no")
+
+
+async def _stop(cluster: Cluster, submission_id: str, following: asyncio.Future[Outcome]) -> int:
+    from raydebug.cluster.dashboard import Dashboard
+
+    render.say(f"stopping job {submission_id}")
+    await asyncio.to_thread(Dashboard(cluster).stop_job, submission_id)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(following, timeout=20)
+    return Exit.INTERRUPTED
+
+
+def _announce(pause: dict[str, Any], name: str) -> None:
+    from raydebug.pause.listing import name_owner, name_place
+
+    suffix = "" if name == "default" else f" --name {name}"
+    what = f"{pause['kind']}: {pause['exception']}" if pause["exception"] else pause["kind"]
+    render.say(render.visible(f"paused {pause['id']}  {name_place(pause)}  ({what}; {name_owner(pause)})", keep=""))
+    render.say(f"next: raydebug attach {pause['id']}{suffix}")
+
+
+def _say_outcome(outcome: Outcome) -> int:
+    if outcome.exit_code == 0:
+        seen = f" ({outcome.pauses} pauses)" if outcome.pauses else ""
+        render.say(f"job {outcome.submission_id} succeeded{seen}")
+    else:
+        # Ray's message repeats the log from its second line on.
+        reason = outcome.message.splitlines()[0].partition(", last available logs")[0] if outcome.message else ""
+        render.say(render.visible(f"job {outcome.submission_id} {outcome.status.lower()}: {reason}"))
+    return outcome.exit_code

@@ -1,0 +1,104 @@
+"""The only HTTP client of Ray: its dashboard's state API and Jobs API, with the cluster's token."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+
+from raydebug.cluster.state import Cluster
+from raydebug.errors import RaydebugError
+
+TIMEOUT_S = 15.0
+NODES_TIMEOUT_S = 4.0  # without its GCS the dashboard answers never; `ps` is asked just then
+ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})  # ray 2.60.0 dashboard/modules/job/common.py JobStatus
+
+
+class Dashboard:
+    """One cluster's dashboard.
+
+    Args:
+        cluster: whose; its token goes with every request.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._headers = {"Authorization": f"Bearer {cluster.token}"}
+        # trust_env=False: a company proxy has no way to 127.0.0.1.
+        self._http = httpx.Client(base_url=cluster.dashboard, headers=self._headers, timeout=TIMEOUT_S, trust_env=False)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Return the rows of Ray's node table."""
+        answer = self._ask("GET", "/api/v0/nodes", params={"detail": 1, "limit": 1000}, timeout=NODES_TIMEOUT_S)
+        rows: list[dict[str, Any]] = answer["data"]["result"]["result"]
+        return rows
+
+    def paused_workers(self) -> list[dict[str, Any]]:
+        """Return the rows of Ray's worker table with paused threads, dead workers left out."""
+        params = {
+            "detail": 1,
+            "limit": 10000,
+            "filter_keys": ["num_paused_threads", "is_alive"],
+            "filter_predicates": ["!=", "="],
+            "filter_values": ["0", "True"],
+        }
+        rows: list[dict[str, Any]] = self._ask("GET", "/api/v0/workers", params=params)["data"]["result"]["result"]
+        return [row for row in rows if (row.get("num_paused_threads") or 0) > 0]
+
+    def submit_job(self, entrypoint: str, *, submission_id: str, env: dict[str, str]) -> str:
+        """Start a job and return its submission id.
+
+        Args:
+            entrypoint: shell line that the cluster's head runs.
+            submission_id: the id that the job is to have.
+            env: environment variables of the driver and of its workers.
+        """
+        body = {"entrypoint": entrypoint, "submission_id": submission_id, "runtime_env": {"env_vars": env}}
+        return str(self._ask("POST", "/api/jobs/", json=body)["submission_id"])
+
+    def job(self, submission_id: str) -> dict[str, Any]:
+        """Return a job's status, message and exit code."""
+        return self._ask("GET", f"/api/jobs/{submission_id}")
+
+    def job_logs(self, submission_id: str) -> str:
+        """Return the whole log of a job's driver."""
+        return str(self._ask("GET", f"/api/jobs/{submission_id}/logs")["logs"])
+
+    def stop_job(self, submission_id: str) -> None:
+        """Ask Ray to stop a job."""
+        self._ask("POST", f"/api/jobs/{submission_id}/stop")
+
+    async def follow_logs(self, submission_id: str) -> AsyncIterator[str]:
+        """Yield a job's log as it grows, until the job ends."""
+        import websockets
+
+        url = self._cluster.dashboard.replace("http", "ws", 1) + f"/api/jobs/{submission_id}/logs/tail"
+        async with websockets.connect(
+            url, additional_headers=self._headers, max_size=None, proxy=None, ping_interval=None, compression=None
+        ) as stream:
+            async for piece in stream:
+                yield piece if isinstance(piece, str) else piece.decode(errors="replace")
+
+    def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        try:
+            answer = self._http.request(method, path, **options)
+        except httpx.HTTPError as error:
+            raise RaydebugError(
+                f"cluster '{self._cluster.name}' does not answer",
+                cause=f"{method} {self._cluster.dashboard}{path}: {error or type(error).__name__}",
+                fix=f"see what is wrong with `raydebug ps --name {self._cluster.name}`",
+                code="cluster.no-answer",
+            ) from error
+        if answer.status_code >= 400:
+            wrong_token = answer.status_code in (401, 403)
+            raise RaydebugError(
+                f"Ray refused {method} {path} with {answer.status_code}",
+                cause=answer.text.strip().splitlines()[-1][:300] if answer.text.strip() else "(no text)",
+                fix=f"the token is not this cluster's: look at {self._cluster.token_file}"
+                if wrong_token
+                else f"see `raydebug ps --name {self._cluster.name}`",
+                code="auth.wrong-token" if wrong_token else "ray.refused",
+            )
+        document: dict[str, Any] = answer.json()
+        return document

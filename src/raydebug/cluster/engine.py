@@ -1,0 +1,197 @@
+"""The only importer of the docker SDK: is there an engine, what can it do, and which containers are ours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from raydebug import process
+from raydebug.errors import Exit, RaydebugError
+
+if TYPE_CHECKING:
+    import docker
+
+PROJECT_LABEL = "com.docker.compose.project"  # docker compose sets it on all that it makes
+SERVICE_LABEL = "com.docker.compose.service"
+OLDEST_API = (1, 44)  # engine 25: healthcheck.start_interval, which halves the time to healthy
+OLDEST_COMPOSE = (2, 24)  # `!reset` in an override file takes the GPU away
+CONNECT_TIMEOUT_S = 10
+
+
+@dataclass(frozen=True)
+class Container:
+    """One of our containers, as the engine sees it."""
+
+    id: str
+    name: str
+    service: str
+    state: str
+    health: str
+    exit_code: int | None
+    address: str
+    restarts: int = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Running, and healthy where it has a healthcheck."""
+        return self.state == "running" and self.health in ("healthy", "")
+
+
+class Engine:
+    """A Docker engine that answers."""
+
+    def __init__(self, client: docker.DockerClient) -> None:
+        self._client = client
+
+    def has_gpu_runtime(self) -> bool:
+        """Say whether the engine can give an NVIDIA GPU to a container."""
+        info = self._client.info()
+        devices = info.get("DiscoveredDevices") or []
+        return "nvidia" in info.get("Runtimes", {}) or any("nvidia.com/gpu" in str(d) for d in devices)
+
+    def image_labels(self, image: str) -> dict[str, str] | None:
+        """Return an image's labels; None when there is no such image here."""
+        from docker.errors import ImageNotFound
+
+        try:
+            return dict(self._client.images.get(image).labels)
+        except ImageNotFound:
+            return None
+
+    def containers(self, project: str) -> list[Container]:
+        """Return the containers of a project, dead ones too."""
+        found = self._client.containers.list(all=True, filters={"label": f"{PROJECT_LABEL}={project}"})
+        return sorted((_describe(one) for one in found), key=lambda c: (c.service != "head", c.name))
+
+    def last_words(self, container: Container, lines: int = 3) -> str:
+        """Return the last lines that a container printed, on one line."""
+        from docker.errors import APIError
+
+        with contextlib.suppress(APIError):
+            text = self._client.containers.get(container.id).logs(tail=50).decode(errors="replace")
+            said = [line.strip() for line in text.splitlines() if line.strip()]
+            wrong = [line for line in said if "error" in line.lower() or "cause:" in line or "fix:" in line]
+            return " / ".join((wrong or said)[-lines:]) or "(it printed nothing)"
+        return "(it is gone)"
+
+    def run_in(self, container: Container, argv: list[str], folder: str) -> tuple[int, str]:
+        """Run a program in a container and return its exit code and what it printed."""
+        done = self._client.containers.get(container.id).exec_run(argv, workdir=folder)
+        return int(done.exit_code), done.output.decode(errors="replace")
+
+    def publisher_of(self, port: int) -> str | None:
+        """Return the name of the running container that publishes a port on this host, with its image."""
+        for one in self._client.api.containers():
+            if any(p.get("PublicPort") == port for p in one.get("Ports") or []):
+                return f"{one['Names'][0].lstrip('/')} (image {one['Image']})"
+        return None
+
+    def volumes(self, project: str) -> list[str]:
+        """Return the names of a project's volumes."""
+        found = self._client.volumes.list(filters={"label": f"{PROJECT_LABEL}={project}"})
+        return [volume.name for volume in found]
+
+    def remove_volumes(self, names: list[str]) -> None:
+        """Remove volumes that nothing uses."""
+        from docker.errors import APIError
+
+        for name in names:
+            with contextlib.suppress(APIError):
+                self._client.volumes.get(name).remove()
+
+    def leftovers(self, project: str) -> list[str]:
+        """Return what there still is of a project: containers and networks (volumes keep caches on purpose)."""
+        wanted = {"label": f"{PROJECT_LABEL}={project}"}
+        networks = [f"network {n.name}" for n in self._client.networks.list(filters=wanted)]
+        return [f"container {c.name}" for c in self.containers(project)] + networks
+
+
+def connect() -> Engine:
+    """Return the engine that DOCKER_HOST or docker's own default names.
+
+    Raises:
+        RaydebugError: there is none that we can use (exit 5).
+    """
+    import docker
+    from docker.errors import DockerException
+
+    if shutil.which("docker") is None:
+        raise _unusable("docker is not installed", "no program 'docker' on PATH", "install Docker Engine 25 or newer")
+    where = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    try:
+        client = docker.from_env(timeout=CONNECT_TIMEOUT_S)
+        version = client.version()
+    except DockerException as error:
+        raise _explain(str(error), where) from error
+    api = tuple(int(part) for part in version["ApiVersion"].split("."))
+    if api < OLDEST_API:
+        raise _unusable(
+            f"the Docker engine is too old (API {version['ApiVersion']})",
+            f"engine {version.get('Version')} at {where}; {'.'.join(map(str, OLDEST_API))} (engine 25) is needed",
+            "update Docker Engine",
+        )
+    _check_compose()
+    return Engine(client)
+
+
+def engine_answers() -> str | None:
+    """Return None when an engine can be used, else why not, in one line."""
+    try:
+        connect()
+    except RaydebugError as failure:
+        return failure.what
+    return None
+
+
+def _check_compose() -> None:
+    try:
+        printed = process.run(["docker", "compose", "version", "--short"], timeout_s=CONNECT_TIMEOUT_S)
+    except process.CommandFailed as failure:
+        raise _unusable(
+            "docker compose is missing", failure.cause, "install the docker compose plug-in (v2)"
+        ) from failure
+    numbers = printed.strip().splitlines()[-1].lstrip("v").split("-")[0].split("+")[0].split(".")
+    if tuple(int(n) for n in numbers[:2]) < OLDEST_COMPOSE:
+        needed = ".".join(map(str, OLDEST_COMPOSE))
+        raise _unusable(
+            f"docker compose is too old ({printed.strip()})", f"{needed} is needed", "update the compose plug-in"
+        )
+
+
+def _explain(said: str, where: str) -> RaydebugError:
+    if "Permission denied" in said or "PermissionError" in said:
+        return _unusable(
+            "no permission to use the Docker engine",
+            f"{where}: permission denied for your user",
+            "sudo usermod -aG docker $USER, then log in again",
+        )
+    if "timed out" in said:
+        return _unusable(
+            "the Docker engine does not answer", f"{where} was silent for {CONNECT_TIMEOUT_S} s", "restart the engine"
+        )
+    return _unusable(
+        "the Docker engine is not running", f"{where}: {said[:200]}", "start it: sudo systemctl start docker"
+    )
+
+
+def _unusable(what: str, cause: str, fix: str) -> RaydebugError:
+    return RaydebugError(what, cause=cause, fix=fix, code="engine.unusable", exit_code=Exit.NO_ENGINE)
+
+
+def _describe(container: Any) -> Container:
+    state = container.attrs["State"]
+    networks = container.attrs.get("NetworkSettings", {}).get("Networks", {})
+    address = next((n.get("IPAddress", "") for n in networks.values()), "")
+    return Container(
+        id=container.id,
+        name=container.name,
+        service=container.labels.get(SERVICE_LABEL, ""),
+        state=state["Status"],
+        health=(state.get("Health") or {}).get("Status", ""),
+        exit_code=state.get("ExitCode") if state["Status"] in ("exited", "restarting") else None,
+        address=address,
+        restarts=int(container.attrs.get("RestartCount") or 0),
+    )

@@ -1,0 +1,77 @@
+"""The environment of a cluster: set once, before Ray starts; every worker inherits it. Pure."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from raydebug.cluster.state import Cluster
+from raydebug.settings.debugger import mode_variables
+from raydebug.worker import names
+
+# Ours and Ray's alone: a value from the user's shell would point at another cluster, token or mode.
+DROPPED = ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "PYTHONBREAKPOINT", "RAY_JOB_CONFIG_JSON_ENV_VAR", "VIRTUAL_ENV")
+
+
+def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapping[str, str]) -> dict[str, str]:
+    """Return the whole environment of the cluster's processes.
+
+    Args:
+        base: the environment of `raydebug up`.
+        cluster: the cluster to start.
+        flavour: variables of its flavour (env/flavours); the user's own values win over them.
+    """
+    kept = {k: v for k, v in base.items() if k not in DROPPED and not k.startswith(("RAYDEBUG_", "RAY_DEBUG"))}
+    binaries = str(Path(cluster.python).parent)
+    return {
+        **flavour,
+        **kept,
+        **mode_variables(cluster.debugger),
+        "PATH": os.pathsep.join([binaries, *[p for p in kept.get("PATH", "").split(os.pathsep) if p != binaries]]),
+        "PYTHONUNBUFFERED": "1",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(cluster.token_file),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Everything of it listens on loopback: on Linux Ray takes the host's outer address for 127.0.0.1 unless
+        # this says that it may not form a cluster (ray/_private/services.py get_node_ip_address, 2.60.0).
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        names.GATEWAY: f"{cluster.host}:{cluster.ports['dial']}",
+        names.TOKEN_PATH: str(cluster.token_file),
+        names.CLUSTER_ID: cluster.id,
+    }
+
+
+def read_variables(path: Path) -> dict[str, str]:
+    """Return the KEY=VALUE lines of a file of env/; '#' begins a comment line."""
+    pairs = (line.split("=", 1) for line in path.read_text(encoding="utf-8").splitlines() if "=" in line)
+    return {key.strip(): value.strip() for key, value in pairs if not key.lstrip().startswith("#")}
+
+
+def ray_command(cluster: Cluster) -> list[str]:
+    """Return the argv that runs the head of a local cluster in the foreground."""
+    port = cluster.ports
+    return [
+        cluster.python,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        "--head",
+        "--block",
+        f"--node-ip-address={cluster.host}",
+        f"--port={port['gcs']}",
+        f"--dashboard-host={cluster.host}",
+        f"--dashboard-port={port['dashboard']}",
+        f"--dashboard-agent-listen-port={port['agent']}",
+        f"--dashboard-agent-grpc-port={port['agent_grpc']}",
+        f"--runtime-env-agent-port={port['runtime_env']}",
+        f"--metrics-export-port={port['metrics']}",
+        f"--ray-client-server-port={port['client_server']}",
+        f"--node-manager-port={port['node_manager']}",
+        f"--object-manager-port={port['object_manager']}",
+        f"--num-cpus={cluster.cpus}",
+        f"--num-gpus={cluster.gpus}",
+        f"--temp-dir={cluster.temp_dir}",
+        "--disable-usage-stats",
+        "--log-color=false",
+    ]

@@ -1,0 +1,191 @@
+"""Jobs on a cluster: submit a command, follow its log and its pauses, return its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raydebug.cluster.dashboard import ENDED, Dashboard
+from raydebug.cluster.place import Place
+from raydebug.cluster.state import Cluster
+from raydebug.errors import Exit, RaydebugError
+from raydebug.pause.listing import Pause, fetch_pauses
+from raydebug.settings.debugger import mode_variables
+from raydebug.worker import names
+
+PAUSE_POLL_S = 0.3
+STATUS_POLL_S = 0.3
+STARTS_AGAIN_S = 1.0
+FAILED_WITHOUT_CODE = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command to run on a cluster.
+
+    Args:
+        command: program and arguments.
+        working_dir: where it runs, as it is called there.
+        debugger: its debugger word, or None for the cluster's.
+        breaks: breakpoints from outside (pause/breaks.py).
+        profile: name of the profile laid over it, or None.
+        variables: further environment variables of the user's.
+    """
+
+    command: list[str]
+    working_dir: str
+    debugger: str | None = None
+    breaks: list[dict[str, Any]] = field(default_factory=list)
+    profile: str | None = None
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended."""
+
+    submission_id: str
+    status: str
+    exit_code: int
+    message: str
+    pauses: int
+
+
+def job_variables(job: Job, submission_id: str) -> dict[str, str]:
+    """Return the environment variables that the job's driver and workers get."""
+    variables = {**job.variables, names.JOB: submission_id, names.WORKING_DIR: job.working_dir}
+    if job.debugger is not None:
+        variables |= mode_variables(job.debugger)
+    if job.breaks:
+        variables[names.BREAKS] = json.dumps(job.breaks)
+    if job.profile:
+        variables[names.PROFILE] = job.profile
+    return variables
+
+
+def job_entrypoint(job: Job) -> str:
+    """Return the shell line that Ray's head runs: the command, in its folder, with nothing of a shell in between."""
+    return f"cd {shlex.quote(job.working_dir)} && exec {shlex.join(job.command)}"
+
+
+def find_program(command: list[str], working_dir: Path, place: Place) -> None:
+    """Check that a command's program exists where the job will look for it.
+
+    Raises:
+        RaydebugError: it does not.
+    """
+    program = command[0]
+    if not place.has_program(program, working_dir):
+        looked = f"no file {program} in {working_dir}" if "/" in program else f"no '{program}' on the cluster's PATH"
+        raise RaydebugError(
+            f"the command '{program}' was not found",
+            cause=looked,
+            fix="check its name; everything after `--` is the command: raydebug run -- python train.py",
+            code="run.command-not-found",
+            exit_code=Exit.USAGE,
+        )
+
+
+def submit(cluster: Cluster, job: Job) -> str:
+    """Start a job and return its submission id."""
+    submission_id = f"raydebug-{time.strftime('%H%M%S')}-{secrets.token_hex(3)}"
+    return Dashboard(cluster).submit_job(
+        job_entrypoint(job), submission_id=submission_id, env=job_variables(job, submission_id)
+    )
+
+
+class Follower:
+    """Follows one job until it ends.
+
+    Args:
+        cluster: where it runs.
+        submission_id: which job.
+        on_log: told each piece of the log.
+        on_pause: told each new pause of the job.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        submission_id: str,
+        *,
+        on_log: Callable[[str], None],
+        on_pause: Callable[[Pause], None],
+    ) -> None:
+        self._cluster = cluster
+        self._id = submission_id
+        self._on_log = on_log
+        self._on_pause = on_pause
+        self._seen: set[str] = set()
+        self._dashboard = Dashboard(cluster)
+
+    async def follow(self) -> Outcome:
+        """Hand on log and pauses until the job has ended; cancel it to stop following, the job goes on."""
+        watching = asyncio.ensure_future(self._watch_pauses())
+        reading = asyncio.ensure_future(self._read_log())
+        try:
+            info = await self._wait_for_end()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(reading), timeout=5.0)
+        finally:
+            for task in (watching, reading):
+                task.cancel()
+            await asyncio.gather(watching, reading, return_exceptions=True)
+        code = info.get("driver_exit_code")
+        if code is None:
+            code = 0 if info["status"] == "SUCCEEDED" else FAILED_WITHOUT_CODE
+        if code < 0:  # ended by a signal: the shell's way to say it
+            code = 128 - code
+        return Outcome(self._id, info["status"], code, info.get("message") or "", len(self._seen))
+
+    async def _wait_for_end(self) -> dict[str, Any]:
+        failures = 0
+        while True:
+            try:
+                info = await asyncio.to_thread(self._dashboard.job, self._id)
+                failures = 0
+                if info["status"] in ENDED:
+                    return info
+            except RaydebugError:
+                failures += 1
+                if failures > 10:
+                    raise
+            await asyncio.sleep(STATUS_POLL_S)
+
+    async def _read_log(self) -> None:
+        """Stream the log; a broken stream is taken up again where it broke."""
+        written = 0
+        while True:
+            skip = written
+            try:
+                async for piece in self._dashboard.follow_logs(self._id):
+                    written, skip = self._write(piece, written, skip)
+                return
+            except asyncio.CancelledError:
+                raise
+            except Exception:  # noqa: BLE001 - websockets' and sockets' many ways to break; the status loop knows better
+                await asyncio.sleep(STARTS_AGAIN_S)
+
+    def _write(self, piece: str, written: int, skip: int) -> tuple[int, int]:
+        fresh = piece[skip:] if skip else piece
+        skip = max(0, skip - len(piece))
+        if fresh:
+            self._on_log(fresh)
+        return written + len(fresh), skip
+
+    async def _watch_pauses(self) -> None:
+        while True:
+            with contextlib.suppress(RaydebugError):
+                for pause in await asyncio.to_thread(fetch_pauses, self._cluster):
+                    if pause["id"] not in self._seen and pause.get("job") in (self._id, None):
+                        self._seen.add(pause["id"])
+                        self._on_pause(pause)
+            await asyncio.sleep(PAUSE_POLL_S)

@@ -1,0 +1,186 @@
+"""`python -m raydebug.cluster.supervisor NAME`: keeps one local cluster: Ray's head and the gateway.
+
+It writes what it sees to status.json, and ends everything below it on SIGTERM. Being the reaper of its descendants
+(Linux), it finds the ones whose parents have died too, so that nothing is left and nothing else is touched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+from raydebug import process
+from raydebug.cluster import state
+from raydebug.cluster.environment import cluster_environment, ray_command, read_variables
+from raydebug.settings.paths import environment_dir
+from raydebug.worker import names
+
+START_TIMEOUT_S = 90.0
+POLL_S = 0.15
+HEALTH_PERIOD_S = 2.0
+HEALTH_FAILURES = 3
+STOP_GRACE_S = 2.6  # Ray's own way out takes 2 s when idle; a running job would make it wait for up to 30 s
+# `ray start --block` does not end when its raylet is gone, and late when its GCS is: ask both.
+HEALTH = {
+    "the raylet": ("agent", "/api/local_raylet_healthz"),
+    "Ray's head (gcs_server)": ("dashboard", "/api/gcs_healthz"),
+}
+GATEWAY_RESTARTS = 5
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+class Supervisor:
+    """Starts, watches and ends the processes of one cluster."""
+
+    def __init__(self, cluster: state.Cluster) -> None:
+        self.cluster = cluster
+        self.stopping = False
+        self._restarts = 0
+        flavour_file = environment_dir() / "flavours" / f"{cluster.flavour}.env"
+        flavour = read_variables(flavour_file) if flavour_file.is_file() else {}
+        self._environment = cluster_environment(os.environ, cluster, flavour)
+        self._gateway: subprocess.Popen[bytes]
+        self._ray: subprocess.Popen[bytes]
+
+    def run(self) -> int:
+        """Keep the cluster until SIGTERM; return the exit code."""
+        self._say("starting the gateway")
+        self._gateway = self._start_gateway()
+        self._say("starting Ray")
+        with (self.cluster.folder / "ray.log").open("wb") as log:
+            self._ray = process.start(ray_command(self.cluster), env=self._environment, output=log)
+        failure = self._wait_until_up()
+        if failure is None and not self.stopping:
+            self._say("up")
+            failure = self._watch()
+        if not self.stopping:
+            self._say("dead", failure)
+            self._end_all()
+            while not self.stopping:  # `ps` can still say why; `down` ends us
+                time.sleep(POLL_S)
+        self._end_all()
+        return 0
+
+    def _start_gateway(self) -> subprocess.Popen[bytes]:
+        ports = self.cluster.ports
+        argv = [sys.executable, "-m", "raydebug.gateway", "--host", self.cluster.host, "--client-port"]
+        argv += [str(ports["gateway"]), "--dial-host", self.cluster.host, "--dial-port", str(ports["dial"])]
+        with (self.cluster.folder / "gateway.log").open("ab") as log:
+            return process.start(argv, env=self._environment, output=log)
+
+    def _wait_until_up(self) -> str | None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline and not self.stopping:
+            if self._ray.poll() is not None:
+                return f"Ray ended while it started (exit code {self._ray.returncode}): {self.last_words('ray.log')}"
+            if self._gateway.poll() is not None:
+                return f"the gateway ended while it started: {self.last_words('gateway.log')}"
+            ready = self._answers("agent", "/api/local_raylet_healthz") and self._answers("gateway", "/health")
+            if ready and self._answers("dashboard", "/api/v0/nodes?limit=1"):
+                return None
+            time.sleep(POLL_S)
+        return f"Ray was not up after {START_TIMEOUT_S:.0f} s: {self.last_words('ray.log')}"
+
+    def _watch(self) -> str | None:
+        failures = dict.fromkeys(HEALTH, 0)
+        checked = time.monotonic()
+        while not self.stopping:
+            time.sleep(POLL_S)
+            if self._ray.poll() is not None:
+                return f"Ray's head ended with exit code {self._ray.returncode}: {self.last_words('ray.log')}"
+            if self._gateway.poll() is not None:
+                if self._restarts >= GATEWAY_RESTARTS:
+                    return f"the gateway ended {self._restarts} times: {self.last_words('gateway.log')}"
+                self._restarts += 1
+                self._gateway = self._start_gateway()
+            if time.monotonic() - checked > HEALTH_PERIOD_S:
+                checked = time.monotonic()
+                for part, (purpose, path) in HEALTH.items():
+                    failures[part] = 0 if self._answers(purpose, path) else failures[part] + 1
+                    if failures[part] >= HEALTH_FAILURES:
+                        logs = self.cluster.temp_dir / "session_latest" / "logs"
+                        return f"{part} does not answer any more; Ray's logs say more: {logs}"
+        return None
+
+    def _answers(self, purpose: str, path: str) -> bool:
+        url = f"http://{self.cluster.host}:{self.cluster.ports[purpose]}{path}"
+        asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {self.cluster.token}"})
+        try:
+            with _NO_PROXY.open(asked, timeout=2.0) as answer:
+                return bool(answer.status == 200)
+        except (OSError, urllib.error.URLError, ValueError):
+            return False
+
+    def last_words(self, log: str) -> str:
+        """Return the last lines that a child wrote, on one line."""
+        try:
+            text = (self.cluster.folder / log).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return "(no log)"
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        errors = [line for line in lines if "error" in line.lower()]
+        return " / ".join((errors or lines)[-2:]) or "(it printed nothing)"
+
+    def _say(self, phase: str, reason: str | None = None) -> None:
+        document = {"phase": phase, "reason": reason, "at": time.time()}
+        state.write_json(self.cluster.folder / "status.json", document)
+
+    def _end_all(self) -> None:
+        import psutil
+
+        for child in (self._ray, self._gateway):
+            if child.poll() is None:
+                child.terminate()
+        deadline = time.monotonic() + STOP_GRACE_S
+        while time.monotonic() < deadline and (self._ray.poll() is None or self._gateway.poll() is None):
+            time.sleep(0.02)
+        for _ in range(20):  # a dying process may still start another
+            left = psutil.Process().children(recursive=True)
+            if not left:
+                break
+            for one in left:
+                try:
+                    one.kill()
+                except psutil.NoSuchProcess:
+                    continue
+            psutil.wait_procs(left, timeout=0.2)
+            _reap()
+        shutil.rmtree(self.cluster.temp_dir, ignore_errors=True)
+
+
+_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def main() -> int:
+    """Supervise the cluster named on the command line."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    supervisor = Supervisor(state.load_cluster(sys.argv[1]))
+
+    def stop(_number: int, _frame: object) -> None:
+        supervisor.stopping = True
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is `up`'s to answer, by SIGTERM
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the cluster outlives its terminal
+    os.chdir(names.CLUSTER_DIR)
+    return supervisor.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The terminal debugger: pdb's own commands over the Debug Adapter Protocol."""

@@ -1,0 +1,275 @@
+"""One debug session with a pause: attach, ask about frames and values, step, go on, let go."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from raydebug.console.frames import Stack
+from raydebug.dap.session import ConnectionLost, DapSession, RequestFailed
+from raydebug.dap.wire import Message
+from raydebug.errors import Exit, RaydebugError
+
+_REFUSALS = {"auth.wrong-token": Exit.USAGE, "pause.busy": Exit.TAKEN}
+_REQUEST_TIMEOUT_S = 30.0
+
+
+class Door(NamedTuple):
+    """Where a gateway answers, and the token that it asks for."""
+
+    host: str
+    port: int
+    token: str
+
+
+class EvaluationFailed(Exception):
+    """An expression or statement raised in the paused process; the text is the whole traceback."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """Text that the process wrote while it was ours, with DAP's category (stdout, stderr, important)."""
+
+    category: str
+    text: str
+
+
+class DebugSession:
+    """An attached pause. Make one with `attach`.
+
+    Args:
+        dap: the conversation with the gateway; its events go to `on_event`.
+        on_output: called with what the process writes.
+    """
+
+    def __init__(self, on_output: Callable[[Output], None]) -> None:
+        self._on_output = on_output
+        self._dap: DapSession
+        self._stops: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._why_ended = ""
+        self.ended = asyncio.Event()
+        self.pause: Message = {}
+        self.stop: Message = {}
+        self.stack = Stack()
+        self.exception: Message | None = None
+        self.running = False
+        self.resumed_by = ""
+
+    @classmethod
+    async def attach(
+        cls, door: Door, target: str, *, steal: bool = False, on_output: Callable[[Output], None] = lambda _: None
+    ) -> DebugSession:
+        """Take a pause and wait until its stack is here.
+
+        Args:
+            door: the gateway.
+            target: a pause's id, or `next` to wait for the next pause, without a limit.
+            steal: take it from a client that holds it.
+            on_output: called with what the process writes.
+
+        Raises:
+            RaydebugError: no gateway there, or it refused; the gateway's own words.
+        """
+        self = cls(on_output)
+        try:
+            self._dap = await DapSession.connect(door.host, door.port, on_event=self._take, on_end=self._end)
+        except (OSError, TimeoutError) as error:
+            raise RaydebugError(
+                f"no gateway answers at {door.host}:{door.port}",
+                cause=f"the connection failed: {error or 'no answer in 5 s'}",
+                fix="look with `raydebug ps`, start the cluster with `raydebug up`",
+                code="gateway.unreachable",
+                exit_code=Exit.SESSION_LOST,
+            ) from error
+        try:
+            await self._open(door, target, steal=steal)
+        except BaseException:
+            await self._dap.close()
+            raise
+        return self
+
+    async def _open(self, door: Door, target: str, *, steal: bool) -> None:
+        hello = {"clientID": "raydebug", "clientName": f"raydebug attach (pid {os.getpid()})", "adapterID": "raydebug",
+                 "pathFormat": "path", "linesStartAt1": True, "columnsStartAt1": True}  # fmt: skip
+        await self.request("initialize", hello)
+        try:
+            # No limit: with `next` the gateway answers when a pause is there, and the job may take hours to get there.
+            arguments = {"token": door.token, "target": target, "steal": steal}
+            answer = await self.request("attach", arguments, timeout_s=None)
+        except RequestFailed as refused:
+            raise explain_refusal(refused) from refused
+        self.pause = answer.get("pause") or {}
+        await self.request("configurationDone")
+        await self.wait_stop(timeout_s=_REQUEST_TIMEOUT_S)
+
+    # Asking
+
+    async def request(
+        self, command: str, arguments: Message | None = None, *, timeout_s: float | None = _REQUEST_TIMEOUT_S
+    ) -> Message:
+        """Send a request and return its answer's body.
+
+        Raises:
+            RequestFailed: refused.
+            RaydebugError: the session is lost, or no answer came in time.
+        """
+        try:
+            return await self._dap.request(command, arguments, timeout_s=timeout_s)
+        except ConnectionLost as error:
+            raise self.lost() from error
+        except TimeoutError as error:
+            raise RaydebugError(
+                f"the paused process did not answer '{command}' within {timeout_s:.0f} s",
+                cause=f"process {self.pause.get('pid', '?')} is busy, or stopped from outside",
+                fix="try again, or look at the process on its node",
+                code="session.no-answer",
+                exit_code=Exit.SESSION_LOST,
+            ) from error
+
+    async def evaluate(self, code: str, *, context: str = "repl") -> str | None:
+        """Run an expression or statement in the selected frame and return its value as text; None for None.
+
+        Args:
+            code: the expression or statement.
+            context: DAP's; pydevd cuts values at 64 KiB in `repl` and never in `clipboard`, but there a failure is
+                answered as if it were the value, and what the code prints goes to the job's log.
+
+        Raises:
+            EvaluationFailed: it raised, or does not parse.
+            RaydebugError: the session is lost.
+        """
+        frame = self.stack.frame
+        arguments: Message = {"expression": code, "context": context, "format": {"rawString": True}}
+        arguments |= {"frameId": frame.id} if frame else {}
+        try:
+            body = await self.request("evaluate", arguments, timeout_s=None)
+        except RequestFailed as failed:
+            raise EvaluationFailed(str(failed.body.get("result") or failed)) from failed
+        # pydevd answers None with an empty text and no type (pydevd_comm.py internal_evaluate_expression_json, 1.8.22).
+        return str(body.get("result", "")) if body.get("type") else None
+
+    async def locals(self) -> list[Message]:
+        """Return the selected frame's locals as DAP variables, as pydevd orders them."""
+        frame = self.stack.frame
+        if frame is None:
+            return []
+        scopes = (await self.request("scopes", {"frameId": frame.id})).get("scopes") or []
+        if not scopes:
+            return []
+        answer = await self.request("variables", {"variablesReference": scopes[0]["variablesReference"]})
+        return list(answer.get("variables") or [])
+
+    # Moving
+
+    async def resume(self, command: str) -> None:
+        """Let the thread run: `continue`, `next`, `stepIn` or `stepOut`; then use `wait_stop`."""
+        while not self._stops.empty():  # a stop from before has nothing to say about what comes now
+            self._stops.get_nowait()
+        await self.request(command, {"threadId": self.stop.get("threadId", 0)})
+        self.running, self.resumed_by = True, command
+
+    async def wait_stop(self, *, timeout_s: float | None = None) -> bool:
+        """Wait until the thread, or another one of the process, stops; read its stack.
+
+        Returns:
+            Whether a new pause began (a breakpoint), not just a step's end.
+
+        Raises:
+            RaydebugError: the session is lost.
+            TimeoutError: nothing stopped within timeout_s seconds.
+        """
+        async with asyncio.timeout(timeout_s):
+            body = await self._stops.get()
+        if body is None:
+            self._stops.put_nowait(None)
+            raise self.lost()
+        self.stop, self.running = body, False
+        fresh = "pause" in body and body["pause"].get("id") != self.pause.get("id")
+        if "pause" in body:
+            self.pause = body["pause"]
+        thread = {"threadId": body.get("threadId", 0)}
+        asked = [self.request("stackTrace", thread)]
+        if self.post_mortem:
+            asked.append(self.request("exceptionInfo", thread))
+        try:
+            stack, *exception = await asyncio.gather(*asked)
+        except RequestFailed as failed:
+            raise RaydebugError(
+                "the stack of the paused thread cannot be read",
+                cause=f"'{failed.command}' was refused: {failed}",
+                fix="list the pauses with `raydebug paused` and attach again",
+                code="session.no-stack",
+                exit_code=Exit.SESSION_LOST,
+            ) from failed
+        self.stack = Stack.parse(stack.get("stackFrames") or [])
+        self.exception = exception[0] if exception else None
+        return fresh
+
+    @property
+    def post_mortem(self) -> bool:
+        """Whether the thread stopped because of an exception: its frames are over, nothing can be stepped."""
+        return self.stop.get("reason") == "exception"
+
+    async def leave(self) -> None:
+        """Let go of the pause: a thread that is paused stays paused for the next client."""
+        if not self.ended.is_set():
+            with contextlib.suppress(ConnectionLost, RequestFailed, TimeoutError):  # we leave anyway
+                await self._dap.request("disconnect", timeout_s=2.0)
+        await self._dap.close()
+
+    # What arrives
+
+    def _take(self, message: Message) -> None:
+        body = message.get("body") or {}
+        name = message.get("event")
+        if name == "stopped":
+            self._stops.put_nowait(body)
+        elif name == "output":
+            self._on_output(Output(str(body.get("category", "console")), str(body.get("output", ""))))
+        elif name == "terminated":
+            self._why_ended = str(body.get("reason") or "the process ended")
+            asyncio.ensure_future(self._dap.close())  # noqa: RUF006 - ends with the session, which waits for `ended`
+
+    def _end(self) -> None:
+        self.ended.set()
+        self._stops.put_nowait(None)
+
+    @property
+    def process_gone(self) -> bool:
+        """Whether the session ended because its process did."""
+        return self.ended.is_set() and bool(self._why_ended)
+
+    def lost(self) -> RaydebugError:
+        """Return the error that says who is gone: the process, or the gateway."""
+        if self._why_ended:
+            return RaydebugError(
+                f"the session ended: process {self.pause.get('pid', '?')} is gone",
+                cause=f"the gateway said: {self._why_ended}",
+                fix="list what is paused now with `raydebug paused`",
+                code="session.process-gone",
+                exit_code=Exit.SESSION_LOST,
+            )
+        return RaydebugError(
+            "the session ended: the gateway is gone",
+            cause="it closed the connection without a word about the process",
+            fix="look at the cluster with `raydebug ps`; a paused process stays paused",
+            code="session.gateway-gone",
+            exit_code=Exit.SESSION_LOST,
+        )
+
+
+def explain_refusal(refused: RequestFailed) -> RaydebugError:
+    """Turn a gateway's refusal into our error, with its own cause and fix."""
+    error = refused.body.get("error") or {}
+    code = str(error.get("code") or "attach.refused")
+    return RaydebugError(
+        "the pause cannot be attached" if code != "auth.wrong-token" else "the gateway refused us",
+        cause=str(error.get("format") or refused),
+        fix=str(error.get("fix") or "list the pauses with `raydebug paused`"),
+        code=code,
+        exit_code=_REFUSALS.get(code, Exit.FAILED),
+    )

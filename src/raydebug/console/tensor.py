@@ -1,0 +1,63 @@
+"""`tensor EXPR`: one expression that describes a tensor inside the paused process, and what the answer looks like."""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+
+from raydebug.console import tensor_probe
+from raydebug.console.paint import Paint
+from raydebug.dap.wire import Message
+from raydebug.render import visible
+
+
+@cache
+def _probe() -> str:
+    return "from typing import Any\n" + inspect.getsource(tensor_probe.describe)
+
+
+def as_description(expression: str) -> str:
+    """Return an expression whose value is the JSON of `tensor_probe.describe`."""
+    return f"(lambda space: (exec({_probe()!r}, space), space['describe'])[1])({{}})(({expression}\n))"
+
+
+def draw(found: Message, paint: Paint | None = None) -> str:
+    """Return the description as a few calm lines.
+
+    Raises:
+        ValueError: it describes no tensor; the text says what it is.
+    """
+    if "error" in found:
+        raise ValueError(str(found["error"]))
+    paint = paint or Paint()
+    shape = "x".join(str(size) for size in found["shape"]) or "scalar"
+    facts = [found["type"], f"[{shape}]", found["dtype"], found["device"]]
+    if found.get("requires_grad"):
+        facts.append("requires_grad")
+    lines = [paint("  ".join(facts), "bold")]
+    if "placements" in found:
+        local = "x".join(str(size) for size in found.get("local_shape", [])) or "scalar"
+        lines.append(f"  local shard [{local}] of {', '.join(found['placements'])}; the values below are this rank's")
+    if found.get("layout"):
+        lines.append(f"  {found['layout']}; the values below are the stored ones")
+    spread = [f"{name} {_number(found[name])}" for name in ("min", "max", "mean", "std") if name in found]
+    if spread:
+        lines.append("  " + "  ".join(spread))
+    if "nan" in found:
+        bad = found["nan"] or found["inf"]
+        counts = f"  NaN {found['nan']}  Inf {found['inf']}"
+        if bad:
+            counts += (
+                f"  (the line above is of the {found['finite']} finite values)" if spread else "  (no finite value)"
+            )
+        lines.append(paint(counts, "red", "bold") if bad else counts)
+    if "first" in found:
+        more = ", ..." if found["numel"] > len(found["first"]) else ""
+        lines.append(f"  first [{', '.join(_number(item) for item in found['first'])}{more}]")
+    if "note" in found:
+        lines.append(f"  {found['note']}")
+    return visible("\n".join(lines), keep="\n\x1b" if paint.colour else "\n")
+
+
+def _number(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,168 @@
+"""One DAP conversation over one connection: requests get their responses, events queue up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from raydebug.dap import wire
+from raydebug.dap.wire import Message
+
+READ_BYTES = 256 * 1024
+
+
+class RequestFailed(Exception):
+    """The other side answered a request with a failure; `body` is its response's body."""
+
+    def __init__(self, command: str, message: str, body: Message) -> None:
+        super().__init__(message)
+        self.command = command
+        self.body = body
+
+
+class ConnectionLost(Exception):
+    """The connection ended while somebody waited on it."""
+
+
+class DapSession:
+    """A conversation that we lead: we send requests, the other side answers and sends events.
+
+    Args:
+        reader, writer: the connection.
+        on_event: called with every event as it arrives; without it, events wait in `events`.
+        on_end: called once when the connection has ended.
+        decoder: bytes already read from the connection may sit in it.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        on_event: Callable[[Message], object] | None = None,
+        on_end: Callable[[], object] | None = None,
+        decoder: wire.Decoder | None = None,
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._on_event = on_event
+        self._on_end = on_end
+        self._decoder = decoder or wire.Decoder()
+        self._seq = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Message]] = {}
+        self.events: asyncio.Queue[Message | None] = asyncio.Queue()
+        self.ended = False
+        no_delay(writer)
+        self._task = asyncio.ensure_future(self._read())
+
+    @classmethod
+    async def connect(cls, host: str, port: int, *, timeout_s: float = 5.0, **options: Any) -> DapSession:
+        """Open a connection to host:port.
+
+        Raises:
+            OSError: nothing answers there.
+        """
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(host, port)
+        return cls(reader, writer, **options)
+
+    def send(self, command: str, arguments: Message | None = None) -> asyncio.Future[Message]:
+        """Send a request at once and return the future of its whole response message (also a failed one)."""
+        seq = next(self._seq)
+        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        if self.ended:
+            future.set_exception(ConnectionLost(f"the session ended before '{command}'"))
+            return future
+        self._waiting[seq] = future
+        self._writer.write(wire.encode(wire.request(seq, command, arguments)))
+        return future
+
+    async def request(
+        self, command: str, arguments: Message | None = None, *, timeout_s: float | None = 30.0
+    ) -> Message:
+        """Send a request and return the body of its response.
+
+        Raises:
+            RequestFailed: the other side refused.
+            ConnectionLost: the connection ended first.
+            TimeoutError: no answer within timeout_s seconds.
+        """
+        async with asyncio.timeout(timeout_s):
+            answer = await self.send(command, arguments)
+        body: Message = answer.get("body") or {}
+        if not answer.get("success"):
+            raise RequestFailed(command, str(answer.get("message") or f"'{command}' failed"), body)
+        return body
+
+    async def next_event(self, *names: str, timeout_s: float | None = None) -> Message:
+        """Return the next event with one of these names (any, when none is given); others are passed over.
+
+        Raises:
+            ConnectionLost: the connection ended first.
+            TimeoutError: none came within timeout_s seconds.
+        """
+        async with asyncio.timeout(timeout_s):
+            while True:
+                message = await self.events.get()
+                if message is None:
+                    self.events.put_nowait(None)
+                    raise ConnectionLost("the session ended")
+                if not names or message.get("event") in names:
+                    return message
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self._writer.close()
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, OSError):
+            await self._task
+        self._end()
+
+    async def _read(self) -> None:
+        try:
+            while data := await self._reader.read(READ_BYTES):
+                for message in self._decoder.feed(data):
+                    self._take(message)
+        except (OSError, wire.WireError):
+            pass  # a broken connection and a broken message end the session alike
+        finally:
+            self._end()
+
+    def _take(self, message: Message) -> None:
+        kind = message.get("type")
+        if kind == "response":
+            future = self._waiting.pop(message.get("request_seq", -1), None)
+            if future is not None and not future.done():
+                future.set_result(message)
+        elif kind == "event":
+            if self._on_event is not None:
+                self._on_event(message)
+            else:
+                self.events.put_nowait(message)
+        elif kind == "request":  # a reverse request (runInTerminal, startDebugging): we offer none
+            self._writer.write(wire.encode(wire.refusal(next(self._seq), message, "not supported")))
+
+    def _end(self) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        self._writer.close()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(ConnectionLost("the session ended"))
+                future.exception()  # nobody may be waiting any more; that is no error of its own
+        self._waiting.clear()
+        self.events.put_nowait(None)
+        if self._on_end is not None:
+            self._on_end()
+
+
+def no_delay(writer: asyncio.StreamWriter) -> None:
+    """Send small messages at once: with Nagle's algorithm each request costs 44 ms."""
+    sock = writer.get_extra_info("socket")
+    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

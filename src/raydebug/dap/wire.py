@@ -1,0 +1,126 @@
+r"""Debug Adapter Protocol framing, pure: bytes in, messages out. Standard library only (workers import it).
+
+Source: https://microsoft.github.io/debug-adapter-protocol/overview#base-protocol
+
+>>> encode({"seq": 1, "type": "request", "command": "threads"})
+b'Content-Length: 48\r\n\r\n{"seq":1,"type":"request","command":"threads"}'
+>>> Decoder().feed(encode({"seq": 1}) + encode({"seq": 2}))
+[{'seq': 1}, {'seq': 2}]
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+Message = dict[str, Any]
+
+MAX_HEADER_BYTES = 8 * 1024
+MAX_BODY_BYTES = 16 * 1024 * 1024
+
+
+class WireError(ValueError):
+    """Bytes that are no DAP message; the text says why, and the connection has to be closed."""
+
+
+def encode(message: Message) -> bytes:
+    """Return one message as bytes, with its header."""
+    body = json.dumps(message, separators=(",", ":"), ensure_ascii=True, default=str).encode("ascii")
+    return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+class Decoder:
+    """Collects bytes and gives out whole messages.
+
+    Args:
+        max_header_bytes: longest header accepted, in bytes.
+        max_body_bytes: longest message body accepted, in bytes.
+    """
+
+    def __init__(self, *, max_header_bytes: int = MAX_HEADER_BYTES, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self.max_header_bytes = max_header_bytes
+        self.max_body_bytes = max_body_bytes
+        self._buffer = bytearray()
+        self._body_bytes: int | None = None
+
+    @property
+    def pending(self) -> int:
+        """How many bytes of an unfinished message wait here."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Take bytes and return every message that they complete.
+
+        Raises:
+            WireError: the bytes can never become a message.
+        """
+        self._buffer += data
+        messages = []
+        while (message := self._next()) is not None:
+            messages.append(message)
+        return messages
+
+    def _next(self) -> Message | None:
+        if self._body_bytes is None:
+            end = self._buffer.find(b"\r\n\r\n", 0, self.max_header_bytes + 4)
+            if end < 0:
+                if len(self._buffer) > self.max_header_bytes:
+                    raise WireError(f"header longer than {self.max_header_bytes} bytes")
+                return None
+            self._body_bytes = self._length(bytes(self._buffer[:end]))
+            del self._buffer[: end + 4]
+        if len(self._buffer) < self._body_bytes:
+            return None
+        body = bytes(self._buffer[: self._body_bytes])
+        del self._buffer[: self._body_bytes]
+        self._body_bytes = None
+        return _parse(body)
+
+    def _length(self, header: bytes) -> int:
+        values = []
+        for line in header.split(b"\r\n"):
+            name, colon, value = line.partition(b":")
+            if not colon:
+                raise WireError("header line without a colon")
+            if name.strip().lower() == b"content-length":
+                values.append(value.strip())
+        if len(values) != 1:
+            raise WireError(f"{len(values)} Content-Length headers instead of 1")
+        if not values[0].isdigit() or len(values[0]) > 12:  # int() would take signs, blanks, underscores
+            raise WireError("Content-Length is not a number")
+        length = int(values[0])
+        if length > self.max_body_bytes:
+            raise WireError(f"body of {length} bytes is over the limit of {self.max_body_bytes}")
+        return length
+
+
+def _parse(body: bytes) -> Message:
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"body is not JSON: {type(error).__name__}") from error
+    if not isinstance(message, dict):
+        raise WireError("body is not a JSON object")
+    return message
+
+
+def request(seq: int, command: str, arguments: Message | None = None) -> Message:
+    """Return a request."""
+    return {"seq": seq, "type": "request", "command": command, "arguments": arguments or {}}
+
+
+def response(seq: int, to: Message, body: Message | None = None) -> Message:
+    """Return the successful response to the request `to`."""
+    return {"seq": seq, "type": "response", "request_seq": to.get("seq", 0), "command": to.get("command", ""),
+            "success": True, "body": body or {}}  # fmt: skip
+
+
+def refusal(seq: int, to: Message, message: str, body: Message | None = None) -> Message:
+    """Return the failed response to the request `to`, with the reason for people."""
+    return {"seq": seq, "type": "response", "request_seq": to.get("seq", 0), "command": to.get("command", ""),
+            "success": False, "message": message, "body": body or {"error": {"id": 1, "format": message}}}  # fmt: skip
+
+
+def event(seq: int, name: str, body: Message | None = None) -> Message:
+    """Return an event."""
+    return {"seq": seq, "type": "event", "event": name, "body": body or {}}

@@ -1,0 +1,218 @@
+"""Runs a real verl GRPO training in DEBUG size and stops it in the reward function and in the actor's update."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from raydebug import process, render
+from raydebug.cluster.state import load_cluster
+from raydebug.demo.training import Training
+from raydebug.errors import Exit, RaydebugError
+from raydebug.pause.listing import Pause, fetch_pauses
+
+NAME = "demo"
+JOB_LIMIT_S = 480.0
+PAUSE_LIMIT_S = 300.0
+COMMAND_LIMIT_S = 60.0
+REWARD = "data/reward.py:compute_score"
+UPDATE = (
+    "verl.trainer.ppo.core_algos:compute_policy_loss_vanilla"  # verl 0.9.1; called by the actor for each micro batch
+)
+TRAINING = (
+    *("python", "-m", "verl.trainer.main_ppo", "algorithm.adv_estimator=grpo"),
+    *("data.train_files=data/train.parquet", "data.val_files=data/test.parquet"),
+    *("actor_rollout_ref.model.path=model", "actor_rollout_ref.rollout.name=vllm"),
+    "reward.custom_reward_function.path=data/reward.py",
+)
+KINDS = {"local": ("--cluster", "local"), "compose": ("--cluster", "compose", "--flavour", "cpu")}
+LOOKS = {
+    "compute_score": ("w", "args", "p solution_str"),
+    "compute_policy_loss_vanilla": ("w", "p rollout_is_weights", "tensor log_prob", "tensor advantages"),
+}
+
+
+class Demo:
+    """The story, step by step; `seconds` collects what each took."""
+
+    def __init__(self, folder: Path, *, cluster: str, interactive: bool) -> None:
+        self.folder = folder
+        self.cluster = cluster
+        self.interactive = interactive
+        self.seconds: list[tuple[str, float]] = []
+        self.shown: dict[str, str] = {}
+        self.pauses = 0
+        self.attach_s: list[float] = []
+
+    def tell(self) -> None:
+        """Run it all.
+
+        Raises:
+            RaydebugError: a step did not do what it should.
+        """
+        install_s = float(os.environ.get("RAYDEBUG_DEMO_INSTALL_S", "0"))
+        self.seconds.append(("install", install_s))
+        self.timed("tiny model and data", [("tiny", "model", "model"), ("tiny", "dataset", "data")])
+        self.timed("Ray", [("up", *KINDS[self.cluster], "--name", NAME, "--gpus", "1")])
+        try:
+            training = self.train()
+        finally:
+            self.timed("down", [("down", "--name", NAME)])
+        self.check(training)
+        self.summarize(training)
+
+    def timed(self, what: str, commands: list[tuple[str, ...]]) -> None:
+        """Run commands of raydebug and note the seconds."""
+        started = time.monotonic()
+        for arguments in commands:
+            raydebug(*arguments, cwd=self.folder)
+        self.seconds.append((what, time.monotonic() - started))
+
+    def train(self) -> Training:
+        """Run the training and look at its pauses until it ends."""
+        arguments = ["--name", NAME, "--profile", "debug", "--break", REWARD, "--break", UPDATE, "--", *TRAINING]
+        show_command(("run", *arguments))
+        training = Training(arguments, self.folder)
+        try:
+            deadline = time.monotonic() + JOB_LIMIT_S
+            with render.waiting("the training starts (about a minute): processes, imports, model, vLLM"):
+                self.wait_for_pause(training)
+            while training.is_running and time.monotonic() < deadline:
+                self.look_at_pauses(training)
+                time.sleep(0.1)
+            code = training.wait(max(1.0, deadline - time.monotonic()))
+        except BaseException:
+            training.stop()
+            raise
+        if code != 0:
+            raise failed("the training failed", f"exit code {code}; its log said last: {training.last_line}", training)
+        return training
+
+    def wait_for_pause(self, training: Training) -> None:
+        """Wait for the first pause, with a limit that says what it waited for."""
+        deadline = time.monotonic() + PAUSE_LIMIT_S
+        while not fetch_pauses(load_cluster(NAME)):
+            if not training.is_running or time.monotonic() > deadline:
+                raise failed("no breakpoint was reached", f"the log said last: {training.last_line}", training)
+            time.sleep(0.2)
+
+    def look_at_pauses(self, training: Training) -> None:
+        """Show the first pause of each breakpoint in full, and let every pause go on."""
+        waiting = [p for p in fetch_pauses(load_cluster(NAME)) if p["state"] == "waiting"]
+        if not waiting:
+            return
+        paused_since = time.monotonic() - max(p["since_s"] for p in waiting)
+        for pause in waiting:
+            self.look_at(pause)
+        training.phases.paused_s += time.monotonic() - paused_since
+
+    def look_at(self, pause: Pause) -> None:
+        """Attach to one pause."""
+        self.pauses += 1
+        function = str(pause["function"])
+        target = (str(pause["id"]), "--name", NAME)
+        if self.interactive and not self.shown:
+            self.shown[function] = "(interactive)"
+            show_command(("attach", *target))
+            process.hand_over([sys.executable, "-m", "raydebug", "attach", *target])
+            raydebug("attach", *target, "-x", "c", quiet=True, may_fail=True)
+            return
+        if function in self.shown:
+            raydebug("attach", *target, "-x", "c", quiet=True)
+            return
+        raydebug("paused", "--name", NAME)
+        started = time.monotonic()
+        looks = [option for command in LOOKS.get(function, ("w", "args")) for option in ("-x", command)]
+        self.shown[function] = raydebug("attach", *target, *looks)
+        self.attach_s.append(time.monotonic() - started)
+        raydebug("attach", *target, "-x", "c")
+
+    def check(self, training: Training) -> None:
+        """Hold the run against what the demo promises."""
+        promised = {
+            "verl's own step:1 and step:2 lines": len(training.steps) >= 2,
+            "actor and reward metrics in them": all("actor/" in s and "reward" in s for s in training.steps[:2]),
+            "a pause in the reward function": "compute_score" in self.shown,
+            "a pause in the actor's update": "compute_policy_loss_vanilla" in self.shown,
+            "a real tensor's summary": "torch.Tensor" in self.shown.get("compute_policy_loss_vanilla", ""),
+        }
+        missing = [what for what, kept in promised.items() if not kept]
+        if missing:
+            raise failed("the demo did not show all that it promises", f"missing: {'; '.join(missing)}", training)
+
+    def summarize(self, training: Training) -> None:
+        """Print the table."""
+        render.out("")
+        for step in training.steps[:2]:
+            metrics = [
+                m
+                for m in step.split(" - ")
+                if m.startswith(("step:", "actor/pg_loss", "actor/grad_norm", "critic/rewards/mean"))
+            ]
+            render.out("job log: " + "  ".join(metrics))
+        rows = [*self.seconds[:3], *training.phases.rows(), *self.seconds[3:]]
+        attach = sorted(self.attach_s)[len(self.attach_s) // 2]
+        rows += [("training up to step 2", training.phases.training_s), ("attach and look (whole command)", attach)]
+        table = [[what, f"{seconds:.1f}"] for what, seconds in rows]
+        table += [["pauses seen", str(self.pauses)], ["paused", f"{training.phases.paused_s:.1f}"], ["exit", "0"]]
+        render.table("nox -s demo (seconds; time paused is not counted in the phases)", ["phase", "seconds"], table)
+
+
+def show_command(arguments: tuple[str, ...]) -> None:
+    """Print a command as the user would type it."""
+    render.say("\n$ raydebug " + shlex.join(arguments))
+
+
+def raydebug(*arguments: str, cwd: Path | None = None, quiet: bool = False, may_fail: bool = False) -> str:
+    """Run a command of raydebug as a user does, show it with what it prints, and return that."""
+    if not quiet:
+        show_command(arguments)
+    try:
+        said = process.run([sys.executable, "-m", "raydebug", *arguments], cwd=cwd, timeout_s=COMMAND_LIMIT_S)
+    except process.CommandFailed as failure:
+        if may_fail:
+            return failure.output
+        render.say(failure.output)
+        raise
+    if not quiet:
+        render.say(said.rstrip())
+    return said
+
+
+def failed(what: str, cause: str, training: Training) -> RaydebugError:
+    """Return the error of a demo that went wrong, with the end of the job's log shown above it."""
+    render.say(render.visible("".join(training.log.read_text(errors="replace").splitlines(keepends=True)[-40:])))
+    return RaydebugError(what, cause=cause, fix=f"read {training.log}", code="demo.failed")
+
+
+def main() -> int:
+    """Tell the story and return the exit code."""
+    parser = argparse.ArgumentParser(prog="nox -s demo --", description=__doc__)
+    parser.add_argument("--interactive", action="store_true", help="hand the first pause to you")
+    parser.add_argument("--cluster", choices=KINDS, default="local", help="where Ray runs (default: %(default)s)")
+    parser.add_argument("--keep", action="store_true", help="keep the folder with the model, the data and the log")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="raydebug-demo-"))
+    if options.cluster == "compose" and os.getuid() == 0:
+        folder.chmod(0o777)  # containers never run as root: their user has to write the training's outputs here
+    try:
+        Demo(folder, cluster=options.cluster, interactive=options.interactive).tell()
+    except RaydebugError as failure:
+        render.error(failure)
+        return failure.exit_code
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    if not options.keep:
+        import shutil
+
+        shutil.rmtree(folder)
+    return Exit.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

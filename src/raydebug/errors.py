@@ -1,0 +1,45 @@
+"""The three-line error (what failed, why, what to do) and the exit codes it maps to."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit codes of every verb; `raydebug run` returns the job's own code instead."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    TAKEN = 3
+    SESSION_LOST = 4
+    NO_ENGINE = 5
+    TIMEOUT = 124
+    INTERRUPTED = 130
+
+
+class RaydebugError(Exception):
+    """A failure that a user can act on.
+
+    Args:
+        what: what failed, with the value; no full stop.
+        cause: the command, variable or file, and what it said.
+        fix: one command or change that mends it.
+        code: a stable word for scripts, such as `cluster.not-found`.
+        exit_code: what the process exits with.
+    """
+
+    def __init__(self, what: str, *, cause: str, fix: str, code: str, exit_code: Exit = Exit.FAILED) -> None:
+        super().__init__(what)
+        self.what = what
+        self.cause = cause
+        self.fix = fix
+        self.code = code
+        self.exit_code = exit_code
+
+    def __str__(self) -> str:
+        return f"error: {self.what}\ncause: {self.cause}\nfix: {self.fix}"
+
+    def as_json(self) -> dict[str, dict[str, str]]:
+        """Return the document that `--json` prints for this error."""
+        return {"error": {"code": self.code, "message": self.what, "cause": self.cause, "fix": self.fix}}

@@ -1,0 +1,226 @@
+"""Processes that dialled in: the proof, the held debug session with pydevd, and what it reports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from typing import Any
+
+from raydebug.dap import wire
+from raydebug.dap.session import ConnectionLost, DapSession, RequestFailed
+from raydebug.dap.wire import Message
+from raydebug.gateway.pauses import Pause, Pauses
+from raydebug.worker import handshake
+
+log = logging.getLogger("raydebug.gateway")
+
+PROOF_TIMEOUT_S = 5.0
+MAX_UNPROVEN_BYTES = 16 * 1024
+MAX_UNPROVEN = 64
+LOCATE_STEP_AFTER_S = 0.05  # after a step its client's own questions go first: pydevd answers one at a time
+OWNER = ("thread", "job_id", "task", "task_id", "actor", "actor_id")
+PAUSE_EVENT = "raydebugPause"  # worker/pause.py sends it just before the thread stops
+# pydevd answers these itself; the order is the one that its own adapter uses (debugpy 1.8.22 adapter/clients.py).
+SESSION_SET_UP: tuple[tuple[str, Message], ...] = (
+    (
+        "initialize",
+        {"clientID": "raydebug", "adapterID": "python", "pathFormat": "path", "linesStartAt1": True,
+         "columnsStartAt1": True, "supportsVariableType": True},
+    ),
+    # Only the thread that hit the breakpoint stops: a watchdog or a heartbeat thread beside it goes on.
+    ("attach", {"justMyCode": False, "showReturnValue": True, "stopAllThreadsOnSuspend": False,
+                "steppingResumesAllThreads": False, "terminateChildProcesses": False}),
+    ("setDebuggerProperty", {"multiThreadsSingleNotification": False}),
+    ("setExceptionBreakpoints", {"filters": ["uncaught"]}),  # without it a post-mortem pause is let through
+    ("configurationDone", {}),
+)  # fmt: skip
+
+
+class Process:
+    """One process under the debugger. The gateway leads its session for as long as the process lives.
+
+    Args:
+        about: what the process told about itself (worker/records.py).
+        pauses: where its pauses are entered.
+    """
+
+    def __init__(self, about: dict[str, Any], pauses: Pauses) -> None:
+        self.about = about
+        self.capabilities: Message = {}
+        self.session: DapSession
+        self.ended = False
+        self._pauses = pauses
+        self._by_thread: dict[int, Pause] = {}
+        self._whose: dict[int, dict[str, Any]] = {}  # by thread: what its last pause said of task, actor and job
+        self.clients: list[Any] = []
+
+    @property
+    def title(self) -> str:
+        """Name the process for people."""
+        return f"pid {self.about.get('pid')} on {self.about.get('ip') or 'this host'}"
+
+    async def hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Set up the session over a proven connection."""
+        loop = asyncio.get_running_loop()
+        # Responses reach their futures by call_soon; events must not overtake them.
+        self.session = DapSession(
+            reader, writer, on_event=lambda m: loop.call_soon(self._take, m), on_end=lambda: loop.call_soon(self._end)
+        )
+        answers = [self.session.send(command, arguments) for command, arguments in SESSION_SET_UP]
+        for (command, _), answer in zip(SESSION_SET_UP, await asyncio.gather(*answers), strict=True):
+            if not answer.get("success"):
+                raise RequestFailed(command, str(answer.get("message")), {})
+            if command == "initialize":
+                self.capabilities = answer.get("body") or {}
+
+    def pause_of(self, thread_id: int) -> Pause | None:
+        """Return the pause of one of its threads."""
+        return self._by_thread.get(thread_id)
+
+    def let_go(self, pause: Pause, reason: str) -> None:
+        """Note that a pause has ended because its thread runs on."""
+        self._by_thread.pop(pause.thread_id, None)
+        self._pauses.end(pause, reason)
+
+    def _take(self, message: Message) -> None:
+        body: dict[str, Any] = message.get("body") or {}
+        name = message.get("event")
+        if name == PAUSE_EVENT:
+            self._begin(int(body.get("threadId", 0)), dict(body.get("record") or {}))
+            return
+        if name == "stopped":
+            self._stopped(body)
+            return
+        if name == "thread" and body.get("reason") == "exited":
+            pause = self._by_thread.get(body.get("threadId", -1))
+            if pause is not None:
+                self.let_go(pause, "its thread ended")
+        for client in list(self.clients):
+            client.forward(message)
+
+    def _begin(self, thread_id: int, record: dict[str, Any]) -> None:
+        self._whose[thread_id] = {name: record.get(name) for name in OWNER}
+        old = self._by_thread.pop(thread_id, None)
+        if old is not None:
+            self._pauses.end(old, "its thread went on to another breakpoint")
+        pause = self._pauses.begin(self, thread_id, record)
+        if old is not None and old.client is not None:
+            old.client.follow(pause)
+        self._by_thread[thread_id] = pause
+
+    def _stopped(self, body: dict[str, Any]) -> None:
+        thread_id = int(body.get("threadId", 0))
+        pause = self._by_thread.get(thread_id)
+        if pause is None:  # a line breakpoint that a client has set, hit by a thread that was not paused
+            pause = self._pauses.begin(self, thread_id, {"kind": "breakpoint", **self._whose.get(thread_id, {})})
+            self._by_thread[thread_id] = pause
+        pause.stopped = body
+        if pause.announced:  # it stands where its record says
+            pause.announced = False
+            self._tell(pause, body, is_new=True)
+            return
+        is_step = pause.client is not None
+        if is_step:  # its client asks for the stack by itself; the list can wait for the new place
+            self._tell(pause, body)
+        task = asyncio.ensure_future(self._locate(pause, after_s=LOCATE_STEP_AFTER_S if is_step else 0.0))
+        if not is_step:
+            task.add_done_callback(lambda _: self._tell(pause, body, is_new=True))
+
+    async def _locate(self, pause: Pause, *, after_s: float) -> None:
+        """Find out where a step or a line breakpoint stopped; the pause is listed there from now on."""
+        stopped = pause.stopped
+        await asyncio.sleep(after_s)
+        if pause.stopped is not stopped:  # it has gone on meanwhile
+            return
+        with contextlib.suppress(RequestFailed, ConnectionLost, TimeoutError, LookupError):
+            answer = await self.session.request("stackTrace", {"threadId": pause.thread_id, "levels": 1})
+            frame = answer["stackFrames"][0]
+            path = (frame.get("source") or {}).get("path")
+            pause.record.update(file=path, line=frame.get("line"), function=frame.get("name"))
+
+    def _tell(self, pause: Pause, body: dict[str, Any], *, is_new: bool = False) -> None:
+        """Let the client of a pause, or whoever waits for one, know that it stands."""
+        self._pauses.changed()
+        if pause.client is not None:
+            about = {"pause": pause.describe()} if is_new else {}
+            pause.client.forward(wire.event(0, "stopped", {**body, **about}))
+            return
+        for client in list(self.clients):  # one that let its pause run and waits for the next in this process
+            if client.take_next(pause):
+                return
+
+    def _end(self) -> None:
+        self.ended = True
+        for pause in list(self._by_thread.values()):
+            self.let_go(pause, f"its process ({self.title}) ended")
+        for client in list(self.clients):
+            client.lost(f"the process ended ({self.title})")
+        log.info("process gone: %s", self.title)
+
+
+class DialIns:
+    """The port that processes dial: proves each of them, then holds its session."""
+
+    def __init__(self, token: str, pauses: Pauses) -> None:
+        self._token = token
+        self._pauses = pauses
+        self._unproven = 0
+        self.processes: set[Process] = set()
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take one connection; whoever cannot prove to hold the token learns nothing and leaves no trace."""
+        peer = writer.get_extra_info("peername")
+        try:
+            if self._unproven >= MAX_UNPROVEN:
+                raise ConnectionRefusedError("too many unproven connections")
+            self._unproven += 1
+            try:
+                async with asyncio.timeout(PROOF_TIMEOUT_S):
+                    about = await self._prove(reader, writer)
+            finally:
+                self._unproven -= 1
+            keep_alive(writer)
+            process = Process(about, self._pauses)
+            await process.hold(reader, writer)
+            log.info("process dialled in: %s", process.title)
+        except (OSError, TimeoutError, wire.WireError, RequestFailed, ConnectionLost, ValueError) as error:
+            log.warning("dial-in from %s refused: %s", peer, error or type(error).__name__)
+            writer.close()
+
+    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, Any]:
+        decoder = wire.Decoder(max_header_bytes=256, max_body_bytes=MAX_UNPROVEN_BYTES)
+        hello = await _receive(reader, decoder, "hello")
+        theirs, mine = str(hello.get("nonce", "")), handshake.new_nonce()
+        if len(theirs) < handshake.NONCE_BYTES:
+            raise ConnectionRefusedError("no nonce")
+        proof = handshake.gateway_proof(self._token, theirs, mine)
+        writer.write(wire.encode(wire.event(1, "proof", {"nonce": mine, "proof": proof})))
+        answer = await _receive(reader, decoder, "proof")
+        if not handshake.same(handshake.process_proof(self._token, theirs, mine), answer.get("proof")):
+            writer.write(wire.encode(wire.event(2, "refused", {"reason": "wrong token"})))
+            raise ConnectionRefusedError("wrong token")
+        writer.write(wire.encode(wire.event(2, "welcome", {})))
+        return dict(answer.get("process") or {})
+
+
+async def _receive(reader: asyncio.StreamReader, decoder: wire.Decoder, name: str) -> dict[str, Any]:
+    while True:
+        data = await reader.read(4096)
+        if not data:
+            raise ConnectionResetError("closed before it proved itself")
+        for message in decoder.feed(data):  # the process sends its next message only after our answer
+            if message.get("event") != name:
+                raise ConnectionRefusedError(f"'{message.get('event')}' instead of '{name}'")
+            return dict(message.get("body") or {})
+
+
+def keep_alive(writer: asyncio.StreamWriter) -> None:
+    """Find a peer that vanished without a word within 30 seconds."""
+    sock: socket.socket = writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 12)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 6)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)

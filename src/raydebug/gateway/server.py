@@ -1,0 +1,91 @@
+"""The gateway's two ports: one for processes that dial in, one for clients (DAP and HTTP told apart by first bytes)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from dataclasses import dataclass
+
+from raydebug.gateway import web
+from raydebug.gateway.clients import AUTHENTICATION_TIMEOUT_S, Client
+from raydebug.gateway.pauses import Pauses
+from raydebug.gateway.processes import DialIns, keep_alive
+
+log = logging.getLogger("raydebug.gateway")
+
+MAX_UNPROVEN = 64
+HTTP_METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ")
+HINT = b"raydebug gateway: this port speaks DAP and HTTP; attach with `raydebug attach`.\r\n"
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where the gateway listens; port 0 takes any free one."""
+
+    host: str
+    client_port: int
+    dial_host: str
+    dial_port: int
+
+
+class Gateway:
+    """The door to every pause of one cluster."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self.pauses = Pauses()
+        self.dial_ins = DialIns(token, self.pauses)
+        self._unproven = 0
+
+    async def start(self, ports: Ports) -> Ports:
+        """Listen, and return the ports as they are.
+
+        Raises:
+            OSError: a port is taken.
+        """
+        clients = await asyncio.start_server(self._accept_client, ports.host, ports.client_port)
+        dials = await asyncio.start_server(self.dial_ins.accept, ports.dial_host, ports.dial_port, backlog=512)
+        self._servers = (clients, dials)
+        client_port, dial_port = (s.sockets[0].getsockname()[1] for s in self._servers)
+        log.info("listening: clients on %s:%d, processes on %s:%d", ports.host, client_port, ports.dial_host, dial_port)
+        return Ports(ports.host, client_port, ports.dial_host, dial_port)
+
+    async def _accept_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._unproven >= MAX_UNPROVEN:
+            writer.close()
+            return
+        self._unproven += 1
+        counted = [True]
+
+        def proven() -> None:
+            if counted:
+                counted.clear()
+                self._unproven -= 1
+
+        try:
+            keep_alive(writer)
+            async with asyncio.timeout(AUTHENTICATION_TIMEOUT_S):
+                first = await reader.read(4096)
+            if first.startswith(HTTP_METHODS):
+                await web.serve(first, reader, writer, token=self._token, pauses=self.pauses)
+            elif first[:1] in (b"C", b"c"):  # Content-Length, Content-Type
+                await Client(self._token, self.pauses, reader, writer, on_proven=proven).serve(first)
+            elif first:
+                writer.write(HINT)
+        except (OSError, TimeoutError):
+            pass  # gone, or silent for too long
+        finally:
+            proven()
+            writer.close()
+
+
+async def serve(token: str, ports: Ports) -> None:
+    """Run a gateway until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    gateway = Gateway(token)
+    await gateway.start(ports)
+    await stop.wait()

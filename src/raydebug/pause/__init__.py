@@ -1,0 +1,1 @@
+"""The list of pauses, as commands and people see it."""

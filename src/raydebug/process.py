@@ -1,0 +1,101 @@
+"""The only place that starts other programs: log the exact command, run it, raise CommandFailed."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from raydebug.errors import Exit, RaydebugError
+
+log = logging.getLogger("raydebug.process")
+
+
+class CommandFailed(RaydebugError):
+    """A program that we ran ended with an exit code other than 0, or could not start."""
+
+    def __init__(self, argv: Sequence[str], return_code: int, output: str, *, fix: str) -> None:
+        last = output.strip().splitlines()[-1:] or ["(it printed nothing)"]
+        super().__init__(
+            f"'{argv[0]}' failed with exit code {return_code}",
+            cause=f"{shlex.join(argv)} said: {last[0]}",
+            fix=fix,
+            code="command.failed",
+        )
+        self.argv = list(argv)
+        self.return_code = return_code
+        self.output = output
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout_s: float = 60.0,
+    fix: str = "run the command by hand to see all that it says",
+) -> str:
+    """Run a program to its end and return what it printed (stdout and stderr together).
+
+    Args:
+        argv: program and arguments, never a shell line.
+        env: the whole environment of the program; None inherits ours.
+        cwd: where it runs.
+        timeout_s: limit in seconds.
+        fix: the third line of the error when it fails.
+
+    Raises:
+        CommandFailed: it could not start, ran past its limit, or exited with another code than 0.
+    """
+    log.debug("run: %s", shlex.join(argv))
+    try:
+        done = subprocess.run(  # noqa: S603 - argv comes from our own builders, never from a shell string
+            list(argv),
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise CommandFailed(argv, 127, str(error), fix=fix) from error
+    except subprocess.TimeoutExpired as error:
+        raise CommandFailed(argv, Exit.TIMEOUT, f"still running after {timeout_s:.0f} s", fix=fix) from error
+    if done.returncode != 0:
+        raise CommandFailed(argv, done.returncode, done.stdout, fix=fix)
+    return done.stdout
+
+
+def start(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    output: IO[bytes] | int,
+    cwd: Path | None = None,
+    new_session: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Start a program that goes on beside us, its stdout and stderr in `output`."""
+    log.debug("start: %s", shlex.join(argv))
+    return subprocess.Popen(  # noqa: S603 - as above
+        list(argv),
+        env=dict(env),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=new_session,
+    )
+
+
+def hand_over(argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> int:
+    """Run a program that talks to the user on our terminal, and return its exit code."""
+    log.debug("hand over: %s", shlex.join(argv))
+    environment = None if env is None else dict(env)
+    return subprocess.run(list(argv), cwd=cwd, env=environment, check=False).returncode  # noqa: S603 - as above

@@ -1,0 +1,163 @@
+"""Read a profile from env/profiles/NAME.yaml, strictly: what is not understood is an error with its line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raydebug.errors import Exit, RaydebugError
+from raydebug.profile.keys import WORDS, Value
+
+if TYPE_CHECKING:
+    import yaml
+
+# at_most: a number; the user's smaller one is kept. set: the value, whatever the user said.
+# unset: taken out of the user's command. These three again under `cpu`, where VERL_PLATFORM=cpu.
+RULE_SECTIONS = ("at_most", "set", "unset")
+SECTIONS = ("summary", *RULE_SECTIONS, "cpu")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One line of a profile.
+
+    Args:
+        word: the setting, in our words.
+        kind: `at_most`, `set` or `unset`.
+        value: the number or value; None for `unset`.
+        why: the reason, as the explanation shows it.
+        only_on: the platform that it is for; None for every one.
+    """
+
+    word: str
+    kind: str
+    value: Value
+    why: str
+    only_on: str | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A profile: its name, one line about it, and its rules in the order of the file."""
+
+    name: str
+    summary: str
+    rules: tuple[Rule, ...]
+
+
+def profiles_folder() -> Path:
+    """Return where the profiles lie: inside the installed package, or env/profiles of a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    installed = package / "env" / "profiles"
+    return installed if installed.is_dir() else package.parent.parent / "env" / "profiles"
+
+
+def load_profile(name: str, folder: Path | None = None) -> Profile:
+    """Read one profile.
+
+    Args:
+        name: such as `debug`.
+        folder: where the profiles lie; None for the program's own.
+
+    Raises:
+        RaydebugError: there is no such profile, or its file holds something that is not understood.
+    """
+    folder = folder or profiles_folder()
+    known = sorted(file.stem for file in folder.glob("*.yaml"))
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        raise RaydebugError(
+            f"there is no profile '{name}'",
+            cause=f"known are: {', '.join(known) or 'none'} (in {folder})",
+            fix=f"--profile {close[0] if close else 'debug'}",
+            code="profile.unknown",
+            exit_code=Exit.USAGE,
+        )
+    return _Reader(folder / f"{name}.yaml").read(name)
+
+
+class _Reader:
+    """Reads one file by its YAML nodes, which know their lines."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def read(self, name: str) -> Profile:
+        import yaml
+
+        try:
+            document = yaml.compose(self._file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        except yaml.MarkedYAMLError as failure:
+            line = failure.problem_mark.line + 1 if failure.problem_mark else 1
+            raise self._refusal(line, f"no YAML: {failure.problem}", "mend the line") from failure
+        if document is None:
+            raise self._refusal(1, "the file is empty", "write at least a summary and one section")
+        summary, rules = "", list[Rule]()
+        for section, node, line in self._pairs(document):
+            self._check_known(section, SECTIONS, line)
+            if section == "summary":
+                summary = str(self._scalar(node))
+            elif section == "cpu":
+                for inner, inner_node, inner_line in self._pairs(node):
+                    self._check_known(inner, RULE_SECTIONS, inner_line)
+                    rules.extend(self._rules(inner, inner_node, only_on="cpu"))
+            else:
+                rules.extend(self._rules(section, node, only_on=None))
+        return Profile(name, summary, tuple(rules))
+
+    def _rules(self, kind: str, node: yaml.Node, only_on: str | None) -> Iterator[Rule]:
+        for word, body, line in self._pairs(node):
+            self._check_known(word, sorted(WORDS), line)
+            parts = {name: (self._scalar(part), at) for name, part, at in self._pairs(body)}
+            for name, (_, at) in parts.items():
+                self._check_known(name, ("value", "why") if kind != "unset" else ("why",), at)
+            value, at = parts.get("value", (None, line))
+            if kind != "unset" and "value" not in parts:
+                raise self._refusal(line, f"'{word}' has no value", f"{word}: {{value: ..., why: ...}}")
+            if kind == "at_most" and (not isinstance(value, int) or isinstance(value, bool)):
+                raise self._refusal(at, f"'{word}' in at_most is no whole number: {value!r}", "write a whole number")
+            why = parts.get("why", ("", line))[0]
+            if not isinstance(why, str) or not why.strip():
+                raise self._refusal(line, f"'{word}' has no why", "give the reason: a profile explains itself")
+            yield Rule(word, kind, value, why, only_on)
+
+    def _pairs(self, node: Any) -> Iterator[tuple[str, yaml.Node, int]]:
+        import yaml
+
+        if not isinstance(node, yaml.MappingNode):
+            raise self._refusal(node.start_mark.line + 1, "a mapping is expected here", "write `name: value` lines")
+        seen = set[str]()
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if key.value in seen:
+                raise self._refusal(line, f"'{key.value}' stands here twice", "keep one of the two")
+            seen.add(key.value)
+            yield str(key.value), value, line
+
+    def _scalar(self, node: yaml.Node) -> Value:
+        import yaml
+
+        if not isinstance(node, yaml.ScalarNode):
+            raise self._refusal(node.start_mark.line + 1, "one value is expected here", "write a plain value")
+        # A plain word may be a number, true or null; a quoted one is text.
+        value: Value = yaml.safe_load(node.value) if node.style is None else node.value
+        return value
+
+    def _check_known(self, word: str, known: tuple[str, ...] | list[str], line: int) -> None:
+        if word in known:
+            return
+        close = difflib.get_close_matches(word, known, n=1)
+        listed = ", ".join(known) if len(known) < 9 else f"{len(known)} words, listed in docs/03-profiles-and-checks.md"
+        raise self._refusal(line, f"unknown word '{word}'", f"write {close[0]!r}" if close else f"known are: {listed}")
+
+    def _refusal(self, line: int, cause: str, fix: str) -> RaydebugError:
+        return RaydebugError(
+            f"the profile '{self._file.stem}' cannot be used",
+            cause=f"{self._file}:{line}: {cause}",
+            fix=fix,
+            code="profile.invalid",
+            exit_code=Exit.USAGE,
+        )

@@ -1,0 +1,94 @@
+"""The debugger's words and Ray's two variables behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from raydebug.errors import Exit, RaydebugError
+
+RAY_DEBUG = "RAY_DEBUG"
+RAY_DEBUG_POST_MORTEM = "RAY_DEBUG_POST_MORTEM"
+
+# What Ray does with the two: ray/util/rpdb.py:298, 322, 338 (2.60.0).
+MODES: dict[str, dict[str, str]] = {
+    "off": {RAY_DEBUG: "0", RAY_DEBUG_POST_MORTEM: "0"},
+    "breakpoint": {RAY_DEBUG: "1", RAY_DEBUG_POST_MORTEM: "0"},
+    "post-mortem": {RAY_DEBUG: "1", RAY_DEBUG_POST_MORTEM: "1"},
+    "legacy": {RAY_DEBUG: "legacy", RAY_DEBUG_POST_MORTEM: "0"},
+    "legacy-post-mortem": {RAY_DEBUG: "legacy", RAY_DEBUG_POST_MORTEM: "1"},
+}
+DEFAULT_MODE = "breakpoint"
+
+_ALLOWED = {RAY_DEBUG: ("0", "1", "legacy"), RAY_DEBUG_POST_MORTEM: ("0", "1")}
+
+
+def mode_variables(mode: str) -> dict[str, str]:
+    """Return Ray's variables for a debugger word.
+
+    Raises:
+        RaydebugError: there is no such word.
+    """
+    if mode not in MODES:
+        raise RaydebugError(
+            f"there is no debugger '{mode}'",
+            cause=f"--debugger takes one of: {', '.join(MODES)}",
+            fix="use `--debugger post-mortem` to stop at crashes, `--debugger breakpoint` for breakpoints only",
+            code="debugger.unknown",
+            exit_code=Exit.USAGE,
+        )
+    return dict(MODES[mode])
+
+
+def mode_of(environ: Mapping[str, str]) -> str:
+    """Return the debugger word that Ray's variables in an environment amount to.
+
+    Raises:
+        RaydebugError: a RAY_DEBUG* variable that Ray would silently ignore, or would take for another one.
+    """
+    for name, value in sorted(environ.items()):
+        if not name.startswith(RAY_DEBUG):
+            continue
+        if name not in _ALLOWED:
+            raise RaydebugError(
+                f"{name} is no variable of Ray's",
+                cause=f"{name}={value} is set in your environment, and Ray ignores it silently",
+                fix=f"unset {name}; to stop at crashes use `--debugger post-mortem`",
+                code="debugger.unknown-variable",
+                exit_code=Exit.USAGE,
+            )
+        if value not in _ALLOWED[name]:
+            raise RaydebugError(
+                f"{name}={value} is not a value that Ray knows",
+                cause=f"{name} takes {', '.join(_ALLOWED[name])}; with '{value}' Ray's breakpoints silently do nothing",
+                fix=f"unset {name}, or use `--debugger breakpoint`",
+                code="debugger.unknown-value",
+                exit_code=Exit.USAGE,
+            )
+    wanted = (environ.get(RAY_DEBUG, "1"), environ.get(RAY_DEBUG_POST_MORTEM, "0"))
+    for word, variables in MODES.items():
+        if tuple(variables.values()) == wanted:
+            return word
+    return "off"  # RAY_DEBUG=0 with post-mortem on: Ray would open its legacy debugger; off means off
+
+
+def choose_mode(flag: str | None, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return the debugger word in force and where it came from: the flag, the environment, or the default.
+
+    Raises:
+        RaydebugError: an unknown word or variable, or a flag that clashes with the environment.
+    """
+    from_environment = mode_of(environ)
+    is_set = RAY_DEBUG in environ or RAY_DEBUG_POST_MORTEM in environ
+    if flag is None:
+        return (from_environment, "environment") if is_set else (DEFAULT_MODE, "default")
+    mode_variables(flag)
+    if is_set and from_environment != flag:
+        set_ones = " ".join(f"{n}={environ[n]}" for n in _ALLOWED if n in environ)
+        raise RaydebugError(
+            f"--debugger {flag} clashes with your environment",
+            cause=f"{set_ones} means '{from_environment}'",
+            fix=f"unset {' '.join(n for n in _ALLOWED if n in environ)}",
+            code="debugger.clash",
+            exit_code=Exit.USAGE,
+        )
+    return flag, "flag"

@@ -1,0 +1,227 @@
+"""The lock of a flavour: what it pins, and whether it is still what `nox -s lock` made from its inputs."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from raydebug.errors import Exit, RaydebugError
+
+LOCK_BYTES_MAX = 4 * 1024 * 1024  # the largest lock is about 0.4 MB; a bigger file is no lock
+_TITLE = "# raydebug lock, made by `nox -s lock`: change the .in file, not this one"
+_HEADER_FIELDS = ("flavour", "python", "inputs", "body")
+_PIN = re.compile(r"(?P<name>[a-z0-9][a-z0-9._-]*)==(?P<version>[^\s;\\]+)(?: ; (?P<marker>[^\\]+?))?(?P<more> \\)?")
+_HASH = re.compile(r" {4}--hash=sha256:(?P<sha256>[0-9a-f]{64})(?P<more> \\)?")
+
+
+@dataclass(frozen=True)
+class Lock:
+    """One flavour's lock as read.
+
+    Args:
+        flavour: `core`, `cpu`, `cuda`, or `dev` for the tools.
+        python: the Python versions it serves, such as `3.11 3.12`.
+        inputs: digest of what it was made from.
+        body: digest of its pins and hashes as they were made.
+        pins: normalised name -> exact version.
+        hashes: normalised name -> sha256 of every file that may be installed.
+        body_now: digest of its pins and hashes as they are.
+    """
+
+    flavour: str
+    python: str
+    inputs: str
+    body: str
+    pins: Mapping[str, str]
+    hashes: Mapping[str, tuple[str, ...]]
+    body_now: str
+
+
+def normalise(name: str) -> str:
+    """Return a package name as locks spell it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def digest(lines: Iterable[str]) -> str:
+    """Return the sha256 of lines, as lock headers spell it."""
+    return "sha256:" + hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
+
+
+def read_inputs(flavour: str, env: Path, dependencies: Iterable[str] = (), options: Iterable[str] = ()) -> list[str]:
+    """Return every line that decides what a flavour's lock holds; comments and blank lines decide nothing.
+
+    Args:
+        flavour: which `<flavour>.in`, with the files it includes and its `<flavour>.overrides`.
+        env: the folder of the pins.
+        dependencies: raydebug's own dependencies, from pyproject.toml.
+        options: what else the resolver was told, such as the Python version.
+
+    Raises:
+        RaydebugError: `lock.unreadable`, a file is missing or is not plain text.
+    """
+    lines = [*(f"option {option}" for option in options), *(f"project {line}" for line in sorted(dependencies))]
+    lines += _meaning(env / f"{flavour}.in")
+    for extra in (env / f"{flavour}.overrides", env / "uv.toml"):
+        if extra.exists():
+            lines += [f"{extra.name} {line}" for line in _meaning(extra)]
+    return lines
+
+
+def asked_pins(lines: Iterable[str]) -> dict[str, str]:
+    """Return the exact pins among the lines of `read_inputs`: normalised name -> version."""
+    found = {}
+    for line in lines:
+        if pin := re.fullmatch(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;]+)", line):
+            found[normalise(pin[1])] = pin[2]
+    return found
+
+
+def write_lock(path: Path, *, flavour: str, python: str, inputs: Iterable[str], body: str) -> None:
+    """Write a lock with its header, in one step."""
+    fields = {"flavour": flavour, "python": python, "inputs": digest(inputs), "body": digest(body.splitlines())}
+    header = "".join(f"# {name}: {fields[name]}\n" for name in _HEADER_FIELDS)
+    draft = path.with_suffix(".lock.new")
+    draft.write_text(f"{_TITLE}\n{header}{body}", encoding="utf-8")
+    draft.replace(path)
+
+
+def read_lock(path: Path) -> Lock:
+    """Read a lock strictly.
+
+    Raises:
+        RaydebugError: `lock.unreadable` (missing, empty, too big, not plain text) or `lock.malformed` (a line that
+            `nox -s lock` does not write, a package pinned twice, a pin without hash), with the line's number.
+    """
+    lines = _plain_text(path).removesuffix("\n").split("\n")
+    fields = _read_header(path, lines)
+    body = lines[1 + len(_HEADER_FIELDS) :]
+    pins: dict[str, str] = {}
+    pinned_at: dict[str, int] = {}
+    hashes: dict[str, list[str]] = {}
+    name, more = "", False
+    for number, line in enumerate(body, start=2 + len(_HEADER_FIELDS)):
+        if more:
+            if not (found := _HASH.fullmatch(line)):
+                raise _malformed(path, number, f"expected a --hash of {name}, found {line!r}")
+            hashes[name].append(found["sha256"])
+        else:
+            if not (found := _PIN.fullmatch(line)):
+                raise _malformed(path, number, f"expected NAME==VERSION, found {line!r}")
+            name = normalise(found["name"])
+            if name in pins:
+                raise _malformed(path, number, f"{name} is pinned twice, first on line {pinned_at[name]}")
+            if not found["more"]:
+                raise _malformed(path, number, f"{name} has no --hash")
+            pins[name], pinned_at[name], hashes[name] = found["version"], number, []
+        more = bool(found["more"])
+    if more or not pins:
+        raise _malformed(path, len(lines), "it ends in the middle of a pin" if more else "it pins nothing")
+    sha256s = {name: tuple(found) for name, found in hashes.items()}
+    return Lock(**fields, pins=pins, hashes=sha256s, body_now=digest(body))
+
+
+def verify_lock(path: Path, inputs: Iterable[str] | None = None) -> Lock:
+    """Read a lock and hold it against what it was made from.
+
+    Args:
+        path: the lock.
+        inputs: the lines of `read_inputs`; None where they are not at hand (an installed raydebug).
+
+    Raises:
+        RaydebugError: `lock.edited`, its lines are not those that were made; `lock.stale`, its inputs have changed;
+            and what `read_lock` raises.
+    """
+    lock = read_lock(path)
+    if lock.body_now != lock.body:
+        raise RaydebugError(
+            f"{path} was edited by hand",
+            cause=f"its pins and hashes have {_short(lock.body_now)}, its header says {_short(lock.body)}",
+            fix=f"git checkout -- {path}; to change a pin, change {path.with_suffix('.in').name} and run: nox -s lock",
+            code="lock.edited",
+            exit_code=Exit.USAGE,
+        )
+    if inputs is not None and (now := digest(inputs)) != lock.inputs:
+        raise RaydebugError(
+            f"{path} no longer fits what it was made from",
+            cause=f"{path.with_suffix('.in').name}, a file it includes, or pyproject.toml's dependencies changed: "
+            f"they have {_short(now)}, the lock says {_short(lock.inputs)}",
+            fix="nox -s lock",
+            code="lock.stale",
+            exit_code=Exit.USAGE,
+        )
+    return lock
+
+
+def _read_header(path: Path, lines: list[str]) -> dict[str, str]:
+    if lines[0] != _TITLE:
+        raise _malformed(path, 1, f"expected {_TITLE!r}, found {lines[0]!r}")
+    fields = {}
+    for number, name in enumerate(_HEADER_FIELDS, start=2):
+        line = lines[number - 1] if number <= len(lines) else ""
+        if not line.startswith(f"# {name}: "):
+            raise _malformed(path, number, f"expected '# {name}: ...', found {line!r}")
+        fields[name] = line.removeprefix(f"# {name}: ")
+    return fields
+
+
+def _meaning(path: Path, seen: frozenset[Path] = frozenset()) -> list[str]:
+    lines = []
+    for number, raw in enumerate(_plain_text(path).split("\n"), start=1):
+        line = re.sub(r"(^|\s)#.*", "", raw).strip()
+        include, _, target = line.partition(" ")
+        if include == "-r":
+            included = path.parent / target
+            if included in seen | {path}:
+                raise _unreadable(path, f"line {number}: {target} includes itself")
+            lines += _meaning(included, seen | {path})
+        elif include == "-c":
+            lines += [f"-c {constraint}" for constraint in _meaning(path.parent / target)]
+        elif line:
+            lines.append(line)
+    return lines
+
+
+def _plain_text(path: Path) -> str:
+    try:
+        if (size := path.stat().st_size) > LOCK_BYTES_MAX:
+            raise _unreadable(path, f"it has {size} bytes, more than the {LOCK_BYTES_MAX} that a file of pins may have")
+        raw = path.read_bytes()
+    except OSError as error:  # missing, a folder, no right to read, a loop of links
+        raise _unreadable(path, error.strerror or str(error)) from error
+    if not raw.strip():
+        raise _unreadable(path, "line 1: it is empty")
+    for unwanted, name in ((b"\xef\xbb\xbf", "a byte order mark"), (b"\0", "a NUL byte"), (b"\r", "a CR line end")):
+        if (at := raw.find(unwanted)) >= 0:
+            raise _unreadable(path, f"line {raw.count(bytes([10]), 0, at) + 1}: it has {name}")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw.count(bytes([10]), 0, error.start) + 1
+        raise _unreadable(path, f"line {line}: byte 0x{raw[error.start]:02x} is not UTF-8") from error
+
+
+def _short(sha256: str) -> str:
+    return sha256[:19]
+
+
+def _unreadable(path: Path, cause: str) -> RaydebugError:
+    return RaydebugError(
+        f"cannot read {path}",
+        cause=cause,
+        fix=f"git checkout -- {path}",
+        code="lock.unreadable",
+        exit_code=Exit.USAGE,
+    )
+
+
+def _malformed(path: Path, number: int, cause: str) -> RaydebugError:
+    return RaydebugError(
+        f"{path} is not a lock that `nox -s lock` made",
+        cause=f"line {number}: {cause}",
+        fix=f"git checkout -- {path}",
+        code="lock.malformed",
+        exit_code=Exit.USAGE,
+    )

@@ -1,0 +1,193 @@
+"""Dials the gateway and hands the proven connection to pydevd. Imported at the first pause only.
+
+Sources (debugpy 1.8.22, private names, held by tests/ray/test_contracts.py): `debugpy.server.api._settrace`,
+`pydevd.start_client`, `pydevd.settrace_forked`, `PyDB.block_until_configuration_done`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+from typing import Any
+
+from raydebug.dap import wire
+from raydebug.worker import handshake, names, records, wake
+
+DIAL_TIMEOUT_S = 3.0
+ATTACH_TIMEOUT_S = 10.0
+
+
+class NoGateway(Exception):
+    """The gateway cannot be reached, or did not prove itself; the text says which."""
+
+
+_lock = threading.Lock()
+_dialled_by: int | None = None
+
+
+def connected_debugger() -> Any:
+    """Return this process's pydevd, dialling the gateway first where needed.
+
+    Raises:
+        NoGateway: there is none to talk to.
+    """
+    global _dialled_by
+    with _lock:
+        if _dialled_by == os.getpid():
+            debugger = _alive_debugger()
+            if debugger is not None:
+                return debugger
+        elif _dialled_by is not None:
+            _forget_parents_debugger()
+        connection = _proven_connection()
+        try:
+            debugger = _hand_to_pydevd(connection)
+        except BaseException:
+            connection.close()
+            raise
+        _dialled_by = os.getpid()
+        return debugger
+
+
+def _alive_debugger() -> Any:
+    import pydevd
+
+    debugger = pydevd.get_global_debugger()
+    return None if debugger is None or debugger.pydb_disposed else debugger
+
+
+def _forget_parents_debugger() -> None:
+    # After a fork pydevd's threads are gone, but its objects are here.
+    import pydevd
+
+    pydevd.settrace_forked(setup_tracing=False)
+
+
+def _proven_connection() -> socket.socket:
+    address = os.environ.get(names.GATEWAY, "")
+    host, _, port = address.rpartition(":")
+    token = read_token()
+    try:
+        connection = socket.create_connection((host, int(port)), timeout=DIAL_TIMEOUT_S)
+    except (OSError, ValueError) as error:
+        raise NoGateway(f"no gateway at {address}: {error}") from error
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # evaluate: 44 ms -> 0.3 ms
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.set_inheritable(False)
+        _prove_each_other(connection, token)
+    except BaseException as error:
+        connection.close()
+        if isinstance(error, OSError | wire.WireError):
+            raise NoGateway(f"the gateway at {address} broke off: {error}") from error
+        raise
+    return connection
+
+
+def read_token() -> str:
+    """Return the cluster's token.
+
+    Raises:
+        NoGateway: the token file cannot be read.
+    """
+    path = os.environ.get(names.TOKEN_PATH, "")
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read().strip()
+    except (OSError, ValueError) as error:
+        raise NoGateway(f"the token file cannot be read: {error}") from error
+
+
+def _prove_each_other(connection: socket.socket, token: str) -> None:
+    mine = handshake.new_nonce()
+    connection.sendall(wire.encode(wire.event(1, "hello", {"nonce": mine, "version": 1})))
+    answer = _receive(connection, "proof")
+    theirs = str(answer.get("nonce", ""))
+    if not handshake.same(handshake.gateway_proof(token, mine, theirs), answer.get("proof")):
+        raise NoGateway("what answers there does not hold this cluster's token")
+    body = {"proof": handshake.process_proof(token, mine, theirs), "process": records.describe_process()}
+    connection.sendall(wire.encode(wire.event(2, "proof", body)))
+    _receive(connection, "welcome")
+
+
+def _receive(connection: socket.socket, name: str) -> dict[str, Any]:
+    """Read exactly one message: what follows it belongs to pydevd."""
+    header = b""
+    while not header.endswith(b"\r\n\r\n"):
+        header += _exactly(connection, 1)
+        if len(header) > 256:
+            raise wire.WireError("not the gateway's protocol")
+    decoder = wire.Decoder(max_body_bytes=4096)
+    decoder.feed(header)
+    while True:
+        messages = decoder.feed(_exactly(connection, 1))
+        if messages:
+            break
+    if messages[0].get("event") != name:
+        raise NoGateway(f"the gateway refused: {messages[0].get('body', {}).get('reason', messages[0].get('event'))}")
+    return dict(messages[0].get("body") or {})
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = connection.recv(count)
+    if not data:
+        raise OSError("it closed the connection")
+    return data
+
+
+def _hand_to_pydevd(connection: socket.socket) -> Any:
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else a warning about frozen modules in the job log
+    hook = sys.breakpointhook
+    import debugpy  # 0.08 s: only now
+    from debugpy.server import api
+
+    # isort: split
+    import pydevd  # debugpy's own copy, on the path only since the lines above
+
+    debugpy.configure(subProcess=False)  # else every child Python is injected and may block before its first line
+    api.ensure_logging()
+    start_client = pydevd.start_client
+    pydevd.start_client = lambda _host, _port: connection
+    try:
+        api._settrace(
+            host="raydebug-gateway",
+            port=1,
+            suspend=False,
+            trace_only_current_thread=True,
+            wait_for_ready_to_run=False,
+            block_until_connected=True,
+            patch_multiprocessing=False,
+        )
+    finally:
+        pydevd.start_client = start_client
+        sys.breakpointhook = hook  # pydevd puts its own in place
+    debugger = pydevd.get_global_debugger()
+    _keep_out_of_own_code(debugger)
+    wake.wake_resumed_threads(debugger)
+    _wait_until_attached(debugger)
+    return debugger
+
+
+def _keep_out_of_own_code(debugger: Any) -> None:
+    """Make steps pass over this package, and contextlib, which it is reached through."""
+    from _pydevd_bundle.pydevd_api import PyDevdAPI
+
+    own = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    PyDevdAPI().set_dont_trace_start_end_patterns(debugger, (own,), ("contextlib.py",))
+
+
+def _wait_until_attached(debugger: Any) -> None:
+    """Wait until the gateway has set up its session, so that the next stop is reported to it."""
+    gave_up = threading.Event()
+    timer = threading.Timer(ATTACH_TIMEOUT_S, gave_up.set)
+    timer.daemon = True
+    timer.start()
+    debugger.block_until_configuration_done(cancel=gave_up)
+    timer.cancel()
+    if not debugger.is_attached():
+        with contextlib.suppress(Exception):
+            debugger.dispose_and_kill_all_pydevd_threads(wait=False)
+        raise NoGateway(f"the gateway opened no session within {ATTACH_TIMEOUT_S:.0f} s")

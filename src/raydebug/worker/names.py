@@ -1,0 +1,25 @@
+"""The environment variables by which a cluster talks to the processes in it. One home for each name."""
+
+GATEWAY = "RAYDEBUG_GATEWAY"
+"""host:port that a process dials at its first pause; set by the cluster, and the switch of the whole hook."""
+
+TOKEN_PATH = "RAYDEBUG_TOKEN_PATH"  # noqa: S105 - the name of a variable, not a token
+"""File with the cluster's token."""
+
+CLUSTER_ID = "RAYDEBUG_CLUSTER_ID"
+"""Marks every process that `raydebug up` started, so that `down` finds them by what they are, not by name."""
+
+BREAKS = "RAYDEBUG_BREAKS"
+"""JSON list of breakpoints set from outside: {"where", "module" or "file", "line" or "function"}."""
+
+PROFILE = "RAYDEBUG_PROFILE"
+"""Name of the profile that is laid over the training command in the driver process."""
+
+WORKING_DIR = "RAYDEBUG_WORKING_DIR"
+"""Where the job runs; its workers go there too, so that relative paths mean the same in all of its processes."""
+
+CLUSTER_DIR = "/"
+"""Where a cluster's own processes run. A worker that Ray has put elsewhere (runtime_env working_dir) stays there."""
+
+JOB = "RAYDEBUG_JOB"
+"""Submission id of the job that a process belongs to."""

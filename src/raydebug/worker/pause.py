@@ -1,0 +1,197 @@
+"""Pauses a frame: dial the gateway, tell it what stopped, wait in pydevd until a debugger lets go.
+
+Sources (debugpy 1.8.22, private names, held by tests/ray/test_contracts.py): `PyDB.set_suspend`,
+`PyDB.do_wait_suspend`, `PyDB.stop_on_unhandled_exception`, `PyDB.enable_tracing`, `BaseSchema._translate_id_to_dap`,
+`NetCommand`; Ray 2.60.0 `Worker.worker_paused_by_debugger` (_private/worker.py:666).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
+from typing import Any
+
+from raydebug.worker import dial, records
+
+PAUSE_EVENT = "raydebugPause"
+
+_pausing = threading.local()
+
+
+def pause_at(frame: FrameType, *, kind: str, where: str | None = None) -> None:
+    """Pause at a frame; says why in the log and returns at once where that cannot be."""
+    with _guard() as may_pause:
+        if not may_pause:
+            return
+        debugger = dial.connected_debugger()
+        _watch_stops(debugger)
+        thread = threading.current_thread()
+        info = debugger.set_additional_thread_info(thread)
+        from _pydevd_bundle.pydevd_comm_constants import CMD_SET_BREAK
+
+        with _not_traced(info):
+            _announce(debugger, thread, records.describe_pause(frame, kind, where=where))
+            debugger.set_suspend(thread, CMD_SET_BREAK)
+            debugger.do_wait_suspend(thread, frame, "line", None)
+        _trace_only_while_needed(debugger, info)
+
+
+def pause_on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Pause at the frame that raised; a cancelled or merely passed-on error of another task is let through."""
+    if trace is None or not issubclass(kind, Exception) or _was_shown_elsewhere(error):
+        return
+    with _guard() as may_pause:
+        if not may_pause:
+            return
+        debugger = dial.connected_debugger()
+        _watch_stops(debugger)
+        thread = threading.current_thread()
+        info = debugger.set_additional_thread_info(thread)
+        with _not_traced(info):
+            _announce(debugger, thread, records.describe_pause(trace.tb_frame, "post-mortem", error=error, trace=trace))
+            debugger.stop_on_unhandled_exception(debugger, thread, info, (kind, error, trace))
+        _trace_only_while_needed(debugger, info)
+
+
+@contextlib.contextmanager
+def _guard() -> Iterator[bool]:
+    """Keep a failure of ours away from the job, and a pause from starting inside a pause of the same thread."""
+    if getattr(_pausing, "now", False):
+        yield False
+        return
+    _pausing.now = True
+    try:
+        yield True
+    except dial.NoGateway as error:
+        _log(f"not paused: {error}")
+    except Exception as error:  # noqa: BLE001 - the job goes on whatever happens to its debugger
+        _log(f"not paused: {type(error).__name__}: {error}")
+    finally:
+        _pausing.now = False
+
+
+def _log(text: str, *, at: str | None = None) -> None:
+    """Write a line to the job's log."""
+    with contextlib.suppress(Exception):
+        if at is None:
+            frame = sys._getframe(1)
+            while frame.f_back is not None and _is_machinery(frame):
+                frame = frame.f_back
+            at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        sys.stderr.write(f"raydebug: {at} {text}\n")
+        sys.stderr.flush()
+
+
+def _is_machinery(frame: FrameType) -> bool:
+    return "/raydebug/worker/" in frame.f_code.co_filename or frame.f_code.co_filename.endswith("/contextlib.py")
+
+
+def _was_shown_elsewhere(error: BaseException) -> bool:
+    # What ray.get raises for a failed task: that task has paused already, at the frame that matters.
+    exceptions = sys.modules.get("ray.exceptions")
+    return exceptions is not None and isinstance(error, exceptions.RayError)
+
+
+def _announce(debugger: Any, thread: threading.Thread, record: dict[str, Any]) -> None:
+    from _pydevd_bundle._debug_adapter.pydevd_base_schema import BaseSchema
+    from _pydevd_bundle.pydevd_comm_constants import CMD_THREAD_SUSPEND
+    from _pydevd_bundle.pydevd_constants import get_current_thread_id
+    from _pydevd_bundle.pydevd_net_command import NetCommand
+
+    thread_id = BaseSchema._translate_id_to_dap(get_current_thread_id(thread))
+    body = {"threadId": thread_id, "record": record}
+    message = {"type": "event", "event": PAUSE_EVENT, "body": body}
+    debugger.writer.add_command(NetCommand(CMD_THREAD_SUSPEND, 0, message, is_json=True))
+    what = record["exception"] or "breakpoint"
+    _log(f"paused ({what}); look at it with: raydebug attach", at=f"{record['file']}:{record['line']}")
+
+
+def _watch_stops(debugger: Any) -> None:
+    """Keep Ray's own count of paused threads right, for its dashboard and tools, at every stop of this process."""
+    if getattr(debugger, "_raydebug_watches", False):
+        return
+    debugger._raydebug_watches = True
+    wait = debugger.do_wait_suspend
+
+    if not records.is_ray_process():
+        return
+    tell_ray = _teller(sys.modules["ray._private.worker"].global_worker)
+
+    def do_wait_suspend(*args: Any, **kwargs: Any) -> Any:
+        tell_ray(True)
+        try:
+            return wait(*args, **kwargs)
+        finally:
+            tell_ray(False)
+
+    debugger.do_wait_suspend = do_wait_suspend
+
+
+def _teller(worker: Any) -> Callable[[bool], None]:
+    """Return a function that tells Ray of a stop (True) and of its end (False), in order and without waiting.
+
+    Each is a call to Ray's head (about 1 ms): a step would cost two of them.
+    """
+    told: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def tell() -> None:
+        stops: list[Any] = []
+        while True:
+            begins = told.get()
+            with contextlib.suppress(Exception):
+                if begins:
+                    stops.append(worker.worker_paused_by_debugger())
+                    stops[-1].__enter__()
+                elif stops:
+                    stops.pop().__exit__(None, None, None)
+
+    teller = threading.Thread(target=tell, name="raydebug", daemon=True)
+    teller.pydev_do_not_trace = True  # type: ignore[attr-defined]  # pydevd's own mark for its helpers
+    teller.start()
+    return told.put
+
+
+@contextlib.contextmanager
+def _not_traced(info: Any) -> Iterator[None]:
+    """Keep pydevd from stopping in our own calls on the way to the user's frame."""
+    info.is_tracing += 1
+    try:
+        yield
+    finally:
+        info.is_tracing -= 1
+
+
+def _trace_only_while_needed(debugger: Any, info: Any) -> None:
+    """Trace this thread for a step or for line breakpoints, and run at full speed otherwise.
+
+    Tracing makes every Python call up to 23 times slower on 3.11, with no client too.
+    """
+    needed = not debugger.pydb_disposed and (info.pydev_step_cmd != -1 or bool(debugger.breakpoints))
+    from _pydevd_bundle.pydevd_constants import PYDEVD_USE_SYS_MONITORING
+
+    if PYDEVD_USE_SYS_MONITORING:
+        import pydevd_sys_monitoring
+
+        if not needed:
+            pydevd_sys_monitoring.stop_monitoring(all_threads=True)
+        else:
+            pydevd_sys_monitoring.start_monitoring(all_threads=False)
+            pydevd_sys_monitoring.update_monitor_events(suspend_requested=False)
+            pydevd_sys_monitoring.restart_events()
+        return
+    if needed:
+        debugger.enable_tracing()
+        return
+    import pydevd_tracing
+
+    pydevd_tracing.SetTrace(None)
+    if not debugger.breakpoints:
+        threading.settrace(None)  # new threads are not traced any more either
+
+
+os.register_at_fork(after_in_child=lambda: setattr(_pausing, "now", False))

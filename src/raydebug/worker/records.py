@@ -1,0 +1,142 @@
+"""What the gateway learns about a process and about one pause of it. Never raises: a missing fact is None."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+from raydebug.worker import names
+
+# torch.distributed and verl name a process's place so (torch/distributed/run.py docs; verl 0.9.1
+# single_controller/base/worker.py reads the same ones).
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+
+
+def describe_process() -> dict[str, Any]:
+    """Return what stays the same for the whole life of this process."""
+    context = _ray_context()
+    return {
+        "pid": os.getpid(),
+        "ppid": os.getppid(),
+        "python": sys.version.split()[0],
+        "argv": _short(" ".join(getattr(sys, "orig_argv", [])), 300),
+        "cwd": _quietly(os.getcwd),
+        "rank": rank(),
+        "job": os.environ.get(names.JOB),
+        "ip": _quietly(lambda: _ray_worker().node_ip_address) if context else None,
+        "node_id": _quietly(context.get_node_id) if context else None,
+        "worker_id": _quietly(context.get_worker_id) if context else None,
+        "is_driver": _quietly(lambda: _ray_worker().mode == sys.modules["ray._private.worker"].SCRIPT_MODE),
+    }
+
+
+def describe_pause(
+    frame: FrameType,
+    kind: str,
+    *,
+    error: BaseException | None = None,
+    trace: TracebackType | None = None,
+    where: str | None = None,
+) -> dict[str, Any]:
+    """Return the record of a pause.
+
+    Args:
+        frame: the user's frame.
+        kind: `breakpoint` or `post-mortem`.
+        error: the exception of a post-mortem pause.
+        trace: its traceback.
+        where: the breakpoint from outside that stops here, as the user wrote it.
+    """
+    line = frame.f_lineno
+    if trace is not None:
+        while trace.tb_next is not None:
+            trace = trace.tb_next
+        frame, line = trace.tb_frame, trace.tb_lineno
+    context = _ray_context()
+    return {
+        "kind": kind,
+        "file": frame.f_code.co_filename,
+        "line": line,
+        "function": frame.f_code.co_qualname,
+        "thread": threading.current_thread().name,
+        "exception": None if error is None else _describe_error(error),
+        "where": where,
+        "pid": os.getpid(),
+        "rank": rank(),
+        "job_id": _quietly(context.get_job_id) if context else None,
+        "task_id": _quietly(context.get_task_id) if context else None,
+        "task": _quietly(context.get_task_name) if context else None,
+        "actor_id": _quietly(context.get_actor_id) if context else None,
+        "actor": _quietly(lambda: _actor_name(context)) if context else None,
+    }
+
+
+def rank() -> int | None:
+    """Return this process's rank in its training group, where it has one."""
+    for variable in RANK_VARIABLES:
+        value = os.environ.get(variable, "")
+        if value.isdigit():
+            return int(value)
+    return None
+
+
+def is_ray_process() -> bool:
+    """Say whether this very process (not the one that it was forked from) is connected to Ray."""
+    return _ray_context() is not None
+
+
+def _ray_worker() -> Any:
+    return sys.modules["ray._private.worker"].global_worker
+
+
+def _ray_context() -> Any:
+    module = sys.modules.get("ray._private.worker")
+    if module is None or not getattr(module.global_worker, "connected", False) or _forked_from_ray():
+        return None
+    return _quietly(sys.modules["ray"].get_runtime_context)
+
+
+_ray_pid: int | None = None
+
+
+def note_ray_process() -> None:
+    """Remember which process loaded Ray: in a fork of it Ray's own calls would hang or abort."""
+    global _ray_pid
+    _ray_pid = os.getpid()
+
+
+def _forked_from_ray() -> bool:
+    return _ray_pid is not None and _ray_pid != os.getpid()
+
+
+def _actor_name(context: Any) -> str | None:
+    actor_id = context.get_actor_id()
+    if actor_id is None:
+        return None
+    name = context.get_actor_name()
+    instance = next(iter(_ray_worker().actors.values()), None)
+    kind = None if instance is None else type(instance).__name__
+    return f"{kind} {name}" if kind and name else (name or kind)
+
+
+def _describe_error(error: BaseException) -> str:
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - a user's __str__ may do anything
+        text = "(its text cannot be read)"
+    return _short(f"{name}: {text}" if text else name, 2000)
+
+
+def _short(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _quietly(read: Any) -> Any:
+    try:
+        return read()
+    except Exception:  # noqa: BLE001 - see the module's first line
+        return None

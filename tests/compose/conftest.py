@@ -1,0 +1,102 @@
+"""A real cluster of containers for the tests. Needs a Docker engine and the image raydebug:core (`raydebug image`)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from containers import IMAGE
+from raydebug.cluster import engine, lifecycle, state
+from raydebug.cluster.state import Cluster
+from raydebug.errors import RaydebugError
+from runs import JOBS, Run, up_in_containers
+
+# Small enough for two cores beside other work.
+SMALL = {"SHM_SIZE": "300mb", "OBJECT_STORE_BYTES": "100000000", "HEAD_CPUS": "2", "WORKER_CPUS": "8"}
+
+
+def why_no_docker() -> str | None:
+    """Return why these tests cannot run here."""
+    try:
+        if engine.connect().image_labels(IMAGE) is None:
+            return f"there is no image {IMAGE}: raydebug image --flavour core"
+    except RaydebugError as failure:
+        return f"{failure.what} ({failure.cause})"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip visibly without an engine; with REQUIRE_DOCKER=1 that is a failure."""
+    mine = [item for item in items if "/compose/" in str(item.path)]
+    reason = why_no_docker() if mine else None
+    if reason and os.environ.get("REQUIRE_DOCKER") == "1":
+        pytest.exit(f"REQUIRE_DOCKER=1, and {reason}", returncode=1)
+    if reason:
+        for item in mine:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_state() -> Iterator[Path]:
+    """Keep the tests' clusters apart from the user's."""
+    folder = Path(tempfile.mkdtemp(prefix="rdt-"))
+    before = dict(os.environ)
+    os.environ.update(SMALL, XDG_STATE_HOME=str(folder))
+    for name in [n for n in os.environ if n.startswith(("RAY_", "RAYDEBUG_"))]:
+        del os.environ[name]
+    os.environ["RAYDEBUG_IMAGE"] = IMAGE
+    yield folder
+    os.environ.clear()
+    os.environ.update(before)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the containers have as /workspace: the jobs of the tests."""
+    folder = tmp_path_factory.mktemp("project")
+    folder.chmod(0o755)
+    for path in JOBS.glob("*.py"):
+        shutil.copy(path, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cluster(private_state: Path, project: Path) -> Iterator[Cluster]:
+    """Head, gateway and two workers, taken down whatever happens."""
+    name = f"test{os.getpid()}"
+    done = up_in_containers(name, project, "--workers", "2")
+    assert done.returncode == 0, done.stderr
+    found = state.load_cluster(name)
+    try:
+        yield found
+    finally:
+        assert lifecycle.take_down(found) == []
+
+
+@pytest.fixture
+def run(cluster: Cluster, project: Path) -> Iterator[Callable[..., Run]]:
+    """Start jobs; whatever still runs when the test ends is stopped."""
+    runs: list[Run] = []
+
+    def start(*arguments: str, **options: Any) -> Run:
+        runs.append(Run(cluster, list(arguments), cwd=project, **options))
+        return runs[-1]
+
+    yield start
+    for one in runs:
+        if one.process.poll() is None:
+            one.process.send_signal(2)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                one.process.wait(25)
+        if one.process.poll() is None:
+            one.process.kill()
+        one.log.unlink(missing_ok=True)

@@ -1,0 +1,264 @@
+"""The main path in real containers, attached from the host through the one published debug port."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+
+import httpx
+import psutil
+import pytest
+
+from containers import IMAGE
+from raydebug.cluster import compose, engine, lifecycle, state
+from runs import RAYDEBUG, Run, raydebug, up_in_containers, wait_for
+
+BREAKPOINTS = [("task", "task"), ("actor", "Actor.method"), ("async_actor", "AsyncActor.method"), ("driver", "driver")]
+
+
+@pytest.mark.timeout(120)
+def test_nodes(cluster):
+    """`ps --json` shows the head and both workers alive, each at an address of its own."""
+    document = json.loads(raydebug("ps", "--name", cluster.name, "--json").stdout)
+    assert document["kind"] == "compose"
+    assert sorted((n["role"], n["state"]) for n in document["nodes"]) == [
+        ("head", "alive"),
+        ("worker", "alive"),
+        ("worker", "alive"),
+    ]
+    assert len({n["ip"] for n in document["nodes"]}) == 3
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("case", "function"), BREAKPOINTS, ids=[b[0] for b in BREAKPOINTS])
+def test_breakpoint(run, case, function):
+    """A pause in a container is listed, attached and let go on from the host, as on a local cluster."""
+    job = run("--", "python", "cases.py", case)
+    (pause,) = job.pauses(1)
+    assert (pause["function"], pause["file"]) == (function, "/workspace/cases.py")
+    assert job.attach(pause["id"], "p secret").strip() == "41"
+    assert "secret" in job.attach(pause["id"], "l"), "the source is shown, though no file of this host is there"
+    job.attach(pause["id"], "c")
+    assert f"done: {case}" in job.end()
+
+
+@pytest.mark.timeout(180)
+def test_post_mortem(run):
+    """A crash in a container pauses at the frame that raised."""
+    job = run("--debugger", "post-mortem", "--", "python", "cases.py", "pm_actor")
+    (pause,) = job.pauses(1)
+    assert pause["exception"] == "ValueError: actor 41"
+    job.attach(pause["id"], "c")
+    assert "done: pm_actor" in job.end()
+
+
+@pytest.mark.timeout(180)
+def test_break_from_outside(run):
+    """`--break` names a file of the project or a module of the image, and is checked in the container."""
+    job = run("--break", "spawned.py:spawned", "--", "python", "cases.py", "spawn")
+    (pause,) = job.pauses(1)
+    assert (pause["file"], pause["where"]) == ("/workspace/spawned.py", "spawned.py:spawned")
+    job.attach(pause["id"], "c")
+    (own,) = job.pauses(1)
+    job.attach(own["id"], "c")
+    assert "done: spawn" in job.end()
+    wrong = run("--break", "no.such:thing", "--", "python", "cases.py", "task")
+    assert "--break no.such:thing names nothing" in wrong.end(code=2)
+
+
+@pytest.mark.timeout(120)
+def test_edit_is_seen_at_once(run, project):
+    """A code edit on the host is what the next job runs, without a build."""
+    (project / "edited.py").write_text("print('first')")
+    assert "first" in run("--", "python", "edited.py").end()
+    (project / "edited.py").write_text("print('second')")
+    assert "second" in run("--", "python", "edited.py").end()
+
+
+@pytest.mark.timeout(60)
+def test_outside_the_project(cluster, tmp_path):
+    """A job from a folder that the containers do not see is refused, with the folder that they do."""
+    done = raydebug("run", "--name", cluster.name, "--", "python", "x.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"error: the containers of cluster '{cluster.name}' do not see {tmp_path}" in done.stderr
+
+
+# Security (requirements/security.md)
+
+
+@pytest.mark.timeout(60)
+def test_published_on_loopback_only(cluster):
+    """S1: what the cluster publishes listens on 127.0.0.1 alone, and is two ports."""
+    ours = {cluster.ports["dashboard"], cluster.ports["gateway"]}
+    listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port in ours]
+    assert {c.laddr.port for c in listening} == ours
+    assert {c.laddr.ip for c in listening} == {"127.0.0.1"}
+    for container in compose.containers(cluster):
+        ports = json.loads(docker("inspect", "--format", "{{json .NetworkSettings.Ports}}", container.name))
+        bound = [b for bindings in ports.values() for b in bindings or []]
+        assert all(b["HostIp"] == "127.0.0.1" for b in bound)
+
+
+@pytest.mark.timeout(60)
+def test_locked_down(cluster):
+    """S11-S15: no capability, no new privileges, not root, read-only image, limits, no host namespace, no socket."""
+    for container in compose.containers(cluster):
+        host = json.loads(docker("inspect", "--format", "{{json .HostConfig}}", container.name))
+        assert not host["Privileged"]
+        assert host["CapDrop"] == ["ALL"]
+        assert not host["CapAdd"]
+        assert host["ReadonlyRootfs"]
+        assert host["PidsLimit"] > 0
+        assert host["Memory"] > 0
+        assert "no-new-privileges:true" in host["SecurityOpt"]
+        assert host["NetworkMode"] not in ("host",)
+        assert host["PidMode"] == ""
+        assert host["IpcMode"] in ("private", "shareable")
+        assert not [m for m in json.loads(docker("inspect", "--format", "{{json .Mounts}}", container.name))
+                    if "docker.sock" in m["Source"] or m["Source"] == "/"]  # fmt: skip
+        status = docker("exec", container.name, "cat", "/proc/1/status")
+        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        assert int(fields["CapEff"], 16) == 0
+        assert fields["NoNewPrivs"] == "1"
+        assert "0" not in fields["Uid"].split()
+        wrote = subprocess.run(["docker", "exec", container.name, "touch", "/opt/venv/x"], capture_output=True)
+        assert wrote.returncode != 0
+
+
+@pytest.mark.timeout(60)
+def test_token_mode_everywhere(cluster):
+    """S5: each service has token mode set explicitly, also in a shell that is exec'd into it."""
+    for container in compose.containers(cluster):
+        environment = docker("exec", container.name, "env").splitlines()
+        assert "RAY_AUTH_MODE=token" in environment
+        assert not [e for e in environment if e.startswith("RAY_AUTH_TOKEN=")]
+
+
+@pytest.mark.timeout(60)
+def test_token_is_nowhere(cluster):
+    """S4, S6: 256 bits, for its owner alone, and in no inspect, no log, no command line, no image layer."""
+    token = cluster.token
+    assert len(token) == 64
+    assert cluster.token_file.stat().st_mode & 0o777 == 0o600
+    assert cluster.folder.stat().st_mode & 0o777 == 0o700
+    places = [docker("image", "history", "--no-trunc", IMAGE)]
+    for container in compose.containers(cluster):
+        places += [docker("inspect", container.name), docker("logs", container.name), docker("top", container.name)]
+    assert not [place for place in places if token in place]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("service", "path"), [("dashboard", "/api/v0/nodes"), ("dashboard", "/api/jobs/"), ("gateway", "/pauses")]
+)
+def test_only_the_right_token_opens(cluster, service, path):
+    """S2: without a token and with a wrong one the dashboard, the Jobs API and the gateway refuse."""
+    url = f"http://127.0.0.1:{cluster.ports[service]}{path}"
+    codes = [
+        httpx.get(url, headers=headers, timeout=20, trust_env=False).status_code
+        for headers in ({}, {"Authorization": f"Bearer {'0' * 64}"}, {"Authorization": f"Bearer {cluster.token}"})
+    ]
+    assert codes[0] in (401, 403)
+    assert codes[1] in (401, 403)
+    assert codes[2] == 200
+
+
+@pytest.mark.timeout(120)
+def test_no_debug_socket_in_a_worker(run, cluster):
+    """S7: while a worker is paused nothing listens in its container for a debugger."""
+
+    def listening(container) -> set[str]:
+        rows = docker("exec", container.name, "cat", "/proc/net/tcp", "/proc/net/tcp6").splitlines()
+        return {row.split()[1].rsplit(":", 1)[1] for row in rows if len(row.split()) > 3 and row.split()[3] == "0A"}
+
+    nodes = [c for c in compose.containers(cluster) if c.service in ("head", "worker")]
+    job = run("--", "python", "cases.py", "task")
+    (pause,) = job.pauses(1)
+    (node,) = [c for c in nodes if c.address == pause["ip"]]
+    during = listening(node)
+    job.attach(pause["id"], "c")
+    job.end()
+    wait_for(lambda: listening(node) <= during, "the ports to be those of before", 10)
+    debuggers = {f"{port:04X}" for port in (5678, 5679)}
+    assert not debuggers & during
+
+
+# Faults (requirements/faults.md)
+
+
+@pytest.fixture
+def other(project):
+    """A cluster of the test's own, with one worker."""
+    name = "faults"
+    done = up_in_containers(name, project)
+    assert done.returncode == 0, done.stderr
+    found = state.load_cluster(name)
+    yield found
+    if state.find_cluster(name) is not None:
+        lifecycle.take_down(found)
+
+
+@pytest.mark.timeout(240)
+def test_killed_worker_container(other, project):
+    """F1, F4: a worker container that is killed while paused takes its pause along; a new up of it brings it back."""
+    job = Run(other, ["--", "python", "cases.py", "on_worker"], cwd=project)
+    try:
+        (pause,) = job.pauses(1)
+        (node,) = [c for c in compose.containers(other) if c.service == "worker"]
+        assert node.address == pause["ip"]
+        docker("kill", node.name)
+        wait_for(lambda: pause["id"] not in [p["id"] for p in job.listed()], "the pause to vanish", 3)
+    finally:
+        job.process.send_signal(2)
+        job.process.wait(60)
+
+
+@pytest.mark.timeout(240)
+def test_down_leaves_nothing(other, project):
+    """`down` ends containers and networks within 5 s, and a foreign container stays (S30, F47)."""
+    project_name = compose.project_of(other.name)
+    started = time.monotonic()
+    done = raydebug("down", "--name", other.name)
+    seconds = time.monotonic() - started
+    assert done.returncode == 0, done.stderr
+    assert engine.connect().leftovers(project_name) == []
+    assert state.find_cluster(other.name) is None
+    assert seconds < 20, "nothing waits for a time-out"
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_during_up(project):
+    """F44: Ctrl-C during `up` leaves no container, no network and no record."""
+    argv = [str(RAYDEBUG), "up", "--cluster", "compose", "--flavour", "core"]
+    argv += ["--name", "broken", "--dashboard-port", "0", "--gateway-port", "0"]
+    process = subprocess.Popen(argv, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:  # a fixed time would be before or after it, by how busy the machine is
+        if "creating containers" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)
+    try:
+        assert process.returncode == 130, said
+    finally:
+        if (left := state.find_cluster("broken")) is not None:
+            lifecycle.take_down(left)
+    assert engine.connect().leftovers(compose.project_of("broken")) == []
+    assert state.find_cluster("broken") is None
+
+
+@pytest.mark.timeout(60)
+def test_gpu_missing(project):
+    """F51: without an NVIDIA runtime `up --flavour cuda` says what is missing before it creates anything."""
+    done = raydebug("up", "--cluster", "compose", "--flavour", "cuda", "--name", "gpu", cwd=project)
+    assert done.returncode == 5
+    assert "error: Docker cannot give a GPU to a container here" in done.stderr
+    assert "nvidia-container-toolkit" in done.stderr
+    assert state.find_cluster("gpu") is None
+
+
+def docker(*arguments: str) -> str:
+    """Run a docker command and return what it printed."""
+    return subprocess.run(["docker", *arguments], capture_output=True, text=True, check=True, timeout=60).stdout

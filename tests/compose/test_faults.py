@@ -1,0 +1,355 @@
+"""What breaks while somebody debugs in containers: one test a fault, with its limit in seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from containers import (
+    IMAGE,
+    Attached,
+    container_of,
+    docker,
+    is_healthy,
+    kill_process,
+    remove_all,
+    wait_healthy,
+    what_is_left,
+)  # fmt: skip
+from raydebug.cluster import compose, state
+from raydebug.cluster.state import Cluster
+from runs import RAYDEBUG, Run, raydebug, up_in_containers, wait_for
+
+NAME = f"fx-{os.getpid()}"
+Start = Callable[..., Run]
+
+
+@pytest.fixture(scope="module")
+def patient(private_state: Path, project: Path) -> Iterator[Cluster]:
+    """A cluster to harm: head, gateway, one worker."""
+    done = up_in_containers(NAME, project)
+    assert done.returncode == 0, done.stderr
+    yield state.load_cluster(NAME)
+    remove_all(NAME)
+
+
+@pytest.fixture
+def victim(patient: Cluster, project: Path) -> Cluster:
+    """The same cluster, mended by `up` after the test before."""
+    if not is_healthy(patient):
+        done = raydebug("up", "--cluster", "compose", "--name", patient.name, cwd=project, timeout=200)
+        assert done.returncode == 0, done.stderr
+        wait_healthy(patient)
+    return patient
+
+
+@pytest.fixture
+def start(victim: Cluster, project: Path) -> Iterator[Start]:
+    """Start jobs and end what still runs of them."""
+    runs: list[Run] = []
+
+    def start(*arguments: str) -> Run:
+        runs.append(Run(victim, list(arguments), cwd=project))
+        return runs[-1]
+
+    yield start
+    for one in runs:
+        one.process.kill()
+        one.process.wait(10)
+        one.log.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def paused(victim: Cluster, start: Start, project: Path) -> Iterator[tuple[Run, dict[str, Any], Attached]]:
+    """A task paused on the worker, and a person attached to it."""
+    job = start("--", "python", "cases.py", "on_worker")
+    (pause,) = job.pauses(1)
+    assert container_of(victim, "worker").address == pause["ip"]
+    client = Attached(victim, pause["id"], project)
+    yield job, pause, client
+    client.close()
+
+
+def is_listed(job: Run, pause: dict[str, Any]) -> bool:
+    """Say whether the gateway still shows a pause."""
+    return pause["id"] in [p["id"] for p in job.listed()]
+
+
+def shows_a_cause(cluster: Cluster, verb: str, within_s: float) -> str:
+    """Run a verb that asks the cluster, check that it answers in time, and return what it printed."""
+    started = time.monotonic()
+    done = raydebug(verb, "--name", cluster.name, timeout=within_s + 10)
+    assert time.monotonic() - started < within_s, f"{verb} took too long: {done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+# A paused process or its node dies
+
+
+@pytest.mark.timeout(300)
+def test_f1_worker_container_killed(victim, paused):
+    """F1: a worker's container is killed: its client is told within 2 s, exit code 4; the row is gone within 3 s."""
+    job, pause, client = paused
+    docker("kill", container_of(victim, "worker").name)
+    code, printed, _ = client.ended(2.0)
+    assert code == 4, printed
+    assert "error: the session ended: process" in printed
+    wait_for(lambda: not is_listed(job, pause), "the row to vanish", 1.0)
+
+
+@pytest.mark.timeout(300)
+def test_f6_raylet_killed(victim, paused):
+    """F6: a raylet is killed: its client is told, exit code 4, the row vanishes, and the worker joins again."""
+    job, pause, client = paused
+    kill_process(container_of(victim, "worker"), "raylet")
+    code, printed, _ = client.ended(5.0)
+    assert code == 4, printed
+    wait_for(lambda: not is_listed(job, pause), "the row to vanish", 3.0)
+    wait_healthy(victim)
+
+
+@pytest.mark.timeout(300)
+def test_f7_driver_killed(victim, paused):
+    """F7: the driver dies while its task is paused: the client is told, and the row is gone within 3 s."""
+    job, pause, client = paused
+    kill_process(container_of(victim, "head"), "python cases.py on_worker")
+    wait_for(lambda: not is_listed(job, pause), "the row to vanish", 3.0)
+    code, printed, _ = client.ended(3.0)
+    assert code == 4, printed
+
+
+@pytest.mark.timeout(300)
+def test_f3_f4_head_container_killed(victim, paused, project):
+    """F3, F4: the head is killed: the client is told within 5 s, exit code 4; `up` mends it within 90 s."""
+    job, pause, client = paused
+    docker("kill", container_of(victim, "head").name)
+    code, printed, _ = client.ended(5.0)
+    assert code == 4, printed
+    wait_for(lambda: not is_listed(job, pause), "the row to vanish", 3.0)
+    assert "its container is exited (exit code 137)" in shows_a_cause(victim, "ps", 5.0)
+    started = time.monotonic()
+    done = raydebug("up", "--cluster", "compose", "--name", victim.name, cwd=project, timeout=120)
+    assert done.returncode == 0, done.stderr
+    wait_healthy(victim, 90.0 - (time.monotonic() - started))
+    assert job.listed() == []
+
+
+@pytest.mark.timeout(300)
+def test_f4_head_restarts(victim, paused, start):
+    """F4: a head that restarts has its workers back within 90 s; the old pause is never shown as live; jobs run."""
+    job, pause, client = paused
+    docker("restart", "--time", "1", container_of(victim, "head").name)
+    code, printed, _ = client.ended(5.0)
+    assert code == 4, printed
+    assert not is_listed(job, pause)
+    wait_healthy(victim, 90.0)
+    assert job.listed() == []
+    after = start("--", "python", "cases.py", "on_worker")
+    (fresh,) = after.pauses(1)
+    after.attach(fresh["id"], "c")
+    assert "done: on_worker" in after.end()
+
+
+@pytest.mark.timeout(300)
+def test_f5_gcs_killed(victim, paused):
+    """F5: gcs_server alone is killed: `ps` and `paused` answer within 5 s, `ps` with the cause; the head comes back."""
+    _, _, client = paused
+    kill_process(container_of(victim, "head"), "gcs_server")
+    said = shows_a_cause(victim, "ps", 5.0)
+    assert any(word in said for word in ("unreachable", "restarting", "starting", "its container is")), said
+    shows_a_cause(victim, "paused", 3.0)
+    code, printed, _ = client.ended(10.0)
+    assert code == 4, printed
+    wait_healthy(victim)
+
+
+# The network, and containers that stand still
+
+
+@contextlib.contextmanager
+def disconnected(cluster: Cluster, service: str) -> Iterator[None]:
+    """Take a container off the cluster's network."""
+    name, network = container_of(cluster, service).name, f"{compose.project_of(cluster.name)}_default"
+    docker("network", "disconnect", network, name)
+    try:
+        yield
+    finally:
+        docker("network", "connect", "--alias", service, network, name)
+
+
+@pytest.mark.timeout(300)
+def test_f24_worker_stands_still(victim, paused):
+    """F24: a worker that stands still for 20 s (docker pause) goes on afterwards; session and job are unharmed."""
+    job, pause, client = paused
+    name = container_of(victim, "worker").name
+    docker("pause", name)
+    try:
+        assert pause["id"] in [p["id"] for p in job.listed()]
+        time.sleep(20)
+    finally:
+        docker("unpause", name)
+    client.ask("p 1000 * 4242", until="4242000")
+    client.ask("c")
+    assert "done: on_worker" in job.end()
+    wait_healthy(victim, 60.0)
+
+
+@pytest.mark.timeout(120)
+def test_f20_gateway_killed(victim, paused):
+    """F20: the gateway is killed: its client is told within 2 s, exit code 4, and what it says names the gateway."""
+    _, _, client = paused
+    docker("kill", container_of(victim, "gateway").name)
+    code, printed, _ = client.ended(2.0)
+    assert code == 4, printed
+    assert "error: the session ended: the gateway is gone" in printed
+    assert "does not answer" in shows_a_cause(victim, "paused", 5.0)
+
+
+@pytest.mark.timeout(300)
+def test_f22_f23_worker_cut_off(victim, paused):
+    """F22, F23 in part: a worker without its network for 30 s: its client says within 10 s that it waits; it heals."""
+    _, _, client = paused
+    with disconnected(victim, "worker"):
+        client.ask("p 1000 * 4242", until="still runs there; Ctrl-C stops waiting for it", within_s=10.0)
+        time.sleep(30)
+    wait_healthy(victim)
+
+
+# up and down
+
+
+@pytest.fixture
+def fresh_name() -> Iterator[str]:
+    """A name that no cluster has; whatever is there by it at the end is removed."""
+    name = f"fx-{os.getpid()}-{time.monotonic_ns() % 10**6}"
+    yield name
+    remove_all(name)
+
+
+@pytest.fixture
+def foreign_container() -> Iterator[tuple[str, int]]:
+    """Somebody else's container, which publishes a port; its name and the port."""
+    name = f"fx-foreign-{os.getpid()}"
+    docker("run", "--detach", "--rm", "--name", name, "--publish", "127.0.0.1::8000", IMAGE,
+           "python", "-m", "http.server", "8000", "--directory", "/tmp")  # fmt: skip
+    yield name, int(docker("port", name, "8000").rpartition(":")[2])
+    docker("rm", "--force", name)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("option", ["--dashboard-port", "--gateway-port"])
+def test_f43_port_taken_by_a_container(project, fresh_name, foreign_container, option):
+    """F43: a port that a foreign container publishes is refused with the container's name, exit code 3."""
+    name, port = foreign_container
+    done = raydebug(
+        "up", "--cluster", "compose", "--flavour", "core", "--name", fresh_name, option, str(port), cwd=project
+    )
+    assert done.returncode == 3, done.stderr
+    assert f"error: port {port} for the {option.split('-')[2]} is taken" in done.stderr
+    assert f"container {name} (image {IMAGE}) publishes it" in done.stderr
+    assert what_is_left(fresh_name) == {}
+    assert docker("inspect", "--format", "{{.State.Running}}", name).strip() == "true"
+
+
+@pytest.mark.timeout(60)
+def test_f43_port_taken_by_a_program(project, fresh_name):
+    """F43: a port on which a program of the host listens is refused with its name and pid, exit code 3."""
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        done = raydebug("up", "--cluster", "compose", "--flavour", "core", "--name", fresh_name, "--dashboard-port",
+                        str(port), cwd=project)  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert f"(pid {os.getpid()}, user " in done.stderr
+    assert what_is_left(fresh_name) == {}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("phase", "presses"), [("starting cluster", 1), ("creating containers", 2), ("head starting", 2)]
+)
+def test_f44_ctrl_c_during_up(project, fresh_name, phase, presses):
+    """F44: Ctrl-C at any moment of `up`, once or twice: exit code 130, no container, network, volume or record left."""
+    argv = [str(RAYDEBUG), "up", "--cluster", "compose", "--flavour", "core", "--name", fresh_name]
+    argv += ["--dashboard-port", "0", "--gateway-port", "0"]
+    process = subprocess.Popen(  # a session of its own: a terminal sends Ctrl-C to docker compose too
+        argv, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:  # a fixed time would be before or after it, by how busy the machine is
+        if phase in line:
+            break
+    for _ in range(presses):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.4)
+    said, _ = process.communicate(timeout=90)
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert what_is_left(fresh_name) == {}
+
+
+@pytest.mark.timeout(120)
+def test_f45_two_ups_at_once(project, fresh_name):
+    """F45: of two `up` of one name at once, one goes on and the other says so, exit 3; a dead one's lock is free."""
+    argv = [str(RAYDEBUG), "up", "--cluster", "compose", "--flavour", "core", "--name", fresh_name]
+    argv += ["--dashboard-port", "0", "--gateway-port", "0"]
+    first = subprocess.Popen(argv, cwd=project, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: state.find_cluster(fresh_name) is not None, "the first to begin", 15)
+    second = raydebug(*argv[1:], cwd=project)
+    assert second.returncode == 3
+    assert f"error: another `raydebug up` of cluster '{fresh_name}' is at work" in second.stderr
+    first.kill()  # its lock goes with it, what it made stays
+    first.wait(10)
+    third = raydebug(*argv[1:], cwd=project, timeout=100)
+    assert third.returncode == 0, third.stderr
+    assert is_healthy(state.load_cluster(fresh_name))
+
+
+@pytest.mark.timeout(240)
+def test_f46_f47_stale_record_and_foreign_things(project, fresh_name, foreign_container, tmp_path):
+    """F46, F47, S30: `ps` says that containers are gone, `up` begins anew; `down` touches nothing foreign."""
+    done = up_in_containers(fresh_name, project, "--workers", "0")
+    assert done.returncode == 0, done.stderr
+    old = state.load_cluster(fresh_name)
+    docker("rm", "--force", *[c.name for c in compose.containers(old)])
+    assert "its containers are gone" in shows_a_cause(old, "ps", 5.0)
+    raylet = tmp_path / "raylet"  # `ray stop` would end it, by its name
+    shutil.copy("/bin/sleep", raylet)
+    foreign = subprocess.Popen([str(raylet), "120"])
+    try:
+        done = up_in_containers(fresh_name, project, "--workers", "0")
+        assert done.returncode == 0, done.stderr
+        assert state.load_cluster(fresh_name).id != old.id
+        started = time.monotonic()
+        done = raydebug("down", "--name", fresh_name)
+        seconds = time.monotonic() - started
+        assert done.returncode == 0, done.stderr
+        assert "objects" not in what_is_left(fresh_name)
+        assert "record" not in what_is_left(fresh_name)
+        assert foreign.poll() is None
+        assert docker("inspect", "--format", "{{.State.Running}}", foreign_container[0]).strip() == "true"
+        assert seconds < 15, "nothing waits for a time-out; the goal of 5 s stands in bench/"
+    finally:
+        foreign.kill()
+        foreign.wait()
+
+
+@pytest.mark.timeout(90)
+def test_f51_shared_memory_too_small(project, fresh_name):
+    """F51: an object store that does not fit in shared memory fails `up` at once, with both sizes; nothing is left."""
+    done = raydebug("up", "--cluster", "compose", "--flavour", "core", "--name", fresh_name, "--dashboard-port", "0",
+                    "--gateway-port", "0", cwd=project, env={**os.environ, "SHM_SIZE": "64mb"}, timeout=80)  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "does not fit in shared memory" in done.stderr
+    assert "SHM_SIZE" in done.stderr
+    assert what_is_left(fresh_name) == {}

@@ -1,0 +1,394 @@
+"""The compose files, the images and the verbs against requirements of security that need an engine (S-numbers)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import tarfile
+import time
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from containers import IMAGE, container_of, docker
+from raydebug.cluster import compose, state
+from raydebug.cluster.state import Cluster
+from runs import raydebug
+
+ROOT = Path(__file__).resolve().parents[2]
+DEV = (".devcontainer/docker-compose.dev.yml",)
+COMBINATIONS = {
+    "gpu": ("docker-compose.yml",),
+    "cpu": ("docker-compose.yml", "docker-compose.cpu.yml"),
+    "gpu-hosts": ("docker-compose.yml", "docker-compose.hosts.yml"),
+    "cpu-hosts": ("docker-compose.yml", "docker-compose.cpu.yml", "docker-compose.hosts.yml"),
+    "gpu-dev": ("docker-compose.yml", *DEV),
+    "cpu-dev": (
+        "docker-compose.yml", "docker-compose.cpu.yml", *DEV, ".devcontainer/docker-compose.dev-cpu.yml",
+    ),
+}  # fmt: skip
+HOSTILE_NAMES = (
+    "$(touch hacked)",
+    "; touch hacked",
+    "`touch hacked`",
+    "../other",
+    "-v",
+    "--privileged",
+    "a\nb",
+    "a b",
+    "",
+)
+# A machine's own variables must not decide what a file says.
+PLAIN = ("PATH", "HOME", "DOCKER_HOST", "XDG_RUNTIME_DIR")
+
+
+def config_of(files: tuple[str, ...], *options: str, **variables: str) -> dict[str, Any]:
+    """Return what docker compose makes of some files, every profile's services included."""
+    chosen = [option for file in files for option in ("-f", file)]
+    environment = {name: os.environ[name] for name in PLAIN if name in os.environ}
+    done = subprocess.run(
+        ["docker", "compose", *options, *chosen, "--profile", "*", "config", "--format", "json"], cwd=ROOT,
+        env={**environment, "RAYDEBUG_TOKEN_FILE": "/tmp/token", **variables}, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+@pytest.fixture(params=COMBINATIONS, scope="module")
+def config(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Each combination of the compose files."""
+    return config_of(COMBINATIONS[request.param])
+
+
+# Compose files
+
+
+@pytest.mark.timeout(60)
+def test_no_rights_in_any_combination(config):
+    """S11-S15: in every combination: no privilege, capability, host namespace or root, and every limit set."""
+    assert {"head", "worker", "gateway", "job"} <= set(config["services"])
+    for name, service in config["services"].items():
+        assert not service.get("privileged"), name
+        assert service["cap_drop"] == ["ALL"], name
+        assert not service.get("cap_add"), name
+        assert "no-new-privileges:true" in service["security_opt"], name
+        assert not [o for o in service["security_opt"] if "unconfined" in o], name
+        assert not {"network_mode", "pid", "ipc", "userns_mode", "cgroup"} & set(service), name
+        assert not service.get("devices"), name
+        assert service["user"] == "1000:1000", name
+        assert int(service["mem_limit"]) > 0, name
+        assert int(service["pids_limit"]) > 0, name
+        for mount in service.get("volumes", []):
+            assert "docker.sock" not in mount["source"], name
+            assert mount["source"] != "/", name
+        if name != "dev":  # an editor writes its server into the Dev Container
+            assert service["read_only"] is True, name
+
+
+@pytest.mark.timeout(60)
+def test_published_on_loopback_in_any_combination(config):
+    """S1: the files publish two ports, the dashboard's and the gateway's, on 127.0.0.1."""
+    published = [port for service in config["services"].values() for port in service.get("ports", [])]
+    assert sorted(port["target"] for port in published) == [5678, 8265]
+    assert {port["host_ip"] for port in published} == {"127.0.0.1"}
+
+
+@pytest.mark.timeout(60)
+def test_token_mode_in_any_combination(config):
+    """S5, S6: every service has token mode set by the file, and the token is a mounted secret, never a variable."""
+    for name, service in config["services"].items():
+        assert service["environment"]["RAY_AUTH_MODE"] == "token", name
+        assert service["environment"]["RAY_AUTH_TOKEN_PATH"] == "/run/secrets/raydebug_token", name
+        assert "RAY_AUTH_TOKEN" not in service["environment"], name
+        assert "raydebug_token" in [secret["source"] for secret in service["secrets"]], name
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("path", sorted(ROOT.glob(".devcontainer/**/devcontainer.json")), ids=lambda p: p.parent.name)
+def test_devcontainer(path):
+    """S16: the Dev Container mounts no socket, asks for no privilege, and its postCreate fetches nothing."""
+    text = re.sub(r"^\s*//.*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    document = json.loads(text)
+    assert not {"mounts", "runArgs", "privileged", "capAdd", "securityOpt", "features", "initializeCommand"} & set(
+        document
+    )
+    assert "docker.sock" not in text
+    assert document["postCreateCommand"] == ["/workspace/.devcontainer/post-create", "/workspace"]
+    script = (ROOT / ".devcontainer/post-create").read_text(encoding="utf-8")
+    assert not re.search(r"curl|wget|pip |uv |npm |apt|git clone|https?://", script)
+
+
+@pytest.mark.timeout(60)
+def test_every_base_is_pinned_by_digest():
+    """S18: each FROM of the Dockerfile that is no stage of its own is named with its digest; nothing is `latest`."""
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    froms = re.findall(r"^FROM (\S+)(?: AS (\S+))?$", text, flags=re.MULTILINE)
+    stages = {stage for _, stage in froms} | {"scratch", "${BASE_IMAGE}", "${FLAVOUR}"}
+    foreign = [image for image, _ in froms if image not in stages]
+    assert foreign
+    assert all(re.search(r":[^@]+@sha256:[0-9a-f]{64}$", image) for image in foreign)
+    assert ":latest" not in text
+    assert not re.search(r"(curl|wget)[^\n]*\|\s*(ba)?sh", text)
+
+
+# A running cluster
+
+ASK = """
+import json, os, sys, urllib.error, urllib.request
+what, how = sys.argv[1:]
+os.environ.pop("RAY_ADDRESS", None)
+right = open("/run/secrets/raydebug_token").read().strip()
+token = {"none": "", "wrong": "0" * 64, "right": right}[how]
+os.environ.update({"RAY_AUTH_MODE": "token" if token else "disabled", "RAY_gcs_server_request_timeout_seconds": "5"})
+os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
+if token:
+    os.environ["RAY_AUTH_TOKEN"] = token
+if what == "agent":
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        urllib.request.urlopen(urllib.request.Request("http://head:52365/api/job_agent/jobs/x/logs", headers=headers))
+        print("opened")
+    except urllib.error.HTTPError as error:
+        print("refused" if error.code in (401, 403) else "opened", error.code)
+elif what == "gcs":
+    from ray._raylet import GcsClient
+    print("opened", GcsClient(address="head:6379").internal_kv_keys(b"", namespace=b"session", timeout=5))
+else:
+    import ray
+    ray.init("ray://head:10001")
+    print("opened", len(ray.nodes()))
+os._exit(0)
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", ["none", "wrong", "right"])
+@pytest.mark.parametrize("what", ["agent", "gcs", "client"])
+def test_only_the_right_token_opens_inside(cluster, what, how):
+    """S2: on the cluster's own network too the agent, the GCS and Ray Client obey the right token alone."""
+    node = next(c for c in compose.containers(cluster) if c.service == "worker")
+    argv = ["docker", "exec", "-i", node.name, "timeout", "40", "python", "-", what, how]
+    done = subprocess.run(argv, input=ASK, capture_output=True, text=True, timeout=60, check=False)
+    opened = any(line.startswith("opened") for line in done.stdout.splitlines())
+    assert opened == (how == "right"), done.stdout + done.stderr[-2000:]
+
+
+@pytest.mark.timeout(60)
+def test_no_telemetry(cluster):
+    """S29: usage statistics of Ray, vLLM and Hugging Face are off in every service."""
+    wanted = {"RAY_USAGE_STATS_ENABLED=0", "VLLM_NO_USAGE_STATS=1", "HF_HUB_DISABLE_TELEMETRY=1", "DO_NOT_TRACK=1"}
+    for container in compose.containers(cluster):
+        assert wanted <= set(docker("exec", container.name, "env").splitlines()), container.name
+
+
+@pytest.mark.timeout(60)
+def test_fork_bomb_is_bounded():
+    """S14: a process that forks without end gets as many as its container may have, and the host goes on."""
+    bomb = "import os, time\nn = 0\ntry:\n  while n < 1000:\n    if os.fork() == 0: time.sleep(20)\n    n += 1\n"
+    bomb += "except OSError as error: print(n, error.errno)"
+    started = time.monotonic()
+    said = docker("run", "--rm", "--init", "--pids-limit", "40", "--memory", "300m", "--network", "none", "--cap-drop",
+                  "ALL", IMAGE, "python", "-c", bomb)  # fmt: skip
+    count, errno = said.split()
+    assert int(count) < 40
+    assert int(errno) == 11  # EAGAIN
+    assert time.monotonic() - started < 30
+
+
+@pytest.mark.timeout(60)
+def test_any_user_works():
+    """S13: the image runs as any uid, without a capability, read-only and without a network (S36)."""
+    said = docker("run", "--rm", "--user", "4711:4711", "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL",
+                  "--network", "none", IMAGE, "python", "-c", "import os, ray; print(os.getuid())")  # fmt: skip
+    assert said.strip() == "4711"
+
+
+# What verbs and files are given
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("verb", ["up --cluster compose", "ps", "paused", "down", "logs", "attach 1"])
+def test_hostile_cluster_names(verb, tmp_path):
+    """S27: a name is a word of letters and digits; anything else is refused in three lines, exit code 2."""
+    for name in HOSTILE_NAMES:
+        done = raydebug(*verb.split(), f"--name={name}", cwd=tmp_path)
+        assert done.returncode == 2, (name, done.stdout, done.stderr)
+        assert re.search(r"^error: .*\ncause: .*\nfix: ", done.stderr, flags=re.MULTILINE | re.DOTALL), done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("service", ["$(touch hacked)", "--version", "; id", "head;id"])
+def test_hostile_services(cluster, project, service):
+    """S27: `logs` knows three services; it hands nothing else on to docker compose."""
+    done = raydebug("logs", "--name", cluster.name, "--", service, cwd=project)
+    assert done.returncode == 2
+    assert f"error: there is no service '{service}'" in done.stderr
+    assert not (project / "hacked").exists()
+
+
+@pytest.mark.timeout(120)
+def test_hostile_arguments_reach_the_job_as_they_are(cluster, project):
+    """S27: a job's arguments are handed on as they are; none is run by the shell that starts the job."""
+    words = ["$(touch hacked)", "; touch hacked", "`touch hacked`", "--name", "-v", "a b", "$HOME", "'", '"']
+    (project / "argv.py").write_text("import json, sys; print('argv', json.dumps(sys.argv[1:]))")
+    done = raydebug("run", "--name", cluster.name, "--", "python", "argv.py", *words, cwd=project)
+    assert done.returncode == 0, done.stderr
+    assert f"argv {json.dumps(words)}" in done.stdout
+    assert not (project / "hacked").exists()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--flavour", "../../etc"),
+        ("--flavour", "$(id)"),
+        ("--debugger", "../../etc/passwd"),
+    ],
+)
+def test_words_stay_words(project, option, value):
+    """S26: a flavour and a debugger are one of a few words: none becomes a path out of the project."""
+    name = f"fx-words-{os.getpid()}"
+    flavour = [] if option == "--flavour" else ["--flavour", "core"]
+    done = raydebug("up", "--cluster", "compose", "--name", name, *flavour, option, value, cwd=project)
+    assert done.returncode == 2, done.stderr
+    assert value in done.stderr
+    assert state.find_cluster(name) is None
+
+
+# What is installed, and what images keep
+
+
+@pytest.fixture(scope="module")
+def pip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pip of its own."""
+    folder = tmp_path_factory.mktemp("pip")
+    venv.create(folder, with_pip=True)
+    return folder / "bin" / "pip"
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("lock", ["core", "dev"])
+def test_flipped_hash_is_refused(pip, tmp_path, lock):
+    """S17: with a hash of the lock changed an install fails for that reason; with the lock as it is it succeeds."""
+    package = {"core": "idna", "dev": "iniconfig"}[lock]
+    text = (ROOT / "env" / f"{lock}.lock").read_text(encoding="utf-8")
+    entry = re.search(rf"^{package}==[^\n]*(?:\n    --hash=[^\n]*)+", text, flags=re.MULTILINE)
+    assert entry is not None
+    flipped = re.sub(r"sha256:(.)", lambda m: f"sha256:{'0' if m[1] != '0' else '1'}", entry[0])
+    assert flipped != entry[0]
+    results = []
+    for requirement in (entry[0], flipped):
+        file = tmp_path / f"{len(results)}.txt"
+        file.write_text(requirement + "\n", encoding="utf-8")
+        argv = [
+            str(pip),
+            "download",
+            "--no-deps",
+            "--no-cache-dir",
+            "--require-hashes",
+            "-r",
+            str(file),
+            "-d",
+            str(tmp_path),
+        ]
+        results.append(subprocess.run(argv, capture_output=True, text=True, timeout=80, check=False))
+    assert results[0].returncode == 0, results[0].stderr
+    assert results[1].returncode != 0
+    assert "DO NOT MATCH THE HASHES" in results[1].stderr
+
+
+@pytest.mark.timeout(60)
+def test_every_requirement_is_locked_by_hash():
+    """S17: every line of every lock is an exact version with at least one sha256."""
+    for path in (ROOT / "env").glob("*.lock"):
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+        entries = "\n".join(lines).replace(" \\\n", " ").splitlines()
+        assert len(entries) > 10
+        loose = [entry[:80] for entry in entries if not re.search(r"--hash=sha256:[0-9a-f]{64}", entry)]
+        assert not loose, path.name
+
+
+@pytest.mark.timeout(180)
+def test_image_keeps_no_secret(cluster, tmp_path):
+    """S28: no layer and no line of the image's history has the token, a private key or a credential in a URL."""
+    looked_for = re.compile(
+        rb"-----BEGIN (?:RSA |EC |OPENSSH )?PRIVATE KEY-----\s+[A-Za-z0-9+/]{40}|https?://[^/\s:@\"'<>{}$%]+:[^/\s:@\"'<>{}$%]{6,}@"
+        rb"[a-z0-9.-]+\.[a-z]{2,}|" + cluster.token.encode()
+    )
+    history = docker("image", "history", "--no-trunc", "--format", "{{.CreatedBy}}", IMAGE)
+    assert not looked_for.search(history.encode())
+    found = []
+    for layer, name, content in files_in(IMAGE, tmp_path):
+        if "/site-packages/" in f"/{name}":  # examples and test keys of public packages, checked by hash
+            continue
+        if name.startswith("run/secrets/") or looked_for.search(content):
+            found.append((layer, name))
+    assert found == []
+
+
+def files_in(image: str, folder: Path) -> Iterator[tuple[str, str, bytes]]:
+    """Yield each file of each layer of an image."""
+    archive = folder / "image.tar"
+    docker("save", "--output", str(archive), image, timeout_s=120)
+    with tarfile.open(archive) as outer:
+        for member in outer:
+            if not member.isfile() or member.size < 1024 or member.name.endswith(".json"):
+                continue
+            file = outer.extractfile(member)
+            assert file is not None
+            with contextlib.suppress(tarfile.ReadError), tarfile.open(fileobj=file, mode="r:*") as layer:
+                for one in layer:
+                    if one.isfile() and one.size < 1 << 20:
+                        content = layer.extractfile(one)
+                        assert content is not None
+                        yield member.name, one.name, content.read()
+    archive.unlink()
+
+
+@pytest.mark.timeout(60)
+def test_secret_of_a_build_is_in_no_layer(tmp_path):
+    """S28: what a build is given as a secret is in no layer and no line of history of what it builds."""
+    canary = "canary-5d1f0b7e9c"
+    (tmp_path / "secret").write_text(f"CANARY={canary}\n")
+    access = (ROOT / "ci/package-access").read_text(encoding="utf-8")
+    (tmp_path / "package-access").write_text(access)
+    (tmp_path / "Dockerfile").write_text(  # as the Dockerfile's own RUN lines reach their packages
+        f"FROM {IMAGE}\nRUN --mount=type=secret,id=package_env,uid=1000 --mount=type=bind,source=package-access,"
+        'target=/mnt/package-access . /mnt/package-access; test -n "$CANARY"; echo built >/tmp/built\n'
+    )
+    tag = f"fx-canary-{os.getpid()}"
+    docker("buildx", "build", "--load", "--no-cache", "--secret", f"id=package_env,src={tmp_path / 'secret'}", "--tag",
+           tag, str(tmp_path))  # fmt: skip
+    try:
+        assert canary not in docker("image", "history", "--no-trunc", tag) + docker("image", "inspect", tag)
+        top = json.loads(docker("image", "inspect", "--format", "{{json .RootFS.Layers}}", tag))
+        base = json.loads(docker("image", "inspect", "--format", "{{json .RootFS.Layers}}", IMAGE))
+        assert top[: len(base)] == base
+        left = docker(
+            "run", "--rm", "--network", "none", tag, "grep", "-rlsF", canary, "/tmp", "/run", "/home", "/workspace"
+        )
+    except subprocess.CalledProcessError as nothing:
+        left = nothing.stdout
+    finally:
+        docker("image", "rm", "--force", tag)
+    assert left.strip() == ""
+
+
+def test_down_and_clean_know_their_own(cluster: Cluster):
+    """S30: every container, network and volume of a cluster carries the label by which `down` finds it."""
+    project = compose.project_of(cluster.name)
+    for container in compose.containers(cluster):
+        labels = json.loads(docker("inspect", "--format", "{{json .Config.Labels}}", container.name))
+        assert labels["com.docker.compose.project"] == project
+        assert labels["org.raydebug.cluster"] == cluster.id
+    assert container_of(cluster, "head").name.startswith(project)

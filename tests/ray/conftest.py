@@ -1,0 +1,70 @@
+"""A real Ray cluster for the tests, and the means to look at what pauses on it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydebug.cluster import local
+from raydebug.cluster.dashboard import Dashboard
+from raydebug.cluster.state import Cluster
+from runs import Run
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_state() -> Iterator[Path]:
+    """Keep the tests' clusters apart from the user's; the folder goes with the tests."""
+    folder = Path(tempfile.mkdtemp(prefix="rdt-"))
+    before = dict(os.environ)
+    os.environ["XDG_STATE_HOME"] = str(folder)
+    for name in [n for n in os.environ if n.startswith(("RAY_", "RAYDEBUG_"))]:
+        del os.environ[name]
+    yield folder
+    os.environ.clear()
+    os.environ.update(before)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def cluster(private_state: Path) -> Iterator[Cluster]:
+    """A local cluster of its own ports, taken down whatever happens."""
+    found, _ = local.bring_up(local.Wish(name="tests", python=sys.executable, dashboard_port=0, gateway_port=0))
+    try:
+        yield found
+    finally:
+        assert local.take_down(found) == []
+
+
+@pytest.fixture
+def run(cluster: Cluster) -> Iterator[Callable[..., Run]]:
+    """Start jobs; whatever still runs when the test ends is stopped."""
+    runs: list[Run] = []
+
+    def start(*arguments: str, **options: Any) -> Run:
+        runs.append(Run(cluster, list(arguments), **options))
+        return runs[-1]
+
+    yield start
+    for one in runs:
+        if one.process.poll() is None:
+            one.process.send_signal(2)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                one.process.wait(25)
+        if one.process.poll() is None:
+            one.process.kill()
+        one.log.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def dashboard(cluster: Cluster) -> Dashboard:
+    """Ray's own view of the cluster."""
+    return Dashboard(cluster)

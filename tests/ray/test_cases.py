@@ -1,0 +1,90 @@
+"""Every place in a Ray program where it can stop: listed, attached, its values read, and let go on."""
+
+from __future__ import annotations
+
+import pytest
+
+# case, name of the function that pauses, what its local `secret` is
+BREAKPOINTS = [
+    ("task", "task", "41"),
+    ("nested", "nested_function.<locals>.inner", "41"),
+    ("actor", "Actor.method", "41"),
+    ("async_actor", "AsyncActor.method", "41"),
+    ("actor_thread", "Actor.thread.<locals>.body", "41"),
+    ("driver", "driver", "41"),
+    ("init", "BreaksInInit.__init__", "41"),
+    ("child", "<module>", "41"),
+    ("fork", "spawned", "41"),
+    ("spawn", "spawned", "41"),
+]
+POST_MORTEMS = [
+    ("pm_task", "task_that_fails", "ValueError: task 41"),
+    ("pm_nested", "task_that_fails", "ValueError: task 41"),
+    ("pm_actor", "Actor.fails", "ValueError: actor 41"),
+    ("pm_async", "AsyncActor.fails", "ValueError: async 41"),
+    ("pm_init", "FailsInInit.__init__", "ValueError: init 41"),
+    ("pm_thread", "Actor.thread_that_fails.<locals>.body", "ValueError: thread 41"),
+]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("case", "function", "secret"), BREAKPOINTS, ids=[b[0] for b in BREAKPOINTS])
+def test_breakpoint(run, dashboard, case, function, secret):
+    """A breakpoint there is listed with its place, shows its locals at an attach, and the program goes on."""
+    job = run("--", "python", "cases.py", case)
+    (pause,) = job.pauses(1)
+    assert (pause["kind"], pause["function"]) == ("breakpoint", function)
+    in_ray = case not in ("child", "fork", "spawn")
+    assert len(dashboard.paused_workers()) == (1 if in_ray else 0), "Ray's own table is right"
+    assert job.attach(pause["id"], "p secret").strip() == secret
+    job.attach(pause["id"], "c")
+    assert f"done: {case}" in job.end()
+    assert dashboard.paused_workers() == []
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("case", "function", "exception"), POST_MORTEMS, ids=[p[0] for p in POST_MORTEMS])
+def test_post_mortem(run, case, function, exception):
+    """A crash there pauses once, at the frame that raised, with its locals; the program then fails as it would have."""
+    job = run("--debugger", "post-mortem", "--", "python", "cases.py", case)
+    (pause,) = job.pauses(1)
+    assert (pause["kind"], pause["function"], pause["exception"]) == ("post-mortem", function, exception)
+    assert job.attach(pause["id"], "p secret").strip() == "41"
+    job.attach(pause["id"], "c")
+    assert f"done: {case}" in job.end()
+
+
+@pytest.mark.timeout(120)
+def test_post_mortem_of_the_driver(run):
+    """An error that ends the driver pauses it before it dies, and its exit code stays."""
+    job = run("--debugger", "post-mortem", "--", "python", "cases.py", "pm_driver")
+    (pause,) = job.pauses(1)
+    assert pause["exception"] == "IndexError: list index out of range"
+    job.attach(pause["id"], "c")
+    assert "IndexError" in job.end(code=1)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("case", ["two_tasks", "two_threads"])
+def test_two_at_once(run, case):
+    """Of two pauses (in two workers, or in two threads of one), letting one go on leaves the other as it is."""
+    job = run("--", "python", "cases.py", case)
+    first, second = job.pauses(2)
+    assert {job.attach(p["id"], "p secret").strip() for p in (first, second)} == {"41", "51"}
+    job.attach(first["id"], "c")
+    (left,) = job.pauses(1)
+    assert left["id"] == second["id"]
+    assert job.attach(second["id"], "p secret").strip() in ("41", "51")
+    job.attach(second["id"], "c")
+    assert f"done: {case}" in job.end()
+
+
+@pytest.mark.timeout(240)
+def test_32_at_once(run):
+    """32 actors that stop at once are all listed, none lost, each attachable."""
+    job = run("--", "python", "cases.py", "many")
+    pauses = job.pauses(32, timeout_s=180)
+    assert len({p["pid"] for p in pauses}) == 32
+    for pause in pauses:
+        job.attach(pause["id"], "p secret", "c")
+    assert "done: many" in job.end()

@@ -1,0 +1,277 @@
+"""`raydebug up`, `ps`, `down`: clusters that live side by side, say what is wrong with them, and leave nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from raydebug.cluster import local, state
+from runs import JOBS, raydebug, wait_for
+
+UP = ("up", "--cluster", "local", "--dashboard-port", "0", "--gateway-port", "0", "--name")
+
+
+@pytest.fixture
+def other(private_state):
+    """A cluster of the test's own."""
+    done = raydebug(*UP, "other", "--gpus", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    found = state.load_cluster("other")
+    yield found
+    if state.find_cluster("other") is not None:
+        local.take_down(found)
+
+
+def error_of(done: subprocess.CompletedProcess[str], code: int) -> list[str]:
+    """Check the exit code and that stderr ends in the three lines; return their texts."""
+    assert done.returncode == code, done.stdout + done.stderr
+    lines = done.stderr.strip().splitlines()[-3:]
+    assert [line.partition(": ")[0] for line in lines] == ["error", "cause", "fix"], done.stderr
+    assert "Traceback" not in done.stderr
+    return [line.partition(": ")[2] for line in lines]
+
+
+@pytest.mark.timeout(120)
+def test_life_of_a_cluster(cluster, other):
+    """Two clusters live side by side; `ps --json` describes one; `down` ends it within 5 s and leaves nothing."""
+    document = json.loads(raydebug("ps", "--name", "other", "--json").stdout)
+    assert {"version", "name", "kind", "address", "dashboard", "gateway", "token_file", "nodes"} == set(document)
+    assert (document["version"], document["name"], document["kind"]) == (1, "other", "local")
+    (node,) = document["nodes"]
+    assert (node["role"], node["state"], node["ip"]) == ("head", "alive", "127.0.0.1")
+    assert Path(document["token_file"]).stat().st_mode & 0o777 == 0o600
+    assert len(Path(document["token_file"]).read_text()) == 64, "256 bits"
+
+    again = raydebug(*UP, "other")
+    assert again.returncode == 0
+    assert "cluster 'other' runs already" in again.stderr
+
+    family = local.marked_processes(other)
+    assert len(family) > 5
+    started = time.monotonic()
+    assert raydebug("down", "--name", "other").returncode == 0
+    assert time.monotonic() - started < 6, "5 s for the cluster, and a start of Python"
+    assert not [p for p in family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not other.temp_dir.exists()
+    assert not other.token_file.exists()
+    assert raydebug("ps", "--name", cluster.name).returncode == 0, "the other cluster is as it was"
+
+
+@pytest.mark.timeout(60)
+def test_nothing_listens_beyond_loopback(cluster):
+    """Every port that a process of the cluster listens on is on loopback."""
+    pids = {p.pid for p in local.marked_processes(cluster)}
+    listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.pid in pids]
+    assert len(listening) >= 8
+    assert {c.laddr.ip.removeprefix("::ffff:") for c in listening} == {"127.0.0.1"}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("victim", ["raylet", "gcs_server"])
+def test_ps_says_that_ray_died(other, victim):
+    """When Ray dies, `ps` says so and why within seconds, `up` says what to do, and `down` clears all away."""
+    (process,) = [p for p in local.marked_processes(other) if p.name() == victim]
+    process.kill()
+    wait_for(lambda: raydebug("ps", "--name", "other").returncode == 1, "ps to say that Ray is dead", 30)
+    (node,) = json.loads(raydebug("ps", "--name", "other", "--json").stdout)["nodes"]
+    assert node["state"] == "dead"
+    assert node["reason"]
+    assert error_of(raydebug(*UP, "other"), 1)[0] == "cluster 'other' is there, but dead"
+    assert raydebug("down", "--name", "other").returncode == 0
+    assert local.marked_processes(other) == []
+
+
+@pytest.mark.timeout(120)
+def test_killed_supervisor(other):
+    """After SIGKILL of the supervisor `ps` says so, and `down` still ends what it had started."""
+    os.kill(other.supervisor_pid, signal.SIGKILL)
+    wait_for(lambda: not local.is_alive(other), "the supervisor to be gone", 5)
+    assert "its supervisor is gone" in raydebug("ps", "--name", "other").stdout
+    assert raydebug("down", "--name", "other").returncode == 0
+    assert local.marked_processes(other) == []
+
+
+@pytest.mark.timeout(60)
+def test_gateway_comes_back(other):
+    """A gateway that dies is started again by its cluster."""
+    before = [p for p in local.marked_processes(other) if "raydebug.gateway" in p.cmdline()]
+    before[0].kill()
+
+    def is_back() -> bool:
+        return raydebug("paused", "--name", "other").returncode == 0
+
+    wait_for(is_back, "the gateway to be back", 20)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("phase", "after_s"), [("starting cluster", 0), ("starting cluster", 0.3), ("starting Ray", 0)]
+)
+def test_ctrl_c_during_up_leaves_nothing(private_state, phase, after_s):
+    """Ctrl-C at any moment of `up` exits with 130 and leaves no process and no record."""
+    argv = [str(Path(sys.executable).parent / "raydebug"), *UP, "broken"]
+    up = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    assert up.stderr is not None
+    for line in up.stderr:  # a fixed time would be before or after it, by how busy the machine is
+        if phase in line:
+            break
+    time.sleep(after_s)
+    up.send_signal(signal.SIGINT)
+    said = up.communicate(timeout=20)
+    try:
+        assert up.returncode == 130, said
+        assert state.find_cluster("broken") is None
+    finally:
+        if (left := state.find_cluster("broken")) is not None:
+            local.take_down(left)
+
+
+@pytest.mark.timeout(60)
+def test_two_ups_at_once(private_state):
+    """Of two `up` of one name at once, one works and the other says that it does."""
+    argv = [str(Path(sys.executable).parent / "raydebug"), *UP, "twice"]
+    both = [subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        ends = sorted((one.communicate(timeout=50)[1], one.returncode) for one in both)
+        assert sorted(code for _, code in ends) == [0, 3]
+        assert any("another `raydebug up` of cluster 'twice' is at work" in said for said, _ in ends)
+    finally:
+        local.take_down(state.load_cluster("twice"))
+
+
+# Bad input: each an error of three lines, with nothing left behind
+
+
+@pytest.mark.timeout(60)
+def test_no_cluster(private_state):
+    """Each verb that needs a cluster says that there is none and how to start it."""
+    for verb in (["ps"], ["paused"], ["attach"], ["down"]):
+        what, _, fix = error_of(raydebug(*verb, "--name", "absent"), 1)
+        assert what == "there is no cluster 'absent'"
+        assert fix.startswith("start it with `raydebug up --name absent`")
+
+
+@pytest.mark.timeout(60)
+def test_port_taken(private_state):
+    """A port that the user named and that is taken: its owner, exit 3, and nothing left behind."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = raydebug("up", "--name", "taken", "--dashboard-port", port)
+        what, cause, _ = error_of(done, 3)
+    assert what == f"port {port} for the dashboard is taken"
+    assert f"pid {os.getpid()}" in cause
+    assert state.find_cluster("taken") is None
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("arguments", "environment", "what", "code"),
+    [
+        (["--break", "nothing.py:3"], {}, "--break nothing.py:3 names nothing", 2),
+        (["--profile", "nothing"], {}, "there is no profile 'nothing'", 2),
+        (["--debugger", "nothing"], {}, "there is no debugger 'nothing'", 2),
+        ([], {"RAY_DEBUG": "true"}, "RAY_DEBUG=true is not a value that Ray knows", 2),
+        ([], {"RAY_DEBUG_POSTMORTEM": "1"}, "RAY_DEBUG_POSTMORTEM is no variable of Ray's", 2),
+        (["--debugger", "off"], {"RAY_DEBUG": "1"}, "--debugger off clashes with your environment", 2),
+    ],
+)
+def test_run_with_bad_options(cluster, arguments, environment, what, code):
+    """A wrong option or variable is an error before anything starts."""
+    done = raydebug("run", "--name", cluster.name, *arguments, "--", "python", "first.py",
+                    env={**os.environ, **environment}, cwd=JOBS)  # fmt: skip
+    assert error_of(done, code)[0] == what
+
+
+@pytest.mark.timeout(60)
+def test_command_not_found(cluster):
+    """A command that does not exist is an error before anything starts."""
+    done = raydebug("run", "--name", cluster.name, "--", "no-such-program", "x")
+    assert error_of(done, 2)[0] == "the command 'no-such-program' was not found"
+
+
+@pytest.mark.timeout(60)
+def test_no_such_pause(cluster):
+    """A pause that does not exist is said in words."""
+    assert "there is no pause '9999'" in " ".join(error_of(raydebug("attach", "9999", "--name", cluster.name), 1))
+
+
+@pytest.mark.timeout(60)
+def test_wrong_token(cluster):
+    """With another cluster's token neither the list nor an attach nor Ray itself opens."""
+    right = cluster.token_file.read_text()
+    cluster.token_file.write_text("0" * 64)
+    try:
+        paused = raydebug("paused", "--name", cluster.name)
+        attach = raydebug("attach", "1", "--name", cluster.name)
+        run = raydebug("run", "--name", cluster.name, "--", "python", "first.py", cwd=JOBS)
+    finally:
+        cluster.token_file.write_text(right)
+    assert "refused to list the pauses" in error_of(paused, 2)[0]
+    assert "token" in " ".join(error_of(attach, 2))
+    assert "the token is not this cluster's" in error_of(run, 1)[2]
+
+
+@pytest.mark.timeout(60)
+def test_exit_code_of_the_job(run):
+    """`run` returns the job's own exit code, and what it printed."""
+    job = run("--", "python", "-c", "print('hello'); raise SystemExit(17)")
+    assert "hello" in job.end(code=17)
+
+
+@pytest.mark.timeout(90)
+def test_ctrl_c_stops_the_job(run, dashboard):
+    """Ctrl-C at a `run` that nobody can be asked at stops the job and exits with 130; no worker of it is left."""
+    job = run("--", "python", "cases.py", "task")
+    job.pauses(1)
+    job.process.send_signal(signal.SIGINT)
+    assert job.process.wait(30) == 130
+    wait_for(lambda: dashboard.paused_workers() == [], "the paused worker to be gone", 15)
+
+
+@pytest.mark.timeout(90)
+def test_detach(cluster):
+    """`run --detach` leaves the job running and prints its id."""
+    done = raydebug("run", "--name", cluster.name, "--detach", "--", "python", "-c", "print('hello')")
+    assert done.returncode == 0
+    assert done.stdout.strip().startswith("raydebug-")
+
+
+@pytest.mark.timeout(90)
+def test_run_without_a_cluster(private_state):
+    """Without a cluster `run` brings one up, runs the job, and takes it down after."""
+    done = raydebug("run", "--name", "alone", "--", "python", "-c", "import ray; ray.init(); print('ran', 6 * 7)")
+    assert done.returncode == 0, done.stderr
+    assert "ran 42" in done.stdout
+    assert state.find_cluster("alone") is None
+
+
+@pytest.mark.timeout(90)
+def test_break_from_outside(run, tmp_path):
+    """`--break` stops code of the job in its workers, in imported modules and in the driver's script, unedited."""
+    (tmp_path / "lib.py").write_text("def double(x):\n    y = 2 * x\n    return y\n")
+    (tmp_path / "job.py").write_text(
+        "import ray, lib\n\n@ray.remote\ndef task(x):\n    return lib.double(x)\n\n"
+        "print('got', ray.get(task.remote(21)))\n"
+    )
+    job = run("--break", "lib:double", "--break", "job.py:5", "--", "python", "job.py", cwd=tmp_path)
+    (first,) = job.pauses(1)
+    assert (first["line"], first["function"]) == (5, "task")
+    job.attach(first["id"], "c")
+    wait_for(lambda: job.pauses(1)[0]["id"] != first["id"], "the second breakpoint")
+    (second,) = job.pauses(1)
+    assert (second["line"], second["function"], second["where"]) == (2, "double", "lib:double")
+    looked = job.attach(second["id"], "p x", "n", "p y").splitlines()
+    assert (looked[0], looked[-1]) == ("21", "42")
+    job.attach(second["id"], "c")
+    assert "got 42" in job.end()

@@ -1,0 +1,86 @@
+"""What the code relies on in Ray and debugpy, name by name: each fails when an upgrade changes it."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import debugpy
+import ray.util.debugpy
+import ray.util.rpdb
+
+import ray
+
+
+def test_versions():
+    """These contracts were read in exactly these versions."""
+    assert (ray.__version__, debugpy.__version__) == ("2.60.0", "1.8.22")
+
+
+def test_ray_calls_its_debugger_where_we_stand_in():
+    """Ray's breakpoint and post-mortem go through the two functions that worker/ray_hooks.py replaces."""
+    assert "ray.util.ray_debugpy.set_trace(" in inspect.getsource(ray.util.rpdb.set_trace)
+    assert "ray.util.ray_debugpy._post_mortem()" in inspect.getsource(ray.util.rpdb._post_mortem)
+    assert ray.util.ray_debugpy is ray.util.debugpy
+
+
+def test_ray_worker_counts_paused_threads():
+    """Ray's worker table is kept by this context manager."""
+    from ray._private.worker import Worker
+
+    assert "update_worker_num_paused_threads" in inspect.getsource(Worker.worker_paused_by_debugger)
+
+
+def test_ray_listens_on_loopback_by_this_variable():
+    """RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 makes Ray take 127.0.0.1 for its node's address."""
+    from ray._private import ray_constants, services
+
+    assert ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR == "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+    assert "ENABLE_RAY_CLUSTER" in inspect.getsource(services.get_node_ip_address)
+
+
+def test_ray_job_states():
+    """A job has ended in these states and no others."""
+    from ray.dashboard.modules.job.common import JobStatus
+
+    from raydebug.cluster.dashboard import ENDED
+
+    assert {s.value for s in JobStatus if s.is_terminal()} == ENDED
+
+
+# pydevd is imported in a process of its own: it changes the interpreter that it is in.
+PYDEVD = """
+import inspect
+from debugpy.server import api
+import pydevd
+from _pydevd_bundle import pydevd_api, pydevd_comm, pydevd_thread_lifecycle
+from _pydevd_bundle._debug_adapter.pydevd_base_schema import BaseSchema
+from _pydevd_bundle.pydevd_comm_constants import CMD_SET_BREAK, CMD_THREAD_SUSPEND
+from _pydevd_bundle.pydevd_constants import get_current_thread_id, get_thread_id, PYDEVD_USE_SYS_MONITORING
+from _pydevd_bundle.pydevd_net_command import NetCommand
+def names(function): return list(inspect.signature(function).parameters)
+assert names(pydevd.start_client) == ["host", "port"]
+assert "s = start_client(host, port)" in inspect.getsource(pydevd.PyDB.connect)
+assert names(pydevd.PyDB.do_wait_suspend)[:5] == ["self", "thread", "frame", "event", "arg"]
+assert names(pydevd.PyDB.set_suspend)[:3] == ["self", "thread", "stop_reason"]
+assert names(pydevd.PyDB.block_until_configuration_done) == ["self", "cancel"]
+assert names(pydevd_thread_lifecycle.internal_run_thread) == ["thread", "set_additional_thread_info"]
+assert names(pydevd_api.internal_step_in_thread)[:2] == ["py_db", "thread_id"]
+assert "notify_event.wait(wait_timeout)" in inspect.getsource(pydevd.PyDB._do_wait_suspend)
+assert "TIMEOUT_SLOW" in inspect.getsource(pydevd.PyDB._do_wait_suspend), "is wake.py still needed?"
+assert names(BaseSchema._translate_id_to_dap) == ["obj_id"]
+assert names(NetCommand.__init__)[1:] == ["cmd_id", "seq", "text", "is_json"]
+assert names(pydevd.settrace_forked) == ["setup_tracing"]
+for wanted in ("host", "port", "suspend", "trace_only_current_thread", "wait_for_ready_to_run",
+               "block_until_connected", "patch_multiprocessing"):
+    assert wanted in names(pydevd.settrace), wanted
+assert hasattr(pydevd_api.PyDevdAPI, "set_dont_trace_start_end_patterns")
+print("ok")
+"""
+
+
+def test_pydevd_internals():
+    """pydevd has every private name that worker/{dial,pause,wake}.py call, with the arguments that they give."""
+    done = subprocess.run([sys.executable, "-Xfrozen_modules=off", "-c", PYDEVD], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr

@@ -1,0 +1,88 @@
+"""A gateway and plain Python processes that dial it: all of the pause path but Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raydebug.dap.session import DapSession
+
+TOKEN = "t" * 64
+
+
+@dataclass
+class Door:
+    """A running gateway; stands in for a cluster where only the gateway matters."""
+
+    folder: Path
+    process: subprocess.Popen[bytes]
+    gateway_port: int
+    dial_port: int
+    programs: list[subprocess.Popen[str]] = field(default_factory=list)
+    name: str = "test"
+    gateway_host: str = "127.0.0.1"
+    token: str = TOKEN
+
+    @property
+    def token_file(self) -> Path:
+        return self.folder / "token"
+
+    def start(self, program: str, **variables: str) -> subprocess.Popen[str]:
+        """Start a Python program below the gateway."""
+        path = self.folder / f"program{len(self.programs)}.py"
+        path.write_text(program)
+        environment = {
+            **os.environ,
+            "RAYDEBUG_GATEWAY": f"127.0.0.1:{self.dial_port}",
+            "RAYDEBUG_TOKEN_PATH": str(self.token_file),
+            **variables,
+        }
+        self.programs.append(
+            subprocess.Popen([sys.executable, str(path)], env=environment, stdin=subprocess.DEVNULL,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )  # fmt: skip
+        return self.programs[-1]
+
+    def pauses(self, count: int = 1, *, state: str = "waiting") -> list[dict[str, Any]]:
+        """Wait until this many pauses are in a state, and return them."""
+        from raydebug.pause.listing import fetch_pauses
+
+        deadline = time.monotonic() + 15
+        while time.monotonic() < deadline:
+            found = [p for p in fetch_pauses(self) if p["state"] == state]  # type: ignore[arg-type]
+            if len(found) == count:
+                return found
+            time.sleep(0.02)
+        for program in self.programs:
+            program.kill()
+        said = [program.communicate() for program in self.programs]
+        raise AssertionError(f"{len(found)} pauses are {state} instead of {count}; the programs said: {said}")
+
+    async def connect(self) -> DapSession:
+        session = await DapSession.connect(self.gateway_host, self.gateway_port)
+        await session.request("initialize", {"clientName": "a test"})
+        return session
+
+    async def attach(self, target: str, **arguments: Any) -> tuple[DapSession, dict[str, Any]]:
+        """Attach, and return the session with the body of its first `stopped`."""
+        session = await self.connect()
+        await session.request("attach", {"token": self.token, "target": target, **arguments})
+        await session.request("configurationDone")
+        return session, (await session.next_event("stopped", timeout_s=5))["body"]
+
+
+def visit(door: Door, work: Callable[[], Awaitable[Any]]) -> Any:
+    """Run an asynchronous piece of a test with a limit."""
+
+    async def limited() -> Any:
+        async with asyncio.timeout(20):
+            return await work()
+
+    return asyncio.run(limited())

@@ -1,0 +1,176 @@
+"""Breakpoints from outside (`--break`): what they name, where they stop, and that nothing else changes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+
+import pytest
+from gateway_door import visit
+
+from raydebug.cluster.place import LocalPlace
+from raydebug.errors import RaydebugError
+from raydebug.pause.breaks import resolve_breaks
+from raydebug.worker.breaks import NothingThere, compile_with, find_statement
+
+SOURCE = '''"""Doc."""
+from __future__ import annotations
+
+import os
+
+
+def plain(x):
+    """Doc."""
+    y = x + 1  # line 9
+    return y
+
+
+class Agent:
+    @staticmethod
+    def run(x):
+        if x:
+            return 1
+        return 2
+
+    async def later(self):
+        return 3
+
+
+def outer():
+    def inner():
+        return 5
+    return inner()
+'''
+
+
+@pytest.mark.parametrize(
+    ("line", "function", "stops_at"),
+    [
+        (9, None, 9),
+        (8, None, 8),
+        (7, None, 7),
+        (5, None, 7),
+        (1, None, 1),
+        (2, None, 4),
+        (14, None, 14),
+        (17, None, 17),
+        (None, "plain", 9),
+        (None, "Agent.run", 16),
+        (None, "Agent.later", 21),
+        (None, "outer.inner", 26),
+    ],
+)
+def test_statement_found(line, function, stops_at):
+    """A line means the next statement from there on; a function means its first one after the docstring."""
+    body, index = find_statement(ast.parse(SOURCE), line, function)
+    decorators = getattr(body[index], "decorator_list", [])
+    assert min([body[index].lineno, *(d.lineno for d in decorators)]) == stops_at
+
+
+@pytest.mark.parametrize(
+    ("line", "function", "why"),
+    [
+        (99, None, "no statement on line 99 or after it"),
+        (None, "nothing", "it has no 'nothing'"),
+        (None, "Agent.nothing", "it has no 'Agent.nothing'"),
+        (None, "Agent", "'Agent' is a class; name a method of it"),
+    ],
+)
+def test_nothing_there(line, function, why):
+    """What is not in the file is said in words."""
+    with pytest.raises(NothingThere, match=why):
+        find_statement(ast.parse(SOURCE), line, function)
+
+
+def test_code_stays_the_same_elsewhere():
+    """Functions without a breakpoint have the very bytecode and line numbers that they have without any."""
+    spec = [{"where": "x", "function": "plain"}]
+    with_break, without = {}, {}
+    exec(compile_with(SOURCE.encode(), "x.py", spec), with_break)
+    exec(compile(SOURCE, "x.py", "exec"), without)
+    assert with_break["outer"].__code__ == without["outer"].__code__
+    assert list(with_break["plain"].__code__.co_lines())[-1][2] == list(without["plain"].__code__.co_lines())[-1][2]
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "rewards.py").write_text(SOURCE)
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    return tmp_path
+
+
+def resolve(project, where):
+    return resolve_breaks([where], place=LocalPlace(sys.executable), working_dir=project)
+
+
+def test_what_resolves(project):
+    """A file and a line, and a module and a function, are found in the job's folder and on its Python path."""
+    (by_line,) = resolve(project, "rewards.py:9")
+    assert (by_line["file"], by_line["line"]) == (str(project / "rewards.py"), 9)
+    (in_file,) = resolve(project, "rewards.py:Agent.run")
+    assert (in_file["file"], in_file["function"]) == (str(project / "rewards.py"), "Agent.run")
+    (by_name,) = resolve(project, "rewards:Agent.run")
+    assert (by_name["module"], by_name["function"]) == ("rewards", "Agent.run")
+    assert resolve(project, "json.decoder:JSONDecoder.decode")[0]["module"] == "json.decoder"
+
+
+@pytest.mark.parametrize(
+    ("where", "cause"),
+    [
+        ("nothing.py:3", "there is no file nothing.py in "),
+        ("rewards.py:99", "no statement on line 99 or after it"),
+        ("rewards:nothing", "it has no 'nothing'"),
+        ("no.such.module:f", "module no.such.module is not found in the job's Python"),
+        ("math:sin", "module math has no Python source"),
+        ("broken.py:1", "does not parse: invalid syntax"),
+        ("what is this", "it is neither file.py:LINE nor package.module:function"),
+    ],
+)
+def test_break_that_names_nothing(project, where, cause):
+    """Each way to name nothing is an error of three lines before the job starts, with exit code 2."""
+    with pytest.raises(RaydebugError) as failure:
+        resolve(project, where)
+    assert failure.value.what == f"--break {where} names nothing"
+    assert cause in failure.value.cause
+    assert (failure.value.code, failure.value.exit_code) == ("break.nothing", 2)
+
+
+BY_PATH = """
+import importlib.util
+spec = importlib.util.spec_from_file_location("custom_module", {path!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+print(module.plain(1))
+"""
+
+
+@pytest.mark.parametrize("how", ["import", "by path", "script"])
+def test_stops_where_it_is_set(door, how):
+    """A breakpoint from outside stops a module that is imported, one loaded by its path, and the script itself."""
+    file = door.folder / "rewards.py"
+    file.write_text(SOURCE + "\nif __name__ == '__main__':\n    print(plain(1))\n")
+    breaks = json.dumps([{"where": "rewards.py:9", "file": str(file), "line": 9}])
+    programs = {
+        "import": f"import sys; sys.path.insert(0, {str(door.folder)!r})\nimport rewards\nprint(rewards.plain(1))",
+        "by path": BY_PATH.format(path=str(file)),
+        "script": file.read_text(),
+    }
+    if how == "script":
+        breaks = breaks.replace("/rewards.py", "/program0.py")
+    program = door.start(programs[how], RAYDEBUG_BREAKS=breaks)
+    (pause,) = door.pauses()
+    assert (pause["line"], pause["function"], pause["where"]) == (9, "plain", "rewards.py:9")
+
+    async def go_on():
+        session, stopped = await door.attach(pause["id"])
+        frame = (await session.request("stackTrace", {"threadId": stopped["threadId"]}))["stackFrames"][0]
+        assert (await session.request("evaluate", {"expression": "x", "frameId": frame["id"]}))["result"] == "1"
+        await session.request("next", {"threadId": stopped["threadId"]})
+        await session.next_event("stopped", timeout_s=5)
+        frame = (await session.request("stackTrace", {"threadId": stopped["threadId"]}))["stackFrames"][0]
+        assert frame["line"] == 10
+        await session.request("continue", {"threadId": stopped["threadId"]})
+
+    visit(door, go_on)
+    assert program.communicate(timeout=10)[0] == "2\n"

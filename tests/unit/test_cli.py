@@ -1,0 +1,62 @@
+"""The command line itself: help with examples, usage errors in three lines, JSON errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+VERBS = ["up", "ps", "run", "paused", "attach", "logs", "down", "image", "tiny model", "tiny dataset"]
+
+
+def raydebug(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        [sys.executable, "-m", "raydebug", *arguments], capture_output=True, text=True, env=environment
+    )
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help(verb):
+    """Every verb has help with an example to copy."""
+    done = raydebug(*verb.split(), "--help")
+    assert done.returncode == 0
+    assert "Example: raydebug " + verb.split()[0] in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["nosuch"], "No such command 'nosuch'"),
+        (["up", "--nosuch"], "No such option: --nosuch"),
+        (["run"], "Missing argument '-- COMMAND...'"),
+        (["up", "--cluster", "moon"], "there is no kind of cluster 'moon'"),
+        (["up", "--cluster", "local", "--name", "Bad Name"], "'Bad Name' cannot be a cluster's name"),
+        (["up", "--cluster", "local", "--debugger", "on"], "there is no debugger 'on'"),
+    ],
+)
+def test_usage_error(arguments, what, tmp_path):
+    """A wrong command line is an error of three lines with exit code 2."""
+    done = raydebug(*arguments, XDG_STATE_HOME=str(tmp_path))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()[-3:]
+    assert lines[0] == f"error: {what}"
+    assert [line.partition(": ")[0] for line in lines] == ["error", "cause", "fix"]
+
+
+def test_error_as_json(tmp_path):
+    """With --json an error is one JSON document on stdout."""
+    done = raydebug("ps", "--json", XDG_STATE_HOME=str(tmp_path))
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["error"]["code"] == "cluster.not-found"
+    assert done.stderr == ""
+
+
+def test_run_is_not_a_place_for_options_of_the_command(tmp_path):
+    """What follows `--` belongs to the command, whatever it looks like."""
+    done = raydebug("run", "--name", "x", "--", "no-such-program", "--json", "--debug", XDG_STATE_HOME=str(tmp_path))
+    assert done.stderr.splitlines()[-3] == "error: the command 'no-such-program' was not found"

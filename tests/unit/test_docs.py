@@ -1,0 +1,80 @@
+"""What the pages say is so: generated parts are current, links lead somewhere, no file names a machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/*.md")])
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+PACKAGE_HOSTS = re.compile(
+    r"https?://[^\s\"'<>]*(?:pypi\.|pythonhosted\.org|download\.pytorch\.org|npmjs\.|yarnpkg\.|conda\.anaconda|/simple\b)"
+)
+
+
+@pytest.fixture(scope="module")
+def generate():
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _tracked() -> list[Path]:
+    git = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if git.returncode != 0:
+        pytest.skip(f"not a git checkout: {git.stderr.strip()}")
+    return [ROOT / name for name in git.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="ignore")
+
+
+def test_the_page_about_the_command_line_is_current(generate):
+    """docs/05-cli.md says what the program's own help says."""
+    assert _text(generate.CLI_PAGE) == generate.cli_page(), f"run: {generate.REGENERATE}"
+
+
+def test_readme_tables_are_current(generate):
+    """README's tables show the verbs of the program and the last results of the benchmarks."""
+    assert _text(generate.README) == generate.readme(_text(generate.README)), f"run: {generate.REGENERATE}"
+
+
+def test_every_verb_is_in_readme(generate):
+    """Nobody has to guess a verb: README's table has them all."""
+    table = _text(ROOT / "README.md").partition("<!-- commands: made by")[2].partition("<!-- commands: end")[0]
+    assert [name for name in generate.commands() if f"| `{name}` |" not in table] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_links_lead_somewhere(page):
+    """Every link to a file of the repository has a file behind it."""
+    targets = [t.partition("#")[0] for t in LINK.findall(_text(page)) if "://" not in t and not t.startswith("#")]
+    assert [t for t in targets if not (page.parent / t).exists()] == []
+
+
+def test_no_file_names_a_machine():
+    """No tracked file holds the path of somebody's checkout or Python, and no page a path of somebody's home."""
+    places = {p for p in (str(ROOT), sys.prefix, sys.base_prefix) if p.count("/") >= 2 and not p.startswith("/usr")}
+    named = [f"{path.relative_to(ROOT)}: {place}" for path in _tracked() for place in places if place in _text(path)]
+    homes = [str(page.relative_to(ROOT)) for page in PAGES if re.search(r"/root/|/home/|\.pyenv", _text(page))]
+    assert (named, homes) == ([], [])
+
+
+def test_no_file_names_a_package_host():
+    """Where packages come from is the machine's setting: no tracked file has an address of an index or mirror."""
+    found = {
+        str(path.relative_to(ROOT)): match[0]
+        for path in _tracked()
+        if path != Path(__file__) and (match := PACKAGE_HOSTS.search(_text(path)))
+    }
+    assert found == {}

@@ -1,0 +1,410 @@
+"""The gateway with real processes that pause (no Ray needed): who gets in, who gets what, and who is left in peace."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import signal
+import socket
+import sys
+import time
+
+import pytest
+from gateway_door import TOKEN, visit
+
+from raydebug.dap import wire
+from raydebug.dap.session import ConnectionLost, RequestFailed
+from raydebug.worker import handshake
+
+PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
+
+
+def test_pause_is_listed_attached_and_goes_on(door):
+    """A plain process pauses, its frame and locals are read, and after `continue` it runs to its end."""
+    program = door.start(PAUSES)
+    (pause,) = door.pauses()
+    assert (pause["kind"], pause["line"], pause["function"], pause["pid"]) == ("breakpoint", 3, "work", program.pid)
+
+    async def look():
+        session, stopped = await door.attach(pause["id"])
+        assert stopped["pause"]["state"] == "attached"
+        frames = (await session.request("stackTrace", {"threadId": stopped["threadId"]}))["stackFrames"]
+        assert [f["name"] for f in frames] == ["work", "<module>"], "none of our own frames is shown"
+        value = await session.request("evaluate", {"expression": "secret", "frameId": frames[0]["id"]})
+        assert value["result"] == "41"
+        await session.request("continue", {"threadId": stopped["threadId"]})
+        await session.close()
+
+    visit(door, look)
+    assert program.communicate(timeout=10)[0] == "went on 41\n"
+
+
+def test_client_that_vanishes_leaves_the_pause(door):
+    """A client that drops its connection amid a step leaves the task paused; the next one finds it there."""
+    door.start(PAUSES)
+    (pause,) = door.pauses()
+
+    async def look():
+        session, stopped = await door.attach(pause["id"])
+        await session.request("next", {"threadId": stopped["threadId"]})
+        session._writer.transport.abort()
+        await asyncio.sleep(0.2)
+        again, stopped = await door.attach(pause["id"])
+        assert stopped["pause"]["line"] == 4
+        await again.close()
+
+    visit(door, look)
+    assert door.pauses()[0]["line"] == 4
+
+
+def test_disconnect_leaves_the_pause(door):
+    """`disconnect` lets go of the pause and does not resume it."""
+    door.start(PAUSES)
+    (pause,) = door.pauses()
+
+    async def look():
+        session, _ = await door.attach(pause["id"])
+        await session.request("disconnect")
+        await session.close()
+
+    visit(door, look)
+    assert [p["id"] for p in door.pauses()] == [pause["id"]]
+
+
+def test_next_waits_for_a_pause(door):
+    """`attach next` waits until something pauses and takes that."""
+
+    async def look():
+        attaching = asyncio.ensure_future(door.attach("next"))
+        await asyncio.sleep(0.3)
+        assert not attaching.done()
+        door.start(PAUSES)
+        session, stopped = await attaching
+        assert stopped["pause"]["line"] == 3
+        await session.close()
+
+    visit(door, look)
+
+
+def test_step_out_of_breakpoint_line(door):
+    """Steps stay in the user's code: over the next line, into a function, out of it."""
+    door.start(
+        "def inner():\n    a = 1\n    return a\n\ndef work():\n    breakpoint()\n    b = inner()\n    return b\n\n"
+        "work()\n"
+    )
+    (pause,) = door.pauses()
+
+    async def look():
+        session, stopped = await door.attach(pause["id"])
+        thread = {"threadId": stopped["threadId"]}
+        seen = []
+        for step in ("next", "stepIn", "next", "stepOut"):
+            await session.request(step, thread)
+            await session.next_event("stopped", timeout_s=5)
+            (frame, *_) = (await session.request("stackTrace", thread))["stackFrames"]
+            seen.append((frame["name"], frame["line"]))
+        assert seen == [("work", 7), ("inner", 2), ("inner", 3), ("work", 7)]
+        await session.close()
+
+    visit(door, look)
+
+
+def test_second_client_is_refused_until_it_steals(door):
+    """A second client of one pause is told who holds it and since when; with `steal` it takes over."""
+    door.start(PAUSES)
+    (pause,) = door.pauses()
+
+    async def look():
+        first, _ = await door.attach(pause["id"])
+        with pytest.raises(RequestFailed, match=f"a test holds pause {pause['id']} since 0 s") as refused:
+            await door.attach(pause["id"])
+        assert refused.value.body["error"]["code"] == "pause.busy"
+        second, _ = await door.attach(pause["id"], steal=True)
+        assert (await first.next_event("terminated", timeout_s=5))["body"][
+            "reason"
+        ] == "another client took this pause over"
+        await second.close()
+
+    visit(door, look)
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "message"),
+    [("99", "pause.unknown", "there is no pause '99'"), ("1", "pause.ended", "pause 1 has ended: it was continued")],
+)
+def test_pauses_that_are_not_there(door, target, code, message):
+    """An unknown pause and one that has ended are told apart."""
+    program = door.start(PAUSES)
+    door.pauses()
+
+    async def look():
+        session, stopped = await door.attach("1")
+        await session.request("continue", {"threadId": stopped["threadId"]})
+        await session.close()
+        with pytest.raises(RequestFailed, match=message) as refused:
+            await door.attach(target)
+        assert refused.value.body["error"]["code"] == code
+
+    visit(door, look)
+    program.wait(5)
+
+
+def test_process_that_is_killed_takes_its_pause_along(door):
+    """After SIGKILL of a paused process its client is told within 2 s and the pause is gone."""
+    program = door.start(PAUSES)
+    (pause,) = door.pauses()
+
+    async def look():
+        session, _ = await door.attach(pause["id"])
+        os.kill(program.pid, signal.SIGKILL)
+        ended = await session.next_event("terminated", timeout_s=2)
+        assert f"pid {program.pid}" in ended["body"]["reason"]
+
+    visit(door, look)
+    assert door.pauses(0) == []
+
+
+@pytest.mark.parametrize("token", [None, "", "x" * 64, 7, "t" * 63])
+def test_wrong_token(door, token):
+    """Without the cluster's token a client learns nothing of any pause."""
+    door.start(PAUSES)
+    door.pauses()
+
+    async def look():
+        session = await door.connect()
+        with pytest.raises(RequestFailed, match="the token is not this cluster's"):
+            await session.request("attach", {"token": token, "target": "next"})
+        with pytest.raises(RequestFailed, match="before 'attach'"):
+            await session.request("threads")
+
+    visit(door, look)
+
+
+def test_dial_in_without_the_token_leaves_no_trace(door):
+    """A process that cannot prove itself is refused before any record of it is shown."""
+    (door.folder / "other").write_text("o" * 64)
+    program = door.start(PAUSES, RAYDEBUG_TOKEN_PATH=str(door.folder / "other"))
+    out, err = program.communicate(timeout=10)
+    assert out == "went on 41\n"
+    assert "not paused: what answers there does not hold this cluster's token" in err
+    assert door.pauses(0) == []
+
+
+def test_dial_in_with_a_forged_proof(door):
+    """A proof made without the token is refused, and says so."""
+    with socket.create_connection(("127.0.0.1", door.dial_port)) as connection:
+        nonce = handshake.new_nonce()
+        connection.sendall(wire.encode(wire.event(1, "hello", {"nonce": nonce})))
+        (answer,) = wire.Decoder().feed(connection.recv(4096))
+        assert answer["body"]["proof"] == handshake.gateway_proof(TOKEN, nonce, answer["body"]["nonce"])
+        connection.sendall(wire.encode(wire.event(2, "proof", {"proof": "0" * 64, "process": {"pid": 1}})))
+        (refused,) = wire.Decoder().feed(connection.recv(4096))
+        assert refused["event"] == "refused"
+        assert connection.recv(10) == b""
+    assert door.pauses(0) == []
+
+
+def test_no_gateway_never_harms_the_program(door):
+    """Without a gateway `breakpoint()` says so in the log and the program goes on."""
+    out, err = door.start(PAUSES, RAYDEBUG_GATEWAY="127.0.0.1:1").communicate(timeout=10)
+    assert out == "went on 41\n"
+    assert "program0.py:3 not paused: no gateway at 127.0.0.1:1" in err
+
+
+def test_gateway_that_is_killed_lets_the_program_go_on(door):
+    """When the gateway dies, the paused process goes on, and its next breakpoint says that there is no gateway."""
+    program = door.start(PAUSES + "work()\n")
+    door.pauses()
+    door.process.kill()
+    out, err = program.communicate(timeout=10)
+    assert out == "went on 41\n"
+    assert "not paused: no gateway" in err
+
+
+def test_outside_a_cluster_nothing_is_hooked():
+    """Without a cluster's environment an interpreter starts without any module of ours."""
+    import subprocess
+
+    program = "import sys; print([m for m in sys.modules if 'raydebug' in m], sys.breakpointhook.__module__)"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAYDEBUG")}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "[] sys\n"
+
+
+def test_before_the_first_pause_nothing_heavy_is_imported(door):
+    """The hook costs an interpreter no debugger, no socket, no json: they come with the first pause."""
+    program = door.start(
+        "import sys; print([m for m in ('debugpy', 'socket', 'json', 'threading') if m in sys.modules])\n"
+    )
+    assert program.communicate(timeout=10)[0] == "[]\n"
+
+
+def test_debugger_off(door):
+    """With RAY_DEBUG=0 a breakpoint is passed over in silence."""
+    assert door.start(PAUSES, RAY_DEBUG="0").communicate(timeout=10) == ("went on 41\n", "")
+
+
+def test_post_mortem_of_a_plain_process(door):
+    """With post-mortem on, an error that ends a process pauses it at the frame that raised; then it dies of it."""
+    program = door.start(
+        "def boom():\n    secret = 41\n    raise ValueError('bad')\n\nboom()\n", RAY_DEBUG_POST_MORTEM="1"
+    )
+    (pause,) = door.pauses()
+    assert (pause["kind"], pause["line"], pause["exception"]) == ("post-mortem", 3, "ValueError: bad")
+
+    async def look():
+        session, stopped = await door.attach(pause["id"])
+        assert stopped["reason"] == "exception"
+        frames = (await session.request("stackTrace", {"threadId": stopped["threadId"]}))["stackFrames"]
+        assert frames[0]["name"] == "boom"
+        await session.request("continue", {"threadId": stopped["threadId"]})
+
+    visit(door, look)
+    assert program.wait(10) == 1
+
+
+def test_full_speed_after_a_pause(door):
+    """After a pause was let go on, the thread is not traced any more."""
+    program = door.start(PAUSES + "import sys\nprint(sys.gettrace())\n")
+    (pause,) = door.pauses()
+
+    async def look():
+        session, stopped = await door.attach(pause["id"])
+        await session.request("continue", {"threadId": stopped["threadId"]})
+
+    visit(door, look)
+    assert program.communicate(timeout=10)[0] == "went on 41\nNone\n"
+
+
+def test_line_breakpoint_of_a_client(door):
+    """A breakpoint that a client sets stops the same process again, and is removed with it."""
+    program = door.start(
+        "def work(i):\n    breakpoint()\n    for i in range(3):\n        x = i\n    return x\n\nprint(work(1))\n"
+    )
+    (pause,) = door.pauses()
+
+    async def look():
+        session, stopped = await door.attach(pause["id"])
+        thread = {"threadId": stopped["threadId"]}
+        source = {"path": pause["file"]}
+        await session.request("setBreakpoints", {"source": source, "breakpoints": [{"line": 4, "condition": "i == 2"}]})
+        await session.request("continue", thread)
+        body = (await session.next_event("stopped", timeout_s=5))["body"]
+        assert (body["reason"], body["pause"]["line"]) == ("breakpoint", 4)
+        await session.request("setBreakpoints", {"source": source, "breakpoints": []})
+        await session.request("continue", thread)
+
+    visit(door, look)
+    assert program.communicate(timeout=10)[0] == "2\n"
+
+
+# HTTP
+
+
+def ask(door, path, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", door.gateway_port, timeout=5)
+    connection.request("GET", path, headers=headers)
+    answer = connection.getresponse()
+    return answer.status, json.loads(answer.read())
+
+
+def test_http(door):
+    """The list needs the token, /health does not, and a web page gets nothing."""
+    right = {"Authorization": f"Bearer {TOKEN}"}
+    assert ask(door, "/health") == (200, {"status": "ok"})
+    assert ask(door, "/pauses", **right) == (200, {"version": 1, "pauses": []})
+    assert ask(door, "/pauses")[0] == 401
+    assert ask(door, "/pauses", Authorization="Bearer wrong")[0] == 401
+    assert ask(door, "/nothing", **right)[0] == 404
+    assert ask(door, "/pauses", Origin="http://evil.example", **right)[0] == 403
+
+
+# Bytes that are no DAP
+
+BAD = {
+    "no length": b"Content-Type: x\r\n\r\n",
+    "negative": b"Content-Length: -5\r\n\r\n{}",
+    "not a number": b"Content-Length: five\r\n\r\n{}",
+    "too long": b"Content-Length: 17000000\r\n\r\n",
+    "twice": b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
+    "bad JSON": b"Content-Length: 5\r\n\r\n{nope",
+    "bad UTF-8": b"Content-Length: 4\r\n\r\n\xff\xfe\xff\xfe",
+    "not an object": b"Content-Length: 2\r\n\r\n[]",
+    "deep": b"Content-Length: 4000\r\n\r\n" + b"[" * 4000,
+    "endless header": b"Content-Length" + b"x" * 100_000,
+}
+
+
+@pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
+def test_malformed_frames(door, data):
+    """A malformed frame closes its own connection with the reason, and nobody else's."""
+    door.start(PAUSES)
+    (pause,) = door.pauses()
+
+    async def look():
+        other, _ = await door.attach(pause["id"])
+        reader, writer = await asyncio.open_connection("127.0.0.1", door.gateway_port)
+        writer.write(data)
+        said = await asyncio.wait_for(reader.read(), 3)
+        assert b"raydebug:" in said
+        assert (await other.request("threads"))["threads"]
+
+    visit(door, look)
+
+
+@pytest.mark.parametrize("data", [b"SSH-2.0-OpenSSH_9.0\r\n", b"\x16\x03\x01\x02\x00\x01"], ids=["ssh", "tls"])
+def test_other_protocols_get_a_hint(door, data):
+    """SSH and TLS bytes get one line that says what this port is."""
+    with socket.create_connection(("127.0.0.1", door.gateway_port)) as connection:
+        connection.sendall(data)
+        assert connection.recv(200).startswith(b"raydebug gateway: this port speaks DAP and HTTP")
+        assert connection.recv(10) == b""
+
+
+def test_silent_client_is_closed(door):
+    """A client that does not prove itself within 5 s is closed."""
+    started = time.monotonic()
+    with socket.create_connection(("127.0.0.1", door.gateway_port)) as connection:
+        connection.settimeout(10)
+        connection.sendall(b"Content-Len")
+        while connection.recv(1000):
+            pass
+    assert 4 < time.monotonic() - started < 8
+
+
+def test_fork_of_a_paused_process(door):
+    """A fork of a process that has paused before pauses by itself, under its own pid."""
+    program = door.start(
+        "import os\nbreakpoint()\npid = os.fork()\nif pid == 0:\n    mine = 42\n    breakpoint()\n    os._exit(5)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    (pause,) = door.pauses()
+
+    async def go_on(pause_id):
+        session, stopped = await door.attach(pause_id)
+        await session.request("continue", {"threadId": stopped["threadId"]})
+        await session.close()
+
+    visit(door, lambda: go_on(pause["id"]))
+    (child,) = door.pauses()
+    assert child["pid"] != program.pid
+    assert child["line"] == 6
+    visit(door, lambda: go_on(child["id"]))
+    assert program.communicate(timeout=10)[0] == "5\n"
+
+
+def test_lost_session_is_told(door):
+    """A client of a gateway that dies is told at once."""
+    door.start(PAUSES)
+    (pause,) = door.pauses()
+
+    async def look():
+        session, _ = await door.attach(pause["id"])
+        door.process.kill()
+        with pytest.raises(ConnectionLost):
+            await session.next_event(timeout_s=2)
+
+    visit(door, look)
+    assert sys.platform == "linux"

@@ -1,0 +1,50 @@
+"""Who imports whom at import time: what import contracts cannot say, because they also see imports inside functions."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "raydebug"
+WORKER_MAY = ("raydebug.worker", "raydebug.dap.wire")
+HEAVY = ("ray", "torch", "transformers", "vllm", "verl", "debugpy")
+
+
+def imported_on_load(tree: ast.Module) -> set[str]:
+    """Return the modules that a file imports when it is loaded, without those under TYPE_CHECKING."""
+    found: set[str] = set()
+    rest: list[ast.AST] = list(tree.body)
+    while rest:
+        node = rest.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            whole = f"{node.module}.{node.names[0].name}"
+            found.add(whole if node.module in ("raydebug", "raydebug.dap") else str(node.module))
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            rest += node.orelse
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            rest += ast.iter_child_nodes(node)
+    return found
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "worker").rglob("*.py")), ids=lambda path: path.name)
+def test_worker_loads_the_standard_library_only(path: Path) -> None:
+    """A file of the worker side, when loaded, imports the standard library, its neighbours and raydebug.dap.wire."""
+    foreign = {
+        name
+        for name in imported_on_load(ast.parse(path.read_text()))
+        if name.partition(".")[0] not in sys.stdlib_module_names and not name.startswith(WORKER_MAY)
+    }
+    assert foreign == set()
+
+
+def test_cli_loads_nothing_heavy() -> None:
+    """`import raydebug.cli` in a fresh Python loads none of ray, torch, transformers, vllm, verl, debugpy."""
+    program = f"import sys, raydebug.cli; print(sorted(set({HEAVY}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=30)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

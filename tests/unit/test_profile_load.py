@@ -1,0 +1,86 @@
+"""Profiles as files: found in a checkout and in a wheel, and read strictly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raydebug.errors import RaydebugError
+from raydebug.profile import load
+from raydebug.profile.load import Rule, load_profile
+
+
+def refuse(tmp_path: Path, text: str) -> RaydebugError:
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(RaydebugError) as failure:
+        load_profile("mine", tmp_path)
+    assert failure.value.exit_code == 2
+    return failure.value
+
+
+def test_the_shipped_profile_is_read() -> None:
+    """`debug` is there, has a summary, and gives a reason for every rule."""
+    profile = load_profile("debug")
+    assert profile.summary
+    assert Rule("steps", "at_most", 2, "the second step shows that the first one's weights came back") in profile.rules
+    assert all(rule.why for rule in profile.rules)
+    assert {rule.only_on for rule in profile.rules} == {None, "cpu"}
+
+
+def test_profiles_of_an_installed_package_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a wheel the profiles lie in raydebug/env/profiles; in a checkout two folders up."""
+    checkout = tmp_path / "src" / "raydebug" / "profile"
+    monkeypatch.setattr(load, "__file__", str(checkout / "load.py"))
+    assert load.profiles_folder() == tmp_path / "env" / "profiles"
+    installed = tmp_path / "src" / "raydebug" / "env" / "profiles"
+    installed.mkdir(parents=True)
+    assert load.profiles_folder() == installed
+
+
+def test_unknown_profile_names_the_known(tmp_path: Path) -> None:
+    """An unknown profile is refused in three lines that list the known ones."""
+    (tmp_path / "debug.yaml").write_text("summary: x")
+    (tmp_path / "full.yaml").write_text("summary: x")
+    with pytest.raises(RaydebugError) as failure:
+        load_profile("debgu", tmp_path)
+    assert str(failure.value) == (
+        f"error: there is no profile 'debgu'\ncause: known are: debug, full (in {tmp_path})\nfix: --profile debug"
+    )
+    assert failure.value.exit_code == 2
+
+
+def test_no_way_out_of_the_folder(tmp_path: Path) -> None:
+    """A name with a path in it is no profile."""
+    (tmp_path / "x.yaml").write_text("summary: x")
+    with pytest.raises(RaydebugError, match="there is no profile"):
+        load_profile("../x", tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("text", "cause", "fix"),
+    [
+        ("summary: x\nat_mots:\n  steps: {value: 2, why: y}\n", "2: unknown word 'at_mots'", "write 'at_most'"),
+        ("at_most:\n  stesp: {value: 2, why: y}\n", "2: unknown word 'stesp'", "write 'steps'"),
+        ("set:\n  resume:\n    valu: x\n    why: y\n", "3: unknown word 'valu'", "write 'value'"),
+        ("cpu:\n  set:\n    zzzz: {value: 1, why: y}\n", "3: unknown word 'zzzz'", "known are: "),
+        (
+            "at_most:\n  steps: {value: yes, why: y}\n",
+            "2: 'steps' in at_most is no whole number: True",
+            "write a whole",
+        ),
+        ("at_most:\n  steps: {value: 2}\n", "2: 'steps' has no why", "give the reason"),
+        ("set:\n  resume: {why: y}\n", "2: 'resume' has no value", "resume: {value: ..., why: ...}"),
+        ("at_most:\n  steps: 2\n", "2: a mapping is expected here", "write `name: value` lines"),
+        ("set:\n  resume: {value: [a], why: y}\n", "2: one value is expected here", "write a plain value"),
+        ("set:\n  resume: {value: a, why: y}\n  resume: {value: b, why: y}\n", "3: 'resume' stands here twice", "keep"),
+        ("set: {\n", "2: no YAML: ", "mend the line"),
+        ("", "1: the file is empty", "write at least"),
+    ],
+)
+def test_what_is_not_understood_is_refused_with_its_line(text: str, cause: str, fix: str, tmp_path: Path) -> None:
+    """Every fault in a profile is an error with file, line and remedy."""
+    failure = refuse(tmp_path, text)
+    assert failure.what == "the profile 'mine' cannot be used"
+    assert failure.cause.startswith(f"{tmp_path / 'mine.yaml'}:{cause}")
+    assert failure.fix.startswith(fix)

@@ -1,0 +1,43 @@
+"""What a job says reaches the terminal without reaching into it."""
+
+from __future__ import annotations
+
+import pytest
+
+from raydebug.errors import Exit, RaydebugError
+from raydebug.render import visible, visible_log
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("Grüße 你好 \U0001f600", "Grüße 你好 \U0001f600"),
+        ("a\x1b]0;title\x07b", "a\\x1b]0;title\\x07b"),
+        ("a\x1b]52;c;ZWNobw==\x07", "a\\x1b]52;c;ZWNobw==\\x07"),
+        ("\x1b[2J\x1b[H", "\\x1b[2J\\x1b[H"),
+        ("safe\u202etxt.exe", "safe\\u202etxt.exe"),
+        ("a\x00b\x7f\x9b", "a\\x00b\\x7f\\x9b"),
+        ("lone \ud800", "lone \\ud800"),
+        ("tab\tnew\nline", "tab\tnew\nline"),
+    ],
+)
+def test_control_characters_are_made_visible(text, shown):
+    """No control, bidi or surrogate character passes; letters of any language do."""
+    assert visible(text) == shown
+
+
+def test_colours_of_a_log():
+    """Colours pass where they are wanted and vanish where not; other sequences never pass; CR becomes a line end."""
+    log = "\x1b[36m(task)\x1b[0m 50%\r100%\x1b]0;x\x07\r\n"
+    assert visible_log(log, colour=True) == "\x1b[36m(task)\x1b[0m 50%\n100%\\x1b]0;x\\x07\n"
+    assert visible_log(log, colour=False) == "(task) 50%\n100%\\x1b]0;x\\x07\n"
+
+
+def test_error_in_three_lines():
+    """An error says what failed, why, and what to do."""
+    failure = RaydebugError("it failed", cause="that was it", fix="do this", code="x.y", exit_code=Exit.TAKEN)
+    assert str(failure) == "error: it failed\ncause: that was it\nfix: do this"
+    assert failure.as_json() == {
+        "error": {"code": "x.y", "message": "it failed", "cause": "that was it", "fix": "do this"}
+    }
