@@ -26,6 +26,9 @@ def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapp
     binaries = str(Path(cluster.python).parent)
     return {
         **flavour,
+        # Ray Client's server forks between gRPC's threads; with gRPC's fork handlers every third child of it dies of a
+        # segmentation fault before its exec, and ray:// hangs (Ray 2.60, grpcio 1.85; ray-project/ray#60316).
+        "GRPC_ENABLE_FORK_SUPPORT": "0",
         **kept,
         **mode_variables(cluster.debugger),
         "PATH": os.pathsep.join([binaries, *[p for p in kept.get("PATH", "").split(os.pathsep) if p != binaries]]),
