@@ -167,7 +167,7 @@ def test_port_taken(private_state):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        done = raydebug("up", "--name", "taken", "--dashboard-port", port)
+        done = raydebug("up", "--cluster", "local", "--name", "taken", "--dashboard-port", port)
         what, cause, _ = error_of(done, 3)
     assert what == f"port {port} for the dashboard is taken"
     assert f"pid {os.getpid()}" in cause
