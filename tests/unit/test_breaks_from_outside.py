@@ -85,7 +85,7 @@ def test_nothing_there(line, function, why):
 
 def test_code_stays_the_same_elsewhere():
     """Functions without a breakpoint have the very bytecode and line numbers that they have without any."""
-    spec = [{"where": "x", "function": "plain"}]
+    spec = [{"id": "b1", "where": "x", "function": "plain"}]
     with_break, without = {}, {}
     exec(compile_with(SOURCE.encode(), "x.py", spec), with_break)
     exec(compile(SOURCE, "x.py", "exec"), without)
@@ -150,7 +150,7 @@ def test_stops_where_it_is_set(door, how):
     """A breakpoint from outside stops a module that is imported, one loaded by its path, and the script itself."""
     file = door.folder / "rewards.py"
     file.write_text(SOURCE + "\nif __name__ == '__main__':\n    print(plain(1))\n")
-    breaks = json.dumps([{"where": "rewards.py:9", "file": str(file), "line": 9}])
+    breaks = json.dumps([{"id": "b1", "where": "rewards.py:9", "file": str(file), "line": 9}])
     programs = {
         "import": f"import sys; sys.path.insert(0, {str(door.folder)!r})\nimport rewards\nprint(rewards.plain(1))",
         "by path": BY_PATH.format(path=str(file)),

@@ -8,7 +8,7 @@ import typer
 
 import raydebug
 from raydebug import render
-from raydebug.cli import attach, cluster, image, pauses, run, tiny
+from raydebug.cli import attach, breaks, cluster, image, pauses, run, tiny
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,6 +22,7 @@ app.command()(cluster.ps)
 app.command()(run.run)
 app.command()(pauses.paused)
 app.command()(attach.attach)
+app.add_typer(breaks.app, name="break")
 app.command()(image.logs)
 app.command()(cluster.down)
 app.command()(image.image)

@@ -31,7 +31,8 @@ def run(
         list[str] | None,
         typer.Option(
             "--break",
-            help="Stop at file.py:LINE, file.py:function or package.module:function, in any worker",
+            help="Stop at file.py:LINE, file.py:function or package.module:function, in any worker. Conditions follow"
+            " after commas: if=EXPR, rank=0, step>=3, every=100, once, max=5, timeout=60s; log=TEXT only writes.",
             metavar="WHERE",
         ),
     ] = None,
@@ -41,7 +42,7 @@ def run(
 ) -> None:
     """Run a command as a job on the cluster; without a cluster, bring a local one up and take it down after.
 
-    Example: raydebug run --break my.reward:compute_score -- python train.py
+    Example: raydebug run --break 'my.reward:compute_score,rank=0,once' -- python train.py
     """
     from raydebug.cluster import lifecycle, local, state
     from raydebug.cluster.jobs import Job, find_program

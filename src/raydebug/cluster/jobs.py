@@ -9,7 +9,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from raydebug.cluster.dashboard import ENDED, Dashboard
 from raydebug.cluster.place import Place
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
+from raydebug.pause.breaks import forget_job, set_breaks
 from raydebug.pause.listing import Pause, fetch_pauses
 from raydebug.settings.debugger import mode_variables
 from raydebug.worker import names
@@ -97,6 +98,8 @@ def find_program(command: list[str], working_dir: Path, place: Place) -> None:
 def submit(cluster: Cluster, job: Job) -> str:
     """Start a job and return its submission id."""
     submission_id = f"raydebug-{time.strftime('%H%M%S')}-{secrets.token_hex(3)}"
+    # The gateway gives the ids by which they are listed and removed; the processes have them from their first line on.
+    job = replace(job, breaks=set_breaks(cluster, job.breaks, job=submission_id))
     return Dashboard(cluster).submit_job(
         job_entrypoint(job), submission_id=submission_id, env=job_variables(job, submission_id)
     )
@@ -135,6 +138,8 @@ class Follower:
             info = await self._wait_for_end()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(reading), timeout=5.0)
+            with contextlib.suppress(RaydebugError):
+                await asyncio.to_thread(forget_job, self._cluster, self._id)
         finally:
             for task in (watching, reading):
                 task.cancel()

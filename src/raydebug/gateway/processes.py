@@ -11,6 +11,7 @@ from typing import Any
 from raydebug.dap import wire
 from raydebug.dap.session import ConnectionLost, DapSession, RequestFailed
 from raydebug.dap.wire import Message
+from raydebug.gateway.control import Control
 from raydebug.gateway.pauses import Pause, Pauses
 from raydebug.worker import handshake
 
@@ -19,6 +20,7 @@ log = logging.getLogger("raydebug.gateway")
 PROOF_TIMEOUT_S = 5.0
 MAX_UNPROVEN_BYTES = 16 * 1024
 MAX_UNPROVEN = 64
+CONTROL = "control"  # worker/dial.py
 LOCATE_STEP_AFTER_S = 0.05  # after a step its client's own questions go first: pydevd answers one at a time
 OWNER = ("thread", "job_id", "task", "task_id", "actor", "actor_id")
 PAUSE_EVENT = "raydebugPause"  # worker/pause.py sends it just before the thread stops
@@ -163,9 +165,10 @@ class Process:
 class DialIns:
     """The port that processes dial: proves each of them, then holds its session."""
 
-    def __init__(self, token: str, pauses: Pauses) -> None:
+    def __init__(self, token: str, pauses: Pauses, control: Control) -> None:
         self._token = token
         self._pauses = pauses
+        self._control = control
         self._unproven = 0
         self.processes: set[Process] = set()
 
@@ -178,10 +181,13 @@ class DialIns:
             self._unproven += 1
             try:
                 async with asyncio.timeout(PROOF_TIMEOUT_S):
-                    about = await self._prove(reader, writer)
+                    purpose, about = await self._prove(reader, writer)
             finally:
                 self._unproven -= 1
             keep_alive(writer)
+            if purpose == CONTROL:
+                await self._control.serve(about, reader, writer)
+                return
             process = Process(about, self._pauses)
             await process.hold(reader, writer)
             log.info("process dialled in: %s", process.title)
@@ -189,7 +195,7 @@ class DialIns:
             log.warning("dial-in from %s refused: %s", peer, error or type(error).__name__)
             writer.close()
 
-    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, Any]:
+    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, dict[str, Any]]:
         decoder = wire.Decoder(max_header_bytes=256, max_body_bytes=MAX_UNPROVEN_BYTES)
         hello = await _receive(reader, decoder, "hello")
         theirs, mine = str(hello.get("nonce", "")), handshake.new_nonce()
@@ -202,7 +208,7 @@ class DialIns:
             writer.write(wire.encode(wire.event(2, "refused", {"reason": "wrong token"})))
             raise ConnectionRefusedError("wrong token")
         writer.write(wire.encode(wire.event(2, "welcome", {})))
-        return dict(answer.get("process") or {})
+        return str(answer.get("purpose")), dict(answer.get("process") or {})
 
 
 async def _receive(reader: asyncio.StreamReader, decoder: wire.Decoder, name: str) -> dict[str, Any]:

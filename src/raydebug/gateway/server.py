@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from raydebug.gateway import web
 from raydebug.gateway.clients import AUTHENTICATION_TIMEOUT_S, Client
+from raydebug.gateway.control import Control
 from raydebug.gateway.pauses import Pauses
 from raydebug.gateway.processes import DialIns, keep_alive
 
@@ -35,7 +36,8 @@ class Gateway:
     def __init__(self, token: str) -> None:
         self._token = token
         self.pauses = Pauses()
-        self.dial_ins = DialIns(token, self.pauses)
+        self.control = Control()
+        self.dial_ins = DialIns(token, self.pauses, self.control)
         self._unproven = 0
 
     async def start(self, ports: Ports) -> Ports:
@@ -68,7 +70,7 @@ class Gateway:
             async with asyncio.timeout(AUTHENTICATION_TIMEOUT_S):
                 first = await reader.read(4096)
             if first.startswith(HTTP_METHODS):
-                await web.serve(first, reader, writer, token=self._token, pauses=self.pauses)
+                await web.serve(first, reader, writer, token=self._token, pauses=self.pauses, control=self.control)
             elif first[:1] in (b"C", b"c"):  # Content-Length, Content-Type
                 await Client(self._token, self.pauses, reader, writer, on_proven=proven).serve(first)
             elif first:

@@ -1,4 +1,4 @@
-"""HTTP on the clients' port: GET /pauses (token), GET /health."""
+"""HTTP on the clients' port: GET /health, and with the token GET /pauses, GET and POST /breaks, DELETE /breaks/ID."""
 
 from __future__ import annotations
 
@@ -8,22 +8,33 @@ from typing import Any
 
 import h11
 
+from raydebug.gateway.control import Control
 from raydebug.gateway.pauses import Pauses
 from raydebug.worker import handshake
 
 REQUEST_TIMEOUT_S = 5.0
 MAX_REQUEST_BYTES = 8 * 1024
+MAX_BODY_BYTES = 1024 * 1024
 
 
 async def serve(
-    first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, token: str, pauses: Pauses
+    first: bytes,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    *,
+    token: str,
+    pauses: Pauses,
+    control: Control,
 ) -> None:
     """Answer one HTTP request and close."""
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_REQUEST_BYTES)
     try:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             request = await _receive(connection, first, reader)
-        status, body = _respond(request, token, pauses)
+            status, body = _refuse(request, token)
+            if status == 0:
+                sent = await _receive_body(connection, reader)
+                status, body = _respond(request, sent, pauses, control)
     except h11.RemoteProtocolError as error:
         status, body = 400, {"error": {"code": "http.malformed", "message": str(error)}}
     except (OSError, TimeoutError):
@@ -49,18 +60,56 @@ async def _receive(connection: h11.Connection, data: bytes, reader: asyncio.Stre
         data = await reader.read(4096)
 
 
-def _respond(request: h11.Request, token: str, pauses: Pauses) -> tuple[int, dict[str, Any]]:
+async def _receive_body(connection: h11.Connection, reader: asyncio.StreamReader) -> bytes:
+    """Read the body of a request whose token was right."""
+    body = b""
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            connection.receive_data(await reader.read(4096))
+        elif isinstance(event, h11.Data):
+            body += event.data
+            if len(body) > MAX_BODY_BYTES:
+                raise h11.RemoteProtocolError("the body is too large")
+        else:
+            return body
+
+
+def _refuse(request: h11.Request, token: str) -> tuple[int, dict[str, Any]]:
+    """Return the answer to a request that needs no token or does not hold it; status 0 lets it go on."""
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers}
-    path = request.target.decode("latin-1").partition("?")[0]
     if "origin" in headers:  # a web page asked; no page has business here
         return 403, _refusal("http.origin", "requests from web pages are refused")
-    if path == "/health" and request.method == b"GET":
+    if _path(request) == "/health" and request.method == b"GET":
         return 200, {"status": "ok"}
     if not handshake.same(f"Bearer {token}", headers.get("authorization", "")):
         return 401, _refusal("auth.wrong-token", "the token is missing or not this cluster's")
-    if path == "/pauses" and request.method == b"GET":
-        return 200, {"version": 1, "pauses": [pause.describe() for pause in pauses.listed()]}
-    return 404, _refusal("http.not-found", "there is /pauses and /health, to GET")
+    return 0, {}
+
+
+def _respond(request: h11.Request, sent: bytes, pauses: Pauses, control: Control) -> tuple[int, dict[str, Any]]:
+    route: tuple[str, ...] = (request.method.decode("latin-1"), *_path(request).strip("/").split("/"))
+    try:
+        match route:
+            case ("GET", "pauses"):
+                return 200, {"version": 1, "pauses": [pause.describe() for pause in pauses.listed()]}
+            case ("GET", "breaks"):
+                return 200, {"version": 1, "breaks": control.describe()}
+            case ("POST", "breaks"):
+                asked = json.loads(sent)
+                return 200, {"version": 1, "breaks": control.add(list(asked["breaks"]), asked.get("job"))}
+            case ("DELETE", "breaks", break_id):
+                return 200, {"version": 1, "removed": control.remove([break_id])}
+            case ("DELETE", "jobs", job):
+                control.forget_job(job)
+                return 200, {"version": 1}
+    except (ValueError, KeyError, TypeError) as error:
+        return 400, _refusal("http.malformed", f"{type(error).__name__}: {error}")
+    return 404, _refusal("http.not-found", "there are /health, /pauses, /breaks and /jobs/ID")
+
+
+def _path(request: h11.Request) -> str:
+    return request.target.decode("latin-1").partition("?")[0]
 
 
 def _refusal(code: str, message: str) -> dict[str, Any]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 from pathlib import Path
 from typing import Any
 
 from raydebug.cluster.state import Cluster
-from raydebug.errors import Exit, RaydebugError
+from raydebug.pause.door import ask
 
-TIMEOUT_S = 5.0
 Pause = dict[str, Any]
 
 
@@ -21,32 +18,7 @@ def fetch_pauses(cluster: Cluster) -> list[Pause]:
     Raises:
         RaydebugError: the gateway does not answer, or refuses the token.
     """
-    where = f"{cluster.gateway_host}:{cluster.gateway_port}"
-    # http.client and not httpx: this is asked twice a second and by every shell completion; it starts in 10 ms.
-    connection = http.client.HTTPConnection(cluster.gateway_host, cluster.gateway_port, timeout=TIMEOUT_S)
-    try:
-        connection.request("GET", "/pauses", headers={"Authorization": f"Bearer {cluster.token}"})
-        answer = connection.getresponse()
-        document = json.loads(answer.read())
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise RaydebugError(
-            f"the gateway of cluster '{cluster.name}' does not answer",
-            cause=f"GET http://{where}/pauses: {error or type(error).__name__}",
-            fix=f"see what is wrong with `raydebug ps --name {cluster.name}`",
-            code="gateway.no-answer",
-            exit_code=Exit.SESSION_LOST,
-        ) from error
-    finally:
-        connection.close()
-    if answer.status != 200:
-        raise RaydebugError(
-            f"the gateway refused to list the pauses of cluster '{cluster.name}'",
-            cause=f"{where} said: {document.get('error', {}).get('message', answer.status)}",
-            fix=f"the token is in {cluster.token_file}; `raydebug up` writes it anew",
-            code="auth.wrong-token",
-            exit_code=Exit.USAGE,
-        )
-    pauses: list[Pause] = document["pauses"]
+    pauses: list[Pause] = ask(cluster, "GET", "/pauses")["pauses"]
     return pauses
 
 

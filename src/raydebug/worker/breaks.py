@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Iterator
 from types import CodeType
 from typing import Any
+
+# No name of the module's own is relied on.
+_SITES = "__import__('raydebug.worker.sites', None, None, ('sites',))"
+
+
+PLAIN: dict[CodeType, CodeType] = {}
+"""For code with breakpoints built in: what it is without them."""
 
 
 class NothingThere(ValueError):
@@ -18,24 +26,40 @@ def compile_with(source: bytes, path: str, breaks: list[dict[str, Any]], *, as_s
     Args:
         source: the module's source.
         path: its file.
-        breaks: each has "where" and either "line" or "function" (a qualified name inside the module).
+        breaks: each has "id", "where", "policy" and either "line" or "function" (a qualified name inside the module).
         as_script: give the module the empty `__spec__` of a script; multiprocessing's spawn goes by it.
 
     Raises:
         SyntaxError: the source does not parse.
     """
     tree = ast.parse(source, path)
+    plain = dict(codes_of(compile(tree, path, "exec", dont_inherit=True)))
+    names: dict[str, dict[str, Any]] = {}
     for wanted in breaks:
         try:
             body, index = find_statement(tree, wanted.get("line"), wanted.get("function"))
         except NothingThere as error:
             sys.stderr.write(f"raydebug: breakpoint {wanted['where']} is not set: {error}\n")
             continue
-        body.insert(index, _stop_before(body[index], str(wanted["where"])))
+        name = site_name(str(wanted["id"]))
+        body.insert(index, _stop_before(body[index], wanted, name))
+        names[name] = wanted
+    head = [f"{name} = {_SITES}.restore({_plain(wanted)!r})" for name, wanted in names.items()]
     if as_script:
-        first = next((i for i, s in enumerate(tree.body) if not _is_docstring(s) and not _is_future(s)), len(tree.body))
-        tree.body.insert(first, ast.parse("__spec__ = None").body[0])
-    return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+        head.append("__spec__ = None")
+    first = next((i for i, s in enumerate(tree.body) if not _is_docstring(s) and not _is_future(s)), len(tree.body))
+    tree.body[first:first] = ast.parse("\n".join(head)).body
+    built = compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+    PLAIN.update((code, plain[key]) for key, code in codes_of(built))
+    return built
+
+
+def codes_of(code: CodeType) -> Iterator[tuple[tuple[str, int], CodeType]]:
+    """Return a code and all that is inside it, each by its qualified name and first line."""
+    yield (code.co_qualname, code.co_firstlineno), code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes_of(constant)
 
 
 def find_statement(tree: ast.Module, line: int | None, function: str | None) -> tuple[list[ast.stmt], int]:
@@ -104,11 +128,29 @@ def _is_docstring(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def _stop_before(statement: ast.stmt, where: str) -> ast.stmt:
-    # An import each time, not a global: the function may travel to another process by value (cloudpickle).
-    call = ast.parse(f"__import__('raydebug.worker.stops', None, None, ('at',)).at({where!r})").body[0]
-    for node in ast.walk(call):
+def site_name(break_id: str) -> str:
+    """Return the global of a module that holds a breakpoint's site."""
+    return f"__raydebug_{''.join(c if c.isalnum() else '_' for c in break_id)}__"
+
+
+def _plain(wanted: dict[str, Any]) -> dict[str, Any]:
+    return {name: wanted.get(name) for name in ("id", "where", "policy")}
+
+
+def _stop_before(statement: ast.stmt, wanted: dict[str, Any], name: str) -> ast.stmt:
+    """Return the statement that calls a breakpoint's site.
+
+    The site is a global of the module, not a constant of the code: a function that travels by value (cloudpickle) takes
+    it along, and compilers of bytecode (torch.compile) know what to do with a global.
+    """
+    policy: dict[str, Any] = wanted.get("policy") or {}
+    stop = f"if {name}.is_due(): {name}.say(f{policy['log']!r})" if "log" in policy else f"{name}.at()"
+    if "if" in policy:
+        stop = f"if ({policy['if']}\n): " + (f"{name}.at()" if "log" not in policy else f"\n   {stop}")
+    text = f"try:\n  {stop}\nexcept Exception: {_SITES}.failed({_plain(wanted)!r})"
+    built = ast.parse(text).body[0]
+    for node in ast.walk(built):
         if hasattr(node, "lineno"):
             node.lineno = node.end_lineno = _begins(statement)  # type: ignore[attr-defined]
             node.col_offset = node.end_col_offset = statement.col_offset  # type: ignore[attr-defined]
-    return call
+    return built

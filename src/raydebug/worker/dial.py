@@ -18,6 +18,7 @@ from raydebug.worker import handshake, names, records, wake
 
 DIAL_TIMEOUT_S = 3.0
 ATTACH_TIMEOUT_S = 10.0
+PAUSE, CONTROL = "pause", "control"
 
 
 class NoGateway(Exception):
@@ -42,7 +43,7 @@ def connected_debugger() -> Any:
                 return debugger
         elif _dialled_by is not None:
             _forget_parents_debugger()
-        connection = _proven_connection()
+        connection = proven_connection()
         try:
             debugger = _hand_to_pydevd(connection)
         except BaseException:
@@ -66,19 +67,28 @@ def _forget_parents_debugger() -> None:
     pydevd.settrace_forked(setup_tracing=False)
 
 
-def _proven_connection() -> socket.socket:
+def proven_connection(purpose: str = PAUSE, *, timeout_s: float = DIAL_TIMEOUT_S) -> socket.socket:
+    """Connect to the gateway, each side proving to the other that it holds the token.
+
+    Args:
+        purpose: what the connection is for: PAUSE hands it to pydevd, CONTROL keeps it as the control line.
+        timeout_s: how long connecting and each answer may take.
+
+    Raises:
+        NoGateway: it cannot be reached, or did not prove itself.
+    """
     address = os.environ.get(names.GATEWAY, "")
     host, _, port = address.rpartition(":")
     token = read_token()
     try:
-        connection = socket.create_connection((host, int(port)), timeout=DIAL_TIMEOUT_S)
+        connection = socket.create_connection((host, int(port)), timeout=timeout_s)
     except (OSError, ValueError) as error:
         raise NoGateway(f"no gateway at {address}: {error}") from error
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # evaluate: 44 ms -> 0.3 ms
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.set_inheritable(False)
-        _prove_each_other(connection, token)
+        _prove_each_other(connection, token, purpose)
     except BaseException as error:
         connection.close()
         if isinstance(error, OSError | wire.WireError):
@@ -101,14 +111,15 @@ def read_token() -> str:
         raise NoGateway(f"the token file cannot be read: {error}") from error
 
 
-def _prove_each_other(connection: socket.socket, token: str) -> None:
+def _prove_each_other(connection: socket.socket, token: str, purpose: str) -> None:
     mine = handshake.new_nonce()
     connection.sendall(wire.encode(wire.event(1, "hello", {"nonce": mine, "version": 1})))
     answer = _receive(connection, "proof")
     theirs = str(answer.get("nonce", ""))
     if not handshake.same(handshake.gateway_proof(token, mine, theirs), answer.get("proof")):
         raise NoGateway("what answers there does not hold this cluster's token")
-    body = {"proof": handshake.process_proof(token, mine, theirs), "process": records.describe_process()}
+    proof = handshake.process_proof(token, mine, theirs)
+    body = {"proof": proof, "purpose": purpose, "process": records.describe_process()}
     connection.sendall(wire.encode(wire.event(2, "proof", body)))
     _receive(connection, "welcome")
 

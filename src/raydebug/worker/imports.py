@@ -56,50 +56,77 @@ def watch_threads(module: ModuleType) -> None:
     module.excepthook = excepthook  # type: ignore[attr-defined]
 
 
+def _open_control_line(_module: ModuleType) -> None:
+    if names.JOB in os.environ:
+        from raydebug.worker import control
+
+        control.open_line()
+
+
+def _take_over_ray_and_open_line(module: ModuleType) -> None:
+    _take_over_ray(module)
+    _open_control_line(module)
+
+
 # Source: ray 2.60.0 util/rpdb.py:298 and 343 call `ray.util.debugpy.set_trace` and `_post_mortem`.
-_ON_LOAD = {"ray.util.debugpy": _take_over_ray, "threading": watch_threads}
+# torch: what a child of a training process (vLLM's engine, a data loader's worker) imports; it takes seconds anyway.
+_ON_LOAD = {
+    "ray.util.debugpy": _take_over_ray_and_open_line,
+    "threading": watch_threads,
+    "torch": _open_control_line,
+}
 
 
-class _Breaks:
-    """Compiles the modules that breakpoints from outside name with the stops built in.
+_breaks: list[dict[str, Any]] = []
 
-    It stands in for `SourceFileLoader.get_code`, not for a finder: verl and others load a user's file by its path,
-    past all finders (importlib.util.spec_from_file_location).
+
+def add_break(definition: dict[str, Any]) -> None:
+    """Build a breakpoint from outside into every module that is loaded from now on.
+
+    The first one takes the place of `SourceFileLoader.get_code`, not of a finder: verl and others load a user's file by
+    its path, past all finders (importlib.util.spec_from_file_location).
     """
+    remove_break(definition["id"])
+    _breaks.append(definition)
+    if SourceFileLoader.get_code is _plain_get_code:
+        SourceFileLoader.get_code = _get_code  # type: ignore[assignment, method-assign]
 
-    def __init__(self, breaks: list[dict[str, Any]]) -> None:
-        self._modules = {b["module"] for b in breaks if b.get("module")}
-        self._file_names = {os.path.basename(b["file"]) for b in breaks if b.get("file")}
-        self._breaks = breaks
 
-    def named_by(self, fullname: str, path: str) -> list[dict[str, Any]]:
-        """Return the breakpoints in a module."""
-        if fullname not in self._modules and os.path.basename(path) not in self._file_names:
-            return []
-        return [
-            b for b in self._breaks if b.get("module") == fullname or (b.get("file") and same_file(b["file"], path))
-        ]
+def remove_break(break_id: str) -> None:
+    """Leave a breakpoint out of the modules that are loaded from now on."""
+    _breaks[:] = [b for b in _breaks if b["id"] != break_id]
 
-    def install(self) -> None:
-        """Take the place of the loader's own method."""
-        plain = SourceFileLoader.get_code
-        named_by = self.named_by
 
-        def get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
-            mine = named_by(fullname, loader.path)
-            if not mine:
-                return plain(loader, fullname)
-            from raydebug.worker import breaks
+def known_breaks() -> list[dict[str, Any]]:
+    """Return the breakpoints from outside that this process has."""
+    return list(_breaks)
 
-            try:
-                return breaks.compile_with(
-                    loader.get_data(loader.path), loader.path, mine, as_script=fullname == "__main__"
-                )
-            except Exception as error:  # noqa: BLE001 - the module itself must still load
-                sys.stderr.write(f"raydebug: no breakpoint in {loader.path}: {type(error).__name__}: {error}\n")
-                return plain(loader, fullname)
 
-        SourceFileLoader.get_code = get_code  # type: ignore[assignment, method-assign]
+def breaks_in(fullname: str, path: str) -> list[dict[str, Any]]:
+    """Return the breakpoints in a module."""
+    base = os.path.basename(path)
+    return [
+        b
+        for b in _breaks
+        if (b.get("module") and b["module"] == fullname)
+        or (b.get("file") and os.path.basename(b["file"]) == base and same_file(b["file"], path))
+    ]
+
+
+_plain_get_code = SourceFileLoader.get_code
+
+
+def _get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
+    mine = breaks_in(fullname, loader.path)
+    if not mine:
+        return _plain_get_code(loader, fullname)
+    from raydebug.worker import breaks
+
+    try:
+        return breaks.compile_with(loader.get_data(loader.path), loader.path, mine, as_script=fullname == "__main__")
+    except Exception as error:  # noqa: BLE001 - the module itself must still load
+        sys.stderr.write(f"raydebug: no breakpoint in {loader.path}: {type(error).__name__}: {error}\n")
+        return _plain_get_code(loader, fullname)
 
 
 def same_file(wanted: str, path: str) -> bool:
@@ -148,8 +175,8 @@ def watch() -> None:
         return
     import json
 
-    breaks = _Breaks(json.loads(os.environ[names.BREAKS]))
-    breaks.install()
+    for definition in json.loads(os.environ[names.BREAKS]):
+        add_break(definition)
     script = (getattr(sys, "argv", None) or [""])[0]
-    if script not in ("", "-c", "-m") and os.path.isfile(script) and breaks.named_by("", os.path.abspath(script)):
+    if script not in ("", "-c", "-m") and os.path.isfile(script) and breaks_in("", os.path.abspath(script)):
         sys.path_hooks.insert(0, _MainImporter(script))

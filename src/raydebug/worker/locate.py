@@ -53,7 +53,7 @@ def locate(where: str, search: list[str]) -> dict[str, Any]:
     if "file" in wanted:
         wanted["file"] = os.path.realpath(source)
     _check(wanted, source)
-    return {"where": where, **wanted}
+    return {"where": where, **wanted, "source": os.path.realpath(source)}
 
 
 def _file_of(file: str, search: list[str]) -> str:

@@ -23,8 +23,15 @@ PAUSE_EVENT = "raydebugPause"
 _pausing = threading.local()
 
 
-def pause_at(frame: FrameType, *, kind: str, where: str | None = None) -> None:
-    """Pause at a frame; says why in the log and returns at once where that cannot be."""
+def pause_at(frame: FrameType, *, kind: str, where: str | None = None, expires_s: float | None = None) -> None:
+    """Pause at a frame; says why in the log and returns at once where that cannot be.
+
+    Args:
+        frame: the user's frame.
+        kind: `breakpoint` or `post-mortem`.
+        where: the breakpoint from outside that stops here, as the user wrote it.
+        expires_s: after how many seconds without a debugger it goes on; None for the gateway's own limit.
+    """
     with _guard() as may_pause:
         if not may_pause:
             return
@@ -35,7 +42,7 @@ def pause_at(frame: FrameType, *, kind: str, where: str | None = None) -> None:
         from _pydevd_bundle.pydevd_comm_constants import CMD_SET_BREAK
 
         with _not_traced(info):
-            _announce(debugger, thread, records.describe_pause(frame, kind, where=where))
+            _announce(debugger, thread, records.describe_pause(frame, kind, where=where, expires_s=expires_s))
             debugger.set_suspend(thread, CMD_SET_BREAK)
             debugger.do_wait_suspend(thread, frame, "line", None)
         _trace_only_while_needed(debugger, info)

@@ -8,7 +8,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-from raydebug.worker import names
+from raydebug.worker import names, training_step
 
 # torch.distributed and verl name a process's place so (torch/distributed/run.py docs; verl 0.9.1
 # single_controller/base/worker.py reads the same ones).
@@ -40,6 +40,7 @@ def describe_pause(
     error: BaseException | None = None,
     trace: TracebackType | None = None,
     where: str | None = None,
+    expires_s: float | None = None,
 ) -> dict[str, Any]:
     """Return the record of a pause.
 
@@ -49,6 +50,7 @@ def describe_pause(
         error: the exception of a post-mortem pause.
         trace: its traceback.
         where: the breakpoint from outside that stops here, as the user wrote it.
+        expires_s: after how many seconds without a debugger it goes on by itself.
     """
     line = frame.f_lineno
     if trace is not None:
@@ -64,6 +66,8 @@ def describe_pause(
         "thread": threading.current_thread().name,
         "exception": None if error is None else _describe_error(error),
         "where": where,
+        "expires_s": expires_s,
+        "step": _quietly(lambda: training_step.step_of(frame)),
         "pid": os.getpid(),
         "rank": rank(),
         "job_id": _quietly(context.get_job_id) if context else None,

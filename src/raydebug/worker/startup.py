@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
+import raydebug
 from raydebug.worker import names
 
 TYPE_CHECKING = False  # typing.TYPE_CHECKING would cost 17 ms of imports
@@ -41,6 +42,22 @@ def breakpoint_hook(*_args: Any, **_kwargs: Any) -> None:
     from raydebug.worker import pause
 
     pause.pause_at(sys._getframe(1), kind="breakpoint")
+
+
+def code_breakpoint(
+    when: Any = True,  # positions with defaults: Python calls nothing faster
+    every: int = 1,
+    rank: Any = None,
+    once: bool = False,
+    max: int | None = None,  # noqa: A002 - the word of --break
+    timeout: float | None = None,
+    log: str | None = None,
+) -> None:
+    """Stand in for `raydebug.breakpoint()` below a cluster."""
+    if when and debugger_is_ours():
+        from raydebug.worker import sites
+
+        sites.in_code(sys._getframe(1), every, rank, once, max, timeout, log)
 
 
 def _ray_legacy_hook() -> None:
@@ -83,6 +100,7 @@ def _go_where_the_job_runs() -> None:
 def install() -> None:
     """Put the hooks in place: breakpoint(), uncaught errors, imports to watch, the profile of a training driver."""
     sys.breakpointhook = breakpoint_hook
+    raydebug.breakpoint = code_breakpoint
     from raydebug.worker import imports
 
     imports.watch()

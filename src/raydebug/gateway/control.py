@@ -1,0 +1,138 @@
+"""Control lines: the processes of jobs that are there and work, and the breakpoints that they are told of."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from typing import Any
+
+from raydebug.dap import wire
+
+log = logging.getLogger("raydebug.gateway")
+
+READ_BYTES = 64 * 1024
+MAX_BREAKS = 1000
+Break = dict[str, Any]
+
+
+class Line:
+    """One process's control line.
+
+    Args:
+        about: what the process told about itself (worker/records.py).
+        writer: its connection.
+    """
+
+    def __init__(self, about: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        self.about = about
+        self.reports: dict[str, dict[str, Any]] = {}
+        self._writer = writer
+        self._seq = itertools.count(1)
+
+    def tell(self, event: str, body: dict[str, Any]) -> None:
+        """Send it a message."""
+        if not self._writer.is_closing():
+            self._writer.write(wire.encode(wire.event(next(self._seq), event, body)))
+
+    def report(self, break_id: str) -> dict[str, Any]:
+        """Return how a breakpoint stands in this process, as far as it has said."""
+        stands = self.reports.get(break_id, {"state": "told", "message": ""})
+        return {"pid": self.about.get("pid"), "ip": self.about.get("ip"), **stands}
+
+    def concerns(self, definition: Break) -> bool:
+        """Say whether a breakpoint is one for this process."""
+        return definition.get("job") in (None, self.about.get("job"))
+
+
+class Control:
+    """All control lines, and all breakpoints that were set from outside."""
+
+    def __init__(self) -> None:
+        self.lines: set[Line] = set()
+        self._breaks: dict[str, Break] = {}
+        self._removed: set[str] = set()
+        self._last_id = 0
+
+    async def serve(self, about: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Keep one proven line until it ends."""
+        line = Line(about, writer)
+        decoder = wire.Decoder()
+        try:
+            while data := await reader.read(READ_BYTES):
+                for message in decoder.feed(data):
+                    self._take(line, message)
+        except (OSError, wire.WireError):
+            pass  # the process has ended, or cannot be understood: its line ends
+        finally:
+            self.lines.discard(line)
+            writer.close()
+
+    def add(self, definitions: list[Break], job: str | None) -> list[Break]:
+        """Set breakpoints in every process of a job, or of all jobs, that is there or starts later.
+
+        Returns:
+            The same with the ids that they got.
+
+        Raises:
+            ValueError: one is no breakpoint, or there are too many.
+        """
+        if len(self._breaks) + len(definitions) > MAX_BREAKS:
+            raise ValueError(f"more than {MAX_BREAKS} breakpoints")
+        if not all(isinstance(d, dict) and isinstance(d.get("where"), str) and d.get("source") for d in definitions):
+            raise ValueError('a breakpoint has "where", "source", and "line" or "function"')
+        added = []
+        for definition in definitions:
+            self._last_id += 1
+            added.append({**definition, "id": f"b{self._last_id}", "job": job, "since": time.time()})
+            self._breaks[added[-1]["id"]] = added[-1]
+        for line in self.lines:
+            mine = [d for d in added if line.concerns(d)]
+            if mine:
+                line.tell("breaks", {"add": mine})
+        log.info("breakpoints set: %s", ", ".join(f"{d['id']} {d['where']}" for d in added))
+        return added
+
+    def remove(self, break_ids: list[str]) -> list[str]:
+        """Remove breakpoints, and return the ids of those that were there."""
+        gone = [break_id for break_id in break_ids if self._breaks.pop(break_id, None) is not None]
+        self._removed.update(gone)
+        for line in self.lines:
+            if gone:
+                line.tell("breaks", {"remove": gone})
+        return gone
+
+    def forget_job(self, job: str) -> None:
+        """Forget the breakpoints of a job that has ended."""
+        self.remove([d["id"] for d in self._breaks.values() if d.get("job") == job])
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return every breakpoint with the states it has in the processes that it concerns."""
+        described = []
+        for definition in self._breaks.values():
+            lines = [line for line in self.lines if line.concerns(definition)]
+            about = {name: definition.get(name) for name in ("id", "where", "policy", "job", "source")}
+            described.append({**about, "processes": [line.report(definition["id"]) for line in lines]})
+        return described
+
+    def _take(self, line: Line, message: dict[str, Any]) -> None:
+        body = dict(message.get("body") or {})
+        if message.get("event") == "known":
+            self._welcome(line, list(body.get("breaks") or ()))
+        elif message.get("event") == "break":
+            line.reports[str(body.get("id"))] = {k: str(body.get(k) or "") for k in ("state", "message")}
+
+    def _welcome(self, line: Line, known: list[Break]) -> None:
+        """Tell a new line what changed since its process started; learn from it what an earlier gateway knew."""
+        self.lines.add(line)
+        there = {str(d.get("id")) for d in known}
+        for definition in known:
+            break_id = str(definition.get("id"))
+            if break_id not in self._breaks and break_id not in self._removed and definition.get("where"):
+                self._breaks[break_id] = definition
+                number = break_id.removeprefix("b")
+                self._last_id = max(self._last_id, int(number) if number.isdigit() else 0)
+            line.reports[break_id] = {"state": "set", "message": "since its start"}
+        missing = [d for d in self._breaks.values() if d["id"] not in there and line.concerns(d)]
+        line.tell("breaks", {"add": missing, "remove": sorted(self._removed & there)})

@@ -1,0 +1,120 @@
+"""The control line: a job's process tells the gateway that it is there, and is told of breakpoints while it runs.
+
+A process that works opens no debugger for it: a thread waits on a socket. Nothing listens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import socket
+import sys
+import threading
+from typing import Any
+
+from raydebug.dap import wire
+from raydebug.worker import dial, imports, live, sites, startup
+
+FIRST_TIMEOUT_S = 1.0  # the start of a process waits no longer than this for the breakpoints set meanwhile
+RETRY_S, RETRY_MAX_S = 1.0, 30.0
+MAX_BODY_BYTES = 1024 * 1024
+
+_opened_by: int | None = None
+_seq = itertools.count(1)
+
+
+def open_line() -> None:
+    """Open this process's line to the gateway and take over the breakpoints that were set so far. Never raises."""
+    global _opened_by
+    if _opened_by == os.getpid() or not startup.debugger_is_ours() or _is_passing_on():
+        return
+    _opened_by = os.getpid()
+    line = None
+    with contextlib.suppress(Exception):
+        line = _Line(FIRST_TIMEOUT_S)
+        line.take_one()
+        line.patient()
+    thread = threading.Thread(target=_serve, args=(line,), name="raydebug-control", daemon=True)
+    thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # pydevd's own mark for its helpers
+    thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]  # and for threads not to be listed
+    thread.start()
+
+
+def _is_passing_on() -> bool:
+    # Ray 2.60.0 starts a worker through _private/workers/setup_worker.py, which becomes the worker by exec.
+    return any(a.endswith("/setup_worker.py") for a in getattr(sys, "orig_argv", [])[1:3])
+
+
+def _serve(line: _Line | None) -> None:
+    wait_s = RETRY_S
+    while _opened_by == os.getpid():
+        try:
+            if line is None:
+                line = _Line(dial.DIAL_TIMEOUT_S)
+                line.patient()
+            wait_s = RETRY_S
+            while True:
+                line.take_one()
+        except Exception:  # noqa: BLE001 - the gateway is gone or never came; the job does not care
+            if line is not None:
+                line.close()
+                line = None
+        threading.Event().wait(wait_s)
+        wait_s = min(wait_s * 2, RETRY_MAX_S)
+
+
+class _Line:
+    """One connection of the control line."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._socket: socket.socket = dial.proven_connection(dial.CONTROL, timeout_s=timeout_s)
+        self._decoder = wire.Decoder(max_body_bytes=MAX_BODY_BYTES)
+        self._messages: list[dict[str, Any]] = []
+        self._tell("known", {"breaks": imports.known_breaks()})
+
+    def patient(self) -> None:
+        """Wait for further messages without a limit."""
+        self._socket.settimeout(None)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    def take_one(self) -> None:
+        """Wait for a message and do what it says.
+
+        Raises:
+            OSError: the connection has ended.
+        """
+        while not self._messages:
+            data = self._socket.recv(65536)
+            if not data:
+                raise ConnectionResetError("the gateway closed the control line")
+            self._messages += self._decoder.feed(data)
+        message = self._messages.pop(0)
+        if message.get("event") == "breaks":
+            self._change_breaks(dict(message.get("body") or {}))
+
+    def _change_breaks(self, change: dict[str, Any]) -> None:
+        for break_id in change.get("remove", ()):
+            imports.remove_break(break_id)
+            sites.disarm(break_id)
+        added = change.get("add", [])
+        for definition in added:
+            sites.restore(definition).armed = True
+            imports.add_break(definition)
+        reports = live.build_in(added) if added else []
+        for report in reports:
+            self._tell("break", report)
+
+    def _tell(self, event: str, body: dict[str, Any]) -> None:
+        self._socket.sendall(wire.encode(wire.event(next(_seq), event, body)))
+
+
+def _forget() -> None:
+    global _opened_by
+    _opened_by = None  # the line is the parent's; a fork has the parent's breakpoints built in
+
+
+os.register_at_fork(after_in_child=_forget)
