@@ -22,13 +22,28 @@ class Door:
     """A running gateway; stands in for a cluster where only the gateway matters."""
 
     folder: Path
-    process: subprocess.Popen[bytes]
     gateway_port: int
     dial_port: int
     programs: list[subprocess.Popen[str]] = field(default_factory=list)
     name: str = "test"
     gateway_host: str = "127.0.0.1"
     token: str = TOKEN
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    def start_gateway(self) -> None:
+        """Start the gateway on its ports."""
+        argv = [sys.executable, "-m", "raydebug.gateway", "--client-port", str(self.gateway_port)]
+        argv += ["--dial-port", str(self.dial_port)]
+        environment = {**os.environ, "RAYDEBUG_TOKEN_PATH": str(self.token_file)}
+        self.process = subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE)
+        assert self.process.stderr is not None
+        assert b"listening" in self.process.stderr.readline()
+
+    def restart_gateway(self) -> None:
+        """Kill the gateway, and start another one on the same ports."""
+        self.process.kill()
+        self.process.communicate()
+        self.start_gateway()
 
     @property
     def token_file(self) -> Path:

@@ -119,11 +119,11 @@ class Control:
     def _take(self, line: Line, message: dict[str, Any]) -> None:
         body = dict(message.get("body") or {})
         if message.get("event") == "known":
-            self._welcome(line, list(body.get("breaks") or ()))
+            self._welcome(line, list(body.get("breaks") or ()), set(body.get("set") or ()))
         elif message.get("event") == "break":
             line.reports[str(body.get("id"))] = {k: str(body.get(k) or "") for k in ("state", "message")}
 
-    def _welcome(self, line: Line, known: list[Break]) -> None:
+    def _welcome(self, line: Line, known: list[Break], standing: set[str]) -> None:
         """Tell a new line what changed since its process started; learn from it what an earlier gateway knew."""
         self.lines.add(line)
         there = {str(d.get("id")) for d in known}
@@ -133,6 +133,6 @@ class Control:
                 self._breaks[break_id] = definition
                 number = break_id.removeprefix("b")
                 self._last_id = max(self._last_id, int(number) if number.isdigit() else 0)
-            line.reports[break_id] = {"state": "set", "message": "since its start"}
+            line.reports[break_id] = {"state": "set" if break_id in standing else "waiting", "message": ""}
         missing = [d for d in self._breaks.values() if d["id"] not in there and line.concerns(d)]
         line.tell("breaks", {"add": missing, "remove": sorted(self._removed & there)})

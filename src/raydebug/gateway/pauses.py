@@ -27,6 +27,7 @@ class Pause:
         record: what the process told about it (worker/records.py).
         stopped: the body of pydevd's last `stopped` event; None while the thread runs a step.
         announced: its process has told the record, and the stop itself is still to come.
+        expires_at: when it goes on by itself (seconds since the epoch), while it has no client.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Pause:
     since: float = field(default_factory=time.time)
     client: Client | None = None
     client_since: float = 0.0
+    expires_at: float | None = None
 
     @property
     def state(self) -> str:
@@ -50,11 +52,27 @@ class Pause:
         shown = {
             name: about.get(name)
             for name in (
-                *("kind", "file", "line", "function", "thread", "exception", "where", "rank", "pid", "ip", "node_id"),
+                *(
+                    "kind",
+                    "file",
+                    "line",
+                    "function",
+                    "thread",
+                    "exception",
+                    "where",
+                    "rank",
+                    "step",
+                    "pid",
+                    "ip",
+                    "node_id",
+                ),
                 *("worker_id", "job_id", "job", "task", "task_id", "actor", "actor_id"),
             )
         }
-        return {"id": self.id, **shown, "since_s": round(time.time() - self.since, 3), "state": self.state}
+        now = time.time()
+        expires_in_s = None if self.expires_at is None else round(self.expires_at - now, 3)
+        times = {"since_s": round(now - self.since, 3), "expires_in_s": expires_in_s}
+        return {"id": self.id, **shown, **times, "state": self.state}
 
 
 class Pauses:

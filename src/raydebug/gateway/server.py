@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from raydebug.gateway import web
 from raydebug.gateway.clients import AUTHENTICATION_TIMEOUT_S, Client
 from raydebug.gateway.control import Control
+from raydebug.gateway.expiry import LIMIT_S, Expiry
 from raydebug.gateway.pauses import Pauses
 from raydebug.gateway.processes import DialIns, keep_alive
 
@@ -33,11 +34,12 @@ class Ports:
 class Gateway:
     """The door to every pause of one cluster."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, pause_limit_s: float = LIMIT_S) -> None:
         self._token = token
         self.pauses = Pauses()
         self.control = Control()
         self.dial_ins = DialIns(token, self.pauses, self.control)
+        self._expiry = Expiry(self.pauses, pause_limit_s)
         self._unproven = 0
 
     async def start(self, ports: Ports) -> Ports:
@@ -49,6 +51,7 @@ class Gateway:
         clients = await asyncio.start_server(self._accept_client, ports.host, ports.client_port)
         dials = await asyncio.start_server(self.dial_ins.accept, ports.dial_host, ports.dial_port, backlog=512)
         self._servers = (clients, dials)
+        self._expiring = asyncio.ensure_future(self._expiry.watch())
         client_port, dial_port = (s.sockets[0].getsockname()[1] for s in self._servers)
         log.info("listening: clients on %s:%d, processes on %s:%d", ports.host, client_port, ports.dial_host, dial_port)
         return Ports(ports.host, client_port, ports.dial_host, dial_port)
@@ -82,12 +85,12 @@ class Gateway:
             writer.close()
 
 
-async def serve(token: str, ports: Ports) -> None:
+async def serve(token: str, ports: Ports, pause_limit_s: float = LIMIT_S) -> None:
     """Run a gateway until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    gateway = Gateway(token)
+    gateway = Gateway(token, pause_limit_s)
     await gateway.start(ports)
     await stop.wait()

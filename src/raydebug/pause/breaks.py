@@ -88,9 +88,16 @@ def sum_up(one: Break) -> str:
     if not states:
         return "no process of a job is there yet"
     counts = {state: states.count(state) for state in ("set", "waiting", "told", "failed")}
-    words = [f"{count} {_STATES[state]}" for state, count in counts.items() if count]
-    notes = sorted({p["message"] for p in one["processes"] if p["state"] == "failed" or "runs now" in p["message"]})
+    words = [_STATES[state].format(count) for state, count in counts.items() if count]
+    notes = sorted(
+        {p["message"] for p in one["processes"] if p["state"] == "failed" or (p["state"] == "set" and p["message"])}
+    )
     return ", ".join(words) + "".join(f"; {note}" for note in notes)
 
 
-_STATES = {"set": "set", "waiting": "waiting for its file to be loaded", "told": "told", "failed": "failed"}
+_STATES = {
+    "set": "set in {}",
+    "waiting": "not loaded yet in {}",
+    "told": "told to {}",
+    "failed": "failed in {}",
+}

@@ -21,24 +21,32 @@ RETRY_S, RETRY_MAX_S = 1.0, 30.0
 MAX_BODY_BYTES = 1024 * 1024
 
 _opened_by: int | None = None
+_line: _Line | None = None
 _seq = itertools.count(1)
 
 
 def open_line() -> None:
     """Open this process's line to the gateway and take over the breakpoints that were set so far. Never raises."""
-    global _opened_by
+    global _opened_by, _line
     if _opened_by == os.getpid() or not startup.debugger_is_ours() or _is_passing_on():
         return
     _opened_by = os.getpid()
-    line = None
     with contextlib.suppress(Exception):
-        line = _Line(FIRST_TIMEOUT_S)
-        line.take_one()
-        line.patient()
-    thread = threading.Thread(target=_serve, args=(line,), name="raydebug-control", daemon=True)
+        _line = _Line(FIRST_TIMEOUT_S)
+        _line.take_one()
+        _line.patient()
+    thread = threading.Thread(target=_serve, name="raydebug-control", daemon=True)
     thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # pydevd's own mark for its helpers
     thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]  # and for threads not to be listed
     thread.start()
+
+
+def report_set(break_ids: list[str]) -> None:
+    """Tell the gateway that a file with these breakpoints was loaded just now."""
+    with contextlib.suppress(Exception):
+        if _line is not None:
+            for break_id in break_ids:
+                _line.report({"id": break_id, "state": live.SET, "message": ""})
 
 
 def _is_passing_on() -> bool:
@@ -46,20 +54,21 @@ def _is_passing_on() -> bool:
     return any(a.endswith("/setup_worker.py") for a in getattr(sys, "orig_argv", [])[1:3])
 
 
-def _serve(line: _Line | None) -> None:
+def _serve() -> None:
+    global _line
     wait_s = RETRY_S
     while _opened_by == os.getpid():
         try:
-            if line is None:
-                line = _Line(dial.DIAL_TIMEOUT_S)
-                line.patient()
+            if _line is None:
+                _line = _Line(dial.DIAL_TIMEOUT_S)
+                _line.patient()
             wait_s = RETRY_S
             while True:
-                line.take_one()
+                _line.take_one()
         except Exception:  # noqa: BLE001 - the gateway is gone or never came; the job does not care
-            if line is not None:
-                line.close()
-                line = None
+            if _line is not None:
+                _line.close()
+                _line = None
         threading.Event().wait(wait_s)
         wait_s = min(wait_s * 2, RETRY_MAX_S)
 
@@ -71,7 +80,8 @@ class _Line:
         self._socket: socket.socket = dial.proven_connection(dial.CONTROL, timeout_s=timeout_s)
         self._decoder = wire.Decoder(max_body_bytes=MAX_BODY_BYTES)
         self._messages: list[dict[str, Any]] = []
-        self._tell("known", {"breaks": imports.known_breaks()})
+        self._sending = threading.Lock()
+        self._tell("known", {"breaks": imports.known_breaks(), "set": sorted(imports.loaded)})
 
     def patient(self) -> None:
         """Wait for further messages without a limit."""
@@ -104,17 +114,21 @@ class _Line:
         for definition in added:
             sites.restore(definition).armed = True
             imports.add_break(definition)
-        reports = live.build_in(added) if added else []
-        for report in reports:
-            self._tell("break", report)
+        for report in live.build_in(added) if added else []:
+            self.report(report)
+
+    def report(self, report: dict[str, Any]) -> None:
+        """Tell how a breakpoint stands here."""
+        self._tell("break", report)
 
     def _tell(self, event: str, body: dict[str, Any]) -> None:
-        self._socket.sendall(wire.encode(wire.event(next(_seq), event, body)))
+        with self._sending:
+            self._socket.sendall(wire.encode(wire.event(next(_seq), event, body)))
 
 
 def _forget() -> None:
-    global _opened_by
-    _opened_by = None  # the line is the parent's; a fork has the parent's breakpoints built in
+    global _opened_by, _line
+    _opened_by = _line = None  # the line is the parent's; a fork has the parent's breakpoints built in
 
 
 os.register_at_fork(after_in_child=_forget)

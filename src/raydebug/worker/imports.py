@@ -78,6 +78,8 @@ _ON_LOAD = {
 
 
 _breaks: list[dict[str, Any]] = []
+loaded: set[str] = set()
+"""The ids of those that were built into a file when it was loaded."""
 
 
 def add_break(definition: dict[str, Any]) -> None:
@@ -123,10 +125,16 @@ def _get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
     from raydebug.worker import breaks
 
     try:
-        return breaks.compile_with(loader.get_data(loader.path), loader.path, mine, as_script=fullname == "__main__")
+        code = breaks.compile_with(loader.get_data(loader.path), loader.path, mine, as_script=fullname == "__main__")
     except Exception as error:  # noqa: BLE001 - the module itself must still load
         sys.stderr.write(f"raydebug: no breakpoint in {loader.path}: {type(error).__name__}: {error}\n")
         return _plain_get_code(loader, fullname)
+    ids = [str(b["id"]) for b in mine]
+    loaded.update(ids)
+    control = sys.modules.get("raydebug.worker.control")
+    if control is not None:
+        control.report_set(ids)
+    return code
 
 
 def same_file(wanted: str, path: str) -> bool:

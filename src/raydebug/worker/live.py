@@ -45,7 +45,7 @@ def _build_into(path: str, functions: list[FunctionType], definition: dict[str, 
     name = breaks.site_name(definition["id"])
     if not any(name in code.co_names for key, code in new.items() if key[0] != "<module>"):
         return FAILED, "its line has run already: it is outside of any function"
-    reached, changed, running = False, 0, set()
+    reached, running = False, set()
     now_running = _running_codes()
     for function in functions:
         key = (function.__code__.co_qualname, function.__code__.co_firstlineno)
@@ -61,11 +61,9 @@ def _build_into(path: str, functions: list[FunctionType], definition: dict[str, 
         for one in every:
             function.__globals__[breaks.site_name(one["id"])] = sites.restore(one)
         function.__code__ = code
-        changed += 1
     if not reached:
         return WAITING, "its function is not made here yet"
-    late = f"; {', '.join(sorted(running))} runs now and stops there from its next call" if running else ""
-    return SET, f"in {changed} function{'s' if changed > 1 else ''}{late}"
+    return SET, f"{', '.join(sorted(running))} runs now and stops there from its next call" if running else ""
 
 
 def _mentions(code: CodeType, name: str) -> bool:

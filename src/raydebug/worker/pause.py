@@ -82,6 +82,14 @@ def _guard() -> Iterator[bool]:
         _pausing.now = False
 
 
+def say(text: str) -> None:
+    """Write a line about the pause of the calling thread's frame to the job's log; the gateway calls it."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith("<"):
+        frame = frame.f_back
+    _log(text, at=f"{frame.f_code.co_filename}:{frame.f_lineno}")
+
+
 def _log(text: str, *, at: str | None = None) -> None:
     """Write a line to the job's log."""
     with contextlib.suppress(Exception):

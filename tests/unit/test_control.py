@@ -1,0 +1,217 @@
+"""Breakpoints set, listed and removed while a job's processes run (`raydebug break`), over their control lines."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+from gateway_door import Door, visit
+
+from raydebug.pause.breaks import fetch_breaks, remove_break, set_breaks, sum_up
+
+LIB = """\
+import functools
+
+
+def double(x):
+    y = x * 2
+    return y
+
+
+class Agent:
+    @staticmethod
+    def run(x):
+        return x + 1
+
+    def nested(self, x):
+        def inner():
+            return x + 10
+        return inner()
+
+
+@functools.lru_cache(maxsize=0)
+def cached(x):
+    return x
+"""
+# What a job's process does at `import ray`; then it works until it is told to end.
+WORK = """\
+import sys, time, os, gc
+sys.path.insert(0, os.environ["LIB"])
+from raydebug.worker import control
+control.open_line()
+if os.environ.get("LATE"):
+    print("ready", flush=True)
+    while not os.path.exists(os.environ["LIB"] + "/go"):
+        time.sleep(0.01)
+import lib
+if os.environ.get("FROZEN"):
+    gc.freeze()
+agent = lib.Agent()
+print("ready", flush=True)
+while not os.path.exists(os.environ["LIB"] + "/end"):
+    lib.double(3), agent.nested(4), lib.Agent.run(5), lib.cached(6)
+    time.sleep(0.01)
+print("traced" if sys.gettrace() else "not traced", flush=True)
+"""
+
+
+@pytest.fixture
+def work(door: Door) -> Callable[..., object]:
+    """Start processes of jobs that call lib.py again and again."""
+    (door.folder / "lib.py").write_text(LIB)
+
+    def start(job: str = "j1", **variables: str):
+        program = door.start(WORK, RAYDEBUG_JOB=job, LIB=str(door.folder), **variables)
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        return program
+
+    yield start
+    (door.folder / "end").touch()
+
+
+def set_at(door: Door, job: str | None = None, **definition: object) -> str:
+    """Set a breakpoint in lib.py and return its id."""
+    place = {"file": str(door.folder / "lib.py"), "source": str(door.folder / "lib.py"), "policy": {}}
+    (added,) = set_breaks(door, [{"where": "lib.py", **place, **definition}], job=job)  # type: ignore[arg-type]
+    return str(added["id"])
+
+
+def stands(door: Door, break_id: str, state: str) -> str:
+    """Wait until every process says this of a breakpoint; return how it is summed up."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        (one,) = [b for b in fetch_breaks(door) if b["id"] == break_id]  # type: ignore[arg-type]
+        if one["processes"] and all(p["state"] == state for p in one["processes"]):
+            return sum_up(one)
+        time.sleep(0.02)
+    raise AssertionError(f"not '{state}': {one}")
+
+
+def go_on(door: Door, pause_id: str) -> None:
+    """Let a pause go on."""
+
+    async def leave() -> None:
+        session, stopped = await door.attach(pause_id)
+        await session.request("continue", {"threadId": stopped["threadId"]})
+        await session.close()
+
+    visit(door, leave)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("place", "line", "function"),
+    [
+        ({"line": 6}, 6, "double"),
+        ({"function": "Agent.run"}, 12, "Agent.run"),
+        ({"function": "Agent.nested.inner"}, 16, "Agent.nested.<locals>.inner"),
+        ({"function": "cached"}, 22, "cached"),
+    ],
+)
+def test_set_in_a_function_that_runs_already(door, work, place, line, function):
+    """A breakpoint stops a function that was loaded long before; afterwards the process is not traced."""
+    program = work()
+    break_id = set_at(door, **place)
+    (pause,) = door.pauses()
+    assert (pause["line"], pause["function"], pause["job"]) == (line, function, "j1")
+    assert stands(door, break_id, "set").startswith("set in 1")
+    remove_break(door, break_id)
+    go_on(door, pause["id"])
+    time.sleep(0.3)
+    door.pauses(0)
+    (door.folder / "end").touch()
+    out, err = program.communicate(timeout=10)
+    assert out == "not traced\n", err
+
+
+@pytest.mark.timeout(60)
+def test_frozen_heap(door, work):
+    """Functions are found in a process that froze its heap too, as vLLM's engine does."""
+    work(FROZEN="1")
+    set_at(door, line=6)
+    assert door.pauses()[0]["line"] == 6
+
+
+@pytest.mark.timeout(60)
+def test_two_in_one_function(door, work):
+    """A second breakpoint in a function leaves the first in place, and each is removed alone."""
+    work()
+    first = set_at(door, line=5, policy={"max": 1})
+    (pause,) = door.pauses()
+    second = set_at(door, line=6, policy={"max": 1})
+    assert stands(door, second, "set") == "set in 1; double runs now and stops there from its next call"
+    go_on(door, pause["id"])
+    (pause,) = door.pauses()
+    assert pause["line"] == 6
+    remove_break(door, first)
+    assert [b["id"] for b in fetch_breaks(door)] == [second]
+    go_on(door, pause["id"])
+
+
+@pytest.mark.timeout(60)
+def test_file_that_is_loaded_later(door, work):
+    """A breakpoint waits for its file, stops at the very first call, and is then reported as set."""
+    work(LATE="1")
+    break_id = set_at(door, line=5)
+    assert stands(door, break_id, "waiting") == "not loaded yet in 1"
+    (door.folder / "go").touch()
+    assert door.pauses()[0]["line"] == 5
+    assert stands(door, break_id, "set") == "set in 1"
+
+
+@pytest.mark.timeout(60)
+def test_process_that_starts_later(door, work):
+    """A process that starts after it was set stops there too; one of another job does not."""
+    set_at(door, job="j2", line=5)
+    work("j1")
+    program = work("j2")
+    (pause,) = door.pauses()
+    assert (pause["pid"], pause["job"]) == (program.pid, "j2")
+
+
+@pytest.mark.timeout(60)
+def test_changed_file(door, work):
+    """A file that was changed since it was loaded is not built in: the lines would not be those that run."""
+    work()
+    (door.folder / "lib.py").write_text(LIB.replace("x * 2", "x * 3 + 1"))
+    break_id = set_at(door, line=6)
+    assert stands(door, break_id, "failed").endswith("lib.py has changed since it was loaded here")
+
+
+@pytest.mark.timeout(60)
+def test_line_that_has_run_already(door, work):
+    """A line outside of any function of a loaded file is refused with the reason."""
+    work()
+    break_id = set_at(door, line=1)
+    assert stands(door, break_id, "failed") == "failed in 1; its line has run already: it is outside of any function"
+
+
+@pytest.mark.timeout(60)
+def test_new_gateway_learns_what_an_old_one_knew(door, work):
+    """After the gateway is killed and started anew, the breakpoints of running processes are listed again."""
+    work()
+    break_id = set_at(door, line=6, policy={"if": "x > 100"})
+    stands(door, break_id, "set")
+    door.restart_gateway()
+    deadline = time.monotonic() + 15
+    while not fetch_breaks(door) and time.monotonic() < deadline:  # type: ignore[arg-type]
+        time.sleep(0.05)
+    assert [b["id"] for b in fetch_breaks(door)] == [break_id]  # type: ignore[arg-type]
+    assert set_at(door, line=5, policy={"if": "x > 100"}) != break_id
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"breaks": 3}', b'{"breaks": [{}]}', b'{"breaks": [{"where": 3}]}'])
+def test_malformed_request(door, body):
+    """What is no breakpoint is refused by HTTP 400, and changes nothing."""
+    import http.client
+
+    connection = http.client.HTTPConnection(door.gateway_host, door.gateway_port, timeout=5)
+    connection.request("POST", "/breaks", body=body, headers={"Authorization": f"Bearer {door.token}"})
+    answer = connection.getresponse()
+    assert answer.status == 400
+    assert json.loads(answer.read())["error"]["code"] == "http.malformed"
+    assert fetch_breaks(door) == []

@@ -1,0 +1,247 @@
+"""Conditions of breakpoints: how they are read, and that each lets a process stop just when it says."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+
+import pytest
+
+from raydebug.errors import RaydebugError
+from raydebug.pause.policy import describe, read_break
+from raydebug.worker.breaks import compile_with
+
+READ = {
+    "train.py:120": ("train.py:120", {}),
+    "train.py:120,once": ("train.py:120", {"max": 1}),
+    "a.py:f,rank=0-2,rank=7": ("a.py:f", {"rank": [0, 1, 2, 7]}),
+    "m:f,step>=3,step<9": ("m:f", {"step": [[">=", 3], ["<", 9]]}),
+    "m:f, every=100, max=5, timeout=5m": ("m:f", {"every": 100, "max": 5, "timeout_s": 300.0}),
+    "m:f,if=g(a, b)[1, 2] == ',' and x": ("m:f", {"if": "g(a, b)[1, 2] == ',' and x"}),
+    'm:f,log="loss={loss:.3f}, lr={lr}"': ("m:f", {"log": "loss={loss:.3f}, lr={lr}"}),
+}
+REFUSED = {
+    "m:f,often": "'often' is no condition: there are if=, rank=, step>=, every=, once, max=, timeout= and log=",
+    "m:f,if=x >": "if=x > is no Python expression: invalid syntax",
+    "m:f,if=(x := 3)": "if=(x := 3) would change the function it stands in",
+    "m:f,rank=first": "rank=first names no rank",
+    "m:f,every=0": "every=0 is not a whole number from 1 on",
+    "m:f,timeout=soon": "timeout=soon is no time span",
+    "m:f,log={": 'log="{" is no text with {values}: ',
+}
+
+
+@pytest.mark.parametrize("text", READ)
+def test_read(text):
+    """A breakpoint's text is its place and its conditions; commas inside quotes or brackets separate nothing."""
+    assert read_break(text) == READ[text]
+    where, policy = READ[text]
+    assert read_break(",".join(filter(None, [where, describe(policy)]))) == READ[text], "described as it can be read"
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_refused(text):
+    """What is no condition is refused before a job starts: exit 2, with what would be right."""
+    with pytest.raises(RaydebugError) as refused:
+        read_break(text)
+    assert refused.value.what == f"--break {text} cannot be read"
+    assert refused.value.cause.startswith(REFUSED[text])
+    assert refused.value.exit_code == 2
+
+
+LOOP = """\
+def loop(n):
+    for i in range(n):
+        x = i * 10
+        done = i
+    return done
+
+
+class Trainer:
+    def __init__(self):
+        self.global_steps = 0
+
+    def fit(self, n):
+        for step in range(n):
+            self.global_steps = step
+            loop(1)
+
+
+if __name__ == "__main__":
+    import sys
+    exec(sys.argv[1] if len(sys.argv) > 1 else "loop(5)")
+    print("done")
+"""
+
+
+def run_with(door, *texts, call="loop(5)", **variables):
+    """Run LOOP as a script with breakpoints, and return the process."""
+    definitions = []
+    for number, text in enumerate(texts):
+        where, policy = read_break(text)
+        definitions.append({"id": f"b{number}", "where": where, "file": str(door.folder / "program0.py"),
+                            "line": int(where.rpartition(":")[2]), "policy": policy})  # fmt: skip
+    program = LOOP.replace("loop(5)", call)
+    return door.start(program, RAYDEBUG_BREAKS=json.dumps(definitions), **variables)
+
+
+def values_at_stops(door, program, expression, stops):
+    """Continue from stop to stop; return the expression's value at each, and what the program printed."""
+    from gateway_door import visit
+
+    seen = []
+    for _ in range(stops):
+        (pause,) = door.pauses()
+
+        async def look(pause_id=pause["id"]):
+            session, stopped = await door.attach(pause_id)
+            frames = (await session.request("stackTrace", {"threadId": stopped["threadId"]}))["stackFrames"]
+            value = await session.request("evaluate", {"expression": expression, "frameId": frames[0]["id"]})
+            seen.append(value["result"])
+            await session.request("continue", {"threadId": stopped["threadId"]})
+            await session.close()
+
+        visit(door, look)
+    out, err = program.communicate(timeout=20)
+    assert out.endswith("done\n"), err
+    return seen, err
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("conditions", "values"),
+    [
+        ("if=i > 3", ["4"]),
+        ("once", ["0"]),
+        ("max=2", ["0", "1"]),
+        ("every=2", ["1", "3"]),
+        ("rank=1,if=i == 2", ["2"]),
+        ("rank=0", []),
+    ],
+)
+def test_stops_only_where_it_should(door, conditions, values):
+    """`if`, `once`, `max`, `every` and `rank` stop the loop just at these values of i."""
+    program = run_with(door, f"program0.py:3,{conditions}", RANK="1")
+    assert values_at_stops(door, program, "i", len(values))[0] == values
+
+
+@pytest.mark.timeout(60)
+def test_step(door):
+    """`step` goes by the counter of the trainer that calls."""
+    program = run_with(door, "program0.py:3,step>=2,step<4", call="Trainer().fit(6)")
+    seen, _ = values_at_stops(door, program, "__import__('sys')._getframe(1) and i", 2)
+    assert seen == ["0", "0"]
+
+
+@pytest.mark.timeout(60)
+def test_log_point(door):
+    """`log` stops nowhere and writes its line to the job's log, with the values of the moment."""
+    program = run_with(door, 'program0.py:4,log="x={x:03d}",every=2')
+    _, err = values_at_stops(door, program, "i", 0)
+    assert [line.rpartition(" ")[2] for line in err.splitlines()] == ["x=010", "x=030"]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("conditions", "said"),
+    [
+        ("if=missing > 3", "NameError: name 'missing' is not defined; it does not stop there (said once)"),
+        ("log={missing}", "NameError: name 'missing' is not defined; it does not stop there (said once)"),
+        ("rank=0", "this process has no rank (RANK is not set), so rank= never holds here"),
+        ("step>=1", "the training step is not known here, so step never holds; use if= on a variable"),
+    ],
+)
+def test_bad_condition_is_said_once(door, conditions, said):
+    """A condition that fails where it stands is said once, and the job goes on unharmed."""
+    program = run_with(door, f"program0.py:3,{conditions}")
+    _, err = values_at_stops(door, program, "i", 0)
+    assert err == f"raydebug: breakpoint program0.py:3: {said}\n"
+
+
+IN_CODE = """\
+import raydebug
+
+def loop(n):
+    for i in range(n):
+        raydebug.breakpoint({conditions})
+    print("done")
+
+loop(6)
+"""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("conditions", "values"),
+    [
+        ("when=i > 4", ["5"]),
+        ("every=3", ["2", "5"]),
+        ("when=i > 1, once=True", ["2"]),
+        ("max=1", ["0"]),
+        ("rank=3", []),
+        ("rank=[1, 2], when=i == 3", ["3"]),
+        ("log=f'i={i}'", []),
+    ],
+)
+def test_from_code(door, conditions, values):
+    """`raydebug.breakpoint()` takes the same conditions."""
+    program = door.start(IN_CODE.replace("{conditions}", conditions), RANK="1")
+    seen, err = values_at_stops(door, program, "i", len(values))
+    assert seen == values
+    assert ("i=5" in err) == ("log" in conditions)
+
+
+def test_from_code_outside_a_cluster(monkeypatch, capsys):
+    """Outside a cluster `raydebug.breakpoint()` does nothing at all."""
+    import raydebug
+
+    assert raydebug.breakpoint() is None
+    assert raydebug.breakpoint(when=True, every=1, once=True, timeout=3) is None
+
+
+@pytest.mark.timeout(60)
+def test_timeout(door):
+    """A pause with a timeout goes on by itself, and says so in the job's log; `raydebug paused` tells when."""
+    program = run_with(door, "program0.py:3,once,timeout=2s")
+    (pause,) = door.pauses()
+    begin = time.monotonic()
+    while pause["expires_in_s"] is None and time.monotonic() < begin + 2:
+        (pause,) = door.pauses()
+    assert 0 < pause["expires_in_s"] <= 2
+    out, err = program.communicate(timeout=20)
+    assert out == "done\n"
+    assert "2 s without a debugger: it goes on" in err
+    assert door.pauses(0) == []
+
+
+@pytest.mark.timeout(60)
+def test_timeout_waits_for_who_is_attached(door):
+    """A pause in somebody's hands does not go on by itself; its time begins again when they leave."""
+    from gateway_door import visit
+
+    program = run_with(door, "program0.py:3,once,timeout=1s")
+    (pause,) = door.pauses()
+
+    async def hold():
+        import asyncio
+
+        session, _ = await door.attach(pause["id"])
+        await asyncio.sleep(2)
+        assert program.poll() is None
+        await session.close()
+
+    visit(door, hold)
+    assert program.communicate(timeout=20)[0] == "done\n"
+
+
+def test_function_travels_by_value():
+    """A function with a breakpoint can be pickled by value, as Ray does with those of a script."""
+    cloudpickle = pytest.importorskip("ray.cloudpickle")
+    names = {"__name__": "__main__"}
+    source = b"def f(x):\n    return x + 1\n"
+    definition = {"id": "b9", "where": "f.py:2", "line": 2, "policy": {"if": "x > 100"}}
+    exec(compile_with(source, "f.py", [definition]), names)
+    copy = pickle.loads(cloudpickle.dumps(names["f"]))
+    assert copy(1) == 2
+    assert copy.__globals__["__raydebug_b9__"].definition["where"] == "f.py:2"
