@@ -36,6 +36,12 @@ def run(
             metavar="WHERE",
         ),
     ] = None,
+    keep_watchdogs: Annotated[
+        bool,
+        typer.Option(
+            "--keep-watchdogs", help="Leave the time limits of torch and vLLM, which end a long pause, alone."
+        ),
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Leave the job running and return at once.")] = False,
     gpus: Annotated[int, typer.Option(help="Logical GPUs, when this brings a cluster up.", min=0, metavar="N")] = 0,
     name: Name = "default",
@@ -44,7 +50,7 @@ def run(
 
     Example: raydebug run --break 'my.reward:compute_score,rank=0,once' -- python train.py
     """
-    from raydebug.cluster import lifecycle, local, state
+    from raydebug.cluster import lifecycle, state
     from raydebug.cluster.jobs import Job, find_program
     from raydebug.cluster.place import LocalPlace
     from raydebug.pause.breaks import resolve_breaks
@@ -56,36 +62,53 @@ def run(
 
         load_profile(profile)
     folder = Path.cwd()
-    cluster = state.find_cluster(name)
-    ours = cluster is None or not lifecycle.is_alive(cluster)
-    place = LocalPlace(sys.executable) if cluster is None or ours else lifecycle.place_of(cluster)
+    found = state.find_cluster(name)
+    cluster = found if found is not None and lifecycle.is_alive(found) else None
+    place = LocalPlace(sys.executable) if cluster is None else lifecycle.place_of(cluster)
     find_program(command, folder, place)
+    in_force = mode if cluster is None or origin != "default" else cluster.debugger
     job = Job(
         command=command,
         working_dir=place.folder(folder),
         debugger=None if origin == "default" else mode,
         breaks=resolve_breaks(breaks or [], place=place, working_dir=folder),
         profile=profile,
+        variables={} if keep_watchdogs or in_force == "off" else _widen_watchdogs(),
     )
-    if cluster is None or ours:
-        if detach:
-            raise RaydebugError(
-                "--detach needs a cluster that stays",
-                cause=f"no cluster '{name}' runs, and the one that `run` brings up ends with it",
-                fix=f"raydebug up --name {name}, then the same command again",
-                code="run.detach-alone",
-                exit_code=Exit.USAGE,
-            )
-        with render.waiting(f"no cluster '{name}' runs: starting one on this machine"):
-            cluster, _ = local.bring_up(local.Wish(name, gpus=gpus, debugger=mode))
-        try:
-            code = _run_job(cluster, job, detach=False)
-        finally:
-            render.say(f"ending cluster '{name}'")
-            local.take_down(cluster)
-    else:
-        code = _run_job(cluster, job, detach=detach)
-    raise typer.Exit(code)
+    if cluster is not None:
+        raise typer.Exit(_run_job(cluster, job, detach=detach))
+    if detach:
+        raise RaydebugError(
+            "--detach needs a cluster that stays",
+            cause=f"no cluster '{name}' runs, and the one that `run` brings up ends with it",
+            fix=f"raydebug up --name {name}, then the same command again",
+            code="run.detach-alone",
+            exit_code=Exit.USAGE,
+        )
+    raise typer.Exit(_run_alone(job, name, gpus, mode))
+
+
+def _widen_watchdogs() -> dict[str, str]:
+    """Return the variables of a job that may be paused for long, and list them."""
+    from raydebug.settings.watchdogs import WIDE_S, widened
+
+    variables = widened(os.environ)
+    if variables:
+        render.say(f"watchdogs widened to {WIDE_S // 3600} h, for pauses: {', '.join(variables)}")
+    return variables
+
+
+def _run_alone(job: Job, name: str, gpus: int, mode: str) -> int:
+    """Run a job on a local cluster that is there for it alone."""
+    from raydebug.cluster import local
+
+    with render.waiting(f"no cluster '{name}' runs: starting one on this machine"):
+        cluster, _ = local.bring_up(local.Wish(name, gpus=gpus, debugger=mode))
+    try:
+        return _run_job(cluster, job, detach=False)
+    finally:
+        render.say(f"ending cluster '{name}'")
+        local.take_down(cluster)
 
 
 def _run_job(cluster: Cluster, job: Job, *, detach: bool) -> int:

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from raydebug.gateway.processes import Process
 
 ENDED_REMEMBERED = 10_000
+SHOWN = (
+    *("kind", "file", "line", "function", "thread", "exception", "where", "rank", "step", "pid", "ip", "node_id"),
+    *("worker_id", "job_id", "job", "task", "task_id", "actor", "actor_id", "watchdog"),
+)
 
 
 @dataclass(eq=False)
@@ -49,26 +53,7 @@ class Pause:
     def describe(self) -> dict[str, Any]:
         """Return the JSON object of `raydebug paused --json`."""
         about = {**self.process.about, **{k: v for k, v in self.record.items() if v is not None}}
-        shown = {
-            name: about.get(name)
-            for name in (
-                *(
-                    "kind",
-                    "file",
-                    "line",
-                    "function",
-                    "thread",
-                    "exception",
-                    "where",
-                    "rank",
-                    "step",
-                    "pid",
-                    "ip",
-                    "node_id",
-                ),
-                *("worker_id", "job_id", "job", "task", "task_id", "actor", "actor_id"),
-            )
-        }
+        shown = {name: about.get(name) for name in SHOWN}
         now = time.time()
         expires_in_s = None if self.expires_at is None else round(self.expires_at - now, 3)
         times = {"since_s": round(now - self.since, 3), "expires_in_s": expires_in_s}

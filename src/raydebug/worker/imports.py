@@ -68,12 +68,20 @@ def _take_over_ray_and_open_line(module: ModuleType) -> None:
     _open_control_line(module)
 
 
+def _widen_groups(module: ModuleType) -> None:
+    if names.GROUP_TIMEOUT in os.environ:
+        from raydebug.worker import watchdogs
+
+        watchdogs.widen_groups(module)
+
+
 # Source: ray 2.60.0 util/rpdb.py:298 and 343 call `ray.util.debugpy.set_trace` and `_post_mortem`.
 # torch: what a child of a training process (vLLM's engine, a data loader's worker) imports; it takes seconds anyway.
 _ON_LOAD = {
     "ray.util.debugpy": _take_over_ray_and_open_line,
     "threading": watch_threads,
     "torch": _open_control_line,
+    "torch.distributed.distributed_c10d": _widen_groups,
 }
 
 

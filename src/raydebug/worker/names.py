@@ -21,5 +21,8 @@ WORKING_DIR = "RAYDEBUG_WORKING_DIR"
 CLUSTER_DIR = "/"
 """Where a cluster's own processes run. A worker that Ray has put elsewhere (runtime_env working_dir) stays there."""
 
+GROUP_TIMEOUT = "RAYDEBUG_GROUP_TIMEOUT_S"
+"""Seconds to which the timeouts of torch's process groups are raised, so that a paused rank is not ended by others."""
+
 JOB = "RAYDEBUG_JOB"
 """Submission id of the job that a process belongs to."""

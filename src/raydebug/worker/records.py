@@ -8,7 +8,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-from raydebug.worker import names, training_step
+from raydebug.worker import names, training_step, watchdogs
 
 # torch.distributed and verl name a process's place so (torch/distributed/run.py docs; verl 0.9.1
 # single_controller/base/worker.py reads the same ones).
@@ -67,6 +67,7 @@ def describe_pause(
         "exception": None if error is None else _describe_error(error),
         "where": where,
         "expires_s": expires_s,
+        "watchdog": _quietly(watchdogs.nearest),
         "step": _quietly(lambda: training_step.step_of(frame)),
         "pid": os.getpid(),
         "rank": rank(),

@@ -1,0 +1,61 @@
+"""Widens the time limits of torch's process groups, and knows which limit strikes a paused process first."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from raydebug.worker import names
+
+HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"  # settings/watchdogs.py says what it ends
+MAKERS = ("init_process_group", "new_group")  # torch 2.11 distributed/distributed_c10d.py
+
+_group_limit_s: float | None = None
+
+
+def widen_groups(module: ModuleType) -> None:
+    """Raise the timeout of every process group that `torch.distributed` makes to the one wanted; never lower it."""
+    wanted = os.environ.get(names.GROUP_TIMEOUT, "")
+    if wanted.isdigit():
+        for name in MAKERS:
+            setattr(module, name, _widening(getattr(module, name), datetime.timedelta(seconds=int(wanted))))
+
+
+def _widening(make: Callable[..., Any], wanted: datetime.timedelta) -> Callable[..., Any]:
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def make_group(*args: Any, **kwargs: Any) -> Any:
+        global _group_limit_s
+        try:
+            given = signature.bind(*args, **kwargs)
+            asked = given.arguments.get("timeout")
+            if asked is None or asked < wanted:
+                given.arguments["timeout"] = wanted
+            args, kwargs = given.args, given.kwargs
+            _group_limit_s = max(wanted, asked or wanted).total_seconds()
+        except TypeError as error:  # a call that torch itself will refuse, or another signature
+            sys.stderr.write(f"raydebug: the timeout of a process group is not widened: {error}\n")
+        return make(*args, **kwargs)
+
+    return make_group
+
+
+def nearest() -> dict[str, Any] | None:
+    """Return the limit that strikes first while this process is paused: its name, and after how many seconds."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_initialized():
+        return None
+    limits: list[tuple[float, str]] = []
+    if _group_limit_s is not None:
+        limits.append((_group_limit_s, "torch process group"))
+    heartbeat = os.environ.get(HEARTBEAT, "")
+    if heartbeat.isdigit() and distributed.get_backend() == "nccl":
+        limits.append((float(heartbeat), HEARTBEAT))
+    return {"name": min(limits)[1], "after_s": min(limits)[0]} if limits else None

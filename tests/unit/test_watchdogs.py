@@ -1,0 +1,50 @@
+"""The time limits that would end a paused rank are widened, and never lowered."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import types
+
+import pytest
+
+from raydebug.settings.watchdogs import WATCHDOGS, WIDE_S, widened
+from raydebug.worker import names, watchdogs
+
+
+def test_users_own_limits_stay():
+    """A limit that the user has set stays; every other one is widened to a day."""
+    mine = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "30"}
+    assert widened(mine) == {w.variable: str(WIDE_S) for w in WATCHDOGS if w.variable not in mine}
+    assert names.GROUP_TIMEOUT in widened({})
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "made_s"), [(None, 86400), (600, 86400), (90000, 90000)], ids=["default", "shorter", "longer"]
+)
+def test_group_timeout(monkeypatch, asked_s, made_s):
+    """A process group gets the wide timeout, wherever its own one was given; a longer one stays."""
+    made = []
+
+    def init_process_group(backend=None, init_method=None, timeout=None, world_size=-1):
+        made.append(timeout)
+
+    def new_group(ranks=None, timeout=None):
+        made.append(timeout)
+
+    module = types.ModuleType("distributed_c10d")
+    module.init_process_group, module.new_group = init_process_group, new_group
+    monkeypatch.setenv(names.GROUP_TIMEOUT, str(WIDE_S))
+    watchdogs.widen_groups(module)
+    asked = None if asked_s is None else datetime.timedelta(seconds=asked_s)
+    module.init_process_group("gloo", None, asked)
+    module.new_group([0], timeout=asked)
+    assert made == [datetime.timedelta(seconds=made_s)] * 2
+    with pytest.raises(TypeError):
+        module.new_group(nonsense=1)
+
+
+def test_nearest_limit_of_a_process_without_groups(monkeypatch):
+    """A process without torch's groups has no limit to warn of."""
+    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+    assert watchdogs.nearest() is None
