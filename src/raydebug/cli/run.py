@@ -38,9 +38,7 @@ def run(
     ] = None,
     keep_watchdogs: Annotated[
         bool,
-        typer.Option(
-            "--keep-watchdogs", help="Leave the time limits of torch and vLLM, which end a long pause, alone."
-        ),
+        typer.Option("--keep-watchdogs", help="Leave the time limits alone by which torch and vLLM end long pauses."),
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Leave the job running and return at once.")] = False,
     gpus: Annotated[int, typer.Option(help="Logical GPUs, when this brings a cluster up.", min=0, metavar="N")] = 0,
@@ -94,7 +92,7 @@ def _widen_watchdogs() -> dict[str, str]:
 
     variables = widened(os.environ)
     if variables:
-        render.say(f"watchdogs widened to {WIDE_S // 3600} h, for pauses: {', '.join(variables)}")
+        render.say(f"watchdogs widened to {WIDE_S // 3600} h (--keep-watchdogs: not): {', '.join(variables)}")
     return variables
 
 
