@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from bench import figures, look, measuring, pause, start
+from bench import figures, look, measuring, misses, pause, start
 
 HERE = Path(__file__).parent
 EXPLANATION = """\
@@ -23,7 +23,9 @@ def main() -> None:
     options = measuring.parse(argparse.ArgumentParser(description=__doc__))
     before = measuring.machine()
     samples = measuring.run([pause.measure, look.measure], options.repetitions)
-    samples |= measuring.run([start.measure], options.repetitions, needs_heads=False)  # on a quiet machine
+    samples |= measuring.run(
+        [start.measure, misses.measure], options.repetitions, needs_heads=False
+    )  # on a quiet machine
     after = measuring.machine()
     about = {**before, "load_after": after["load"], "repetitions": options.repetitions}
     raw = json.dumps({"machine": about, "figures": figures.document(samples)}, indent=1)

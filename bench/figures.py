@@ -42,6 +42,11 @@ FIGURES = (
     Figure("calls_attached", "... after a pause was continued, client still attached", "x"),
     Figure("calls_left", "... client has left, in the function that paused", "x", 1.05),
     Figure("calls_later", "... client has left, in a later task of the worker", "x", 1.05),
+    Figure("miss_disarmed", "`raydebug.breakpoint()` outside a cluster", "ns", 30.0),
+    Figure("miss_when", "`raydebug.breakpoint(when=FALSE)`; stock: `if FALSE: breakpoint()`", "ns", 80.0),
+    Figure("miss_every", "`raydebug.breakpoint(every=N)`; stock: a counter by hand", "ns", 80.0),
+    Figure("miss_break_if", "`--break WHERE,if=FALSE`", "ns", 80.0),
+    Figure("miss_break_every", "`--break WHERE,every=N`", "ns", 80.0),
     Figure("calls_ns", "a Python call without any debugger", "ns"),
 )
 

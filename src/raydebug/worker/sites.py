@@ -135,7 +135,7 @@ def failed(definition: dict[str, Any]) -> None:
 
 
 def in_code(
-    frame: FrameType, every: int, rank: Any, once: bool, maximum: int | None, timeout_s: float | None, log: str | None
+    frame: FrameType, rank: Any, once: bool, maximum: int | None, timeout_s: float | None, log: str | None
 ) -> None:
     """Do what `raydebug.breakpoint()` asks at the frame that calls it."""
     key = (frame.f_code, frame.f_lasti)
@@ -144,11 +144,10 @@ def in_code(
         where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         limit = 1 if once else maximum
         ranks = [] if rank is None else [rank] if isinstance(rank, int) else list(rank)
-        given = {"every": every, "rank": ranks, "max": limit, "timeout_s": timeout_s}
+        given = {"rank": ranks, "max": limit, "timeout_s": timeout_s}
         site = Site({"id": where, "where": where, "policy": {name: value for name, value in given.items() if value}})
         _in_code[key] = site
-    site.reached += 1
-    if site.reached % every or not site.is_wanted(frame):
+    if not site.is_wanted(frame):
         return
     if log is None:
         site.pause(frame)

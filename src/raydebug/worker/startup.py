@@ -14,7 +14,7 @@ from raydebug.worker import names
 TYPE_CHECKING = False  # typing.TYPE_CHECKING would cost 17 ms of imports
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
+    from types import CodeType, TracebackType
     from typing import Any
 
 # Ray reads the same variables and defaults: ray/util/rpdb.py:298, 338 (2.60.0)
@@ -44,6 +44,11 @@ def breakpoint_hook(*_args: Any, **_kwargs: Any) -> None:
     pause.pause_at(sys._getframe(1), kind="breakpoint")
 
 
+_getframe = sys._getframe
+_counts: dict[int, int] = {}
+_counted: list[CodeType] = []
+
+
 def code_breakpoint(
     when: Any = True,  # positions with defaults: Python calls nothing faster
     every: int = 1,
@@ -54,10 +59,24 @@ def code_breakpoint(
     log: str | None = None,
 ) -> None:
     """Stand in for `raydebug.breakpoint()` below a cluster."""
-    if when and debugger_is_ours():
+    if not when:
+        return
+    if every > 1:
+        frame = _getframe(1)
+        code = frame.f_code
+        # Where the calling instruction lies in memory: a code object, whose hash is slow, holds its instructions.
+        place = id(code) + frame.f_lasti
+        try:
+            count = _counts[place] = _counts[place] + 1
+        except KeyError:
+            count = _counts[place] = 1
+            _counted.append(code)  # its memory is not given to another one
+        if count % every:
+            return
+    if debugger_is_ours():
         from raydebug.worker import sites
 
-        sites.in_code(sys._getframe(1), every, rank, once, max, timeout, log)
+        sites.in_code(_getframe(1), rank, once, max, timeout, log)
 
 
 def _ray_legacy_hook() -> None:
