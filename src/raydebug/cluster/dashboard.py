@@ -57,6 +57,11 @@ class Dashboard:
         body = {"entrypoint": entrypoint, "submission_id": submission_id, "runtime_env": {"env_vars": env}}
         return str(self._ask("POST", "/api/jobs/", json=body)["submission_id"])
 
+    def jobs(self) -> list[dict[str, Any]]:
+        """Return every job that the cluster knows, with its status and runtime environment."""
+        rows: list[dict[str, Any]] = self._ask("GET", "/api/jobs/")  # type: ignore[assignment]  # a list, here alone
+        return rows
+
     def job(self, submission_id: str) -> dict[str, Any]:
         """Return a job's status, message and exit code."""
         return self._ask("GET", f"/api/jobs/{submission_id}")

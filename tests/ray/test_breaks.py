@@ -1,0 +1,74 @@
+"""Breakpoints set and removed while a job of Ray's runs, and conditions by rank and step."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from runs import JOBS, raydebug, wait_for
+
+
+@pytest.mark.timeout(120)
+def test_break_add_list_rm(cluster, run):
+    """A job that runs stops at a breakpoint set meanwhile, in the rank and from the step on; then it goes on."""
+    job = run("--", "python", "loop.py", "20")
+    wait_for(lambda: "working" in job.text, "the job to work", run=job)
+    name = ("--name", cluster.name)
+    added = raydebug("break", "add", "loop.py:update,rank=1,step>=5,once", *name, "--json", cwd=JOBS)
+    assert added.returncode == 0, added.stderr
+    break_id = json.loads(added.stdout)["break"]["id"]
+    (pause,) = job.pauses(1)
+    assert (pause["rank"], pause["where"], pause["line"]) == (1, "loop.py:update", 11)
+    assert pause["step"] >= 5
+    listed = json.loads(raydebug("break", "list", *name, "--json").stdout)["breaks"]
+    states = {p["pid"]: p["state"] for b in listed if b["id"] == break_id for p in b["processes"]}
+    assert states[pause["pid"]] == "set"
+    assert f"{pause['step']}" in job.attach(pause["id"], "p step", "c")
+    assert raydebug("break", "rm", break_id, *name).stdout == f"removed {break_id}\n"
+    again = raydebug("break", "rm", break_id, *name)
+    assert again.returncode == 2
+    assert again.stderr.startswith(f"error: there is no breakpoint '{break_id}'\n")
+    assert "steps" in job.end()
+
+
+@pytest.mark.timeout(120)
+def test_breaks_go_with_their_job(cluster, run):
+    """Breakpoints of --break are listed with their job while it runs, and are gone after it."""
+    job = run("--break", "loop.py:update,rank=0,every=10,max=1", "--", "python", "loop.py", "3")
+    (pause,) = job.pauses(1)
+    (listed,) = json.loads(raydebug("break", "list", "--name", cluster.name, "--json").stdout)["breaks"]
+    assert (listed["where"], listed["job"]) == ("loop.py:update", pause["job"])
+    job.attach(pause["id"], "c")
+    job.end()
+    assert json.loads(raydebug("break", "list", "--name", cluster.name, "--json").stdout)["breaks"] == []
+
+
+@pytest.mark.timeout(120)
+def test_mode(cluster, run):
+    """`raydebug mode` shows the debugger of the cluster and of each running job, and where it came from."""
+    job = run("--debugger", "post-mortem", "--", "python", "loop.py", "8")
+    wait_for(lambda: "working" in job.text, "the job to work", run=job)
+    modes = json.loads(raydebug("mode", "--name", cluster.name, "--json").stdout)["modes"]
+    assert [(m["debugger"], m["from"]) for m in modes] == [
+        ("breakpoint", "raydebug up"),
+        ("post-mortem", "raydebug run --debugger"),
+    ]
+    job.end()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("loop.py:update,often", "'often' is no condition"),
+        ("loop.py:nothing,once", "it has no 'nothing'"),
+    ],
+)
+def test_bad_break(cluster, text, cause):
+    """A breakpoint that cannot be is refused before anything is told to a process: exit 2."""
+    for verb in (["break", "add", text], ["run", "--break", text, "--", "python", "loop.py", "1"]):
+        done = raydebug(*verb[: verb.index("--")] if "--" in verb else verb, "--name", cluster.name,
+                        *(verb[verb.index("--"):] if "--" in verb else []), cwd=JOBS)  # fmt: skip
+        assert done.returncode == 2, done.stderr
+        assert cause in done.stderr
