@@ -148,7 +148,7 @@ def size_of(image: str) -> int:
 
 
 def size_of_debugpy() -> int:
-    """Return the bytes of debugpy with its bytecode in the image; the lock of every flavour brings it (stage `core`)."""
+    """Return the bytes of debugpy with its bytecode in the image; every flavour's lock brings it (stage `core`)."""
     count = (
         "import debugpy, pathlib; print(sum(f.stat().st_size for f in pathlib.Path(debugpy.__path__[0]).rglob('*')))"
     )
