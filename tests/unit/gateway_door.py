@@ -22,9 +22,9 @@ class Door:
     """A running gateway; stands in for a cluster where only the gateway matters."""
 
     folder: Path
-    process: subprocess.Popen[bytes]
     gateway_port: int
     dial_port: int
+    process: subprocess.Popen[bytes] = field(init=False)
     programs: list[subprocess.Popen[str]] = field(default_factory=list)
     name: str = "test"
     gateway_host: str = "127.0.0.1"
@@ -33,6 +33,20 @@ class Door:
     @property
     def token_file(self) -> Path:
         return self.folder / "token"
+
+    def open(self) -> None:
+        """Start the gateway on its ports, also after it was killed."""
+        argv = [sys.executable, "-m", "raydebug.gateway", "--client-port", str(self.gateway_port)]
+        argv += ["--dial-port", str(self.dial_port)]
+        environment = {**os.environ, "RAYDEBUG_TOKEN_PATH": str(self.token_file)}
+        self.process = subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE)
+        assert self.process.stderr is not None
+        assert b"listening" in self.process.stderr.readline()
+
+    def kill(self) -> None:
+        """SIGKILL the gateway."""
+        self.process.kill()
+        self.process.communicate()
 
     def start(self, program: str, **variables: str) -> subprocess.Popen[str]:
         """Start a Python program below the gateway."""

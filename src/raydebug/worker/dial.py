@@ -1,12 +1,14 @@
 """Dials the gateway and hands the proven connection to pydevd. Imported at the first pause only.
 
 Sources (debugpy 1.8.22, private names, held by tests/ray/test_contracts.py): `debugpy.server.api._settrace`,
-`pydevd.start_client`, `pydevd.settrace_forked`, `PyDB.block_until_configuration_done`.
+`pydevd.start_client`, `pydevd.settrace_forked`, `PyDB.block_until_configuration_done`,
+`PyDB.add_dap_messages_listener`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import sys
@@ -15,9 +17,13 @@ from typing import Any
 
 from raydebug.dap import wire
 from raydebug.worker import handshake, names, records, wake
+from raydebug.worker.line import Line
+from raydebug.worker.standing import Standing
 
 DIAL_TIMEOUT_S = 3.0
+DIAL_AGAIN_TIMEOUT_S = 1.0
 ATTACH_TIMEOUT_S = 10.0
+DEFAULT_PATIENCE_S = 3600.0  # how long a pause waits for a gateway that is gone
 
 
 class NoGateway(Exception):
@@ -26,6 +32,10 @@ class NoGateway(Exception):
 
 _lock = threading.Lock()
 _dialled_by: int | None = None
+_line: Line | None = None  # of the process that _dialled_by names
+_instance, _dials = "", itertools.count(1)
+about_to_pause: set[int] = set()
+"""Idents of threads that are on their way to a pause, or stand: they keep the line."""
 
 
 def connected_debugger() -> Any:
@@ -34,21 +44,29 @@ def connected_debugger() -> Any:
     Raises:
         NoGateway: there is none to talk to.
     """
-    global _dialled_by
+    global _dialled_by, _line, _instance, _dials
     with _lock:
         if _dialled_by == os.getpid():
             debugger = _alive_debugger()
             if debugger is not None:
                 return debugger
-        elif _dialled_by is not None:
-            _forget_parents_debugger()
-        connection = _proven_connection()
+        else:
+            if _dialled_by is not None:
+                _forget_parents_debugger()
+            _instance, _dials = os.urandom(8).hex(), itertools.count(1)
+        line = Line(
+            _proven_connection(DIAL_TIMEOUT_S),
+            dial=_dial_again,
+            end_unless_needed=_end_unless_needed,
+            patience_s=_patience_s(),
+            say=lambda text: print(f"raydebug: {text}", file=sys.stderr, flush=True),  # noqa: T201 - the job's own log
+        )
         try:
-            debugger = _hand_to_pydevd(connection)
+            debugger = _hand_to_pydevd(line)
         except BaseException:
-            connection.close()
+            line.close()
             raise
-        _dialled_by = os.getpid()
+        _dialled_by, _line = os.getpid(), line
         return debugger
 
 
@@ -56,7 +74,8 @@ def _alive_debugger() -> Any:
     import pydevd
 
     debugger = pydevd.get_global_debugger()
-    return None if debugger is None or debugger.pydb_disposed else debugger
+    gone = debugger is None or debugger.pydb_disposed or _line is None or _line.ended
+    return None if gone else debugger
 
 
 def _forget_parents_debugger() -> None:
@@ -66,17 +85,46 @@ def _forget_parents_debugger() -> None:
     pydevd.settrace_forked(setup_tracing=False)
 
 
-def _proven_connection() -> socket.socket:
+def _dial_again() -> socket.socket:
+    try:
+        return _proven_connection(DIAL_AGAIN_TIMEOUT_S)
+    except NoGateway as error:
+        raise ConnectionError(str(error)) from error
+
+
+def _end_unless_needed(line: Line) -> bool:
+    """End a lost line, unless a thread of this process stands or is about to."""
+    if line is not _line:  # lost before its first session was set up: whoever dialled is told
+        line.ended = True
+        return True
+    with _lock:
+        debugger = _alive_debugger()
+        line.ended = debugger is None or not (about_to_pause or standing_of(debugger).is_anybody())
+        return line.ended
+
+
+def standing_of(debugger: Any) -> Standing:
+    """Return what stands in a process, by its pydevd."""
+    standing: Standing = debugger._raydebug_standing
+    return standing
+
+
+def _patience_s() -> float:
+    with contextlib.suppress(ValueError):
+        return float(os.environ.get(names.PATIENCE, ""))
+    return DEFAULT_PATIENCE_S
+
+
+def _proven_connection(timeout_s: float) -> socket.socket:
     address = os.environ.get(names.GATEWAY, "")
     host, _, port = address.rpartition(":")
     token = read_token()
     try:
-        connection = socket.create_connection((host, int(port)), timeout=DIAL_TIMEOUT_S)
+        connection = socket.create_connection((host, int(port)), timeout=timeout_s)
     except (OSError, ValueError) as error:
         raise NoGateway(f"no gateway at {address}: {error}") from error
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # evaluate: 44 ms -> 0.3 ms
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.set_inheritable(False)
         _prove_each_other(connection, token)
     except BaseException as error:
@@ -108,9 +156,14 @@ def _prove_each_other(connection: socket.socket, token: str) -> None:
     theirs = str(answer.get("nonce", ""))
     if not handshake.same(handshake.gateway_proof(token, mine, theirs), answer.get("proof")):
         raise NoGateway("what answers there does not hold this cluster's token")
-    body = {"proof": handshake.process_proof(token, mine, theirs), "process": records.describe_process()}
+    body = {"proof": handshake.process_proof(token, mine, theirs), "process": _describe_process()}
     connection.sendall(wire.encode(wire.event(2, "proof", body)))
     _receive(connection, "welcome")
+
+
+def _describe_process() -> dict[str, Any]:
+    # A gateway that still holds an earlier connection of the same process lets go of it.
+    return {**records.describe_process(), "instance": _instance, "dials": next(_dials)}
 
 
 def _receive(connection: socket.socket, name: str) -> dict[str, Any]:
@@ -138,7 +191,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     return data
 
 
-def _hand_to_pydevd(connection: socket.socket) -> Any:
+def _hand_to_pydevd(line: Line) -> Any:
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else a warning about frozen modules in the job log
     hook = sys.breakpointhook
     import debugpy  # 0.08 s: only now
@@ -150,7 +203,7 @@ def _hand_to_pydevd(connection: socket.socket) -> Any:
     debugpy.configure(subProcess=False)  # else every child Python is injected and may block before its first line
     api.ensure_logging()
     start_client = pydevd.start_client
-    pydevd.start_client = lambda _host, _port: connection
+    pydevd.start_client = lambda _host, _port: line
     try:
         api._settrace(
             host="raydebug-gateway",
@@ -167,6 +220,8 @@ def _hand_to_pydevd(connection: socket.socket) -> Any:
     debugger = pydevd.get_global_debugger()
     _keep_out_of_own_code(debugger)
     wake.wake_resumed_threads(debugger)
+    debugger._raydebug_standing = Standing(debugger)
+    debugger.add_dap_messages_listener(debugger._raydebug_standing)
     _wait_until_attached(debugger)
     return debugger
 
