@@ -137,6 +137,9 @@ def start(victim: Cluster, project: Path) -> Iterator[Callable[..., Run]]:
 
     yield start
     for one in runs:
+        one.process.send_signal(2)  # a job that is left holds the worker's CPUs, and its pause is the next test's
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            one.process.wait(10)
         one.process.kill()
         one.process.wait(10)
         one.log.unlink(missing_ok=True)
