@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import re
+import shlex
 import subprocess
 import tarfile
 import time
@@ -16,10 +18,11 @@ from typing import Any
 
 import pytest
 
-from containers import IMAGE, container_of, docker
+from containers import IMAGE, container_of, docker, remove_all
+from egress import Egress
 from raydebug.cluster import compose, state
 from raydebug.cluster.state import Cluster
-from runs import raydebug
+from runs import raydebug, up_in_containers, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 DEV = (".devcontainer/docker-compose.dev.yml",)
@@ -240,6 +243,35 @@ def test_no_telemetry(cluster):
         assert wanted <= set(docker("exec", container.name, "env").splitlines()), container.name
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(os.getuid() != 0, reason="the packets of a bridge are for root to see")
+def test_nothing_leaves_the_network(project):
+    """S29: from `up` over a job to `down` no packet leaves the cluster's network, not even one to a name server."""
+    name = f"fx-egress-{os.getpid()}"
+    network = f"{compose.project_of(name)}_default"
+    with Egress(network) as egress:
+        try:
+            done = up_in_containers(name, project)
+            assert done.returncode == 0, done.stderr
+            assert egress.watching.is_set()
+            done = raydebug("run", "--name", name, "--debugger", "off", "--", "python", "cases.py", "task", cwd=project)
+            assert done.returncode == 0, done.stdout + done.stderr
+            left = egress.left()
+            worker = container_of(state.load_cluster(name), "worker")
+            docker("exec", worker.name, "python", "-S", "-c", PACKET_TO_NOWHERE)
+            wait_for(lambda: egress.left() != left, "a packet that was meant to leave to be seen", 10)
+            assert [packet[1:] for packet in egress.left() - left] == [("192.0.2.7", 17, 9)]
+            seen = egress.left()
+            assert raydebug("down", "--name", name).returncode == 0
+            left |= egress.left() - seen
+        finally:
+            remove_all(name)
+    assert left == set()
+
+
+PACKET_TO_NOWHERE = "import socket; socket.socket(2, 2).sendto(b'x', ('192.0.2.7', 9))"  # an address for documentation
+
+
 @pytest.mark.timeout(60)
 def test_fork_bomb_is_bounded():
     """S14: a process that forks without end gets as many as its container may have, and the host goes on."""
@@ -433,6 +465,41 @@ def test_secret_of_a_build_is_in_no_layer(tmp_path):
     finally:
         docker("image", "rm", "--force", tag)
     assert left.strip() == ""
+
+
+@pytest.mark.timeout(600)
+def test_secrets_of_our_own_build_are_in_no_layer(tmp_path):
+    """S28: our Dockerfile's stages that mount secrets run anew with a canary in each: no layer or history has it."""
+    canary, tag = "canary-1c9e57d20b", f"fx-own-canary-{os.getpid()}"
+    secrets = {"PACKAGE_ENV_FILE": "RAYDEBUG_CANARY={}\n", "EXTRA_CA_FILE": "# {}\n"}
+    environment = dict(os.environ)
+    for name, line in secrets.items():
+        given = Path(os.environ.get(name) or "/dev/null").read_text(encoding="utf-8")
+        (tmp_path / name).write_text(given + line.format(canary) if given or name == "PACKAGE_ENV_FILE" else "")
+        environment[name] = str(tmp_path / name)
+    dry = raydebug("image", "--flavour", "core", "--dry-run", cwd=ROOT, env=environment)
+    assert dry.returncode == 0, dry.stderr
+    argv = [tag if part == "raydebug:core" else part for part in shlex.split(dry.stdout)]
+    argv[-1:] = ["--no-cache-filter", "uv,wheel,core", "--progress", "plain", "."]
+    try:
+        built = subprocess.run(
+            argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False
+        )
+        assert built.returncode == 0, built.stderr[-3000:]
+        steps = re.findall(r"^#(\d+) \[(uv|wheel|core) .*RUN --mount=type=secret", built.stderr, re.MULTILINE)
+        ran = {stage for number, stage in steps if f"#{number} CACHED" not in built.stderr}
+        assert ran == {"uv", "wheel", "core"}, "a step from the cache would prove nothing"
+        assert canary not in built.stderr
+        assert canary not in docker("image", "history", "--no-trunc", tag) + docker("image", "inspect", tag)
+        docker("save", "--output", str(tmp_path / "image.tar"), tag, timeout_s=120)
+        with (
+            (tmp_path / "image.tar").open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as layers,
+        ):
+            assert layers.find(b"Succeed or raise: `healthcheck") > 0, "what layers hold can be read"
+            assert layers.find(canary.encode()) < 0
+    finally:
+        subprocess.run(["docker", "image", "rm", "--force", tag], capture_output=True, timeout=60, check=False)
 
 
 def test_down_and_clean_know_their_own(cluster: Cluster):

@@ -40,6 +40,18 @@ def test_ray_listens_on_loopback_by_this_variable():
     assert "ENABLE_RAY_CLUSTER" in inspect.getsource(services.get_node_ip_address)
 
 
+def test_ray_reports_where_it_is_told_and_asks_no_cloud(monkeypatch, tmp_path):
+    """Ray's report that usage statistics are off goes where this says; a file keeps it from asking the cloud."""
+    from ray._common.usage import usage_lib
+
+    monkeypatch.setenv("RAY_USAGE_STATS_REPORT_URL", "http://127.0.0.1:9/")
+    assert usage_lib._usage_stats_report_url() == "http://127.0.0.1:9/"
+    monkeypatch.setattr(usage_lib, "get_cloud_from_metadata_requests", lambda: 1 / 0)
+    path = tmp_path / "ray_bootstrap_config.yaml"
+    path.write_text("provider: {type: local}\n")
+    assert usage_lib.get_cluster_config_to_report(str(path)).cloud_provider == "local"
+
+
 def test_ray_job_states():
     """A job has ended in these states and no others."""
     from ray.dashboard.modules.job.common import JobStatus

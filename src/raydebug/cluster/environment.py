@@ -39,6 +39,8 @@ def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapp
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(cluster.token_file),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Off, Ray reports that it is off: to nobody, then (2.60, dashboard/modules/usage_stats/usage_stats_head.py).
+        "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",
         # Everything of it listens on loopback: on Linux Ray takes the host's outer address for 127.0.0.1 unless
         # this says that it may not form a cluster (ray/_private/services.py get_node_ip_address, 2.60.0).
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
