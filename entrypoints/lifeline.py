@@ -32,7 +32,7 @@ class Lifeline:
             self._idle = self._connect()
             return False
         try:
-            ended = self._idle.recv(4096, socket.MSG_DONTWAIT) == b""
+            ended = self._idle.recv(4096) == b""
         except BlockingIOError:
             return False
         except OSError:
@@ -51,6 +51,7 @@ class Lifeline:
     def _connect(self) -> socket.socket | None:
         with contextlib.suppress(OSError):
             connection = socket.create_connection(self._peer, timeout=CONNECT_TIMEOUT_S)
+            connection.setblocking(False)  # with a time limit `recv` waits it out, and silence looks like an end
             self._peer = connection.getpeername()[:2]  # a head that is gone has no name, and asking may take long
             return connection
         return None

@@ -7,17 +7,18 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from containers import IMAGE
+from containers import IMAGE, Attached, container_of, is_healthy, remove_all, wait_healthy
 from raydebug.cluster import engine, lifecycle, state
 from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError
-from runs import JOBS, Run, up_in_containers
+from runs import JOBS, Run, raydebug, up_in_containers
 
 # Small enough for two cores beside other work.
 SMALL = {"SHM_SIZE": "300mb", "OBJECT_STORE_BYTES": "100000000", "HEAD_CPUS": "2", "WORKER_CPUS": "8"}
@@ -100,3 +101,56 @@ def run(cluster: Cluster, project: Path) -> Iterator[Callable[..., Run]]:
         if one.process.poll() is None:
             one.process.kill()
         one.log.unlink(missing_ok=True)
+
+
+# A cluster to harm, mended between tests
+
+
+@pytest.fixture(scope="module")
+def patient(private_state: Path, project: Path) -> Iterator[Cluster]:
+    """A cluster of a test module's own: head, gateway, one worker."""
+    name = f"fx-{os.getpid()}-{time.monotonic_ns() % 10**6}"
+    done = up_in_containers(name, project)
+    assert done.returncode == 0, done.stderr
+    yield state.load_cluster(name)
+    remove_all(name)
+
+
+@pytest.fixture
+def victim(patient: Cluster, project: Path) -> Cluster:
+    """The same cluster, mended by `up` after the test before."""
+    if not is_healthy(patient):
+        done = raydebug("up", "--cluster", "compose", "--name", patient.name, cwd=project, timeout=200)
+        assert done.returncode == 0, done.stderr
+        wait_healthy(patient)
+    return patient
+
+
+@pytest.fixture
+def start(victim: Cluster, project: Path) -> Iterator[Callable[..., Run]]:
+    """Start jobs on it and end what still runs of them."""
+    runs: list[Run] = []
+
+    def start(*arguments: str) -> Run:
+        runs.append(Run(victim, list(arguments), cwd=project))
+        return runs[-1]
+
+    yield start
+    for one in runs:
+        one.process.send_signal(2)  # a job that is left holds the worker's CPUs, and its pause is the next test's
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            one.process.wait(10)
+        one.process.kill()
+        one.process.wait(10)
+        one.log.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def paused(victim: Cluster, start: Callable[..., Run], project: Path) -> Iterator[tuple[Run, dict[str, Any], Attached]]:
+    """A task paused on the worker, and a person attached to it."""
+    job = start("--", "python", "cases.py", "on_worker")
+    (pause,) = job.pauses(1)
+    assert container_of(victim, "worker").address == pause["ip"]
+    client = Attached(victim, pause["id"], project)
+    yield job, pause, client
+    client.close()

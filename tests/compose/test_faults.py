@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -172,35 +171,7 @@ def test_f5_gcs_killed(victim, paused):
     wait_healthy(victim)
 
 
-# The network, and containers that stand still
-
-
-@contextlib.contextmanager
-def disconnected(cluster: Cluster, service: str) -> Iterator[None]:
-    """Take a container off the cluster's network."""
-    name, network = container_of(cluster, service).name, f"{compose.project_of(cluster.name)}_default"
-    docker("network", "disconnect", network, name)
-    try:
-        yield
-    finally:
-        docker("network", "connect", "--alias", service, network, name)
-
-
-@pytest.mark.timeout(300)
-def test_f24_worker_stands_still(victim, paused):
-    """F24: a worker that stands still for 20 s (docker pause) goes on afterwards; session and job are unharmed."""
-    job, pause, client = paused
-    name = container_of(victim, "worker").name
-    docker("pause", name)
-    try:
-        assert pause["id"] in [p["id"] for p in job.listed()]
-        time.sleep(20)
-    finally:
-        docker("unpause", name)
-    client.ask("p 1000 * 4242", until="4242000")
-    client.ask("c")
-    assert "done: on_worker" in job.end()
-    wait_healthy(victim, 60.0)
+# The gateway
 
 
 @pytest.mark.timeout(120)
@@ -212,16 +183,6 @@ def test_f20_gateway_killed(victim, paused):
     assert code == 4, printed
     assert "error: the session ended: the gateway is gone" in printed
     assert "does not answer" in shows_a_cause(victim, "paused", 5.0)
-
-
-@pytest.mark.timeout(300)
-def test_f22_f23_worker_cut_off(victim, paused):
-    """F22, F23 in part: a worker without its network for 30 s: its client says within 10 s that it waits; it heals."""
-    _, _, client = paused
-    with disconnected(victim, "worker"):
-        client.ask("p 1000 * 4242", until="still runs there; Ctrl-C stops waiting for it", within_s=10.0)
-        time.sleep(30)
-    wait_healthy(victim)
 
 
 # up and down

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import re
+import shlex
 import subprocess
 import tarfile
 import time
@@ -16,10 +18,11 @@ from typing import Any
 
 import pytest
 
-from containers import IMAGE, container_of, docker
+from containers import IMAGE, container_of, docker, remove_all
+from egress import Egress
 from raydebug.cluster import compose, state
 from raydebug.cluster.state import Cluster
-from runs import raydebug
+from runs import raydebug, up_in_containers, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 DEV = (".devcontainer/docker-compose.dev.yml",)
@@ -142,7 +145,7 @@ def test_every_base_is_pinned_by_digest():
 # A running cluster
 
 ASK = """
-import json, os, sys, urllib.error, urllib.request
+import os, sys, urllib.error, urllib.request
 what, how = sys.argv[1:]
 os.environ.pop("RAY_ADDRESS", None)
 right = open("/run/secrets/raydebug_token").read().strip()
@@ -151,34 +154,85 @@ os.environ.update({"RAY_AUTH_MODE": "token" if token else "disabled", "RAY_gcs_s
 os.environ.pop("RAY_AUTH_TOKEN_PATH", None)
 if token:
     os.environ["RAY_AUTH_TOKEN"] = token
-if what == "agent":
+if what.startswith("http:"):
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        urllib.request.urlopen(urllib.request.Request("http://head:52365/api/job_agent/jobs/x/logs", headers=headers))
+        urllib.request.urlopen(urllib.request.Request(what, headers=headers), timeout=10)
         print("opened")
     except urllib.error.HTTPError as error:
         print("refused" if error.code in (401, 403) else "opened", error.code)
 elif what == "gcs":
     from ray._raylet import GcsClient
     print("opened", GcsClient(address="head:6379").internal_kv_keys(b"", namespace=b"session", timeout=5))
+elif what in ("raylet", "agent-grpc"):
+    import grpc
+    from ray.core.generated import node_manager_pb2, node_manager_pb2_grpc, reporter_pb2, reporter_pb2_grpc
+    metadata = (("authorization", f"Bearer {token}"),) if token else ()
+    if what == "raylet":
+        stub = node_manager_pb2_grpc.NodeManagerServiceStub(grpc.insecure_channel("head:6380"))
+        print("opened", stub.GetNodeStats(node_manager_pb2.GetNodeStatsRequest(), timeout=10, metadata=metadata))
+    else:
+        stub = reporter_pb2_grpc.ReporterServiceStub(grpc.insecure_channel("head:6382"))
+        print("opened", stub.HealthCheck(reporter_pb2.HealthCheckRequest(), timeout=10, metadata=metadata))
 else:
     import ray
     ray.init("ray://head:10001")
     print("opened", len(ray.nodes()))
 os._exit(0)
 """
+ASKED = {
+    "dashboard": "http://head:8265/api/v0/nodes",
+    "jobs": "http://head:8265/api/jobs/",
+    "agent": "http://head:52365/api/job_agent/jobs/x/logs",
+    "runtime-env-agent": "http://head:6383/get_or_create_runtime_env",
+    "gateway": "http://gateway:5678/pauses",
+    **{what: what for what in ("raylet", "agent-grpc", "gcs", "client")},
+}
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("how", ["none", "wrong", "right"])
-@pytest.mark.parametrize("what", ["agent", "gcs", "client"])
+@pytest.mark.parametrize("what", ASKED)
 def test_only_the_right_token_opens_inside(cluster, what, how):
-    """S2: on the cluster's own network too the agent, the GCS and Ray Client obey the right token alone."""
+    """S2: on the cluster's own network too every service of Ray and the gateway obey the right token alone."""
     node = next(c for c in compose.containers(cluster) if c.service == "worker")
-    argv = ["docker", "exec", "-i", node.name, "timeout", "40", "python", "-", what, how]
+    argv = ["docker", "exec", "-i", node.name, "timeout", "40", "python", "-", ASKED[what], how]
     done = subprocess.run(argv, input=ASK, capture_output=True, text=True, timeout=60, check=False)
     opened = any(line.startswith("opened") for line in done.stdout.splitlines())
     assert opened == (how == "right"), done.stdout + done.stderr[-2000:]
+
+
+OF_EVERY_NODE = {6380, 6381, 6382, 6383, 52365}
+OF_THE_HEAD = {6379, 8265, 10001, 44217, 44227}
+
+
+@pytest.mark.timeout(60)
+def test_what_listens_is_what_is_documented(cluster):
+    """S2: no container listens on a port beyond docs/07-containers.md; Prometheus' 6384 is closed."""
+    for container in compose.containers(cluster):
+        expected = {"gateway": {5678, 5679}, "worker": OF_EVERY_NODE, "head": OF_EVERY_NODE | OF_THE_HEAD}
+        rows = [
+            r.split() for r in docker("exec", container.name, "cat", "/proc/net/tcp", "/proc/net/tcp6").splitlines()
+        ]
+        addresses = {row[1] for row in rows if len(row) > 3 and row[3] == "0A"}
+        ports = {int(a.rpartition(":")[2], 16) for a in addresses if not a.rpartition(":")[0].endswith("7F")}
+        of_workers = {port for port in ports if 10002 <= port <= 10999}
+        assert ports - of_workers == expected[container.service], container.service
+        if container.service == "gateway":
+            assert of_workers == set()
+
+
+@pytest.mark.timeout(60)
+def test_metrics_of_the_head_are_numbers(cluster):
+    """S2: two pages of the head ask nobody for a token, as Ray has no switch for it: they hold numbers, no secret."""
+    node = next(c for c in compose.containers(cluster) if c.service == "worker")
+    fetch = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=10).read().decode())"
+    for port in (44217, 44227):
+        page = docker("exec", node.name, "python", "-S", "-c", fetch, f"http://head:{port}/metrics")
+        lines = [line for line in page.splitlines() if line and not line.startswith("#")]
+        assert lines
+        assert all(re.fullmatch(r"[a-z_]+(\{.*\})? [-+0-9.eEinfaN]+", line) for line in lines)
+        assert cluster.token not in page
 
 
 @pytest.mark.timeout(60)
@@ -187,6 +241,35 @@ def test_no_telemetry(cluster):
     wanted = {"RAY_USAGE_STATS_ENABLED=0", "VLLM_NO_USAGE_STATS=1", "HF_HUB_DISABLE_TELEMETRY=1", "DO_NOT_TRACK=1"}
     for container in compose.containers(cluster):
         assert wanted <= set(docker("exec", container.name, "env").splitlines()), container.name
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(os.getuid() != 0, reason="the packets of a bridge are for root to see")
+def test_nothing_leaves_the_network(project):
+    """S29: from `up` over a job to `down` no packet leaves the cluster's network, not even one to a name server."""
+    name = f"fx-egress-{os.getpid()}"
+    network = f"{compose.project_of(name)}_default"
+    with Egress(network) as egress:
+        try:
+            done = up_in_containers(name, project)
+            assert done.returncode == 0, done.stderr
+            assert egress.watching.is_set()
+            done = raydebug("run", "--name", name, "--debugger", "off", "--", "python", "cases.py", "task", cwd=project)
+            assert done.returncode == 0, done.stdout + done.stderr
+            left = egress.left()
+            worker = container_of(state.load_cluster(name), "worker")
+            docker("exec", worker.name, "python", "-S", "-c", PACKET_TO_NOWHERE)
+            wait_for(lambda: egress.left() != left, "a packet that was meant to leave to be seen", 10)
+            assert [packet[1:] for packet in egress.left() - left] == [("192.0.2.7", 17, 9)]
+            seen = egress.left()
+            assert raydebug("down", "--name", name).returncode == 0
+            left |= egress.left() - seen
+        finally:
+            remove_all(name)
+    assert left == set()
+
+
+PACKET_TO_NOWHERE = "import socket; socket.socket(2, 2).sendto(b'x', ('192.0.2.7', 9))"  # an address for documentation
 
 
 @pytest.mark.timeout(60)
@@ -382,6 +465,41 @@ def test_secret_of_a_build_is_in_no_layer(tmp_path):
     finally:
         docker("image", "rm", "--force", tag)
     assert left.strip() == ""
+
+
+@pytest.mark.timeout(600)
+def test_secrets_of_our_own_build_are_in_no_layer(tmp_path):
+    """S28: our Dockerfile's stages that mount secrets run anew with a canary in each: no layer or history has it."""
+    canary, tag = "canary-1c9e57d20b", f"fx-own-canary-{os.getpid()}"
+    secrets = {"PACKAGE_ENV_FILE": "RAYDEBUG_CANARY={}\n", "EXTRA_CA_FILE": "# {}\n"}
+    environment = dict(os.environ)
+    for name, line in secrets.items():
+        given = Path(os.environ.get(name) or "/dev/null").read_text(encoding="utf-8")
+        (tmp_path / name).write_text(given + line.format(canary) if given or name == "PACKAGE_ENV_FILE" else "")
+        environment[name] = str(tmp_path / name)
+    dry = raydebug("image", "--flavour", "core", "--dry-run", cwd=ROOT, env=environment)
+    assert dry.returncode == 0, dry.stderr
+    argv = [tag if part == "raydebug:core" else part for part in shlex.split(dry.stdout)]
+    argv[-1:] = ["--no-cache-filter", "uv,wheel,core", "--progress", "plain", "."]
+    try:
+        built = subprocess.run(
+            argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False
+        )
+        assert built.returncode == 0, built.stderr[-3000:]
+        steps = re.findall(r"^#(\d+) \[(uv|wheel|core) .*RUN --mount=type=secret", built.stderr, re.MULTILINE)
+        ran = {stage for number, stage in steps if f"#{number} CACHED" not in built.stderr}
+        assert ran == {"uv", "wheel", "core"}, "a step from the cache would prove nothing"
+        assert canary not in built.stderr
+        assert canary not in docker("image", "history", "--no-trunc", tag) + docker("image", "inspect", tag)
+        docker("save", "--output", str(tmp_path / "image.tar"), tag, timeout_s=120)
+        with (
+            (tmp_path / "image.tar").open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as layers,
+        ):
+            assert layers.find(b"Succeed or raise: `healthcheck") > 0, "what layers hold can be read"
+            assert layers.find(canary.encode()) < 0
+    finally:
+        subprocess.run(["docker", "image", "rm", "--force", tag], capture_output=True, timeout=60, check=False)
 
 
 def test_down_and_clean_know_their_own(cluster: Cluster):

@@ -40,6 +40,18 @@ def test_ray_listens_on_loopback_by_this_variable():
     assert "ENABLE_RAY_CLUSTER" in inspect.getsource(services.get_node_ip_address)
 
 
+def test_ray_reports_where_it_is_told_and_asks_no_cloud(monkeypatch, tmp_path):
+    """Ray's report that usage statistics are off goes where this says; a file keeps it from asking the cloud."""
+    from ray._common.usage import usage_lib
+
+    monkeypatch.setenv("RAY_USAGE_STATS_REPORT_URL", "http://127.0.0.1:9/")
+    assert usage_lib._usage_stats_report_url() == "http://127.0.0.1:9/"
+    monkeypatch.setattr(usage_lib, "get_cloud_from_metadata_requests", lambda: 1 / 0)
+    path = tmp_path / "ray_bootstrap_config.yaml"
+    path.write_text("provider: {type: local}\n")
+    assert usage_lib.get_cluster_config_to_report(str(path)).cloud_provider == "local"
+
+
 def test_ray_job_states():
     """A job has ended in these states and no others."""
     from ray.dashboard.modules.job.common import JobStatus
@@ -52,6 +64,7 @@ def test_ray_job_states():
 # pydevd is imported in a process of its own: it changes the interpreter that it is in.
 PYDEVD = """
 import inspect
+import re
 from debugpy.server import api
 import pydevd
 from _pydevd_bundle import pydevd_api, pydevd_comm, pydevd_thread_lifecycle
@@ -75,12 +88,20 @@ assert names(pydevd.settrace_forked) == ["setup_tracing"]
 for wanted in ("host", "port", "suspend", "trace_only_current_thread", "wait_for_ready_to_run",
                "block_until_connected", "patch_multiprocessing"):
     assert wanted in names(pydevd.settrace), wanted
+# worker/line.py stands in for a socket, worker/standing.py listens.
+reader, writer = inspect.getsource(pydevd_comm.ReaderThread), inspect.getsource(pydevd_comm.WriterThread)
+assert set(re.findall(r"self[.]sock[.]([a-z]+)", reader + writer)) == {"recv", "shutdown", "close"}
+assert set(re.findall(r"sock[.]([a-z]+)", inspect.getsource(NetCommand.send))) == {"sendall"}
+assert set(re.findall(r"_client_socket[.]([a-z]+)", inspect.getsource(pydevd.PyDB))) == {"close"}
+assert "listener.before_send(cmd.as_dict)" in writer
+assert "listener.after_receive(dct)" in reader
+assert hasattr(pydevd.PyDB, "add_dap_messages_listener")
 assert hasattr(pydevd_api.PyDevdAPI, "set_dont_trace_start_end_patterns")
 print("ok")
 """
 
 
 def test_pydevd_internals():
-    """pydevd has every private name that worker/{dial,pause,wake}.py call, with the arguments that they give."""
+    """pydevd has every private name that worker/ calls, with the arguments that it gives."""
     done = subprocess.run([sys.executable, "-Xfrozen_modules=off", "-c", PYDEVD], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr

@@ -17,7 +17,7 @@ def door(tmp_path: Path) -> Iterator[Door]:
     (tmp_path / "token").write_text(TOKEN)
     ports = choose_ports({}, {}, {5678, 8265})
     door = Door(tmp_path, ports["gateway"], ports["dial"])
-    door.start_gateway()
+    door.open()
     try:
         yield door
     finally:

@@ -24,14 +24,18 @@ class Door:
     folder: Path
     gateway_port: int
     dial_port: int
+    process: subprocess.Popen[bytes] = field(init=False)
     programs: list[subprocess.Popen[str]] = field(default_factory=list)
     name: str = "test"
     gateway_host: str = "127.0.0.1"
     token: str = TOKEN
-    process: subprocess.Popen[bytes] = field(init=False)
 
-    def start_gateway(self) -> None:
-        """Start the gateway on its ports."""
+    @property
+    def token_file(self) -> Path:
+        return self.folder / "token"
+
+    def open(self) -> None:
+        """Start the gateway on its ports, also after it was killed."""
         argv = [sys.executable, "-m", "raydebug.gateway", "--client-port", str(self.gateway_port)]
         argv += ["--dial-port", str(self.dial_port)]
         environment = {**os.environ, "RAYDEBUG_TOKEN_PATH": str(self.token_file)}
@@ -39,15 +43,10 @@ class Door:
         assert self.process.stderr is not None
         assert b"listening" in self.process.stderr.readline()
 
-    def restart_gateway(self) -> None:
-        """Kill the gateway, and start another one on the same ports."""
+    def kill(self) -> None:
+        """SIGKILL the gateway."""
         self.process.kill()
         self.process.communicate()
-        self.start_gateway()
-
-    @property
-    def token_file(self) -> Path:
-        return self.folder / "token"
 
     def start(self, program: str, **variables: str) -> subprocess.Popen[str]:
         """Start a Python program below the gateway."""

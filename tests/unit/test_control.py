@@ -195,7 +195,8 @@ def test_new_gateway_learns_what_an_old_one_knew(door, work):
     work()
     break_id = set_at(door, line=6, policy={"if": "x > 100"})
     stands(door, break_id, "set")
-    door.restart_gateway()
+    door.kill()
+    door.open()
     deadline = time.monotonic() + 15
     while not fetch_breaks(door) and time.monotonic() < deadline:  # type: ignore[arg-type]
         time.sleep(0.05)

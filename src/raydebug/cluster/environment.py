@@ -13,6 +13,8 @@ from raydebug.worker import names
 # Ours and Ray's alone: a value from the user's shell would point at another cluster, token or mode.
 DROPPED = ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "PYTHONBREAKPOINT", "RAY_JOB_CONFIG_JSON_ENV_VAR", "VIRTUAL_ENV")
 
+OURS_TO_SET = (names.PATIENCE,)  # these of ours the user may give to `up`
+
 
 def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapping[str, str]) -> dict[str, str]:
     """Return the whole environment of the cluster's processes.
@@ -30,12 +32,15 @@ def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapp
         # segmentation fault before its exec, and ray:// hangs (Ray 2.60, grpcio 1.85; ray-project/ray#60316).
         "GRPC_ENABLE_FORK_SUPPORT": "0",
         **kept,
+        **{name: base[name] for name in OURS_TO_SET if name in base},
         **mode_variables(cluster.debugger),
         "PATH": os.pathsep.join([binaries, *[p for p in kept.get("PATH", "").split(os.pathsep) if p != binaries]]),
         "PYTHONUNBUFFERED": "1",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(cluster.token_file),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Off, Ray reports that it is off: to nobody, then (2.60, dashboard/modules/usage_stats/usage_stats_head.py).
+        "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",
         # Everything of it listens on loopback: on Linux Ray takes the host's outer address for 127.0.0.1 unless
         # this says that it may not form a cluster (ray/_private/services.py get_node_ip_address, 2.60.0).
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",

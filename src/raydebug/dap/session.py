@@ -36,6 +36,7 @@ class DapSession:
         on_event: called with every event as it arrives; without it, events wait in `events`.
         on_end: called once when the connection has ended.
         decoder: bytes already read from the connection may sit in it.
+        first_seq: number of our first request.
     """
 
     def __init__(
@@ -46,16 +47,18 @@ class DapSession:
         on_event: Callable[[Message], object] | None = None,
         on_end: Callable[[], object] | None = None,
         decoder: wire.Decoder | None = None,
+        first_seq: int = 1,
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._on_event = on_event
         self._on_end = on_end
         self._decoder = decoder or wire.Decoder()
-        self._seq = itertools.count(1)
+        self._seq = itertools.count(first_seq)
         self._waiting: dict[int, asyncio.Future[Message]] = {}
         self.events: asyncio.Queue[Message | None] = asyncio.Queue()
         self.ended = False
+        self.failure: OSError | None = None  # why the connection broke, where it did not just end
         no_delay(writer)
         self._task = asyncio.ensure_future(self._read())
 
@@ -127,7 +130,9 @@ class DapSession:
             while data := await self._reader.read(READ_BYTES):
                 for message in self._decoder.feed(data):
                     self._take(message)
-        except (OSError, wire.WireError):
+        except OSError as error:
+            self.failure = error
+        except wire.WireError:
             pass  # a broken connection and a broken message end the session alike
         finally:
             self._end()

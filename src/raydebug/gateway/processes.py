@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
+import weakref
 from typing import Any
 
 from raydebug.dap import wire
@@ -23,7 +25,12 @@ MAX_UNPROVEN = 64
 CONTROL = "control"  # worker/dial.py
 LOCATE_STEP_AFTER_S = 0.05  # after a step its client's own questions go first: pydevd answers one at a time
 OWNER = ("thread", "job_id", "task", "task_id", "actor", "actor_id")
-PAUSE_EVENT = "raydebugPause"  # worker/pause.py sends it just before the thread stops
+# A process whose node is out of reach is given up once it has not acknowledged what it was asked for this long, or was
+# silent for about 20 s. A container that stands still (docker pause) and a busy process acknowledge: their kernel does.
+UNACKNOWLEDGED_MS = 6_000
+REQUESTS_PER_DIAL = 1_000_000  # numbers tell an answer to an earlier connection of a process from one to this
+OUT_OF_REACH = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+PAUSE_EVENT = "raydebugPause"  # worker/standing.py sends it just before the thread stops
 # pydevd answers these itself; the order is the one that its own adapter uses (debugpy 1.8.22 adapter/clients.py).
 SESSION_SET_UP: tuple[tuple[str, Message], ...] = (
     (
@@ -53,6 +60,7 @@ class Process:
         self.capabilities: Message = {}
         self.session: DapSession
         self.ended = False
+        self._why_ended: str | None = None
         self._pauses = pauses
         self._by_thread: dict[int, Pause] = {}
         self._whose: dict[int, dict[str, Any]] = {}  # by thread: what its last pause said of task, actor and job
@@ -63,12 +71,22 @@ class Process:
         """Name the process for people."""
         return f"pid {self.about.get('pid')} on {self.about.get('ip') or 'this host'}"
 
+    @property
+    def instance(self) -> str:
+        """Tell one process from another; the same one may dial in again. Empty where it does not say."""
+        return str(self.about.get("instance") or "")
+
     async def hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Set up the session over a proven connection."""
         loop = asyncio.get_running_loop()
         # Responses reach their futures by call_soon; events must not overtake them.
+        dials = self.about.get("dials")
         self.session = DapSession(
-            reader, writer, on_event=lambda m: loop.call_soon(self._take, m), on_end=lambda: loop.call_soon(self._end)
+            reader,
+            writer,
+            on_event=lambda m: loop.call_soon(self._take, m),
+            on_end=lambda: loop.call_soon(self._end),
+            first_seq=REQUESTS_PER_DIAL * (dials if isinstance(dials, int) else 0) + 1,
         )
         answers = [self.session.send(command, arguments) for command, arguments in SESSION_SET_UP]
         for (command, _), answer in zip(SESSION_SET_UP, await asyncio.gather(*answers), strict=True):
@@ -85,6 +103,11 @@ class Process:
         """Note that a pause has ended because its thread runs on."""
         self._by_thread.pop(pause.thread_id, None)
         self._pauses.end(pause, reason)
+
+    async def superseded(self) -> None:
+        """Let go of it: the same process has dialled in again, for its old connection is broken."""
+        self._why_ended = f"its process ({self.title}) lost its connection and has dialled in again"
+        await self.session.close()
 
     def _take(self, message: Message) -> None:
         body: dict[str, Any] = message.get("body") or {}
@@ -107,7 +130,9 @@ class Process:
         old = self._by_thread.pop(thread_id, None)
         if old is not None:
             self._pauses.end(old, "its thread went on to another breakpoint")
+        stood_s = record.pop("stood_s", 0.0)  # it stood before it dialled in here
         pause = self._pauses.begin(self, thread_id, record)
+        pause.since -= stood_s
         if old is not None and old.client is not None:
             old.client.follow(pause)
         self._by_thread[thread_id] = pause
@@ -155,11 +180,17 @@ class Process:
 
     def _end(self) -> None:
         self.ended = True
+        failure = self.session.failure
+        told = f"the process ended ({self.title})"
+        if self._why_ended is not None:
+            told = self._why_ended
+        elif failure is not None and failure.errno in OUT_OF_REACH:
+            told = f"the process ({self.title}) is out of reach: {failure.strerror}; paused, it comes back to the list"
         for pause in list(self._by_thread.values()):
-            self.let_go(pause, f"its process ({self.title}) ended")
+            self.let_go(pause, told)
         for client in list(self.clients):
-            client.lost(f"the process ended ({self.title})")
-        log.info("process gone: %s", self.title)
+            client.lost(told)
+        log.info("process gone: %s", told)
 
 
 class DialIns:
@@ -170,7 +201,7 @@ class DialIns:
         self._pauses = pauses
         self._control = control
         self._unproven = 0
-        self.processes: set[Process] = set()
+        self._by_instance: weakref.WeakValueDictionary[str, Process] = weakref.WeakValueDictionary()
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take one connection; whoever cannot prove to hold the token learns nothing and leaves no trace."""
@@ -184,16 +215,24 @@ class DialIns:
                     purpose, about = await self._prove(reader, writer)
             finally:
                 self._unproven -= 1
-            keep_alive(writer)
+            keep_alive(writer, unacknowledged_ms=UNACKNOWLEDGED_MS)
             if purpose == CONTROL:
                 await self._control.serve(about, reader, writer)
                 return
             process = Process(about, self._pauses)
+            await self._supersede(process)
             await process.hold(reader, writer)
             log.info("process dialled in: %s", process.title)
         except (OSError, TimeoutError, wire.WireError, RequestFailed, ConnectionLost, ValueError) as error:
             log.warning("dial-in from %s refused: %s", peer, error or type(error).__name__)
             writer.close()
+
+    async def _supersede(self, process: Process) -> None:
+        earlier = self._by_instance.get(process.instance)
+        if process.instance:
+            self._by_instance[process.instance] = process
+        if earlier is not None and not earlier.ended:
+            await earlier.superseded()
 
     async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, dict[str, Any]]:
         decoder = wire.Decoder(max_header_bytes=256, max_body_bytes=MAX_UNPROVEN_BYTES)
@@ -222,11 +261,18 @@ async def _receive(reader: asyncio.StreamReader, decoder: wire.Decoder, name: st
             return dict(message.get("body") or {})
 
 
-def keep_alive(writer: asyncio.StreamWriter) -> None:
-    """Find a peer that vanished without a word within 30 seconds."""
+def keep_alive(writer: asyncio.StreamWriter, *, unacknowledged_ms: int | None = None) -> None:
+    """Find a peer that vanished without a word within 30 seconds.
+
+    Args:
+        writer: the connection.
+        unacknowledged_ms: give the peer up when what was sent to it is not acknowledged for this long.
+    """
     sock: socket.socket = writer.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 12)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 6)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    if unacknowledged_ms is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unacknowledged_ms)

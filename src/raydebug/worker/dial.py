@@ -1,12 +1,14 @@
 """Dials the gateway and hands the proven connection to pydevd. Imported at the first pause only.
 
 Sources (debugpy 1.8.22, private names, held by tests/ray/test_contracts.py): `debugpy.server.api._settrace`,
-`pydevd.start_client`, `pydevd.settrace_forked`, `PyDB.block_until_configuration_done`.
+`pydevd.start_client`, `pydevd.settrace_forked`, `PyDB.block_until_configuration_done`,
+`PyDB.add_dap_messages_listener`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import sys
@@ -15,10 +17,14 @@ from typing import Any
 
 from raydebug.dap import wire
 from raydebug.worker import handshake, names, records, wake
+from raydebug.worker.line import Line
+from raydebug.worker.standing import Standing
 
 DIAL_TIMEOUT_S = 3.0
+DIAL_AGAIN_TIMEOUT_S = 1.0
 ATTACH_TIMEOUT_S = 10.0
 PAUSE, CONTROL = "pause", "control"
+DEFAULT_PATIENCE_S = 3600.0  # how long a pause waits for a gateway that is gone
 
 
 class NoGateway(Exception):
@@ -27,6 +33,10 @@ class NoGateway(Exception):
 
 _lock = threading.Lock()
 _dialled_by: int | None = None
+_line: Line | None = None  # of the process that _dialled_by names
+_instance, _dials = "", itertools.count(1)
+about_to_pause: set[int] = set()
+"""Idents of threads that are on their way to a pause, or stand: they keep the line."""
 
 
 def connected_debugger() -> Any:
@@ -35,21 +45,29 @@ def connected_debugger() -> Any:
     Raises:
         NoGateway: there is none to talk to.
     """
-    global _dialled_by
+    global _dialled_by, _line, _instance, _dials
     with _lock:
         if _dialled_by == os.getpid():
             debugger = _alive_debugger()
             if debugger is not None:
                 return debugger
-        elif _dialled_by is not None:
-            _forget_parents_debugger()
-        connection = proven_connection()
+        else:
+            if _dialled_by is not None:
+                _forget_parents_debugger()
+            _instance, _dials = os.urandom(8).hex(), itertools.count(1)
+        line = Line(
+            proven_connection(timeout_s=DIAL_TIMEOUT_S),
+            dial=_dial_again,
+            end_unless_needed=_end_unless_needed,
+            patience_s=_patience_s(),
+            say=lambda text: print(f"raydebug: {text}", file=sys.stderr, flush=True),  # noqa: T201 - the job's own log
+        )
         try:
-            debugger = _hand_to_pydevd(connection)
+            debugger = _hand_to_pydevd(line)
         except BaseException:
-            connection.close()
+            line.close()
             raise
-        _dialled_by = os.getpid()
+        _dialled_by, _line = os.getpid(), line
         return debugger
 
 
@@ -57,7 +75,8 @@ def _alive_debugger() -> Any:
     import pydevd
 
     debugger = pydevd.get_global_debugger()
-    return None if debugger is None or debugger.pydb_disposed else debugger
+    gone = debugger is None or debugger.pydb_disposed or _line is None or _line.ended
+    return None if gone else debugger
 
 
 def _forget_parents_debugger() -> None:
@@ -65,6 +84,36 @@ def _forget_parents_debugger() -> None:
     import pydevd
 
     pydevd.settrace_forked(setup_tracing=False)
+
+
+def _dial_again() -> socket.socket:
+    try:
+        return proven_connection(timeout_s=DIAL_AGAIN_TIMEOUT_S)
+    except NoGateway as error:
+        raise ConnectionError(str(error)) from error
+
+
+def _end_unless_needed(line: Line) -> bool:
+    """End a lost line, unless a thread of this process stands or is about to."""
+    if line is not _line:  # lost before its first session was set up: whoever dialled is told
+        line.ended = True
+        return True
+    with _lock:
+        debugger = _alive_debugger()
+        line.ended = debugger is None or not (about_to_pause or standing_of(debugger).is_anybody())
+        return line.ended
+
+
+def standing_of(debugger: Any) -> Standing:
+    """Return what stands in a process, by its pydevd."""
+    standing: Standing = debugger._raydebug_standing
+    return standing
+
+
+def _patience_s() -> float:
+    with contextlib.suppress(ValueError):
+        return float(os.environ.get(names.PATIENCE, ""))
+    return DEFAULT_PATIENCE_S
 
 
 def proven_connection(purpose: str = PAUSE, *, timeout_s: float = DIAL_TIMEOUT_S) -> socket.socket:
@@ -86,7 +135,6 @@ def proven_connection(purpose: str = PAUSE, *, timeout_s: float = DIAL_TIMEOUT_S
         raise NoGateway(f"no gateway at {address}: {error}") from error
     try:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # evaluate: 44 ms -> 0.3 ms
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.set_inheritable(False)
         _prove_each_other(connection, token, purpose)
     except BaseException as error:
@@ -119,7 +167,9 @@ def _prove_each_other(connection: socket.socket, token: str, purpose: str) -> No
     if not handshake.same(handshake.gateway_proof(token, mine, theirs), answer.get("proof")):
         raise NoGateway("what answers there does not hold this cluster's token")
     proof = handshake.process_proof(token, mine, theirs)
-    body = {"proof": proof, "purpose": purpose, "process": records.describe_process()}
+    # A gateway that still holds an earlier connection of the same process lets go of it.
+    own = {"instance": _instance, "dials": next(_dials)} if purpose == PAUSE else {}
+    body = {"proof": proof, "purpose": purpose, "process": {**records.describe_process(), **own}}
     connection.sendall(wire.encode(wire.event(2, "proof", body)))
     _receive(connection, "welcome")
 
@@ -149,7 +199,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     return data
 
 
-def _hand_to_pydevd(connection: socket.socket) -> Any:
+def _hand_to_pydevd(line: Line) -> Any:
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else a warning about frozen modules in the job log
     hook = sys.breakpointhook
     import debugpy  # 0.08 s: only now
@@ -161,7 +211,7 @@ def _hand_to_pydevd(connection: socket.socket) -> Any:
     debugpy.configure(subProcess=False)  # else every child Python is injected and may block before its first line
     api.ensure_logging()
     start_client = pydevd.start_client
-    pydevd.start_client = lambda _host, _port: connection
+    pydevd.start_client = lambda _host, _port: line
     try:
         api._settrace(
             host="raydebug-gateway",
@@ -178,6 +228,8 @@ def _hand_to_pydevd(connection: socket.socket) -> Any:
     debugger = pydevd.get_global_debugger()
     _keep_out_of_own_code(debugger)
     wake.wake_resumed_threads(debugger)
+    debugger._raydebug_standing = Standing(debugger)
+    debugger.add_dap_messages_listener(debugger._raydebug_standing)
     _wait_until_attached(debugger)
     return debugger
 

@@ -26,3 +26,6 @@ GROUP_TIMEOUT = "RAYDEBUG_GROUP_TIMEOUT_S"
 
 JOB = "RAYDEBUG_JOB"
 """Submission id of the job that a process belongs to."""
+
+PATIENCE = "RAYDEBUG_PATIENCE_S"
+"""Seconds that a paused thread waits for a gateway that is gone before it goes on (default 3600; 0: at once)."""

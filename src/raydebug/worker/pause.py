@@ -1,8 +1,8 @@
 """Pauses a frame: dial the gateway, tell it what stopped, wait in pydevd until a debugger lets go.
 
 Sources (debugpy 1.8.22, private names, held by tests/ray/test_contracts.py): `PyDB.set_suspend`,
-`PyDB.do_wait_suspend`, `PyDB.stop_on_unhandled_exception`, `PyDB.enable_tracing`, `BaseSchema._translate_id_to_dap`,
-`NetCommand`; Ray 2.60.0 `Worker.worker_paused_by_debugger` (_private/worker.py:666).
+`PyDB.do_wait_suspend`, `PyDB.stop_on_unhandled_exception`, `PyDB.enable_tracing`, `BaseSchema._translate_id_to_dap`;
+Ray 2.60.0 `Worker.worker_paused_by_debugger` (_private/worker.py:666).
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from raydebug.worker import dial, records
-
-PAUSE_EVENT = "raydebugPause"
 
 _pausing = threading.local()
 
@@ -72,6 +70,7 @@ def _guard() -> Iterator[bool]:
         yield False
         return
     _pausing.now = True
+    dial.about_to_pause.add(threading.get_ident())
     try:
         yield True
     except dial.NoGateway as error:
@@ -80,6 +79,7 @@ def _guard() -> Iterator[bool]:
         _log(f"not paused: {type(error).__name__}: {error}")
     finally:
         _pausing.now = False
+        dial.about_to_pause.discard(threading.get_ident())
 
 
 def say(text: str) -> None:
@@ -113,36 +113,40 @@ def _was_shown_elsewhere(error: BaseException) -> bool:
 
 
 def _announce(debugger: Any, thread: threading.Thread, record: dict[str, Any]) -> None:
-    from _pydevd_bundle._debug_adapter.pydevd_base_schema import BaseSchema
-    from _pydevd_bundle.pydevd_comm_constants import CMD_THREAD_SUSPEND
-    from _pydevd_bundle.pydevd_constants import get_current_thread_id
-    from _pydevd_bundle.pydevd_net_command import NetCommand
-
-    thread_id = BaseSchema._translate_id_to_dap(get_current_thread_id(thread))
-    body = {"threadId": thread_id, "record": record}
-    message = {"type": "event", "event": PAUSE_EVENT, "body": body}
-    debugger.writer.add_command(NetCommand(CMD_THREAD_SUSPEND, 0, message, is_json=True))
+    dial.standing_of(debugger).announce(_dap_id(thread), record)
     what = record["exception"] or "breakpoint"
     _log(f"paused ({what}); look at it with: raydebug attach", at=f"{record['file']}:{record['line']}")
 
 
+def _dap_id(thread: threading.Thread) -> int:
+    from _pydevd_bundle._debug_adapter.pydevd_base_schema import BaseSchema
+    from _pydevd_bundle.pydevd_constants import get_current_thread_id
+
+    return int(BaseSchema._translate_id_to_dap(get_current_thread_id(thread)))
+
+
 def _watch_stops(debugger: Any) -> None:
-    """Keep Ray's own count of paused threads right, for its dashboard and tools, at every stop of this process."""
+    """Keep count of the threads that stand, at every stop of this process: for the line to the gateway, and Ray's own.
+
+    Ray shows its count in its dashboard and to its tools.
+    """
     if getattr(debugger, "_raydebug_watches", False):
         return
     debugger._raydebug_watches = True
-    wait = debugger.do_wait_suspend
+    standing, wait = dial.standing_of(debugger), debugger.do_wait_suspend
+    tell_ray: Callable[[bool], None] = lambda begins: None  # noqa: E731
+    if records.is_ray_process():
+        tell_ray = _teller(sys.modules["ray._private.worker"].global_worker)
 
-    if not records.is_ray_process():
-        return
-    tell_ray = _teller(sys.modules["ray._private.worker"].global_worker)
-
-    def do_wait_suspend(*args: Any, **kwargs: Any) -> Any:
+    def do_wait_suspend(thread: threading.Thread, *args: Any, **kwargs: Any) -> Any:
+        thread_id = _dap_id(thread)
+        standing.begins(thread_id)
         tell_ray(True)
         try:
-            return wait(*args, **kwargs)
+            return wait(thread, *args, **kwargs)
         finally:
             tell_ray(False)
+            standing.ends(thread_id, steps=thread.additional_info.pydev_step_cmd != -1)  # type: ignore[attr-defined]
 
     debugger.do_wait_suspend = do_wait_suspend
 
@@ -209,4 +213,9 @@ def _trace_only_while_needed(debugger: Any, info: Any) -> None:
         threading.settrace(None)  # new threads are not traced any more either
 
 
-os.register_at_fork(after_in_child=lambda: setattr(_pausing, "now", False))
+def _forget_pauses_of_parent() -> None:
+    _pausing.now = False
+    dial.about_to_pause.clear()
+
+
+os.register_at_fork(after_in_child=_forget_pauses_of_parent)

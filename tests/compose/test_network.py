@@ -1,0 +1,155 @@
+"""The network between containers is cut, and containers stand still: one test a fault, with its limit in seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from containers import container_of, docker, wait_healthy
+from raydebug.cluster import compose
+from raydebug.cluster.state import Cluster
+from runs import Run, raydebug, wait_for
+
+PLACE = ("kind", "file", "line", "function", "pid", "ip")
+
+
+@contextlib.contextmanager
+def disconnected(cluster: Cluster, service: str) -> Iterator[None]:
+    """Take a container off the cluster's network."""
+    name, network = container_of(cluster, service).name, f"{compose.project_of(cluster.name)}_default"
+    docker("network", "disconnect", network, name)
+    try:
+        yield
+    finally:
+        docker("network", "connect", "--alias", service, network, name)
+
+
+def listed_again(job: Run, before: dict[str, Any], within_s: float) -> dict[str, Any]:
+    """Wait until the same pause is listed by another id, and return it."""
+    found: list[dict[str, Any]] = []
+
+    def is_back() -> bool:
+        nonlocal found
+        found = [p for p in job.listed() if p["id"] != before["id"] and p["state"] == "waiting"]
+        return len(found) == 1
+
+    wait_for(is_back, "the pause to be listed again", within_s, job)
+    assert [found[0][name] for name in PLACE] == [before[name] for name in PLACE]
+    return found[0]
+
+
+def still_listed(job: Run, before: dict[str, Any]) -> dict[str, Any]:
+    """Return the pause, which the cut may have given another id."""
+    (found,) = job.pauses(1)
+    assert [found[name] for name in PLACE] == [before[name] for name in PLACE]
+    return found
+
+
+def nodes(cluster: Cluster) -> list[dict[str, Any]]:
+    """Return the cluster's nodes, those that died too."""
+    document = json.loads(raydebug("ps", "--name", cluster.name, "--json").stdout)
+    return list(document["nodes"])
+
+
+def ids_of(cluster: Cluster, node_state: str) -> list[str]:
+    """Return the workers' nodes that are in a state."""
+    return [n["node_id"] for n in nodes(cluster) if n["role"] == "worker" and n["state"] == node_state]
+
+
+# The way to the gateway
+
+
+@pytest.mark.timeout(300)
+def test_f22_gateway_cut_from_worker(victim, paused):
+    """F22: a worker is cut off: its client is told within 10 s, exit code 4; it heals: the pause is listed again."""
+    job, pause, client = paused
+    with disconnected(victim, "worker"):
+        client.ask("p 1000 * 4242", until="is out of reach", within_s=10.0)
+        code, printed, _ = client.ended(5.0)
+        assert code == 4, printed
+        wait_for(lambda: job.listed() == [], "the row to vanish", 3.0)
+    again = listed_again(job, pause, 40.0)
+    assert job.attach(again["id"], "p secret").strip() == "41"
+    job.attach(again["id"], "c")
+    assert "done: on_worker" in job.end()
+    wait_healthy(victim)
+
+
+@pytest.mark.timeout(300)
+def test_f20_gateway_killed_and_started(victim, paused):
+    """F20: the gateway is killed and started: within 2 s of its health it lists the pause at the same frame."""
+    job, pause, client = paused
+    gateway = container_of(victim, "gateway").name
+    docker("kill", gateway)
+    assert client.ended(2.0)[0] == 4
+    time.sleep(5)
+    docker("start", gateway)
+    wait_for(lambda: container_of(victim, "gateway").is_ready, "the gateway to be healthy", 30.0)
+    again = listed_again(job, pause, 2.0)
+    assert again["since_s"] > 5
+    assert job.attach(again["id"], "p secret").strip() == "41"
+    job.attach(again["id"], "c")
+    assert "done: on_worker" in job.end()
+
+
+# The way to the head
+
+
+@pytest.mark.timeout(300)
+def test_f23_half_a_minute(victim, paused):
+    """F23: a worker without its network for 30 s stays in the cluster; its task is paused still, and then ends."""
+    job, pause, client = paused
+    client.close()
+    (node,) = ids_of(victim, "alive")
+    with disconnected(victim, "worker"):
+        time.sleep(30)
+    wait_healthy(victim)
+    assert ids_of(victim, "alive") == [node], "the same node, not a new one"
+    again = still_listed(job, pause)
+    job.attach(again["id"], "c")
+    assert "done: on_worker" in job.end()
+
+
+@pytest.mark.timeout(420)
+def test_f23_two_minutes(victim, paused):
+    """F23: after 120 s `ps` shows the node dead and why; back on the network it joins anew, and the task runs again."""
+    job, pause, client = paused
+    client.close()
+    (node,) = ids_of(victim, "alive")
+    with disconnected(victim, "worker"):
+        cut = time.monotonic()
+        wait_for(lambda: node in ids_of(victim, "dead"), "the node to die", 120.0)
+        (dead,) = [n for n in nodes(victim) if n["node_id"] == node]
+        assert "missing too many heartbeats" in dead["reason"]
+        time.sleep(max(0.0, 120.0 - (time.monotonic() - cut)))
+    wait_healthy(victim, 120.0)
+    (fresh,) = job.pauses(1)  # Ray runs a task again whose node is lost
+    assert fresh["pid"] != pause["pid"] or fresh["node_id"] != node
+    job.attach(fresh["id"], "c")
+    assert "done: on_worker" in job.end()
+
+
+# A container that stands still
+
+
+@pytest.mark.timeout(300)
+def test_f24_worker_stands_still(victim, paused):
+    """F24: a worker that stands still for 60 s: who asks is told that it waits; then session, job and node go on."""
+    job, pause, client = paused
+    name = container_of(victim, "worker").name
+    docker("pause", name)
+    try:
+        client.ask("p 1000 * 4242", until="still runs there; Ctrl-C stops waiting for it", within_s=10.0)
+        assert pause["id"] in [p["id"] for p in job.listed()]
+        time.sleep(50)
+    finally:
+        docker("unpause", name)
+    client.ask("", until="4242000", within_s=10.0)
+    client.ask("c")
+    assert "done: on_worker" in job.end()
+    wait_healthy(victim, 60.0)

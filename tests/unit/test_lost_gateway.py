@@ -1,0 +1,271 @@
+"""A process whose gateway is killed, or whose connection breaks, stays paused and dials again (no Ray needed)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+from gateway_door import visit
+
+from raydebug.dap.session import ConnectionLost
+from raydebug.worker.line import end_of_whole_messages
+
+PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
+RELISTED_WITHIN_S = 2.0
+
+
+async def go_on(door, pause_id: str) -> None:
+    """Let a pause go on, after a look at its frame."""
+    session, stopped = await door.attach(pause_id)
+    thread = {"threadId": stopped["threadId"]}
+    (frame, *_) = (await session.request("stackTrace", thread))["stackFrames"]
+    value = await session.request("evaluate", {"expression": "secret", "frameId": frame["id"]})
+    assert value["result"] == "41"
+    await session.request("continue", thread)
+    await session.close()
+
+
+def test_new_gateway_lists_the_pause_again(door):
+    """F20: the gateway is killed; a new one lists the pause within 2 s, at the same frame, as old as it is."""
+    program = door.start(PAUSES)
+    (before,) = door.pauses()
+    door.kill()
+    time.sleep(3)
+    door.open()
+    started = time.monotonic()
+    (after,) = door.pauses()
+    assert time.monotonic() - started < RELISTED_WITHIN_S
+    place = ("kind", "file", "line", "function", "thread", "pid")
+    assert [after[name] for name in place] == [before[name] for name in place]
+    assert after["since_s"] > 3
+    visit(door, lambda: go_on(door, after["id"]))
+    out, err = program.communicate(timeout=10)
+    assert out == "went on 41\n"
+    assert err.count("stays paused") == 1
+    assert "Traceback" not in err
+
+
+def test_gateway_is_killed_again_and_again(door):
+    """Three gateways later the pause stands where it stood, and steps from there."""
+    program = door.start(PAUSES)
+    door.pauses()
+    for _ in range(3):
+        door.kill()
+        door.open()
+        (pause,) = door.pauses()
+
+    async def step():
+        session, stopped = await door.attach(pause["id"])
+        await session.request("next", {"threadId": stopped["threadId"]})
+        await session.next_event("stopped", timeout_s=5)
+        await asyncio.sleep(0.2)  # the list learns the new place a moment later
+        await session.close()
+
+    visit(door, step)
+    assert door.pauses()[0]["line"] == 4
+    visit(door, lambda: go_on(door, pause["id"]))
+    assert program.communicate(timeout=10)[0] == "went on 41\n"
+
+
+def test_place_after_a_step(door):
+    """A thread that has made a step is listed by the new gateway where it stands now."""
+    program = door.start(PAUSES)
+    (pause,) = door.pauses()
+
+    async def step_and_lose():
+        session, stopped = await door.attach(pause["id"])
+        await session.request("next", {"threadId": stopped["threadId"]})
+        await session.next_event("stopped", timeout_s=5)
+        door.kill()
+        with pytest.raises(ConnectionLost):
+            await session.next_event(timeout_s=2)
+
+    visit(door, step_and_lose)
+    door.open()
+    (again,) = door.pauses()
+    assert (again["line"], again["function"], again["pid"]) == (4, "work", program.pid)
+    visit(door, lambda: go_on(door, again["id"]))
+    assert program.communicate(timeout=10)[0] == "went on 41\n"
+
+
+def test_step_is_under_way(door):
+    """The gateway dies while a step runs: the thread stops after the step, and waits there for the next gateway."""
+    program = door.start(
+        "import time\n\ndef work():\n    secret = 41\n    breakpoint()\n    time.sleep(3)\n    return secret\n\n"
+        "print('went on', work())\n"
+    )
+    (pause,) = door.pauses()
+
+    async def step_and_lose():
+        session, stopped = await door.attach(pause["id"])
+        await session.request("next", {"threadId": stopped["threadId"]})
+        await session.next_event("stopped", timeout_s=5)
+        session.send("next", {"threadId": stopped["threadId"]})
+        await asyncio.sleep(0.5)
+        door.kill()
+
+    visit(door, step_and_lose)
+    time.sleep(1)
+    door.open()
+    (again,) = door.pauses()
+    assert again["line"] == 7
+    visit(door, lambda: go_on(door, again["id"]))
+    assert program.communicate(timeout=10)[0] == "went on 41\n"
+
+
+def test_post_mortem_stays(door):
+    """A pause at an error is listed again with its exception, and shows the frame that raised."""
+    program = door.start(
+        "def work():\n    secret = 41\n    raise ValueError(f'no {secret}')\n\nwork()\n", RAY_DEBUG_POST_MORTEM="1"
+    )
+    door.pauses()
+    door.kill()
+    door.open()
+    (again,) = door.pauses()
+    assert (again["kind"], again["exception"], again["line"]) == ("post-mortem", "ValueError: no 41", 3)
+
+    async def look():
+        session, stopped = await door.attach(again["id"])
+        assert stopped["reason"] == "exception"
+        thread = {"threadId": stopped["threadId"]}
+        (frame, *_) = (await session.request("stackTrace", thread))["stackFrames"]
+        assert (await session.request("evaluate", {"expression": "secret", "frameId": frame["id"]}))["result"] == "41"
+        assert (await session.request("exceptionInfo", thread))["exceptionId"].startswith("ValueError")
+        await session.request("continue", thread)
+
+    visit(door, look)
+    assert program.communicate(timeout=10)[1].rstrip().endswith("ValueError: no 41")
+    assert program.returncode == 1
+
+
+def test_two_threads(door):
+    """Two threads that stood are both listed again, and one that pauses while there is no gateway too."""
+    program = door.start(
+        "import threading, time\n\ndef work(after_s):\n    secret = 41\n    time.sleep(after_s)\n    breakpoint()\n\n"
+        "threads = [threading.Thread(target=work, args=(s,), name=f'after {s}') for s in (0, 0.1, 3)]\n"
+        "[t.start() for t in threads]\n[t.join() for t in threads]\nprint('went on')\n"
+    )
+    door.pauses(2)
+    door.kill()
+    time.sleep(3)
+    door.open()
+    pauses = door.pauses(3)
+    assert sorted(p["thread"] for p in pauses) == ["after 0", "after 0.1", "after 3"]
+    for pause in pauses:
+        visit(door, lambda pause=pause: go_on(door, pause["id"]))
+    assert program.communicate(timeout=10)[0] == "went on\n"
+
+
+def test_answer_for_an_earlier_gateway(door):
+    """An evaluation that was asked for by a gateway that died ends later: its answer is no answer to the new one."""
+    program = door.start(PAUSES)
+    (pause,) = door.pauses()
+
+    async def ask_and_lose():
+        session, stopped = await door.attach(pause["id"])
+        (frame, *_) = (await session.request("stackTrace", {"threadId": stopped["threadId"]}))["stackFrames"]
+        session.send("evaluate", {"expression": "__import__('time').sleep(2) or 'old'", "frameId": frame["id"]})
+        await asyncio.sleep(0.5)
+        door.kill()
+
+    visit(door, ask_and_lose)
+    door.open()
+    (again,) = door.pauses()
+    visit(door, lambda: go_on(door, again["id"]))
+    assert program.communicate(timeout=10)[0] == "went on 41\n"
+
+
+@pytest.mark.parametrize("patience_s", [0, 2])
+def test_patience_ends(door, patience_s):
+    """Without a gateway for as long as a pause waits for one, the program goes on, and one line says so."""
+    program = door.start(PAUSES + "work()\n", RAYDEBUG_PATIENCE_S=str(patience_s))
+    door.pauses()
+    door.kill()
+    started = time.monotonic()
+    out, err = program.communicate(timeout=15)
+    assert out == "went on 41\n"
+    assert time.monotonic() - started >= patience_s
+    assert f"raydebug: goes on, for no debugger came back within {patience_s} s: no gateway at 127.0.0.1:" in err
+    assert "not paused: no gateway" in err, "its next breakpoint says so too"
+    assert program.returncode == 0
+
+
+def test_nothing_stands(door):
+    """A process that runs when its gateway dies does not dial: its next breakpoint finds the new gateway."""
+    program = door.start(
+        "import os, time\n\ndef work():\n    secret = 41\n    breakpoint()\n\nwork()\nprint('first', flush=True)\n"
+        "time.sleep(3)\nwork()\nprint('second')\n"
+    )
+    (first,) = door.pauses()
+    visit(door, lambda: go_on(door, first["id"]))
+    door.kill()
+    door.open()
+    time.sleep(1.5)
+    assert door.pauses(0) == []
+    (second,) = door.pauses()
+    visit(door, lambda: go_on(door, second["id"]))
+    out, err = program.communicate(timeout=10)
+    assert out == "first\nsecond\n"
+    assert err.count("raydebug:") == 2, "one line a pause"
+
+
+class Cable:
+    """A connection between process and gateway that can be cut on the process's side alone."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        self.near: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._server.accept()
+                far = socket.create_connection(("127.0.0.1", self._to))
+                self.near.append(near)
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
+
+    @staticmethod
+    def _carry(one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(65536):
+                other.sendall(data)
+
+    def cut(self) -> None:
+        """End what the process has; the gateway hears nothing of it."""
+        self.near.pop().shutdown(socket.SHUT_RDWR)
+
+
+def test_same_process_dials_in_again(door):
+    """The gateway lets go of a broken connection when its process comes back: one pause, and its client is told why."""
+    cable = Cable(door.dial_port)
+    program = door.start(PAUSES, RAYDEBUG_GATEWAY=f"127.0.0.1:{cable.port}")
+    (pause,) = door.pauses()
+
+    async def look():
+        session, _ = await door.attach(pause["id"])
+        cable.cut()
+        ended = await session.next_event("terminated", timeout_s=5)
+        assert ended["body"]["reason"].endswith("lost its connection and has dialled in again")
+
+    visit(door, look)
+    (again,) = door.pauses()
+    assert again["id"] != pause["id"]
+    visit(door, lambda: go_on(door, again["id"]))
+    assert program.communicate(timeout=10)[0] == "went on 41\n"
+
+
+def test_cut_amid_a_message(door):
+    """Half a message that came before the cut is forgotten: the next connection begins with a whole one."""
+    assert end_of_whole_messages(b"Content-Length: 2\r\n\r\n{") == 0
+    assert end_of_whole_messages(b"Content-Le") == 0
+    assert end_of_whole_messages(b"") == 0
+    whole = b"Content-Length: 2\r\n\r\n{}"
+    assert end_of_whole_messages(whole + whole + whole[:-1]) == 2 * len(whole)
