@@ -85,6 +85,15 @@ def raydebug(*arguments: str, timeout: float = WAIT_S, **options: Any) -> subpro
     )  # fmt: skip
 
 
+def three_lines(done: subprocess.CompletedProcess[str], code: int) -> str:
+    """Check an exit code and that the error is three lines without a traceback; return its first line."""
+    assert done.returncode == code, done.stdout + done.stderr
+    last = done.stderr.strip().splitlines()[-3:]
+    assert [line.split(":")[0] for line in last] == ["error", "cause", "fix"], done.stderr
+    assert "Traceback" not in done.stderr
+    return last[0]
+
+
 def up_in_containers(name: str, project: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """Run `raydebug up` for containers from a project's folder."""
     return raydebug("up", "--cluster", "compose", "--flavour", "core", "--name", name, "--dashboard-port", "0",

@@ -16,6 +16,7 @@ import pytest
 
 from containers import (
     IMAGE,
+    UP,
     Attached,
     container_of,
     docker,
@@ -27,7 +28,7 @@ from containers import (
 )  # fmt: skip
 from raydebug.cluster import compose, state
 from raydebug.cluster.state import Cluster
-from runs import RAYDEBUG, Run, raydebug, up_in_containers, wait_for
+from runs import RAYDEBUG, Run, raydebug, three_lines, up_in_containers, wait_for
 
 NAME = f"fx-{os.getpid()}"
 Start = Callable[..., Run]
@@ -344,12 +345,11 @@ def test_f46_f47_stale_record_and_foreign_things(project, fresh_name, foreign_co
         foreign.wait()
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(60)
 def test_f51_shared_memory_too_small(project, fresh_name):
-    """F51: an object store that does not fit in shared memory fails `up` at once, with both sizes; nothing is left."""
-    done = raydebug("up", "--cluster", "compose", "--flavour", "core", "--name", fresh_name, "--dashboard-port", "0",
-                    "--gateway-port", "0", cwd=project, env={**os.environ, "SHM_SIZE": "64mb"}, timeout=80)  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    assert "does not fit in shared memory" in done.stderr
-    assert "SHM_SIZE" in done.stderr
+    """F51: an object store that does not fit in shared memory is refused with both sizes before anything is made."""
+    done = raydebug(*UP, fresh_name, cwd=project, env={**os.environ, "SHM_SIZE": "64mb"})
+    assert three_lines(done, 2) == "error: the object store (100000000 bytes) does not fit in shared memory"
+    assert "SHM_SIZE gives a head 67108864 bytes" in done.stderr
+    assert "creating containers" not in done.stderr
     assert what_is_left(fresh_name) == {}

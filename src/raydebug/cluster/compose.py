@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -10,9 +11,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from raydebug import process
-from raydebug.cluster import engine, interrupts, ports, state
+from raydebug.cluster import engine, interrupts, ports, preflight, state
 from raydebug.cluster.engine import Container, Engine
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
@@ -67,10 +69,15 @@ def bring_up(wish: Wish, *, on_phase: Callable[[str], None] = lambda phase: None
             return _mend(running, found, on_phase), True
         flavour = _flavour(wish, found)
         _check_image(found, flavour)
+        where = preflight.engine_folder(found.data_folder(), os.environ.get("DOCKER_HOST", ""))
+        preflight.check_disk(state.clusters_dir(), where)
+        if flavour == "cuda":
+            preflight.check_driver()
         caches = found.volumes(project)
         cluster = _plan(wish, flavour, found)
         try:
             with interrupts.noticed():
+                preflight.refuse_small_shared_memory(_settings(cluster))
                 on_phase("creating containers")
                 _create(cluster)
                 _wait_until_ready(found, cluster, on_phase)
@@ -313,6 +320,27 @@ def _check_foreign_containers(asked: dict[str, int | None], found: Engine) -> No
                 code="port.taken",
                 exit_code=Exit.TAKEN,
             )
+
+
+def _settings(cluster: Cluster) -> dict[str, Any]:
+    """Return what the compose files, .env and the environment amount to.
+
+    Raises:
+        RaydebugError: docker compose refuses a value.
+    """
+    try:
+        printed = _compose(cluster, "config", "--format", "json")
+    except process.CommandFailed as failure:
+        raise RaydebugError(
+            "docker compose cannot read the settings of the containers",
+            cause=failure.cause,
+            fix="mend the value that it names, in your environment or .env (.env.example lists them)",
+            code="compose.settings",
+            exit_code=Exit.USAGE,
+        ) from failure
+    lines = printed.splitlines()  # its warnings come first
+    document: dict[str, Any] = json.loads("\n".join(lines[lines.index("{") :]))
+    return document
 
 
 def _create(cluster: Cluster, *options: str) -> None:

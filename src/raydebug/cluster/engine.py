@@ -52,6 +52,10 @@ class Engine:
         devices = info.get("DiscoveredDevices") or []
         return "nvidia" in info.get("Runtimes", {}) or any("nvidia.com/gpu" in str(d) for d in devices)
 
+    def data_folder(self) -> str:
+        """Return where the engine keeps its data, on its own machine; empty where it does not say."""
+        return str(self._client.info().get("DockerRootDir") or "")
+
     def image_labels(self, image: str) -> dict[str, str] | None:
         """Return an image's labels; None when there is no such image here."""
         from docker.errors import ImageNotFound
