@@ -161,7 +161,7 @@ def ps(name: Name = "default", as_json: Json = False) -> None:
         others = sorted(set(state.known_names()) - {name})
         if others:
             render.say(f"other clusters: {', '.join(others)} (--name)")
-    if any(node["state"] == "dead" and node["role"] == "head" for node in document["nodes"]):
+    if any(node["state"] in ("dead", "exited") and node["role"] == "head" for node in document["nodes"]):
         raise typer.Exit(Exit.FAILED)
 
 

@@ -58,7 +58,7 @@ def bring_up(wish: Wish, *, on_phase: Callable[[str], None] = lambda phase: None
     Raises:
         RaydebugError: something is missing or taken; nothing is left behind then.
     """
-    found = engine.connect()
+    found = engine.connect_to_change()
     project = project_of(state.check_name(wish.name))
     with state.only_one(wish.name):
         running = state.find_cluster(wish.name)
@@ -91,11 +91,12 @@ def bring_up(wish: Wish, *, on_phase: Callable[[str], None] = lambda phase: None
 
 def take_down(cluster: Cluster) -> list[str]:
     """End a cluster's containers and networks, and forget it; return what would not go. Caches (volumes) stay."""
+    found = engine.connect_to_change()
     left: list[str] = []
     for _ in range(DOWN_TRIES):  # what an interrupted `docker compose up` had asked for may appear after the first
         with contextlib.suppress(process.CommandFailed):
             _compose(cluster, "down", "--timeout", str(STOP_GRACE_S), "--remove-orphans")
-        left = engine.connect().leftovers(project_of(cluster.name))
+        left = found.leftovers(project_of(cluster.name))
         if not left:
             state.forget(cluster)
             break
@@ -178,6 +179,16 @@ def show_logs(cluster: Cluster, service: str | None, *, follow: bool) -> int:
 def containers(cluster: Cluster) -> list[Container]:
     """Return the cluster's containers."""
     return engine.connect().containers(project_of(cluster.name))
+
+
+def explain(container: Container) -> str | None:
+    """Return what is wrong with a container, in words, with its entrypoint's own; None where nothing is."""
+    if container.is_ready:
+        return None
+    condition = container.health if container.state == "running" else container.state
+    code = "" if container.exit_code is None else f" (exit code {container.exit_code})"
+    why = engine.connect().gave_up_because(container)
+    return f"its container is {condition}{code}" + (f": {why}" if why else "")
 
 
 @dataclass(frozen=True)

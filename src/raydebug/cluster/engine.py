@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import shutil
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ SERVICE_LABEL = "com.docker.compose.service"
 OLDEST_API = (1, 44)  # engine 25: healthcheck.start_interval, which halves the time to healthy
 OLDEST_COMPOSE = (2, 24)  # `!reset` in an override file takes the GPU away
 CONNECT_TIMEOUT_S = 10
+SAYS, GIVES_UP = "raydebug: ", "; giving this container up"  # entrypoints/node.py
+GIVE_UP_S = 5  # from these words to the container's end, at most
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,19 @@ class Engine:
             return " / ".join((wrong or said)[-lines:]) or "(it printed nothing)"
         return "(it is gone)"
 
+    def gave_up_because(self, container: Container) -> str | None:
+        """Return why a container's entrypoint ended its last run, in its own words; None where it did not."""
+        from docker.errors import APIError
+
+        with contextlib.suppress(APIError):
+            one = self._client.containers.get(container.id)
+            # Of that run alone: an older one may have ended for another reason.
+            since = _seconds(one.attrs["State"]["FinishedAt"]) - GIVE_UP_S
+            said = one.logs(since=max(0, since)).decode(errors="replace").splitlines()
+            given = [line for line in said if line.startswith(SAYS) and line.endswith(GIVES_UP)]
+            return given[-1].removeprefix(SAYS).removesuffix(GIVES_UP) if given else None
+        return None
+
     def run_in(self, container: Container, argv: list[str], folder: str) -> tuple[int, str]:
         """Run a program in a container and return its exit code and what it printed."""
         done = self._client.containers.get(container.id).exec_run(argv, workdir=folder)
@@ -114,7 +130,7 @@ class Engine:
 
 
 def connect() -> Engine:
-    """Return the engine that DOCKER_HOST or docker's own default names.
+    """Return the engine that DOCKER_HOST or docker's own default names, to look at what it has.
 
     Raises:
         RaydebugError: there is none that we can use (exit 5).
@@ -137,14 +153,24 @@ def connect() -> Engine:
             f"engine {version.get('Version')} at {where}; {'.'.join(map(str, OLDEST_API))} (engine 25) is needed",
             "update Docker Engine",
         )
-    _check_compose()
     return Engine(client)
+
+
+def connect_to_change() -> Engine:
+    """Return the engine, with a docker compose that can start and end clusters in it.
+
+    Raises:
+        RaydebugError: the engine or docker compose cannot be used (exit 5).
+    """
+    found = connect()
+    _check_compose()
+    return found
 
 
 def engine_answers() -> str | None:
     """Return None when an engine can be used, else why not, in one line."""
     try:
-        connect()
+        connect_to_change()
     except RaydebugError as failure:
         return failure.what
     return None
@@ -183,6 +209,11 @@ def _explain(said: str, where: str) -> RaydebugError:
 
 def _unusable(what: str, cause: str, fix: str) -> RaydebugError:
     return RaydebugError(what, cause=cause, fix=fix, code="engine.unusable", exit_code=Exit.NO_ENGINE)
+
+
+def _seconds(moment: str) -> int:
+    """Return the seconds since 1970 of a moment as the engine writes it: 2026-01-31T12:00:00.123456789Z."""
+    return int(datetime.datetime.fromisoformat(f"{moment[:19]}+00:00").timestamp())
 
 
 def _describe(container: Any) -> Container:
