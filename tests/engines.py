@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import socket
 import socketserver
 import threading
 import time
@@ -41,3 +43,58 @@ def engine_of(answer: dict[str, Any] | None, path: Path) -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"unix://{path}"
         server.shutdown()
+
+
+class GoingEngine:
+    """This machine's engine by a socket of its own, which goes away and comes back while the engine itself stays.
+
+    Args:
+        path: where the socket is made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        real = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+        self._real = real.removeprefix("unix://")
+        self._listener: socket.socket
+        self._open: list[socket.socket] = []
+
+    @property
+    def where(self) -> str:
+        """Its address, as DOCKER_HOST."""
+        return f"unix://{self._path}"
+
+    def come(self) -> None:
+        """Answer from now on."""
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self._path))
+        self._listener.listen(64)
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+
+    def go(self) -> None:
+        """End every conversation, and take no more."""
+        self._path.unlink(missing_ok=True)
+        for one in (self._listener, *self._open):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in it
+            one.close()
+        self._open.clear()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            engine = socket.socket(socket.AF_UNIX)
+            engine.connect(self._real)
+            self._open += [client, engine]
+            for source, target in ((client, engine), (engine, client)):
+                threading.Thread(target=_pump, args=(source, target), daemon=True).start()
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from containers import UP, remove_all, what_is_left
-from engines import engine_of
+from engines import GoingEngine, engine_of
 from raydebug.cluster import state
 from runs import RAYDEBUG, raydebug, three_lines
 
@@ -117,6 +117,92 @@ def test_f49_engine_gone_later(cluster, project, verb):
     if verb != "logs":
         assert three_lines(done, 5) == "error: the Docker engine is not running"
     assert state.find_cluster(cluster.name) is not None
+
+
+# An engine that restarts while a verb is at work (F49)
+
+
+@pytest.fixture
+def going_engine(tmp_path) -> Iterator[GoingEngine]:
+    """This machine's engine at an address where it can go away."""
+    engine = GoingEngine(tmp_path / "docker.sock")
+    engine.come()
+    yield engine
+    engine.go()
+
+
+def up_until(phase: str, engine: GoingEngine, name: str, project: Path) -> subprocess.Popen[str]:
+    """Start `up` with this engine and return when it has said that it is in this phase."""
+    process = subprocess.Popen(
+        [str(RAYDEBUG), *UP, name, "--workers", "0"], cwd=project, env={**os.environ, "DOCKER_HOST": engine.where},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if phase in line:
+            return process
+    raise AssertionError(f"it did not come to '{phase}'")
+
+
+def end_of(process: subprocess.Popen[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Wait for the end of a command and return how it ended."""
+    printed, said = process.communicate(timeout=timeout_s)
+    return subprocess.CompletedProcess(process.args, process.returncode, printed, said)
+
+
+@pytest.mark.timeout(180)
+def test_f49_engine_restarts_while_nodes_start(project, name, going_engine):
+    """F49: an engine that is away for 5 s while `up` waits for its nodes is waited for, in words, and `up` succeeds."""
+    process = up_until("head starting", going_engine, name, project)
+    going_engine.go()
+    time.sleep(5)
+    going_engine.come()
+    done = end_of(process, 120)
+    assert done.returncode == 0, done.stderr
+    assert "the Docker engine does not answer; waiting for it" in done.stderr
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("phase", ["creating containers", "head starting"])
+def test_f49_engine_ends_during_up(project, name, going_engine, phase):
+    """F49: an engine that ends while `up` works gives exit code 5 within 40 s, and how to clear away; that works."""
+    process = up_until(phase, going_engine, name, project)
+    started = time.monotonic()
+    going_engine.go()
+    done = end_of(process, 60)
+    assert three_lines(done, 5) == f"error: the Docker engine went away while cluster '{name}' came up"
+    assert time.monotonic() - started < 40
+    if state.find_cluster(name) is not None:
+        cleared = raydebug("down", "--name", name)
+        assert cleared.returncode == 0, cleared.stderr
+    assert what_is_left(name).keys() <= {"volumes"}
+
+
+@pytest.mark.timeout(180)
+def test_f49_engine_restarts_while_containers_are_made(project, name, going_engine):
+    """F49: an engine that is away for 1 s while containers are made is waited for, and `up` succeeds."""
+    process = up_until("creating containers", going_engine, name, project)
+    going_engine.go()
+    time.sleep(1)
+    going_engine.come()
+    done = end_of(process, 150)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.timeout(180)
+def test_f49_engine_restarts_during_down(project, name, going_engine):
+    """F49: an engine that ends during `down` gives exit code 5 in three lines; the record stays, the next one works."""
+    assert raydebug(*UP, name, "--workers", "0", cwd=project, timeout=120).returncode == 0
+    environment = {**os.environ, "DOCKER_HOST": going_engine.where}
+    argv = [str(RAYDEBUG), "down", "--name", name]
+    process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert "ending cluster" in process.stderr.readline()
+    going_engine.go()
+    assert three_lines(end_of(process, 60), 5) == "error: the Docker engine is not running"
+    assert state.find_cluster(name) is not None
+    assert raydebug("down", "--name", name).returncode == 0
+    assert what_is_left(name).keys() <= {"volumes"}
 
 
 # Disks without room (F51)

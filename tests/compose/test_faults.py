@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -309,6 +310,51 @@ def test_f44_ctrl_c_during_up(project, fresh_name, phase, presses):
     assert process.returncode == 130, said
     assert "Traceback" not in said
     assert what_is_left(fresh_name) == {}
+
+
+MOMENTS = 20
+
+
+def up_alone(name: str, project: Path) -> subprocess.Popen[str]:
+    """Start an `up` of a head without workers in a session of its own, as a terminal has it."""
+    return subprocess.Popen(
+        [str(RAYDEBUG), *UP, name, "--workers", "0"], cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+@pytest.mark.timeout(600)
+def test_f44_ctrl_c_at_random_moments(project, fresh_name):
+    """F44: Ctrl-C at 20 random moments of `up`: exit code 130 each time and nothing left; the next `up` works."""
+    seed = random.SystemRandom().randrange(10**6)
+    chance = random.Random(seed)
+    longest_s, pressed = 0.0, 0
+    while pressed < MOMENTS:
+        # The first runs to its end: it tells how long `up` takes here and now, as does one that is done too early.
+        moment_s = chance.uniform(0.0, longest_s) if longest_s else 240.0
+        started = time.monotonic()
+        process = up_alone(fresh_name, project)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(moment_s)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+            pressed += 1
+        else:
+            longest_s = time.monotonic() - started
+        said, _ = process.communicate(timeout=90)
+        where = f"seed {seed}, Ctrl-C number {pressed} after {moment_s:.3f} of {longest_s:.1f} s: {said}"
+        if process.returncode == 0:  # done just then
+            assert raydebug("down", "--name", fresh_name).returncode == 0, where
+            remove_all(fresh_name)  # the caches, which `down` leaves
+        else:
+            # A shell calls both of them 130: Python dies of the signal itself where it has not begun with ours.
+            assert process.returncode in (130, -signal.SIGINT), where
+            assert process.returncode == 130 or "starting cluster" not in said, where
+            assert "ignored" not in said, where
+            assert "Traceback" not in said or process.returncode != 130, where
+        assert what_is_left(fresh_name) == {}, where
+    done = raydebug(*UP, fresh_name, "--workers", "0", cwd=project, timeout=200)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.timeout(120)

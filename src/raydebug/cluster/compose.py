@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,9 @@ DOWN_TRIES = 3
 STOP_GRACE_S = 3
 REFUSED = 2  # exit code of an entrypoint that does not like what it was given
 MOST_RESTARTS = 3
+ENGINE_AWAY_S = 20.0  # an engine that restarts is back by then
+# What docker compose says when its engine goes away (2.26, engine 26.1).
+ENGINE_WENT = ("Cannot connect to the Docker daemon", "error during connect", "EOF", "connection reset by peer")
 WORKSPACE = "/workspace"  # docker-compose.yml mounts the project there
 PYTHON = "/opt/venv/bin/python"  # Dockerfile
 IMAGE_USER = 1000  # Dockerfile
@@ -74,51 +76,67 @@ def bring_up(wish: Wish, *, on_phase: Callable[[str], None] = lambda phase: None
         if flavour == "cuda":
             preflight.check_driver()
         caches = found.volumes(project)
-        cluster = _plan(wish, flavour, found)
         try:
-            with interrupts.noticed():
-                preflight.refuse_small_shared_memory(_settings(cluster))
-                on_phase("creating containers")
-                _create(cluster)
-                _wait_until_ready(found, cluster, on_phase)
+            return _begin(wish, flavour, found, on_phase), True
         except BaseException:
-            with _uninterrupted():
-                take_down(cluster)
-                found.remove_volumes([v for v in found.volumes(project) if v not in caches])
+            with interrupts.ignored():
+                _clear_begun(wish.name, found, caches)
             raise
-        return cluster, True
+
+
+def _clear_begun(name: str, found: Engine, caches: list[str]) -> None:
+    """Remove what an `up` that failed has made; where the engine is gone, say how to do it later."""
+    begun = state.find_cluster(name)
+    try:
+        if begun is not None:
+            take_down(begun)
+        project = project_of(name)
+        found.remove_volumes([v for v in found.volumes(project) if v not in caches])
+    except RaydebugError as failure:
+        if failure.code != engine.UNUSABLE:
+            raise
+        raise RaydebugError(
+            f"the Docker engine went away while cluster '{name}' came up",
+            cause=failure.cause,
+            fix=f"start the engine, then `raydebug down --name {name}` clears away what is there",
+            code=engine.UNUSABLE,
+            exit_code=Exit.NO_ENGINE,
+        ) from failure
+
+
+def _begin(wish: Wish, flavour: str, found: Engine, on_phase: Callable[[str], None]) -> Cluster:
+    interrupts.raise_if_pressed()
+    cluster = _plan(wish, flavour, found)
+    preflight.refuse_small_shared_memory(_settings(cluster))
+    interrupts.raise_if_pressed()
+    on_phase("creating containers")
+    _create(cluster, found, on_phase)
+    _wait_until_ready(found, cluster, on_phase)
+    interrupts.raise_if_pressed()
+    return cluster
 
 
 def take_down(cluster: Cluster) -> list[str]:
     """End a cluster's containers and networks, and forget it; return what would not go. Caches (volumes) stay."""
-    found = engine.connect_to_change()
     left: list[str] = []
     for _ in range(DOWN_TRIES):  # what an interrupted `docker compose up` had asked for may appear after the first
         with contextlib.suppress(process.CommandFailed):
             _compose(cluster, "down", "--timeout", str(STOP_GRACE_S), "--remove-orphans")
-        left = found.leftovers(project_of(cluster.name))
+        left = engine.connect().leftovers(project_of(cluster.name))
         if not left:
             state.forget(cluster)
             break
+    if left:
+        engine.connect_to_change()  # says so where docker compose is what is missing
     return left
 
 
 def _mend(cluster: Cluster, found: Engine, on_phase: Callable[[str], None]) -> Cluster:
     """Start what has ended of a cluster, and leave what runs; a failure takes nothing down."""
     on_phase("starting what has ended")
-    _create(cluster, "--no-recreate")  # an image built anew must not end a node with its pauses
+    _create(cluster, found, on_phase, "--no-recreate")  # an image built anew must not end a node with its pauses
     _wait_until_ready(found, cluster, on_phase)
     return cluster
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Let no Ctrl-C end this half-way: a person presses it twice."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def project_of(name: str) -> str:
@@ -292,7 +310,7 @@ def _plan(wish: Wish, flavour: str, found: Engine) -> Cluster:
             fix="install raydebug from its wheel, or run it from a checkout",
             code="compose.missing-file",
         )
-    asked = {"dashboard": wish.dashboard_port or None, "gateway": wish.gateway_port or None}
+    asked = {"dashboard": wish.dashboard_port, "gateway": wish.gateway_port}
     with state.choosing_ports(wish.name) as taken:
         _check_foreign_containers(asked, found)
         chosen = ports.choose_ports(asked, state.remembered_ports(folder), taken, PUBLISHED)
@@ -354,9 +372,11 @@ def _settings(cluster: Cluster) -> dict[str, Any]:
     return document
 
 
-def _create(cluster: Cluster, *options: str) -> None:
+def _create(cluster: Cluster, found: Engine, on_phase: Callable[[str], None], *options: str) -> None:
+    """Make and start the containers; an engine that restarts meanwhile is waited for, once."""
+    argv = ("up", "--detach", "--no-build", "--remove-orphans", *options)
     try:
-        _compose(cluster, "up", "--detach", "--no-build", "--remove-orphans", *options)
+        _compose(cluster, *argv)
     except process.CommandFailed as failure:
         if "port is already allocated" in failure.output or "address already in use" in failure.output:
             raise RaydebugError(
@@ -366,7 +386,10 @@ def _create(cluster: Cluster, *options: str) -> None:
                 code="port.taken",
                 exit_code=Exit.TAKEN,
             ) from failure
-        raise
+        if not any(words in failure.output for words in ENGINE_WENT):
+            raise
+        _look_patiently(found, cluster, on_phase)
+        _compose(cluster, *argv)
 
 
 def _compose(cluster: Cluster, *arguments: str) -> str:
@@ -381,10 +404,10 @@ def _compose(cluster: Cluster, *arguments: str) -> str:
 def _wait_until_ready(found: Engine, cluster: Cluster, on_phase: Callable[[str], None]) -> None:
     deadline = time.monotonic() + UP_TIMEOUT_S
     said = ""
-    restarts = {c.id: c.restarts for c in found.containers(project_of(cluster.name))}
+    restarts = {c.id: c.restarts for c in _look_patiently(found, cluster, on_phase)}
     while time.monotonic() < deadline:
         interrupts.raise_if_pressed()
-        now = found.containers(project_of(cluster.name))
+        now = _look_patiently(found, cluster, on_phase)
         phase = ", ".join(f"{c.service} {c.health or c.state}" for c in now)
         if phase != said:
             said = phase
@@ -409,3 +432,17 @@ def _wait_until_ready(found: Engine, cluster: Cluster, on_phase: Callable[[str],
         code="cluster.timeout",
         exit_code=Exit.TIMEOUT,
     )
+
+
+def _look_patiently(found: Engine, cluster: Cluster, on_phase: Callable[[str], None]) -> list[Container]:
+    """Return the cluster's containers; an engine that restarts is waited for."""
+    deadline = time.monotonic() + ENGINE_AWAY_S
+    while True:
+        interrupts.raise_if_pressed()
+        try:
+            return found.containers(project_of(cluster.name))
+        except RaydebugError as failure:
+            if failure.code != engine.UNUSABLE or time.monotonic() > deadline:
+                raise
+            on_phase("the Docker engine does not answer; waiting for it")
+        time.sleep(1.0)
