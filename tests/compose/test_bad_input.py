@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,6 +112,31 @@ def test_wrong_env_file(tmp_path, text, said):
     done = settings(text, tmp_path)
     assert done.returncode != 0
     assert said in done.stderr
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"A=1\nA=2\n", "line 2: A stands here again, first on line 1"),
+        (b"A=1\nB=x\0y\n", "line 2: it has a NUL byte"),
+        (b"SHM_SIZE=banana\n", "line 1: SHM_SIZE=banana is not a size, such as 10gb"),
+    ],
+    ids=["twice", "NUL", "size"],
+)
+def test_f50_up_in_a_checkout_with_a_wrong_env_file(tmp_path, name, text, said):
+    """F50: `up` in a checkout refuses what cannot be in its .env before it makes anything, with the line, exit 2."""
+    for part in ("env", "docker-compose.yml", "docker-compose.cpu.yml"):
+        (tmp_path / part).symlink_to(ROOT / part)
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / ".env").write_bytes(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "raydebug", *UP, name], cwd=tmp_path, capture_output=True, text=True, timeout=50,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "src")}, check=False,
+    )  # fmt: skip
+    assert three_lines(done, 2) == f"error: cannot use {tmp_path / '.env'}"
+    assert f"cause: {said}" in done.stderr
+    assert what_is_left(name) == {}
 
 
 # What an entrypoint refuses

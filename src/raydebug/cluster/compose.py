@@ -17,6 +17,7 @@ from raydebug.cluster import engine, interrupts, ports, preflight, state
 from raydebug.cluster.engine import Container, Engine
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
+from raydebug.settings.dotenv import check_env_file
 from raydebug.settings.paths import compose_dir
 
 UP_TIMEOUT_S = 240.0
@@ -69,6 +70,7 @@ def bring_up(wish: Wish, *, on_phase: Callable[[str], None] = lambda phase: None
             if all(one.is_ready for one in ours):
                 return running, False
             return _mend(running, found, on_phase), True
+        check_env_file(compose_dir() / ".env")
         flavour = _flavour(wish, found)
         _check_image(found, flavour)
         where = preflight.engine_folder(found.data_folder(), os.environ.get("DOCKER_HOST", ""))
