@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,26 @@ class Run:
             raise AssertionError(f"the job did not end within {timeout_s} s\n{self.text}") from None
         assert returned == code, f"exit code {returned} instead of {code}\n{self.text}"
         return self.text
+
+
+@contextlib.contextmanager
+def starting_runs(cluster: Cluster, cwd: Path = JOBS) -> Iterator[Callable[..., Run]]:
+    """Give the function that starts jobs; whatever still runs of them at the end is stopped."""
+    runs: list[Run] = []
+
+    def start(*arguments: str, **options: Any) -> Run:
+        runs.append(Run(cluster, list(arguments), **{"cwd": cwd, **options}))
+        return runs[-1]
+
+    yield start
+    for one in runs:
+        if one.process.poll() is None:
+            one.process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                one.process.wait(25)
+        if one.process.poll() is None:
+            one.process.kill()
+        one.log.unlink(missing_ok=True)
 
 
 def attach(cluster: Cluster, pause_id: str, *commands: str, code: int = 0) -> subprocess.CompletedProcess[str]:

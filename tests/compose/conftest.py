@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +14,7 @@ from containers import IMAGE
 from raydebug.cluster import engine, lifecycle, state
 from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError
-from runs import JOBS, Run, up_in_containers
+from runs import JOBS, Run, starting_runs, up_in_containers
 
 # Small enough for two cores beside other work.
 SMALL = {"SHM_SIZE": "300mb", "OBJECT_STORE_BYTES": "100000000", "HEAD_CPUS": "2", "WORKER_CPUS": "8"}
@@ -85,18 +82,5 @@ def cluster(private_state: Path, project: Path) -> Iterator[Cluster]:
 @pytest.fixture
 def run(cluster: Cluster, project: Path) -> Iterator[Callable[..., Run]]:
     """Start jobs; whatever still runs when the test ends is stopped."""
-    runs: list[Run] = []
-
-    def start(*arguments: str, **options: Any) -> Run:
-        runs.append(Run(cluster, list(arguments), cwd=project, **options))
-        return runs[-1]
-
-    yield start
-    for one in runs:
-        if one.process.poll() is None:
-            one.process.send_signal(2)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                one.process.wait(25)
-        if one.process.poll() is None:
-            one.process.kill()
-        one.log.unlink(missing_ok=True)
+    with starting_runs(cluster, project) as start:
+        yield start

@@ -186,6 +186,24 @@ def test_f5_gcs_killed(victim, paused):
     wait_healthy(victim)
 
 
+@pytest.mark.timeout(300)
+def test_mending_leaves_what_runs(victim, project):
+    """`up` starts what has ended of a cluster and leaves what runs, also where an image was built anew since."""
+    before = {c.service: c.id for c in compose.containers(victim)}
+    another = f"{IMAGE}-again-{os.getpid()}"
+    docker("tag", IMAGE, another)
+    try:
+        docker("kill", container_of(victim, "gateway").name)
+        done = raydebug("up", "--cluster", "compose", "--name", victim.name, cwd=project, timeout=120,
+                        env={**os.environ, "RAYDEBUG_IMAGE": another})  # fmt: skip
+    finally:
+        docker("rmi", another)
+    assert done.returncode == 0, done.stderr
+    assert "starting what has ended" in done.stderr
+    assert {c.service: c.id for c in compose.containers(victim)} == before
+    assert is_healthy(victim)
+
+
 # The network, and containers that stand still
 
 

@@ -291,7 +291,7 @@ def _flavour(wish: Wish, found: Engine) -> str:
 
 
 def _check_image(found: Engine, flavour: str) -> None:
-    image = f"raydebug:{flavour}"
+    image = os.environ.get("RAYDEBUG_IMAGE") or f"raydebug:{flavour}"  # docker-compose.yml
     if found.image_labels(image) is None:
         raise RaydebugError(
             f"there is no image {image} on this machine",
@@ -303,8 +303,7 @@ def _check_image(found: Engine, flavour: str) -> None:
 
 
 def _plan(wish: Wish, flavour: str, found: Engine) -> Cluster:
-    folder = state.clusters_dir() / wish.name
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder = state.make_folder(wish.name)
     if not compose_dir().joinpath("docker-compose.yml").is_file():
         raise RaydebugError(
             "docker-compose.yml is missing",

@@ -79,7 +79,7 @@ def bring_up(wish: Wish, *, on_phase: Callable[[str], None] = lambda phase: None
             return running, False
         python = wish.python or sys.executable
         flavour = probe_environment(python)
-        folder = state.clusters_dir() / wish.name
+        folder = state.make_folder(wish.name)
         remembered = _clear_remains(running, folder)
         try:
             interrupts.raise_if_pressed()
@@ -204,7 +204,6 @@ def _living(processes: list[Any]) -> list[Any]:
 
 
 def _plan(wish: Wish, python: str, flavour: str, folder: Path, remembered: dict[str, int]) -> Cluster:
-    folder.mkdir(mode=0o700, exist_ok=True)
     state.make_token(folder)
     asked = {"dashboard": wish.dashboard_port, "gateway": wish.gateway_port}
     with state.choosing_ports(wish.name) as taken:
