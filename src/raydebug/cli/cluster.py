@@ -60,11 +60,11 @@ def up(
         if existing is not None:
             found, started = existing, False
         elif kind == "compose":
-            from raydebug.cluster import compose
+            from raydebug.cluster import compose_life as life
 
-            boxes = compose.Wish(name, flavour, workers, cpus, gpus, mode, Path.cwd(), dashboard_port, gateway_port)
+            boxes = life.Wish(name, flavour, workers, cpus, gpus, mode, Path.cwd(), dashboard_port, gateway_port)
             with render.phases(f"starting cluster '{name}' in containers") as on_phase:
-                found, started = compose.bring_up(boxes, on_phase=on_phase)
+                found, started = life.bring_up(boxes, on_phase=on_phase)
         else:
             from raydebug.cluster import local
 

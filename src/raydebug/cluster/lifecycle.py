@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raydebug.cluster import head, state
-from raydebug.cluster.place import LocalPlace, Place
+from raydebug.cluster.place import ComposePlace, LocalPlace, Place
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 
@@ -13,9 +13,9 @@ from raydebug.errors import Exit, RaydebugError
 def take_down(cluster: Cluster) -> list[str]:
     """End all that `up` started for a cluster, and forget it; return what would not end."""
     if cluster.kind == "compose":
-        from raydebug.cluster import compose
+        from raydebug.cluster import compose_life
 
-        return compose.take_down(cluster)
+        return compose_life.take_down(cluster)
     if cluster.kind == "joined":
         raise RaydebugError(
             "this cluster is not ended from inside of it",
@@ -45,8 +45,6 @@ def is_alive(cluster: Cluster) -> bool:
 def place_of(cluster: Cluster) -> Place:
     """Return where a cluster's programs and files are."""
     if cluster.kind == "compose":
-        from raydebug.cluster.compose import ComposePlace
-
         return ComposePlace(cluster)
     return LocalPlace(cluster.python)
 

@@ -1,4 +1,4 @@
-"""What has to be so before a cluster of containers is made: room on disk and in shared memory, a driver new enough."""
+"""What has to be so before a cluster of containers is made: image, GPU and driver, ports, disk, shared memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from raydebug import process
+from raydebug.cluster import state
+from raydebug.cluster.engine import Engine
 from raydebug.errors import Exit, RaydebugError
 
+FLAVOURS = ("core", "cpu", "cuda")
 # Layers of containers and their logs (three files of 20 MB each, docker-compose.yml), with room for a run's own files.
 ENGINE_FREE_BYTES = 1024**3
 STATE_FREE_BYTES = 16 * 1024**2  # tokens, records and logs
@@ -23,6 +26,89 @@ DRIVER_LEAST, DRIVER_LEAST_WITH_COMPAT = 580, 535
 NO_COMPAT = ("GeForce", "RTX", "Quadro", "TITAN")  # in the names of GPUs that are none for a datacenter
 DRIVER_QUERY = ("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")
 DRIVER_TIMEOUT_S = 20.0  # without persistence mode the driver loads first
+
+
+def check_machine(found: Engine, flavour: str | None, workers: int) -> str:
+    """Check that this machine can run the cluster that was asked for, and return its flavour.
+
+    Raises:
+        RaydebugError: an image, a GPU, its driver or room is missing, or the flavour cannot be.
+    """
+    chosen = choose_flavour(flavour, workers, found.has_gpu_runtime())
+    check_image(found, chosen)
+    check_disk(state.clusters_dir(), engine_folder(found.data_folder(), os.environ.get("DOCKER_HOST", "")))
+    if chosen == "cuda":
+        check_driver()
+    return chosen
+
+
+def choose_flavour(asked: str | None, workers: int, has_gpu: bool) -> str:
+    """Return the flavour to start: the one that was asked for, or what fits the engine. Pure.
+
+    Raises:
+        RaydebugError: there is no such flavour, or it cannot run here so.
+    """
+    flavour = asked or ("cuda" if has_gpu else "cpu")
+    if flavour not in FLAVOURS:
+        raise RaydebugError(
+            f"there is no flavour '{flavour}'",
+            cause=f"--flavour takes one of: {', '.join(FLAVOURS)}",
+            fix="use `--flavour cpu` on a machine without a GPU",
+            code="flavour.unknown",
+            exit_code=Exit.USAGE,
+        )
+    if flavour == "cuda" and not has_gpu:
+        raise RaydebugError(
+            "Docker cannot give a GPU to a container here",
+            cause="the engine has neither a runtime 'nvidia' nor a CDI device nvidia.com/gpu (`docker info`)",
+            fix="install nvidia-container-toolkit and run `nvidia-ctk runtime configure`, or use `--flavour cpu`",
+            code="engine.no-gpu",
+            exit_code=Exit.NO_ENGINE,
+        )
+    if flavour == "cuda" and workers > 1:
+        raise RaydebugError(
+            f"{workers} workers of flavour cuda would share each GPU",
+            cause="every worker container of a host sees all of its GPUs, and Ray would hand each of them out again",
+            fix="use --workers 1, or join further hosts (docs/07-containers.md)",
+            code="gpu.shared",
+            exit_code=Exit.USAGE,
+        )
+    return flavour
+
+
+def check_image(found: Engine, flavour: str) -> None:
+    """Check that the engine has the flavour's image.
+
+    Raises:
+        RaydebugError: it has not (exit 5).
+    """
+    image = os.environ.get("RAYDEBUG_IMAGE") or f"raydebug:{flavour}"  # docker-compose.yml
+    if found.image_labels(image) is None:
+        raise RaydebugError(
+            f"there is no image {image} on this machine",
+            cause="the Docker engine does not list it",
+            fix=f"`raydebug image --flavour {flavour}` in a checkout, or `raydebug up --cluster local`",
+            code="image.missing",
+            exit_code=Exit.NO_ENGINE,
+        )
+
+
+def refuse_foreign_ports(asked: dict[str, int | None], found: Engine) -> None:
+    """Name the container behind a port that the user named: the system knows its owner as docker-proxy at most.
+
+    Raises:
+        RaydebugError: a container publishes it (exit 3).
+    """
+    for purpose, port in asked.items():
+        owner = found.publisher_of(port) if port else None
+        if owner:
+            raise RaydebugError(
+                f"port {port} for the {purpose} is taken",
+                cause=f"container {owner} publishes it",
+                fix=f"end it, or choose another port with --{purpose}-port (0 takes a free one)",
+                code="port.taken",
+                exit_code=Exit.TAKEN,
+            )
 
 
 def check_disk(state_folder: Path, engine_folder: Path | None) -> None:
