@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench import measuring
 from bench.figures import summary
-from raydebug.cluster import compose, engine, state
+from raydebug.cluster import compose, compose_life, engine, state
 from raydebug.cluster.image import image_argv
 from raydebug.settings.locks import read_lock
 
@@ -78,23 +78,23 @@ def main() -> None:
 def measure_cluster(samples: Samples, project: Path) -> None:
     """One repetition of what a cluster's life takes."""
     name = f"bench{os.getpid()}"
-    wish = compose.Wish(name, "core", 0, project=project, dashboard_port=0, gateway_port=0)
+    wish = compose_life.Wish(name, "core", 0, project=project, dashboard_port=0, gateway_port=0)
     found = engine.connect()
     try:
-        head = seconds(lambda: compose.bring_up(wish))
+        head = seconds(lambda: compose_life.bring_up(wish))
         cluster = state.load_cluster(name)
         one_more = dataclasses.replace(cluster, workers=1)
         worker = seconds(lambda: add_worker(one_more, found))
-        compose.take_down(one_more)
-        samples["up_1"].append(seconds(lambda: compose.bring_up(dataclasses.replace(wish, workers=1))))
+        compose_life.take_down(one_more)
+        samples["up_1"].append(seconds(lambda: compose_life.bring_up(dataclasses.replace(wish, workers=1))))
         samples["edit"].append(seconds_to_see_an_edit(name, project))
-        compose.take_down(state.load_cluster(name))
-        both = seconds(lambda: compose.bring_up(dataclasses.replace(wish, workers=2)))
+        compose_life.take_down(state.load_cluster(name))
+        both = seconds(lambda: compose_life.bring_up(dataclasses.replace(wish, workers=2)))
         cluster = state.load_cluster(name)
-        samples["down_2"].append(seconds(lambda: compose.take_down(cluster)))
+        samples["down_2"].append(seconds(lambda: compose_life.take_down(cluster)))
     finally:
         if (left := state.find_cluster(name)) is not None:
-            compose.take_down(left)
+            compose_life.take_down(left)
         found.remove_volumes(found.volumes(compose.project_of(name)))
     samples["up_head"].append(head)
     samples["add_worker"].append(worker)

@@ -242,7 +242,7 @@ def keep(argv: list[str], gcs: str) -> int:
     while node.poll() is None and not stopping:
         time.sleep(0.1)
         if seen and lifeline.is_cut():
-            return _give_up(node, f"the head is gone: its GCS at {gcs} has ended the connection", grace_s=0.0)
+            return _give_up(node, f"the head is gone: its gcs_server at {gcs} has ended the connection", grace_s=0.0)
         if time.monotonic() - probed < PROBE_PERIOD_S:
             continue
         probed = time.monotonic()

@@ -19,6 +19,7 @@ from runs import RAYDEBUG, raydebug, wait_for
 # Several checkouts may share one engine: each can name the image that it has built.
 IMAGE = os.environ.get("RAYDEBUG_TEST_IMAGE", "raydebug:core")
 READY_S = 90.0
+UP = ("up", "--cluster", "compose", "--flavour", "core", "--dashboard-port", "0", "--gateway-port", "0", "--name")
 
 
 def docker(*arguments: str, timeout_s: float = 60.0) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,26 @@ class Run:
         return self.text
 
 
+@contextlib.contextmanager
+def starting_runs(cluster: Cluster, cwd: Path = JOBS) -> Iterator[Callable[..., Run]]:
+    """Give the function that starts jobs; whatever still runs of them at the end is stopped."""
+    runs: list[Run] = []
+
+    def start(*arguments: str, **options: Any) -> Run:
+        runs.append(Run(cluster, list(arguments), **{"cwd": cwd, **options}))
+        return runs[-1]
+
+    yield start
+    for one in runs:
+        if one.process.poll() is None:
+            one.process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                one.process.wait(25)
+        if one.process.poll() is None:
+            one.process.kill()
+        one.log.unlink(missing_ok=True)
+
+
 def attach(cluster: Cluster, pause_id: str, *commands: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Run `raydebug attach ID -x ...` and check its exit code."""
     options = [option for command in commands for option in ("-x", command)]
@@ -83,6 +105,15 @@ def raydebug(*arguments: str, timeout: float = WAIT_S, **options: Any) -> subpro
         [str(RAYDEBUG), *arguments], capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL,
         check=False, **options,
     )  # fmt: skip
+
+
+def three_lines(done: subprocess.CompletedProcess[str], code: int) -> str:
+    """Check an exit code and that the error is three lines without a traceback; return its first line."""
+    assert done.returncode == code, done.stdout + done.stderr
+    last = done.stderr.strip().splitlines()[-3:]
+    assert [line.split(":")[0] for line in last] == ["error", "cause", "fix"], done.stderr
+    assert "Traceback" not in done.stderr
+    return last[0]
 
 
 def up_in_containers(name: str, project: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +16,7 @@ from containers import IMAGE, Attached, container_of, is_healthy, remove_all, wa
 from raydebug.cluster import engine, lifecycle, state
 from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError
-from runs import JOBS, Run, raydebug, up_in_containers
+from runs import JOBS, Run, raydebug, starting_runs, up_in_containers
 
 # Small enough for two cores beside other work.
 SMALL = {"SHM_SIZE": "300mb", "OBJECT_STORE_BYTES": "100000000", "HEAD_CPUS": "2", "WORKER_CPUS": "8"}
@@ -86,21 +84,8 @@ def cluster(private_state: Path, project: Path) -> Iterator[Cluster]:
 @pytest.fixture
 def run(cluster: Cluster, project: Path) -> Iterator[Callable[..., Run]]:
     """Start jobs; whatever still runs when the test ends is stopped."""
-    runs: list[Run] = []
-
-    def start(*arguments: str, **options: Any) -> Run:
-        runs.append(Run(cluster, list(arguments), cwd=project, **options))
-        return runs[-1]
-
-    yield start
-    for one in runs:
-        if one.process.poll() is None:
-            one.process.send_signal(2)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                one.process.wait(25)
-        if one.process.poll() is None:
-            one.process.kill()
-        one.log.unlink(missing_ok=True)
+    with starting_runs(cluster, project) as start:
+        yield start
 
 
 # A cluster to harm, mended between tests
@@ -129,20 +114,8 @@ def victim(patient: Cluster, project: Path) -> Cluster:
 @pytest.fixture
 def start(victim: Cluster, project: Path) -> Iterator[Callable[..., Run]]:
     """Start jobs on it and end what still runs of them."""
-    runs: list[Run] = []
-
-    def start(*arguments: str) -> Run:
-        runs.append(Run(victim, list(arguments), cwd=project))
-        return runs[-1]
-
-    yield start
-    for one in runs:
-        one.process.send_signal(2)  # a job that is left holds the worker's CPUs, and its pause is the next test's
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            one.process.wait(10)
-        one.process.kill()
-        one.process.wait(10)
-        one.log.unlink(missing_ok=True)
+    with starting_runs(victim, project) as start:
+        yield start
 
 
 @pytest.fixture

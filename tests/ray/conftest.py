@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from raydebug.cluster import local
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.state import Cluster
-from runs import Run
+from runs import Run, starting_runs
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,21 +44,8 @@ def cluster(private_state: Path) -> Iterator[Cluster]:
 @pytest.fixture
 def run(cluster: Cluster) -> Iterator[Callable[..., Run]]:
     """Start jobs; whatever still runs when the test ends is stopped."""
-    runs: list[Run] = []
-
-    def start(*arguments: str, **options: Any) -> Run:
-        runs.append(Run(cluster, list(arguments), **options))
-        return runs[-1]
-
-    yield start
-    for one in runs:
-        if one.process.poll() is None:
-            one.process.send_signal(2)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                one.process.wait(25)
-        if one.process.poll() is None:
-            one.process.kill()
-        one.log.unlink(missing_ok=True)
+    with starting_runs(cluster) as start:
+        yield start
 
 
 @pytest.fixture

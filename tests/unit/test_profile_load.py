@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from raydebug.profile.load import Rule, load_profile
 
 
 def refuse(tmp_path: Path, text: str) -> RaydebugError:
-    (tmp_path / "mine.yaml").write_text(text)
+    (tmp_path / "mine.yaml").write_bytes(text.encode())
     with pytest.raises(RaydebugError) as failure:
         load_profile("mine", tmp_path)
     assert failure.value.exit_code == 2
@@ -75,7 +77,22 @@ def test_no_way_out_of_the_folder(tmp_path: Path) -> None:
         ("set:\n  resume: {value: [a], why: y}\n", "2: one value is expected here", "write a plain value"),
         ("set:\n  resume: {value: a, why: y}\n  resume: {value: b, why: y}\n", "3: 'resume' stands here twice", "keep"),
         ("set: {\n", "2: no YAML: ", "mend the line"),
-        ("", "1: the file is empty", "write at least"),
+        ("# nothing\n", "1: it is empty", "write at least"),
+        ("", "1: it is empty", "write YAML as plain UTF-8"),
+        ("summary: x\n\tset:\n", "2: no YAML: found character '\\t' that cannot start any token", "mend the line"),
+        ("summary: x\nset:\r\n", "2: it has a CR line end", "write YAML as plain"),
+        ("\ufeffsummary: x\n", "1: it has a byte order mark", "write YAML as plain"),
+        ("summary: x\nset: \0\n", "2: it has a NUL byte", "write YAML as plain"),
+        ("summary: x\nset: \x01\n", "2: no YAML: special characters are not allowed", "mend the line"),
+        ("summary: x\nsummary: y\n", "2: 'summary' stands here twice", "keep one"),
+        ("summary: x\n[a]: b\n", "2: a word is expected before ':'", "write `name: value`"),
+        ("set:\n  resume: {value: 2026-02-30, why: y}\n", "2: '2026-02-30' is no number or text", "write it in quotes"),
+        ("set:\n  resume: {value: !!int abc, why: y}\n", "2: invalid literal for int()", "write a value that can be"),
+        (f"at_most:\n  steps: {{value: {'9' * 5000}, why: y}}\n", "2: Exceeds the limit", "write a value"),
+        ("set:\n  resume: {value: !!python/object:os.system x, why: y}\n", "2: 'x' is no number or text", "write it"),
+        ("summary: x\n---\nsummary: y\n", "2: no YAML: but found another document", "mend the line"),
+        ("summary: &a x\ncpu: *a\n", "1: 'a' is an anchor or an alias", "write the value itself"),
+        ("summary: x\nset: " + "[" * 60000, "2: more than 8 levels in one another", "a profile needs four"),
     ],
 )
 def test_what_is_not_understood_is_refused_with_its_line(text: str, cause: str, fix: str, tmp_path: Path) -> None:
@@ -84,3 +101,42 @@ def test_what_is_not_understood_is_refused_with_its_line(text: str, cause: str, 
     assert failure.what == "the profile 'mine' cannot be used"
     assert failure.cause.startswith(f"{tmp_path / 'mine.yaml'}:{cause}")
     assert failure.fix.startswith(fix)
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{here}: &{here} [{', '.join([f'*{before}'] * 9)}]\n" for before, here in itertools.pairwise("abcdefghi")
+)
+
+
+@pytest.mark.timeout(10)
+def test_f50_yaml_bomb(tmp_path: Path) -> None:
+    """F50: aliases that would stand for nine to the ninth values are refused at the first, with its line."""
+    assert refuse(tmp_path, f"summary: x\n{BOMB}").cause == f"{tmp_path / 'mine.yaml'}:2: 'a' is an anchor or an alias"
+
+
+@pytest.mark.timeout(10)
+def test_f50_files_that_are_no_text(tmp_path: Path) -> None:
+    """F50: a file of 1 GB, a loop of links, a pipe, a folder and a byte that is no UTF-8 are refused, exit code 2."""
+    file = tmp_path / "mine.yaml"
+
+    def cause() -> str:
+        with pytest.raises(RaydebugError) as failure:
+            load_profile("mine", tmp_path)
+        assert failure.value.exit_code == 2
+        return failure.value.cause.removeprefix(f"{file}:")
+
+    with file.open("wb") as sparse:
+        sparse.truncate(10**9)
+    assert cause() == " it has 1000000000 bytes, more than the 65536 that a profile may have"
+    file.unlink()
+    file.symlink_to(file)
+    assert cause() == " Too many levels of symbolic links"
+    file.unlink()
+    os.mkfifo(file)
+    assert cause() == " it is no regular file"
+    file.unlink()
+    file.mkdir()
+    assert cause() == " Is a directory"
+    file.rmdir()
+    file.write_bytes(b"summary: x\nset: \xff\n")
+    assert cause() == "2: byte 0xff is not UTF-8"

@@ -37,6 +37,31 @@ def test_damaged_record():
     assert failure.value.fix == f"remove the folder {folder}"
 
 
+def test_bad_name_is_shown_on_one_line():
+    """A name that cannot be a folder is refused, with what cannot be seen in it made visible."""
+    with pytest.raises(RaydebugError) as failure:
+        state.load_cluster("a\nfix: rm -rf /\x1b[2J")
+    assert failure.value.what == r"'a\nfix: rm -rf /\x1b[2J' cannot be a cluster's name"
+
+
+def test_state_that_cannot_be_written(tmp_path, monkeypatch):
+    """A state folder that cannot be made or written is three lines with its path, not a fault of raydebug's own."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with pytest.raises(RaydebugError) as failure:
+        state.load_cluster()
+    assert str(failure.value) == (
+        "error: raydebug cannot write its state\n"
+        f"cause: {tmp_path / 'file' / 'raydebug' / 'clusters'}: Not a directory\n"
+        "fix: make the folder yours, or name another one: XDG_STATE_HOME=DIR"
+    )
+    assert failure.value.exit_code == 2
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (state.clusters_dir() / "mine.lock").mkdir()
+    with pytest.raises(RaydebugError, match="cannot write its state"), state.only_one("mine"):
+        pass
+
+
 def test_lock_of_a_name():
     """A name whose `up` is at work cannot be brought up a second time; the lock goes with its holder."""
     with state.only_one("x"), pytest.raises(RaydebugError, match="another `raydebug up`"), state.only_one("x"):

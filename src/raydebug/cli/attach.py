@@ -27,6 +27,7 @@ def attach(
 
     Example: raydebug attach next -x w -x "p loss" -x c
     """
+    from raydebug.cluster.head import named_if_lost
     from raydebug.cluster.state import load_cluster
     from raydebug.console.attach import attach_pause, choose_pause
     from raydebug.console.session import Door
@@ -35,5 +36,6 @@ def attach(
     cluster = load_cluster(name)
     chosen = target or choose_pause(fetch_pauses(cluster))
     door = Door(cluster.gateway_host, cluster.gateway_port, cluster.token)
-    code = attach_pause(door, chosen, cluster=cluster.name, commands=execute or (), timeout_s=timeout, steal=steal)
+    with named_if_lost(cluster):
+        code = attach_pause(door, chosen, cluster=cluster.name, commands=execute or (), timeout_s=timeout, steal=steal)
     raise typer.Exit(int(code))

@@ -12,62 +12,65 @@ from raydebug import render
 from raydebug.cli.options import Debugger, Json, Name
 from raydebug.errors import Exit, RaydebugError
 
+_Kind = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="KIND",
+        help="compose (containers) or local. Default: compose where a Docker engine answers.",
+    ),
+]
+_Gpus = Annotated[int, typer.Option(help="Logical GPUs of a node (compose: of each worker).", min=0, metavar="N")]
+_Cpus = Annotated[
+    int | None, typer.Option(help="Logical CPUs of a node (default: 16, or the machine's).", min=1, metavar="N")
+]
+_Python = Annotated[str | None, typer.Option(help="local: interpreter whose environment Ray runs in.", metavar="PATH")]
+_Flavour = Annotated[
+    str | None, typer.Option(help="compose: core, cpu or cuda (default: cuda with a GPU).", metavar="FLAVOUR")
+]
+_Workers = Annotated[int, typer.Option(help="compose: how many worker nodes.", min=0, metavar="N")]
+_DashboardPort = Annotated[int | None, typer.Option(help="Default: 8265 if free. 0 takes a free one.", metavar="PORT")]
+_GatewayPort = Annotated[int | None, typer.Option(help="Default: 5678 if free. 0 takes a free one.", metavar="PORT")]
+
 
 def up(
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster",
-            metavar="KIND",
-            help="compose (containers) or local. Default: compose where a Docker engine answers.",
-        ),
-    ] = None,
+    cluster: _Kind = None,
     name: Name = "default",
-    gpus: Annotated[
-        int, typer.Option(help="Logical GPUs of a node (compose: of each worker).", min=0, metavar="N")
-    ] = 0,
-    cpus: Annotated[
-        int | None, typer.Option(help="Logical CPUs of a node (default: 16, or the machine's).", min=1, metavar="N")
-    ] = None,
-    python: Annotated[
-        str | None, typer.Option(help="local: interpreter whose environment Ray runs in.", metavar="PATH")
-    ] = None,
-    flavour: Annotated[
-        str | None, typer.Option(help="compose: core, cpu or cuda (default: cuda with a GPU).", metavar="FLAVOUR")
-    ] = None,
-    workers: Annotated[int, typer.Option(help="compose: how many worker nodes.", min=0, metavar="N")] = 1,
+    gpus: _Gpus = 0,
+    cpus: _Cpus = None,
+    python: _Python = None,
+    flavour: _Flavour = None,
+    workers: _Workers = 1,
     debugger: Debugger = None,
-    dashboard_port: Annotated[
-        int | None, typer.Option(help="Default: 8265 if free. 0 takes a free one.", metavar="PORT")
-    ] = None,
-    gateway_port: Annotated[
-        int | None, typer.Option(help="Default: 5678 if free. 0 takes a free one.", metavar="PORT")
-    ] = None,
+    dashboard_port: _DashboardPort = None,
+    gateway_port: _GatewayPort = None,
     as_json: Json = False,
 ) -> None:
     """Start a cluster: Ray's head, its dashboard, and the gateway that every breakpoint dials.
 
     Example: raydebug up --cluster local --gpus 1
     """
+    from raydebug.cluster import interrupts
     from raydebug.settings.debugger import choose_mode
 
     mode, _ = choose_mode(debugger, os.environ)
-    existing = _other_kind(name, cluster)
-    kind = existing.kind if existing is not None else _kind(cluster or _remembered_kind(name))
-    if existing is not None:
-        found, started = existing, False
-    elif kind == "compose":
-        from raydebug.cluster import compose
+    with interrupts.noticed():  # from here on: an import can lose a Ctrl-C too
+        existing = _other_kind(name, cluster)
+        kind = existing.kind if existing is not None else _kind(cluster or _remembered_kind(name))
+        if existing is not None:
+            found, started = existing, False
+        elif kind == "compose":
+            from raydebug.cluster import compose_life as life
 
-        boxes = compose.Wish(name, flavour, workers, cpus, gpus, mode, Path.cwd(), dashboard_port, gateway_port)
-        with render.phases(f"starting cluster '{name}' in containers") as on_phase:
-            found, started = compose.bring_up(boxes, on_phase=on_phase)
-    else:
-        from raydebug.cluster import local
+            boxes = life.Wish(name, flavour, workers, cpus, gpus, mode, Path.cwd(), dashboard_port, gateway_port)
+            with render.phases(f"starting cluster '{name}' in containers") as on_phase:
+                found, started = life.bring_up(boxes, on_phase=on_phase)
+        else:
+            from raydebug.cluster import local
 
-        wish = local.Wish(name, python, cpus, gpus, mode, dashboard_port, gateway_port)
-        with render.phases(f"starting cluster '{name}' on this machine") as on_phase:
-            found, started = local.bring_up(wish, on_phase=on_phase)
+            wish = local.Wish(name, python, cpus, gpus, mode, dashboard_port, gateway_port)
+            with render.phases(f"starting cluster '{name}' on this machine") as on_phase:
+                found, started = local.bring_up(wish, on_phase=on_phase)
     if as_json:
         render.out_json(describe(found))
         return
@@ -161,7 +164,7 @@ def ps(name: Name = "default", as_json: Json = False) -> None:
         others = sorted(set(state.known_names()) - {name})
         if others:
             render.say(f"other clusters: {', '.join(others)} (--name)")
-    if any(node["state"] == "dead" and node["role"] == "head" for node in document["nodes"]):
+    if any(node["state"] in ("dead", "exited") and node["role"] == "head" for node in document["nodes"]):
         raise typer.Exit(Exit.FAILED)
 
 

@@ -1,116 +1,22 @@
-"""Clusters in containers: lifecycle by `docker compose`, everything that is looked at by the docker SDK (engine.py)."""
+"""`docker compose` for a cluster: its command, the variables of its files, its containers as the engine has them."""
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
-import signal
-import time
-import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from raydebug import process
-from raydebug.cluster import engine, interrupts, ports, state
-from raydebug.cluster.engine import Container, Engine
+from raydebug.cluster import engine
+from raydebug.cluster.engine import Container
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 from raydebug.settings.paths import compose_dir
 
 UP_TIMEOUT_S = 240.0
 DOWN_TIMEOUT_S = 60.0
-DOWN_TRIES = 3
-STOP_GRACE_S = 3
-REFUSED = 2  # exit code of an entrypoint that does not like what it was given
-MOST_RESTARTS = 3
-WORKSPACE = "/workspace"  # docker-compose.yml mounts the project there
-PYTHON = "/opt/venv/bin/python"  # Dockerfile
 IMAGE_USER = 1000  # Dockerfile
-PUBLISHED = ("dashboard", "gateway")
 SERVICES = ("head", "worker", "gateway")
-FLAVOURS = ("core", "cpu", "cuda")
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What the user asked `up` for; None leaves the choice to us."""
-
-    name: str = state.DEFAULT_NAME
-    flavour: str | None = None
-    workers: int = 1
-    cpus: int | None = None
-    gpus: int = 0
-    debugger: str = "breakpoint"
-    project: Path = Path()
-    dashboard_port: int | None = None
-    gateway_port: int | None = None
-
-
-def bring_up(wish: Wish, *, on_phase: Callable[[str], None] = lambda phase: None) -> tuple[Cluster, bool]:
-    """Start a cluster of containers and return it when every node is healthy; one that runs is returned as it is.
-
-    Returns:
-        The cluster, and whether this call started it.
-
-    Raises:
-        RaydebugError: something is missing or taken; nothing is left behind then.
-    """
-    found = engine.connect()
-    project = project_of(state.check_name(wish.name))
-    with state.only_one(wish.name):
-        running = state.find_cluster(wish.name)
-        ours = found.containers(project) if running is not None else []
-        if running is not None and ours:
-            if all(one.is_ready for one in ours):
-                return running, False
-            return _mend(running, found, on_phase), True
-        flavour = _flavour(wish, found)
-        _check_image(found, flavour)
-        caches = found.volumes(project)
-        cluster = _plan(wish, flavour, found)
-        try:
-            with interrupts.noticed():
-                on_phase("creating containers")
-                _create(cluster)
-                _wait_until_ready(found, cluster, on_phase)
-        except BaseException:
-            with _uninterrupted():
-                take_down(cluster)
-                found.remove_volumes([v for v in found.volumes(project) if v not in caches])
-            raise
-        return cluster, True
-
-
-def take_down(cluster: Cluster) -> list[str]:
-    """End a cluster's containers and networks, and forget it; return what would not go. Caches (volumes) stay."""
-    left: list[str] = []
-    for _ in range(DOWN_TRIES):  # what an interrupted `docker compose up` had asked for may appear after the first
-        with contextlib.suppress(process.CommandFailed):
-            _compose(cluster, "down", "--timeout", str(STOP_GRACE_S), "--remove-orphans")
-        left = engine.connect().leftovers(project_of(cluster.name))
-        if not left:
-            state.forget(cluster)
-            break
-    return left
-
-
-def _mend(cluster: Cluster, found: Engine, on_phase: Callable[[str], None]) -> Cluster:
-    """Start what has ended of a cluster, and leave what runs; a failure takes nothing down."""
-    on_phase("starting what has ended")
-    _create(cluster, "--no-recreate")  # an image built anew must not end a node with its pauses
-    _wait_until_ready(found, cluster, on_phase)
-    return cluster
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Let no Ctrl-C end this half-way: a person presses it twice."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def project_of(name: str) -> str:
@@ -149,6 +55,41 @@ def _container_user(mine: int) -> int:
     return mine or IMAGE_USER
 
 
+def run_compose(cluster: Cluster, *arguments: str) -> str:
+    """Run a `docker compose` command for a cluster and return what it printed.
+
+    Raises:
+        CommandFailed: it failed.
+    """
+    return process.run(
+        compose_argv(cluster, *arguments),
+        env={**os.environ, **compose_variables(cluster)},
+        timeout_s=UP_TIMEOUT_S if arguments[0] == "up" else DOWN_TIMEOUT_S,
+        fix="see what the engine says with `docker events`, or run the command with --debug",
+    )
+
+
+def settings_of(cluster: Cluster) -> dict[str, Any]:
+    """Return what the compose files, .env and the environment amount to.
+
+    Raises:
+        RaydebugError: docker compose refuses a value.
+    """
+    try:
+        printed = run_compose(cluster, "config", "--format", "json")
+    except process.CommandFailed as failure:
+        raise RaydebugError(
+            "docker compose cannot read the settings of the containers",
+            cause=failure.cause,
+            fix="mend the value that it names, in your environment or .env (.env.example lists them)",
+            code="compose.settings",
+            exit_code=Exit.USAGE,
+        ) from failure
+    lines = printed.splitlines()  # its warnings come first
+    document: dict[str, Any] = json.loads("\n".join(lines[lines.index("{") :]))
+    return document
+
+
 def show_logs(cluster: Cluster, service: str | None, *, follow: bool) -> int:
     """Show what the containers said, by `docker compose logs`, and return its exit code.
 
@@ -173,200 +114,11 @@ def containers(cluster: Cluster) -> list[Container]:
     return engine.connect().containers(project_of(cluster.name))
 
 
-@dataclass(frozen=True)
-class ComposePlace:
-    """The containers of a cluster, where the user's project is mounted (see place.Place)."""
-
-    cluster: Cluster
-
-    def folder(self, here: Path) -> str:
-        """Return what a folder of the project is called in the containers.
-
-        Raises:
-            RaydebugError: it is outside of the project, so no container sees it.
-        """
-        with contextlib.suppress(ValueError):
-            return str(WORKSPACE / here.resolve().relative_to(self.cluster.project))
-        raise RaydebugError(
-            f"the containers of cluster '{self.cluster.name}' do not see {here}",
-            cause=f"they have {self.cluster.project} as {WORKSPACE}, and nothing else of this machine",
-            fix="run from there, or `raydebug down` and `raydebug up` from the folder of your project",
-            code="run.outside-project",
-            exit_code=Exit.USAGE,
-        )
-
-    def has_program(self, name: str, working_dir: Path) -> bool:
-        """Ask the head."""
-        question = "import shutil, sys; sys.exit(shutil.which(sys.argv[1]) is None)"
-        code, _ = self._in_head(["-c", question, name], working_dir)
-        return code == 0
-
-    def run_python(self, arguments: list[str], working_dir: Path) -> str:
-        """Run the image's Python in the head."""
-        code, printed = self._in_head(arguments, working_dir)
-        if code != 0:
-            raise process.CommandFailed([PYTHON, *arguments], code, printed, fix="see `raydebug ps`")
-        return printed
-
-    def _in_head(self, arguments: list[str], working_dir: Path) -> tuple[int, str]:
-        found = engine.connect()
-        heads = [c for c in found.containers(project_of(self.cluster.name)) if c.service == "head"]
-        if not heads or heads[0].state != "running":
-            raise RaydebugError(
-                f"cluster '{self.cluster.name}' has no running head",
-                cause=f"its container is {heads[0].state if heads else 'gone'}",
-                fix=f"see `raydebug ps --name {self.cluster.name}`",
-                code="cluster.no-head",
-                exit_code=Exit.SESSION_LOST,
-            )
-        return found.run_in(heads[0], [PYTHON, *arguments], self.folder(working_dir))
-
-
-def _flavour(wish: Wish, found: Engine) -> str:
-    has_gpu = found.has_gpu_runtime()
-    flavour = wish.flavour or ("cuda" if has_gpu else "cpu")
-    if flavour not in FLAVOURS:
-        raise RaydebugError(
-            f"there is no flavour '{flavour}'",
-            cause=f"--flavour takes one of: {', '.join(FLAVOURS)}",
-            fix="use `--flavour cpu` on a machine without a GPU",
-            code="flavour.unknown",
-            exit_code=Exit.USAGE,
-        )
-    if flavour == "cuda" and not has_gpu:
-        raise RaydebugError(
-            "Docker cannot give a GPU to a container here",
-            cause="the engine has neither a runtime 'nvidia' nor a CDI device nvidia.com/gpu (`docker info`)",
-            fix="install nvidia-container-toolkit and run `nvidia-ctk runtime configure`, or use `--flavour cpu`",
-            code="engine.no-gpu",
-            exit_code=Exit.NO_ENGINE,
-        )
-    if flavour == "cuda" and wish.workers > 1:
-        raise RaydebugError(
-            f"{wish.workers} workers of flavour cuda would share each GPU",
-            cause="every worker container of a host sees all of its GPUs, and Ray would hand each of them out again",
-            fix="use --workers 1, or join further hosts (docs/07-containers.md)",
-            code="gpu.shared",
-            exit_code=Exit.USAGE,
-        )
-    return flavour
-
-
-def _check_image(found: Engine, flavour: str) -> None:
-    image = f"raydebug:{flavour}"
-    if found.image_labels(image) is None:
-        raise RaydebugError(
-            f"there is no image {image} on this machine",
-            cause="the Docker engine does not list it",
-            fix=f"`raydebug image --flavour {flavour}` in a checkout, or `raydebug up --cluster local`",
-            code="image.missing",
-            exit_code=Exit.NO_ENGINE,
-        )
-
-
-def _plan(wish: Wish, flavour: str, found: Engine) -> Cluster:
-    folder = state.clusters_dir() / wish.name
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if not compose_dir().joinpath("docker-compose.yml").is_file():
-        raise RaydebugError(
-            "docker-compose.yml is missing",
-            cause=f"it is not in {compose_dir()}",
-            fix="install raydebug from its wheel, or run it from a checkout",
-            code="compose.missing-file",
-        )
-    asked = {"dashboard": wish.dashboard_port or None, "gateway": wish.gateway_port or None}
-    with state.choosing_ports(wish.name) as taken:
-        _check_foreign_containers(asked, found)
-        chosen = ports.choose_ports(asked, state.remembered_ports(folder), taken, PUBLISHED)
-        token = state.make_token(folder)
-        if os.getuid() == 0:  # the containers' user has to read it, and nobody else
-            os.chown(token, IMAGE_USER, IMAGE_USER)
-        cluster = Cluster(
-            name=wish.name,
-            id=uuid.uuid4().hex,
-            kind="compose",
-            folder=folder,
-            temp_dir=folder,
-            python=PYTHON,
-            ports=chosen,
-            cpus=wish.cpus or 0,
-            gpus=wish.gpus,
-            debugger=wish.debugger,
-            flavour=flavour,
-            created=time.time(),
-            project=str(wish.project.resolve()),
-            workers=wish.workers,
-        )
-        state.save_cluster(cluster)
-    return cluster
-
-
-def _check_foreign_containers(asked: dict[str, int | None], found: Engine) -> None:
-    """Name the container behind a port that the user named: the system knows its owner as docker-proxy at most."""
-    for purpose, port in asked.items():
-        owner = found.publisher_of(port) if port else None
-        if owner:
-            raise RaydebugError(
-                f"port {port} for the {purpose} is taken",
-                cause=f"container {owner} publishes it",
-                fix=f"end it, or choose another port with --{purpose}-port (0 takes a free one)",
-                code="port.taken",
-                exit_code=Exit.TAKEN,
-            )
-
-
-def _create(cluster: Cluster, *options: str) -> None:
-    try:
-        _compose(cluster, "up", "--detach", "--no-build", "--remove-orphans", *options)
-    except process.CommandFailed as failure:
-        if "port is already allocated" in failure.output or "address already in use" in failure.output:
-            raise RaydebugError(
-                f"a port of cluster '{cluster.name}' was taken just before it started",
-                cause=failure.cause,
-                fix="run `raydebug up` again, with --dashboard-port 0 --gateway-port 0 to take free ones",
-                code="port.taken",
-                exit_code=Exit.TAKEN,
-            ) from failure
-        raise
-
-
-def _compose(cluster: Cluster, *arguments: str) -> str:
-    return process.run(
-        compose_argv(cluster, *arguments),
-        env={**os.environ, **compose_variables(cluster)},
-        timeout_s=UP_TIMEOUT_S if arguments[0] == "up" else DOWN_TIMEOUT_S,
-        fix="see what the engine says with `docker events`, or run the command with --debug",
-    )
-
-
-def _wait_until_ready(found: Engine, cluster: Cluster, on_phase: Callable[[str], None]) -> None:
-    deadline = time.monotonic() + UP_TIMEOUT_S
-    said = ""
-    restarts = {c.id: c.restarts for c in found.containers(project_of(cluster.name))}
-    while time.monotonic() < deadline:
-        interrupts.raise_if_pressed()
-        now = found.containers(project_of(cluster.name))
-        phase = ", ".join(f"{c.service} {c.health or c.state}" for c in now)
-        if phase != said:
-            said = phase
-            on_phase(phase)
-        for one in now:
-            # The restart policy starts what has ended again: what an entrypoint refuses, it will refuse then too.
-            refused = one.state == "restarting" and one.exit_code == REFUSED
-            if one.state in ("exited", "dead") or refused or one.restarts - restarts.get(one.id, 0) >= MOST_RESTARTS:
-                raise RaydebugError(
-                    f"{one.name} did not start",
-                    cause=f"it ended with exit code {one.exit_code}: {found.last_words(one)}",
-                    fix=f"read all that it said: docker logs {one.name} (before: raydebug --debug up)",
-                    code="cluster.not-up",
-                )
-        if now and all(c.is_ready for c in now):
-            return
-        time.sleep(0.2)
-    raise RaydebugError(
-        f"cluster '{cluster.name}' was not healthy after {UP_TIMEOUT_S:.0f} s",
-        cause=f"it was still at: {said}",
-        fix="try again on a quieter machine, or look with `docker compose ps`",
-        code="cluster.timeout",
-        exit_code=Exit.TIMEOUT,
-    )
+def explain(container: Container) -> str | None:
+    """Return what is wrong with a container, in words, with its entrypoint's own; None where nothing is."""
+    if container.is_ready:
+        return None
+    condition = container.health if container.state == "running" else container.state
+    code = "" if container.exit_code is None else f" (exit code {container.exit_code})"
+    why = engine.connect().gave_up_because(container)
+    return f"its container is {condition}{code}" + (f": {why}" if why else "")

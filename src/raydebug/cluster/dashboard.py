@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import http.client
 from collections.abc import AsyncIterator
 from typing import Any
-
-import httpx
 
 from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError
 
 TIMEOUT_S = 15.0
-NODES_TIMEOUT_S = 4.0  # without its GCS the dashboard answers never; `ps` is asked just then
+NODES_TIMEOUT_S = 4.0
+GCS_TIMEOUT_S = 1.5  # without its GCS the dashboard answers late or never, and that is when `ps` is asked
 ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})  # ray 2.60.0 dashboard/modules/job/common.py JobStatus
+
+
+def why_no_gcs(cluster: Cluster) -> str | None:
+    """Return None where the head's GCS is well, else what was seen instead.
+
+    Raises:
+        TimeoutError: no answer in time, which is not to say that it is gone.
+    """
+    # http.client and not httpx, which takes 0.4 s to import: this is asked while a head dies, and `ps` has 3 s.
+    address = cluster.dashboard.removeprefix("http://")
+    connection = http.client.HTTPConnection(address, timeout=GCS_TIMEOUT_S)
+    try:
+        connection.request("GET", "/api/gcs_healthz")  # asks for no token (ray 2.60.0 dashboard/http_server_head.py)
+        answer = connection.getresponse()
+    except TimeoutError as error:
+        raise TimeoutError(f"its dashboard gave no answer within {GCS_TIMEOUT_S:g} s") from error
+    except (OSError, http.client.HTTPException) as error:
+        return f"its dashboard does not answer: {str(error) or type(error).__name__}"
+    finally:
+        connection.close()
+    return None if answer.status == 200 else f"its gcs_server does not answer: {answer.reason}"
 
 
 class Dashboard:
@@ -23,6 +44,8 @@ class Dashboard:
     """
 
     def __init__(self, cluster: Cluster) -> None:
+        import httpx
+
         self._cluster = cluster
         self._headers = {"Authorization": f"Bearer {cluster.token}"}
         # trust_env=False: a company proxy has no way to 127.0.0.1.
@@ -86,6 +109,8 @@ class Dashboard:
                 yield piece if isinstance(piece, str) else piece.decode(errors="replace")
 
     def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        import httpx
+
         try:
             answer = self._http.request(method, path, **options)
         except httpx.HTTPError as error:

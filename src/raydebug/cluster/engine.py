@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import functools
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from raydebug import process
 from raydebug.errors import Exit, RaydebugError
@@ -19,6 +22,11 @@ SERVICE_LABEL = "com.docker.compose.service"
 OLDEST_API = (1, 44)  # engine 25: healthcheck.start_interval, which halves the time to healthy
 OLDEST_COMPOSE = (2, 24)  # `!reset` in an override file takes the GPU away
 CONNECT_TIMEOUT_S = 10
+UNUSABLE = "engine.unusable"  # the code of every error that says that an engine is not there, or not for us
+SAYS, GIVES_UP = "raydebug: ", "; giving this container up"  # entrypoints/node.py
+GIVE_UP_S = 5  # from these words to the container's end, at most
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True)
@@ -40,18 +48,46 @@ class Container:
         return self.state == "running" and self.health in ("healthy", "")
 
 
+def _explained(question: Callable[Concatenate[Engine, _P], _R]) -> Callable[Concatenate[Engine, _P], _R]:
+    """Turn what the docker SDK lets through when an engine goes away (requests', urllib3's, its own) into our error."""
+
+    @functools.wraps(question)
+    def ask(self: Engine, /, *arguments: _P.args, **options: _P.kwargs) -> _R:
+        from docker.errors import DockerException
+
+        try:
+            return question(self, *arguments, **options)
+        except (DockerException, OSError) as error:  # requests' own exceptions are OSErrors
+            raise _explain(error, self.where) from error
+
+    return ask
+
+
 class Engine:
-    """A Docker engine that answers."""
+    """A Docker engine that answers.
 
-    def __init__(self, client: docker.DockerClient) -> None:
+    Args:
+        client: the docker SDK's.
+        where: its address, for what is said of it.
+    """
+
+    def __init__(self, client: docker.DockerClient, where: str) -> None:
         self._client = client
+        self.where = where
 
+    @_explained
     def has_gpu_runtime(self) -> bool:
         """Say whether the engine can give an NVIDIA GPU to a container."""
         info = self._client.info()
         devices = info.get("DiscoveredDevices") or []
         return "nvidia" in info.get("Runtimes", {}) or any("nvidia.com/gpu" in str(d) for d in devices)
 
+    @_explained
+    def data_folder(self) -> str:
+        """Return where the engine keeps its data, on its own machine; empty where it does not say."""
+        return str(self._client.info().get("DockerRootDir") or "")
+
+    @_explained
     def image_labels(self, image: str) -> dict[str, str] | None:
         """Return an image's labels; None when there is no such image here."""
         from docker.errors import ImageNotFound
@@ -61,11 +97,13 @@ class Engine:
         except ImageNotFound:
             return None
 
+    @_explained
     def containers(self, project: str) -> list[Container]:
         """Return the containers of a project, dead ones too."""
         found = self._client.containers.list(all=True, filters={"label": f"{PROJECT_LABEL}={project}"})
         return sorted((_describe(one) for one in found), key=lambda c: (c.service != "head", c.name))
 
+    @_explained
     def last_words(self, container: Container, lines: int = 3) -> str:
         """Return the last lines that a container printed, on one line."""
         from docker.errors import APIError
@@ -77,11 +115,27 @@ class Engine:
             return " / ".join((wrong or said)[-lines:]) or "(it printed nothing)"
         return "(it is gone)"
 
+    @_explained
+    def gave_up_because(self, container: Container) -> str | None:
+        """Return why a container's entrypoint ended its last run, in its own words; None where it did not."""
+        from docker.errors import APIError
+
+        with contextlib.suppress(APIError):
+            one = self._client.containers.get(container.id)
+            # Of that run alone: an older one may have ended for another reason.
+            since = _seconds(one.attrs["State"]["FinishedAt"]) - GIVE_UP_S
+            said = one.logs(since=max(0, since)).decode(errors="replace").splitlines()
+            given = [line for line in said if line.startswith(SAYS) and line.endswith(GIVES_UP)]
+            return given[-1].removeprefix(SAYS).removesuffix(GIVES_UP) if given else None
+        return None
+
+    @_explained
     def run_in(self, container: Container, argv: list[str], folder: str) -> tuple[int, str]:
         """Run a program in a container and return its exit code and what it printed."""
         done = self._client.containers.get(container.id).exec_run(argv, workdir=folder)
         return int(done.exit_code), done.output.decode(errors="replace")
 
+    @_explained
     def publisher_of(self, port: int) -> str | None:
         """Return the name of the running container that publishes a port on this host, with its image."""
         for one in self._client.api.containers():
@@ -89,11 +143,13 @@ class Engine:
                 return f"{one['Names'][0].lstrip('/')} (image {one['Image']})"
         return None
 
+    @_explained
     def volumes(self, project: str) -> list[str]:
         """Return the names of a project's volumes."""
         found = self._client.volumes.list(filters={"label": f"{PROJECT_LABEL}={project}"})
         return [volume.name for volume in found]
 
+    @_explained
     def remove_volumes(self, names: list[str]) -> None:
         """Remove volumes that nothing uses."""
         from docker.errors import APIError
@@ -102,6 +158,7 @@ class Engine:
             with contextlib.suppress(APIError):
                 self._client.volumes.get(name).remove()
 
+    @_explained
     def leftovers(self, project: str) -> list[str]:
         """Return what there still is of a project: containers and networks (volumes keep caches on purpose)."""
         wanted = {"label": f"{PROJECT_LABEL}={project}"}
@@ -110,7 +167,7 @@ class Engine:
 
 
 def connect() -> Engine:
-    """Return the engine that DOCKER_HOST or docker's own default names.
+    """Return the engine that DOCKER_HOST or docker's own default names, to look at what it has.
 
     Raises:
         RaydebugError: there is none that we can use (exit 5).
@@ -125,7 +182,7 @@ def connect() -> Engine:
         client = docker.from_env(timeout=CONNECT_TIMEOUT_S)
         version = client.version()
     except DockerException as error:
-        raise _explain(str(error), where) from error
+        raise _explain(error, where) from error
     api = tuple(int(part) for part in version["ApiVersion"].split("."))
     if api < OLDEST_API:
         raise _unusable(
@@ -133,14 +190,24 @@ def connect() -> Engine:
             f"engine {version.get('Version')} at {where}; {'.'.join(map(str, OLDEST_API))} (engine 25) is needed",
             "update Docker Engine",
         )
+    return Engine(client, where)
+
+
+def connect_to_change() -> Engine:
+    """Return the engine, with a docker compose that can start and end clusters in it.
+
+    Raises:
+        RaydebugError: the engine or docker compose cannot be used (exit 5).
+    """
+    found = connect()
     _check_compose()
-    return Engine(client)
+    return found
 
 
 def engine_answers() -> str | None:
     """Return None when an engine can be used, else why not, in one line."""
     try:
-        connect()
+        connect_to_change()
     except RaydebugError as failure:
         return failure.what
     return None
@@ -161,7 +228,16 @@ def _check_compose() -> None:
         )
 
 
-def _explain(said: str, where: str) -> RaydebugError:
+def _explain(error: Exception, where: str) -> RaydebugError:
+    said, refused = str(error), getattr(error, "explanation", None)  # of docker's APIError: the engine is there
+    if refused:
+        return RaydebugError(
+            "the Docker engine refused",
+            cause=f"{where}: {str(refused)[:200]}",
+            fix="see `raydebug ps`, or what the engine says with `docker events`",
+            code="engine.refused",
+            exit_code=Exit.NO_ENGINE,
+        )
     if "Permission denied" in said or "PermissionError" in said:
         return _unusable(
             "no permission to use the Docker engine",
@@ -178,7 +254,12 @@ def _explain(said: str, where: str) -> RaydebugError:
 
 
 def _unusable(what: str, cause: str, fix: str) -> RaydebugError:
-    return RaydebugError(what, cause=cause, fix=fix, code="engine.unusable", exit_code=Exit.NO_ENGINE)
+    return RaydebugError(what, cause=cause, fix=fix, code=UNUSABLE, exit_code=Exit.NO_ENGINE)
+
+
+def _seconds(moment: str) -> int:
+    """Return the seconds since 1970 of a moment as the engine writes it: 2026-01-31T12:00:00.123456789Z."""
+    return int(datetime.datetime.fromisoformat(f"{moment[:19]}+00:00").timestamp())
 
 
 def _describe(container: Any) -> Container:

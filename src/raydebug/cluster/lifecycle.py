@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from raydebug.cluster import state
-from raydebug.cluster.place import LocalPlace, Place
+from raydebug.cluster import head, state
+from raydebug.cluster.place import ComposePlace, LocalPlace, Place
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 
@@ -13,9 +13,9 @@ from raydebug.errors import Exit, RaydebugError
 def take_down(cluster: Cluster) -> list[str]:
     """End all that `up` started for a cluster, and forget it; return what would not end."""
     if cluster.kind == "compose":
-        from raydebug.cluster import compose
+        from raydebug.cluster import compose_life
 
-        return compose.take_down(cluster)
+        return compose_life.take_down(cluster)
     if cluster.kind == "joined":
         raise RaydebugError(
             "this cluster is not ended from inside of it",
@@ -45,8 +45,6 @@ def is_alive(cluster: Cluster) -> bool:
 def place_of(cluster: Cluster) -> Place:
     """Return where a cluster's programs and files are."""
     if cluster.kind == "compose":
-        from raydebug.cluster.compose import ComposePlace
-
         return ComposePlace(cluster)
     return LocalPlace(cluster.python)
 
@@ -59,9 +57,14 @@ def nodes_of(cluster: Cluster) -> list[dict[str, Any]]:
     if trouble:
         return trouble
     try:
-        rows = Dashboard(cluster).nodes()
+        why = head.why_gone(cluster)
+        rows = [] if why else Dashboard(cluster).nodes()
     except RaydebugError as failure:
-        return [_node("head", cluster.host, "unreachable", failure.cause)]
+        why = failure.cause
+    except TimeoutError as error:
+        why = str(error)
+    if why:
+        return [_node("head", cluster.host, "unreachable", why)]
     return [
         {
             "node_id": row["node_id"],
@@ -85,7 +88,7 @@ def _trouble(cluster: Cluster) -> list[dict[str, Any]]:
         heads = [c for c in found if c.service == "head"]
         if heads and heads[0].state == "running":
             return []
-        return [_node(c.service, c.address, c.state, _reason(c)) for c in found] or [
+        return [_node(c.service, c.address, c.state, compose.explain(c)) for c in found] or [
             _node("head", cluster.host, "dead", "its containers are gone")
         ]
     from raydebug.cluster import local
@@ -97,12 +100,6 @@ def _trouble(cluster: Cluster) -> list[dict[str, Any]]:
         return []
     condition = "dead" if status["phase"] == "dead" else "starting"
     return [_node("head", cluster.host, condition, status["reason"] or status["phase"])]
-
-
-def _reason(container: Any) -> str:
-    return f"its container is {container.state}" + (
-        f" (exit code {container.exit_code})" if container.exit_code is not None else ""
-    )
 
 
 def _node(role: str, ip: str, condition: str, reason: str | None) -> dict[str, Any]:

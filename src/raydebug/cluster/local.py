@@ -79,15 +79,18 @@ def bring_up(wish: Wish, *, on_phase: Callable[[str], None] = lambda phase: None
             return running, False
         python = wish.python or sys.executable
         flavour = probe_environment(python)
-        folder = state.clusters_dir() / wish.name
+        folder = state.make_folder(wish.name)
         remembered = _clear_remains(running, folder)
-        cluster = _plan(wish, python, flavour, folder, remembered)
         try:
-            with interrupts.noticed():
-                cluster = _start(cluster)
-                _wait_until_up(cluster, on_phase)
+            interrupts.raise_if_pressed()
+            cluster = _start(_plan(wish, python, flavour, folder, remembered))
+            _wait_until_up(cluster, on_phase)
+            interrupts.raise_if_pressed()
         except BaseException:
-            take_down(cluster)
+            with interrupts.ignored():
+                begun = state.find_cluster(wish.name)
+                if begun is not None:
+                    take_down(begun)
             raise
         return cluster, True
 
@@ -201,9 +204,8 @@ def _living(processes: list[Any]) -> list[Any]:
 
 
 def _plan(wish: Wish, python: str, flavour: str, folder: Path, remembered: dict[str, int]) -> Cluster:
-    folder.mkdir(mode=0o700, exist_ok=True)
     state.make_token(folder)
-    asked = {"dashboard": wish.dashboard_port or None, "gateway": wish.gateway_port or None}
+    asked = {"dashboard": wish.dashboard_port, "gateway": wish.gateway_port}
     with state.choosing_ports(wish.name) as taken:
         cluster = Cluster(
             name=wish.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from dataclasses import dataclass
@@ -9,6 +10,11 @@ from pathlib import Path
 from typing import Protocol
 
 from raydebug import process
+from raydebug.cluster.state import Cluster
+from raydebug.errors import Exit, RaydebugError
+
+WORKSPACE = "/workspace"  # docker-compose.yml mounts the project there
+IMAGE_PYTHON = "/opt/venv/bin/python"  # Dockerfile
 
 
 class Place(Protocol):
@@ -52,3 +58,55 @@ class LocalPlace:
     def run_python(self, arguments: list[str], working_dir: Path) -> str:
         """Run the cluster's Python in a folder."""
         return process.run([self.python, *arguments], cwd=working_dir, timeout_s=30)
+
+
+@dataclass(frozen=True)
+class ComposePlace:
+    """The containers of a cluster, where the user's project is mounted."""
+
+    cluster: Cluster
+
+    def folder(self, here: Path) -> str:
+        """Return what a folder of the project is called in the containers.
+
+        Raises:
+            RaydebugError: it is outside of the project, so no container sees it.
+        """
+        with contextlib.suppress(ValueError):
+            return str(WORKSPACE / here.resolve().relative_to(self.cluster.project))
+        raise RaydebugError(
+            f"the containers of cluster '{self.cluster.name}' do not see {here}",
+            cause=f"they have {self.cluster.project} as {WORKSPACE}, and nothing else of this machine",
+            fix="run from there, or `raydebug down` and `raydebug up` from the folder of your project",
+            code="run.outside-project",
+            exit_code=Exit.USAGE,
+        )
+
+    def has_program(self, name: str, working_dir: Path) -> bool:
+        """Ask the head."""
+        question = "import shutil, sys; sys.exit(shutil.which(sys.argv[1]) is None)"
+        code, _ = self._in_head(["-c", question, name], working_dir)
+        return code == 0
+
+    def run_python(self, arguments: list[str], working_dir: Path) -> str:
+        """Run the image's Python in the head."""
+        code, printed = self._in_head(arguments, working_dir)
+        if code != 0:
+            raise process.CommandFailed([IMAGE_PYTHON, *arguments], code, printed, fix="see `raydebug ps`")
+        return printed
+
+    def _in_head(self, arguments: list[str], working_dir: Path) -> tuple[int, str]:
+        from raydebug.cluster import engine
+        from raydebug.cluster.compose import project_of
+
+        found = engine.connect()
+        heads = [c for c in found.containers(project_of(self.cluster.name)) if c.service == "head"]
+        if not heads or heads[0].state != "running":
+            raise RaydebugError(
+                f"cluster '{self.cluster.name}' has no running head",
+                cause=f"its container is {heads[0].state if heads else 'gone'}",
+                fix=f"see `raydebug ps --name {self.cluster.name}`",
+                code="cluster.no-head",
+                exit_code=Exit.SESSION_LOST,
+            )
+        return found.run_in(heads[0], [IMAGE_PYTHON, *arguments], self.folder(working_dir))

@@ -38,7 +38,8 @@ def choose_ports(
     """Return a port for every purpose.
 
     Args:
-        asked: ports that the user named, by purpose; these and no others will do.
+        asked: ports that the user named, by purpose; these and no others will do. 0 asks for any that is free, and not
+            for the one that everybody's first cluster has.
         remembered: what an earlier cluster of this name had; taken again where still free.
         taken: ports of other clusters, also of those that are just starting.
         purposes: what the ports are for.
@@ -49,9 +50,10 @@ def choose_ports(
     chosen: dict[str, int] = {}
     for purpose in purposes:
         wanted = asked.get(purpose)
-        if wanted is not None and not is_free(wanted):
+        if wanted and not is_free(wanted):
             raise _taken(purpose, wanted)
-        candidates = [wanted] if wanted else [remembered.get(purpose), DEFAULTS.get(purpose)]
+        default = DEFAULTS.get(purpose) if wanted is None else None
+        candidates = [wanted] if wanted else [remembered.get(purpose), default]
         used = {*chosen.values(), *taken}
         port = next((p for p in candidates if p and p not in used and is_free(p)), None)
         chosen[purpose] = port or _any_free(used)

@@ -104,9 +104,26 @@ class Cluster:
 def clusters_dir() -> Path:
     """Return the folder that holds a folder per cluster, made private."""
     folder = state_dir() / "clusters"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    folder.chmod(0o700)
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if folder.stat().st_mode & 0o777 != 0o700:
+            folder.chmod(0o700)
     return folder
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Say in three lines that the state folder cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise RaydebugError(
+            "raydebug cannot write its state",
+            cause=f"{path}: {error.strerror or error}",
+            fix="make the folder yours, or name another one: XDG_STATE_HOME=DIR",
+            code="state.unwritable",
+            exit_code=Exit.USAGE,
+        ) from error
 
 
 def check_name(name: str) -> str:
@@ -117,13 +134,21 @@ def check_name(name: str) -> str:
     """
     if not _NAME.fullmatch(name):
         raise RaydebugError(
-            f"'{name}' cannot be a cluster's name",
+            f"{name!r} cannot be a cluster's name",
             cause="--name takes up to 32 small letters, digits, '-' and '_'",
             fix="use a name such as `--name mine`",
             code="cluster.bad-name",
             exit_code=Exit.USAGE,
         )
     return name
+
+
+def make_folder(name: str) -> Path:
+    """Return a cluster's folder, made private."""
+    folder = clusters_dir() / check_name(name)
+    with _writing(folder):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
 
 
 def save_cluster(cluster: Cluster) -> None:
@@ -135,8 +160,9 @@ def save_cluster(cluster: Cluster) -> None:
 def write_json(path: Path, document: dict[str, Any]) -> None:
     """Write a JSON file, whole or not at all."""
     fresh = path.with_suffix(f".{os.getpid()}.new")
-    fresh.write_text(json.dumps(document, indent=2), encoding="utf-8")
-    fresh.replace(path)
+    with _writing(path):
+        fresh.write_text(json.dumps(document, indent=2), encoding="utf-8")
+        fresh.replace(path)
 
 
 def find_cluster(name: str) -> Cluster | None:
@@ -211,12 +237,13 @@ def known_names() -> list[str]:
 def make_token(folder: Path) -> Path:
     """Write a fresh 256-bit token that only its owner can read, and return the file."""
     path = folder / "token"
-    path.unlink(missing_ok=True)
-    # O_EXCL: neither an older file nor a link that somebody laid there is written through.
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "w", encoding="ascii") as file:
-        file.write(secrets.token_hex(TOKEN_BYTES))
-    path.chmod(0o600)
+    with _writing(path):
+        path.unlink(missing_ok=True)
+        # O_EXCL: neither an older file nor a link that somebody laid there is written through.
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(TOKEN_BYTES))
+        path.chmod(0o600)
     return path
 
 
@@ -237,7 +264,9 @@ def only_one(name: str) -> Iterator[None]:
         RaydebugError: another `up` of this name is at work.
     """
     path = clusters_dir() / f"{check_name(name)}.lock"
-    with path.open("w") as file:
+    with _writing(path):
+        file = path.open("w")
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -254,7 +283,10 @@ def only_one(name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def choosing_ports(name: str) -> Iterator[list[int]]:
     """Hold the lock under which ports are chosen, and give the ports of all other clusters."""
-    with (clusters_dir() / "ports.lock").open("w") as file:
+    path = clusters_dir() / "ports.lock"
+    with _writing(path):
+        file = path.open("w")
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         others = (find_cluster(other) for other in known_names() if other != name)
         yield [port for other in others if other is not None for port in other.ports.values()]

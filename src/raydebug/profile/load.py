@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from raydebug.errors import Exit, RaydebugError
 from raydebug.profile.keys import WORDS, Value
+from raydebug.settings.text import NotPlainText, read_plain
 
 if TYPE_CHECKING:
     import yaml
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 # unset: taken out of the user's command. These three again under `cpu`, where VERL_PLATFORM=cpu.
 RULE_SECTIONS = ("at_most", "set", "unset")
 SECTIONS = ("summary", *RULE_SECTIONS, "cpu")
+PROFILE_BYTES_MAX = 64 * 1024  # the longest has 4 KiB
+DEPTH_MAX = 8
+_YAML = "tag:yaml.org,2002:"
 
 
 @dataclass(frozen=True)
@@ -89,12 +93,21 @@ class _Reader:
         import yaml
 
         try:
-            document = yaml.compose(self._file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-        except yaml.MarkedYAMLError as failure:
-            line = failure.problem_mark.line + 1 if failure.problem_mark else 1
-            raise self._refusal(line, f"no YAML: {failure.problem}", "mend the line") from failure
+            text = read_plain(self._file, bytes_max=PROFILE_BYTES_MAX, what="a profile")
+        except NotPlainText as failure:
+            raise self._refusal(
+                failure.line, failure.cause, "write YAML as plain UTF-8 text: a summary, a section"
+            ) from failure
+        try:
+            self._check_shape(text)
+            document = yaml.compose(text, Loader=yaml.SafeLoader)
+        except yaml.YAMLError as failure:
+            mark, at = getattr(failure, "problem_mark", None), getattr(failure, "position", 0)
+            line = mark.line + 1 if mark else text.count("\n", 0, at) + 1
+            said = getattr(failure, "problem", None) or getattr(failure, "reason", failure)
+            raise self._refusal(line, f"no YAML: {said}", "mend the line") from failure
         if document is None:
-            raise self._refusal(1, "the file is empty", "write at least a summary and one section")
+            raise self._refusal(1, "it is empty", "write at least a summary and one section")
         summary, rules = "", list[Rule]()
         for section, node, line in self._pairs(document):
             self._check_known(section, SECTIONS, line)
@@ -107,6 +120,19 @@ class _Reader:
             else:
                 rules.extend(self._rules(section, node, only_on=None))
         return Profile(name, summary, tuple(rules))
+
+    def _check_shape(self, text: str) -> None:
+        """Refuse what grows when it is read: aliases that stand for one another, brackets in brackets."""
+        import yaml
+
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            line = event.start_mark.line + 1 if event.start_mark else 1
+            if anchor := getattr(event, "anchor", None):
+                raise self._refusal(line, f"'{anchor}' is an anchor or an alias", "write the value itself")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEPTH_MAX:
+                raise self._refusal(line, f"more than {DEPTH_MAX} levels in one another", "a profile needs four")
 
     def _rules(self, kind: str, node: yaml.Node, only_on: str | None) -> Iterator[Rule]:
         for word, body, line in self._pairs(node):
@@ -132,6 +158,8 @@ class _Reader:
         seen = set[str]()
         for key, value in node.value:
             line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                raise self._refusal(line, "a word is expected before ':'", "write `name: value` lines")
             if key.value in seen:
                 raise self._refusal(line, f"'{key.value}' stands here twice", "keep one of the two")
             seen.add(key.value)
@@ -143,7 +171,12 @@ class _Reader:
         if not isinstance(node, yaml.ScalarNode):
             raise self._refusal(node.start_mark.line + 1, "one value is expected here", "write a plain value")
         # A plain word may be a number, true or null; a quoted one is text.
-        value: Value = yaml.safe_load(node.value) if node.style is None else node.value
+        if node.tag.removeprefix(_YAML) not in ("str", "int", "float", "bool", "null"):
+            raise self._refusal(node.start_mark.line + 1, f"{node.value!r} is no number or text", "write it in quotes")
+        try:
+            value: Value = yaml.SafeLoader("").construct_object(node)
+        except ValueError as failure:
+            raise self._refusal(node.start_mark.line + 1, str(failure), "write a value that can be") from failure
         return value
 
     def _check_known(self, word: str, known: tuple[str, ...] | list[str], line: int) -> None:
@@ -153,10 +186,10 @@ class _Reader:
         listed = ", ".join(known) if len(known) < 9 else f"{len(known)} words, listed in docs/03-profiles-and-checks.md"
         raise self._refusal(line, f"unknown word '{word}'", f"write {close[0]!r}" if close else f"known are: {listed}")
 
-    def _refusal(self, line: int, cause: str, fix: str) -> RaydebugError:
+    def _refusal(self, line: int | None, cause: str, fix: str) -> RaydebugError:
         return RaydebugError(
             f"the profile '{self._file.stem}' cannot be used",
-            cause=f"{self._file}:{line}: {cause}",
+            cause=f"{self._file}:{line}: {cause}" if line else f"{self._file}: {cause}",
             fix=fix,
             code="profile.invalid",
             exit_code=Exit.USAGE,

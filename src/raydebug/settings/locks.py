@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raydebug.errors import Exit, RaydebugError
+from raydebug.settings.text import NotPlainText, read_plain
 
 LOCK_BYTES_MAX = 4 * 1024 * 1024  # the largest lock is about 0.4 MB; a bigger file is no lock
 _TITLE = "# raydebug lock, made by `nox -s lock`: change the .in file, not this one"
@@ -186,21 +187,9 @@ def _meaning(path: Path, seen: frozenset[Path] = frozenset()) -> list[str]:
 
 def _plain_text(path: Path) -> str:
     try:
-        if (size := path.stat().st_size) > LOCK_BYTES_MAX:
-            raise _unreadable(path, f"it has {size} bytes, more than the {LOCK_BYTES_MAX} that a file of pins may have")
-        raw = path.read_bytes()
-    except OSError as error:  # missing, a folder, no right to read, a loop of links
-        raise _unreadable(path, error.strerror or str(error)) from error
-    if not raw.strip():
-        raise _unreadable(path, "line 1: it is empty")
-    for unwanted, name in ((b"\xef\xbb\xbf", "a byte order mark"), (b"\0", "a NUL byte"), (b"\r", "a CR line end")):
-        if (at := raw.find(unwanted)) >= 0:
-            raise _unreadable(path, f"line {raw.count(bytes([10]), 0, at) + 1}: it has {name}")
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        line = raw.count(bytes([10]), 0, error.start) + 1
-        raise _unreadable(path, f"line {line}: byte 0x{raw[error.start]:02x} is not UTF-8") from error
+        return read_plain(path, bytes_max=LOCK_BYTES_MAX, what="a file of pins")
+    except NotPlainText as error:
+        raise _unreadable(path, str(error)) from error
 
 
 def _short(sha256: str) -> str:

@@ -1,0 +1,245 @@
+"""Docker engines that cannot be used, and engines without room: exit code 5 (3 for a full disk) and three lines."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from containers import UP, remove_all, what_is_left
+from engines import GoingEngine, engine_of
+from raydebug.cluster import state
+from runs import RAYDEBUG, raydebug, three_lines
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """A name that no cluster has, removed whatever happens."""
+    name = f"fx-engine-{os.getpid()}-{time.monotonic_ns() % 10**6}"
+    yield name
+    remove_all(name)
+
+
+# Engines that cannot be used (F49)
+
+
+def up_with_engine(where: str, name: str, project: Path) -> subprocess.CompletedProcess[str]:
+    """Run `up` with another engine."""
+    return raydebug(*UP, name, cwd=project, env={**os.environ, "DOCKER_HOST": where})
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("where", ["unix:///nowhere/docker.sock", "tcp://127.0.0.1:1", "nonsense", "ssh://"])
+def test_f49_no_engine(project, name, where):
+    """F49: where no engine answers at DOCKER_HOST `up` says so, with the address, exit code 5."""
+    done = up_with_engine(where, name, project)
+    assert three_lines(done, 5) == "error: the Docker engine is not running"
+    assert where in done.stderr
+    assert state.find_cluster(name) is None
+
+
+@pytest.mark.timeout(60)
+def test_f49_engine_too_old(project, name, tmp_path):
+    """F49: an engine with API 1.41 is refused, with the version that it has and the one that is needed, exit code 5."""
+    with engine_of({"ApiVersion": "1.41", "Version": "20.10.24"}, tmp_path / "s") as where:
+        done = up_with_engine(where, name, project)
+    assert three_lines(done, 5) == "error: the Docker engine is too old (API 1.41)"
+    assert "engine 20.10.24" in done.stderr
+    assert "1.44 (engine 25) is needed" in done.stderr
+
+
+@pytest.mark.timeout(60)
+def test_f49_engine_says_nothing(project, name, tmp_path):
+    """F49: an engine that does not answer is given up after 10 s, exit code 5."""
+    started = time.monotonic()
+    with engine_of(None, tmp_path / "s") as where:
+        done = up_with_engine(where, name, project)
+    assert three_lines(done, 5) == "error: the Docker engine does not answer"
+    assert time.monotonic() - started < 20
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder in which every user may write."""
+    folder = Path(tempfile.mkdtemp(prefix="fx-"))
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.timeout(60)
+def test_f49_no_permission(project, name, tmp_path, open_folder):
+    """F49: a socket that this user may not open gives exit code 5 and names the group to join."""
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        path.chmod(0o000)
+        # Another user may not read this environment: what a first run imports is there for the second.
+        code = "import contextlib, os, sys, raydebug.cli\nsys.argv[0] = 'raydebug'\n"
+        code += "where = os.environ.pop('DOCKER_HOST')\n"
+        code += "os.environ['DOCKER_HOST'] = 'unix:///nowhere/s'\n"
+        code += "with contextlib.suppress(SystemExit): raydebug.cli.main()\n"
+        code += f"os.environ.update(DOCKER_HOST=where, XDG_STATE_HOME={str(open_folder / 'second')!r})\n"
+        code += "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n" if os.getuid() == 0 else ""
+        code += "raydebug.cli.main()"
+        code = f"import os; os.environ['XDG_STATE_HOME'] = {str(open_folder / 'first')!r}\n{code}"
+        environment = {**os.environ, "DOCKER_HOST": f"unix://{path}"}
+        done = subprocess.run([sys.executable, "-c", code, *UP, name], capture_output=True, text=True, timeout=50,
+                              cwd="/", env=environment, check=False)  # fmt: skip
+    assert three_lines(done, 5) == "error: no permission to use the Docker engine"
+    assert "usermod -aG docker" in done.stderr
+
+
+@pytest.mark.timeout(60)
+def test_f49_no_docker_program(project, name):
+    """F49: without a `docker` on PATH `up` says so, exit code 5."""
+    done = raydebug(*UP, name, cwd=project, env={**os.environ, "PATH": "/nowhere"})
+    assert three_lines(done, 5) == "error: docker is not installed"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("verb", ["ps", "logs", "down"])
+def test_f49_engine_gone_later(cluster, project, verb):
+    """F49: with a cluster on record and no engine, `ps` and `down` give exit code 5, nothing a traceback."""
+    environment = {**os.environ, "DOCKER_HOST": "unix:///nowhere/docker.sock"}
+    done = raydebug(verb, "--name", cluster.name, cwd=project, env=environment)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    if verb != "logs":
+        assert three_lines(done, 5) == "error: the Docker engine is not running"
+    assert state.find_cluster(cluster.name) is not None
+
+
+# An engine that restarts while a verb is at work (F49)
+
+
+@pytest.fixture
+def going_engine(tmp_path) -> Iterator[GoingEngine]:
+    """This machine's engine at an address where it can go away."""
+    engine = GoingEngine(tmp_path / "docker.sock")
+    engine.come()
+    yield engine
+    engine.go()
+
+
+def up_until(phase: str, engine: GoingEngine, name: str, project: Path) -> subprocess.Popen[str]:
+    """Start `up` with this engine and return when it has said that it is in this phase."""
+    process = subprocess.Popen(
+        [str(RAYDEBUG), *UP, name, "--workers", "0"], cwd=project, env={**os.environ, "DOCKER_HOST": engine.where},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if phase in line:
+            return process
+    raise AssertionError(f"it did not come to '{phase}'")
+
+
+def end_of(process: subprocess.Popen[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """Wait for the end of a command and return how it ended."""
+    printed, said = process.communicate(timeout=timeout_s)
+    return subprocess.CompletedProcess(process.args, process.returncode, printed, said)
+
+
+@pytest.mark.timeout(180)
+def test_f49_engine_restarts_while_nodes_start(project, name, going_engine):
+    """F49: an engine that is away for 5 s while `up` waits for its nodes is waited for, in words, and `up` succeeds."""
+    process = up_until("head starting", going_engine, name, project)
+    going_engine.go()
+    time.sleep(5)
+    going_engine.come()
+    done = end_of(process, 120)
+    assert done.returncode == 0, done.stderr
+    assert "the Docker engine does not answer; waiting for it" in done.stderr
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("phase", ["creating containers", "head starting"])
+def test_f49_engine_ends_during_up(project, name, going_engine, phase):
+    """F49: an engine that ends while `up` works gives exit code 5 within 40 s, and how to clear away; that works."""
+    process = up_until(phase, going_engine, name, project)
+    started = time.monotonic()
+    going_engine.go()
+    done = end_of(process, 60)
+    assert three_lines(done, 5) == f"error: the Docker engine went away while cluster '{name}' came up"
+    assert time.monotonic() - started < 40
+    if state.find_cluster(name) is not None:
+        cleared = raydebug("down", "--name", name)
+        assert cleared.returncode == 0, cleared.stderr
+    assert what_is_left(name).keys() <= {"volumes"}
+
+
+@pytest.mark.timeout(180)
+def test_f49_engine_restarts_while_containers_are_made(project, name, going_engine):
+    """F49: an engine that is away for 1 s while containers are made is waited for, and `up` succeeds."""
+    process = up_until("creating containers", going_engine, name, project)
+    going_engine.go()
+    time.sleep(1)
+    going_engine.come()
+    done = end_of(process, 150)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.timeout(180)
+def test_f49_engine_restarts_during_down(project, name, going_engine):
+    """F49: an engine that ends during `down` gives exit code 5 in three lines; the record stays, the next one works."""
+    assert raydebug(*UP, name, "--workers", "0", cwd=project, timeout=120).returncode == 0
+    environment = {**os.environ, "DOCKER_HOST": going_engine.where}
+    argv = [str(RAYDEBUG), "down", "--name", name]
+    process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert "ending cluster" in process.stderr.readline()
+    going_engine.go()
+    assert three_lines(end_of(process, 60), 5) == "error: the Docker engine is not running"
+    assert state.find_cluster(name) is not None
+    assert raydebug("down", "--name", name).returncode == 0
+    assert what_is_left(name).keys() <= {"volumes"}
+
+
+# Disks without room (F51)
+
+
+def up_with_small_disk(folder: Path, name: str, project: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `up` where one folder is a disk of 8 MiB; only this command sees it."""
+    outside = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--map-root-user", "--mount"]
+    if subprocess.run([*outside, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no mount of our own can be made here (unshare --mount)")
+    script = 'mount -t tmpfs -o size=8m tmpfs "$0" && exec "$@"'
+    argv = [*outside, "sh", "-c", script, str(folder), str(RAYDEBUG), *UP, name]
+    return subprocess.run(
+        argv, cwd=project, env={**os.environ, **variables}, capture_output=True, text=True, timeout=50, check=False
+    )
+
+
+@pytest.mark.timeout(60)
+def test_f51_state_folder_full(project, name, tmp_path):
+    """F51: with too little room for raydebug's own files `up` makes nothing and names the folder, exit code 3."""
+    done = up_with_small_disk(tmp_path, name, project, XDG_STATE_HOME=str(tmp_path))
+    assert three_lines(done, 3) == "error: the disk of raydebug's state is full"
+    assert f"cause: {tmp_path / 'raydebug' / 'clusters'} has " in done.stderr
+    assert "creating containers" not in done.stderr
+    assert what_is_left(name) == {}
+
+
+@pytest.mark.timeout(60)
+def test_f51_engine_without_room(project, name, tmp_path):
+    """F51: with too little room where the engine keeps its data `up` makes nothing and says how to get some, exit 3."""
+    disk = tmp_path / "docker"
+    disk.mkdir()
+    answer = {"ApiVersion": "1.44", "Version": "25.0.0", "DockerRootDir": str(disk), "Id": "sha256:0", "Config": {}}
+    with engine_of(answer, tmp_path / "s") as where:
+        done = up_with_small_disk(disk, name, project, DOCKER_HOST=where)
+    assert three_lines(done, 3) == "error: the disk of the Docker engine is full"
+    assert f"cause: {disk} has " in done.stderr
+    assert "bytes free, a cluster needs 1073741824" in done.stderr
+    assert "docker system prune" in done.stderr
+    assert state.find_cluster(name) is None

@@ -1,0 +1,91 @@
+"""Whose end ended a session: the head's, or only the process's. A health page in the head's place answers here."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from raydebug.cluster import head, state
+from raydebug.cluster.state import Cluster
+from raydebug.errors import Exit, RaydebugError
+
+LOST = RaydebugError("the session ended: process 7 is gone", cause="the gateway said: it ended", fix="look",
+                     code="session.process-gone", exit_code=Exit.SESSION_LOST)  # fmt: skip
+
+
+@contextlib.contextmanager
+def dashboard(status: int, reason: str, wait_s: float = 0.0) -> Iterator[str]:
+    """Answer /api/gcs_healthz as Ray's dashboard does."""
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            time.sleep(wait_s)
+            with contextlib.suppress(OSError):
+                self.send_response(status if self.path == "/api/gcs_healthz" else 404, reason)
+                self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.fixture
+def joined(tmp_path, monkeypatch):
+    """Return the cluster whose dashboard is at an address."""
+    (tmp_path / "token").write_text("t" * 64)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("RAYDEBUG_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setenv("RAYDEBUG_DOOR", "127.0.0.1:1")
+
+    def at(address: str) -> Cluster:
+        monkeypatch.setenv("RAYDEBUG_DASHBOARD", address)
+        return state.load_cluster()
+
+    return at
+
+
+def lose(cluster: Cluster) -> RaydebugError:
+    """Lose a session with a process of this cluster and return what is said of it."""
+    with pytest.raises(RaydebugError) as failure, head.named_if_lost(cluster):
+        raise LOST
+    return failure.value
+
+
+def test_a_process_that_ended_alone(joined):
+    """While the head is well, or only slow, a session that is lost stays what it is: its process is gone."""
+    with dashboard(200, "success") as address:
+        assert lose(joined(address)) is LOST
+    with dashboard(200, "success", wait_s=3.0) as address:
+        assert lose(joined(address)) is LOST
+
+
+def test_f3_head_gone(joined):
+    """F3: a session that is lost with its head says 'session lost: head', keeps the gateway's words, and exits 4."""
+    failure = lose(joined("http://127.0.0.1:1"))
+    assert failure.what == "session lost: head of cluster 'default' is gone"
+    assert failure.cause.startswith("its dashboard does not answer: ")
+    assert failure.cause.endswith("; the gateway said: it ended")
+    assert failure.fix == "see `raydebug ps`; `raydebug up` brings it back, its jobs are lost"
+    assert failure.exit_code == 4
+
+
+def test_f5_gcs_gone(joined):
+    """F5: where the dashboard is there and its GCS is not, the gcs_server is named."""
+    with dashboard(503, "GCS is not healthy") as address:
+        assert lose(joined(address)).cause.startswith("its gcs_server does not answer: GCS is not healthy; ")
+
+
+def test_other_errors_pass(joined):
+    """What is no lost session passes as it is, whatever the head does."""
+    other = RaydebugError("x", cause="y", fix="z", code="pause.busy")
+    with pytest.raises(RaydebugError) as failure, head.named_if_lost(joined("http://127.0.0.1:1")):
+        raise other
+    assert failure.value is other

@@ -1,0 +1,36 @@
+"""Ctrl-C that Python loses is remembered, and a second one ends nothing half-way."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+import pytest
+
+from raydebug.cluster import interrupts
+
+
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_lost_one_is_remembered():
+    """A Ctrl-C whose exception is dropped on its way is raised at the next look; the one before is forgotten."""
+    for _ in range(2):
+        with interrupts.noticed():
+            interrupts.raise_if_pressed()
+            with contextlib.suppress(BaseException):
+                press()
+            with pytest.raises(KeyboardInterrupt):
+                interrupts.raise_if_pressed()
+
+
+def test_second_one_is_ignored():
+    """What must not stop half-way is not stopped, and afterwards Ctrl-C is what it was."""
+    before = signal.getsignal(signal.SIGINT)
+    with interrupts.noticed(), interrupts.ignored():
+        press()
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(KeyboardInterrupt):
+        press()

@@ -1,0 +1,149 @@
+"""What `up` checks before it makes a container: disks, shared memory, the NVIDIA driver."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from raydebug.cluster import preflight
+from raydebug.cluster.preflight import Gpu
+from raydebug.errors import RaydebugError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """A program `nvidia-smi` that prints what is given, and ends as is said."""
+
+    def install(printed: str, code: int = 0) -> None:
+        program = tmp_path / "nvidia-smi"
+        (tmp_path / "answer").write_text(printed)
+        program.write_text(f"#!/bin/sh\n/bin/cat {tmp_path / 'answer'}\nexit {code}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+
+    return install
+
+
+# The driver. Answers of `nvidia-smi --query-gpu=driver_version,name --format=csv,noheader`.
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "580.65.06, NVIDIA GeForce RTX 4090\n",
+        "595.10, NVIDIA RTX PRO 6000 Blackwell Workstation Edition\n",
+        "570.172.08, NVIDIA H100 80GB HBM3\n570.172.08, NVIDIA H100 80GB HBM3\n",
+        "535.288.01, Tesla T4\n",
+        "",
+    ],
+    ids=["580", "newer", "datacenter 570", "datacenter 535", "no GPU listed"],
+)
+def test_driver_that_will_do(nvidia_smi, printed):
+    """CUDA 13 runs with driver 580, and by cuda-compat with 535 on GPUs for datacenters."""
+    nvidia_smi(printed)
+    preflight.check_driver()
+
+
+def test_f51_driver_too_old(nvidia_smi):
+    """F51: a driver too old for the image's CUDA is named, with the one that is needed, exit code 5."""
+    nvidia_smi("570.133.07, NVIDIA GeForce RTX 3090\n")
+    with pytest.raises(RaydebugError) as failure:
+        preflight.check_driver()
+    assert str(failure.value) == (
+        "error: the NVIDIA driver 570.133.07 is too old for CUDA 13\n"
+        "cause: NVIDIA GeForce RTX 3090 has it; the image of flavour cuda needs 580 or newer\n"
+        "fix: install driver 580 or newer on this host, or use `--flavour cpu`"
+    )
+    assert failure.value.exit_code == 5
+
+
+def test_f51_driver_too_old_in_a_datacenter(nvidia_smi):
+    """F51: on a GPU that cuda-compat serves, the error says so; one GPU of several is enough for it."""
+    nvidia_smi("525.147.05, NVIDIA A100-SXM4-80GB\n525.147.05, NVIDIA A100-SXM4-80GB\n")
+    with pytest.raises(RaydebugError, match="is too old for CUDA 13") as failure:
+        preflight.check_driver()
+    assert failure.value.cause == (
+        "NVIDIA A100-SXM4-80GB has it; the image of flavour cuda needs 580 or newer, or 535 on this datacenter GPU"
+    )
+
+
+def test_f51_driver_does_not_answer(nvidia_smi):
+    """F51: a driver that is not loaded is an error with nvidia-smi's own words."""
+    said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+    nvidia_smi(f"{said}\n", code=9)
+    with pytest.raises(RaydebugError, match="the NVIDIA driver does not answer") as failure:
+        preflight.check_driver()
+    assert said in failure.value.cause
+    assert failure.value.exit_code == 5
+
+
+def test_without_nvidia_smi(tmp_path, monkeypatch):
+    """Where there is no nvidia-smi the driver is not known, and not refused."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    preflight.check_driver()
+
+
+def test_answer_with_other_lines():
+    """Warnings among nvidia-smi's lines are no GPUs."""
+    assert preflight.parse_gpus("WARNING: infoROM is corrupted\n580.1, NVIDIA L4\n") == [Gpu("580.1", "NVIDIA L4")]
+
+
+def test_drivers_are_those_of_the_images_cuda():
+    """The drivers here are for the CUDA that the Dockerfile builds on."""
+    (version,) = re.findall(r"^FROM nvidia/cuda:(\d+)\.\S+ AS base-cuda$", (ROOT / "Dockerfile").read_text(), re.M)
+    assert int(version) == preflight.CUDA_MAJOR
+
+
+# Disks
+
+
+def test_f51_disk_full(monkeypatch, tmp_path):
+    """F51: a disk with too little room is refused with what it has, what is needed and what to do, exit code 3."""
+    preflight.check_disk(tmp_path, tmp_path)
+    monkeypatch.setattr(preflight, "ENGINE_FREE_BYTES", 2**62)
+    with pytest.raises(RaydebugError) as failure:
+        preflight.check_disk(tmp_path, tmp_path)
+    assert failure.value.what == "the disk of the Docker engine is full"
+    assert re.fullmatch(rf"{tmp_path} has \d+ bytes free, a cluster needs {2**62}", failure.value.cause)
+    assert "docker system prune" in failure.value.fix
+    assert failure.value.exit_code == 3
+    monkeypatch.setattr(preflight, "STATE_FREE_BYTES", 2**62)
+    with pytest.raises(RaydebugError, match="the disk of raydebug's state is full"):
+        preflight.check_disk(tmp_path / "not" / "yet", None)
+
+
+def test_engine_elsewhere(tmp_path):
+    """The disk of an engine on another machine, or in a virtual one, is not looked at here."""
+    here = str(tmp_path)
+    assert preflight.engine_folder(here, "") == tmp_path
+    assert preflight.engine_folder(here, "unix:///run/user/1000/docker.sock") == tmp_path
+    assert preflight.engine_folder(here, "tcp://10.0.0.1:2376") is None
+    assert preflight.engine_folder(here, "ssh://box") is None
+    assert preflight.engine_folder("/nowhere/docker", "") is None
+    assert preflight.engine_folder("", "") is None
+
+
+# Shared memory
+
+
+def settings(shm: str | None, store: str | None) -> dict[str, object]:
+    """Return what docker compose makes of a cluster's settings, as far as it is read."""
+    return {"services": {"gateway": {}, "worker": {"shm_size": shm, "environment": {"OBJECT_STORE_BYTES": store}}}}
+
+
+def test_f51_object_store_that_does_not_fit():
+    """F51: an object store larger than shared memory is refused with both sizes, exit code 2; equal sizes fit."""
+    for fits in (("100", "100"), (None, "100"), ("100", None), ("100", "many")):
+        preflight.refuse_small_shared_memory(settings(*fits))
+    with pytest.raises(RaydebugError) as failure:
+        preflight.refuse_small_shared_memory(settings("67108864", "100000000"))
+    assert str(failure.value) == (
+        "error: the object store (100000000 bytes) does not fit in shared memory\n"
+        "cause: OBJECT_STORE_BYTES=100000000, and SHM_SIZE gives a worker 67108864 bytes\n"
+        "fix: a larger SHM_SIZE, or a smaller OBJECT_STORE_BYTES, in your environment or .env"
+    )
+    assert failure.value.exit_code == 2
