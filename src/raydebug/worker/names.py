@@ -27,5 +27,8 @@ GROUP_TIMEOUT = "RAYDEBUG_GROUP_TIMEOUT_S"
 JOB = "RAYDEBUG_JOB"
 """Submission id of the job that a process belongs to."""
 
+OPEN = "RAYDEBUG_OPEN"
+"""1: Ray's own listener runs in paused workers, for the Ray Distributed Debugger extension. No token guards it."""
+
 PATIENCE = "RAYDEBUG_PATIENCE_S"
 """Seconds that a paused thread waits for a gateway that is gone before it goes on (default 3600; 0: at once)."""

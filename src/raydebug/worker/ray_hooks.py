@@ -11,7 +11,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-OPEN_MODE = "RAYDEBUG_OPEN"  # set to 1: Ray's own listener runs, for the Ray Distributed Debugger extension
+from raydebug.worker import names
 
 
 def take_over(module: ModuleType) -> None:
@@ -19,7 +19,8 @@ def take_over(module: ModuleType) -> None:
     from raydebug.worker import records
 
     records.note_ray_process()
-    if os.environ.get(OPEN_MODE) == "1":
+    if os.environ.get(names.OPEN) == "1":
+        sys.breakpointhook = sys.__breakpointhook__  # goes by PYTHONBREAKPOINT, which Ray sets when it connects
         return
     module.set_trace = _set_trace  # type: ignore[attr-defined]
     module._post_mortem = _post_mortem  # type: ignore[attr-defined]
