@@ -106,11 +106,15 @@ class Pauses:
         """Return why a pause ended; None if there never was one with this id."""
         return self._ended.get(pause_id)
 
+    async def change(self) -> None:
+        """Wait until a pause begins, ends, or changes hands."""
+        async with self._changed:
+            await self._changed.wait()
+
     async def next_waiting(self) -> Pause:
         """Return the oldest pause that waits for a client; wait for one where there is none."""
         while True:
             for pause in self._all.values():
                 if pause.client is None and pause.stopped is not None:
                     return pause
-            async with self._changed:
-                await self._changed.wait()
+            await self.change()
