@@ -63,7 +63,7 @@ def test_every_pause_is_announced_once(door):
 
 
 def test_next_pause_of_a_process_goes_to_its_session(door):
-    """The next pause of a process whose session is open comes there; after that session's end it gets a new one."""
+    """The next pause of a process whose session is open comes there, and ends with the process."""
     program = door.start(TWICE)
     door.pauses()
 
@@ -74,8 +74,11 @@ def test_next_pause_of_a_process_goes_to_its_session(door):
         await session.request("continue", {"threadId": stopped["threadId"]})
         again = (await session.next_event("stopped", timeout_s=5))["body"]
         assert again["pause"]["id"] == "2"
+        await session.request("disconnect")
         await asyncio.sleep(0.3)
-        assert parent.events.empty()
+        assert parent.events.empty(), "a session that was closed at its second pause is not opened again either"
+        assert (await next_child(await open_parent(door)))["target"] == "2", "but by who attaches anew"
+        session, stopped = await door.attach("2")
         await session.request("continue", {"threadId": stopped["threadId"]})
         await session.next_event("terminated", timeout_s=5)
         await parent.close()

@@ -241,8 +241,10 @@ class Client:
 
     def follow(self, pause: Pause) -> None:
         """Make a pause this client's."""
-        if self.pause is not None and self.pause.client is self:
-            self.pause.client = None
+        if self.pause is not None:
+            pause.first = self.pause.first
+            if self.pause.client is self:
+                self.pause.client = None
         self.pause = pause
         pause.client = self
         pause.client_since = time.time()

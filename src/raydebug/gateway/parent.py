@@ -90,13 +90,13 @@ class Parent:
                 await asyncio.sleep(OTHERS_FIRST_S)
                 for pause in self._pauses.listed():
                     if self._is_new(pause):
-                        self._told.add(pause.id)
+                        self._told.add(pause.first)
                         self._tell(child_configuration(self._arguments, pause.describe(), self._address))
             await self._pauses.change()
 
     def _is_new(self, pause: Pause) -> bool:
         return (
-            pause.id not in self._told
+            pause.first not in self._told  # nor one that came to such a session later
             and pause.client is None
             and pause.stopped is not None
             and self._is_wanted(pause.describe())

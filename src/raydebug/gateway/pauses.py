@@ -32,6 +32,7 @@ class Pause:
         stopped: the body of pydevd's last `stopped` event; None while the thread runs a step.
         announced: its process has told the record, and the stop itself is still to come.
         expires_at: when it goes on by itself (seconds since the epoch), while it has no client.
+        first: id of the pause that its client attached to, when it came to that client by itself; else its own.
     """
 
     id: str
@@ -44,6 +45,10 @@ class Pause:
     client: Client | None = None
     client_since: float = 0.0
     expires_at: float | None = None
+    first: str = ""
+
+    def __post_init__(self) -> None:
+        self.first = self.first or self.id
 
     @property
     def state(self) -> str:
