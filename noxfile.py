@@ -88,6 +88,13 @@ def tests(session: nox.Session) -> None:
     run_pytest(session, "tests/unit", "tests/ray")
 
 
+@nox.session
+def editors(session: nox.Session) -> None:
+    """Clients that others wrote against the gateway: VS Code's (npm), debugpy's, Neovim's (NVIM_DAP=its checkout)."""
+    install(session, "core", "dev")
+    run_pytest(session, "tests/editors")
+
+
 @nox.session(python=CPU_PYTHON)
 def cpu(session: nox.Session) -> None:
     """Tests of verl and vLLM on this CPU: the plug-in's contracts, the tiny models (minutes)."""

@@ -84,7 +84,10 @@ def test_up_ps_breakpoint_attach(cli, workspace):
         assert job.returncode == 0, job.stderr
         looked = devcontainer("exec", "raydebug", "attach", "next", "--timeout", "60", "-x", "p secret", "-x", "c")
         assert looked.stdout.split() == ["41"], looked.stderr
-        assert (workspace / ".vscode" / "launch.json").is_file()
+        (launch,) = json.loads((workspace / ".vscode" / "launch.json").read_text())["configurations"]
+        assert (launch["cluster"], launch["target"]) == ("default", "all")
+        assert devcontainer("exec", "test", "-f", launch["debugAdapterPath"]).returncode == 0
+        assert devcontainer("exec", "test", "-x", launch["debugAdapterPython"]).returncode == 0
     finally:
         project = f"rdt-dev-{os.getpid()}"
         argv = [

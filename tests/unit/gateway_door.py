@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,24 @@ class Door:
         argv = [sys.executable, "-m", "raydebug.gateway", "--client-port", str(self.gateway_port)]
         argv += ["--dial-port", str(self.dial_port)]
         environment = {**os.environ, "RAYDEBUG_TOKEN_PATH": str(self.token_file)}
-        self.process = subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE)
-        assert self.process.stderr is not None
-        assert b"listening" in self.process.stderr.readline()
+        log = self.folder / "gateway.log"  # a pipe that nobody reads would hold the gateway up one day
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(argv, env=environment, stderr=file)
+        deadline = time.monotonic() + 15
+        while "listening" not in self.log:
+            assert time.monotonic() < deadline, self.log
+            assert self.process.poll() is None, self.log
+            time.sleep(0.02)
 
     def kill(self) -> None:
         """SIGKILL the gateway."""
         self.process.kill()
         self.process.communicate()
+
+    @property
+    def log(self) -> str:
+        """What the gateway has said."""
+        return (self.folder / "gateway.log").read_text()
 
     def start(self, program: str, **variables: str) -> subprocess.Popen[str]:
         """Start a Python program below the gateway."""
@@ -90,6 +101,25 @@ class Door:
         await session.request("attach", {"token": self.token, "target": target, **arguments})
         await session.request("configurationDone")
         return session, (await session.next_event("stopped", timeout_s=5))["body"]
+
+
+@contextlib.contextmanager
+def open_door(folder: Path) -> Iterator[Door]:
+    """Start a gateway of its own on free ports; end it with all that dialled it."""
+    from raydebug.cluster.ports import choose_ports
+
+    (folder / "token").write_text(TOKEN)
+    ports = choose_ports({}, {}, {5678, 8265})
+    door = Door(folder, ports["gateway"], ports["dial"])
+    door.open()
+    try:
+        yield door
+    finally:
+        for program in door.programs:
+            program.kill()
+            program.communicate()
+        door.process.terminate()
+        door.process.wait(timeout=5)
 
 
 def visit(door: Door, work: Callable[[], Awaitable[Any]]) -> Any:

@@ -5,46 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
 import time
-from typing import Any
+from collections.abc import Callable
 
 from raydebug.dap import wire
-from raydebug.dap.session import READ_BYTES
+from raydebug.dap.session import READ_BYTES, ConnectionLost, RequestFailed, no_delay
 from raydebug.dap.wire import Message
+from raydebug.gateway import audit, refusals, requests
+from raydebug.gateway.parent import TARGET, Parent
+from raydebug.gateway.paths import PathMap
 from raydebug.gateway.pauses import Pause, Pauses
+from raydebug.gateway.refusals import LOOK, Refused
+from raydebug.gateway.sources import read_source
 from raydebug.worker import handshake
-
-log = logging.getLogger("raydebug.gateway")
 
 AUTHENTICATION_TIMEOUT_S = 5.0
 MAX_UNPROVEN_BYTES = 4 * 1024
-MAX_UNSENT_BYTES = 64 * 1024 * 1024
-# What a client may ask of pydevd; nothing else is handed on. `terminate` and the like stay out: a debugger that
-# leaves must not take a training worker with it.
-HANDED_ON = frozenset(
-    {
-        *("threads", "stackTrace", "scopes", "variables", "evaluate", "setVariable", "setExpression", "source"),
-        *("completions", "exceptionInfo", "modules", "next", "stepIn", "stepOut", "stepInTargets", "continue"),
-        *("pause", "goto", "gotoTargets", "setBreakpoints", "setFunctionBreakpoints", "setExceptionBreakpoints"),
-    }
-)
-SUPPORTED = (
-    *("supportsConfigurationDoneRequest", "supportsConditionalBreakpoints", "supportsHitConditionalBreakpoints"),
-    *("supportsFunctionBreakpoints", "supportsLogPoints", "supportsEvaluateForHovers", "supportsClipboardContext"),
-    *("supportsSetVariable", "supportsSetExpression", "supportsCompletionsRequest", "supportsExceptionInfoRequest"),
-    *("supportsModulesRequest", "supportsDelayedStackTraceLoading", "supportsValueFormattingOptions"),
-)
-RESUMING = frozenset({"continue", "next", "stepIn", "stepOut", "goto"})
-
-
-class Refused(Exception):
-    """An attach that cannot be; `code` and `fix` are for the client's error message."""
-
-    def __init__(self, code: str, message: str, fix: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.fix = fix
+# A client that does not read what it asks for: its further requests wait; over the second limit it is cut off.
+MAX_IN_FLIGHT = 16
+MAX_UNSENT_BYTES = 32 * 1024 * 1024
+LOOK_FOR_END_S = 1.0
 
 
 class Client:
@@ -53,7 +33,8 @@ class Client:
     Args:
         token: the cluster's token.
         pauses: where it finds the pause that it asks for.
-        decoder: holds the bytes that were read to tell DAP from HTTP.
+        reader, writer: the connection.
+        on_proven: called once when it has shown the token.
     """
 
     def __init__(
@@ -62,211 +43,282 @@ class Client:
         pauses: Pauses,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        on_proven: Any = None,
+        on_proven: Callable[[], None] = lambda: None,
     ) -> None:
         self._token = token
         self._pauses = pauses
         self._reader = reader
         self._writer = writer
         self._seq = itertools.count(1)
-        self._on_proven = on_proven or (lambda: None)
+        self._on_proven = on_proven
         self._attaching: asyncio.Task[None] | None = None
         self._configured = False
+        self._starts_sessions = False
+        self._parent: Parent | None = None
+        self._paths = PathMap([])
+        self._in_flight = 0
+        self._answered = asyncio.Event()
+        self._reading: set[asyncio.Task[None]] = set()
         self.proven = False
         self.pause: Pause | None = None
         self.name = "a client"
 
+    @property
+    def title(self) -> str:
+        """Name the client for the log."""
+        return audit.title_of(self.name, self._writer.get_extra_info("peername"))
+
     async def serve(self, first: bytes) -> None:
         """Answer the client until it leaves."""
-        decoder = wire.Decoder(max_body_bytes=MAX_UNPROVEN_BYTES)
-        deadline = asyncio.get_running_loop().time() + AUTHENTICATION_TIMEOUT_S
-        data = first
+        no_delay(self._writer)
         try:
-            while data:
-                for message in decoder.feed(data):
-                    if message.get("type") == "request" and not self._take(message):
-                        return
-                await self._writer.drain()
-                if self.proven:
-                    decoder.max_body_bytes = wire.MAX_BODY_BYTES
-                async with asyncio.timeout_at(None if self.proven else deadline):
-                    data = await self._reader.read(READ_BYTES)
+            await self._converse(first)
         except wire.WireError as error:
-            self._send(wire.event(0, "output", {"category": "important", "output": f"raydebug: {error}\n"}))
-        except TimeoutError:
-            pass  # nobody attached in time
+            self._say(str(error))
+        except (OSError, TimeoutError):
+            pass  # gone, or it did not attach in time
         finally:
             self._leave()
+
+    async def _converse(self, data: bytes) -> None:
+        decoder = wire.Decoder(max_body_bytes=MAX_UNPROVEN_BYTES)
+        deadline = asyncio.get_running_loop().time() + AUTHENTICATION_TIMEOUT_S
+        unproven_bytes = 0
+        while data:
+            for message in decoder.feed(data):
+                if message.get("type") == "request" and not self._take(message):
+                    return
+                await self._have_room()
+            if self.proven:
+                decoder.max_body_bytes = wire.MAX_BODY_BYTES
+            else:
+                unproven_bytes += len(data)
+                if unproven_bytes > MAX_UNPROVEN_BYTES:
+                    raise wire.WireError(f"more than {MAX_UNPROVEN_BYTES} bytes before the token")
+            async with asyncio.timeout_at(None if self.proven else deadline):
+                data = await self._reader.read(READ_BYTES if self.proven else MAX_UNPROVEN_BYTES)
+
+    async def _have_room(self) -> None:
+        """Wait until the client has read enough of what it has asked for: its further requests stay in its socket."""
+        while self._in_flight >= MAX_IN_FLIGHT and not (self._writer.is_closing() or self._reader.at_eof()):
+            self._answered.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._answered.wait(), LOOK_FOR_END_S)
+        await self._writer.drain()
 
     # Requests
 
     def _take(self, message: Message) -> bool:
         """Answer one request; False ends the conversation."""
-        command = message.get("command")
+        try:
+            return self._answer_request(message, *requests.read(message))
+        except Refused as refused:
+            self.refuse(message, refused)
+            return True
+
+    def _answer_request(self, message: Message, command: str, arguments: Message) -> bool:
         if command == "initialize":
-            self.name = str((message.get("arguments") or {}).get("clientName") or "a client")[:80]
-            self._answer(message, self._capabilities())
+            self.name = str(arguments.get("clientName") or "a client")[:80]
+            self._starts_sessions = arguments.get("supportsStartDebuggingRequest") is True
+            self.answer(message, requests.capabilities())
         elif command == "attach":
-            self._attach(message)
+            self._attach(message, arguments)
         elif command == "disconnect":
-            self._answer(message)
+            self.answer(message)
             return False
         elif not self.proven:
-            self._refuse(message, Refused("auth.first", f"'{command}' before 'attach'", "send 'attach' with the token"))
+            raise refusals.not_proven(command)
+        elif self._parent is not None:
+            self._parent.take(message)
         elif command == "configurationDone":
-            self._answer(message)
+            self.answer(message)
             self._configured = True
             self._show_stop()
-        elif command in HANDED_ON:
-            self._hand_on(message)
+        elif command in requests.HANDED_ON:
+            self._hand_on(message, command, dict(arguments))
         else:
-            self._refuse(message, Refused("request.unknown", f"'{command}' is not offered here", "leave it out"))
+            raise refusals.unknown(command)
         return True
 
-    def _capabilities(self) -> Message:
-        filters = [{"filter": "uncaught", "label": "Uncaught Exceptions", "default": True}]
-        return {**dict.fromkeys(SUPPORTED, True), "exceptionBreakpointFilters": filters}
-
-    def _attach(self, message: Message) -> None:
-        arguments = message.get("arguments") or {}
+    def _attach(self, message: Message, arguments: Message) -> None:
         if not handshake.same(self._token, arguments.get("token")):
-            log.warning("client refused: wrong token")
-            refused = Refused(
-                "auth.wrong-token", "the token is not this cluster's", "take the token file of `raydebug ps`"
-            )
-            self._refuse(message, refused)
-            return
+            audit.note("refuse", self.title, reason="wrong token")
+            raise refusals.wrong_token()
         self.proven = True
         self._on_proven()
-        if self.pause is not None or self._attaching is not None:
-            self._refuse(message, Refused("pause.busy", "this client is attached already", "open a second connection"))
-            return
-        self._attaching = asyncio.ensure_future(self._attach_to(message, str(arguments.get("target", "next"))))
+        if self.pause is not None or self._parent is not None or self._attaching is not None:
+            raise Refused("pause.busy", "this client is attached already", "open a second connection")
+        self._paths = PathMap.of(arguments)
+        target = str(arguments.get("target", "next"))
+        if target == TARGET:
+            self._become_parent(message, arguments)
+        else:
+            self._attaching = asyncio.ensure_future(self._attach_to(message, target, bool(arguments.get("steal"))))
 
-    async def _attach_to(self, message: Message, target: str) -> None:
+    def _become_parent(self, message: Message, arguments: Message) -> None:
+        own = self._writer.get_extra_info("sockname") or ("127.0.0.1", 0)
+        self._parent = Parent(self, self._pauses, arguments, own[:2], starts_sessions=self._starts_sessions)
+        audit.note("watch", self.title, job=arguments.get("job"), ranks=arguments.get("ranks"))
+        self.answer(message)
+        self.send(wire.event(0, "initialized"))
+
+    async def _attach_to(self, message: Message, target: str, steal: bool) -> None:
         try:
-            steal = bool((message.get("arguments") or {}).get("steal"))
             pause = await self._pauses.next_waiting() if target == "next" else self._find(target, steal=steal)
         except Refused as refused:
             self._attaching = None
-            self._refuse(message, refused)
+            audit.note("refuse", self.title, target=target, reason=refused.code)
+            self.refuse(message, refused)
             return
         self.follow(pause)
-        log.info("attached: pause %s by %s", pause.id, self.name)
-        self._answer(message, {"pause": pause.describe()})
-        self._send(wire.event(0, "initialized"))
+        audit.note("attach", self.title, pause)
+        self.answer(message, {"pause": pause.describe()})
+        self.send(wire.event(0, "initialized"))
 
     def _find(self, pause_id: str, *, steal: bool) -> Pause:
         pause = self._pauses.get(pause_id)
         if pause is None:
             reason = self._pauses.why_ended(pause_id)
-            look = "list the pauses with `raydebug paused`"
             if reason is None:
-                raise Refused("pause.unknown", f"there is no pause '{pause_id}'", look)
-            raise Refused("pause.ended", f"pause {pause_id} has ended: {reason}", look)
+                raise Refused("pause.unknown", f"there is no pause '{pause_id[:40]}'", LOOK)
+            raise Refused("pause.ended", f"pause {pause_id} has ended: {reason}", LOOK)
         if pause.client is not None:
             held = f"{pause.client.name} holds pause {pause_id} since {time.time() - pause.client_since:.0f} s"
             if not steal:
                 raise Refused("pause.busy", held, "let go there, or take it over with --steal")
+            audit.note("steal", self.title, pause, of=pause.client.name)
             pause.client.lost("another client took this pause over")
         return pause
 
-    def _hand_on(self, message: Message) -> None:
+    def _hand_on(self, message: Message, command: str, arguments: Message) -> None:
         pause = self.pause
         if pause is None or pause.process.ended:
-            self._refuse(
-                message, Refused("pause.gone", "the process has ended", "list the pauses with `raydebug paused`")
-            )
+            raise refusals.process_gone()
+        if command == "source" and (path := self._paths.file_of(requests.source_reference(arguments))):
+            self._read_source(message, pause, path)
             return
-        command, arguments = str(message["command"]), dict(message.get("arguments") or {})
+        self._paths.translate_arguments(arguments)
         if command == "setExceptionBreakpoints":  # post-mortem pauses need it, whatever a client prefers
-            arguments["filters"] = sorted({*arguments.get("filters", []), "uncaught"})
-        if command in RESUMING:
+            arguments["filters"] = sorted({*requests.texts(arguments.get("filters")), "uncaught"})
+        if command in requests.RESUMING:
             arguments.setdefault("threadId", pause.thread_id)
             if command == "continue":
                 arguments["singleThread"] = True
             pause.stopped = None
         future = pause.process.session.send(command, arguments)
+        self._in_flight += 1
         future.add_done_callback(lambda done: self._hand_back(message, pause, done))
 
     def _hand_back(self, message: Message, pause: Pause, done: asyncio.Future[Message]) -> None:
+        self._in_flight -= 1
+        self._answered.set()
         if done.cancelled() or done.exception() is not None:
-            if message.get("command") in RESUMING:  # it went on, and to its end before it could say so
-                self._answer(message)
+            if message.get("command") in requests.RESUMING:  # it went on, and to its end before it could say so
+                self.answer(message)
                 return
-            self._refuse(
-                message, Refused("pause.gone", "the process has ended", "list the pauses with `raydebug paused`")
-            )
+            self.refuse(message, refusals.process_gone())
             return
         answer = done.result()
         if answer.get("success") and message.get("command") == "continue":
+            audit.note("resume", self.title, pause)
             pause.process.let_go(pause, "it was continued")
-        self._send({**answer, "seq": 0, "request_seq": message.get("seq", 0)})
+        body = self._paths.translate_body(answer.get("body"))
+        self.send({**answer, "body": body, "seq": 0, "request_seq": message.get("seq", 0)})
+
+    def _read_source(self, message: Message, pause: Pause, path: str) -> None:
+        async def read() -> None:
+            try:
+                self.answer(message, await read_source(pause, path))
+            except (RequestFailed, ConnectionLost, TimeoutError, LookupError) as error:
+                fix = "stop the thread first, then open the file again"
+                self.refuse(message, Refused("source.unreadable", str(error) or f"{path} was not read in time", fix))
+
+        task = asyncio.ensure_future(read())
+        self._reading.add(task)
+        task.add_done_callback(self._reading.discard)
 
     # What the process reports
 
     def follow(self, pause: Pause) -> None:
         """Make a pause this client's."""
-        if self.pause is not None and self.pause.client is self:
-            self.pause.client = None
+        if self.pause is not None:
+            pause.first = self.pause.first
+            if self.pause.client is self:
+                self.pause.client = None
         self.pause = pause
         pause.client = self
         pause.client_since = time.time()
         if self not in pause.process.clients:
             pause.process.clients.append(self)
 
+    def waits_for_next(self) -> bool:
+        """Say whether it has let its pause run and waits for the next one of that process."""
+        return self.pause is not None and self._pauses.get(self.pause.id) is None
+
     def take_next(self, pause: Pause) -> bool:
         """Take a new pause of the same process, when this client has let go of its last one."""
-        if self.pause is None or self._pauses.get(self.pause.id) is not None:
+        if not self.waits_for_next():
             return False
         self.follow(pause)
+        audit.note("attach", self.title, pause)
         self._show_stop()
         return True
 
     def forward(self, message: Message) -> None:
         """Hand an event on to the client."""
         if self._configured:
-            self._send({**message, "seq": 0})
+            self.send({**message, "body": self._paths.translate_body(message.get("body")), "seq": 0})
 
     def lost(self, reason: str) -> None:
         """Tell the client that its process is gone, and end."""
-        self._send(wire.event(0, "output", {"category": "important", "output": f"raydebug: {reason}\n"}))
-        self._send(wire.event(0, "terminated", {"reason": reason}))
+        self._say(reason)
+        self.send(wire.event(0, "terminated", {"reason": reason}))
         self._leave()
 
     def _show_stop(self) -> None:
         pause = self.pause
         if self._configured and pause is not None and pause.stopped is not None:
-            self._send(wire.event(0, "stopped", {**pause.stopped, "pause": pause.describe()}))
+            self.send(wire.event(0, "stopped", {**pause.stopped, "pause": pause.describe()}))
 
     # The connection
 
-    def _answer(self, message: Message, body: Message | None = None) -> None:
-        self._send(wire.response(0, message, body))
+    def answer(self, message: Message, body: Message | None = None) -> None:
+        """Send the response to a request."""
+        self.send(wire.response(0, message, body))
 
-    def _refuse(self, message: Message, refused: Refused) -> None:
+    def refuse(self, message: Message, refused: Refused) -> None:
+        """Send the failed response to a request, with the reason."""
         text = str(refused)
         error = {"id": 1, "format": text, "showUser": True, "code": refused.code, "fix": refused.fix}
-        self._send(wire.refusal(0, message, text, {"error": error}))
+        self.send(wire.refusal(0, message, text, {"error": error}))
 
-    def _send(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
+        """Send a message; a client that reads nothing at all is cut off."""
         if self._writer.is_closing():
             return
-        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:  # it does not read what it asks for
+        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            audit.note("refuse", self.title, self.pause, reason="it does not read what it asks for")
             self._leave()
+            self._writer.transport.abort()
             return
         self._writer.write(wire.encode({**message, "seq": next(self._seq)}))
 
+    def _say(self, text: str) -> None:
+        self.send(wire.event(0, "output", {"category": "important", "output": f"raydebug: {text}\n"}))
+
     def _leave(self) -> None:
         """Let go of the pause; its thread stays where it is, for the next client."""
-        if self._attaching is not None:
-            self._attaching.cancel()
+        for task in [self._attaching, *self._reading]:
+            if task is not None:
+                task.cancel()
+        if self._parent is not None:
+            self._parent.end()
         pause, self.pause = self.pause, None
         if pause is not None:
             with contextlib.suppress(ValueError):
                 pause.process.clients.remove(self)
+            audit.note("detach", self.title, pause)
             if pause.client is self:
                 pause.client = None
                 self._pauses.changed()
-                log.info("let go: pause %s by %s", pause.id, self.name)
         self._writer.close()

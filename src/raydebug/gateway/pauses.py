@@ -32,6 +32,7 @@ class Pause:
         stopped: the body of pydevd's last `stopped` event; None while the thread runs a step.
         announced: its process has told the record, and the stop itself is still to come.
         expires_at: when it goes on by itself (seconds since the epoch), while it has no client.
+        first: id of the pause that its client attached to, when it came to that client by itself; else its own.
     """
 
     id: str
@@ -44,6 +45,10 @@ class Pause:
     client: Client | None = None
     client_since: float = 0.0
     expires_at: float | None = None
+    first: str = ""
+
+    def __post_init__(self) -> None:
+        self.first = self.first or self.id
 
     @property
     def state(self) -> str:
@@ -106,11 +111,15 @@ class Pauses:
         """Return why a pause ended; None if there never was one with this id."""
         return self._ended.get(pause_id)
 
+    async def change(self) -> None:
+        """Wait until a pause begins, ends, or changes hands."""
+        async with self._changed:
+            await self._changed.wait()
+
     async def next_waiting(self) -> Pause:
         """Return the oldest pause that waits for a client; wait for one where there is none."""
         while True:
             for pause in self._all.values():
                 if pause.client is None and pause.stopped is not None:
                     return pause
-            async with self._changed:
-                await self._changed.wait()
+            await self.change()

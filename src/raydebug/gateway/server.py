@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from raydebug.gateway import web
-from raydebug.gateway.clients import AUTHENTICATION_TIMEOUT_S, Client
+from raydebug.gateway.clients import AUTHENTICATION_TIMEOUT_S, MAX_UNPROVEN_BYTES, Client
 from raydebug.gateway.control import Control
 from raydebug.gateway.expiry import LIMIT_S, Expiry
 from raydebug.gateway.pauses import Pauses
@@ -40,7 +41,7 @@ class Gateway:
         self.control = Control()
         self.dial_ins = DialIns(token, self.pauses, self.control)
         self._expiry = Expiry(self.pauses, pause_limit_s)
-        self._unproven = 0
+        self._unproven: OrderedDict[asyncio.StreamWriter, None] = OrderedDict()
 
     async def start(self, ports: Ports) -> Ports:
         """Listen, and return the ports as they are.
@@ -48,7 +49,7 @@ class Gateway:
         Raises:
             OSError: a port is taken.
         """
-        clients = await asyncio.start_server(self._accept_client, ports.host, ports.client_port)
+        clients = await asyncio.start_server(self._accept_client, ports.host, ports.client_port, backlog=512)
         dials = await asyncio.start_server(self.dial_ins.accept, ports.dial_host, ports.dial_port, backlog=512)
         self._servers = (clients, dials)
         self._expiring = asyncio.ensure_future(self._expiry.watch())
@@ -57,21 +58,18 @@ class Gateway:
         return Ports(ports.host, client_port, ports.dial_host, dial_port)
 
     async def _accept_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._unproven >= MAX_UNPROVEN:
-            writer.close()
-            return
-        self._unproven += 1
-        counted = [True]
+        self._unproven[writer] = None
+        if len(self._unproven) > MAX_UNPROVEN:  # the oldest goes: whoever has a token shows it in milliseconds
+            oldest, _ = self._unproven.popitem(last=False)
+            oldest.transport.abort()
 
         def proven() -> None:
-            if counted:
-                counted.clear()
-                self._unproven -= 1
+            self._unproven.pop(writer, None)
 
         try:
             keep_alive(writer)
             async with asyncio.timeout(AUTHENTICATION_TIMEOUT_S):
-                first = await reader.read(4096)
+                first = await reader.read(MAX_UNPROVEN_BYTES)
             if first.startswith(HTTP_METHODS):
                 await web.serve(first, reader, writer, token=self._token, pauses=self.pauses, control=self.control)
             elif first[:1] in (b"C", b"c"):  # Content-Length, Content-Type

@@ -1,0 +1,62 @@
+"""An editor on a real cluster: the adapter that it starts, and a session for each pause of a job."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+
+import pytest
+
+from raydebug.dap.session import DapSession
+from raydebug.editors import adapter
+from raydebug.editors.vscode import configuration_for
+from runs import JOBS
+
+
+@contextlib.asynccontextmanager
+async def started(configuration):
+    """Start the configuration's adapter as VS Code does, and attach with it."""
+    argv = [configuration["debugAdapterPython"], configuration["debugAdapterPath"]]
+    process = await asyncio.create_subprocess_exec(*argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=2**20)
+    session = DapSession(process.stdout, process.stdin)
+    try:
+        await session.request("initialize", {"clientName": "an editor"})
+        await session.request("attach", configuration)
+        await session.next_event("initialized", timeout_s=10)
+        await session.request("configurationDone")
+        yield session
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+@pytest.mark.timeout(120)
+def test_f5_opens_each_pause_of_a_cluster(cluster, run):
+    """The configuration of `raydebug vscode` opens a session for each of two tasks that pause, by themselves."""
+    configuration = configuration_for(cluster, JOBS)
+    assert configuration["debugAdapterPath"] == adapter.__file__
+    assert configuration["debugAdapterPython"] == sys.executable
+    assert "pathMappings" not in configuration, "the cluster is on this machine: a file has one name"
+
+    async def look():
+        secrets = set()
+        async with asyncio.timeout(90), started(configuration) as parent:
+            job = await asyncio.to_thread(run, "--", "python", "cases.py", "two_tasks")
+            for _ in range(2):
+                child = (await parent.next_event("debugpyAttach", timeout_s=60))["body"]
+                async with started(child) as session:
+                    stopped = (await session.next_event("stopped", timeout_s=10))["body"]
+                    thread = {"threadId": stopped["threadId"]}
+                    frames = (await session.request("stackTrace", thread))["stackFrames"]
+                    assert frames[0]["source"]["path"] == str(JOBS / "cases.py")
+                    asked = {"expression": "secret", "frameId": frames[0]["id"]}
+                    secrets.add((await session.request("evaluate", asked))["result"])
+                    await session.request("continue", thread)
+        return job, secrets
+
+    job, secrets = asyncio.run(look())
+    assert secrets == {"41", "51"}
+    assert "done: two_tasks" in job.end()

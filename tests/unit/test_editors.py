@@ -1,0 +1,416 @@
+"""launch.json, the adapter that an editor starts, and the port for a debugger that knows no token."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gateway_door import TOKEN, Door, visit
+
+from raydebug.console.session import Door as Address
+from raydebug.dap.session import DapSession, RequestFailed
+from raydebug.editors import adapter, jsonc, listen, peers
+from raydebug.editors.vscode import MAX_FILE_BYTES, merge, write_configuration
+from raydebug.errors import RaydebugError
+
+PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
+OURS = {
+    "name": "raydebug: default", "type": "debugpy", "request": "attach", "listen": {"host": "127.0.0.1", "port": 0},
+    "debugAdapterPath": "/a/adapter.py", "debugAdapterPython": "/a/python", "cluster": "default", "target": "all",
+    "justMyCode": False,
+}  # fmt: skip
+
+
+# launch.json
+
+MINE = """\
+// launch.json of a person
+{
+    "version": "0.2.0",
+    /* two of my own */
+    "configurations": [
+        {"name": "a", "type": "node", "request": "launch"}, // "keep": this
+        {
+            "name": "b", // http://example.org/*not a comment*/
+            "args": ["// no comment", "\\" ,]"],
+        },
+    ],
+    "compounds": [],
+}
+"""
+
+
+def test_launch_json_is_merged_and_every_other_byte_stays():
+    """Our configuration is added behind the user's; comments, trailing commas and order stay, byte for byte."""
+    merged = merge(MINE, OURS)
+    listed = jsonc.parse(merged).value["configurations"]
+    assert [one["name"] for one in listed] == ["a", "b", "raydebug: default"]
+    assert listed[2] == OURS
+    start = merged.index(',\n        {\n          "name": "raydebug')
+    end = merged.index("}", merged.index('"justMyCode"')) + 1
+    assert merged[:start] + merged[end:] == MINE
+    assert merge(merged, OURS) == merged, "a second time changes nothing"
+
+
+def test_own_configuration_is_brought_up_to_date():
+    """Where our configuration is there, the adapter's place is renewed, and what its owner chose stays."""
+    theirs = {**OURS, "debugAdapterPath": "/old.py", "justMyCode": True, "ranks": [0]}
+    updated = merge(merge(MINE, theirs), OURS)
+    assert jsonc.parse(updated).value["configurations"][2] == {**OURS, "justMyCode": True, "ranks": [0]}
+    assert updated.startswith(MINE[: MINE.index("    ],")].rstrip().removesuffix(","))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "  \n", "{}", '{"version": "0.2.0"}', '{"configurations": []}', '{"configurations": [\n  // x\n]}',
+             "\ufeff{}", '{\r\n  "configurations": [\r\n    {"name": "a"}\r\n  ]\r\n}\r\n'], ids=repr
+)  # fmt: skip
+def test_launch_json_of_any_shape(text):
+    """An empty file, an empty list, a byte-order mark and Windows line ends are all added to, and kept as they are."""
+    merged = merge(text, OURS)
+    assert jsonc.parse(merged.removeprefix("\ufeff")).value["configurations"][-1] == OURS
+    assert merged.startswith("\ufeff") == text.startswith("\ufeff")
+    assert merged.count("\r\n") == (merged.count("\n") if "\r" in text else 0)
+    assert "// x" in merged or "// x" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ('{\n  "configurations": [\n', "line 3: it ends too early"),
+        ('{"a": 1 "b": 2}', "line 1: a comma or } is expected"),
+        ("{'a': 1}", 'line 1: a value is expected, not "\'"'),
+        ('{\n"a" 1}', 'line 2: a colon is expected after "a"'),
+        ("{a: 1}", "line 1: a is no value"),
+        ("[]", "line 1: an object is expected: { ... }"),
+        ('{\n"configurations": {}}', 'line 2: "configurations" is no list'),
+        ("{} {}", "line 1: the document has ended before this"),
+        ("{} /* x", "line 1: a comment that does not end"),
+        ("[" * 5000, "line 1: nested deeper than 100"),
+        ("\0", "line 1: a value is expected, not '\\x00'"),
+    ],
+    ids=repr,
+)
+def test_bad_launch_json_is_left_alone(tmp_path, text, cause):
+    """A file that is no launch.json is not touched, and the error names the line."""
+    path = tmp_path / ".vscode" / "launch.json"
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(RaydebugError) as failure:
+        write_configuration(OURS, tmp_path)
+    assert str(failure.value) == (
+        f"error: {path} was not changed\ncause: {cause}\n"
+        "fix: mend it, or see what belongs there with `raydebug vscode --print`"
+    )
+    assert path.read_text() == text
+
+
+def test_launch_json_that_is_no_file(tmp_path):
+    """A folder, binary data and a huge file in its place are refused; a link and the file's rights are kept."""
+    path = tmp_path / ".vscode" / "launch.json"
+    path.mkdir(parents=True)
+    for data in (None, b"\xff\xfe\x00", b" " * (MAX_FILE_BYTES + 1)):
+        if data is not None:
+            path.rmdir() if path.is_dir() else None
+            path.write_bytes(data)
+        with pytest.raises(RaydebugError, match="was not changed"):
+            write_configuration(OURS, tmp_path)
+    path.unlink()
+    real = tmp_path / "real.json"
+    real.write_text("{}")
+    real.chmod(0o640)
+    path.symlink_to(real)
+    assert write_configuration(OURS, tmp_path) == (path, True)
+    assert path.is_symlink()
+    assert real.stat().st_mode & 0o777 == 0o640
+    assert jsonc.parse(real.read_text()).value["configurations"] == [OURS]
+    assert [p.name for p in path.parent.iterdir()] == ["launch.json"]
+
+
+def inside(door: Door) -> dict[str, str]:
+    """Return the environment of a program that is inside the cluster of this gateway."""
+    return {
+        **os.environ,
+        "RAYDEBUG_DASHBOARD": "http://127.0.0.1:1",
+        "RAYDEBUG_DOOR": f"127.0.0.1:{door.gateway_port}",
+        "RAYDEBUG_TOKEN_PATH": str(door.token_file),
+        "XDG_STATE_HOME": str(door.folder / "state"),
+    }
+
+
+def raydebug(door: Door, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "raydebug", *arguments]
+    return subprocess.run(argv, env=inside(door), cwd=cwd, capture_output=True, text=True, timeout=20)
+
+
+def test_vscode_writes_no_token(door, tmp_path):
+    """`raydebug vscode` writes a configuration that names the cluster; the token is in no byte of it."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    done = raydebug(door, "vscode", cwd=folder)
+    path = folder / ".vscode" / "launch.json"
+    assert (done.returncode, done.stdout) == (0, f"{path}\n"), done.stderr
+    (configuration,) = json.loads(path.read_text())["configurations"]
+    assert configuration["debugAdapterPath"] == adapter.__file__
+    assert (configuration["cluster"], configuration["target"]) == ("default", "all")
+    assert TOKEN not in path.read_text()
+    printed = raydebug(door, "vscode", "--print", cwd=folder)
+    assert json.loads(printed.stdout) == configuration
+    again = raydebug(door, "vscode", cwd=folder)
+    assert "'raydebug: default' is there already" in again.stderr
+
+
+# The adapter
+
+
+@contextlib.asynccontextmanager
+async def started_adapter(door: Door, argv: list[str], *, env: dict[str, str] | None = None):
+    """Start an adapter as an editor does, and give a session that speaks to its stdin and stdout."""
+    process = await asyncio.create_subprocess_exec(
+        *argv, env=env or inside(door), stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=2**20
+    )
+    session = DapSession(process.stdout, process.stdin)
+    try:
+        yield process, session
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+ADAPTERS = {
+    "by the verb": [sys.executable, "-m", "raydebug", "adapter"],
+    "by its path": [sys.executable, adapter.__file__, "--log-dir", "/nowhere"],
+}
+
+
+@pytest.mark.parametrize("argv", ADAPTERS.values(), ids=ADAPTERS.keys())
+def test_adapter_knows_the_token(door, argv):
+    """An editor's adapter reaches every pause without a token in the configuration, and hands none to the editor."""
+    door.start(PAUSES)
+    door.pauses()
+
+    async def look():
+        async with started_adapter(door, argv) as (process, parent):
+            await parent.request("initialize", {"clientName": "an editor"})
+            configuration = {"cluster": "default", "target": "all", "listen": {"port": 0}, "debugAdapterPath": "/a.py"}
+            await parent.request("attach", configuration)
+            known = (await parent.next_event("capabilities", timeout_s=5))["body"]["capabilities"]
+            assert known["supportsLogPoints"]
+            await parent.next_event("initialized", timeout_s=5)
+            await parent.request("configurationDone")
+            child = (await parent.next_event("debugpyAttach", timeout_s=5))["body"]
+            assert "token" not in child
+            assert (child["target"], child["listen"], child["debugAdapterPath"]) == ("1", {"port": 0}, "/a.py")
+            async with started_adapter(door, argv) as (_, session):
+                await session.request("initialize", {"clientName": "an editor"})
+                await session.request("attach", child)
+                await session.request("configurationDone")
+                stopped = (await session.next_event("stopped", timeout_s=5))["body"]
+                frames = (await session.request("stackTrace", {"threadId": stopped["threadId"]}))["stackFrames"]
+                assert frames[0]["name"] == "work"
+                await session.request("disconnect")
+            await parent.request("disconnect")
+            assert await asyncio.wait_for(process.wait(), 5) == 0
+
+    visit(door, look)
+    assert len(door.pauses()) == 1
+
+
+def test_adapter_without_a_cluster(door, tmp_path):
+    """The editor is told why there is no session: no cluster, no gateway, another cluster's token (S10)."""
+    other = tmp_path / "other"
+    other.write_text("o" * 64)
+    alone = {k: v for k, v in inside(door).items() if not k.startswith("RAYDEBUG_")}
+    cases = [
+        (alone, {}, "there is no cluster 'default'"),
+        (alone, {"cluster": "../x"}, "cannot be a cluster's name"),
+        ({**inside(door), "RAYDEBUG_DOOR": "127.0.0.1:1"}, {}, "the gateway does not answer"),
+        ({**inside(door), "RAYDEBUG_TOKEN_PATH": "/nowhere"}, {}, "the token of cluster 'default' cannot be read"),
+        ({**inside(door), "RAYDEBUG_TOKEN_PATH": str(other)}, {}, "the token is not this cluster's"),
+    ]
+
+    async def look():
+        for env, arguments, said in cases:
+            async with started_adapter(door, ADAPTERS["by the verb"], env=env) as (_, session):
+                await session.request("initialize")
+                with pytest.raises(RequestFailed, match=said):
+                    await session.request("attach", {"target": "all", **arguments})
+
+    visit(door, look)
+
+
+def test_adapter_tells_that_the_gateway_is_gone(door):
+    """An editor is told at once when the gateway dies, and its adapter ends."""
+
+    async def look():
+        async with started_adapter(door, ADAPTERS["by the verb"]) as (process, session):
+            await session.request("initialize")
+            await session.request("attach", {"target": "all"})
+            door.process.kill()
+            await session.next_event("terminated", timeout_s=5)
+            assert await asyncio.wait_for(process.wait(), 5) == 0
+
+    visit(door, look)
+
+
+# The port for one client
+
+
+@contextlib.contextmanager
+def listening(door: Door, target: str):
+    """Run `raydebug listen` and give it with its port."""
+    argv = [sys.executable, "-m", "raydebug", "listen", target]
+    process = subprocess.Popen(argv, env=inside(door), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        line = process.stdout.readline()
+        yield process, int(line.rpartition(":")[2] or 0)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def attach_plainly(port: int) -> DapSession:
+    session = await DapSession.connect("127.0.0.1", port)
+    await session.request("initialize", {"clientName": "plain"})
+    await session.request("attach", {"justMyCode": False})
+    await session.request("configurationDone")
+    return session
+
+
+def test_listen_needs_no_token_of_its_one_client(door):
+    """A client without a token debugs the pause; probes do not use the port up, a second client is turned away."""
+    program = door.start(PAUSES)
+    (pause,) = door.pauses()
+    with listening(door, pause["id"]) as (process, port):
+
+        async def look():
+            for _ in range(3):
+                socket.create_connection(("127.0.0.1", port)).close()
+            session = await attach_plainly(port)
+            stopped = (await session.next_event("stopped", timeout_s=5))["body"]
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"Content-Length: 2\r\n\r\n{}")
+            assert b"another client is attached" in await reader.read()
+            await session.request("continue", {"threadId": stopped["threadId"]})
+            await session.next_event("terminated", timeout_s=5)
+            await session.close()
+
+        visit(door, look)
+        _, said = process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert "a second client was refused" in said
+    assert program.communicate(timeout=10)[0] == "went on 41\n"
+
+
+def test_listen_ends_with_its_client_and_the_pause_stays(door):
+    """After its client has left, the port is closed and the pause waits for the next one."""
+    door.start(PAUSES)
+    (pause,) = door.pauses()
+    with listening(door, pause["id"]) as (process, port):
+
+        async def look():
+            session = await attach_plainly(port)
+            await session.next_event("stopped", timeout_s=5)
+            await session.close()
+
+        visit(door, look)
+        assert "stays paused" in process.communicate(timeout=10)[1]
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+    assert [p["id"] for p in door.pauses()] == [pause["id"]]
+
+
+def test_listen_ends_with_the_pause(door):
+    """When the pause is let go elsewhere before anyone came, the port is closed, with exit code 4."""
+    door.start(PAUSES)
+    (pause,) = door.pauses()
+    with listening(door, pause["id"]) as (process, _):
+
+        async def go_on():
+            session, stopped = await door.attach(pause["id"])
+            await session.request("continue", {"threadId": stopped["threadId"]})
+
+        visit(door, go_on)
+        assert f"pause {pause['id']} has ended; nobody attached" in process.communicate(timeout=10)[1]
+        assert process.returncode == 4
+
+
+def test_listen_ends_on_ctrl_c(door):
+    """Ctrl-C closes the port with exit code 130; the pause stays."""
+    door.start(PAUSES)
+    (pause,) = door.pauses()
+    with listening(door, pause["id"]) as (process, _):
+        assert "Ctrl-C ends it" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=10)
+        assert process.returncode == 130
+    assert len(door.pauses()) == 1
+
+
+def test_listen_refusals(door):
+    """A pause that is not there, `all`, and a taken port are refused in three lines."""
+    unknown = raydebug(door, "listen", "99")
+    look = "fix: list the pauses with `raydebug paused`\n"
+    said = "error: the pause cannot be attached\ncause: there is no pause '99'\n" + look
+    assert (unknown.returncode, unknown.stderr) == (1, said)
+    assert raydebug(door, "listen", "all").returncode == 2
+    taken = raydebug(door, "listen", "next", "--port", str(door.gateway_port))
+    assert taken.returncode == 3
+    assert taken.stderr.startswith(f"error: port {door.gateway_port} cannot be listened on\ncause: ")
+
+
+def test_s10_listen_with_another_clusters_token(door):
+    """S10: by way of `listen` too, another cluster's token opens nothing."""
+    door.start(PAUSES)
+    (pause,) = door.pauses()
+
+    async def look():
+        wrong = Address("127.0.0.1", door.gateway_port, "o" * 64)
+        listener = listen.Listener(wrong, pause["id"], say=lambda _: None)
+        port = await listener.open(0)
+        running = asyncio.ensure_future(listener.run())
+        session = await DapSession.connect("127.0.0.1", port)
+        await session.request("initialize")
+        with pytest.raises(RequestFailed, match="the token is not this cluster's"):
+            await session.request("attach", {"token": TOKEN, "target": pause["id"]})
+        await session.close()
+        assert await asyncio.wait_for(running, 5)
+
+    visit(door, look)
+    assert door.pauses()[0]["state"] == "waiting"
+
+
+KNOCK = "import socket; s = socket.create_connection(('127.0.0.1', {})); s.send(b'x'); print(s.recv(200).decode())"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start a program of another user")
+def test_listen_turns_other_users_away(door):
+    """A process of another user of this machine is turned away before a byte of it is handed on."""
+    door.start(PAUSES)
+    (pause,) = door.pauses()
+    with listening(door, pause["id"]) as (process, port):
+        knock = ["/usr/bin/env", "python3", "-c", KNOCK.format(port)]
+        done = subprocess.run(knock, user=65534, capture_output=True, text=True, timeout=20, cwd="/")
+        assert done.stdout.strip() == "raydebug listen: this port is for the user who opened it", done.stderr
+        process.send_signal(signal.SIGINT)
+        assert "a connection of another user was refused" in process.communicate(timeout=10)[1]
+    assert door.pauses()[0]["state"] == "waiting"
+
+
+def test_whose_a_connection_is():
+    """The owner of a loopback connection's other end is found; of one that is closed, nobody is."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        end, peer = server.accept()
+        with end:
+            assert peers.uid_of(peer, end.getsockname()) == os.getuid()
+            client.close()
+            assert peers.uid_of(peer, end.getsockname()) is None
