@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from raydebug.cluster.ports import choose_ports
 from raydebug.dap.session import DapSession
 
 TOKEN = "t" * 64
@@ -49,16 +51,17 @@ class Door:
     def token_file(self) -> Path:
         return self.folder / "token"
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs to dial this gateway."""
+        dial = {"RAYDEBUG_GATEWAY": f"127.0.0.1:{self.dial_port}", "RAYDEBUG_TOKEN_PATH": str(self.token_file)}
+        return {**os.environ, **dial}
+
     def start(self, program: str, **variables: str) -> subprocess.Popen[str]:
         """Start a Python program below the gateway."""
         path = self.folder / f"program{len(self.programs)}.py"
         path.write_text(program)
-        environment = {
-            **os.environ,
-            "RAYDEBUG_GATEWAY": f"127.0.0.1:{self.dial_port}",
-            "RAYDEBUG_TOKEN_PATH": str(self.token_file),
-            **variables,
-        }
+        environment = {**self.environment, **variables}
         self.programs.append(
             subprocess.Popen([sys.executable, str(path)], env=environment, stdin=subprocess.DEVNULL,
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -91,6 +94,23 @@ class Door:
         await session.request("attach", {"token": self.token, "target": target, **arguments})
         await session.request("configurationDone")
         return session, (await session.next_event("stopped", timeout_s=5))["body"]
+
+
+@contextmanager
+def open_door(folder: Path) -> Iterator[Door]:
+    """Run a gateway of its own on free ports; it ends with all that `start` began."""
+    (folder / "token").write_text(TOKEN)
+    ports = choose_ports({}, {}, {5678, 8265})
+    door = Door(folder, ports["gateway"], ports["dial"])
+    door.start_gateway()
+    try:
+        yield door
+    finally:
+        for program in door.programs:
+            program.kill()
+            program.communicate()
+        door.process.terminate()
+        door.process.communicate(timeout=5)
 
 
 def visit(door: Door, work: Callable[[], Awaitable[Any]]) -> Any:

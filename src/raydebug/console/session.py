@@ -15,7 +15,9 @@ from raydebug.dap.wire import Message
 from raydebug.errors import Exit, RaydebugError
 
 _REFUSALS = {"auth.wrong-token": Exit.USAGE, "pause.busy": Exit.TAKEN}
+_GONE = "pause.gone"
 _REQUEST_TIMEOUT_S = 30.0
+_WORD_TIMEOUT_S = 1.0
 
 
 class Door(NamedTuple):
@@ -119,6 +121,13 @@ class DebugSession:
         """
         try:
             return await self._dap.request(command, arguments, timeout_s=timeout_s)
+        except RequestFailed as refused:
+            if refusal_code(refused) != _GONE:
+                raise
+            with contextlib.suppress(TimeoutError):  # the gateway says next why the process is gone
+                async with asyncio.timeout(_WORD_TIMEOUT_S):
+                    await self.ended.wait()
+            raise self.lost() from refused
         except ConnectionLost as error:
             raise self.lost() from error
         except TimeoutError as error:
@@ -265,7 +274,7 @@ class DebugSession:
 def explain_refusal(refused: RequestFailed) -> RaydebugError:
     """Turn a gateway's refusal into our error, with its own cause and fix."""
     error = refused.body.get("error") or {}
-    code = str(error.get("code") or "attach.refused")
+    code = refusal_code(refused) or "attach.refused"
     return RaydebugError(
         "the pause cannot be attached" if code != "auth.wrong-token" else "the gateway refused us",
         cause=str(error.get("format") or refused),
@@ -273,3 +282,9 @@ def explain_refusal(refused: RequestFailed) -> RaydebugError:
         code=code,
         exit_code=_REFUSALS.get(code, Exit.FAILED),
     )
+
+
+def refusal_code(refused: RequestFailed) -> str:
+    """Return the gateway's code of a refusal; empty where pydevd itself refused."""
+    error = refused.body.get("error")
+    return str(error.get("code") or "") if isinstance(error, dict) else ""
