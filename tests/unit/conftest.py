@@ -11,7 +11,7 @@ from pathlib import Path
 import pexpect
 import pytest
 from gateway_door import Door, open_door
-from paused_programs import LIMIT_S, PausedProgram, Run
+from paused_programs import LIMIT_S, TRAINING, PausedProgram, Run
 
 from raydebug.console.attach import attach_pause
 from raydebug.console.session import Door as ConsoleDoor
@@ -51,6 +51,19 @@ def serve(shared_door: Door, tmp_path: Path) -> Iterator[Callable[..., PausedPro
 
 
 @pytest.fixture
+def start(serve: Callable[..., PausedProgram]) -> Callable[..., list[PausedProgram]]:
+    """Start the ranks of a training; each pauses."""
+
+    def start_all(*ranks: int | None, **variables: str) -> list[PausedProgram]:
+        places = ["" if rank is None else str(rank) for rank in ranks]
+        new = [serve(TRAINING, waits=False, RANK=place, **variables) for place in places]
+        assert all(program.pause for program in new)
+        return new
+
+    return start_all
+
+
+@pytest.fixture
 def run(shared_door: Door, capsys: pytest.CaptureFixture[str]) -> Run:
     """Run a script at a program's pause: exit code, stdout with the program's path as JOB, stderr."""
 
@@ -73,11 +86,19 @@ import sys
 from pathlib import Path
 from raydebug import render
 from raydebug.console.attach import attach_pause
+from raydebug.console.attach_group import attach_group
+from raydebug.console.selection import Selection
 from raydebug.console.session import Door
 from raydebug.errors import RaydebugError
+from raydebug.pause.listing import fetch_pauses
+from gateway_door import Door as Gateway
 port, token, target, state = int(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4])
+door, gateway = Door("127.0.0.1", port, token), Gateway(state, None, port, 0)
 try:
-    code = attach_pause(Door("127.0.0.1", port, token), target, cluster="mine", history_dir=state)
+    if target == "all":
+        code = attach_group(door, Selection(), lambda: fetch_pauses(gateway), history_dir=state)
+    else:
+        code = attach_pause(door, target, cluster="mine", history_dir=state)
 except RaydebugError as failure:
     render.error(failure)
     code = failure.exit_code
@@ -87,14 +108,13 @@ sys.exit(int(code))
 
 @pytest.fixture
 def terminal(shared_door: Door, tmp_path: Path) -> Iterator[Callable[..., pexpect.spawn]]:
-    """Open the prompt at a program's pause, in a terminal of its own."""
+    """Open the prompt at a program's pause (None: at all of them), in a terminal of its own."""
     opened: list[pexpect.spawn] = []
     plain = {"TERM": "xterm", "NO_COLOR": "1", "PROMPT_TOOLKIT_NO_CPR": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
 
-    def open_terminal(program: PausedProgram) -> pexpect.spawn:
-        argv = [
-            "-c", TYPED, str(shared_door.gateway_port), shared_door.token, program.id, str(tmp_path / "state")
-        ]  # fmt: skip
+    def open_terminal(program: PausedProgram | None) -> pexpect.spawn:
+        target = "all" if program is None else program.id
+        argv = ["-c", TYPED, str(shared_door.gateway_port), shared_door.token, target, str(tmp_path / "state")]
         opened.append(
             pexpect.spawn(sys.executable, argv, env={**os.environ, **plain}, encoding="utf-8", timeout=LIMIT_S,
                           dimensions=(40, 100))

@@ -40,6 +40,31 @@ breakpoint()
 print("finished", flush=True)
 """
 
+# Every rank stops twice; the size, the weights and the other array of rank 2 are not those of the others.
+TRAINING = """import os, sys
+import numpy
+
+def update(step):
+    rank = int(os.environ.get("RANK") or -1)
+    size = 128 if rank < 2 else 127
+    weights = numpy.arange(6.0)
+    weights[3] += 0.25 * (rank == 2)
+    same = numpy.ones((2, 2))
+    other = numpy.ones(2 + (rank == 2))
+    breakpoint()
+    total = size + step
+    return total
+
+def crash():
+    raise ValueError("rank 2 has bad data")
+
+for step in (1, 2):
+    update(step)
+    if os.environ.get("CRASHES"):
+        crash()
+print("finished", flush=True)
+"""
+
 
 class PausedProgram:
     """A program under the hook.

@@ -50,9 +50,10 @@ def test_busy_pause(serve: Serve, run: Run, shared_door: Gateway) -> None:
     held, done = threading.Event(), threading.Event()
 
     async def hold() -> None:
-        await shared_door.attach(program.id)
+        session, _ = await shared_door.attach(program.id)
         held.set()
         await asyncio.to_thread(done.wait, LIMIT_S)
+        await session.close()
 
     holder = threading.Thread(target=asyncio.run, args=(hold(),))
     holder.start()

@@ -39,7 +39,7 @@ def test_prompt_and_going_on(serve: Serve, terminal: Terminal, tmp_path: Path) -
     child.wait()
     assert child.exitstatus == 0
     assert program.process.wait(LIMIT_S) == 0
-    history = tmp_path / "state" / "debugger_history"
+    (history,) = (tmp_path / "state" / "debugger_history").iterdir()
     assert "+p batch" in history.read_text()
     assert history.stat().st_mode & 0o077 == 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from raydebug.console import values
@@ -14,11 +14,17 @@ from raydebug.console.frames import Frame
 from raydebug.console.paint import Paint
 from raydebug.console.session import DebugSession, EvaluationFailed
 from raydebug.console.source import Function, function_at, read_local
+from raydebug.dap.wire import Message
 from raydebug.render import visible
 
 
 class CommandFailed(Exception):
     """A command could not do what it was asked for; the text is for people, without the `***`."""
+
+
+def name_rank(pause: Message) -> str:
+    """Return how a lone pause is called."""
+    return f"rank {pause['rank']}" if pause.get("rank") is not None else f"pause {pause.get('id', '?')}"
 
 
 class Debugger:
@@ -48,6 +54,10 @@ class Debugger:
         self.listed_to: int | None = None  # last line that `list` showed; None: begin at the current line
         self.steps_left: list[str] = []  # of a step that takes several, one after each stop
         self.leaving = False
+        self.label = name_rank(session.pause)
+        self.step = ""  # of the training, where the last stop told it
+        self.peers: Callable[[], Sequence[Debugger]] = lambda: (self,)  # the ranks at this prompt, itself among them
+        self.watchdog: Callable[[Message], str] = lambda pause: ""  # words about the nearest limit of a pause
         self._files: dict[str, list[str]] = {}
 
     @property
@@ -66,6 +76,10 @@ class Debugger:
         if frame is None:
             raise CommandFailed("this thread has no Python frame")
         return frame
+
+    @property
+    def frame_or_none(self) -> Frame | None:
+        return self.session.stack.frame
 
     # Values
 

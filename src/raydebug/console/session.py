@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -54,6 +55,7 @@ class DebugSession:
         self._stops: asyncio.Queue[Message | None] = asyncio.Queue()
         self._why_ended = ""
         self.ended = asyncio.Event()
+        self._since_s, self._heard_at = 0.0, time.monotonic()
         self.pause: Message = {}
         self.stop: Message = {}
         self.stack = Stack()
@@ -104,7 +106,7 @@ class DebugSession:
             answer = await self.request("attach", arguments, timeout_s=None)
         except RequestFailed as refused:
             raise explain_refusal(refused) from refused
-        self.pause = answer.get("pause") or {}
+        self._note_pause(answer.get("pause") or {})
         await self.request("configurationDone")
         await self.wait_stop(timeout_s=_REQUEST_TIMEOUT_S)
 
@@ -199,7 +201,7 @@ class DebugSession:
         self.stop, self.running = body, False
         fresh = "pause" in body and body["pause"].get("id") != self.pause.get("id")
         if "pause" in body:
-            self.pause = body["pause"]
+            self._note_pause(body["pause"])
         thread = {"threadId": body.get("threadId", 0)}
         asked = [self.request("stackTrace", thread)]
         if self.post_mortem:
@@ -219,6 +221,11 @@ class DebugSession:
         return fresh
 
     @property
+    def paused_for_s(self) -> float:
+        """Seconds since the pause began; a step begins none."""
+        return self._since_s + time.monotonic() - self._heard_at
+
+    @property
     def post_mortem(self) -> bool:
         """Whether the thread stopped because of an exception: its frames are over, nothing can be stepped."""
         return self.stop.get("reason") == "exception"
@@ -231,6 +238,11 @@ class DebugSession:
         await self._dap.close()
 
     # What arrives
+
+    def _note_pause(self, pause: Message) -> None:
+        self.pause = pause
+        since = pause.get("since_s")
+        self._since_s, self._heard_at = float(since) if isinstance(since, (int, float)) else 0.0, time.monotonic()
 
     def _take(self, message: Message) -> None:
         body = message.get("body") or {}

@@ -1,4 +1,4 @@
-"""`tensor EXPR`: one expression that describes a tensor inside the paused process, and what the answer looks like."""
+"""Expressions that run tensor_probe.py inside the paused process, and what `tensor EXPR` looks like."""
 
 from __future__ import annotations
 
@@ -13,12 +13,31 @@ from raydebug.render import visible
 
 @cache
 def _probe() -> str:
-    return "from typing import Any\n" + inspect.getsource(tensor_probe.describe)
+    return inspect.getsource(tensor_probe)
 
 
 def as_description(expression: str) -> str:
     """Return an expression whose value is the JSON of `tensor_probe.describe`."""
-    return f"(lambda space: (exec({_probe()!r}, space), space['describe'])[1])({{}})(({expression}\n))"
+    return _call("describe", f"({expression}\n)")
+
+
+def as_summary(expression: str, key: str) -> str:
+    """Return an expression whose value is the JSON of `tensor_probe.summarise`."""
+    return _call("summarise", f"({expression}\n), {key!r}")
+
+
+def as_packed(key: str, start: int, end: int) -> str:
+    """Return an expression whose value is a piece of what `summarise` kept, as JSON."""
+    return _call("packed", f"{key!r}, {start}, {end}")
+
+
+def as_forgotten(key: str) -> str:
+    """Return an expression that drops what `summarise` kept."""
+    return _call("forget", repr(key))
+
+
+def _call(name: str, arguments: str) -> str:
+    return f"(lambda space: (exec({_probe()!r}, space), space[{name!r}])[1])({{}})({arguments})"
 
 
 def draw(found: Message, paint: Paint | None = None) -> str:
@@ -40,7 +59,7 @@ def draw(found: Message, paint: Paint | None = None) -> str:
         lines.append(f"  local shard [{local}] of {', '.join(found['placements'])}; the values below are this rank's")
     if found.get("layout"):
         lines.append(f"  {found['layout']}; the values below are the stored ones")
-    spread = [f"{name} {_number(found[name])}" for name in ("min", "max", "mean", "std") if name in found]
+    spread = [f"{name} {number(found[name])}" for name in ("min", "max", "mean", "std") if name in found]
     if spread:
         lines.append("  " + "  ".join(spread))
     if "nan" in found:
@@ -53,11 +72,12 @@ def draw(found: Message, paint: Paint | None = None) -> str:
         lines.append(paint(counts, "red", "bold") if bad else counts)
     if "first" in found:
         more = ", ..." if found["numel"] > len(found["first"]) else ""
-        lines.append(f"  first [{', '.join(_number(item) for item in found['first'])}{more}]")
+        lines.append(f"  first [{', '.join(number(item) for item in found['first'])}{more}]")
     if "note" in found:
         lines.append(f"  {found['note']}")
     return visible("\n".join(lines), keep="\n\x1b" if paint.colour else "\n")
 
 
-def _number(value: object) -> str:
+def number(value: object) -> str:
+    """Return a number as briefly as it stays telling."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
