@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pexpect
+import pytest
 from paused_programs import LIMIT_S, STEPS, PausedProgram, Run
 
 Serve = Callable[..., PausedProgram]
@@ -71,18 +72,13 @@ def test_tab_completes(serve: Serve, terminal: Terminal) -> None:
 
 
 def test_interrupts(serve: Serve, terminal: Terminal) -> None:
-    """Ctrl-C at the prompt clears the line; during an evaluation it stops the waiting; while running it leaves."""
+    """Ctrl-C at the prompt clears the line; while the task runs it leaves, and the task runs on."""
     program = serve("breakpoint()\nimport time\ntime.sleep(30)\n")
     child = terminal(program)
     child.expect(PROMPT)
     child.send("p 12")
     child.sendintr()
     _type(child, "p 'after'", "'after'")
-    _type(child, "__import__('time').sleep(1.5)", "sleep")
-    time.sleep(0.4)
-    child.sendintr()
-    child.expect("not waited for any longer")
-    _type(child, "p 'later'", "'later'")
     _type(child, "c", "running; waits for the next stop here")
     child.sendintr()
     child.expect("left; the task runs on")
@@ -90,6 +86,32 @@ def test_interrupts(serve: Serve, terminal: Terminal) -> None:
     child.wait()
     assert child.exitstatus == 0
     assert program.process.poll() is None
+
+
+@pytest.mark.parametrize(
+    "endless", ["sum(1 for _ in iter(int, 1))", "__import__('time').sleep(1000)", "while True: pass"]
+)
+def test_evaluation_that_never_returns(serve: Serve, terminal: Terminal, endless: str) -> None:
+    """F32: Ctrl-C interrupts code that never returns, the session is kept, and the task goes on unharmed."""
+    program = serve(STEPS)
+    child = terminal(program)
+    _type(child, endless, "still runs there; Ctrl-C interrupts it")
+    child.sendintr()
+    child.expect(r"\*\*\* KeyboardInterrupt")
+    _type(child, "p batch", r"\[1, 2, 3\]")
+    _type(child, "c", "21 .*-> .*breakpoint")
+    _type(child, "c", "process .* has ended")
+    assert program.process.wait(LIMIT_S) == 0
+
+
+def test_sleep_of_another_thread(serve: Serve, terminal: Terminal) -> None:
+    """A sleep of a thread beside the main one cannot be ended: that is said, and the session is kept."""
+    program = serve("import threading\ndef work():\n    breakpoint()\nthreading.Thread(target=work).start()\n")
+    child = terminal(program)
+    _type(child, "__import__('time').sleep(6)", "still runs there; Ctrl-C interrupts it")
+    child.sendintr()
+    child.expect("not waited for any longer; the code still runs there")
+    _type(child, "p 'later'", "'later'")
 
 
 def test_process_gone_at_the_prompt(serve: Serve, terminal: Terminal) -> None:

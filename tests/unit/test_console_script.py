@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -189,3 +190,50 @@ def test_post_mortem(serve: Serve, run: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert run(program, "c") == (0, "", "")
     assert program.process.wait(LIMIT_S) == 1
     assert program.complained.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_log_points(serve: Serve, run: Run) -> None:
+    """A log point says its text each time its line is reached, and nothing stops there."""
+    code, out, err = run(serve(STEPS), 'log 10, "item={item} total={total}"', "b", "b 12", "c", "p total")
+    assert (code, err) == (0, "")
+    assert out == (
+        "Log point 1 at JOB:10\nNum Type         Disp Enb   Where\n1   log point    keep yes   at JOB:10\n"
+        "        says 'item={item} total={total}'\nBreakpoint 2 at JOB:12\n"
+        "item=1 total=0\nitem=2 total=1\nitem=3 total=3\n> JOB:12 update\n->         return loss\n6\n"
+    )
+
+
+def test_watched_values(serve: Serve, run: Run) -> None:
+    """A watched value is shown after a step and at a breakpoint, where it has changed, and only there."""
+    _, out, _ = run(serve(STEPS), "watch total", "n", "b 11", "c")
+    assert out == "display total: 0\n> JOB:9 update\n->         for item in batch:\nBreakpoint 1 at JOB:11\n"
+    _, out, _ = run(serve(STEPS), "watch total", "b 11", "c", "n", "unwatch", "watch")
+    assert out == (
+        "display total: 0\nBreakpoint 1 at JOB:11\n> JOB:11 update\n->             loss = total * scale\n"
+        "display total: 6  [old: 0]\n> JOB:12 update\n->         return loss\n"
+    ).replace("->             loss", "->         loss")
+
+
+HUGE = """text = "x" * 200_000_000
+items = list(range(1_000_000))
+nested = {"a": list(range(300_000))}
+breakpoint()
+"""
+
+
+@pytest.mark.parametrize("command", ["p text", "p items", "items", "locals", "whatis text"])
+def test_huge_values_are_cut_in_time(serve: Serve, run: Run, command: str) -> None:
+    """F31: a text of 200 MB and a list of a million items are shown, cut, within a second."""
+    program = serve(HUGE)
+    run(program, "p 1")
+    begin = time.monotonic()
+    code, out, _ = run(program, command)
+    assert (code, len(out) < 200_000) == (0, True)
+    assert time.monotonic() - begin < 1.0
+
+
+def test_full_value(serve: Serve, run: Run) -> None:
+    """`full` prints what `p` cuts."""
+    program = serve(HUGE)
+    assert run(program, "p nested")[1].endswith("; `full` shows all\n")
+    assert run(program, "full nested")[1] == str({"a": list(range(300_000))}) + "\n"

@@ -17,6 +17,9 @@ from raydebug.console.source import Function, function_at, read_local
 from raydebug.dap.wire import Message
 from raydebug.render import visible
 
+TYPED_VALUE_CHARS = 4_000  # of a value that a person asked for: two screens
+SCRIPT_VALUE_CHARS = 60_000  # pydevd 1.8.22 cuts what it answers after 2**16
+
 
 class CommandFailed(Exception):
     """A command could not do what it was asked for; the text is for people, without the `***`."""
@@ -54,6 +57,7 @@ class Debugger:
         self.listed_to: int | None = None  # last line that `list` showed; None: begin at the current line
         self.steps_left: list[str] = []  # of a step that takes several, one after each stop
         self.leaving = False
+        self.value_chars = TYPED_VALUE_CHARS if interactive else SCRIPT_VALUE_CHARS
         self.label = name_rank(session.pause)
         self.step = ""  # of the training, where the last stop told it
         self.peers: Callable[[], Sequence[Debugger]] = lambda: (self,)  # the ranks at this prompt, itself among them

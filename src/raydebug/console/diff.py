@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from raydebug.console import tensor
+from raydebug.console import probes, tensor
 from raydebug.console.debugger import CommandFailed, Debugger
 from raydebug.console.labels import joined
 from raydebug.console.tensor_probe import COMPARED_ELEMENTS
@@ -65,13 +65,13 @@ async def compare(debuggers: Sequence[Debugger], expression: str) -> str:
         return "\n".join(lines)
     finally:
         holders = [one for one, found in zip(debuggers, answers, strict=True) if "packed" in found]
-        await asyncio.gather(*(one.session.evaluate(tensor.as_forgotten(key)) for one in holders),
+        await asyncio.gather(*(one.session.evaluate(probes.as_forgotten(key)) for one in holders),
                              return_exceptions=True)  # fmt: skip
 
 
 async def _ask(debugger: Debugger, expression: str, key: str) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = await debugger.document(tensor.as_summary(expression, key))
+        found: dict[str, Any] = await debugger.document(probes.as_summary(expression, key))
     except CommandFailed as failed:
         return {"failed": str(failed)}
     return found
@@ -148,7 +148,7 @@ async def _numbers(group: _Group) -> array.array[float]:
     """Fetch the elements of a group's tensor from its first process, in pieces."""
     starts = range(0, int(group.found["packed"]), _CHUNK_CHARS)
     pieces = [
-        await group.first.document(tensor.as_packed(group.key, start, start + _CHUNK_CHARS), long=True)
+        await group.first.document(probes.as_packed(group.key, start, start + _CHUNK_CHARS), long=True)
         for start in starts
     ]
     numbers = array.array("d")

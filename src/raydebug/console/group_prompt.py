@@ -9,7 +9,7 @@ from raydebug import render
 from raydebug.console import commands
 from raydebug.console.debugger import CommandFailed, Debugger
 from raydebug.console.group import Group
-from raydebug.console.interrupt import Interrupted, interruptible
+from raydebug.console.interrupt import NOT_WAITED_FOR, Interrupted, interruptible, interruptible_there
 from raydebug.console.keyboard import Ended, Keyboard
 from raydebug.console.member import Member
 from raydebug.console.paint import Paint
@@ -72,7 +72,7 @@ class GroupConversation:
                 render.out(self._paint(f"*** {failed}", "red"))
                 break
             except Interrupted:
-                render.out("*** not waited for any longer; what was begun goes on there")
+                render.out(NOT_WAITED_FOR)
                 break
             if any(member.debugger.leaving for member in members):
                 for member in members:
@@ -81,11 +81,18 @@ class GroupConversation:
         return False
 
     async def _waited_for(self, members: list[Member], command: str) -> list[tuple[Member, str | CommandFailed]]:
+        async def interrupt() -> None:
+            await asyncio.gather(*(member.debugger.session.interrupt() for member in self._group.members))
+
         running = asyncio.ensure_future(self._group.run(members, command))
-        await interruptible(asyncio.wait([running], timeout=_SLOW_S))
-        if not running.done():
-            render.say(self._paint(f"'{command}' still runs there; Ctrl-C stops waiting for it", "dim"))
-        return await interruptible(running)
+        telling = asyncio.get_running_loop().call_later(_SLOW_S, self._tell_slow, command)
+        try:
+            return await interruptible_there(running, interrupt)
+        finally:
+            telling.cancel()
+
+    def _tell_slow(self, command: str) -> None:
+        render.say(self._paint(f"'{command}' still runs there; Ctrl-C interrupts it", "dim"))
 
     async def _left(self) -> bool:
         standing = [member for member in self._group.members if not member.running]

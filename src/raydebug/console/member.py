@@ -73,8 +73,8 @@ class Member:
     # What its process writes
 
     def hear(self, output: Output) -> None:
-        """Print what code that we run prints, whole lines at a time; the job's own output is in its log."""
-        if output.category == "stdout" and not self.running:
+        """Print what code that we run prints, and log points, whole lines at a time."""
+        if output.category == "stdout":
             *lines, self._unfinished = (self._unfinished + render.visible(output.text)).split("\n")
             for line in lines:
                 self.say(line)

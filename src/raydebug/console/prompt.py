@@ -8,7 +8,7 @@ from pathlib import Path
 from raydebug import render
 from raydebug.console import commands
 from raydebug.console.debugger import CommandFailed, Debugger
-from raydebug.console.interrupt import Interrupted, interruptible
+from raydebug.console.interrupt import NOT_WAITED_FOR, Interrupted, interruptible, interruptible_there
 from raydebug.console.keyboard import Ended, Keyboard
 from raydebug.console.screen import opening
 from raydebug.console.status import note_step, status
@@ -72,7 +72,7 @@ class Conversation:
                 render.out(self._debugger.paint(f"*** {failed}", "red"))
                 break
             except Interrupted:
-                render.out("*** not waited for any longer; the code still runs there, and what comes next waits for it")
+                render.out(NOT_WAITED_FOR)
                 break
             if text:
                 render.out(text)
@@ -82,14 +82,14 @@ class Conversation:
 
     async def _outcome(self, command: str) -> str:
         running = asyncio.ensure_future(commands.run(self._debugger, command))
+        telling = asyncio.get_running_loop().call_later(_SLOW_S, self._tell_slow, command)
         try:
-            await interruptible(asyncio.wait([running], timeout=_SLOW_S))
-            if not running.done():
-                render.say(self._debugger.paint(f"'{command}' still runs there; Ctrl-C stops waiting for it", "dim"))
-            return await interruptible(running)
-        except Interrupted:
-            running.cancel()
-            raise
+            return await interruptible_there(running, self._debugger.session.interrupt)
+        finally:
+            telling.cancel()
+
+    def _tell_slow(self, command: str) -> None:
+        render.say(self._debugger.paint(f"'{command}' still runs there; Ctrl-C interrupts it", "dim"))
 
     async def _until_stop(self) -> bool:
         """Show the next stop; False when the person goes, or the process has ended as it may."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from raydebug.console import probes
 from raydebug.console.frames import Stack
 from raydebug.dap.session import ConnectionLost, DapSession, RequestFailed
 from raydebug.dap.wire import Message
@@ -19,6 +20,7 @@ _REFUSALS = {"auth.wrong-token": Exit.USAGE, "pause.busy": Exit.TAKEN}
 _GONE = "pause.gone"
 _REQUEST_TIMEOUT_S = 30.0
 _WORD_TIMEOUT_S = 1.0
+_INTERRUPT_TIMEOUT_S = 2.0
 
 
 class Door(NamedTuple):
@@ -54,6 +56,7 @@ class DebugSession:
         self._dap: DapSession
         self._stops: asyncio.Queue[Message | None] = asyncio.Queue()
         self._why_ended = ""
+        self._evaluating: list[str] = []
         self.ended = asyncio.Event()
         self._since_s, self._heard_at = 0.0, time.monotonic()
         self.pause: Message = {}
@@ -156,12 +159,28 @@ class DebugSession:
         frame = self.stack.frame
         arguments: Message = {"expression": code, "context": context, "format": {"rawString": True}}
         arguments |= {"frameId": frame.id} if frame else {}
+        self._evaluating.append(code)
         try:
             body = await self.request("evaluate", arguments, timeout_s=None)
+        except asyncio.CancelledError:
+            raise  # nobody waits for it any longer, and it still runs there
         except RequestFailed as failed:
+            self._evaluating.remove(code)
             raise EvaluationFailed(str(failed.body.get("result") or failed)) from failed
+        except RaydebugError:
+            self._evaluating.remove(code)
+            raise
+        self._evaluating.remove(code)
         # pydevd answers None with an empty text and no type (pydevd_comm.py internal_evaluate_expression_json, 1.8.22).
         return str(body.get("result", "")) if body.get("type") else None
+
+    async def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the code that we evaluate there; only in the main thread it also ends a sleep."""
+        for code in list(self._evaluating):
+            # Without a frame another thread of the process runs it: the paused one is busy.
+            arguments = {"expression": probes.as_interrupt(code), "context": "watch"}
+            with contextlib.suppress(RequestFailed, RaydebugError, ConnectionLost, TimeoutError):
+                await self._dap.request("evaluate", arguments, timeout_s=_INTERRUPT_TIMEOUT_S)
 
     async def locals(self) -> list[Message]:
         """Return the selected frame's locals as DAP variables, as pydevd orders them."""
@@ -233,6 +252,7 @@ class DebugSession:
     async def leave(self) -> None:
         """Let go of the pause: a thread that is paused stays paused for the next client."""
         if not self.ended.is_set():
+            await self.interrupt()  # what nobody waits for any longer would keep the paused thread busy for good
             with contextlib.suppress(ConnectionLost, RequestFailed, TimeoutError):  # we leave anyway
                 await self._dap.request("disconnect", timeout_s=2.0)
         await self._dap.close()

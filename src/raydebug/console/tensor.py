@@ -1,43 +1,10 @@
-"""Expressions that run tensor_probe.py inside the paused process, and what `tensor EXPR` looks like."""
+"""What `tensor EXPR` looks like."""
 
 from __future__ import annotations
 
-import inspect
-from functools import cache
-
-from raydebug.console import tensor_probe
 from raydebug.console.paint import Paint
 from raydebug.dap.wire import Message
 from raydebug.render import visible
-
-
-@cache
-def _probe() -> str:
-    return inspect.getsource(tensor_probe)
-
-
-def as_description(expression: str) -> str:
-    """Return an expression whose value is the JSON of `tensor_probe.describe`."""
-    return _call("describe", f"({expression}\n)")
-
-
-def as_summary(expression: str, key: str) -> str:
-    """Return an expression whose value is the JSON of `tensor_probe.summarise`."""
-    return _call("summarise", f"({expression}\n), {key!r}")
-
-
-def as_packed(key: str, start: int, end: int) -> str:
-    """Return an expression whose value is a piece of what `summarise` kept, as JSON."""
-    return _call("packed", f"{key!r}, {start}, {end}")
-
-
-def as_forgotten(key: str) -> str:
-    """Return an expression that drops what `summarise` kept."""
-    return _call("forget", repr(key))
-
-
-def _call(name: str, arguments: str) -> str:
-    return f"(lambda space: (exec({_probe()!r}, space), space[{name!r}])[1])({{}})({arguments})"
 
 
 def draw(found: Message, paint: Paint | None = None) -> str:

@@ -30,7 +30,7 @@ def summarise(value: Any, key: str) -> str:
     """Return JSON by which the values of several processes can be compared.
 
     Args:
-        value: anything. Of a tensor with at most COMPARED_ELEMENTS its numbers are kept for `packed`.
+        value: anything. The numbers of a tensor with at most COMPARED_ELEMENTS are kept in sys, to be fetched.
         key: under which they are kept.
     """
     found, numbers = _described(value, 0, PIECE)
@@ -53,18 +53,6 @@ def summarise(value: Any, key: str) -> str:
     except Exception as error:  # noqa: BLE001 - what is known of it can be compared all the same
         found["note"] = "values not compared: " + type(error).__name__ + ": " + str(error)
     return json.dumps(found)
-
-
-def packed(key: str, start: int, end: int) -> str:
-    """Return a piece of the kept numbers: base64 of float64 in the machine's order."""
-    text: str = sys.__dict__["_raydebug_packed"][key][start:end]
-    return json.dumps(text)
-
-
-def forget(key: str) -> str:
-    """Drop the kept numbers."""
-    sys.__dict__.get("_raydebug_packed", {}).pop(key, None)
-    return "null"
 
 
 def _described(value: Any, first: int, piece: int) -> tuple[dict[str, Any], Any]:
