@@ -45,7 +45,7 @@ TRAINING = """import os, sys
 import numpy
 
 def update(step):
-    rank = int(os.environ.get("RANK") or -1)
+    rank, global_step = int(os.environ.get("RANK") or -1), step
     size = 128 if rank < 2 else 127
     weights = numpy.arange(6.0)
     weights[3] += 0.25 * (rank == 2)

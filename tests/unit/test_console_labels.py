@@ -5,12 +5,13 @@ from __future__ import annotations
 import array
 import doctest
 import math
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
-from raydebug.console import diff, labels, overview, tensor_probe
+from raydebug.console import diff, labels, overview, status, tensor_probe
 from raydebug.console.labels import NotAnAddress, joined, parse_ranks, pick, split_address
 from raydebug.console.selection import Selection
 
@@ -98,7 +99,7 @@ def test_summaries_of_equal_values_are_equal() -> None:
     assert not same(np.arange(4), np.arange(4.0))
     assert not same(np.arange(4), np.arange(4)[::-1])
     assert not same("a" * 5000, "a" * 4999 + "b")
-    tensor_probe.forget("k")
+    sys.__dict__.pop("_raydebug_packed")
 
 
 def test_distance_of_tensors() -> None:
@@ -108,3 +109,11 @@ def test_distance_of_tensors() -> None:
     assert diff._apart(array.array("d", [math.inf]), array.array("d", [math.inf])) == (
         "max difference 0, 0 of 1 elements differ"
     )
+
+
+def test_nearest_limit() -> None:
+    """The status line says which watchdog ends a pause first, and when."""
+    pause = {"watchdog": {"name": "torch process group", "after_s": 600.0}}
+    assert status.nearest_limit(pause, 120.0) == "torch process group ends it in 8 min 0 s"
+    assert status.nearest_limit(pause, 700.0) == "torch process group is overdue"
+    assert status.nearest_limit({}, 1.0) == ""

@@ -59,9 +59,7 @@ class Debugger:
         self.leaving = False
         self.value_chars = TYPED_VALUE_CHARS if interactive else SCRIPT_VALUE_CHARS
         self.label = name_rank(session.pause)
-        self.step = ""  # of the training, where the last stop told it
         self.peers: Callable[[], Sequence[Debugger]] = lambda: (self,)  # the ranks at this prompt, itself among them
-        self.watchdog: Callable[[Message], str] = lambda pause: ""  # words about the nearest limit of a pause
         self._files: dict[str, list[str]] = {}
 
     @property

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 from pathlib import Path
 
-from raydebug.console import values
 from raydebug.console.command import Command
-from raydebug.console.debugger import CommandFailed, Debugger
+from raydebug.console.debugger import Debugger
 from raydebug.console.diff import compare
 from raydebug.console.screen import duration, exception_text
 from raydebug.render import visible
@@ -18,9 +16,7 @@ _COLUMNS = ("", "rank", "state", "where", "step", "paused for")
 
 async def _ranks(debugger: Debugger, argument: str) -> str:
     peers = debugger.peers()
-    steps = await asyncio.gather(*(step_of(peer) for peer in peers))
-    rows = [_row(peer, step, current=peer is debugger) for peer, step in zip(peers, steps, strict=True)]
-    return table(rows)
+    return table([_row(peer, current=peer is debugger) for peer in peers])
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
@@ -32,7 +28,7 @@ def table(rows: list[tuple[str, ...]]) -> str:
     return out.getvalue().rstrip("\n")
 
 
-def _row(debugger: Debugger, step: str, *, current: bool) -> tuple[str, ...]:
+def _row(debugger: Debugger, *, current: bool) -> tuple[str, ...]:
     session = debugger.session
     frame = session.stack.frame
     name = debugger.label.removeprefix("rank ") if debugger.label.startswith("rank ") else debugger.label
@@ -45,19 +41,16 @@ def _row(debugger: Debugger, step: str, *, current: bool) -> tuple[str, ...]:
         where += f": {exception_text(session.exception, session.pause)}"
     elif session.stop.get("reason") in ("step", "pause"):
         state = "step"
-    return (">" if current else "", name, state, visible(where, keep=""), step or "-", duration(session.paused_for_s))
-
-
-async def step_of(debugger: Debugger) -> str:
-    """Return the step of the training that a paused rank is at; empty where it cannot be told."""
-    told = debugger.session.pause.get("step")
-    if told is not None or debugger.session.running or debugger.frame_or_none is None:
-        return "" if told is None else str(told)
-    try:
-        found = await debugger.document(values.as_training_step())
-    except CommandFailed:
-        return ""
-    return "" if found is None else str(found)
+    step = session.pause.get("step")
+    told = "-" if step is None else str(step)
+    return (
+        ">" if current else "",
+        name,
+        state,
+        visible(where, keep=""),
+        visible(told, keep=""),
+        duration(session.paused_for_s),
+    )
 
 
 async def _diff(debugger: Debugger, argument: str) -> str:

@@ -11,7 +11,7 @@ from raydebug.console.debugger import CommandFailed, Debugger
 from raydebug.console.interrupt import NOT_WAITED_FOR, Interrupted, interruptible, interruptible_there
 from raydebug.console.keyboard import Ended, Keyboard
 from raydebug.console.screen import opening
-from raydebug.console.status import note_step, status
+from raydebug.console.status import status
 from raydebug.console.stops import next_stop
 from raydebug.errors import Exit, RaydebugError
 
@@ -39,7 +39,6 @@ class Conversation:
             RaydebugError: the session is lost.
         """
         render.out(await opening(self._debugger))
-        await note_step(self._debugger)
         while True:
             if self._debugger.session.running and not await self._until_stop():
                 return Exit.OK
@@ -102,7 +101,6 @@ class Conversation:
                     self._debugger.paint("running; waits for the next stop here, Ctrl-C leaves it running", "dim")
                 )
             render.out(await interruptible(stopping))
-            await note_step(self._debugger)
         except Interrupted:
             stopping.cancel()
             render.say("left; the task runs on")

@@ -79,43 +79,6 @@ def as_loaded_files(ending: str) -> str:
     )
 
 
-# Where a training keeps the number of its step: verl 0.9.1 trainer/ppo/ray_trainer.py `self.global_steps`, and
-# `meta_info["global_steps"]` of its batches; transformers and lightning `global_step`; hand-written loops `step`.
-_STEP_NAMES = ("global_steps", "global_step", "step")
-_TRAINING_STEP = f"""
-def find(frame):
-    import json
-    def whole(value):
-        return type(value) is int
-    for _ in range(200):
-        if frame is None:
-            break
-        if "pydev" in frame.f_code.co_filename or "/debugpy/" in frame.f_code.co_filename:
-            frame = frame.f_back
-            continue
-        local = frame.f_locals
-        for name in {_STEP_NAMES!r}:
-            holders = [local]
-            for holder in ("self", "batch", "data"):
-                try:
-                    state = object.__getattribute__(local.get(holder), "__dict__")
-                except AttributeError:
-                    continue
-                if type(state) is dict:
-                    holders += [state] + [state["meta_info"]] * (type(state.get("meta_info")) is dict)
-            for holder in holders:
-                if name in holder and whole(holder[name]):
-                    return json.dumps(holder[name])
-        frame = frame.f_back
-    return "null"
-"""
-
-
-def as_training_step() -> str:
-    """Return an expression whose value is JSON: the number of the training step, looked for frame by frame, or null."""
-    return f"(lambda s: (exec({_TRAINING_STEP!r}, s), s['find'])[1])({{}})(__import__('sys')._getframe())"
-
-
 def exception_line(traceback: str) -> str:
     """Return what follows the last frame of a traceback: `NameError: name 'x' is not defined`."""
     lines = traceback.rstrip("\n").split("\n")
