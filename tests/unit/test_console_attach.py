@@ -98,3 +98,35 @@ def test_no_gateway() -> None:
     with pytest.raises(RaydebugError) as lost:
         attach_pause(Door("127.0.0.1", 1, "t"), "p1", cluster="mine", commands=["p 1"])
     assert (lost.value.what, lost.value.exit_code) == ("no gateway answers at 127.0.0.1:1", Exit.SESSION_LOST)
+
+
+def test_several_pauses_are_shown_to_choose_from(
+    start: Callable[..., list[PausedProgram]], shared_door: Gateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without an ID, several pauses are shown as a table on stderr, and the error says how to name one or all."""
+    from raydebug.cli.attach import _choose
+    from raydebug.pause.listing import fetch_pauses
+
+    oldest = min((program.id for program in start(0, 1)), key=int)
+    with pytest.raises(RaydebugError) as several:
+        _choose(fetch_pauses(shared_door))  # type: ignore[arg-type]
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "".join(shown.err.split()).count("job.py:11update") == 2  # long paths are folded
+    assert several.value.exit_code == Exit.USAGE
+    assert several.value.fix == f"name one: raydebug attach {oldest}; all at one prompt: raydebug attach all"
+
+
+def test_selections_on_the_command_line() -> None:
+    """An ID beside a selection, and ranks that are none, are faults of usage."""
+    from raydebug.cli.attach import _selection
+    from raydebug.console.selection import Selection
+
+    assert _selection("all", None, None, steal=False) == Selection()
+    assert _selection(None, "0,3-4", "j", steal=True) == Selection(frozenset({0, 3, 4}), "j", steal=True)
+    assert _selection("3", None, None, steal=False) is None
+    with pytest.raises(RaydebugError, match="'3' and --ranks name different pauses") as both:
+        _selection("3", "1", None, steal=False)
+    assert both.value.exit_code == Exit.USAGE
+    with pytest.raises(RaydebugError, match="--ranks x names no ranks"):
+        _selection(None, "x", None, steal=False)

@@ -306,6 +306,6 @@ def test_only_waiting_pause_is_chosen() -> None:
         attach.choose_pause([one, {**one, "id": "p3", "rank": None}])
     assert str(several.value) == (
         "error: 2 pauses wait, and no ID says which one\n"
-        "cause: waiting: p1 (f at r.py:3, rank 0), p3 (f at r.py:3)\n"
-        "fix: name one: raydebug attach p1"
+        "cause: waiting: p1, p3\n"
+        "fix: name one: raydebug attach p1; all at one prompt: raydebug attach all"
     )

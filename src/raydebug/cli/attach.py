@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,12 +31,21 @@ def attach(
     steal: Annotated[bool, typer.Option("--steal", help="Take the pause from a client that holds it.")] = False,
     name: Name = "default",
 ) -> None:
-    """Take paused tasks into a debugger with pdb's own commands: one, or many ranks at one prompt.
+    r"""Take paused tasks into a debugger with pdb's own commands: one, or many ranks at one prompt.
 
-    Example: raydebug attach next -x w -x "p loss" -x c
+    \b
+    Examples:
+      raydebug attach                              the only pause that waits
+      raydebug attach 3                            this one; `h` at the prompt lists the commands
+      raydebug attach next --timeout 600           waits for the next one
+      raydebug attach next -x w -x "p loss" -x c   a script: look, then let it go on
+      raydebug attach all                          all at one prompt: @0,3 p x, @* bt, diff loss, c @*
+      raydebug attach --ranks 0-7 -x "diff grad_norm" -x ranks
+      raydebug attach --job 04000000               all ranks of one job
+      raydebug attach 3 --steal                    takes it from another client
     """
     from raydebug.cluster.state import load_cluster
-    from raydebug.console.attach import attach_pause, choose_pause
+    from raydebug.console.attach import attach_pause
     from raydebug.console.attach_group import attach_group
     from raydebug.console.session import Door
     from raydebug.pause.listing import fetch_pauses
@@ -47,9 +56,19 @@ def attach(
     if selection is not None:
         code = attach_group(door, selection, lambda: fetch_pauses(cluster), commands=execute or (), timeout_s=timeout)
         raise typer.Exit(int(code))
-    chosen = target or choose_pause(fetch_pauses(cluster))
+    chosen = target or _choose(fetch_pauses(cluster))
     code = attach_pause(door, chosen, cluster=cluster.name, commands=execute or (), timeout_s=timeout, steal=steal)
     raise typer.Exit(int(code))
+
+
+def _choose(pauses: list[dict[str, Any]]) -> str:
+    from raydebug.cli.pauses import show_table
+    from raydebug.console.attach import choose_pause
+
+    waiting = [pause for pause in pauses if pause["state"] == "waiting"]
+    if len(waiting) > 1:
+        show_table(waiting, to_stderr=True)
+    return choose_pause(pauses)
 
 
 def _selection(target: str | None, ranks: str | None, job: str | None, *, steal: bool) -> Selection | None:

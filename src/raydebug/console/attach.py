@@ -41,15 +41,11 @@ def choose_pause(pauses: Sequence[dict[str, Any]]) -> str:
             fix="`raydebug attach next` waits for the next one",
             code="pause.none",
         )
-    listed = ", ".join(
-        f"{pause['id']} ({pause.get('function')} at {Path(str(pause.get('file'))).name}:{pause.get('line')}"
-        + (f", rank {pause['rank']})" if pause.get("rank") is not None else ")")
-        for pause in waiting[:8]
-    )
+    ids = ", ".join(str(pause["id"]) for pause in waiting[:8])
     raise RaydebugError(
         f"{len(waiting)} pauses wait, and no ID says which one",
-        cause=f"waiting: {listed}{', ...' if len(waiting) > 8 else ''}",
-        fix=f"name one: raydebug attach {waiting[0]['id']}",
+        cause=f"waiting: {ids}{', ...' if len(waiting) > 8 else ''}",
+        fix=f"name one: raydebug attach {waiting[0]['id']}; all at one prompt: raydebug attach all",
         code="pause.ambiguous",
         exit_code=Exit.USAGE,
     )
