@@ -79,6 +79,11 @@ def _section(name: str, command: Any) -> str:
 
 
 def _text(command: Any) -> str:
+    help_text = (command.help or "").replace("\b", "")
+    if "Examples:" in help_text:
+        text, _, examples = help_text.partition("Examples:")
+        lines = [line.removeprefix("  ") for line in examples.strip("\n").split("\n")]
+        return text.strip() + "\n\n" + "\n".join(["```", *lines, "```"])
     text, _, example = (command.help or "").strip().partition("Example: ")
     return text.strip() + (f"\n\nExample: `{' '.join(example.split())}`" if example else "")
 

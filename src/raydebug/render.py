@@ -97,8 +97,8 @@ def console(*, to_stderr: bool = False) -> Console:
     return Console(stderr=to_stderr, highlight=False)
 
 
-def table(title: str | None, columns: list[str], rows: list[list[str]]) -> None:
-    """Print rows as a table on stdout; plain columns when stdout is no terminal."""
+def table(title: str | None, columns: list[str], rows: list[list[str]], *, to_stderr: bool = False) -> None:
+    """Print rows as a table on stdout (or stderr); plain columns where that is no terminal."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -108,8 +108,8 @@ def table(title: str | None, columns: list[str], rows: list[list[str]]) -> None:
         drawn.add_column(name, overflow="fold")
     for row in rows:
         drawn.add_row(*(Text(visible(cell)) for cell in row))
-    target = console()
-    if not sys.stdout.isatty():
+    target = console(to_stderr=to_stderr)
+    if not (sys.stderr if to_stderr else sys.stdout).isatty():
         target.width = 200
     target.print(drawn)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from raydebug.cluster.ports import choose_ports
 from raydebug.dap.session import DapSession
 
 TOKEN = "t" * 64
@@ -59,16 +60,17 @@ class Door:
         """What the gateway has said."""
         return (self.folder / "gateway.log").read_text()
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs to dial this gateway."""
+        dial = {"RAYDEBUG_GATEWAY": f"127.0.0.1:{self.dial_port}", "RAYDEBUG_TOKEN_PATH": str(self.token_file)}
+        return {**os.environ, **dial}
+
     def start(self, program: str, **variables: str) -> subprocess.Popen[str]:
         """Start a Python program below the gateway."""
         path = self.folder / f"program{len(self.programs)}.py"
         path.write_text(program)
-        environment = {
-            **os.environ,
-            "RAYDEBUG_GATEWAY": f"127.0.0.1:{self.dial_port}",
-            "RAYDEBUG_TOKEN_PATH": str(self.token_file),
-            **variables,
-        }
+        environment = {**self.environment, **variables}
         self.programs.append(
             subprocess.Popen([sys.executable, str(path)], env=environment, stdin=subprocess.DEVNULL,
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -106,8 +108,6 @@ class Door:
 @contextlib.contextmanager
 def open_door(folder: Path) -> Iterator[Door]:
     """Start a gateway of its own on free ports; end it with all that dialled it."""
-    from raydebug.cluster.ports import choose_ports
-
     (folder / "token").write_text(TOKEN)
     ports = choose_ports({}, {}, {5678, 8265})
     door = Door(folder, ports["gateway"], ports["dial"])

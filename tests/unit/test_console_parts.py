@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydebug.console import attach, commands, screen, source, tensor, tensor_probe, values
+from raydebug.console import (
+    attach,
+    commands,
+    probes,
+    screen,
+    source,
+    tensor,
+    tensor_probe,
+    value_probe,
+    values,
+)
 from raydebug.console.frames import Stack, where
 from raydebug.console.paint import Paint
 from raydebug.dap.session import RequestFailed
@@ -100,9 +110,11 @@ RAY = "/v/lib/python3.11/site-packages/ray/_private/workers/default_worker.py"
 
 
 def test_where_folds_rays_frames() -> None:
-    """`w` shows the oldest frame first and folds Ray's frames into one line; all of them with -a."""
+    """`w` shows the oldest frame first and folds Ray's frames into one line; all of them on demand."""
     stack = Stack.parse([_frame(1, "score", "/j/r.py", 7), _frame(2, "main_loop", RAY), _frame(3, "<module>", RAY)])
-    assert where(stack, {1: "    x = 1"}) == ("  ... 2 frames of Ray (w -a shows all)\n> /j/r.py:7 score\n->    x = 1")
+    assert where(stack, {1: "    x = 1"}) == (
+        "  ... 2 frames of Ray (`w all` shows them)\n> /j/r.py:7 score\n->    x = 1"
+    )
     assert where(stack, {}, all_frames=True) == f"  {RAY}:1 <module>\n  {RAY}:1 main_loop\n> /j/r.py:7 score"
 
 
@@ -112,6 +124,30 @@ def test_opening_frame_is_the_readers() -> None:
     assert stack.selected == 1
     assert Stack.parse([_frame(1, "get_objects", RAY)]).selected == 0
     assert Stack.parse([]).frame is None
+
+
+def test_moving_passes_over_rays_frames() -> None:
+    """`u` and `d` pass over Ray's frames, until `w all` has shown them."""
+    frames = [("score", "/j/r.py"), ("call", RAY), ("remote", RAY), ("main", "/j/r.py"), ("main_loop", RAY)]
+    stack = Stack.parse([_frame(number, *frame) for number, frame in enumerate(frames)])
+    assert [stack.move(1), stack.selected, stack.move(1), stack.folded_beyond(1)] == [True, 3, False, 1]
+    assert [stack.move(-1), stack.selected] == [True, 0]
+    stack.unfolded = True
+    assert [stack.move(1), stack.selected, stack.move(9), stack.selected] == [True, 1, True, 4]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("abc", "'abc'"),
+        ("a" * 50, f"{'a' * 20!r} ... the first 20 of 50; `full` shows all"),
+        ([1] * 50, "[1, 1, 1, 1, 1, 1, 1 ... the first of 50 items; `full` shows all"),
+        ({n: n for n in range(9)}, "{0: 0, 1: 1, 2: 2, 3 ... the first 20 of 54 characters; `full` shows all"),
+    ],
+)
+def test_long_values_are_cut(value: Any, text: str) -> None:
+    """A long value is cut, with a word on how long it is and how to see all."""
+    assert value_probe.shown(value, 20) == text
 
 
 def test_moving_stops_at_the_ends() -> None:
@@ -137,16 +173,16 @@ def test_exception_line_of_a_traceback(traceback: str, line: str) -> None:
 def test_sent_expressions_mean_what_they_say() -> None:
     """The wrapped expressions evaluate to pdb's texts, also with a comment or a tuple without brackets."""
     space: dict[str, Any] = {"x": [1] * 100, "f": test_exception_line_of_a_traceback, "C": Stack}
-    assert eval(values.as_repr("x # all"), space) == repr([1] * 100)
-    assert eval(values.as_repr("1, 2"), space) == "(1, 2)"
-    assert eval(values.as_repr_unless_none("None"), space) is None
+    assert eval(probes.as_shown("x # all", 1000), space) == repr([1] * 100)
+    assert eval(probes.as_shown("1, 2", 1000), space) == "(1, 2)"
+    assert eval(probes.as_shown_unless_none("None", 1000), space) is None
     assert eval(values.as_kind("C"), space) == "Class raydebug.console.frames.Stack"
     assert eval(values.as_kind("f"), space) == "Function test_exception_line_of_a_traceback"
     assert eval(values.as_kind("C().move"), space) == "Method move"
     assert eval(values.as_kind("1"), space) == "<class 'int'>"
     path, line = json.loads(eval(values.as_code_place("C.move"), space))
     assert path.endswith("frames.py")
-    assert "target = min" in source.read_local(path)[line - 1]  # type: ignore[index]
+    assert "open_to = " in source.read_local(path)[line - 1]  # type: ignore[index]
     assert eval(values.as_code_place("x"), space) == "null"
 
 
@@ -186,7 +222,7 @@ def test_tensor_in_pieces_is_exact(array: Any) -> None:
 
 def test_tensor_is_one_expression() -> None:
     """The sent expression needs nothing but the frame's names, and refuses what is no tensor in words."""
-    found = json.loads(eval(tensor.as_description("a * 2"), {"a": np.float64(2)}))
+    found = json.loads(eval(probes.as_description("a * 2"), {"a": np.float64(2)}))
     assert (
         tensor.draw(found)
         == "numpy.float64  [scalar]  float64  cpu\n  min 4  max 4  mean 4  std 0\n  NaN 0  Inf 0\n  first [4]"
@@ -270,6 +306,6 @@ def test_only_waiting_pause_is_chosen() -> None:
         attach.choose_pause([one, {**one, "id": "p3", "rank": None}])
     assert str(several.value) == (
         "error: 2 pauses wait, and no ID says which one\n"
-        "cause: waiting: p1 (f at r.py:3, rank 0), p3 (f at r.py:3)\n"
-        "fix: name one: raydebug attach p1"
+        "cause: waiting: p1, p3\n"
+        "fix: name one: raydebug attach p1; all at one prompt: raydebug attach all"
     )

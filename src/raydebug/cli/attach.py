@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from raydebug.cli.options import Name
+from raydebug.errors import Exit, RaydebugError
 
-_TARGET_HELP = "A pause of `raydebug paused`, or `next` to wait for the next one. Default: the only one that waits."
-_TIMEOUT_HELP = "Limit of the wait for `next`, and of each wait for a stop with -x (there: 60)."
+if TYPE_CHECKING:
+    from raydebug.console.selection import Selection
+
+_TARGET_HELP = "A pause of `raydebug paused`, `next` (waits for it) or `all`. Default: the only one that waits."
+_RANKS_HELP = "These ranks at one prompt, such as 0,3-5; those that pause later join."
+_JOB_HELP = "All pauses of this job at one prompt."
+_TIMEOUT_HELP = "Limit of the wait for pauses, and of each wait for a stop with -x (there: 60)."
 _Commands = Annotated[
     list[str] | None,
     typer.Option("-x", "--execute", metavar="COMMAND", help="Run this debugger command and leave; repeatable."),
@@ -17,25 +23,84 @@ _Commands = Annotated[
 
 
 def attach(
-    target: Annotated[str | None, typer.Argument(metavar="[ID|next]", help=_TARGET_HELP)] = None,
+    target: Annotated[str | None, typer.Argument(metavar="[ID|next|all]", help=_TARGET_HELP)] = None,
+    ranks: Annotated[str | None, typer.Option("--ranks", metavar="RANKS", help=_RANKS_HELP)] = None,
+    job: Annotated[str | None, typer.Option("--job", metavar="JOB", help=_JOB_HELP)] = None,
     execute: _Commands = None,
     timeout: Annotated[float | None, typer.Option(min=0.0, metavar="SECONDS", help=_TIMEOUT_HELP)] = None,
     steal: Annotated[bool, typer.Option("--steal", help="Take the pause from a client that holds it.")] = False,
     name: Name = "default",
 ) -> None:
-    """Take a paused task into a debugger with pdb's own commands.
+    r"""Take paused tasks into a debugger with pdb's own commands: one, or many ranks at one prompt.
 
-    Example: raydebug attach next -x w -x "p loss" -x c
+    \b
+    Examples:
+      raydebug attach                              the only pause that waits
+      raydebug attach 3                            this one; `h` at the prompt lists the commands
+      raydebug attach next --timeout 600           waits for the next one
+      raydebug attach next -x w -x "p loss" -x c   a script: look, then let it go on
+      raydebug attach all                          all at one prompt: @0,3 p x, @* bt, diff loss, c @*
+      raydebug attach --ranks 0-7 -x "diff grad_norm" -x ranks
+      raydebug attach --job 04000000               all ranks of one job
+      raydebug attach 3 --steal                    takes it from another client
     """
     from raydebug.cluster.head import named_if_lost
     from raydebug.cluster.state import load_cluster
-    from raydebug.console.attach import attach_pause, choose_pause
+    from raydebug.console.attach import attach_pause
+    from raydebug.console.attach_group import attach_group
     from raydebug.console.session import Door
     from raydebug.pause.listing import fetch_pauses
 
+    selection = _selection(target, ranks, job, steal=steal)
     cluster = load_cluster(name)
-    chosen = target or choose_pause(fetch_pauses(cluster))
     door = Door(cluster.gateway_host, cluster.gateway_port, cluster.token)
     with named_if_lost(cluster):
+        if selection is not None:
+            commands = execute or ()
+            code = attach_group(door, selection, lambda: fetch_pauses(cluster), commands=commands, timeout_s=timeout)
+            raise typer.Exit(int(code))
+        chosen = target or _choose(fetch_pauses(cluster))
         code = attach_pause(door, chosen, cluster=cluster.name, commands=execute or (), timeout_s=timeout, steal=steal)
     raise typer.Exit(int(code))
+
+
+def _choose(pauses: list[dict[str, Any]]) -> str:
+    from raydebug.cli.pauses import show_table
+    from raydebug.console.attach import choose_pause
+
+    waiting = [pause for pause in pauses if pause["state"] == "waiting"]
+    if len(waiting) > 1:
+        show_table(waiting, to_stderr=True)
+    return choose_pause(pauses)
+
+
+def _selection(target: str | None, ranks: str | None, job: str | None, *, steal: bool) -> Selection | None:
+    """Return which pauses share the prompt; None when one alone is meant.
+
+    Raises:
+        RaydebugError: an id beside a selection, or no list of ranks.
+    """
+    from raydebug.console.labels import NotAnAddress, parse_ranks
+    from raydebug.console.selection import Selection
+
+    if ranks is None and job is None and target != "all":
+        return None
+    if target not in (None, "all"):
+        raise RaydebugError(
+            f"'{target}' and {'--ranks' if ranks is not None else '--job'} name different pauses",
+            cause="an ID or `next` takes one pause, --ranks and --job take several",
+            fix="leave one of them out",
+            code="usage",
+            exit_code=Exit.USAGE,
+        )
+    try:
+        wanted = None if ranks is None else frozenset(parse_ranks(ranks))
+    except NotAnAddress as error:
+        raise RaydebugError(
+            f"--ranks {ranks} names no ranks",
+            cause=str(error),
+            fix="name them as `raydebug paused` shows them: --ranks 0,3-5",
+            code="usage",
+            exit_code=Exit.USAGE,
+        ) from error
+    return Selection(ranks=wanted, job=job, steal=steal)

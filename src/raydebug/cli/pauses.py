@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,7 +23,7 @@ def paused(
     Example: raydebug paused --watch
     """
     from raydebug.cluster.state import load_cluster
-    from raydebug.pause.listing import Pause, age, fetch_pauses, name_owner, name_place
+    from raydebug.pause.listing import Pause, fetch_pauses
 
     cluster = load_cluster(name)
 
@@ -34,11 +34,7 @@ def paused(
         if not pauses:
             render.say("nothing is paused")
             return
-        rows = [
-            [p["id"], p["kind"], name_place(p), p["exception"] or "", name_owner(p), age(p["since_s"]), p["state"]]
-            for p in pauses
-        ]
-        render.table(None, ["id", "kind", "where", "exception", "who", "since", "state"], rows)
+        show_table(pauses)
         waiting = [p for p in pauses if p["state"] == "waiting"]
         if waiting:
             suffix = "" if name == "default" else f" --name {name}"
@@ -55,3 +51,14 @@ def paused(
             before = now
             show(pauses)
         time.sleep(WATCH_PERIOD_S)
+
+
+def show_table(pauses: list[dict[str, Any]], *, to_stderr: bool = False) -> None:
+    """Print pauses as a table: on stdout where they are what was asked for, else on stderr."""
+    from raydebug.pause.listing import age, name_owner, name_place
+
+    rows = [
+        [p["id"], p["kind"], name_place(p), p["exception"] or "", name_owner(p), age(p["since_s"]), p["state"]]
+        for p in pauses
+    ]
+    render.table(None, ["id", "kind", "where", "exception", "who", "since", "state"], rows, to_stderr=to_stderr)

@@ -41,15 +41,11 @@ def choose_pause(pauses: Sequence[dict[str, Any]]) -> str:
             fix="`raydebug attach next` waits for the next one",
             code="pause.none",
         )
-    listed = ", ".join(
-        f"{pause['id']} ({pause.get('function')} at {Path(str(pause.get('file'))).name}:{pause.get('line')}"
-        + (f", rank {pause['rank']})" if pause.get("rank") is not None else ")")
-        for pause in waiting[:8]
-    )
+    ids = ", ".join(str(pause["id"]) for pause in waiting[:8])
     raise RaydebugError(
         f"{len(waiting)} pauses wait, and no ID says which one",
-        cause=f"waiting: {listed}{', ...' if len(waiting) > 8 else ''}",
-        fix=f"name one: raydebug attach {waiting[0]['id']}",
+        cause=f"waiting: {ids}{', ...' if len(waiting) > 8 else ''}",
+        fix=f"name one: raydebug attach {waiting[0]['id']}; all at one prompt: raydebug attach all",
         code="pause.ambiguous",
         exit_code=Exit.USAGE,
     )
@@ -94,18 +90,12 @@ async def _attach(
     ignore_interrupts()
     paint = Paint.for_stdout()
     interactive = not commands and sys.stdin.isatty()
-    heard: list[Debugger] = []
-
-    def on_output(output: Output) -> None:
-        _show_output(output, heard[0] if heard else None)
-
     try:
-        session = await _open(door, target, cluster, timeout_s, steal, on_output)
+        session = await _open(door, target, cluster, timeout_s, steal)
     except Interrupted:
         return Exit.INTERRUPTED
     try:
         debugger = Debugger(session, paint, interactive=interactive)
-        heard.append(debugger)
         if interactive:
             from raydebug.console.prompt import Conversation  # prompt_toolkit costs 100 ms that a script does not need
 
@@ -120,10 +110,8 @@ async def _attach(
         await session.leave()
 
 
-async def _open(
-    door: Door, target: str, cluster: str, timeout_s: float | None, steal: bool, on_output: Any
-) -> DebugSession:
-    opened = DebugSession.attach(door, target, steal=steal, on_output=on_output)
+async def _open(door: Door, target: str, cluster: str, timeout_s: float | None, steal: bool) -> DebugSession:
+    opened = DebugSession.attach(door, target, steal=steal, on_output=_show_output)
     if target != NEXT:
         return await interruptible(opened)
     try:
@@ -140,11 +128,13 @@ async def _open(
         ) from error
 
 
-def _show_output(output: Output, debugger: Debugger | None) -> None:
-    """Print what code that we run prints; of the rest, what is important. The job's own output is in its log."""
-    asked = debugger is not None and not debugger.session.running
+def _show_output(output: Output) -> None:
+    """Print what code that we run prints, and log points; of the rest, what is important.
+
+    Nothing else comes as `stdout`: the job's own output is not redirected, it is in its log.
+    """
     text = render.visible(output.text)
-    if output.category == "stdout" and asked:
+    if output.category == "stdout":
         render.out_raw(text)
     elif output.category in ("important", "stderr") and not output.text.startswith(_SAID_BETTER):
         render.say(text.rstrip("\n"))

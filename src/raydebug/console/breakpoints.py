@@ -11,13 +11,14 @@ from raydebug.dap.wire import Message
 
 @dataclass
 class Breakpoint:
-    """One breakpoint; `line` is where the process has put it."""
+    """One breakpoint; `line` is where the process has put it. With a `log` it does not stop: it says that text."""
 
     number: int
     path: str
     line: int
     condition: str = ""
     temporary: bool = False
+    log: str = ""
     hits: int = 0
 
     @property
@@ -34,13 +35,22 @@ class Breakpoints:
         self._scratch: tuple[str, tuple[int, ...]] = ("", ())
         self.table: list[Breakpoint] = []
 
-    async def add(self, path: str, line: int, *, condition: str = "", temporary: bool = False) -> Breakpoint:
+    async def add(
+        self, path: str, line: int, *, condition: str = "", temporary: bool = False, log: str = ""
+    ) -> Breakpoint:
         """Set a breakpoint and return it, with the line that it landed on.
+
+        Args:
+            path: the file as the process knows it.
+            line: where in it.
+            condition: an expression; it stops only where this is true.
+            temporary: it stops once.
+            log: it does not stop, and says this text; `{expression}` in it is filled in.
 
         Raises:
             ValueError: the process refuses it; the text says why.
         """
-        new = Breakpoint(self._next, path, line, condition, temporary)
+        new = Breakpoint(self._next, path, line, condition, temporary, log)
         self.table.append(new)
         try:
             answers = await self._send(path)
@@ -75,7 +85,7 @@ class Breakpoints:
 
     async def note_stop(self, path: str, line: int) -> list[Breakpoint]:
         """Count a stop at a line; remove and return the temporary breakpoints that it used up."""
-        hit = [one for one in self.table if one.path == path and one.line == line]
+        hit = [one for one in self.table if one.path == path and one.line == line and not one.log]
         for one in hit:
             one.hits += 1
         used = [one for one in hit if one.temporary]
@@ -89,7 +99,11 @@ class Breakpoints:
 
     async def _send(self, path: str) -> list[Message]:
         wanted: list[Message] = [
-            {"line": one.line, **({"condition": one.condition} if one.condition else {})}
+            {
+                "line": one.line,
+                **({"condition": one.condition} if one.condition else {}),
+                **({"logMessage": one.log} if one.log else {}),
+            }
             for one in self.table
             if one.path == path
         ]

@@ -1,7 +1,9 @@
-"""Commands for breakpoints: b, tbreak, cl."""
+"""Commands for breakpoints: b, tbreak, log, cl."""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 from pathlib import Path
 
 from raydebug.console import values
@@ -30,6 +32,20 @@ async def _set(debugger: Debugger, argument: str, *, temporary: bool = False) ->
         raise CommandFailed(f"no breakpoint at {visible(path)}:{line}: {visible(str(error))}") from error
     moved = f" (line {line} holds no code)" if new.line != line else ""
     return f"{'Temporary breakpoint' if temporary else 'Breakpoint'} {new.number} at {visible(new.place)}{moved}"
+
+
+async def _log(debugger: Debugger, argument: str) -> str:
+    where, comma, text = (part.strip() for part in argument.partition(","))
+    if not comma or not text:
+        raise CommandFailed('log needs a place and a text: log WHERE, "loss={loss}"')
+    with contextlib.suppress(ValueError, SyntaxError):  # without quotes it is taken as it is
+        text = str(ast.literal_eval(text))
+    path, line = await _place(debugger, where)
+    try:
+        new = await debugger.breakpoints.add(path, line, log=text)
+    except ValueError as error:
+        raise CommandFailed(f"no log point at {visible(path)}:{line}: {visible(str(error))}") from error
+    return f"Log point {new.number} at {visible(new.place)}"
 
 
 async def _place(debugger: Debugger, where: str) -> tuple[str, int]:
@@ -73,7 +89,10 @@ def _table(debugger: Debugger) -> str:
         return "(no breakpoints)"
     rows = ["Num Type         Disp Enb   Where"]
     for one in debugger.breakpoints.table:
-        rows.append(f"{one.number:<4}breakpoint   {'del ' if one.temporary else 'keep'} yes   at {visible(one.place)}")
+        kind = "log point" if one.log else "breakpoint"
+        rows.append(f"{one.number:<4}{kind:<13}{'del ' if one.temporary else 'keep'} yes   at {visible(one.place)}")
+        if one.log:
+            rows.append(f"        says {visible(one.log)!r}")
         if one.condition:
             rows.append(f"        stop only if {visible(one.condition)}")
         if one.hits:
@@ -105,5 +124,7 @@ async def _named(debugger: Debugger, argument: str) -> list[Breakpoint]:
 COMMANDS = (
     Command(("b", "break"), "b [WHERE][, condition]", "Set a breakpoint: line, file:line, function; or list.", _break),
     Command(("tbreak",), "tbreak WHERE[, condition]", "Set a breakpoint that stops once.", _temporary),
+    Command(("log",), 'log WHERE, "loss={loss}"', "Say a text whenever this line is reached; no stop.", _log,
+            needs="WHERE"),
     Command(("cl", "clear"), "cl [number | file:line]", "Remove breakpoints; without argument, all.", _clear),
 )  # fmt: skip

@@ -20,6 +20,7 @@ class Command:
         run: what it does; returns what it prints.
         bare: it takes no argument (so `n + 1` cannot step by mistake).
         needs: what its argument is, when it cannot do without.
+        of_all: it speaks of every rank at the prompt, so it is run once.
     """
 
     names: tuple[str, ...]
@@ -28,3 +29,4 @@ class Command:
     run: Callable[[Debugger, str], Awaitable[str]]
     bare: bool = False
     needs: str = ""
+    of_all: bool = False

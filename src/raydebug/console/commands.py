@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from raydebug.console import breaks, look, move
+from raydebug.console import breaks, look, move, overview
 from raydebug.console.command import Command
 from raydebug.console.debugger import CommandFailed, Debugger
 
@@ -16,6 +16,13 @@ _NOT_HERE = frozenset(
 )  # fmt: skip
 
 
+_BESIDE = (
+    ("! CODE", "Run Python in the frame; so does any line that is no command."),
+    ("@0,3 COMMAND", "With several ranks at the prompt: at ranks 0 and 3; @0-7, @* (all), @#2 (no rank); also `c @*`."),
+    ("@3", "Make rank 3 the one that commands without an @ are for."),
+)
+
+
 async def _help(debugger: Debugger, argument: str) -> str:
     if argument:
         command = BY_NAME.get(argument)
@@ -25,15 +32,14 @@ async def _help(debugger: Debugger, argument: str) -> str:
         return f"{command.usage}\n  {command.help}\n  names: {aliases}"
     width = max(len(command.usage) for command in TABLE)
     lines = [f"{command.usage.ljust(width)}  {command.help}" for command in TABLE]
-    return "\n".join(
-        [*lines, f"{'! CODE'.ljust(width)}  Run Python in the frame; so does any line that is no command."]
-    )
+    return "\n".join([*lines, *(f"{usage.ljust(width)}  {words}" for usage, words in _BESIDE)])
 
 
 TABLE = (
     *look.COMMANDS,
     *move.COMMANDS,
     *breaks.COMMANDS,
+    *overview.COMMANDS,
     Command(("h", "help"), "h [command]", "This table, or one command.", _help),
 )
 BY_NAME = {name: command for command in TABLE for name in command.names}
@@ -92,6 +98,8 @@ async def run(debugger: Debugger, line: str) -> str:
     if command is None:
         if not argument:
             return ""
+        if argument.startswith("@"):  # a group of ranks takes it off before
+            raise CommandFailed("one pause is attached here; `raydebug attach all` takes several")
         try:
             return await look.run_code(debugger, argument)
         except CommandFailed as failed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from raydebug.console import values
@@ -14,11 +14,20 @@ from raydebug.console.frames import Frame
 from raydebug.console.paint import Paint
 from raydebug.console.session import DebugSession, EvaluationFailed
 from raydebug.console.source import Function, function_at, read_local
+from raydebug.dap.wire import Message
 from raydebug.render import visible
+
+TYPED_VALUE_CHARS = 4_000  # of a value that a person asked for: two screens
+SCRIPT_VALUE_CHARS = 60_000  # pydevd 1.8.22 cuts what it answers after 2**16
 
 
 class CommandFailed(Exception):
     """A command could not do what it was asked for; the text is for people, without the `***`."""
+
+
+def name_rank(pause: Message) -> str:
+    """Return how a lone pause is called."""
+    return f"rank {pause['rank']}" if pause.get("rank") is not None else f"pause {pause.get('id', '?')}"
 
 
 class Debugger:
@@ -48,6 +57,9 @@ class Debugger:
         self.listed_to: int | None = None  # last line that `list` showed; None: begin at the current line
         self.steps_left: list[str] = []  # of a step that takes several, one after each stop
         self.leaving = False
+        self.value_chars = TYPED_VALUE_CHARS if interactive else SCRIPT_VALUE_CHARS
+        self.label = name_rank(session.pause)
+        self.peers: Callable[[], Sequence[Debugger]] = lambda: (self,)  # the ranks at this prompt, itself among them
         self._files: dict[str, list[str]] = {}
 
     @property
@@ -66,6 +78,10 @@ class Debugger:
         if frame is None:
             raise CommandFailed("this thread has no Python frame")
         return frame
+
+    @property
+    def frame_or_none(self) -> Frame | None:
+        return self.session.stack.frame
 
     # Values
 

@@ -50,6 +50,7 @@ class Stack:
 
     frames: list[Frame] = field(default_factory=list)
     selected: int = 0
+    unfolded: bool = False  # the reader has asked for Ray's frames too
 
     @classmethod
     def parse(cls, frames: list[Message]) -> Stack:
@@ -63,11 +64,25 @@ class Stack:
         return self.frames[self.selected] if self.frames else None
 
     def move(self, older_by: int) -> bool:
-        """Select another frame, at most as far as the stack goes; False when it cannot move at all."""
-        target = min(max(self.selected + older_by, 0), len(self.frames) - 1)
-        moved = target != self.selected
-        self.selected = max(target, 0)
-        return moved
+        """Select another frame, at most as far as the stack goes; False when it cannot move at all.
+
+        Ray's own frames are passed over, unless the reader has asked for them.
+        """
+        open_to = self._towards(older_by, folded=False) if not self.unfolded else self._beyond(older_by)
+        if not open_to:
+            return False
+        self.selected = open_to[min(abs(older_by), len(open_to)) - 1]
+        return True
+
+    def folded_beyond(self, older_by: int) -> int:
+        """Return how many of Ray's frames lie on the way in a direction."""
+        return len(self._towards(older_by, folded=True))
+
+    def _towards(self, older_by: int, *, folded: bool) -> list[int]:
+        return [index for index in self._beyond(older_by) if self.frames[index].folded == folded]
+
+    def _beyond(self, older_by: int) -> list[int]:
+        return list(range(self.selected + 1, len(self.frames)) if older_by > 0 else range(self.selected - 1, -1, -1))
 
 
 def where(stack: Stack, source_line: dict[int, str], *, all_frames: bool = False, paint: Paint | None = None) -> str:
@@ -102,4 +117,4 @@ def _fold(hidden: int, paint: Paint) -> list[str]:
     if not hidden:
         return []
     frames = "1 frame" if hidden == 1 else f"{hidden} frames"
-    return [paint(f"  ... {frames} of Ray (w -a shows all)", "dim")]
+    return [paint(f"  ... {frames} of Ray (`w all` shows them)", "dim")]

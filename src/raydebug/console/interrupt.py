@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+NOT_WAITED_FOR = "*** not waited for any longer; the code still runs there, and what comes next waits for it"
 
 
 class Interrupted(Exception):
@@ -43,3 +44,27 @@ async def interruptible(awaitable: Awaitable[T]) -> T:
 def ignore_interrupts() -> None:
     """Take Ctrl-C from Python's default, which would break off in the middle of a command."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)
+
+
+async def interruptible_there(
+    running: asyncio.Future[T], interrupt: Callable[[], Awaitable[None]], *, timeout_s: float = 1.5
+) -> T:
+    """Wait for what runs in a paused process; Ctrl-C interrupts it there, and its own answer tells how it ended.
+
+    Args:
+        running: the command.
+        interrupt: raises KeyboardInterrupt in the process.
+        timeout_s: how long the answer may take after that, in seconds.
+
+    Raises:
+        Interrupted: the code there did not listen; nobody waits for it any longer.
+    """
+    try:
+        return await interruptible(asyncio.shield(running))
+    except Interrupted:
+        await interrupt()
+        await asyncio.wait([running], timeout=timeout_s)
+        if not running.done():
+            running.cancel()
+            raise
+        return running.result()

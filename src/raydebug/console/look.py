@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 
-from raydebug.console import tensor, values
+from raydebug.console import probes, tensor, values
 from raydebug.console.command import Command
 from raydebug.console.debugger import CommandFailed, Debugger
 from raydebug.console.frames import where
@@ -12,12 +13,15 @@ from raydebug.console.screen import location
 from raydebug.console.source import AROUND, listing
 from raydebug.render import visible
 
+_FULL_CHARS = 64 << 20  # of `full`
+_PIECE_CHARS = 1 << 20  # of one answer: each character may take six bytes of JSON, and a DAP message has 16 MiB
 _VALUE_CHARS = 2000  # of one variable in a list of them, where stdout is no terminal
 
 
 async def _where(debugger: Debugger, argument: str) -> str:
-    if argument not in ("", "-a"):
-        raise CommandFailed("w takes nothing, or -a to show Ray's frames too")
+    if argument not in ("", "-a", "all"):
+        raise CommandFailed("w takes nothing, or `all` to show Ray's frames too")
+    debugger.session.stack.unfolded = bool(argument)
     stack = debugger.session.stack
     shown = [frame for frame in stack.frames if argument or not frame.folded or frame is stack.frame]
     source = {frame.id: await debugger.line_of(frame) for frame in shown}
@@ -33,8 +37,11 @@ async def _down(debugger: Debugger, argument: str) -> str:
 
 
 async def _select(debugger: Debugger, older_by: int, end: str) -> str:
-    if not debugger.session.stack.move(older_by):
-        raise CommandFailed(end)
+    stack = debugger.session.stack
+    if not stack.move(older_by):
+        folded = 0 if stack.unfolded else stack.folded_beyond(older_by)
+        more = f"; {'1 frame' if folded == 1 else f'{folded} frames'} of Ray beyond, after `w all`" if folded else ""
+        raise CommandFailed(end + more)
     debugger.listed_to = None
     return await location(debugger)
 
@@ -88,7 +95,21 @@ def _listing(debugger: Debugger, lines: list[str], first: int, last: int) -> str
 
 
 async def _print(debugger: Debugger, argument: str) -> str:
-    return await debugger.value(values.as_repr(debugger.expression(argument))) or ""
+    return await debugger.value(probes.as_shown(debugger.expression(argument), debugger.value_chars)) or ""
+
+
+async def _full(debugger: Debugger, argument: str) -> str:
+    key = f"full.{os.getpid()}"
+    length = int(await debugger.document(probes.as_kept_text(debugger.expression(argument), key, _FULL_CHARS)))
+    try:
+        pieces = [
+            await debugger.document(probes.as_packed(key, start, start + _PIECE_CHARS), long=True)
+            for start in range(0, length, _PIECE_CHARS)
+        ]
+    finally:
+        await debugger.session.evaluate(probes.as_forgotten(key))
+    cut = f"\n... cut at {_FULL_CHARS:,} characters" if length == _FULL_CHARS else ""
+    return visible("".join(pieces)) + cut
 
 
 async def _pretty(debugger: Debugger, argument: str) -> str:
@@ -131,7 +152,7 @@ def _variable(debugger: Debugger, name: str, value: str) -> str:
 
 
 async def _tensor(debugger: Debugger, argument: str) -> str:
-    found = await debugger.document(tensor.as_description(debugger.expression(argument)))
+    found = await debugger.document(probes.as_description(debugger.expression(argument)))
     try:
         return tensor.draw(found, debugger.paint)
     except ValueError as error:
@@ -165,7 +186,7 @@ async def _undisplay(debugger: Debugger, argument: str) -> str:
 
 async def _shown(debugger: Debugger, expression: str) -> str:
     try:
-        return await debugger.value(values.as_repr(expression)) or ""
+        return await debugger.value(probes.as_shown(expression, debugger.value_chars)) or ""
     except CommandFailed as failed:
         return f"** raised {failed} **"
 
@@ -192,7 +213,7 @@ async def run_code(debugger: Debugger, code: str) -> str:
     except values.NotPython as error:
         raise CommandFailed(str(error)) from error
     if expression and not _awaits(code):
-        code = values.as_repr_unless_none(code)
+        code = probes.as_shown_unless_none(code, debugger.value_chars)
     return await debugger.value(code) or ""
 
 
@@ -202,19 +223,20 @@ def _awaits(code: str) -> bool:
 
 
 COMMANDS = (
-    Command(("w", "where", "bt"), "w [-a]", "The stack, newest frame last; -a shows Ray's own frames too.", _where),
+    Command(("w", "where", "bt"), "w [all]", "The stack, newest last; all: with Ray's, for u and d too.", _where),
     Command(("u", "up"), "u [count]", "Go to an older frame: the caller.", _up),
     Command(("d", "down"), "d [count]", "Go to a newer frame: the one called.", _down),
     Command(("l", "list"), "l [. | line | from,to]", "Source around the current line; again: the lines after.", _list),
     Command(("ll", "longlist"), "ll", "The source of the whole function.", _longlist, bare=True),
     Command(("source",), "source EXPR", "The source of a function or class.", _source_of, needs="EXPR"),
     Command(("p",), "p EXPR", "The value of an expression.", _print, needs="EXPR"),
+    Command(("full",), "full EXPR", "The value of an expression, however long; `p` cuts it.", _full, needs="EXPR"),
     Command(("pp",), "pp EXPR", "The value of an expression, pretty-printed.", _pretty, needs="EXPR"),
     Command(("tensor",), "tensor EXPR", "Shape, dtype, device, spread, NaN, Inf of a tensor.", _tensor, needs="EXPR"),
     Command(("a", "args"), "a", "The arguments of this function.", _args, bare=True),
     Command(("locals",), "locals", "All local variables.", _locals, bare=True),
     Command(("whatis",), "whatis EXPR", "The type of an expression.", _whatis, needs="EXPR"),
-    Command(("display",), "display [EXPR]", "Show the value again after each stop when it has changed.", _display),
-    Command(("undisplay",), "undisplay [EXPR]", "Stop showing it; without EXPR, all.", _undisplay),
+    Command(("display", "watch"), "watch [EXPR]", "Show the value after each stop where it has changed.", _display),
+    Command(("undisplay", "unwatch"), "unwatch [EXPR]", "Stop showing it; without EXPR, all.", _undisplay),
     Command(("threads",), "threads", "The threads of the process.", _threads, bare=True),
 )  # fmt: skip

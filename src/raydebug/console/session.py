@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from raydebug.console import probes
 from raydebug.console.frames import Stack
 from raydebug.dap.session import ConnectionLost, DapSession, RequestFailed
 from raydebug.dap.wire import Message
 from raydebug.errors import Exit, RaydebugError
 
 _REFUSALS = {"auth.wrong-token": Exit.USAGE, "pause.busy": Exit.TAKEN}
+_GONE = "pause.gone"
 _REQUEST_TIMEOUT_S = 30.0
+_WORD_TIMEOUT_S = 1.0
+_INTERRUPT_TIMEOUT_S = 2.0
 
 
 class Door(NamedTuple):
@@ -51,7 +56,9 @@ class DebugSession:
         self._dap: DapSession
         self._stops: asyncio.Queue[Message | None] = asyncio.Queue()
         self._why_ended = ""
+        self._evaluating: list[str] = []
         self.ended = asyncio.Event()
+        self._since_s, self._heard_at = 0.0, time.monotonic()
         self.pause: Message = {}
         self.stop: Message = {}
         self.stack = Stack()
@@ -102,7 +109,7 @@ class DebugSession:
             answer = await self.request("attach", arguments, timeout_s=None)
         except RequestFailed as refused:
             raise explain_refusal(refused) from refused
-        self.pause = answer.get("pause") or {}
+        self._note_pause(answer.get("pause") or {})
         await self.request("configurationDone")
         await self.wait_stop(timeout_s=_REQUEST_TIMEOUT_S)
 
@@ -119,6 +126,13 @@ class DebugSession:
         """
         try:
             return await self._dap.request(command, arguments, timeout_s=timeout_s)
+        except RequestFailed as refused:
+            if refusal_code(refused) != _GONE:
+                raise
+            with contextlib.suppress(TimeoutError):  # the gateway says next why the process is gone
+                async with asyncio.timeout(_WORD_TIMEOUT_S):
+                    await self.ended.wait()
+            raise self.lost() from refused
         except ConnectionLost as error:
             raise self.lost() from error
         except TimeoutError as error:
@@ -145,12 +159,28 @@ class DebugSession:
         frame = self.stack.frame
         arguments: Message = {"expression": code, "context": context, "format": {"rawString": True}}
         arguments |= {"frameId": frame.id} if frame else {}
+        self._evaluating.append(code)
         try:
             body = await self.request("evaluate", arguments, timeout_s=None)
+        except asyncio.CancelledError:
+            raise  # nobody waits for it any longer, and it still runs there
         except RequestFailed as failed:
+            self._evaluating.remove(code)
             raise EvaluationFailed(str(failed.body.get("result") or failed)) from failed
+        except RaydebugError:
+            self._evaluating.remove(code)
+            raise
+        self._evaluating.remove(code)
         # pydevd answers None with an empty text and no type (pydevd_comm.py internal_evaluate_expression_json, 1.8.22).
         return str(body.get("result", "")) if body.get("type") else None
+
+    async def interrupt(self) -> None:
+        """Raise KeyboardInterrupt in the code that we evaluate there; only in the main thread it also ends a sleep."""
+        for code in list(self._evaluating):
+            # Without a frame another thread of the process runs it: the paused one is busy.
+            arguments = {"expression": probes.as_interrupt(code), "context": "watch"}
+            with contextlib.suppress(RequestFailed, RaydebugError, ConnectionLost, TimeoutError):
+                await self._dap.request("evaluate", arguments, timeout_s=_INTERRUPT_TIMEOUT_S)
 
     async def locals(self) -> list[Message]:
         """Return the selected frame's locals as DAP variables, as pydevd orders them."""
@@ -190,7 +220,7 @@ class DebugSession:
         self.stop, self.running = body, False
         fresh = "pause" in body and body["pause"].get("id") != self.pause.get("id")
         if "pause" in body:
-            self.pause = body["pause"]
+            self._note_pause(body["pause"])
         thread = {"threadId": body.get("threadId", 0)}
         asked = [self.request("stackTrace", thread)]
         if self.post_mortem:
@@ -210,6 +240,11 @@ class DebugSession:
         return fresh
 
     @property
+    def paused_for_s(self) -> float:
+        """Seconds since the pause began; a step begins none."""
+        return self._since_s + time.monotonic() - self._heard_at
+
+    @property
     def post_mortem(self) -> bool:
         """Whether the thread stopped because of an exception: its frames are over, nothing can be stepped."""
         return self.stop.get("reason") == "exception"
@@ -217,11 +252,17 @@ class DebugSession:
     async def leave(self) -> None:
         """Let go of the pause: a thread that is paused stays paused for the next client."""
         if not self.ended.is_set():
+            await self.interrupt()  # what nobody waits for any longer would keep the paused thread busy for good
             with contextlib.suppress(ConnectionLost, RequestFailed, TimeoutError):  # we leave anyway
                 await self._dap.request("disconnect", timeout_s=2.0)
         await self._dap.close()
 
     # What arrives
+
+    def _note_pause(self, pause: Message) -> None:
+        self.pause = pause
+        since = pause.get("since_s")
+        self._since_s, self._heard_at = float(since) if isinstance(since, (int, float)) else 0.0, time.monotonic()
 
     def _take(self, message: Message) -> None:
         body = message.get("body") or {}
@@ -265,7 +306,7 @@ class DebugSession:
 def explain_refusal(refused: RequestFailed) -> RaydebugError:
     """Turn a gateway's refusal into our error, with its own cause and fix."""
     error = refused.body.get("error") or {}
-    code = str(error.get("code") or "attach.refused")
+    code = refusal_code(refused) or "attach.refused"
     return RaydebugError(
         "the pause cannot be attached" if code != "auth.wrong-token" else "the gateway refused us",
         cause=str(error.get("format") or refused),
@@ -273,3 +314,9 @@ def explain_refusal(refused: RequestFailed) -> RaydebugError:
         code=code,
         exit_code=_REFUSALS.get(code, Exit.FAILED),
     )
+
+
+def refusal_code(refused: RequestFailed) -> str:
+    """Return the gateway's code of a refusal; empty where pydevd itself refused."""
+    error = refused.body.get("error")
+    return str(error.get("code") or "") if isinstance(error, dict) else ""

@@ -26,11 +26,11 @@ async def next_stop(debugger: Debugger, *, timeout_s: float | None = None) -> st
     await debugger.breakpoints.forget_once()
     newest = session.stack.frames[0] if session.stack.frames else None
     used = await debugger.breakpoints.note_stop(newest.path, newest.line) if newest else []
-    if fresh or session.post_mortem:
-        return await opening(debugger)
+    if session.post_mortem or (fresh and debugger.interactive):
+        return "\n".join(filter(None, [await opening(debugger), await changed_displays(debugger)]))
     lines = [f"Deleted breakpoint {one.number} at {visible(one.place)}" for one in used]
     left = len(before.frames) - len(session.stack.frames)
-    if left > 0:
+    if left > 0 and not fresh:
         lines.append(await _returned(debugger, before.frames[left - 1].function))
     lines += [await location(debugger), await changed_displays(debugger)]
     return "\n".join(filter(None, lines))

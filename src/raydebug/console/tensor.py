@@ -1,24 +1,10 @@
-"""`tensor EXPR`: one expression that describes a tensor inside the paused process, and what the answer looks like."""
+"""What `tensor EXPR` looks like."""
 
 from __future__ import annotations
 
-import inspect
-from functools import cache
-
-from raydebug.console import tensor_probe
 from raydebug.console.paint import Paint
 from raydebug.dap.wire import Message
 from raydebug.render import visible
-
-
-@cache
-def _probe() -> str:
-    return "from typing import Any\n" + inspect.getsource(tensor_probe.describe)
-
-
-def as_description(expression: str) -> str:
-    """Return an expression whose value is the JSON of `tensor_probe.describe`."""
-    return f"(lambda space: (exec({_probe()!r}, space), space['describe'])[1])({{}})(({expression}\n))"
 
 
 def draw(found: Message, paint: Paint | None = None) -> str:
@@ -40,7 +26,7 @@ def draw(found: Message, paint: Paint | None = None) -> str:
         lines.append(f"  local shard [{local}] of {', '.join(found['placements'])}; the values below are this rank's")
     if found.get("layout"):
         lines.append(f"  {found['layout']}; the values below are the stored ones")
-    spread = [f"{name} {_number(found[name])}" for name in ("min", "max", "mean", "std") if name in found]
+    spread = [f"{name} {number(found[name])}" for name in ("min", "max", "mean", "std") if name in found]
     if spread:
         lines.append("  " + "  ".join(spread))
     if "nan" in found:
@@ -53,11 +39,12 @@ def draw(found: Message, paint: Paint | None = None) -> str:
         lines.append(paint(counts, "red", "bold") if bad else counts)
     if "first" in found:
         more = ", ..." if found["numel"] > len(found["first"]) else ""
-        lines.append(f"  first [{', '.join(_number(item) for item in found['first'])}{more}]")
+        lines.append(f"  first [{', '.join(number(item) for item in found['first'])}{more}]")
     if "note" in found:
         lines.append(f"  {found['note']}")
     return visible("\n".join(lines), keep="\n\x1b" if paint.colour else "\n")
 
 
-def _number(value: object) -> str:
+def number(value: object) -> str:
+    """Return a number as briefly as it stays telling."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)

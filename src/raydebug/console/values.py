@@ -41,16 +41,6 @@ def check_expression(text: str) -> str:
     return text.strip()
 
 
-def as_repr(expression: str) -> str:
-    """Return an expression whose value is the whole repr of `expression`."""
-    return f"{_BUILTINS}.repr(({expression}\n))"
-
-
-def as_repr_unless_none(expression: str) -> str:
-    """Return an expression whose value is the repr, or None for None: what Python's own prompt shows."""
-    return f"(lambda value: None if value is None else {_BUILTINS}.repr(value))(({expression}\n))"
-
-
 def as_pretty(expression: str, width: int) -> str:
     """Return an expression whose value is the pretty-printed repr, at most `width` columns where it can."""
     return f"__import__('pprint').pformat(({expression}\n), width={width})"

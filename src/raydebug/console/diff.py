@@ -1,0 +1,174 @@
+"""`diff EXPR`: the value of an expression at every rank, equal ones together, and how far tensors are apart."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import base64
+import itertools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raydebug.console import probes, tensor
+from raydebug.console.debugger import CommandFailed, Debugger
+from raydebug.console.labels import joined
+from raydebug.console.tensor_probe import COMPARED_ELEMENTS
+from raydebug.render import visible
+
+_CHUNK_CHARS = 4 << 20  # of one answer; a DAP message may have 16 MiB
+_MEASURES = ("norm", "min", "max", "mean")
+_keys = itertools.count(1)
+
+
+@dataclass
+class _Group:
+    """Ranks with the same value."""
+
+    debuggers: list[Debugger]
+    found: dict[str, Any]
+    key: str  # under which their processes keep the numbers
+
+    @property
+    def name(self) -> str:
+        return joined([debugger.label for debugger in self.debuggers])
+
+    @property
+    def first(self) -> Debugger:
+        return self.debuggers[0]
+
+    @property
+    def is_tensor(self) -> bool:
+        return "shape" in self.found
+
+
+async def compare(debuggers: Sequence[Debugger], expression: str) -> str:
+    """Return what `diff` shows.
+
+    Args:
+        debuggers: paused ranks.
+        expression: is evaluated once at each.
+    """
+    key = f"{os.getpid()}.{next(_keys)}"
+    answers = await asyncio.gather(*(_ask(debugger, expression, key) for debugger in debuggers))
+    groups: dict[object, _Group] = {}
+    for debugger, found in zip(debuggers, answers, strict=True):
+        groups.setdefault(_identity(found), _Group([], found, key)).debuggers.append(debugger)
+    ordered = sorted(groups.values(), key=lambda group: -len(group.debuggers))
+    try:
+        lines = _lines(ordered)
+        base = next((group for group in ordered if group.is_tensor), None)
+        others = [group for group in ordered if group.is_tensor and group is not base]
+        if base is not None:
+            lines += await _differences(base, others)
+        return "\n".join(lines)
+    finally:
+        holders = [one for one, found in zip(debuggers, answers, strict=True) if "packed" in found]
+        await asyncio.gather(*(one.session.evaluate(probes.as_forgotten(key)) for one in holders),
+                             return_exceptions=True)  # fmt: skip
+
+
+async def _ask(debugger: Debugger, expression: str, key: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = await debugger.document(probes.as_summary(expression, key))
+    except CommandFailed as failed:
+        return {"failed": str(failed)}
+    return found
+
+
+def _identity(found: dict[str, Any]) -> object:
+    if "failed" in found:
+        return found["failed"]
+    if "shape" not in found:
+        return (found["type"], found["hash"])
+    same: tuple[object, ...] = (found["type"], tuple(found["shape"]), found["dtype"])
+    by_value = [found.get(name) for name in (*_MEASURES, "nan", "inf")]
+    return (*same, found["hash"]) if found.get("hash") else (*same, *by_value)
+
+
+def _lines(groups: list[_Group]) -> list[str]:
+    width = max((len(group.name) for group in groups), default=0) + 1
+    lines = [f"{f'{group.name}:'.ljust(width)} {_value(group.found)}" for group in groups]
+    if len(groups) == 1 and len(groups[0].debuggers) > 1 and "failed" not in groups[0].found:
+        lines[0] += "  (all equal)"
+    return lines
+
+
+def _value(found: dict[str, Any]) -> str:
+    if "failed" in found:
+        return f"*** {found['failed']}"
+    if "shape" not in found:
+        more = f" ... {found['more']} more characters" if found["more"] else ""
+        return visible(found["text"], keep="") + more
+    shape = "x".join(str(size) for size in found["shape"]) or "scalar"
+    facts = [found["type"], f"[{shape}]", found["dtype"], found["device"]]
+    if "placements" in found:
+        local = "x".join(str(size) for size in found.get("local_shape", [])) or "scalar"
+        facts.append(f"shard [{local}] of {', '.join(found['placements'])}")
+    facts += [f"{name} {tensor.number(found[name])}" for name in _MEASURES if name in found]
+    facts += [f"{name} {found[word]}" for name, word in (("NaN", "nan"), ("Inf", "inf")) if found.get(word)]
+    facts += [found["note"]] if "note" in found else []
+    return visible("  ".join(facts), keep="")
+
+
+async def _differences(base: _Group, others: list[_Group]) -> list[str]:
+    """Return a line for each group of tensors: how far its values are from the first group's."""
+    if not others:
+        unhashed = not base.found.get("hash") and len(base.debuggers) > 1
+        return ["  too large to be compared byte by byte: judged by norm, min, max and mean"] if unhashed else []
+    lines = []
+    for other in others:
+        against = f"  {other.first.label} against {base.first.label}:"
+        if _shape(base) != _shape(other):
+            lines.append(f"{against} another shape")
+        elif "packed" in base.found and "packed" in other.found:
+            lines.append(f"{against} {_apart(await _numbers(base), await _numbers(other))}")
+        else:
+            size = _count(base.found)
+            why = f"{size} elements, at most {COMPARED_ELEMENTS} are compared one by one" if size else "no elements"
+            norms = [group.found["norm"] for group in (base, other) if "norm" in group.found]
+            far = f"norm differs by {tensor.number(abs(norms[0] - norms[1]))}; " if len(norms) == 2 else ""
+            lines.append(f"{against} {far}{why}")
+    return lines
+
+
+def _shape(group: _Group) -> object:
+    return group.found.get("local_shape", group.found["shape"])
+
+
+def _count(found: dict[str, Any]) -> int:
+    size = 1
+    for length in found.get("local_shape", found["shape"]):
+        size *= length
+    return size
+
+
+async def _numbers(group: _Group) -> array.array[float]:
+    """Fetch the elements of a group's tensor from its first process, in pieces."""
+    starts = range(0, int(group.found["packed"]), _CHUNK_CHARS)
+    pieces = [
+        await group.first.document(probes.as_packed(group.key, start, start + _CHUNK_CHARS), long=True)
+        for start in starts
+    ]
+    numbers = array.array("d")
+    numbers.frombytes(base64.b64decode("".join(pieces)))
+    return numbers
+
+
+def _apart(ours: array.array[float], theirs: array.array[float]) -> str:
+    """Return the largest difference, and at how many elements there is one; NaN equals NaN."""
+    if len(ours) != len(theirs):
+        return "another number of elements"
+    largest, count, undefined = 0.0, 0, 0
+    for a, b in zip(ours, theirs, strict=True):
+        if a == b or (a != a and b != b):
+            continue
+        count += 1
+        gap = abs(a - b)
+        if gap != gap:
+            undefined += 1
+        elif gap > largest:
+            largest = gap
+    only = f", {undefined} of them NaN on one side" if undefined else ""
+    return f"max difference {tensor.number(largest)}, {count} of {len(ours)} elements differ{only}"

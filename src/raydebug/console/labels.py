@@ -1,0 +1,122 @@
+"""How the pauses at one prompt are named and addressed: `rank 3`, `#5`, `ranks 0-6`; `@0,3 p x`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+
+ALL = "*"
+_ADDRESSED = re.compile(r"@\s*(\*|all\b|[#\d,-]+)(?:\s+(.*))?", re.DOTALL)
+_ADDRESSED_BEHIND = re.compile(r"(.*\S)\s+@(\*|[#\d][#\d,-]*)", re.DOTALL)
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_MOST = 100_000
+
+
+class NotAnAddress(ValueError):
+    """The words behind an `@` name nothing; the text says why."""
+
+
+def label(rank: int | None, number: int, taken: Collection[str]) -> str:
+    """Return a pause's name: its rank, where it has one, else its number; both where another one has the rank.
+
+    >>> label(3, 1, []), label(3, 2, ["rank 3"]), label(None, 3, [])
+    ('rank 3', 'rank 3 #2', '#3')
+    """
+    if rank is None:
+        return f"#{number}"
+    return f"rank {rank}" if f"rank {rank}" not in taken else f"rank {rank} #{number}"
+
+
+def joined(labels: Sequence[str]) -> str:
+    """Return the names of several pauses in as few words as they need.
+
+    >>> joined(["rank 0", "rank 1", "rank 2", "rank 7"]), joined(["rank 7"]), joined(["#1", "#2", "rank 0"])
+    ('ranks 0-2, 7', 'rank 7', 'rank 0, #1, #2')
+    """
+    ranks = sorted(int(name.removeprefix("rank ")) for name in labels if re.fullmatch(r"rank \d+", name))
+    words = []
+    if ranks:
+        words.append(("rank " if len(ranks) == 1 else "ranks ") + ", ".join(_runs(ranks)))
+    return ", ".join([*words, *(name for name in labels if not re.fullmatch(r"rank \d+", name))])
+
+
+def _runs(ranks: list[int]) -> Iterable[str]:
+    first = last = ranks[0]
+    for rank in [*ranks[1:], None]:
+        if rank is not None and rank == last + 1:
+            last = rank
+            continue
+        yield str(first) if first == last else f"{first}{'-' if last > first + 1 else ', '}{last}"
+        if rank is not None:
+            first = last = rank
+
+
+def parse_ranks(text: str) -> set[int]:
+    """Return the ranks of `0,3-5`.
+
+    Raises:
+        NotAnAddress: it is no list of ranks.
+    """
+    ranks: set[int] = set()
+    for part in text.split(","):
+        found = _RANGE.fullmatch(part.strip())
+        if found is None:
+            raise NotAnAddress(f"{text!r} is no list of ranks such as 0,3-5")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if not first <= last < _MOST:
+            raise NotAnAddress(f"{part.strip()!r} is no range of ranks")
+        ranks.update(range(first, last + 1))
+    return ranks
+
+
+def split_address(line: str, *, is_command: bool) -> tuple[str | None, str]:
+    """Return whom a line is for (None: the current one) and what is to be done; `c @*` means `@* c`.
+
+    Args:
+        line: as typed.
+        is_command: whether the line begins with the name of a command; elsewhere `a @0` may be Python.
+
+    Raises:
+        NotAnAddress: it begins with `@`, and names nothing.
+
+    >>> split_address("@0,3 p x", is_command=False), split_address("@3", is_command=False)
+    (('0,3', 'p x'), ('3', ''))
+    >>> split_address("c @*", is_command=True), split_address("a @0", is_command=False)
+    (('*', 'c'), (None, 'a @0'))
+    """
+    line = line.strip()
+    if line.startswith("@"):
+        found = _ADDRESSED.fullmatch(line)
+        if found is None:
+            raise NotAnAddress(f"{line.split()[0]} names no ranks; write @0,3 or @* or @#1")
+        return (ALL if found[1] == "all" else found[1]), (found[2] or "").strip()
+    behind = _ADDRESSED_BEHIND.fullmatch(line) if is_command else None
+    return (behind[2], behind[1]) if behind else (None, line)
+
+
+def pick(address: str, known: Sequence[tuple[int, int | None]]) -> list[int]:
+    """Return the numbers of the pauses that an address names, in the order of `known`.
+
+    Args:
+        address: `*`, or ranks and #numbers: `0,3-5,#2`.
+        known: number and rank of each pause.
+
+    Raises:
+        NotAnAddress: a rank or number that is not there.
+    """
+    if address == ALL:
+        return [number for number, _ in known]
+    wanted: set[int] = set()
+    for part in address.split(","):
+        if part.startswith("#"):
+            if part[1:] not in {str(number) for number, _ in known}:
+                raise NotAnAddress(f"there is no {part} here; `ranks` lists what there is")
+            wanted.add(int(part[1:]))
+            continue
+        for rank in sorted(parse_ranks(part)):
+            found = [number for number, has in known if has == rank]
+            if not found:
+                hint = "" if any(has is not None for _, has in known) else ": no pause here has a rank; use @#1"
+                raise NotAnAddress(f"there is no rank {rank} here{hint or '; `ranks` lists what there is'}")
+            wanted.update(found)
+    return [number for number, _ in known if number in wanted]

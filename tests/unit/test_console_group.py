@@ -1,0 +1,188 @@
+"""Several ranks at one prompt: real processes that pause below a real gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from gateway_door import Door
+from paused_programs import LIMIT_S, PausedProgram
+
+from raydebug.console.attach_group import attach_group
+from raydebug.console.selection import Selection
+from raydebug.console.session import Door as ConsoleDoor
+from raydebug.errors import Exit, RaydebugError
+from raydebug.pause.listing import fetch_pauses
+
+ALL = Selection()
+
+Group = Callable[..., tuple[int, list[str], str]]
+
+
+@pytest.fixture
+def group(shared_door: Door, capsys: pytest.CaptureFixture[str]) -> Group:
+    """Run a script at several pauses: exit code, lines of stdout without folders, stderr."""
+
+    def attach(*commands: str, selection: Selection = ALL, **options: object) -> tuple[int, list[str], str]:
+        capsys.readouterr()
+        door = ConsoleDoor(shared_door.gateway_host, shared_door.gateway_port, shared_door.token)
+        code = attach_group(door, selection, lambda: fetch_pauses(shared_door), commands=commands, **options)
+        shown = capsys.readouterr()
+        lines = [re.sub(r"/\S*/", "", line) for line in shown.out.splitlines()]
+        return int(code), lines, shown.err
+
+    return attach
+
+
+def test_addressed_commands(start: Callable[..., list[PausedProgram]], group: Group) -> None:
+    """A command is for the current rank, for those it names, or for all; each line says whose it is."""
+    start(0, 1, 2)
+    assert group("p size", "@2 p size", "@0,2 p rank", "@1", "p rank", "@* p step", "p size @1-2") == (
+        0,
+        ["[rank 0] 128", "[rank 2] 127", "[rank 0] 0", "[rank 2] 2", "[rank 1] > job.py:11 update",
+         "[rank 1] ->     breakpoint()", "[rank 1] 1", "[rank 0] 1", "[rank 1] 1", "[rank 2] 1", "[rank 1] 128",
+         "[rank 2] 127"],
+        "",
+    )  # fmt: skip
+
+
+def test_steps_and_going_on(start: Callable[..., list[PausedProgram]], group: Group) -> None:
+    """All step at once, all go on, and the next breakpoint of each is met with the same session."""
+    programs = start(0, 1)
+    code, lines, _ = group("@* n", "@* c", "@* p step", "c @*")
+    assert code == 0
+    assert sorted(lines[:4]) == [
+        f"[rank {rank}] {text}" for rank in (0, 1) for text in ("->     total = size + step", "> job.py:12 update")
+    ]
+    assert lines[-2:] == ["[rank 0] 2", "[rank 1] 2"]
+    assert [program.process.wait(LIMIT_S) for program in programs] == [0, 0]
+
+
+def test_diff_groups_values(start: Callable[..., list[PausedProgram]], group: Group) -> None:
+    """`diff` puts ranks with equal values together, and says of tensors how far apart they are."""
+    start(0, 1, 2)
+    code, lines, err = group("diff size", "diff step", "diff weights", "diff same", "diff other", "diff 1 / rank")
+    assert (code, err) == (0, "")
+    array = "numpy.ndarray  [6]  float64  cpu"
+    assert lines == [
+        "ranks 0, 1: 128",
+        "rank 2:     127",
+        "ranks 0-2: 1  (all equal)",
+        f"ranks 0, 1: {array}  norm 7.4162  min 0  max 5  mean 2.5",
+        f"rank 2:     {array}  norm 7.5208  min 0  max 5  mean 2.54167",
+        "  rank 2 against rank 0: max difference 0.25, 1 of 6 elements differ",
+        "ranks 0-2: numpy.ndarray  [2x2]  float64  cpu  norm 2  min 1  max 1  mean 1  (all equal)",
+        "ranks 0, 1: numpy.ndarray  [2]  float64  cpu  norm 1.41421  min 1  max 1  mean 1",
+        "rank 2:     numpy.ndarray  [3]  float64  cpu  norm 1.73205  min 1  max 1  mean 1",
+        "  rank 2 against rank 0: another shape",
+        "rank 0: *** ZeroDivisionError: division by zero",
+        "rank 1: 1.0",
+        "rank 2: 0.5",
+    ]
+
+
+def test_diff_leaves_nothing_behind(start: Callable[..., list[PausedProgram]], group: Group) -> None:
+    """What a process keeps for `diff` is dropped with its answer; the expression is evaluated once."""
+    start(0, 2)
+    calls = "calls = []"
+    code, lines, _ = group(f"@* {calls}", "diff (calls.append(1), weights)[1]", "@* len(calls)",
+                           "@* __import__('sys').__dict__.get('_raydebug_packed')")  # fmt: skip
+    assert (code, lines[-4:]) == (0, ["[rank 0] 1", "[rank 2] 1", "[rank 0] {}", "[rank 2] {}"])
+
+
+def test_pauses_without_a_rank(start: Callable[..., list[PausedProgram]], group: Group) -> None:
+    """Where a pause has no rank, it is known by its number everywhere."""
+    start(None, None)
+    assert group("@#2 p step", "@* p step", "diff step") == (
+        0, ["[#2] 1", "[#1] 1", "[#2] 1", "#1, #2: 1  (all equal)"], "",
+    )  # fmt: skip
+    assert group("@1 p step")[2] == "*** there is no rank 1 here: no pause here has a rank; use @#1\n"
+
+
+def test_same_rank_twice(start: Callable[..., list[PausedProgram]], group: Group) -> None:
+    """Two groups of workers may have a rank 0 each: both are shown, and told apart by their numbers."""
+    start(0, 0)
+    assert group("@0 p rank", "@#2 p rank")[1] == ["[rank 0] 0", "[rank 0 #2] 0", "[rank 0 #2] 0"]
+    assert group("@0")[2] == "*** @0 is rank 0, rank 0 #2: name one of them alone\n"
+
+
+def test_overview_shows_a_crash_beside_breakpoints(start: Callable[..., list[PausedProgram]], group: Group) -> None:
+    """`ranks` shows state, place, step and time of each: one crashed, one at a breakpoint, one runs."""
+    start(0, 1)
+    start(2, CRASHES="1", RAY_DEBUG_POST_MORTEM="1")
+    group("@2 c", "p 1")
+    time.sleep(0.5)
+    code, lines, _ = group("ranks", "@1 c", "ranks")
+    assert code == 0
+    shown = [" ".join(line.split()) for line in lines]
+    assert shown[0] == "rank state where step paused for"
+    assert shown[1].startswith("> 0 breakpoint job.py:11 update 1 ")
+    assert shown[3].startswith("2 post-mortem job.py:16 crash: ValueError: rank 2 has bad data ")
+
+
+def test_ranks_by_name_are_waited_for(start: Callable[..., list[PausedProgram]], group: Group) -> None:
+    """`--ranks` takes these alone, and a script waits until each is there; where one never comes, it says which."""
+    start(0, 1, 2)
+    assert group("@* p rank", selection=Selection(ranks=frozenset({0, 2})))[1] == ["[rank 0] 0", "[rank 2] 2"]
+    with pytest.raises(RaydebugError) as late:
+        group("p 1", selection=Selection(ranks=frozenset({0, 9})), timeout_s=0.3)
+    assert late.value.exit_code == Exit.TIMEOUT
+    assert str(late.value).splitlines()[:2] == [
+        "error: ranks 0, 9: not all paused within 0.3 s", "cause: missing: ranks 9",
+    ]  # fmt: skip
+
+
+def test_held_pauses_are_left_out(start: Callable[..., list[PausedProgram]], group: Group, shared_door: Door) -> None:
+    """A pause that another client holds is left out and named; the others are taken."""
+    programs = start(0, 1)
+    held, done = threading.Event(), threading.Event()
+
+    async def hold() -> None:
+        session, _ = await shared_door.attach(programs[1].id)
+        held.set()
+        await asyncio.to_thread(done.wait, LIMIT_S)
+        await session.close()
+
+    holder = threading.Thread(target=asyncio.run, args=(hold(),))
+    holder.start()
+    try:
+        assert held.wait(LIMIT_S)
+        code, lines, err = group("@* p rank")
+        assert (code, lines) == (0, ["[rank 0] 0"])
+        assert err == (f"left out, another client holds them: pause {programs[1].id} (--steal takes them over)\n")
+    finally:
+        done.set()
+        holder.join()
+
+
+def test_one_that_dies_leaves_the_others(start: Callable[..., list[PausedProgram]], group: Group) -> None:
+    """A process that dies leaves with a line; the others stay, and the script fails with what failed."""
+    start(0, 1)
+    code, lines, err = group("@1 import os; os._exit(3)", "@* p rank")
+    assert code == 1
+    assert any(line.startswith("[rank 1] left: the gateway said: ") for line in lines)
+    assert "[rank 1] *** the session ended: process" in err
+
+
+def test_script_from_a_pipe_and_failures(
+    start: Callable[..., list[PausedProgram]], group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines of a pipe are run as those of -x; a command that fails at one rank ends the script after all answered."""
+    start(0, 1)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("@* p 1 / rank\np 1\n"))
+    code, lines, err = group()
+    assert (code, lines, err) == (1, ["[rank 1] 1.0"], "[rank 0] *** ZeroDivisionError: division by zero\n")
+
+
+def test_addresses_that_name_nobody(start: Callable[..., list[PausedProgram]], group: Group) -> None:
+    """An address without a rank that is there says so."""
+    start(0, 1)
+    assert group("@7 p 1")[2] == "*** there is no rank 7 here; `ranks` lists what there is\n"
+    assert group("@x p 1")[2] == "*** @x names no ranks; write @0,3 or @* or @#1\n"
+    assert group("@#9 p 1")[2] == "*** there is no #9 here; `ranks` lists what there is\n"

@@ -1,0 +1,119 @@
+"""How several pauses are named, addressed, chosen and shown; exact text."""
+
+from __future__ import annotations
+
+import array
+import doctest
+import math
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raydebug.console import diff, labels, overview, status, tensor_probe
+from raydebug.console.labels import NotAnAddress, joined, parse_ranks, pick, split_address
+from raydebug.console.selection import Selection
+
+
+def test_docs_of_labels_hold() -> None:
+    """The examples in the docstrings are true."""
+    assert doctest.testmod(labels).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "is_command", "address", "command"),
+    [
+        ("@* bt", False, "*", "bt"), ("@all bt", False, "*", "bt"), ("@0,3-5 p x", False, "0,3-5", "p x"),
+        ("@#1", False, "#1", ""), ("c @0,1", True, "0,1", "c"), ("p a @ b", True, None, "p a @ b"),
+        ("x = a @0", False, None, "x = a @0"), ("@ 3", False, "3", ""),
+    ],
+)  # fmt: skip
+def test_whom_a_line_is_for(line: str, is_command: bool, address: str | None, command: str) -> None:
+    """An address stands before a command, or behind the name of one; Python's own `@` is left alone."""
+    assert split_address(line, is_command=is_command) == (address, command)
+
+
+def test_what_an_address_names() -> None:
+    """Ranks, ranges and numbers name pauses; one rank may be several pauses, in the order of the prompt."""
+    known = [(1, 0), (2, 1), (3, 0), (4, None)]
+    assert pick("*", known) == [1, 2, 3, 4]
+    assert pick("0", known) == [1, 3]
+    assert pick("#4,0-1", known) == [1, 2, 3, 4]
+    with pytest.raises(NotAnAddress, match="there is no rank 2 here"):
+        pick("1-2", known)
+    with pytest.raises(NotAnAddress, match="'3-' is no list of ranks"):
+        parse_ranks("3-")
+    with pytest.raises(NotAnAddress, match="'5-3' is no range"):
+        parse_ranks("5-3")
+    with pytest.raises(NotAnAddress, match="no range"):
+        parse_ranks("0-99999999999")
+
+
+def test_names_of_many() -> None:
+    """Many ranks are named by their runs."""
+    assert joined([f"rank {n}" for n in (0, 1, 2, 4, 6, 7)]) == "ranks 0-2, 4, 6, 7"
+    assert joined(["rank 0 #3", "rank 0"]) == "rank 0, rank 0 #3"
+
+
+def test_selection_of_pauses() -> None:
+    """`all` takes what waits; ranks and a job narrow it; what others hold is told apart, unless it is stolen."""
+    pauses: list[dict[str, Any]] = [
+        {"id": "1", "rank": 3, "state": "waiting", "job": "a", "job_id": "01"},
+        {"id": "2", "rank": 0, "state": "attached", "job": "a", "job_id": "01"},
+        {"id": "3", "rank": None, "state": "waiting", "job": "b", "job_id": "02"},
+        {"id": "4", "rank": 1, "state": "waiting", "job": "b", "job_id": "02"},
+    ]
+
+    def ids(selection: Selection) -> tuple[list[str], list[str]]:
+        free, held = selection.split(pauses)
+        return [pause["id"] for pause in free], [pause["id"] for pause in held]
+
+    assert ids(Selection()) == (["4", "1", "3"], ["2"])
+    assert ids(Selection(steal=True)) == (["2", "4", "1", "3"], [])
+    assert ids(Selection(job="a")) == (["1"], ["2"])
+    assert ids(Selection(job="02", ranks=frozenset({1}))) == (["4"], [])
+    assert Selection(ranks=frozenset({0, 5})).missing(pauses) == {5}
+
+
+def test_overview_is_a_plain_table() -> None:
+    """The overview has a heading and columns of equal width."""
+    rows = [(">", "0", "breakpoint", "a.py:1 f", "12", "3 s"), ("", "#2", "running", "", "", "")]
+    assert overview.table(rows) == (
+        "   rank  state       where     step  paused for\n>  0     breakpoint  a.py:1 f  12    3 s\n   #2    running"
+    )
+
+
+def test_summaries_of_equal_values_are_equal() -> None:
+    """Equal values have one summary in every process: addresses do not count, types and text do."""
+
+    class Thing:
+        pass
+
+    def same(a: Any, b: Any) -> bool:
+        return tensor_probe.summarise(a, "k") == tensor_probe.summarise(b, "k")
+
+    assert same(Thing(), Thing())
+    assert same(np.arange(4), np.arange(4))
+    assert not same(1, "1")
+    assert not same(np.arange(4), np.arange(4.0))
+    assert not same(np.arange(4), np.arange(4)[::-1])
+    assert not same("a" * 5000, "a" * 4999 + "b")
+    sys.__dict__.pop("_raydebug_packed")
+
+
+def test_distance_of_tensors() -> None:
+    """The distance is the largest of all elements; NaN equals NaN, and one on one side alone is counted."""
+    ours, theirs = array.array("d", [1, 2, math.nan, 4]), array.array("d", [1, 2.5, math.nan, math.nan])
+    assert diff._apart(ours, theirs) == "max difference 0.5, 2 of 4 elements differ, 1 of them NaN on one side"
+    assert diff._apart(array.array("d", [math.inf]), array.array("d", [math.inf])) == (
+        "max difference 0, 0 of 1 elements differ"
+    )
+
+
+def test_nearest_limit() -> None:
+    """The status line says which watchdog ends a pause first, and when."""
+    pause = {"watchdog": {"name": "torch process group", "after_s": 600.0}}
+    assert status.nearest_limit(pause, 120.0) == "torch process group ends it in 8 min 0 s"
+    assert status.nearest_limit(pause, 700.0) == "torch process group is overdue"
+    assert status.nearest_limit({}, 1.0) == ""

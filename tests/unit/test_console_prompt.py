@@ -1,0 +1,138 @@
+"""The prompt, in a real terminal at a real pause."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pexpect
+import pytest
+from paused_programs import LIMIT_S, STEPS, PausedProgram, Run
+
+Serve = Callable[..., PausedProgram]
+Terminal = Callable[..., pexpect.spawn]
+PROMPT = r"\(raydebug 0\)"
+
+
+def _type(child: pexpect.spawn, line: str, expected: str) -> None:
+    child.expect(PROMPT)
+    child.sendline(line)
+    child.expect(expected)
+
+
+def test_prompt_and_going_on(serve: Serve, terminal: Terminal, tmp_path: Path) -> None:
+    """At the prompt values are shown, mistakes are told, q asks, and y lets the task go on; history is private."""
+    program = serve(STEPS)
+    child = terminal(program)
+    child.expect("breakpoint in update")
+    child.expect(r"8 .*-> .*breakpoint\(\)")
+    _type(child, "p batch", r"\[1, 2, 3\]")
+    _type(child, "nosuch", r"\*\*\* NameError: name 'nosuch' is not defined")
+    _type(child, "q", r"\[b\]ack to the debugger:")
+    child.sendline("b")
+    _type(child, "c", "21 .*-> .*breakpoint")
+    child.expect(PROMPT)
+    child.sendeof()
+    child.expect(r"\[b\]ack to the debugger:")
+    child.sendline("y")
+    child.expect(pexpect.EOF)
+    child.wait()
+    assert child.exitstatus == 0
+    assert program.process.wait(LIMIT_S) == 0
+    (history,) = (tmp_path / "state" / "debugger_history").iterdir()
+    assert "+p batch" in history.read_text()
+    assert history.stat().st_mode & 0o077 == 0
+
+
+def test_staying_paused(serve: Serve, terminal: Terminal, run: Run) -> None:
+    """`q` with `n` leaves the task paused, and the next client finds the same frame and values."""
+    program = serve(STEPS)
+    child = terminal(program)
+    _type(child, "total = 5", "")
+    _type(child, "q", "debugger:")
+    child.sendline("n")
+    child.expect(pexpect.EOF)
+    assert run(program, "p total") == (0, "5\n", "")
+
+
+def test_tab_completes(serve: Serve, terminal: Terminal) -> None:
+    """Tab completes names of the frame and attributes of their values."""
+    child = terminal(serve(STEPS))
+    child.expect(PROMPT)
+    child.send("p sca\t")
+    time.sleep(0.4)
+    child.send("\r")
+    child.expect(r"2\.0")
+    child.expect(PROMPT)
+    child.send("batch.cop\t")
+    time.sleep(0.4)
+    child.send("()\r")
+    child.expect(r"\[1, 2, 3\]")
+
+
+def test_interrupts(serve: Serve, terminal: Terminal) -> None:
+    """Ctrl-C at the prompt clears the line; while the task runs it leaves, and the task runs on."""
+    program = serve("breakpoint()\nimport time\ntime.sleep(30)\n")
+    child = terminal(program)
+    child.expect(PROMPT)
+    child.send("p 12")
+    child.sendintr()
+    _type(child, "p 'after'", "'after'")
+    _type(child, "c", "running; waits for the next stop here")
+    child.sendintr()
+    child.expect("left; the task runs on")
+    child.expect(pexpect.EOF)
+    child.wait()
+    assert child.exitstatus == 0
+    assert program.process.poll() is None
+
+
+@pytest.mark.parametrize(
+    "endless", ["sum(1 for _ in iter(int, 1))", "__import__('time').sleep(1000)", "while True: pass"]
+)
+def test_evaluation_that_never_returns(serve: Serve, terminal: Terminal, endless: str) -> None:
+    """F32: Ctrl-C interrupts code that never returns, the session is kept, and the task goes on unharmed."""
+    program = serve(STEPS)
+    child = terminal(program)
+    _type(child, endless, "still runs there; Ctrl-C interrupts it")
+    child.sendintr()
+    child.expect(r"\*\*\* KeyboardInterrupt")
+    _type(child, "p batch", r"\[1, 2, 3\]")
+    _type(child, "c", "21 .*-> .*breakpoint")
+    _type(child, "c", "process .* has ended")
+    assert program.process.wait(LIMIT_S) == 0
+
+
+def test_sleep_of_another_thread(serve: Serve, terminal: Terminal) -> None:
+    """A sleep of a thread beside the main one cannot be ended: that is said, and the session is kept."""
+    program = serve("import threading\ndef work():\n    breakpoint()\nthreading.Thread(target=work).start()\n")
+    child = terminal(program)
+    _type(child, "__import__('time').sleep(6)", "still runs there; Ctrl-C interrupts it")
+    child.sendintr()
+    child.expect("not waited for any longer; the code still runs there")
+    _type(child, "p 'later'", "'later'")
+
+
+def test_process_gone_at_the_prompt(serve: Serve, terminal: Terminal) -> None:
+    """A process that is killed while the person thinks ends the prompt with three lines and exit code 4."""
+    program = serve(STEPS)
+    child = terminal(program)
+    child.expect(PROMPT)
+    child.send("p ba")
+    time.sleep(0.2)
+    program.process.kill()
+    child.expect(r"error: the session ended: process \d+ is gone")
+    child.expect(pexpect.EOF)
+    child.wait()
+    assert child.exitstatus == 4
+
+
+def test_resize(serve: Serve, terminal: Terminal) -> None:
+    """The prompt works on after the terminal has another size, and what is printed fits the new one."""
+    child = terminal(serve(STEPS))
+    child.expect(PROMPT)
+    child.setwinsize(30, 50)
+    time.sleep(0.2)
+    child.sendline("pp ['x' * 20] * 3")
+    child.expect(r"\['x{20}',\s+'x{20}',\s+'x{20}'\]")
