@@ -93,7 +93,7 @@ from raydebug.errors import RaydebugError
 from raydebug.pause.listing import fetch_pauses
 from gateway_door import Door as Gateway
 port, token, target, state = int(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4])
-door, gateway = Door("127.0.0.1", port, token), Gateway(state, None, port, 0)
+door, gateway = Door("127.0.0.1", port, token), Gateway(state, port, 0)
 try:
     if target == "all":
         code = attach_group(door, Selection(), lambda: fetch_pauses(gateway), history_dir=state)
