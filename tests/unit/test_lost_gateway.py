@@ -189,7 +189,7 @@ def test_patience_ends(door, patience_s):
     out, err = program.communicate(timeout=15)
     assert out == "went on 41\n"
     assert time.monotonic() - started >= patience_s
-    assert f"raydebug: goes on, for no debugger came back within {patience_s} s: no gateway at 127.0.0.1:" in err
+    assert f"raydebug: goes on, for no debugger came back within {patience_s} s: " in err
     assert "not paused: no gateway" in err, "its next breakpoint says so too"
     assert program.returncode == 0
 
