@@ -11,12 +11,14 @@ b'Content-Length: 48\r\n\r\n{"seq":1,"type":"request","command":"threads"}'
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 Message = dict[str, Any]
 
 MAX_HEADER_BYTES = 8 * 1024
 MAX_BODY_BYTES = 16 * 1024 * 1024
+HEAD_BYTES = 512  # of a message that is too long: what it answers stands there
 
 
 class WireError(ValueError):
@@ -35,13 +37,24 @@ class Decoder:
     Args:
         max_header_bytes: longest header accepted, in bytes.
         max_body_bytes: longest message body accepted, in bytes.
+        on_oversized: passes over a longer body instead, and is told its length and first bytes; what it returns stands
+            in for the message. Without it a longer body is an error.
     """
 
-    def __init__(self, *, max_header_bytes: int = MAX_HEADER_BYTES, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        max_header_bytes: int = MAX_HEADER_BYTES,
+        max_body_bytes: int = MAX_BODY_BYTES,
+        on_oversized: Callable[[int, bytes], Message] | None = None,
+    ) -> None:
         self.max_header_bytes = max_header_bytes
         self.max_body_bytes = max_body_bytes
+        self._on_oversized = on_oversized
         self._buffer = bytearray()
         self._body_bytes: int | None = None
+        self._head = b""  # of a body that is passed over
+        self._passed_bytes = 0
 
     @property
     def pending(self) -> int:
@@ -69,12 +82,27 @@ class Decoder:
                 return None
             self._body_bytes = self._length(bytes(self._buffer[:end]))
             del self._buffer[: end + 4]
+        if self._body_bytes > self.max_body_bytes and self._on_oversized is not None:
+            return self._pass_over(self._body_bytes, self._on_oversized)
         if len(self._buffer) < self._body_bytes:
             return None
         body = bytes(self._buffer[: self._body_bytes])
         del self._buffer[: self._body_bytes]
         self._body_bytes = None
         return _parse(body)
+
+    def _pass_over(self, length: int, on_oversized: Callable[[int, bytes], Message]) -> Message | None:
+        if not self._passed_bytes and len(self._buffer) < HEAD_BYTES:
+            return None
+        if not self._passed_bytes:
+            self._head = bytes(self._buffer[:HEAD_BYTES])
+        taken = min(len(self._buffer), length - self._passed_bytes)
+        del self._buffer[:taken]
+        self._passed_bytes += taken
+        if self._passed_bytes < length:
+            return None
+        self._passed_bytes, self._body_bytes = 0, None
+        return on_oversized(length, self._head)
 
     def _length(self, header: bytes) -> int:
         values = []
@@ -89,7 +117,7 @@ class Decoder:
         if not values[0].isdigit() or len(values[0]) > 12:  # int() would take signs, blanks, underscores
             raise WireError("Content-Length is not a number")
         length = int(values[0])
-        if length > self.max_body_bytes:
+        if length > self.max_body_bytes and self._on_oversized is None:
             raise WireError(f"body of {length} bytes is over the limit of {self.max_body_bytes}")
         return length
 

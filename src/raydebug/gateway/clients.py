@@ -83,7 +83,7 @@ class Client:
     async def _converse(self, data: bytes) -> None:
         decoder = wire.Decoder(max_body_bytes=MAX_UNPROVEN_BYTES)
         deadline = asyncio.get_running_loop().time() + AUTHENTICATION_TIMEOUT_S
-        unproven_bytes = 0
+        left = MAX_UNPROVEN_BYTES  # bytes that it may still send without the token
         while data:
             for message in decoder.feed(data):
                 if message.get("type") == "request" and not self._take(message):
@@ -92,11 +92,11 @@ class Client:
             if self.proven:
                 decoder.max_body_bytes = wire.MAX_BODY_BYTES
             else:
-                unproven_bytes += len(data)
-                if unproven_bytes > MAX_UNPROVEN_BYTES:
+                left -= len(data)
+                if left <= 0:
                     raise wire.WireError(f"more than {MAX_UNPROVEN_BYTES} bytes before the token")
             async with asyncio.timeout_at(None if self.proven else deadline):
-                data = await self._reader.read(READ_BYTES if self.proven else MAX_UNPROVEN_BYTES)
+                data = await self._reader.read(READ_BYTES if self.proven else left)
 
     async def _have_room(self) -> None:
         """Wait until the client has read enough of what it has asked for: its further requests stay in its socket."""
@@ -174,6 +174,7 @@ class Client:
         audit.note("attach", self.title, pause)
         self.answer(message, {"pause": pause.describe()})
         self.send(wire.event(0, "initialized"))
+        self._show_stop()  # to a client that sent all at once, its configuration behind its `attach`
 
     def _find(self, pause_id: str, *, steal: bool) -> Pause:
         pause = self._pauses.get(pause_id)
@@ -199,7 +200,7 @@ class Client:
             return
         self._paths.translate_arguments(arguments)
         if command == "setExceptionBreakpoints":  # post-mortem pauses need it, whatever a client prefers
-            arguments["filters"] = sorted({*requests.texts(arguments.get("filters")), "uncaught"})
+            arguments["filters"] = sorted({*arguments.get("filters", ()), "uncaught"})
         if command in requests.RESUMING:
             arguments.setdefault("threadId", pause.thread_id)
             if command == "continue":

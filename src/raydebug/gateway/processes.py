@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import re
 import socket
 import weakref
 from typing import Any
@@ -87,6 +88,7 @@ class Process:
             on_event=lambda m: loop.call_soon(self._take, m),
             on_end=lambda: loop.call_soon(self._end),
             first_seq=REQUESTS_PER_DIAL * (dials if isinstance(dials, int) else 0) + 1,
+            decoder=wire.Decoder(on_oversized=_refuse_oversized),  # one value that is too long must not end the session
         )
         answers = [self.session.send(command, arguments) for command, arguments in SESSION_SET_UP]
         for (command, _), answer in zip(SESSION_SET_UP, await asyncio.gather(*answers), strict=True):
@@ -248,6 +250,22 @@ class DialIns:
             raise ConnectionRefusedError("wrong token")
         writer.write(wire.encode(wire.event(2, "welcome", {})))
         return str(answer.get("purpose")), dict(answer.get("process") or {})
+
+
+def _refuse_oversized(length: int, head: bytes) -> Message:
+    """Return what stands in for a message of pydevd that is over the limit: the refusal of the request it answers."""
+    answered = _ANSWERS.search(head)
+    mib, limit_mib = length / 2**20, wire.MAX_BODY_BYTES / 2**20
+    text = f"the answer has {mib:.0f} MiB, more than the {limit_mib:.0f} MiB that are shown"
+    if answered is None:
+        log.warning("a message of a process was passed over: %d bytes", length)
+        return wire.event(0, "output", {"category": "important", "output": f"raydebug: {text}\n"})
+    to = {"seq": int(answered[1]), "command": answered[2].decode("ascii", "replace")}
+    return wire.refusal(0, to, text)
+
+
+# pydevd writes a response's own fields before its body (debugpy 1.8.22, pydevd_schema.py, `to_dict` of each response).
+_ANSWERS = re.compile(rb'"request_seq":\s*(\d+).{0,80}?"command":\s*"(\w+)"')
 
 
 async def _receive(reader: asyncio.StreamReader, decoder: wire.Decoder, name: str) -> dict[str, Any]:

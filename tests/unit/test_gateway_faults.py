@@ -1,0 +1,484 @@
+"""What must not hurt the gateway or a pause: broken bytes, floods, clients that do not read, values without end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from gateway_door import TOKEN, Door, visit
+
+from raydebug.dap import wire
+from raydebug.dap.session import ConnectionLost, RequestFailed
+
+PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
+MIB = 2**20
+
+
+def gateway(door: Door) -> psutil.Process:
+    return psutil.Process(door.process.pid)
+
+
+def open_files(door: Door) -> int:
+    return len(list(Path(f"/proc/{door.process.pid}/fd").iterdir()))
+
+
+async def attached_raw(door: Door, pause_id: str):
+    """Attach with a connection whose bytes the test writes itself; all answers so far are read."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", door.gateway_port)
+    asked = [("initialize", {}), ("attach", {"token": TOKEN, "target": pause_id}), ("configurationDone", {})]
+    for seq, (command, arguments) in enumerate(asked, 1):
+        writer.write(wire.encode(wire.request(seq, command, arguments)))
+    decoder, seen = wire.Decoder(), []
+    while not any(message.get("event") == "stopped" for message in seen):
+        seen += decoder.feed(await reader.read(65536))
+    return reader, writer, seen
+
+
+# F25: frames
+
+FRAMES = {
+    "no length": (b"Content-Type: x\r\n\r\n", b"0 Content-Length headers instead of 1"),
+    "negative": (b"Content-Length: -5\r\n\r\n{}", b"Content-Length is not a number"),
+    "over 16 MiB": (b"Content-Length: 16777217\r\n\r\n", b"is over the limit of 16777216"),
+    "non-number": (b"Content-Length: five\r\n\r\n{}", b"Content-Length is not a number"),
+    "with an underscore": (b"Content-Length: 1_0\r\n\r\n{}", b"Content-Length is not a number"),
+    "duplicate": (b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}", b"2 Content-Length headers"),
+    "bad JSON": (b"Content-Length: 5\r\n\r\n{nope", b"body is not JSON"),
+    "bad UTF-8": (b"Content-Length: 4\r\n\r\n\xff\xfe\xff\xfe", b"body is not JSON"),
+    "not an object": (b"Content-Length: 2\r\n\r\n[]", b"body is not a JSON object"),
+    "nested 200k": (b"Content-Length: 400000\r\n\r\n" + b"[" * 200_000 + b"]" * 200_000, b"body is not JSON"),
+    "seq is no number": (b'Content-Length: 31\r\n\r\n{"type":"request","seq":[[[]]]}', b"seq is not a number"),
+}
+
+
+@pytest.mark.parametrize(("data", "reason"), FRAMES.values(), ids=FRAMES.keys())
+def test_f25_malformed_frame_of_an_attached_client(door, data, reason):
+    """F25: after the token too, a malformed frame closes its own connection with the reason, and no other."""
+    for count in (1, 2):
+        door.start(PAUSES)
+        door.pauses(count)
+
+    async def look():
+        other, _ = await door.attach("2")
+        reader, writer, _ = await attached_raw(door, "1")
+        writer.write(data)
+        said = await asyncio.wait_for(reader.read(), 5)
+        assert reason in said
+        assert (await other.request("threads"))["threads"]
+
+    visit(door, look)
+    assert [p["state"] for p in door.pauses(2)] == ["waiting", "waiting"]
+
+
+def test_f25_truncated_frame(door):
+    """F25: a client that ends in the middle of a frame has left; its pause stays."""
+    door.start(PAUSES)
+    (pause,) = door.pauses()
+
+    async def look():
+        _, writer, _ = await attached_raw(door, pause["id"])
+        writer.write(b"Content-Length: 100\r\n\r\n{")
+        writer.close()
+
+    visit(door, look)
+    assert [p["id"] for p in door.pauses()] == [pause["id"]]
+
+
+BAD_REQUESTS = [
+    {"command": 5},
+    {"command": ["threads"]},
+    {"command": "stackTrace", "arguments": "none"},
+    {"command": "stackTrace", "arguments": {"threadId": "x"}},
+    {"command": "evaluate"},
+    {"command": "evaluate", "arguments": {"expression": {}, "frameId": []}},
+    {"command": "setBreakpoints", "arguments": {"source": 5}},
+    {"command": "setBreakpoints", "arguments": {"source": {"path": 7}, "breakpoints": [{"line": None}]}},
+    *(
+        {"command": "setBreakpoints", "arguments": one}
+        for one in (
+            {"breakpoints": [{"line": 3}]},
+            {"source": {"path": "/x\0"}, "breakpoints": [{"line": 3}]},
+            {"source": {"path": "/x\ud800"}, "breakpoints": [{"line": 3}]},
+            {"source": {"path": "/x"}, "breakpoints": [{"line": "3"}]},
+            {"source": {"path": "/x"}, "breakpoints": [{"line": 1e400}]},
+            {"source": {"path": "/x"}, "breakpoints": [{}]},
+            {"source": {"path": "/x"}, "breakpoints": {}},
+            {"source": {"path": "/x"}, "breakpoints": [{"line": 3, "condition": 5}]},
+        )
+    ),
+    {"command": "setFunctionBreakpoints", "arguments": {"breakpoints": [{"condition": "1"}]}},
+    {"command": "goto", "arguments": {"threadId": [], "targetId": "x"}},
+    {"command": "variables", "arguments": {"variablesReference": -1}},
+    {"command": "variables", "arguments": {"variablesReference": 1e308}},
+    {"command": "setExceptionBreakpoints", "arguments": {"filters": 5}},
+    {"command": "terminate"},
+    {"command": "pydevdAuthorize"},
+    {"command": "launch"},
+]
+
+
+def test_f25_requests_of_the_wrong_shape(door):
+    """F25: requests that are no requests are each answered with a failure, or have no effect; the session goes on."""
+    door.start(PAUSES)
+    (pause,) = door.pauses()
+    deep: object = 1
+    for _ in range(400):
+        deep = [deep]
+
+    async def look():
+        reader, writer, _ = await attached_raw(door, pause["id"])
+        asked = [*BAD_REQUESTS, {"command": "evaluate", "arguments": {"expression": "1", "x": deep}}]
+        for seq, request in enumerate(asked, 100):
+            writer.write(wire.encode({"type": "request", "seq": seq, **request}))
+        writer.write(wire.encode(wire.request(999, "threads")))
+        decoder, answers = wire.Decoder(), {}
+        while 999 not in answers or len(answers) < len(asked) + 1:
+            data = await asyncio.wait_for(reader.read(65536), 5)
+            assert data, answers
+            answers |= {m["request_seq"]: m for m in decoder.feed(data) if m["type"] == "response"}
+        assert answers[999]["body"].get("threads"), answers
+        assert [request for seq, request in enumerate(asked, 100) if answers[seq]["success"]] == []
+        writer.close()
+
+    visit(door, look)
+    assert len(door.pauses()) == 1
+
+
+# F26, F27, F28: floods
+
+
+def test_f26_endless_header(door):
+    """F26: a header without end is cut off at once; the gateway keeps its size and hardly works for it."""
+    door.start(PAUSES)
+    door.pauses()
+    process = gateway(door)
+    before, busy = process.memory_info().rss, sum(process.cpu_times()[:2])
+    sent = 0
+    with socket.create_connection(("127.0.0.1", door.gateway_port)) as connection:
+        connection.settimeout(5)
+        with contextlib.suppress(OSError):
+            for _ in range(1600):
+                connection.sendall(b"Content-Length: " + b"x" * 65520)
+                sent += 65536
+    assert sent < 16 * MIB, "the sender is cut off; what it got rid of lies in socket buffers"
+    assert process.memory_info().rss - before < MIB
+    assert sum(process.cpu_times()[:2]) - busy < 0.5
+    visit(door, lambda: door.attach("1"))
+
+
+def test_f27_idle_and_slow_clients(door):
+    """F27, S9: beside 500 idle connections and 100 that send a byte a second, an attach takes at most a second."""
+    door.start(PAUSES)
+    (pause,) = door.pauses()
+    files = open_files(door)
+
+    async def look():
+        crowd = [await asyncio.open_connection("127.0.0.1", door.gateway_port) for _ in range(600)]
+
+        async def drip() -> None:
+            while True:
+                for _, writer in crowd[500:]:
+                    with contextlib.suppress(OSError):
+                        writer.write(b"C")
+                await asyncio.sleep(1)
+
+        dripping = asyncio.ensure_future(drip())
+        await asyncio.sleep(1.5)
+        assert open_files(door) <= files + 64 + 5, "64 at most are waited for"
+        started = time.monotonic()
+        session, _ = await door.attach(pause["id"])
+        assert time.monotonic() - started <= 1
+        dripping.cancel()
+        await session.close()
+        for _, writer in crowd:
+            writer.close()
+
+    visit(door, look)
+
+
+def test_s9_nothing_reaches_a_process_before_the_token(door):
+    """S9: requests without the token, however many fit before they are cut off at 4 KiB, reach no process."""
+    program = door.start("x = 1\nbreakpoint()\nprint('x is', x)\n")
+    door.pauses()
+    request = wire.encode(wire.request(1, "evaluate", {"expression": "globals().update(x=2)", "frameId": 1}))
+    goes_on = wire.encode(wire.request(2, "continue", {"threadId": 1}))
+    with socket.create_connection(("127.0.0.1", door.gateway_port)) as connection:
+        connection.settimeout(5)
+        said = b""
+        with contextlib.suppress(OSError):
+            connection.sendall((request + goes_on) * 100)
+            while data := connection.recv(65536):
+                said += data
+    assert said.count(b'"success":false') <= 4096 // len(goes_on)
+    visit(door, lambda: let_go(door, "1"))
+    assert program.communicate(timeout=10)[0] == "x is 1\n"
+
+
+async def let_go(door: Door, pause_id: str) -> None:
+    session, stopped = await door.attach(pause_id)
+    await session.request("continue", {"threadId": stopped["threadId"]})
+    await session.close()
+
+
+@pytest.mark.timeout(90)
+def test_f28_churn(door):
+    """F28: after thousands of short connections of every kind, the gateway has as many files open as before."""
+    door.start(PAUSES)
+    (pause,) = door.pauses()
+    visit(door, lambda: door.attach(pause["id"]))
+    door.pauses()
+    before = open_files(door)
+    said = [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"Content-Length: 2\r\n\r\n{}", b"SSH-2.0\r\n"]
+    until = time.monotonic() + 5
+    count = 0
+    while time.monotonic() < until:
+        with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", door.gateway_port)) as one:
+            one.sendall(said[count % len(said)])
+            count += 1
+    assert count > 500
+    deadline = time.monotonic() + 10
+    while abs(open_files(door) - before) > 5 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert abs(open_files(door) - before) <= 5
+    visit(door, lambda: door.attach(pause["id"]))
+
+
+# F29, F31: too much to show
+
+BIG = "value = 'x' * (1 << 20)\nbreakpoint()\nprint('went on')\n"
+
+
+def ask_for_values(writer: asyncio.StreamWriter, frame: int, first: int, count: int) -> None:
+    arguments = {"expression": "value", "frameId": frame, "context": "clipboard"}
+    for seq in range(first, first + count):
+        writer.write(wire.encode(wire.request(seq, "evaluate", arguments)))
+
+
+async def ask(reader, writer, decoder, seq, command, arguments):
+    writer.write(wire.encode(wire.request(seq, command, arguments)))
+    while True:
+        for message in decoder.feed(await reader.read(65536)):
+            if message.get("request_seq") == seq:
+                return message["body"]
+
+
+@pytest.mark.timeout(90)
+def test_f29_client_that_never_reads(door):
+    """F29: a client that asks for 1 GiB and reads nothing costs at most 64 MiB and nobody's pause."""
+    for count, program in enumerate((BIG, PAUSES), 1):
+        door.start(program)
+        door.pauses(count)
+    process = gateway(door)
+    before = process.memory_info().rss
+
+    async def look():
+        reader, writer, seen = await attached_raw(door, "1")
+        thread = next(m for m in seen if m.get("event") == "stopped")["body"]["threadId"]
+        decoder = wire.Decoder()
+        frames = (await ask(reader, writer, decoder, 10, "stackTrace", {"threadId": thread}))["stackFrames"]
+        ask_for_values(writer, frames[0]["id"], 100, 1024)
+        largest = 0
+        for _ in range(30):
+            await asyncio.sleep(0.1)
+            largest = max(largest, process.memory_info().rss)
+        assert largest - before <= 64 * MIB
+        other, _ = await door.attach("2")
+        assert (await other.request("threads"))["threads"]
+        answered = 0  # it begins to read: what it asked for comes
+        while answered < 40:
+            data = await reader.read(MIB)
+            assert data
+            answered += sum(m.get("request_seq", 0) >= 100 for m in decoder.feed(data))
+        writer.transport.abort()
+
+    visit(door, look)
+    assert [p["state"] for p in door.pauses(2)] == ["waiting", "waiting"]
+
+
+@pytest.mark.timeout(90)
+def test_f31_values_without_end(door):
+    """F31: a string of 200 MB and a list of a million elements are shown cut, and refused as a whole."""
+    door.start("text = 'x' * 200_000_000\nitems = list(range(1_000_000))\nbreakpoint()\nprint('went on')\n")
+    (pause,) = door.pauses()
+
+    async def look():
+        session, stopped = await door.attach(pause["id"])
+        frames = (await session.request("stackTrace", {"threadId": stopped["threadId"]}))["stackFrames"]
+        frame = frames[0]["id"]
+        scopes = (await session.request("scopes", {"frameId": frame}))["scopes"]
+        started = time.monotonic()
+        shown = await session.request("variables", {"variablesReference": scopes[0]["variablesReference"]})
+        by_name = {one["name"]: one for one in shown["variables"]}
+        inside = await session.request("variables", {"variablesReference": by_name["items"]["variablesReference"]})
+        printed = await session.request("evaluate", {"expression": "text", "frameId": frame, "context": "repl"})
+        assert time.monotonic() - started <= 3, "three answers"
+        for answer in (shown, inside, printed):
+            assert len(json.dumps(answer)) < MIB
+        with pytest.raises(RequestFailed, match="the answer has 191 MiB, more than the 16 MiB that are shown"):
+            await session.request("evaluate", {"expression": "text", "frameId": frame, "context": "clipboard"})
+        again = await session.request("evaluate", {"expression": "len(text)", "frameId": frame})
+        assert again["result"] == "200000000", "the session is still there"
+        await session.request("disconnect")
+
+    visit(door, look)
+    assert [p["id"] for p in door.pauses()] == [pause["id"]]
+
+
+# F19, S10, S31: who holds what, and where it is written
+
+
+def test_f19_steal_works_once(door):
+    """F19: a second client is refused with owner and time; a steal takes over, and who lost it is refused in turn."""
+    door.start(PAUSES)
+    (pause,) = door.pauses()
+
+    async def look():
+        first, _ = await door.attach(pause["id"])
+        with pytest.raises(RequestFailed, match=rf"a test holds pause {pause['id']} since \d+ s"):
+            await door.attach(pause["id"])
+        second, _ = await door.attach(pause["id"], steal=True)
+        with pytest.raises((ConnectionLost, RequestFailed)):
+            await first.request("threads")
+        with pytest.raises(RequestFailed, match="a test holds pause"):
+            await door.attach(pause["id"])
+        assert (await second.request("threads"))["threads"]
+        await second.request("disconnect")
+
+    visit(door, look)
+    assert len(door.pauses()) == 1
+
+
+def test_s10_token_of_another_cluster(door, tmp_path):
+    """S10: of two gateways each refuses the other's token, as DAP and as HTTP, and names no pause."""
+    door.start(PAUSES)
+    (pause,) = door.pauses()
+    theirs = "o" * 64
+
+    async def look():
+        for target in (pause["id"], "next", "all"):
+            session = await door.connect()
+            with pytest.raises(RequestFailed, match="the token is not this cluster's"):
+                await session.request("attach", {"token": theirs, "target": target})
+            await session.close()
+
+    visit(door, look)
+    with socket.create_connection(("127.0.0.1", door.gateway_port)) as connection:
+        connection.sendall(f"GET /pauses HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {theirs}\r\n\r\n".encode())
+        said = connection.makefile("rb").read()
+    assert b" 401 " in said.splitlines()[0]
+    assert b"program0" not in said
+    assert "audit: refuse reason=wrong token" in door.log
+
+
+def test_s31_audit(door):
+    """S31: the log says who attached, stole, resumed and left, when and from where, and no expression and no value."""
+    program = door.start("password = 'hunter2'\nbreakpoint()\nprint('went on')\n")
+    (pause,) = door.pauses()
+
+    async def look():
+        session = await door.connect()
+        name = 'Eve"\n2026-01-01 INFO audit: attach pause=9'
+        await session.request("initialize", {"clientName": name})
+        await session.request("attach", {"token": TOKEN, "target": pause["id"]})
+        await session.request("configurationDone")
+        second, stopped = await door.attach(pause["id"], steal=True)
+        thread = {"threadId": stopped["threadId"]}
+        frames = (await second.request("stackTrace", thread))["stackFrames"]
+        asked = {"expression": "password + 'x'", "frameId": frames[0]["id"]}
+        assert (await second.request("evaluate", asked))["result"] == "'hunter2x'"
+        await second.request("continue", thread)
+        await second.request("disconnect")
+
+    visit(door, look)
+    assert program.wait(10) == 0
+    lines = [line.partition(" audit: ") for line in door.log.splitlines() if " audit: " in line]
+    assert [after.split()[0] for _, _, after in lines] == ["attach", "steal", "detach", "attach", "resume", "detach"]
+    assert all(before[:4].isdigit() for before, _, _ in lines), "each line begins with its time"
+    assert f'attach pause={pause["id"]} process="pid {program.pid} on this host" client="Eve' in lines[0][2]
+    assert r"Eve'\x0a2026" in lines[0][2], "a client's name cannot begin a line of its own"
+    assert "hunter2" not in door.log
+    assert "password" not in door.log
+    assert TOKEN not in door.log
+
+
+def test_s7_nothing_listens_in_a_paused_process(door):
+    """S7: a paused process has one connection, to the gateway, and listens nowhere."""
+    program = door.start(PAUSES)
+    door.pauses()
+    connections = psutil.Process(program.pid).net_connections("inet")
+    assert [(c.status, c.raddr.port) for c in connections] == [("ESTABLISHED", door.dial_port)]
+
+
+def test_s7_process_obeys_only_a_gateway_that_proves_itself(door):
+    """S7: something else on the gateway's port, which repeats the process's own bytes, gets no debugger to command."""
+    with socket.create_server(("127.0.0.1", 0)) as false:
+        program = door.start(PAUSES, RAYDEBUG_GATEWAY=f"127.0.0.1:{false.getsockname()[1]}")
+        connection, _ = false.accept()
+        with connection:
+            (hello,) = wire.Decoder().feed(connection.recv(4096))
+            body = {"nonce": hello["body"]["nonce"], "proof": "0" * 64}
+            connection.sendall(wire.encode(wire.event(1, "proof", body)))
+            connection.sendall(wire.encode(wire.request(1, "evaluate", {"expression": "print('obeyed')"})))
+            out, err = program.communicate(timeout=15)
+    assert out == "went on 41\n"
+    assert "not paused: what answers there does not hold this cluster's token" in err
+
+
+HELLOS = {
+    "HTTP": (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"HTTP/1.1 401"),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"this port speaks DAP and HTTP"),
+    "SSH": (b"SSH-2.0-OpenSSH_9.0\r\n", b"this port speaks DAP and HTTP"),
+}
+
+
+@pytest.mark.parametrize(("data", "hint"), HELLOS.values(), ids=HELLOS.keys())
+def test_f30_other_protocols(door, data, hint):
+    """F30: HTTP, TLS and SSH bytes are answered with one hint, and the connection is closed."""
+    with socket.create_connection(("127.0.0.1", door.gateway_port)) as connection:
+        connection.settimeout(5)
+        connection.sendall(data)
+        assert hint in connection.makefile("rb").read()
+
+
+def test_f17_client_that_is_gone_amid_a_step(door):
+    """F17: a client that is killed while its step runs leaves the thread at the step's end, its breakpoints set."""
+    program = door.start(
+        "import time\n\ndef slow():\n    time.sleep(1)\n\nbreakpoint()\nslow()\nlast = 1\nprint('went on')\n"
+    )
+    (pause,) = door.pauses()
+
+    async def look():
+        reader, writer, seen = await attached_raw(door, pause["id"])
+        thread = next(m for m in seen if m.get("event") == "stopped")["body"]["threadId"]
+        breakpoints = {"source": {"path": pause["file"]}, "breakpoints": [{"line": 9}]}
+        decoder = wire.Decoder()
+        await ask(reader, writer, decoder, 10, "setBreakpoints", breakpoints)
+        await ask(reader, writer, decoder, 11, "next", {"threadId": thread})
+        writer.write(wire.encode(wire.request(12, "next", {"threadId": thread})))
+        await asyncio.sleep(0.3)
+        writer.transport.abort()
+
+    visit(door, look)
+    deadline = time.monotonic() + 10
+    while [(p["state"], p["line"]) for p in door.pauses()] != [("waiting", 8)] and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+    async def again():
+        session, stopped = await door.attach("next")
+        thread = {"threadId": stopped["threadId"]}
+        frames = (await session.request("stackTrace", thread))["stackFrames"]
+        assert frames[0]["line"] == 8
+        await session.request("continue", thread)
+        stopped = (await session.next_event("stopped", timeout_s=5))["body"]
+        assert stopped["pause"]["line"] == 9, "the first client's breakpoint"
+        await session.request("setBreakpoints", {"source": {"path": pause["file"]}, "breakpoints": []})
+        await session.request("continue", thread)
+
+    visit(door, again)
+    assert program.communicate(timeout=10)[0] == "went on\n"
