@@ -22,7 +22,7 @@ log = logging.getLogger("raydebug.gateway")
 
 PROOF_TIMEOUT_S = 5.0
 MAX_UNPROVEN_BYTES = 16 * 1024
-MAX_UNPROVEN = 64
+MAX_UNPROVEN = 1024  # every process of a job may dial at one time, and each proves itself in milliseconds
 CONTROL = "control"  # worker/dial.py
 LOCATE_STEP_AFTER_S = 0.05  # after a step its client's own questions go first: pydevd answers one at a time
 OWNER = ("thread", "job_id", "task", "task_id", "actor", "actor_id")
