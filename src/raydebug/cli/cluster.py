@@ -71,12 +71,13 @@ def up(
             wish = local.Wish(name, python, cpus, gpus, mode, dashboard_port, gateway_port)
             with render.phases(f"starting cluster '{name}' on this machine") as on_phase:
                 found, started = local.bring_up(wish, on_phase=on_phase)
-    if as_json:
-        render.out_json(describe(found))
-        return
-    if not started:
-        render.say(f"cluster '{name}' runs already:")
-    _show(found)
+    with interrupts.ignored():  # it stands: an exit code 130 would say that nothing is left of it
+        if as_json:
+            render.out_json(describe(found))
+            return
+        if not started:
+            render.say(f"cluster '{name}' runs already:")
+        _show(found)
 
 
 def _other_kind(name: str, asked: str | None) -> Any:

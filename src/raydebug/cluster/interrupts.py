@@ -18,30 +18,34 @@ _pressed = False
 
 @contextlib.contextmanager
 def noticed() -> Iterator[None]:
-    """Remember a Ctrl-C as well as raise it."""
+    """Remember a Ctrl-C as well as raise it; one that gets out of here ends the program, and is the last one heard."""
     global _pressed
     _pressed = False
-    with _answered_by(_note):
+    before = _answer_by(_note)
+    try:
         yield
+    except KeyboardInterrupt:
+        before = signal.SIG_IGN  # Python would die of a second one on its way out
+        raise
+    finally:
+        _answer_by(before)
 
 
 @contextlib.contextmanager
 def ignored() -> Iterator[None]:
     """Let no Ctrl-C end this half-way: a person presses it twice."""
-    with _answered_by(signal.SIG_IGN):
-        yield
-
-
-@contextlib.contextmanager
-def _answered_by(handler: Any) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
-        yield
-        return
-    before = signal.signal(signal.SIGINT, handler)
+    before = _answer_by(signal.SIG_IGN)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        _answer_by(before)
+
+
+def _answer_by(handler: Any) -> Any:
+    """Set who answers Ctrl-C, and return who did; only the main thread may."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGINT, handler)
 
 
 def raise_if_pressed() -> None:
