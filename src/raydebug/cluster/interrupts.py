@@ -42,8 +42,8 @@ def ignored() -> Iterator[None]:
 
 
 def _answer_by(handler: Any) -> Any:
-    """Set who answers Ctrl-C, and return who did; only the main thread may."""
-    if threading.current_thread() is not threading.main_thread():
+    """Set who answers Ctrl-C, and return who did; only the main thread may, and not for a handler that is not Python's."""
+    if handler is None or threading.current_thread() is not threading.main_thread():
         return None
     return signal.signal(signal.SIGINT, handler)
 
