@@ -37,7 +37,7 @@ def prompt(cluster: Cluster) -> Iterator[Callable[[str], pexpect.spawn]]:
 def returns_to_the_shell(child: pexpect.spawn) -> float:
     """Wait for the end of a session that lost its process; return how long that took."""
     begin = time.monotonic()
-    child.expect(r"error: the session ended: process \d+ is gone", timeout=20)
+    child.expect(r"error: the session ended: (process \d+ is gone|pause \d+ is over)", timeout=20)
     child.expect(pexpect.EOF)
     child.wait()
     assert child.exitstatus == 4
