@@ -20,7 +20,7 @@ _REFUSALS = {"auth.wrong-token": Exit.USAGE, "pause.busy": Exit.TAKEN}
 _GONE = "pause.gone"
 _REQUEST_TIMEOUT_S = 30.0
 _WORD_TIMEOUT_S = 1.0
-_INTERRUPT_TIMEOUT_S = 2.0
+_INTERRUPT_TIMEOUT_S = 5.0
 
 
 class Door(NamedTuple):
