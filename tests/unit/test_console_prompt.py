@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -126,6 +127,25 @@ def test_process_gone_at_the_prompt(serve: Serve, terminal: Terminal) -> None:
     child.expect(pexpect.EOF)
     child.wait()
     assert child.exitstatus == 4
+
+
+def test_pause_that_is_broken_off(serve: Serve, terminal: Terminal) -> None:
+    """A KeyboardInterrupt in the paused thread (Ray's cancel) ends pause and session; the process can pause again."""
+    program = serve(
+        "try:\n    breakpoint()\nexcept KeyboardInterrupt:\n    print('cancelled', flush=True)\nbreakpoint()\n"
+    )
+    child = terminal(program)
+    child.expect(PROMPT)
+    program.process.send_signal(signal.SIGINT)
+    child.expect(r"error: the session ended: pause \d+ is over")
+    child.expect("KeyboardInterrupt was raised in it")
+    child.expect(pexpect.EOF)
+    child.wait()
+    assert child.exitstatus == 4
+    again = terminal(program)
+    _type(again, "w", "job.py:5 <module>")
+    _type(again, "c", "process .* has ended")
+    assert (program.process.wait(LIMIT_S), program.said) == (0, "cancelled\n")
 
 
 def test_resize(serve: Serve, terminal: Terminal) -> None:

@@ -176,7 +176,9 @@ def main() -> int:
         supervisor.stopping = True
 
     signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is `up`'s to answer, by SIGTERM
+    # Ctrl-C is `up`'s to answer, by SIGTERM. A handler, for SIG_IGN would be inherited by Ray's workers, and there
+    # `ray.cancel` is a simulated SIGINT (ray 2.60.0 _raylet.pyx kill_main_task): it would do nothing.
+    signal.signal(signal.SIGINT, lambda _number, _frame: None)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the cluster outlives its terminal
     os.chdir(names.CLUSTER_DIR)
     return supervisor.run()

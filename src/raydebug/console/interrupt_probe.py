@@ -16,14 +16,14 @@ def interrupt(expression: str) -> bool:
     expression; `pydevd_vars.eval_in_context` answers a KeyboardInterrupt as a failed evaluation. A signal also ends
     a sleep; it goes to the main thread alone, and only where it means nothing else.
     """
+    main = threading.main_thread().ident if _main_thread_takes_signals() else None
     before = sys.getswitchinterval()
     sys.setswitchinterval(10.0)  # between the look and the blow the evaluation must not end: it would hit the job
     try:
         for ident, frame in sys._current_frames().items():
             if ident == threading.get_ident() or not _evaluates(frame, expression):
                 continue
-            is_main = ident == threading.main_thread().ident
-            if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            if ident == main:
                 signal.pthread_kill(ident, signal.SIGINT)
             else:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(KeyboardInterrupt))
@@ -31,6 +31,18 @@ def interrupt(expression: str) -> bool:
         return False
     finally:
         sys.setswitchinterval(before)
+
+
+def _main_thread_takes_signals() -> bool:
+    """Say whether SIGINT is KeyboardInterrupt in the main thread: Ray blocks it in its workers."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return False
+    try:
+        with open(f"/proc/self/task/{threading.main_thread().native_id}/status") as file:  # noqa: PTH123 - in a worker
+            blocked = next(int(line.split()[1], 16) for line in file if line.startswith("SigBlk:"))
+    except (OSError, StopIteration):
+        return False
+    return not blocked >> (signal.SIGINT - 1) & 1
 
 
 def _evaluates(frame: Any, expression: str) -> bool:

@@ -20,7 +20,7 @@ _REFUSALS = {"auth.wrong-token": Exit.USAGE, "pause.busy": Exit.TAKEN}
 _GONE = "pause.gone"
 _REQUEST_TIMEOUT_S = 30.0
 _WORD_TIMEOUT_S = 1.0
-_INTERRUPT_TIMEOUT_S = 2.0
+_INTERRUPT_TIMEOUT_S = 5.0
 
 
 class Door(NamedTuple):
@@ -287,11 +287,17 @@ class DebugSession:
     def lost(self) -> RaydebugError:
         """Return the error that says who is gone: the process, or the gateway."""
         if self._why_ended:
+            gone = "the process ended" in self._why_ended
+            lost = (
+                f"process {self.pause.get('pid', '?')} is gone"
+                if gone
+                else f"pause {self.pause.get('id', '?')} is over"
+            )
             return RaydebugError(
-                f"the session ended: process {self.pause.get('pid', '?')} is gone",
+                f"the session ended: {lost}",
                 cause=f"the gateway said: {self._why_ended}",
                 fix="list what is paused now with `raydebug paused`",
-                code="session.process-gone",
+                code="session.process-gone" if gone else "session.pause-over",
                 exit_code=Exit.SESSION_LOST,
             )
         return RaydebugError(

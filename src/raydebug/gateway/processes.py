@@ -32,6 +32,7 @@ UNACKNOWLEDGED_MS = 6_000
 REQUESTS_PER_DIAL = 1_000_000  # numbers tell an answer to an earlier connection of a process from one to this
 OUT_OF_REACH = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 PAUSE_EVENT = "raydebugPause"  # worker/standing.py sends it just before the thread stops
+BROKEN_OFF_EVENT = "raydebugPauseBrokenOff"  # and this when it stands no longer by itself
 # pydevd answers these itself; the order is the one that its own adapter uses (debugpy 1.8.22 adapter/clients.py).
 SESSION_SET_UP: tuple[tuple[str, Message], ...] = (
     (
@@ -120,6 +121,9 @@ class Process:
         if name == "stopped":
             self._stopped(body)
             return
+        if name == BROKEN_OFF_EVENT:
+            self._broken_off(int(body.get("threadId", 0)), str(body.get("reason") or "it was broken off"))
+            return
         if name == "thread" and body.get("reason") == "exited":
             pause = self._by_thread.get(body.get("threadId", -1))
             if pause is not None:
@@ -138,6 +142,14 @@ class Process:
         if old is not None and old.client is not None:
             old.client.follow(pause)
         self._by_thread[thread_id] = pause
+
+    def _broken_off(self, thread_id: int, reason: str) -> None:
+        pause = self._by_thread.get(thread_id)
+        if pause is not None:
+            client = pause.client
+            self.let_go(pause, reason)
+            if client is not None:
+                client.lost(f"the pause ended: {reason} ({self.title})")
 
     def _stopped(self, body: dict[str, Any]) -> None:
         thread_id = int(body.get("threadId", 0))

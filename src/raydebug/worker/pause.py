@@ -144,11 +144,22 @@ def _watch_stops(debugger: Any) -> None:
         tell_ray(True)
         try:
             return wait(thread, *args, **kwargs)
+        except BaseException as error:  # Ray raises KeyboardInterrupt in the thread of a task that is cancelled
+            _stand_no_longer(thread.additional_info)  # type: ignore[attr-defined]
+            standing.broken_off(thread_id, f"{type(error).__name__} was raised in it: the task is cancelled, or ended")
+            raise
         finally:
             tell_ray(False)
             standing.ends(thread_id, steps=thread.additional_info.pydev_step_cmd != -1)  # type: ignore[attr-defined]
 
     debugger.do_wait_suspend = do_wait_suspend
+
+
+def _stand_no_longer(info: Any) -> None:
+    from _pydevd_bundle.pydevd_constants import STATE_RUN
+
+    info.pydev_state = STATE_RUN
+    info.pydev_step_cmd = -1
 
 
 def _teller(worker: Any) -> Callable[[bool], None]:

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 PAUSE_EVENT = "raydebugPause"
+BROKEN_OFF_EVENT = "raydebugPauseBrokenOff"
 PLACE = ("file", "line", "function")
 
 
@@ -40,6 +41,11 @@ class Standing:
         self._stops.pop(thread_id, None)
         if not steps:
             self._since.pop(thread_id, None)
+
+    def broken_off(self, thread_id: int, reason: str) -> None:
+        """Tell the gateway that a thread stands no longer although no debugger let it go on."""
+        self._records.pop(thread_id, None)
+        self._send(BROKEN_OFF_EVENT, {"threadId": thread_id, "reason": reason})
 
     def is_anybody(self) -> bool:
         """Say whether a thread stands, or will after its step."""

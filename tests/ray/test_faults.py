@@ -1,0 +1,128 @@
+"""What ends a paused task from outside, and many pauses at once, on a real cluster; F-numbers name the faults."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from raydebug.cluster.state import Cluster
+from runs import RAYDEBUG, Run, raydebug, wait_for
+
+PROMPT = r"\(raydebug[^)]*\)"
+TOLD_WITHIN_S = 2.0
+
+
+@pytest.fixture
+def prompt(cluster: Cluster) -> Iterator[Callable[[str], pexpect.spawn]]:
+    """Open `raydebug attach ID` in a terminal, up to its prompt."""
+    opened: list[pexpect.spawn] = []
+
+    def open_prompt(target: str) -> pexpect.spawn:
+        plain = {"TERM": "xterm", "NO_COLOR": "1", "PROMPT_TOOLKIT_NO_CPR": "1"}
+        argv = ["attach", target, "--name", cluster.name]
+        opened.append(pexpect.spawn(str(RAYDEBUG), argv, env={**os.environ, **plain}, encoding="utf-8", timeout=30))
+        opened[-1].expect(PROMPT)
+        return opened[-1]
+
+    yield open_prompt
+    for one in opened:
+        one.close(force=True)
+
+
+def returns_to_the_shell(child: pexpect.spawn) -> float:
+    """Wait for the end of a session that lost its process; return how long that took."""
+    begin = time.monotonic()
+    child.expect(r"error: the session ended: (process \d+ is gone|pause \d+ is over)", timeout=20)
+    child.expect(pexpect.EOF)
+    child.wait()
+    assert child.exitstatus == 4
+    return time.monotonic() - begin
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [("cancel", "TaskCancelledError"), ("cancel_by_force", "TaskCancelledError"), ("kill", "ActorDiedError")],
+    ids=["F8", "F8-force", "F9"],
+)
+def test_ended_while_paused(run, prompt, tmp_path: Path, fault: str, error: str) -> None:
+    """F8, F9: the prompt of a cancelled task, or of a killed actor, ends within 2 s; the driver gets Ray's error."""
+    job: Run = run("--", "python", "faults.py", fault, str(tmp_path / "strike"))
+    (pause,) = job.pauses(1)
+    child = prompt(pause["id"])
+    (tmp_path / "strike").touch()
+    assert returns_to_the_shell(child) <= TOLD_WITHIN_S + 0.5  # the job looks for its file every 0.05 s
+    assert job.listed() == []
+    assert error in job.end().partition("failed as it should: ")[2].partition("\n")[0]
+
+
+@pytest.mark.timeout(120)
+def test_job_stopped_while_paused(run, prompt, dashboard) -> None:
+    """F10: a job that is stopped while its tasks are paused: both prompts end within 2 s, and no worker is left."""
+    job: Run = run("--", "python", "faults.py", "stop", "-")
+    first, second = job.pauses(2)
+    children = [prompt(first["id"]), prompt(second["id"])]
+    job.process.send_signal(2)
+    for child in children:
+        assert returns_to_the_shell(child) <= 5.0
+    assert job.listed() == []
+    wait_for(lambda: dashboard.paused_workers() == [], "no paused worker")
+    for pause in (first, second):
+        wait_for(lambda pid=pause["pid"]: not _alive(pid), "the end of the workers")
+
+
+@pytest.mark.timeout(120)
+def test_evaluation_that_never_returns(run, prompt) -> None:
+    """F32: Ctrl-C interrupts an evaluation in a Ray worker, the session is kept, and the task goes on unharmed."""
+    job: Run = run("--", "python", "cases.py", "task")
+    (pause,) = job.pauses(1)
+    child = prompt(pause["id"])
+    child.sendline("while True: pass")
+    child.expect("still runs there; Ctrl-C interrupts it")
+    child.sendintr()
+    child.expect(r"\*\*\* KeyboardInterrupt")
+    child.sendline("p secret + 900")
+    child.expect("941")
+    child.sendline("c")
+    assert "done: task" in job.end()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.timeout(120)
+def test_two_threads_of_one_worker(run) -> None:
+    """F12: of two pauses in one worker, steps and values of one leave the other where it is."""
+    job: Run = run("--", "python", "cases.py", "two_threads")
+    first, second = job.pauses(2)
+    assert first["pid"] == second["pid"]
+    assert "return secret" in job.attach(first["id"], "n", "p secret")
+    (left,) = [pause for pause in job.pauses(2) if pause["id"] == second["id"]]
+    assert left["line"] == second["line"]
+    job.attach("all", "@* c")
+    assert "done: two_threads" in job.end()
+
+
+@pytest.mark.timeout(300)
+def test_32_at_one_prompt(run, cluster: Cluster) -> None:
+    """F13: 32 tasks that pause at once are all listed, all at one prompt with their values, and all go on."""
+    job: Run = run("--", "python", "cases.py", "many")
+    pauses = job.pauses(32, timeout_s=240)
+    assert len({pause["pid"] for pause in pauses}) == 32
+    done = raydebug("attach", "all", "--name", cluster.name, "-x", "diff kind_of(1)", "-x", "p 1")
+    assert done.returncode == 0
+    assert done.stdout.count("NameError") == 1, "32 equal answers are one line"
+    done = raydebug("attach", "all", "--name", cluster.name, "-x", "@* p secret", "-x", "@* c")
+    assert done.returncode == 0
+    values = sorted(int(line.rpartition(" ")[2]) for line in done.stdout.splitlines())
+    assert values == list(range(1, 33))
+    assert "done: many" in job.end()
