@@ -1,4 +1,4 @@
-"""`python docs/generate.py`: write docs/05-cli.md, and README's tables of commands and figures, from what they are of.
+"""`python docs/generate.py`: write docs/05-cli.md and the tables of README and docs/02-attach.md from what they are of.
 
 Needs raydebug installed. tests/unit/test_docs.py holds the files against it.
 """
@@ -14,6 +14,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 CLI_PAGE = ROOT / "docs" / "05-cli.md"
 README = ROOT / "README.md"
+ATTACH_PAGE = ROOT / "docs" / "02-attach.md"
 RESULTS = ROOT / "bench" / "results.json"
 REGENERATE = "python docs/generate.py"
 
@@ -114,13 +115,34 @@ def _median(figure: dict[str, Any], side: str) -> str:
     return f"{statistics.median(values):.3g} {figure['unit']}" if values else "-"
 
 
+def prompt_table() -> str:
+    """Return the table of the debugger's own commands."""
+    from raydebug.console.commands import TABLE
+
+    rows = []
+    for command in TABLE:
+        others = [f"`{name}`" for name in command.names if name != command.usage.split()[0]]
+        shown = f"`{command.usage}`" + (f" ({', '.join(others)})" if others else "")
+        rows.append(f"| {_cell(shown)} | {_cell(command.help)} |")
+    return "\n".join(["| command | what it does |", "|---|---|", *rows])
+
+
 def readme(text: str) -> str:
     """Return README's text with what lies between its markers made anew."""
-    for name, table in (("commands", command_table()), ("figures", figure_table())):
+    return _filled(text, {"commands": command_table(), "figures": figure_table()})
+
+
+def attach_page(text: str) -> str:
+    """Return the text of docs/02-attach.md with its table made anew."""
+    return _filled(text, {"prompt": prompt_table()})
+
+
+def _filled(text: str, tables: dict[str, str]) -> str:
+    for name, table in tables.items():
         pattern = rf"(<!-- {name}: made by {re.escape(REGENERATE)} -->\n).*?(<!-- {name}: end -->)"
         text, count = re.subn(pattern, lambda m, table=table: m[1] + table + "\n" + m[2], text, flags=re.DOTALL)
         if count != 1:
-            raise SystemExit(f"README.md has {count} pairs of markers '{name}', not one")
+            raise SystemExit(f"there are {count} pairs of markers '{name}', not one")
     return text
 
 
@@ -128,6 +150,7 @@ def main() -> None:
     """Write the files."""
     CLI_PAGE.write_text(cli_page(), encoding="utf-8")
     README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
+    ATTACH_PAGE.write_text(attach_page(ATTACH_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -49,6 +49,13 @@ def test_readme_tables_are_current(generate):
     assert _text(generate.README) == generate.readme(_text(generate.README)), f"run: {generate.REGENERATE}"
 
 
+def test_attach_page_is_current(generate):
+    """The page about attaching shows the commands of the debugger's prompt as they are."""
+    assert _text(generate.ATTACH_PAGE) == generate.attach_page(_text(generate.ATTACH_PAGE)), (
+        f"run: {generate.REGENERATE}"
+    )
+
+
 def test_every_verb_is_in_readme(generate):
     """Nobody has to guess a verb: README's table has them all."""
     table = _text(ROOT / "README.md").partition("<!-- commands: made by")[2].partition("<!-- commands: end")[0]
