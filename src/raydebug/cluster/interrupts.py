@@ -42,7 +42,7 @@ def ignored() -> Iterator[None]:
 
 
 def _answer_by(handler: Any) -> Any:
-    """Set who answers Ctrl-C, and return who did; only the main thread may, and only for a handler of Python's."""
+    """Set who answers Ctrl-C, and return who did; only the main thread may. None: not one of Python's."""
     if handler is None or threading.current_thread() is not threading.main_thread():
         return None
     return signal.signal(signal.SIGINT, handler)
