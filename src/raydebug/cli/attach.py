@@ -59,19 +59,19 @@ def attach(
             commands = execute or ()
             code = attach_group(door, selection, lambda: fetch_pauses(cluster), commands=commands, timeout_s=timeout)
             raise typer.Exit(int(code))
-        chosen = target or _choose(fetch_pauses(cluster))
+        chosen = target or _choose(fetch_pauses(cluster), name)
         code = attach_pause(door, chosen, cluster=cluster.name, commands=execute or (), timeout_s=timeout, steal=steal)
     raise typer.Exit(int(code))
 
 
-def _choose(pauses: list[dict[str, Any]]) -> str:
+def _choose(pauses: list[dict[str, Any]], name: str) -> str:
     from raydebug.cli.pauses import show_table
     from raydebug.console.attach import choose_pause
 
     waiting = [pause for pause in pauses if pause["state"] == "waiting"]
     if len(waiting) > 1:
         show_table(waiting, to_stderr=True)
-    return choose_pause(pauses)
+    return choose_pause(pauses, "" if name == "default" else f" --name {name}")
 
 
 def _selection(target: str | None, ranks: str | None, job: str | None, *, steal: bool) -> Selection | None:

@@ -24,8 +24,12 @@ NEXT = "next"
 _SAID_BETTER = ("Evaluating: ", "raydebug: ")
 
 
-def choose_pause(pauses: Sequence[dict[str, Any]]) -> str:
+def choose_pause(pauses: Sequence[dict[str, Any]], suffix: str = "") -> str:
     """Return the id of the only pause that waits.
+
+    Args:
+        pauses: those of the cluster.
+        suffix: what a command needs to name the cluster: "" or " --name NAME".
 
     Raises:
         RaydebugError: none waits, or several do; says how to choose.
@@ -38,14 +42,14 @@ def choose_pause(pauses: Sequence[dict[str, Any]]) -> str:
         raise RaydebugError(
             "no pause waits to be attached",
             cause=f"the gateway lists no waiting pause{held}",
-            fix="`raydebug attach next` waits for the next one",
+            fix=f"`raydebug attach next{suffix}` waits for the next one",
             code="pause.none",
         )
     ids = ", ".join(str(pause["id"]) for pause in waiting[:8])
     raise RaydebugError(
         f"{len(waiting)} pauses wait, and no ID says which one",
         cause=f"waiting: {ids}{', ...' if len(waiting) > 8 else ''}",
-        fix=f"name one: raydebug attach {waiting[0]['id']}; all at one prompt: raydebug attach all",
+        fix=f"name one: raydebug attach {waiting[0]['id']}{suffix}; all at one prompt: raydebug attach all{suffix}",
         code="pause.ambiguous",
         exit_code=Exit.USAGE,
     )

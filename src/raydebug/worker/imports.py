@@ -87,7 +87,7 @@ _ON_LOAD = {
 
 _breaks: list[dict[str, Any]] = []
 loaded: set[str] = set()
-"""The ids of those that were built into a file when it was loaded."""
+"""The ids of those that stand in code of this process since it was loaded."""
 
 
 def add_break(definition: dict[str, Any]) -> None:
@@ -137,12 +137,16 @@ def _get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
     except Exception as error:  # noqa: BLE001 - the module itself must still load
         sys.stderr.write(f"raydebug: no breakpoint in {loader.path}: {type(error).__name__}: {error}\n")
         return _plain_get_code(loader, fullname)
-    ids = [str(b["id"]) for b in mine]
+    note_set([str(b["id"]) for b in mine])
+    return code
+
+
+def note_set(ids: list[str]) -> None:
+    """Note that these breakpoints stand in code of this process, and tell the gateway where there is a line to it."""
     loaded.update(ids)
     control = sys.modules.get("raydebug.worker.control")
     if control is not None:
         control.report_set(ids)
-    return code
 
 
 def same_file(wanted: str, path: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import sys
 
-from raydebug.worker import startup
+from raydebug.worker import imports, startup
 
 TYPE_CHECKING = False  # as in startup.py
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Site:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A function that travels by value (cloudpickle) takes the sites in its globals along.
-        return restore, (self.definition,)
+        return arrived, (self.definition,)
 
     def at(self) -> None:
         """Pause the calling frame, if it is time."""
@@ -121,6 +121,12 @@ def restore(definition: dict[str, Any]) -> Site:
     if found is None:
         found = _sites[definition["id"]] = Site(definition)
     return found
+
+
+def arrived(definition: dict[str, Any]) -> Site:
+    """Return the site for a function that has come from another process with the breakpoint built in."""
+    imports.note_set([definition["id"]])
+    return restore(definition)
 
 
 def disarm(break_id: str) -> None:
