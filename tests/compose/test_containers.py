@@ -68,6 +68,21 @@ def test_break_from_outside(run):
     assert "--break no.such:thing names nothing" in wrong.end(code=2)
 
 
+@pytest.mark.timeout(180)
+def test_break_in_a_running_job(run, cluster, project):
+    """A breakpoint set from the host stops workers in containers that work already, in the rank and step it names."""
+    job = run("--", "python", "loop.py", "30")
+    wait_for(lambda: "working" in job.text, "the job to work", run=job)
+    name = ("--name", cluster.name)
+    added = raydebug("break", "add", "loop.py:update,rank=1,step>=3,once", *name, cwd=project)
+    assert added.returncode == 0, added.stderr
+    (pause,) = job.pauses(1)
+    assert (pause["rank"], pause["file"], pause["line"]) == (1, "/workspace/loop.py", 11)
+    job.attach(pause["id"], "c")
+    assert raydebug("break", "rm", "all", *name).returncode == 0
+    job.end()
+
+
 @pytest.mark.timeout(120)
 def test_edit_is_seen_at_once(run, project):
     """A code edit on the host is what the next job runs, without a build."""
