@@ -182,6 +182,29 @@ def test_wrong_token(door, token):
     visit(door, look)
 
 
+def test_s6_guessing_is_slow(door):
+    """S6: after ten wrong tokens in a minute each further one waits for its refusal; the right one never does."""
+
+    async def guess() -> float:
+        session = await door.connect()
+        begin = time.monotonic()
+        with pytest.raises(RequestFailed, match="the token is not this cluster's"):
+            await session.request("attach", {"token": "x" * 64, "target": "next"})
+        return time.monotonic() - begin
+
+    async def look():
+        spans = [await guess() for _ in range(12)]
+        assert max(spans[:10]) < 1 <= min(spans[10:])
+
+    visit(door, look)
+    begin = time.monotonic()
+    assert ask(door, "/pauses", Authorization="Bearer wrong")[0] == 401
+    assert time.monotonic() - begin >= 1
+    begin = time.monotonic()
+    assert ask(door, "/pauses", Authorization=f"Bearer {TOKEN}")[0] == 200
+    assert time.monotonic() - begin < 1
+
+
 def test_dial_in_without_the_token_leaves_no_trace(door):
     """A process that cannot prove itself is refused before any record of it is shown."""
     (door.folder / "other").write_text("o" * 64)

@@ -28,6 +28,7 @@ def noticed() -> Iterator[None]:
         before = signal.SIG_IGN  # Python would die of a second one on its way out
         raise
     finally:
+        _pressed = False
         _answer_by(before)
 
 

@@ -17,6 +17,7 @@ from raydebug.gateway.paths import PathMap
 from raydebug.gateway.pauses import Pause, Pauses
 from raydebug.gateway.refusals import LOOK, Refused
 from raydebug.gateway.sources import read_source
+from raydebug.gateway.tries import WrongTries
 from raydebug.worker import handshake
 
 AUTHENTICATION_TIMEOUT_S = 5.0
@@ -34,6 +35,7 @@ class Client:
         token: the cluster's token.
         pauses: where it finds the pause that it asks for.
         reader, writer: the connection.
+        tries: counts wrong tokens.
         on_proven: called once when it has shown the token.
     """
 
@@ -43,6 +45,7 @@ class Client:
         pauses: Pauses,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        tries: WrongTries,
         on_proven: Callable[[], None] = lambda: None,
     ) -> None:
         self._token = token
@@ -50,6 +53,7 @@ class Client:
         self._reader = reader
         self._writer = writer
         self._seq = itertools.count(1)
+        self._tries = tries
         self._on_proven = on_proven
         self._attaching: asyncio.Task[None] | None = None
         self._configured = False
@@ -59,6 +63,7 @@ class Client:
         self._in_flight = 0
         self._answered = asyncio.Event()
         self._reading: set[asyncio.Task[None]] = set()
+        self._guessed: tuple[Message, Refused] | None = None
         self.proven = False
         self.pause: Pause | None = None
         self.name = "a client"
@@ -88,6 +93,10 @@ class Client:
             for message in decoder.feed(data):
                 if message.get("type") == "request" and not self._take(message):
                     return
+                if self._guessed is not None:
+                    await self._tries.answer_late()
+                    self.refuse(*self._guessed)
+                    self._guessed = None
                 await self._have_room()
             if self.proven:
                 decoder.max_body_bytes = wire.MAX_BODY_BYTES
@@ -113,7 +122,10 @@ class Client:
         try:
             return self._answer_request(message, *requests.read(message))
         except Refused as refused:
-            self.refuse(message, refused)
+            if refused.code == refusals.WRONG_TOKEN:
+                self._guessed = (message, refused)  # answered when its time has come
+            else:
+                self.refuse(message, refused)
             return True
 
     def _answer_request(self, message: Message, command: str, arguments: Message) -> bool:

@@ -31,6 +31,7 @@ class Pause:
         record: what the process told about it (worker/records.py).
         stopped: the body of pydevd's last `stopped` event; None while the thread runs a step.
         announced: its process has told the record, and the stop itself is still to come.
+        located: its record says where it stands; until then it is not listed.
         expires_at: when it goes on by itself (seconds since the epoch), while it has no client.
         first: id of the pause that its client attached to, when it came to that client by itself; else its own.
     """
@@ -41,6 +42,7 @@ class Pause:
     record: dict[str, Any]
     stopped: dict[str, Any] | None = None
     announced: bool = False
+    located: bool = True
     since: float = field(default_factory=time.time)
     client: Client | None = None
     client_since: float = 0.0
@@ -77,7 +79,8 @@ class Pauses:
 
     def begin(self, process: Process, thread_id: int, record: dict[str, Any]) -> Pause:
         """Enter a pause that a process announced; it is listed once its thread has stopped."""
-        pause = Pause(str(next(self._next_id)), process, thread_id, record, announced="file" in record)
+        placed = "file" in record
+        pause = Pause(str(next(self._next_id)), process, thread_id, record, announced=placed, located=placed)
         self._all[pause.id] = pause
         return pause
 
@@ -101,7 +104,7 @@ class Pauses:
 
     def listed(self) -> list[Pause]:
         """Return the pauses that somebody can look at: stopped, or in a client's hands."""
-        return [p for p in self._all.values() if p.stopped is not None or p.client is not None]
+        return [p for p in self._all.values() if (p.stopped is not None and p.located) or p.client is not None]
 
     def get(self, pause_id: str) -> Pause | None:
         """Return a pause that has not ended."""

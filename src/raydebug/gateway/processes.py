@@ -180,6 +180,7 @@ class Process:
             frame = answer["stackFrames"][0]
             path = (frame.get("source") or {}).get("path")
             pause.record.update(file=path, line=frame.get("line"), function=frame.get("name"))
+        pause.located = True
 
     def _tell(self, pause: Pause, body: dict[str, Any], *, is_new: bool = False) -> None:
         """Let the client of a pause, or whoever waits for one, know that it stands."""

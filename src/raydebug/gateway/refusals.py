@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+WRONG_TOKEN = "auth.wrong-token"  # noqa: S105 - a code, not a token
 LOOK = "list the pauses with `raydebug paused`"
 
 
@@ -16,7 +17,7 @@ class Refused(Exception):
 
 def wrong_token() -> Refused:
     """Return the refusal of whoever does not hold this cluster's token."""
-    return Refused("auth.wrong-token", "the token is not this cluster's", "take the token file of `raydebug ps`")
+    return Refused(WRONG_TOKEN, "the token is not this cluster's", "take the token file of `raydebug ps`")
 
 
 def not_proven(command: str) -> Refused:

@@ -14,6 +14,7 @@ from raydebug.gateway.control import Control
 from raydebug.gateway.expiry import LIMIT_S, Expiry
 from raydebug.gateway.pauses import Pauses
 from raydebug.gateway.processes import DialIns, keep_alive
+from raydebug.gateway.tries import WrongTries
 
 log = logging.getLogger("raydebug.gateway")
 
@@ -39,6 +40,8 @@ class Gateway:
         self._token = token
         self.pauses = Pauses()
         self.control = Control()
+        self._tries = WrongTries()
+        self._web = web.Web(token, self.pauses, self.control, self._tries)
         self.dial_ins = DialIns(token, self.pauses, self.control)
         self._expiry = Expiry(self.pauses, pause_limit_s)
         self._unproven: OrderedDict[asyncio.StreamWriter, None] = OrderedDict()
@@ -71,9 +74,9 @@ class Gateway:
             async with asyncio.timeout(AUTHENTICATION_TIMEOUT_S):
                 first = await reader.read(MAX_UNPROVEN_BYTES)
             if first.startswith(HTTP_METHODS):
-                await web.serve(first, reader, writer, token=self._token, pauses=self.pauses, control=self.control)
+                await self._web.serve(first, reader, writer)
             elif first[:1] in (b"C", b"c"):  # Content-Length, Content-Type
-                await Client(self._token, self.pauses, reader, writer, on_proven=proven).serve(first)
+                await Client(self._token, self.pauses, reader, writer, tries=self._tries, on_proven=proven).serve(first)
             elif first:
                 writer.write(HINT)
         except (OSError, TimeoutError):

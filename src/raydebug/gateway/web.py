@@ -10,43 +10,84 @@ import h11
 
 from raydebug.gateway.control import Control
 from raydebug.gateway.pauses import Pauses
+from raydebug.gateway.tries import WrongTries
 from raydebug.worker import handshake
 
 REQUEST_TIMEOUT_S = 5.0
 MAX_REQUEST_BYTES = 8 * 1024
 MAX_BODY_BYTES = 1024 * 1024
+WRONG_TOKEN = 401
 
 
-async def serve(
-    first: bytes,
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    *,
-    token: str,
-    pauses: Pauses,
-    control: Control,
-) -> None:
-    """Answer one HTTP request and close."""
-    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_REQUEST_BYTES)
-    try:
-        async with asyncio.timeout(REQUEST_TIMEOUT_S):
-            request = await _receive(connection, first, reader)
-            status, body = _refuse(request, token)
-            if status == 0:
-                sent = await _receive_body(connection, reader)
-                status, body = _respond(request, sent, pauses, control)
-    except h11.RemoteProtocolError as error:
-        status, body = 400, {"error": {"code": "http.malformed", "message": str(error)}}
-    except (OSError, TimeoutError):
+class Web:
+    """The answers to HTTP requests.
+
+    Args:
+        token: the cluster's.
+        pauses, control: what is asked for.
+        tries: counts wrong tokens.
+    """
+
+    def __init__(self, token: str, pauses: Pauses, control: Control, tries: WrongTries) -> None:
+        self._token = token
+        self._pauses = pauses
+        self._control = control
+        self._tries = tries
+
+    async def serve(self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one HTTP request and close."""
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_REQUEST_BYTES)
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                request = await _receive(connection, first, reader)
+                status, body = self._refuse(request)
+                if status == 0:
+                    status, body = self._respond(request, await _receive_body(connection, reader))
+        except h11.RemoteProtocolError as error:
+            status, body = 400, _refusal("http.malformed", str(error))
+        except (OSError, TimeoutError):
+            writer.close()
+            return
+        if status == WRONG_TOKEN:
+            await self._tries.answer_late()
+        data = json.dumps(body).encode()
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(data))), ("Connection", "close")]
+        if connection.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            writer.write(connection.send(h11.Response(status_code=status, headers=headers)) or b"")
+            writer.write(connection.send(h11.Data(data=data)) or b"")
+        await writer.drain()
         writer.close()
-        return
-    data = json.dumps(body).encode()
-    headers = [("Content-Type", "application/json"), ("Content-Length", str(len(data))), ("Connection", "close")]
-    if connection.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-        writer.write(connection.send(h11.Response(status_code=status, headers=headers)) or b"")
-        writer.write(connection.send(h11.Data(data=data)) or b"")
-    await writer.drain()
-    writer.close()
+
+    def _refuse(self, request: h11.Request) -> tuple[int, dict[str, Any]]:
+        """Return the answer to a request that needs no token or does not hold it; status 0 lets it go on."""
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers}
+        if "origin" in headers:  # a web page asked; no page has business here
+            return 403, _refusal("http.origin", "requests from web pages are refused")
+        if _path(request) == "/health" and request.method == b"GET":
+            return 200, {"status": "ok"}
+        if not handshake.same(f"Bearer {self._token}", headers.get("authorization", "")):
+            return WRONG_TOKEN, _refusal("auth.wrong-token", "the token is missing or not this cluster's")
+        return 0, {}
+
+    def _respond(self, request: h11.Request, sent: bytes) -> tuple[int, dict[str, Any]]:
+        route: tuple[str, ...] = (request.method.decode("latin-1"), *_path(request).strip("/").split("/"))
+        try:
+            match route:
+                case ("GET", "pauses"):
+                    return 200, {"version": 1, "pauses": [pause.describe() for pause in self._pauses.listed()]}
+                case ("GET", "breaks"):
+                    return 200, {"version": 1, "breaks": self._control.describe()}
+                case ("POST", "breaks"):
+                    asked = json.loads(sent)
+                    return 200, {"version": 1, "breaks": self._control.add(list(asked["breaks"]), asked.get("job"))}
+                case ("DELETE", "breaks", break_id):
+                    return 200, {"version": 1, "removed": self._control.remove([break_id])}
+                case ("DELETE", "jobs", job):
+                    self._control.forget_job(job)
+                    return 200, {"version": 1}
+        except (ValueError, KeyError, TypeError) as error:
+            return 400, _refusal("http.malformed", f"{type(error).__name__}: {error}")
+        return 404, _refusal("http.not-found", "there are /health, /pauses, /breaks and /jobs/ID")
 
 
 async def _receive(connection: h11.Connection, data: bytes, reader: asyncio.StreamReader) -> h11.Request:
@@ -73,39 +114,6 @@ async def _receive_body(connection: h11.Connection, reader: asyncio.StreamReader
                 raise h11.RemoteProtocolError("the body is too large")
         else:
             return body
-
-
-def _refuse(request: h11.Request, token: str) -> tuple[int, dict[str, Any]]:
-    """Return the answer to a request that needs no token or does not hold it; status 0 lets it go on."""
-    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers}
-    if "origin" in headers:  # a web page asked; no page has business here
-        return 403, _refusal("http.origin", "requests from web pages are refused")
-    if _path(request) == "/health" and request.method == b"GET":
-        return 200, {"status": "ok"}
-    if not handshake.same(f"Bearer {token}", headers.get("authorization", "")):
-        return 401, _refusal("auth.wrong-token", "the token is missing or not this cluster's")
-    return 0, {}
-
-
-def _respond(request: h11.Request, sent: bytes, pauses: Pauses, control: Control) -> tuple[int, dict[str, Any]]:
-    route: tuple[str, ...] = (request.method.decode("latin-1"), *_path(request).strip("/").split("/"))
-    try:
-        match route:
-            case ("GET", "pauses"):
-                return 200, {"version": 1, "pauses": [pause.describe() for pause in pauses.listed()]}
-            case ("GET", "breaks"):
-                return 200, {"version": 1, "breaks": control.describe()}
-            case ("POST", "breaks"):
-                asked = json.loads(sent)
-                return 200, {"version": 1, "breaks": control.add(list(asked["breaks"]), asked.get("job"))}
-            case ("DELETE", "breaks", break_id):
-                return 200, {"version": 1, "removed": control.remove([break_id])}
-            case ("DELETE", "jobs", job):
-                control.forget_job(job)
-                return 200, {"version": 1}
-    except (ValueError, KeyError, TypeError) as error:
-        return 400, _refusal("http.malformed", f"{type(error).__name__}: {error}")
-    return 404, _refusal("http.not-found", "there are /health, /pauses, /breaks and /jobs/ID")
 
 
 def _path(request: h11.Request) -> str:
