@@ -69,7 +69,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def unit(session: nox.Session) -> None:
-    """Tests that need neither Ray nor Docker (seconds)."""
+    """Tests that need neither Ray nor Docker; many pause real processes (minutes)."""
     install(session, "core", "dev")
     run_pytest(session, "tests/unit")
 
