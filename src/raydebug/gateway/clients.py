@@ -26,6 +26,7 @@ MAX_UNPROVEN_BYTES = 4 * 1024
 MAX_IN_FLIGHT = 16
 MAX_UNSENT_BYTES = 32 * 1024 * 1024
 LOOK_FOR_END_S = 1.0
+LAST_WORDS_S, MAX_DROPPED_BYTES = 0.5, 1024 * 1024
 
 
 class Client:
@@ -80,10 +81,20 @@ class Client:
             await self._converse(first)
         except wire.WireError as error:
             self._say(str(error))
+            await self._let_read()
         except (OSError, TimeoutError):
             pass  # gone, or it did not attach in time
         finally:
             self._leave()
+
+    async def _let_read(self) -> None:
+        """Let the client read the last words: a close with input unread resets the connection, and they are lost."""
+        dropped = 0
+        with contextlib.suppress(OSError, TimeoutError):
+            self._writer.write_eof()
+            async with asyncio.timeout(LAST_WORDS_S):
+                while dropped < MAX_DROPPED_BYTES and (data := await self._reader.read(READ_BYTES)):
+                    dropped += len(data)
 
     async def _converse(self, data: bytes) -> None:
         decoder = wire.Decoder(max_body_bytes=MAX_UNPROVEN_BYTES)
