@@ -217,7 +217,7 @@ def test_wrong_token(cluster):
         run = raydebug("run", "--name", cluster.name, "--", "python", "first.py", cwd=JOBS)
     finally:
         cluster.token_file.write_text(right)
-    assert "refused to list the pauses" in error_of(paused, 2)[0]
+    assert "refused the token" in error_of(paused, 2)[0]
     assert "token" in " ".join(error_of(attach, 2))
     assert "the token is not this cluster's" in error_of(run, 1)[2]
 
