@@ -66,12 +66,13 @@ def attach(
 
 def _choose(pauses: list[dict[str, Any]], name: str) -> str:
     from raydebug.cli.pauses import show_table
+    from raydebug.cluster.state import name_option
     from raydebug.console.attach import choose_pause
 
     waiting = [pause for pause in pauses if pause["state"] == "waiting"]
     if len(waiting) > 1:
         show_table(waiting, to_stderr=True)
-    return choose_pause(pauses, "" if name == "default" else f" --name {name}")
+    return choose_pause(pauses, name_option(name))
 
 
 def _selection(target: str | None, ranks: str | None, job: str | None, *, steal: bool) -> Selection | None:
@@ -80,8 +81,8 @@ def _selection(target: str | None, ranks: str | None, job: str | None, *, steal:
     Raises:
         RaydebugError: an id beside a selection, or no list of ranks.
     """
-    from raydebug.console.labels import NotAnAddress, parse_ranks
     from raydebug.console.selection import Selection
+    from raydebug.pause.ranks import parse_ranks
 
     if ranks is None and job is None and target != "all":
         return None
@@ -95,7 +96,7 @@ def _selection(target: str | None, ranks: str | None, job: str | None, *, steal:
         )
     try:
         wanted = None if ranks is None else frozenset(parse_ranks(ranks))
-    except NotAnAddress as error:
+    except ValueError as error:
         raise RaydebugError(
             f"--ranks {ranks} names no ranks",
             cause=str(error),

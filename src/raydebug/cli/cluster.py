@@ -123,12 +123,13 @@ def _kind(asked: str | None) -> str:
 
 
 def _show(cluster: Any) -> None:
-    suffix = "" if cluster.name == "default" else f" --name {cluster.name}"
+    from raydebug.cluster.state import name_option
+
     render.out(f"cluster    {cluster.name} ({cluster.kind}, {cluster.flavour}, debugger: {cluster.debugger})")
     render.out(f"dashboard  {cluster.dashboard}")
     render.out(f"gateway    {cluster.gateway_host}:{cluster.gateway_port}")
     render.out(f"token      {cluster.token_file}")
-    render.say(f"next: raydebug run{suffix} -- python your_program.py")
+    render.say(f"next: raydebug run{name_option(cluster.name)} -- python your_program.py")
 
 
 def describe(cluster: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ def paused(
 
     Example: raydebug paused --watch
     """
-    from raydebug.cluster.state import load_cluster
+    from raydebug.cluster.state import load_cluster, name_option
     from raydebug.pause.listing import Pause, fetch_pauses
 
     cluster = load_cluster(name)
@@ -37,8 +37,7 @@ def paused(
         show_table(pauses)
         waiting = [p for p in pauses if p["state"] == "waiting"]
         if waiting:
-            suffix = "" if name == "default" else f" --name {name}"
-            render.say(f"next: raydebug attach {waiting[0]['id']}{suffix}")
+            render.say(f"next: raydebug attach {waiting[0]['id']}{name_option(name)}")
 
     if not watch:
         show(fetch_pauses(cluster))

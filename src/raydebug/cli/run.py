@@ -52,12 +52,11 @@ def run(
     from raydebug.cluster.jobs import Job, find_program
     from raydebug.cluster.place import LocalPlace
     from raydebug.pause.breaks import resolve_breaks
+    from raydebug.profile.load import load_profile
     from raydebug.settings.debugger import choose_mode
 
     mode, origin = choose_mode(debugger, os.environ)
     if profile is not None:
-        from raydebug.profile.load import load_profile
-
         load_profile(profile)
     folder = Path.cwd()
     found = state.find_cluster(name)
@@ -76,14 +75,20 @@ def run(
     if cluster is not None:
         raise typer.Exit(_run_job(cluster, job, detach=detach))
     if detach:
-        raise RaydebugError(
-            "--detach needs a cluster that stays",
-            cause=f"no cluster '{name}' runs, and the one that `run` brings up ends with it",
-            fix=f"raydebug up --name {name}, then the same command again",
-            code="run.detach-alone",
-            exit_code=Exit.USAGE,
-        )
+        raise _detached_alone(name)
     raise typer.Exit(_run_alone(job, name, gpus, mode))
+
+
+def _detached_alone(name: str) -> RaydebugError:
+    from raydebug.cluster.state import name_option
+
+    return RaydebugError(
+        "--detach needs a cluster that stays",
+        cause=f"no cluster '{name}' runs, and the one that `run` brings up ends with it",
+        fix=f"raydebug up{name_option(name)}, then the same command again",
+        code="run.detach-alone",
+        exit_code=Exit.USAGE,
+    )
 
 
 def _widen_watchdogs() -> dict[str, str]:
@@ -172,12 +177,12 @@ async def _stop(cluster: Cluster, submission_id: str, following: asyncio.Future[
 
 
 def _announce(pause: dict[str, Any], name: str) -> None:
+    from raydebug.cluster.state import name_option
     from raydebug.pause.listing import name_owner, name_place
 
-    suffix = "" if name == "default" else f" --name {name}"
     what = f"{pause['kind']}: {pause['exception']}" if pause["exception"] else pause["kind"]
     render.say(render.visible(f"paused {pause['id']}  {name_place(pause)}  ({what}; {name_owner(pause)})", keep=""))
-    render.say(f"next: raydebug attach {pause['id']}{suffix}")
+    render.say(f"next: raydebug attach {pause['id']}{name_option(name)}")
 
 
 def _say_outcome(outcome: Outcome) -> int:

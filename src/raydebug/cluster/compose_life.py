@@ -16,7 +16,7 @@ from raydebug.cluster.compose import IMAGE_USER, project_of, run_compose, settin
 from raydebug.cluster.engine import Engine
 from raydebug.cluster.place import IMAGE_PYTHON
 from raydebug.cluster.readiness import look_patiently, wait_until_ready
-from raydebug.cluster.state import Cluster
+from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import Exit, RaydebugError
 from raydebug.settings.dotenv import check_env_file
 from raydebug.settings.paths import compose_dir
@@ -98,7 +98,7 @@ def _clear_begun(name: str, found: Engine, caches: list[str]) -> None:
         raise RaydebugError(
             f"the Docker engine went away while cluster '{name}' came up",
             cause=failure.cause,
-            fix=f"start the engine, then `raydebug down --name {name}` clears away what is there",
+            fix=f"start the engine, then `raydebug down{name_option(name)}` clears away what is there",
             code=engine.UNUSABLE,
             exit_code=Exit.NO_ENGINE,
         ) from failure

@@ -6,7 +6,7 @@ import http.client
 from collections.abc import AsyncIterator
 from typing import Any
 
-from raydebug.cluster.state import Cluster
+from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import RaydebugError
 
 TIMEOUT_S = 15.0
@@ -117,7 +117,7 @@ class Dashboard:
             raise RaydebugError(
                 f"cluster '{self._cluster.name}' does not answer",
                 cause=f"{method} {self._cluster.dashboard}{path}: {error or type(error).__name__}",
-                fix=f"see what is wrong with `raydebug ps --name {self._cluster.name}`",
+                fix=f"see what is wrong with `raydebug ps{name_option(self._cluster.name)}`",
                 code="cluster.no-answer",
             ) from error
         if answer.status_code >= 400:
@@ -127,7 +127,7 @@ class Dashboard:
                 cause=answer.text.strip().splitlines()[-1][:300] if answer.text.strip() else "(no text)",
                 fix=f"the token is not this cluster's: look at {self._cluster.token_file}"
                 if wrong_token
-                else f"see `raydebug ps --name {self._cluster.name}`",
+                else f"see `raydebug ps{name_option(self._cluster.name)}`",
                 code="auth.wrong-token" if wrong_token else "ray.refused",
             )
         document: dict[str, Any] = answer.json()

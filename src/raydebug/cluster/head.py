@@ -59,7 +59,7 @@ def named_if_lost(cluster: Cluster) -> Iterator[None]:
                 why = why_gone(cluster)
         if why is None:
             raise
-        suffix = "" if cluster.name == state.DEFAULT_NAME else f" --name {cluster.name}"
+        suffix = state.name_option(cluster.name)
         raise RaydebugError(
             f"session lost: head of cluster '{cluster.name}' is gone",
             cause=f"{why}; {failure.cause}",

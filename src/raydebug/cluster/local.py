@@ -18,7 +18,7 @@ from typing import Any
 
 from raydebug import process
 from raydebug.cluster import interrupts, ports, state
-from raydebug.cluster.state import Cluster
+from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import Exit, RaydebugError
 from raydebug.worker import names
 
@@ -73,7 +73,7 @@ def bring_up(wish: Wish, *, on_phase: Callable[[str], None] = lambda phase: None
                 raise RaydebugError(
                     f"cluster '{wish.name}' is there, but dead",
                     cause=str(status["reason"]),
-                    fix=f"clear it away with `raydebug down --name {wish.name}`, then `raydebug up` again",
+                    fix=f"clear it away with `raydebug down{name_option(wish.name)}`, then `raydebug up` again",
                     code="cluster.dead",
                 )
             return running, False

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from raydebug import process
-from raydebug.cluster.state import Cluster
+from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import Exit, RaydebugError
 
 WORKSPACE = "/workspace"  # docker-compose.yml mounts the project there
@@ -105,7 +105,7 @@ class ComposePlace:
             raise RaydebugError(
                 f"cluster '{self.cluster.name}' has no running head",
                 cause=f"its container is {heads[0].state if heads else 'gone'}",
-                fix=f"see `raydebug ps --name {self.cluster.name}`",
+                fix=f"see `raydebug ps{name_option(self.cluster.name)}`",
                 code="cluster.no-head",
                 exit_code=Exit.SESSION_LOST,
             )

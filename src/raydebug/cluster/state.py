@@ -219,14 +219,19 @@ def load_cluster(name: str = DEFAULT_NAME) -> Cluster:
     cluster = find_cluster(name)
     if cluster is None:
         others = ", ".join(sorted(known_names()))
-        suffix = "" if name == DEFAULT_NAME else f" --name {name}"
         raise RaydebugError(
             f"there is no cluster '{name}'",
             cause=f"these run: {others}" if others else "`raydebug up` has started none, or it was taken down",
-            fix=f"start it with `raydebug up{suffix}`" + (", or name one that runs with --name" if others else ""),
+            fix=f"start it with `raydebug up{name_option(name)}`"
+            + (", or name one that runs with --name" if others else ""),
             code="cluster.not-found",
         )
     return cluster
+
+
+def name_option(name: str) -> str:
+    """Return what a command that we recommend needs behind it to mean this cluster: ` --name NAME`, or nothing."""
+    return "" if name == DEFAULT_NAME else f" --name {name}"
 
 
 def known_names() -> list[str]:

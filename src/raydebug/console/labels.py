@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
+from raydebug.pause.ranks import parse_ranks
+
 ALL = "*"
 _ADDRESSED = re.compile(r"@\s*(\*|all\b|[#\d,-]+)(?:\s+(.*))?", re.DOTALL)
 _ADDRESSED_BEHIND = re.compile(r"(.*\S)\s+@(\*|[#\d][#\d,-]*)", re.DOTALL)
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
-_MOST = 100_000
 
 
 class NotAnAddress(ValueError):
@@ -49,24 +49,6 @@ def _runs(ranks: list[int]) -> Iterable[str]:
         yield str(first) if first == last else f"{first}{'-' if last > first + 1 else ', '}{last}"
         if rank is not None:
             first = last = rank
-
-
-def parse_ranks(text: str) -> set[int]:
-    """Return the ranks of `0,3-5`.
-
-    Raises:
-        NotAnAddress: it is no list of ranks.
-    """
-    ranks: set[int] = set()
-    for part in text.split(","):
-        found = _RANGE.fullmatch(part.strip())
-        if found is None:
-            raise NotAnAddress(f"{text!r} is no list of ranks such as 0,3-5")
-        first, last = int(found[1]), int(found[2] or found[1])
-        if not first <= last < _MOST:
-            raise NotAnAddress(f"{part.strip()!r} is no range of ranks")
-        ranks.update(range(first, last + 1))
-    return ranks
 
 
 def split_address(line: str, *, is_command: bool) -> tuple[str | None, str]:
@@ -113,7 +95,11 @@ def pick(address: str, known: Sequence[tuple[int, int | None]]) -> list[int]:
                 raise NotAnAddress(f"there is no {part} here; `ranks` lists what there is")
             wanted.add(int(part[1:]))
             continue
-        for rank in sorted(parse_ranks(part)):
+        try:
+            ranks = sorted(parse_ranks(part))
+        except ValueError as error:
+            raise NotAnAddress(str(error)) from error
+        for rank in ranks:
             found = [number for number, has in known if has == rank]
             if not found:
                 hint = "" if any(has is not None for _, has in known) else ": no pause here has a rank; use @#1"

@@ -17,7 +17,7 @@ MAX_BREAKS = 1000
 Break = dict[str, Any]
 
 
-class Line:
+class ControlLine:
     """One process's control line.
 
     Args:
@@ -50,14 +50,14 @@ class Control:
     """All control lines, and all breakpoints that were set from outside."""
 
     def __init__(self) -> None:
-        self.lines: set[Line] = set()
+        self.lines: set[ControlLine] = set()
         self._breaks: dict[str, Break] = {}
         self._removed: set[str] = set()
         self._last_id = 0
 
     async def serve(self, about: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Keep one proven line until it ends."""
-        line = Line(about, writer)
+        line = ControlLine(about, writer)
         decoder = wire.Decoder()
         try:
             while data := await reader.read(READ_BYTES):
@@ -116,14 +116,14 @@ class Control:
             described.append({**about, "processes": [line.report(definition["id"]) for line in lines]})
         return described
 
-    def _take(self, line: Line, message: dict[str, Any]) -> None:
+    def _take(self, line: ControlLine, message: dict[str, Any]) -> None:
         body = dict(message.get("body") or {})
         if message.get("event") == "known":
             self._welcome(line, list(body.get("breaks") or ()), set(body.get("set") or ()))
         elif message.get("event") == "break":
             line.reports[str(body.get("id"))] = {k: str(body.get(k) or "") for k in ("state", "message")}
 
-    def _welcome(self, line: Line, known: list[Break], standing: set[str]) -> None:
+    def _welcome(self, line: ControlLine, known: list[Break], standing: set[str]) -> None:
         """Tell a new line what changed since its process started; learn from it what an earlier gateway knew."""
         self.lines.add(line)
         there = {str(d.get("id")) for d in known}

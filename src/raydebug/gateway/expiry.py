@@ -74,13 +74,9 @@ class Expiry:
         log.info("pause %s: %s", pause.id, why)
         pause.stopped = None
         try:
-            await pause.process.session.request(
-                "continue", {"threadId": pause.thread_id, "singleThread": True}, timeout_s=ANSWER_S
-            )
+            await pause.process.go_on(pause, why, timeout_s=ANSWER_S)
         except (RequestFailed, ConnectionLost, TimeoutError) as error:
             log.warning("pause %s does not go on: %s", pause.id, error)
-            return
-        pause.process.let_go(pause, why)
 
     async def _say(self, pause: Pause, text: str) -> None:
         """Let the paused process write a line to its job's log."""

@@ -15,6 +15,7 @@ from raydebug.dap import wire
 from raydebug.dap.wire import Message
 from raydebug.gateway.pauses import Pause, Pauses
 from raydebug.gateway.refusals import Refused
+from raydebug.pause.ranks import parse_ranks
 
 if TYPE_CHECKING:
     from raydebug.gateway.clients import Client
@@ -146,11 +147,8 @@ def read_ranks(given: Any) -> set[int] | None:
     """
     if given is None or given == "":
         return None
-    listed = given.split(",") if isinstance(given, str) else given
     with contextlib.suppress(ValueError, TypeError):
-        ranks = {int(one) for one in listed}
-        if ranks:
-            return ranks
+        return parse_ranks(given if isinstance(given, str) else ",".join(map(str, given)))
     raise Refused("attach.bad-ranks", f"'{str(given)[:60]}' is no list of ranks", '"ranks": [0, 3]')
 
 

@@ -6,7 +6,7 @@ import http.client
 import json
 from typing import Any
 
-from raydebug.cluster.state import Cluster
+from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import Exit, RaydebugError
 
 TIMEOUT_S = 5.0
@@ -30,7 +30,7 @@ def ask(cluster: Cluster, method: str, path: str, body: dict[str, Any] | None = 
         raise RaydebugError(
             f"the gateway of cluster '{cluster.name}' does not answer",
             cause=f"{method} http://{where}{path}: {error or type(error).__name__}",
-            fix=f"see what is wrong with `raydebug ps --name {cluster.name}`",
+            fix=f"see what is wrong with `raydebug ps{name_option(cluster.name)}`",
             code="gateway.no-answer",
             exit_code=Exit.SESSION_LOST,
         ) from error
@@ -48,7 +48,7 @@ def ask(cluster: Cluster, method: str, path: str, body: dict[str, Any] | None = 
         raise RaydebugError(
             f"the gateway of cluster '{cluster.name}' refused a request",
             cause=f"{method} {path}: {document.get('error', {}).get('message', answer.status)}",
-            fix=f"is it of another version? `raydebug down --name {cluster.name}` and `up` start it anew",
+            fix=f"is it of another version? `raydebug down{name_option(cluster.name)}` and `up` start it anew",
             code="gateway.refused",
         )
     return document

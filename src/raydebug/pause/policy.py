@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from raydebug.errors import Exit, RaydebugError
+from raydebug.pause.ranks import parse_ranks
 
 Policy = dict[str, Any]
 EXAMPLE = "--break 'train.py:120,rank=0,if=loss > 3,once'"
@@ -100,11 +101,11 @@ def _read_condition(condition: str, policy: Policy, text: str) -> None:
         )
 
 
-def _ranks(value: str, text: str) -> range:
-    found = re.fullmatch(r"(\d+)(?:-(\d+))?", value)
-    if not found:
-        raise _refused(text, f"rank={value} names no rank", "write rank=0, rank=0-3, or rank=0,rank=4")
-    return range(int(found[1]), int(found[2] or found[1]) + 1)
+def _ranks(value: str, text: str) -> set[int]:
+    try:
+        return parse_ranks(value)
+    except ValueError as error:
+        raise _refused(text, f"rank={value} names no rank", "write rank=0, rank=0-3, or rank=0,rank=4") from error
 
 
 def _seconds(value: str, text: str) -> float:

@@ -36,7 +36,7 @@ WATCHDOGS = (
         "torch 2.11 distributed_c10d.init_process_group; verl 0.9.1 ppo_trainer.yaml; raised by worker/watchdogs.py",
     ),
     Watchdog(
-        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
+        names.NCCL_HEARTBEAT,
         480,
         "a process whose NCCL collective stands still: torch's monitor kills it",
         "torch 2.11 csrc/distributed/c10d/ProcessGroupNCCL.hpp",

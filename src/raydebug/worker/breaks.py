@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterator
 from types import CodeType
 from typing import Any
+
+from raydebug.worker import job_log
 
 # No name of the module's own is relied on.
 _SITES = "__import__('raydebug.worker.sites', None, None, ('sites',))"
@@ -39,7 +40,7 @@ def compile_with(source: bytes, path: str, breaks: list[dict[str, Any]], *, as_s
         try:
             body, index = find_statement(tree, wanted.get("line"), wanted.get("function"))
         except NothingThere as error:
-            sys.stderr.write(f"raydebug: breakpoint {wanted['where']} is not set: {error}\n")
+            job_log.write(f"breakpoint {wanted['where']} is not set: {error}")
             continue
         name = site_name(str(wanted["id"]))
         body.insert(index, _stop_before(body[index], wanted, name))

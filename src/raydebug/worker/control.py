@@ -21,7 +21,7 @@ RETRY_S, RETRY_MAX_S = 1.0, 30.0
 MAX_BODY_BYTES = 1024 * 1024
 
 _opened_by: int | None = None
-_line: _Line | None = None
+_line: _ControlLine | None = None
 _seq = itertools.count(1)
 
 
@@ -32,7 +32,7 @@ def open_line() -> None:
         return
     _opened_by = os.getpid()
     with contextlib.suppress(Exception):
-        _line = _Line(FIRST_TIMEOUT_S)
+        _line = _ControlLine(FIRST_TIMEOUT_S)
         _line.take_one()
         _line.patient()
     thread = threading.Thread(target=_serve, name="raydebug-control", daemon=True)
@@ -60,7 +60,7 @@ def _serve() -> None:
     while _opened_by == os.getpid():
         try:
             if _line is None:
-                _line = _Line(dial.DIAL_TIMEOUT_S)
+                _line = _ControlLine(dial.DIAL_TIMEOUT_S)
                 _line.patient()
             wait_s = RETRY_S
             while True:
@@ -73,7 +73,7 @@ def _serve() -> None:
         wait_s = min(wait_s * 2, RETRY_MAX_S)
 
 
-class _Line:
+class _ControlLine:
     """One connection of the control line."""
 
     def __init__(self, timeout_s: float) -> None:

@@ -16,7 +16,7 @@ import threading
 from typing import Any
 
 from raydebug.dap import wire
-from raydebug.worker import handshake, names, records, wake
+from raydebug.worker import handshake, job_log, names, records, wake
 from raydebug.worker.line import Line
 from raydebug.worker.standing import Standing
 
@@ -60,7 +60,7 @@ def connected_debugger() -> Any:
             dial=_dial_again,
             end_unless_needed=_end_unless_needed,
             patience_s=_patience_s(),
-            say=lambda text: print(f"raydebug: {text}", file=sys.stderr, flush=True),  # noqa: T201 - the job's own log
+            say=job_log.write,
         )
         try:
             debugger = _hand_to_pydevd(line)

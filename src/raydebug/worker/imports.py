@@ -6,7 +6,7 @@ import os
 import sys
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 
-from raydebug.worker import names
+from raydebug.worker import job_log, names
 
 TYPE_CHECKING = False  # as in startup.py
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
     try:
         code = breaks.compile_with(loader.get_data(loader.path), loader.path, mine, as_script=fullname == "__main__")
     except Exception as error:  # noqa: BLE001 - the module itself must still load
-        sys.stderr.write(f"raydebug: no breakpoint in {loader.path}: {type(error).__name__}: {error}\n")
+        job_log.write(f"no breakpoint in {loader.path}: {type(error).__name__}: {error}")
         return _plain_get_code(loader, fullname)
     note_set([str(b["id"]) for b in mine])
     return code

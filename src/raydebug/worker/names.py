@@ -24,6 +24,9 @@ CLUSTER_DIR = "/"
 GROUP_TIMEOUT = "RAYDEBUG_GROUP_TIMEOUT_S"
 """Seconds to which the timeouts of torch's process groups are raised, so that a paused rank is not ended by others."""
 
+NCCL_HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
+"""Torch's own: seconds after which its monitor kills a process whose NCCL collective stands still."""
+
 JOB = "RAYDEBUG_JOB"
 """Submission id of the job that a process belongs to."""
 

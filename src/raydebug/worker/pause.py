@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-from raydebug.worker import dial, records
+from raydebug.worker import dial, job_log, records
 
 _pausing = threading.local()
 
@@ -92,14 +92,12 @@ def say(text: str) -> None:
 
 def _log(text: str, *, at: str | None = None) -> None:
     """Write a line to the job's log."""
-    with contextlib.suppress(Exception):
-        if at is None:
-            frame = sys._getframe(1)
-            while frame.f_back is not None and _is_machinery(frame):
-                frame = frame.f_back
-            at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        sys.stderr.write(f"raydebug: {at} {text}\n")
-        sys.stderr.flush()
+    if at is None:
+        frame = sys._getframe(1)
+        while frame.f_back is not None and _is_machinery(frame):
+            frame = frame.f_back
+        at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    job_log.write(f"{at} {text}")
 
 
 def _is_machinery(frame: FrameType) -> bool:

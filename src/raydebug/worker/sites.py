@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import sys
 
-from raydebug.worker import imports, startup
+from raydebug.worker import imports, job_log, startup
 
 TYPE_CHECKING = False  # as in startup.py
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Site:
     def say(self, text: str) -> None:
         """Write a log point's line to the job's log."""
         frame = sys._getframe(1)
-        _write(f"{frame.f_code.co_filename}:{frame.f_lineno} {text}")
+        job_log.write(f"{frame.f_code.co_filename}:{frame.f_lineno} {text}")
 
     def pause(self, frame: FrameType) -> None:
         """Pause a frame."""
@@ -77,7 +77,7 @@ class Site:
         """Write a line about this breakpoint to the job's log, the first time only."""
         if text not in self._said:
             self._said.add(text)
-            _write(f"breakpoint {self.definition['where']}: {text}")
+            job_log.write(f"breakpoint {self.definition['where']}: {text}")
 
     def is_wanted(self, frame: FrameType) -> bool:
         """Say whether rank, step and the count of stops let it stop now; a yes is counted."""
@@ -158,12 +158,4 @@ def in_code(
     if log is None:
         site.pause(frame)
     else:
-        _write(f"{site.definition['where']} {log}")
-
-
-def _write(text: str) -> None:
-    try:
-        sys.stderr.write(f"raydebug: {text}\n")
-        sys.stderr.flush()
-    except Exception:  # noqa: BLE001 - a closed stderr is no reason to fail the job
-        pass
+        job_log.write(f"{site.definition['where']} {log}")

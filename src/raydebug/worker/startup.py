@@ -89,7 +89,9 @@ def _ray_legacy_hook() -> None:
         else:
             rpdb._driver_set_trace()
     else:
-        sys.stderr.write("raydebug: breakpoint() skipped: Ray's legacy debugger needs a process connected to Ray\n")
+        from raydebug.worker import job_log
+
+        job_log.write("breakpoint() skipped: Ray's legacy debugger needs a process connected to Ray")
 
 
 def _watch_uncaught(previous: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,4 +138,6 @@ def install() -> None:
 try:
     install()
 except Exception as error:  # noqa: BLE001 - whatever goes wrong here must not harm the job
-    sys.stderr.write(f"raydebug: no breakpoints in this process: {type(error).__name__}: {error}\n")
+    from raydebug.worker import job_log
+
+    job_log.write(f"no breakpoints in this process: {type(error).__name__}: {error}")

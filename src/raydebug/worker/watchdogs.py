@@ -11,9 +11,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from raydebug.worker import names
+from raydebug.worker import job_log, names
 
-HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"  # settings/watchdogs.py says what it ends
 MAKERS = ("init_process_group", "new_group")  # torch 2.11 distributed/distributed_c10d.py
 
 _group_limit_s: float | None = None
@@ -41,7 +40,7 @@ def _widening(make: Callable[..., Any], wanted: datetime.timedelta) -> Callable[
             args, kwargs = given.args, given.kwargs
             _group_limit_s = max(wanted, asked or wanted).total_seconds()
         except TypeError as error:  # a call that torch itself will refuse, or another signature
-            sys.stderr.write(f"raydebug: the timeout of a process group is not widened: {error}\n")
+            job_log.write(f"the timeout of a process group is not widened: {error}")
         return make(*args, **kwargs)
 
     return make_group
@@ -55,7 +54,7 @@ def nearest() -> dict[str, Any] | None:
     limits: list[tuple[float, str]] = []
     if _group_limit_s is not None:
         limits.append((_group_limit_s, "torch process group"))
-    heartbeat = os.environ.get(HEARTBEAT, "")
+    heartbeat = os.environ.get(names.NCCL_HEARTBEAT, "")
     if heartbeat.isdigit() and distributed.get_backend() == "nccl":
-        limits.append((float(heartbeat), HEARTBEAT))
+        limits.append((float(heartbeat), names.NCCL_HEARTBEAT))
     return {"name": min(limits)[1], "after_s": min(limits)[0]} if limits else None

@@ -1,0 +1,13 @@
+"""Where this package speaks inside the user's processes: single lines on stderr, which Ray takes to the job's log."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+
+def write(text: str) -> None:
+    """Write a line to the job's log; a closed stderr is no reason to fail the job."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"raydebug: {text}\n")
+        sys.stderr.flush()
