@@ -215,6 +215,30 @@ def test_dial_in_without_the_token_leaves_no_trace(door):
     assert door.pauses(0) == []
 
 
+def test_dial_ins_of_many_processes_wait_their_turn(door):
+    """300 processes that dial in one moment are all proven, 64 at a time; none is turned away."""
+
+    async def dial():
+        reader, writer = await asyncio.open_connection("127.0.0.1", door.dial_port)
+        mine = handshake.new_nonce()
+        writer.write(wire.encode(wire.event(1, "hello", {"nonce": mine, "version": 1})))
+        decoder, messages = wire.Decoder(), []
+        while not messages:
+            messages = decoder.feed(await reader.read(4096))
+        theirs = messages[0]["body"]["nonce"]
+        proof = {"proof": handshake.process_proof(TOKEN, mine, theirs), "purpose": "control", "process": {"pid": 1}}
+        writer.write(wire.encode(wire.event(2, "proof", proof)))
+        answer = decoder.feed(await reader.read(4096))
+        writer.close()
+        return answer[0]["event"]
+
+    async def dial_all():
+        return await asyncio.gather(*(dial() for _ in range(300)))
+
+    assert set(asyncio.run(dial_all())) == {"welcome"}
+    assert "refused" not in door.log
+
+
 def test_dial_in_with_a_forged_proof(door):
     """A proof made without the token is refused, and says so."""
     with socket.create_connection(("127.0.0.1", door.dial_port)) as connection:

@@ -22,7 +22,7 @@ log = logging.getLogger("raydebug.gateway")
 
 PROOF_TIMEOUT_S = 5.0
 MAX_UNPROVEN_BYTES = 16 * 1024
-MAX_UNPROVEN = 1024  # every process of a job may dial at one time, and each proves itself in milliseconds
+MAX_UNPROVEN = 64  # at one time; further ones wait their turn, as every process of a job may dial in one moment
 CONTROL = "control"  # worker/dial.py
 LOCATE_STEP_AFTER_S = 0.05  # after a step its client's own questions go first: pydevd answers one at a time
 OWNER = ("thread", "job_id", "task", "task_id", "actor", "actor_id")
@@ -106,6 +106,16 @@ class Process:
         """Note that a pause has ended because its thread runs on."""
         self._by_thread.pop(pause.thread_id, None)
         self._pauses.end(pause, reason)
+
+    async def go_on(self, pause: Pause, reason: str, *, timeout_s: float) -> None:
+        """Let the thread of a pause run on, and note why the pause has ended.
+
+        Raises:
+            RequestFailed, ConnectionLost, TimeoutError: it does not run on; the pause stays in the list.
+        """
+        arguments = {"threadId": pause.thread_id, "singleThread": True}
+        await self.session.request("continue", arguments, timeout_s=timeout_s)
+        self.let_go(pause, reason)
 
     async def superseded(self) -> None:
         """Let go of it: the same process has dialled in again, for its old connection is broken."""
@@ -215,21 +225,15 @@ class DialIns:
         self._token = token
         self._pauses = pauses
         self._control = control
-        self._unproven = 0
+        self._turns = asyncio.Semaphore(MAX_UNPROVEN)
         self._by_instance: weakref.WeakValueDictionary[str, Process] = weakref.WeakValueDictionary()
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take one connection; whoever cannot prove to hold the token learns nothing and leaves no trace."""
         peer = writer.get_extra_info("peername")
         try:
-            if self._unproven >= MAX_UNPROVEN:
-                raise ConnectionRefusedError("too many unproven connections")
-            self._unproven += 1
-            try:
-                async with asyncio.timeout(PROOF_TIMEOUT_S):
-                    purpose, about = await self._prove(reader, writer)
-            finally:
-                self._unproven -= 1
+            async with asyncio.timeout(PROOF_TIMEOUT_S), self._turns:
+                purpose, about = await self._prove(reader, writer)
             keep_alive(writer, unacknowledged_ms=UNACKNOWLEDGED_MS)
             if purpose == CONTROL:
                 await self._control.serve(about, reader, writer)
