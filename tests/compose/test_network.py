@@ -146,7 +146,7 @@ def test_f24_worker_stands_still(victim, paused):
     name = container_of(victim, "worker").name
     docker("pause", name)
     try:
-        client.ask("p 1000 * 4242", until="still runs there; Ctrl-C stops waiting for it", within_s=10.0)
+        client.ask("p 1000 * 4242", until="still runs there; Ctrl-C interrupts it", within_s=10.0)
         assert pause["id"] in [p["id"] for p in job.listed()]
         time.sleep(50)
     finally:
