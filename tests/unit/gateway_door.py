@@ -29,6 +29,7 @@ class Door:
     process: subprocess.Popen[bytes] = field(init=False)
     programs: list[subprocess.Popen[str]] = field(default_factory=list)
     name: str = "test"
+    kind: str = "local"
     gateway_host: str = "127.0.0.1"
     token: str = TOKEN
 

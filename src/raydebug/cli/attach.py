@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raydebug.cli.options import Name
+from raydebug.cli.options import Address, Name
 from raydebug.errors import Exit, RaydebugError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from raydebug.cluster.state import Cluster
     from raydebug.console.selection import Selection
 
 _TARGET_HELP = "A pause of `raydebug paused`, `next` (waits for it) or `all`. Default: the only one that waits."
@@ -30,6 +33,7 @@ def attach(
     timeout: Annotated[float | None, typer.Option(min=0.0, metavar="SECONDS", help=_TIMEOUT_HELP)] = None,
     steal: Annotated[bool, typer.Option("--steal", help="Take the pause from a client that holds it.")] = False,
     name: Name = "default",
+    address: Address = None,
 ) -> None:
     r"""Take paused tasks into a debugger with pdb's own commands: one, or many ranks at one prompt.
 
@@ -43,36 +47,63 @@ def attach(
       raydebug attach --ranks 0-7 -x "diff grad_norm" -x ranks
       raydebug attach --job 04000000               all ranks of one job
       raydebug attach 3 --steal                    takes it from another client
+      raydebug attach --address http://HEAD:8265   a Ray cluster that raydebug did not start
     """
+    from raydebug.cli.pauses import find
     from raydebug.cluster.head import named_if_lost
-    from raydebug.cluster.state import load_cluster
     from raydebug.console.attach import attach_pause
     from raydebug.console.attach_group import attach_group
     from raydebug.console.session import Door
     from raydebug.pause.listing import fetch_pauses
 
     selection = _selection(target, ranks, job, steal=steal)
-    cluster = load_cluster(name)
+    cluster, option = find(name, address)
+    if address is not None:
+        raise typer.Exit(_attach_stock(cluster, option, target, selection, execute or (), timeout))
     door = Door(cluster.gateway_host, cluster.gateway_port, cluster.token)
     with named_if_lost(cluster):
         if selection is not None:
             commands = execute or ()
             code = attach_group(door, selection, lambda: fetch_pauses(cluster), commands=commands, timeout_s=timeout)
             raise typer.Exit(int(code))
-        chosen = target or _choose(fetch_pauses(cluster), name)
+        chosen = target or _choose(fetch_pauses(cluster), option)
         code = attach_pause(door, chosen, cluster=cluster.name, commands=execute or (), timeout_s=timeout, steal=steal)
     raise typer.Exit(int(code))
 
 
-def _choose(pauses: list[dict[str, Any]], name: str) -> str:
+def _attach_stock(
+    cluster: Cluster,
+    option: str,
+    target: str | None,
+    selection: Selection | None,
+    commands: Sequence[str],
+    timeout: float | None,
+) -> int:
+    from raydebug.console.attach import attach_pause
+    from raydebug.console.stock_session import StockDoor
+    from raydebug.pause.listing import fetch_pauses
+
+    if selection is not None:
+        raise RaydebugError(
+            "a cluster without a gateway gives one pause at a time",
+            cause="all, --ranks and --job need a gateway; Ray's table knows neither ranks nor what others hold",
+            fix=f"raydebug attach ID{option}, or start the job on a cluster of `raydebug up`",
+            code="usage",
+            exit_code=Exit.USAGE,
+        )
+    chosen = target or _choose(fetch_pauses(cluster), option)
+    door = StockDoor(lambda: fetch_pauses(cluster))
+    return attach_pause(door, chosen, cluster=cluster.name, commands=commands, timeout_s=timeout)
+
+
+def _choose(pauses: list[dict[str, Any]], option: str) -> str:
     from raydebug.cli.pauses import show_table
-    from raydebug.cluster.state import name_option
     from raydebug.console.attach import choose_pause
 
     waiting = [pause for pause in pauses if pause["state"] == "waiting"]
     if len(waiting) > 1:
         show_table(waiting, to_stderr=True)
-    return choose_pause(pauses, name_option(name))
+    return choose_pause(pauses, option)
 
 
 def _selection(target: str | None, ranks: str | None, job: str | None, *, steal: bool) -> Selection | None:

@@ -6,7 +6,7 @@ import http.client
 from collections.abc import AsyncIterator
 from typing import Any
 
-from raydebug.cluster.state import Cluster, name_option
+from raydebug.cluster.state import STOCK, Cluster, name_option
 from raydebug.errors import RaydebugError
 
 TIMEOUT_S = 15.0
@@ -47,7 +47,7 @@ class Dashboard:
         import httpx
 
         self._cluster = cluster
-        self._headers = {"Authorization": f"Bearer {cluster.token}"}
+        self._headers = {"Authorization": f"Bearer {cluster.token}"} if cluster.token else {}
         # trust_env=False: a company proxy has no way to 127.0.0.1.
         self._http = httpx.Client(base_url=cluster.dashboard, headers=self._headers, timeout=TIMEOUT_S, trust_env=False)
 
@@ -68,6 +68,13 @@ class Dashboard:
         }
         rows: list[dict[str, Any]] = self._ask("GET", "/api/v0/workers", params=params)["data"]["result"]["result"]
         return [row for row in rows if (row.get("num_paused_threads") or 0) > 0]
+
+    def running_tasks(self) -> list[dict[str, Any]]:
+        """Return the rows of the tasks that run now; cheap also where thousands have ended."""
+        params = {"detail": 1, "limit": 1000, "exclude_driver": "false"}
+        params |= {"filter_keys": "state", "filter_predicates": "=", "filter_values": "RUNNING"}
+        rows: list[dict[str, Any]] = self._ask("GET", "/api/v0/tasks", params=params)["data"]["result"]["result"]
+        return rows
 
     def submit_job(self, entrypoint: str, *, submission_id: str, env: dict[str, str]) -> str:
         """Start a job and return its submission id.
@@ -117,7 +124,7 @@ class Dashboard:
             raise RaydebugError(
                 f"cluster '{self._cluster.name}' does not answer",
                 cause=f"{method} {self._cluster.dashboard}{path}: {error or type(error).__name__}",
-                fix=f"see what is wrong with `raydebug ps{name_option(self._cluster.name)}`",
+                fix=self._where_to_look(),
                 code="cluster.no-answer",
             ) from error
         if answer.status_code >= 400:
@@ -125,10 +132,18 @@ class Dashboard:
             raise RaydebugError(
                 f"Ray refused {method} {path} with {answer.status_code}",
                 cause=answer.text.strip().splitlines()[-1][:300] if answer.text.strip() else "(no text)",
-                fix=f"the token is not this cluster's: look at {self._cluster.token_file}"
-                if wrong_token
-                else f"see `raydebug ps{name_option(self._cluster.name)}`",
+                fix=self._where_tokens_are() if wrong_token else self._where_to_look(),
                 code="auth.wrong-token" if wrong_token else "ray.refused",
             )
         document: dict[str, Any] = answer.json()
         return document
+
+    def _where_to_look(self) -> str:
+        if self._cluster.kind == STOCK:
+            return "is it the address of a Ray dashboard, and can it be reached from here? `ray start --head` prints it"
+        return f"see what is wrong with `raydebug ps{name_option(self._cluster.name)}`"
+
+    def _where_tokens_are(self) -> str:
+        if self._cluster.kind == STOCK:
+            return "name this cluster's token as Ray itself wants it: RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH=FILE"
+        return f"the token is not this cluster's: look at {self._cluster.token_file}"

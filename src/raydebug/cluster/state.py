@@ -20,6 +20,7 @@ from raydebug.settings.paths import state_dir
 from raydebug.worker import names
 
 DEFAULT_NAME = "default"
+STOCK = "stock"  # the kind of a cluster that has no gateway: cluster/stock.py
 # Set in a Dev Container (.devcontainer): the cluster that its network belongs to.
 DASHBOARD_VARIABLE, DOOR_VARIABLE = "RAYDEBUG_DASHBOARD", "RAYDEBUG_DOOR"
 TOKEN_BYTES = 32
@@ -33,7 +34,7 @@ class Cluster:
     Args:
         name: the user's name for it.
         id: unique; every process of the cluster carries it in its environment.
-        kind: `local` or `compose`.
+        kind: `local` or `compose`; `joined` and `stock` are clusters that this machine has no record of.
         folder: its folder in the state directory: token, logs, status.
         temp_dir: Ray's own folder, short because of the length limit of unix sockets.
         python: the interpreter whose environment Ray runs in.
@@ -97,7 +98,11 @@ class Cluster:
 
     @property
     def token(self) -> str:
-        """The cluster's token."""
+        """The cluster's token; empty for a stock cluster that asks for none."""
+        if self.kind == STOCK and (given := os.environ.get("RAY_AUTH_TOKEN")):
+            return given
+        if self.kind == STOCK and not self.joined["token_file"]:
+            return ""
         return self.token_file.read_text(encoding="ascii").strip()
 
 

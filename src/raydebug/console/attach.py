@@ -15,6 +15,7 @@ from raydebug.console.paint import Paint
 from raydebug.console.screen import opening
 from raydebug.console.script import STOP_TIMEOUT_S, from_list, from_stdin, run_script
 from raydebug.console.session import DebugSession, Door, Output
+from raydebug.console.stock_session import StockDoor
 from raydebug.errors import Exit, RaydebugError
 from raydebug.settings.paths import state_dir
 
@@ -56,7 +57,7 @@ def choose_pause(pauses: Sequence[dict[str, Any]], suffix: str = "") -> str:
 
 
 def attach_pause(
-    door: Door,
+    door: Door | StockDoor,
     target: str,
     *,
     cluster: str,
@@ -68,7 +69,7 @@ def attach_pause(
     """Attach to a pause and stay until the person leaves or the script ends.
 
     Args:
-        door: the gateway.
+        door: the gateway, or what stands in where there is none.
         target: a pause's id, or `next`.
         cluster: its name, for what is said while waiting.
         commands: of `-x`; none: from stdin, which is a prompt when it is a terminal.
@@ -83,7 +84,7 @@ def attach_pause(
 
 
 async def _attach(
-    door: Door,
+    door: Door | StockDoor,
     target: str,
     cluster: str,
     commands: Sequence[str],
@@ -111,11 +112,15 @@ async def _attach(
     except Interrupted:
         return Exit.INTERRUPTED
     finally:
+        if not (session.stays_paused or session.running or session.ended.is_set()):
+            render.say("the task goes on: without a gateway nothing holds a pause that no debugger has")
         await session.leave()
 
 
-async def _open(door: Door, target: str, cluster: str, timeout_s: float | None, steal: bool) -> DebugSession:
-    opened = DebugSession.attach(door, target, steal=steal, on_output=_show_output)
+async def _open(
+    door: Door | StockDoor, target: str, cluster: str, timeout_s: float | None, steal: bool
+) -> DebugSession:
+    opened = door.open(target, steal=steal, on_output=_show_output)
     if target != NEXT:
         return await interruptible(opened)
     try:

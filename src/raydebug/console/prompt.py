@@ -17,6 +17,7 @@ from raydebug.errors import Exit, RaydebugError
 
 _QUIET_S = 0.3  # a step shorter than this needs no word about waiting
 _SLOW_S = 2.0
+_LEAVES = "Leaving lets the task go on: without a gateway nothing holds it. [y]es, leave; [b]ack to the debugger: "
 _GOES_ON = "Does the task go on? [y]es, [n]o: it stays paused, [b]ack to the debugger: "
 
 
@@ -117,11 +118,13 @@ class Conversation:
         self._debugger.leaving = False
         session = self._debugger.session
         try:
-            goes_on = await self._keyboard.goes_on(_GOES_ON, session.ended)
+            goes_on = await self._keyboard.goes_on(_GOES_ON if session.stays_paused else _LEAVES, session.ended)
         except Ended:
             raise session.lost() from None
         if goes_on:
             await session.resume("continue")
+        elif goes_on is not None and not session.stays_paused:
+            return False
         elif goes_on is not None:
             render.say("stays paused; `raydebug attach` brings you back")
         return goes_on is not None

@@ -30,6 +30,10 @@ class Door(NamedTuple):
     port: int
     token: str
 
+    async def open(self, target: str, *, steal: bool, on_output: Callable[[Output], None]) -> DebugSession:
+        """Take a pause; see `DebugSession.attach`."""
+        return await DebugSession.attach(self, target, steal=steal, on_output=on_output)
+
 
 class EvaluationFailed(Exception):
     """An expression or statement raised in the paused process; the text is the whole traceback."""
@@ -50,6 +54,8 @@ class DebugSession:
         dap: the conversation with the gateway; its events go to `on_event`.
         on_output: called with what the process writes.
     """
+
+    stays_paused = True  # whoever leaves without a `c` finds it paused again
 
     def __init__(self, on_output: Callable[[Output], None]) -> None:
         self._on_output = on_output

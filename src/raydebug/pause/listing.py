@@ -6,7 +6,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from raydebug.cluster.state import Cluster
+from raydebug.cluster.state import STOCK, Cluster
 from raydebug.pause.door import ask
 
 Pause = dict[str, Any]
@@ -16,8 +16,12 @@ def fetch_pauses(cluster: Cluster) -> list[Pause]:
     """Return the cluster's pauses, oldest first, as `raydebug paused --json` shows them.
 
     Raises:
-        RaydebugError: the gateway does not answer, or refuses the token.
+        RaydebugError: the gateway (without one, the dashboard) does not answer, or refuses the token.
     """
+    if cluster.kind == STOCK:
+        from raydebug.pause.stock import fetch_stock_pauses
+
+        return fetch_stock_pauses(cluster)
     pauses: list[Pause] = ask(cluster, "GET", "/pauses")["pauses"]
     return pauses
 
@@ -30,15 +34,19 @@ def name_owner(pause: Pause) -> str:
 
 
 def name_place(pause: Pause) -> str:
-    """Return where it stands: file:line function; an installed package's file without the way to it."""
+    """Return where it stands: file:line function; an installed package's file without the way to it; ? for unknown."""
+    if pause.get("file") is None:
+        return "?"
     file = str(pause.get("file")).rpartition("/site-packages/")[2]
     with contextlib.suppress(ValueError):
         file = str(Path(file).relative_to(Path.cwd()))
     return f"{file}:{pause.get('line')} {pause.get('function') or ''}".rstrip()
 
 
-def age(seconds: float) -> str:
-    """Return a time span as people say it."""
+def age(seconds: float | None) -> str:
+    """Return a time span as people say it; ? for an unknown one."""
+    if seconds is None:
+        return "?"
     if seconds < 60:
         return f"{seconds:.0f}s"
     minutes, rest = divmod(int(seconds), 60)
