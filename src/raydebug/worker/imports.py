@@ -40,6 +40,13 @@ def _take_over_ray(module: ModuleType) -> None:
     ray_hooks.take_over(module)
 
 
+def _take_over_legacy(module: ModuleType) -> None:
+    if os.environ.get("RAY_DEBUG") == "legacy":
+        from raydebug.worker import legacy
+
+        legacy.take_over(module)
+
+
 def watch_threads(module: ModuleType) -> None:
     """Let an error that ends a thread pause it, as one that ends the program does."""
     from raydebug.worker import startup
@@ -79,6 +86,7 @@ def _widen_groups(module: ModuleType) -> None:
 # torch: what a child of a training process (vLLM's engine, a data loader's worker) imports; it takes seconds anyway.
 _ON_LOAD = {
     "ray.util.debugpy": _take_over_ray_and_open_line,
+    "ray.util.rpdb": _take_over_legacy,
     "threading": watch_threads,
     "torch": _open_control_line,
     "torch.distributed.distributed_c10d": _widen_groups,

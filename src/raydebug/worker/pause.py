@@ -21,7 +21,7 @@ from raydebug.worker import dial, job_log, records
 _pausing = threading.local()
 
 
-def pause_at(frame: FrameType, *, kind: str, where: str | None = None, expires_s: float | None = None) -> None:
+def pause_at(frame: FrameType, *, kind: str, where: str | None = None, expires_s: float | None = None) -> bool:
     """Pause at a frame; says why in the log and returns at once where that cannot be.
 
     Args:
@@ -29,10 +29,13 @@ def pause_at(frame: FrameType, *, kind: str, where: str | None = None, expires_s
         kind: `breakpoint` or `post-mortem`.
         where: the breakpoint from outside that stops here, as the user wrote it.
         expires_s: after how many seconds without a debugger it goes on; None for the gateway's own limit.
+
+    Returns:
+        Whether it has paused.
     """
     with _guard() as may_pause:
         if not may_pause:
-            return
+            return False
         debugger = dial.connected_debugger()
         _watch_stops(debugger)
         thread = threading.current_thread()
@@ -44,15 +47,21 @@ def pause_at(frame: FrameType, *, kind: str, where: str | None = None, expires_s
             debugger.set_suspend(thread, CMD_SET_BREAK)
             debugger.do_wait_suspend(thread, frame, "line", None)
         _trace_only_while_needed(debugger, info)
+        return True
+    return False
 
 
-def pause_on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Pause at the frame that raised; a cancelled or merely passed-on error of another task is let through."""
+def pause_on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> bool:
+    """Pause at the frame that raised; a cancelled or merely passed-on error of another task is let through.
+
+    Returns:
+        Whether it has paused.
+    """
     if trace is None or not issubclass(kind, Exception) or _was_shown_elsewhere(error):
-        return
+        return False
     with _guard() as may_pause:
         if not may_pause:
-            return
+            return False
         debugger = dial.connected_debugger()
         _watch_stops(debugger)
         thread = threading.current_thread()
@@ -61,6 +70,21 @@ def pause_on_error(kind: type[BaseException], error: BaseException, trace: Trace
             _announce(debugger, thread, records.describe_pause(trace.tb_frame, "post-mortem", error=error, trace=trace))
             debugger.stop_on_unhandled_exception(debugger, thread, info, (kind, error, trace))
         _trace_only_while_needed(debugger, info)
+        return True
+    return False
+
+
+def break_off(thread: threading.Thread, why: str) -> None:
+    """Let a paused thread of this process run on, and tell the gateway why; nothing where it is not paused."""
+    import pydevd
+
+    debugger = pydevd.get_global_debugger()
+    if debugger is None or not dial.standing_of(debugger).stands(_dap_id(thread)):
+        return
+    from _pydevd_bundle import pydevd_thread_lifecycle
+
+    dial.standing_of(debugger).broken_off(_dap_id(thread), why)
+    pydevd_thread_lifecycle.internal_run_thread(thread, debugger.set_additional_thread_info)
 
 
 @contextlib.contextmanager

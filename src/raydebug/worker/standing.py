@@ -47,6 +47,10 @@ class Standing:
         self._records.pop(thread_id, None)
         self._send(BROKEN_OFF_EVENT, {"threadId": thread_id, "reason": reason})
 
+    def stands(self, thread_id: int) -> bool:
+        """Say whether a thread stands now."""
+        return thread_id in self._stops
+
     def is_anybody(self) -> bool:
         """Say whether a thread stands, or will after its step."""
         return any(thread.is_alive() for thread, _ in list(self._since.values()))
