@@ -25,6 +25,17 @@ def test_ray_calls_its_debugger_where_we_stand_in():
     assert ray.util.ray_debugpy is ray.util.debugpy
 
 
+def test_ray_legacy_debugger_waits_where_we_stand_in():
+    """The legacy debugger makes its session, tells of it, waits in `listen` and goes on with these names."""
+    source = inspect.getsource(ray.util.rpdb._connect_ray_pdb)
+    assert source.index("_internal_kv_put(") < source.index("rdb.listen()") < source.index("_internal_kv_del(")
+    assert '"RAY_PDB_{}".format(breakpoint_uuid)' in source
+    assert {"listen", "set_trace", "post_mortem"} <= vars(ray.util.rpdb._RemotePdb).keys()
+    assert "self._listen_socket" in inspect.getsource(ray.util.rpdb._RemotePdb.__init__)
+    assert "rdb.set_trace(frame=frame)" in inspect.getsource(ray.util.rpdb.set_trace)
+    assert "rdb.post_mortem()" in inspect.getsource(ray.util.rpdb._post_mortem)
+
+
 def test_ray_worker_counts_paused_threads():
     """Ray's worker table is kept by this context manager."""
     from ray._private.worker import Worker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.server
 import threading
 import time
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from raydebug.cluster import head, state
+from raydebug.cluster import head, local, state
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 
@@ -89,3 +90,18 @@ def test_other_errors_pass(joined):
     with pytest.raises(RaydebugError) as failure, head.named_if_lost(joined("http://127.0.0.1:1")):
         raise other
     assert failure.value is other
+
+
+@pytest.mark.parametrize(("programs", "told"), [(["ray/gcs_server --x", "raylet"], "no answer within"),
+                                                (["raylet"], "its gcs_server has ended")])  # fmt: skip
+def test_slow_dashboard(joined, monkeypatch, programs, told):
+    """A dashboard that is slow to answer is asked no longer where the head's processes say that its GCS has ended."""
+    monkeypatch.setattr(local, "programs", lambda _: programs)
+    monkeypatch.setattr(head, "_keeper_says", lambda _: None)
+    with dashboard(503, "gone", wait_s=3.0) as address:
+        cluster = dataclasses.replace(joined(address), kind="local")
+        try:
+            said = head.why_gone(cluster)
+        except TimeoutError as error:
+            said = str(error)
+    assert told in str(said)

@@ -114,6 +114,16 @@ def containers(cluster: Cluster) -> list[Container]:
     return engine.connect().containers(project_of(cluster.name))
 
 
+def programs_of_head(cluster: Cluster) -> list[str]:
+    """Return the command lines of the processes in the head's container.
+
+    Raises:
+        RaydebugError: it does not run.
+    """
+    (head,) = (c for c in containers(cluster) if c.service == "head")
+    return engine.connect().programs(head)
+
+
 def explain(container: Container) -> str | None:
     """Return what is wrong with a container, in words, with its entrypoint's own; None where nothing is."""
     if container.is_ready:

@@ -130,6 +130,13 @@ class Engine:
         return None
 
     @_explained
+    def programs(self, container: Container) -> list[str]:
+        """Return the command lines of the processes in a running container."""
+        listed = self._client.containers.get(container.id).top()
+        column = listed["Titles"].index("CMD")
+        return [row[column] for row in listed["Processes"] or ()]
+
+    @_explained
     def run_in(self, container: Container, argv: list[str], folder: str) -> tuple[int, str]:
         """Run a program in a container and return its exit code and what it printed."""
         done = self._client.containers.get(container.id).exec_run(argv, workdir=folder)

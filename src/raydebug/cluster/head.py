@@ -19,12 +19,32 @@ def why_gone(cluster: Cluster) -> str | None:
     Raises:
         TimeoutError: it may just be slow, or out of reach.
     """
-    said = why_no_gcs(cluster)
+    try:
+        said = why_no_gcs(cluster)
+    except TimeoutError:  # on a busy machine a dashboard without its GCS says so only after some tries
+        if _has_gcs_server(cluster):
+            raise
+        said = "its gcs_server has ended"
     if said is None:
         return None
     with contextlib.suppress(RaydebugError):  # an engine that is gone too
         return _keeper_says(cluster) or said
     return said
+
+
+def _has_gcs_server(cluster: Cluster) -> bool:
+    """Say whether the head's own processes include its GCS; True where that cannot be seen."""
+    programs: list[str] = []
+    with contextlib.suppress(RaydebugError, ValueError):
+        if cluster.kind == "compose":
+            from raydebug.cluster import compose
+
+            programs = compose.programs_of_head(cluster)
+        elif cluster.kind == "local":
+            from raydebug.cluster import local
+
+            programs = local.programs(cluster)
+    return not programs or any("/gcs_server" in program for program in programs)
 
 
 def _keeper_says(cluster: Cluster) -> str | None:

@@ -184,6 +184,17 @@ def marked_processes(cluster: Cluster) -> list[Any]:
     return list(found.values())
 
 
+def programs(cluster: Cluster) -> list[str]:
+    """Return the command lines of the cluster's processes."""
+    import psutil
+
+    lines = []
+    for one in marked_processes(cluster):
+        with contextlib.suppress(psutil.Error):
+            lines.append(" ".join(one.cmdline()))
+    return lines
+
+
 def _family(ancestor: Any) -> list[Any]:
     import psutil
 

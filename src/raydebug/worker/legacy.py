@@ -1,8 +1,8 @@
 """Ray's legacy debugger: while it waits for `ray debug`, the same stop is a pause of ours; whoever comes first has it.
 
-Source: ray 2.60.0 util/rpdb.py, held by tests/ray/test_contracts.py: `_connect_ray_pdb` makes a `_RemotePdb`, tells of it
-in Ray's key-value store, blocks in `listen` until a client has come, and returns it; its callers then call `set_trace`
-or `post_mortem` of it.
+Source: ray 2.60.0 util/rpdb.py, held by tests/ray/test_contracts.py: `_connect_ray_pdb` makes a `_RemotePdb`, tells of
+it in Ray's key-value store, blocks in `listen` until a client has come, and returns it; its callers then call
+`set_trace` or `post_mortem` of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MACHINERY = ("/ray/util/rpdb.py", "/raydebug/worker/")
 
 def take_over(module: ModuleType) -> None:
     """Put our pause into the freshly loaded `ray.util.rpdb`, where it waits for a client."""
-    plain: Callable[[Any], None] = module._RemotePdb.listen  # type: ignore[attr-defined]
+    plain: Callable[[Any], None] = module._RemotePdb.listen
 
     def listen(pdb: Any) -> None:
         frame = _users_frame()
@@ -45,7 +45,7 @@ def take_over(module: ModuleType) -> None:
         pdb._listen_socket.close()
         pdb.set_trace = pdb.post_mortem = lambda *_, **__: None
 
-    module._RemotePdb.listen = listen  # type: ignore[attr-defined]
+    module._RemotePdb.listen = listen
 
 
 def _users_frame() -> FrameType:
@@ -64,7 +64,7 @@ def _tell_where(module: ModuleType, pdb: Any, frame: FrameType) -> None:
     about = json.loads(_internal_kv_get(key, namespace=space))
     if "/raydebug/worker/" in about["filename"]:
         about.update(filename=frame.f_code.co_filename, lineno=frame.f_lineno)
-        module._internal_kv_put(key, json.dumps(about), overwrite=True, namespace=space)  # type: ignore[attr-defined]
+        module._internal_kv_put(key, json.dumps(about), overwrite=True, namespace=space)
 
 
 def _wait_for_either(pdb: Any, frame: FrameType, error: Any) -> str:
@@ -91,10 +91,7 @@ def _wait_for_either(pdb: Any, frame: FrameType, error: Any) -> str:
     watcher.start()
     try:
         kind, value, trace = error
-        if kind is None:
-            paused = pause.pause_at(frame, kind="breakpoint")
-        else:
-            paused = pause.pause_on_error(kind, value, trace)
+        paused = pause.pause_at(frame, kind="breakpoint") if kind is None else pause.pause_on_error(kind, value, trace)
     finally:
         os.write(wake, b"x")
         watcher.join()
