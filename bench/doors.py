@@ -139,7 +139,10 @@ class Side:
             line = await self._program.stdout.readline()
         if not line:
             raise RuntimeError(f"the {self.name} program ended; its words are above")
-        return json.loads(line)
+        try:
+            return json.loads(line)
+        except ValueError:
+            raise RuntimeError(f"the {self.name} program said: {line.decode(errors='replace')}") from None
 
     async def take_pause(self, method: str, *arguments: Any) -> tuple[Held, asyncio.Task[Any]]:
         """Run a method that pauses, and take its pause with a client that was waiting; the task is its answer."""

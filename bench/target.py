@@ -8,6 +8,7 @@ line on stdout.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -74,6 +75,8 @@ def main(address: str) -> None:
     """Answer the lines on stdin until they end."""
     import ray
 
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Ray prints the raylet's warnings on stdout, whatever log_to_driver says
     ray.init(address=address, log_to_driver=False, logging_level="error", configure_logging=False)
     actors: list[Any] = []
     nothing = ray.remote(num_cpus=0)(called)
@@ -89,7 +92,7 @@ def main(address: str) -> None:
         else:
             actor, *rest = arguments
             answer = ray.get(getattr(actors[actor], method).remote(*rest))
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":
