@@ -1,0 +1,92 @@
+"""Following a job from the terminal: its log, its pauses, Ctrl-C, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+from raydebug import render
+from raydebug.cluster.state import name_option
+from raydebug.errors import Exit
+
+if TYPE_CHECKING:
+    from raydebug.cluster.jobs import Outcome
+    from raydebug.cluster.state import Cluster
+
+
+def follow_job(cluster: Cluster, submission_id: str) -> int:
+    """Show a job's log and pauses until it ends, and return its exit code; Ctrl-C asks whether it is to stop."""
+    return asyncio.run(_follow(cluster, submission_id))
+
+
+async def _follow(cluster: Cluster, submission_id: str) -> int:
+    from raydebug.cluster.jobs import Follower
+
+    colour = render.colour_wanted()
+    follower = Follower(
+        cluster,
+        submission_id,
+        on_log=lambda piece: render.out_raw(render.visible_log(piece, colour=colour)),
+        on_pause=lambda pause: _announce(pause, cluster.name),
+    )
+    interrupted = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
+    following = asyncio.ensure_future(follower.follow())
+    while True:
+        waiting = asyncio.ensure_future(interrupted.wait())
+        await asyncio.wait({following, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if following.done():
+            return _say_outcome(following.result())
+        interrupted.clear()
+        if await _stop_wanted(interrupted):
+            return await _stop(cluster, submission_id, following)
+        following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await following
+        render.say(f"job {submission_id} goes on")
+        return Exit.INTERRUPTED
+
+
+async def _stop_wanted(interrupted: asyncio.Event) -> bool:
+    """Ask once; a second Ctrl-C, or nobody to ask, stops the job."""
+    if not sys.stdin.isatty():
+        return True
+    render.say("\nstop the job? [Y/n] ")
+    answer = asyncio.ensure_future(asyncio.to_thread(sys.stdin.readline))
+    again = asyncio.ensure_future(interrupted.wait())
+    await asyncio.wait({answer, again}, return_when=asyncio.FIRST_COMPLETED)
+    again.cancel()
+    return not answer.done() or answer.result().strip().lower() not in ("n", "no")
+
+
+async def _stop(cluster: Cluster, submission_id: str, following: asyncio.Future[Outcome]) -> int:
+    from raydebug.cluster.dashboard import Dashboard
+
+    render.say(f"stopping job {submission_id}")
+    await asyncio.to_thread(Dashboard(cluster).stop_job, submission_id)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(following, timeout=20)
+    return Exit.INTERRUPTED
+
+
+def _announce(pause: dict[str, Any], name: str) -> None:
+    from raydebug.pause.listing import name_owner, name_place
+
+    what = f"{pause['kind']}: {pause['exception']}" if pause["exception"] else pause["kind"]
+    render.say(render.visible(f"paused {pause['id']}  {name_place(pause)}  ({what}; {name_owner(pause)})", keep=""))
+    render.say(f"next: raydebug attach {pause['id']}{name_option(name)}")
+
+
+def _say_outcome(outcome: Outcome) -> int:
+    if outcome.exit_code == 0:
+        seen = f" ({outcome.pauses} pauses)" if outcome.pauses else ""
+        render.say(f"job {outcome.submission_id} succeeded{seen}")
+    else:
+        # Ray's message repeats the log from its second line on.
+        reason = outcome.message.splitlines()[0].partition(", last available logs")[0] if outcome.message else ""
+        render.say(render.visible(f"job {outcome.submission_id} {outcome.status.lower()}: {reason}"))
+    return outcome.exit_code
