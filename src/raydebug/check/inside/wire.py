@@ -1,0 +1,3 @@
+"""What both sides of a question agree on."""
+
+MARK = "raydebug-check: "
