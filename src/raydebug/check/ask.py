@@ -8,10 +8,11 @@ from typing import Any
 from raydebug import process
 from raydebug.check import finding
 from raydebug.check.finding import Finding
-from raydebug.check.inside.wire import MARK
+from raydebug.check.inside.wire import BUSY_TIMES, MARK
 from raydebug.check.subject import Subject
 
 KILL_AFTER_BUDGETS = 3
+LIMIT_LEAST_S = 15.0  # a machine under load is no finding: starting Python alone may take seconds there
 GRACE_S = 10.0  # the other side ends its child itself; we step in where it does not
 
 
@@ -29,20 +30,20 @@ def ask(subject: Subject, question: str, *, budget_s: float, **request: Any) -> 
     Args:
         subject: where to ask.
         question: the module's name.
-        budget_s: how long it may take; after three times as long it is killed.
+        budget_s: how long it may take; after three times as long (15 s at least) it is killed.
         **request: what it is told.
 
     Raises:
         NoAnswer: it failed, died or was killed.
         RaydebugError: the cluster's Python could not be run.
     """
-    limit_s = budget_s * KILL_AFTER_BUDGETS
+    limit_s = max(budget_s * KILL_AFTER_BUDGETS, LIMIT_LEAST_S)
     document = json.dumps({**request, "question": question, "limit_s": limit_s})
     printed = subject.place.run_python(
         ["-m", "raydebug.check.inside", document],
         subject.folder,
         environ=subject.environ,
-        timeout_s=limit_s + GRACE_S,
+        timeout_s=limit_s * BUSY_TIMES + GRACE_S,
     )
     lines = [line for line in printed.splitlines() if line.startswith(MARK)]
     if not lines:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from raydebug.check import command_cpu
 from raydebug.check.batch import judge_batch
 from raydebug.check.finding import Finding, error, warning
 from raydebug.check.subject import Subject
@@ -36,19 +37,43 @@ def value_at(config: Config, path: str, default: Any = None) -> Any:
     return node
 
 
-def judge(config: Config, subject: Subject, variables: Mapping[str, str], gpus: int | None) -> list[Finding]:
+def judge(config: Config, subject: Subject, facts: Mapping[str, Any]) -> list[Finding]:
     """Return what is wrong with a command's config.
 
     Args:
         config: as Hydra composes it.
         subject: whose it is.
-        variables: the environment of the training.
-        gpus: how many GPUs there are for it; None where nobody knows.
+        facts: `variables` of the training, and `verl`, what verl itself says of the config.
     """
     wrong = list(_values(config))
     if wrong:
         return wrong  # reckoning with them would say the same again in other words
-    return [*judge_batch(config), *_parallel(config), *_gpus(config, gpus), *_loggers(config, variables)]
+    variables = facts["variables"]
+    found = [*judge_batch(config), *_parallel(config), *_gpus(config, subject.gpus), *_loggers(config, variables)]
+    if variables.get("VERL_PLATFORM", "").strip().lower() == "cpu":
+        found += command_cpu.judge(config)
+    if facts["verl"] is not None and not any(finding.severity == "error" for finding in found):
+        found.append(_refused_by_verl(facts["verl"]))
+    return found
+
+
+def _refused_by_verl(refusal: Mapping[str, str]) -> Finding:
+    said = f"{refusal['type']}: {refusal['message'].strip().partition(chr(10))[0][:250]}"
+    if refusal["part"] == "import verl":
+        return error(
+            "command.refused",
+            "verl cannot be imported",
+            why=f"{said} ({refusal['where']})",
+            fix="install the flavour's lock again: a package that verl imports is missing or does not fit",
+        )
+    return error(
+        "command.refused",
+        f"verl refuses the config: {said}",
+        why=f"{refusal['part']}, which the trainer calls first ({refusal['where']})"
+        if refusal["part"] == "validate_config"
+        else f"{refusal['part']} becomes a dataclass in each worker ({refusal['where']})",
+        fix="change the setting that it names",
+    )
 
 
 def refused(refusal: Mapping[str, Any], overrides: list[str]) -> Finding:

@@ -31,7 +31,7 @@ def judge(subject: Subject, facts: Facts) -> list[Finding]:
     if "config_error" in facts:
         return [command.refused(facts["config_error"], subject.overrides)]
     config = facts["config"]
-    found = command.judge(config, subject, subject.environ or {}, subject.gpus)
+    found = command.judge(config, subject, facts)
     found += _files(facts["splits"])
     if any(finding.severity == "error" and finding.code.startswith("data.") for finding in found):
         return found  # columns and rows of what cannot be read

@@ -29,7 +29,7 @@ def judge(subject: Subject, facts: Facts) -> list[Finding]:
         subject: its command says what is needed; its caller's environment is that of the debugger's flags.
         facts: of `inside/env.py`.
     """
-    on_cpu = (subject.environ or facts["variables"]).get("VERL_PLATFORM", "").strip().lower() == "cpu"
+    on_cpu = facts["variables"].get("VERL_PLATFORM", "").strip().lower() == "cpu"
     return [
         *env_packages.judge(facts, wants_training=subject.trainer is not None),
         *env_variables.judge(facts, subject.caller),

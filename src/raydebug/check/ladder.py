@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raydebug.check import data, env
+from raydebug.check import data, env, model
 from raydebug.check.ask import NoAnswer
 from raydebug.check.finding import Finding
 from raydebug.check.subject import Subject
@@ -36,6 +36,7 @@ class Stage:
 STAGES = (
     Stage("env", env.BUDGET_S, env.check, needs_command=False),
     Stage("data", data.BUDGET_S, data.check),
+    Stage("model", model.BUDGET_S, model.check),
 )
 NAMES = tuple(stage.name for stage in STAGES)
 

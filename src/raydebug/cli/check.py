@@ -14,8 +14,10 @@ from raydebug.errors import Exit, RaydebugError
 
 if TYPE_CHECKING:
     from raydebug.check.ladder import Outcome, Stage
+    from raydebug.check.subject import Subject
 
 COMMAND = "raydebug.command"
+FIX_ROUNDS = 5  # a fix may bring to light what it covered
 
 
 class TwoParts(TyperCommand):
@@ -39,6 +41,12 @@ def check(
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Go on with the next stages when one fails.")
     ] = False,
+    fix: Annotated[
+        bool,
+        typer.Option(
+            "--fix", help="Apply fixes that are settings or variables, check again, print the mended command."
+        ),
+    ] = False,
     profile: Annotated[
         str | None, typer.Option(help="Check the command as this profile would run it: debug.", metavar="PROFILE")
     ] = None,
@@ -54,6 +62,7 @@ def check(
     """
     from raydebug.check import report
     from raydebug.check.ladder import FAILED, choose_stages, climb
+    from raydebug.check.mend import Mended, mend
 
     chosen = choose_stages(stages or [])
     command: list[str] = ctx.meta[COMMAND]
@@ -68,7 +77,21 @@ def check(
         if stage.budget_s > 2 and not as_json:
             render.say(f"{stage.name} ... (up to {stage.budget_s:.0f} s)")
 
-    outcomes = climb(subject, chosen, keep_going=keep_going, on_stage=begin, on_outcome=show)
+    def attempt(subject: Subject) -> list[Outcome]:
+        return climb(subject, chosen, keep_going=keep_going, on_stage=begin, on_outcome=show)
+
+    outcomes = attempt(subject)
+    mended = Mended(subject)
+    for _ in range(FIX_ROUNDS if fix else 0):
+        after = mend(mended, [finding for outcome in outcomes for finding in outcome.findings])
+        if after == mended:
+            break
+        for change in after.changes[len(mended.changes) :]:
+            render.say(f"fix: {render.visible(change)}")
+        mended = after
+        outcomes = attempt(mended.subject)
+    if mended.changes:
+        (render.say if as_json else render.out)(mended.as_command())
     if junit is not None:
         _write(junit, report.as_junit(outcomes))
     if as_json:
@@ -76,7 +99,7 @@ def check(
     raise typer.Exit(Exit.FAILED if any(outcome.status == FAILED for outcome in outcomes) else Exit.OK)
 
 
-def _subject(command: list[str], name: str, profile: str | None, *, needs_command: bool) -> Any:
+def _subject(command: list[str], name: str, profile: str | None, *, needs_command: bool) -> Subject:
     from raydebug.check.subject import find_subject
 
     if needs_command and not command:

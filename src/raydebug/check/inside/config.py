@@ -26,7 +26,12 @@ class CannotCompose(Exception):
 
 
 def compose(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the whole config of a command, interpolations resolved; what is missing stays as '???'.
+    """Return the whole config of a command as plain values; what is missing stays as '???'."""
+    return plain(compose_live(request))
+
+
+def compose_live(request: dict[str, Any]) -> Any:
+    """Return the whole config of a command as Hydra gives it.
 
     Args:
         request: `command`, the argv; `profile`, laid over it first where there is one.
@@ -70,8 +75,7 @@ def compose(request: dict[str, Any]) -> dict[str, Any]:
         if said.config_dir:
             overrides.append(f"hydra.searchpath=[{os.path.abspath(said.config_dir)}]")
         with initialize_config_dir(config_dir=home, version_base=None):
-            config = hydra_compose(said.config_name or config_name, overrides=overrides)
-        return _plain(config)
+            return hydra_compose(said.config_name or config_name, overrides=overrides)
     except (HydraException, OmegaConfBaseException) as failure:
         first: BaseException = failure
         while first.__cause__ is not None:
@@ -96,12 +100,12 @@ def _known_keys(home: str, config_name: str) -> tuple[str, ...]:
 
     try:
         with initialize_config_dir(config_dir=home, version_base=None):
-            return tuple(keys(_plain(hydra_compose(config_name)), ""))
+            return tuple(keys(plain(hydra_compose(config_name)), ""))
     except HydraException:
         return ()
 
 
-def _plain(config: Any) -> dict[str, Any]:
+def plain(config: Any) -> dict[str, Any]:
     """Return the config as plain values; one that cannot be resolved becomes None, as nobody may read it."""
     from omegaconf import DictConfig, ListConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -110,20 +114,27 @@ def _plain(config: Any) -> dict[str, Any]:
         if OmegaConf.is_missing(node, key):
             return "???"
         try:
-            return plain(node[key])
+            return value(node[key])
         except OmegaConfBaseException:
             return None
 
-    def plain(node: Any) -> Any:
+    def value(node: Any) -> Any:
         if isinstance(node, DictConfig):
             return {str(key): value_of(node, key) for key in node}
         if isinstance(node, ListConfig):
             return [value_of(node, index) for index in range(len(node))]
         return node
 
-    whole = plain(config)
+    whole = value(config)
     assert isinstance(whole, dict)
     return whole
+
+
+def variables() -> dict[str, str]:
+    """Return the variables that rules about a config ask for; of a secret only that it is there."""
+    names = ("VERL_PLATFORM", "VLLM_CPU_KVCACHE_SPACE", "WANDB_MODE")
+    found = {name: os.environ[name] for name in names if name in os.environ}
+    return {**found, **({"WANDB_API_KEY": "(set)"} if os.environ.get("WANDB_API_KEY") else {})}
 
 
 def gather(request: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.check.inside import reward
-from raydebug.check.inside.config import CannotCompose, compose
+from raydebug.check.inside.config import CannotCompose, compose_live, plain, variables
+from raydebug.check.inside.verdict import ask_verl
 
 SAMPLE_ROWS = 2000
 SAMPLE_S = 2.0  # measuring lengths ends after so many seconds, wherever it is
@@ -19,17 +20,20 @@ SPLITS = {"train": "train_files", "val": "val_files"}
 def gather(request: dict[str, Any]) -> dict[str, Any]:
     """Return the config and what its data files hold; or Hydra's refusal."""
     try:
-        config = compose(request)
+        live = compose_live(request)
+        config = plain(live)
     except CannotCompose as refusal:
         return refusal.as_facts()
     data = config["data"]
     splits = {split: [_look(path, data) for path in paths_of(data.get(key))] for split, key in SPLITS.items()}
     rows: list[dict[str, Any]] = next((file["sample"] for file in splits["train"] if file.get("sample")), [])
-    facts = {
+    facts: dict[str, Any] = {
         "config": config,
+        "variables": variables(),
         "splits": splits,
         "lengths": _lengths(config, rows),
         "reward": reward.try_out(config, rows[:REWARD_ROWS]),
+        "verl": ask_verl(live),
     }
     for files in splits.values():
         for file in files:

@@ -79,7 +79,7 @@ def gather(request: dict[str, Any]) -> dict[str, Any]:
             if p.startswith("/") and not Path(p).exists()
         ],
         "folder": str(Path.cwd()),
-        **_gpus(),
+        **list_gpus(),
     }
 
 
@@ -239,7 +239,7 @@ def _taken_ports(variables: dict[str, str]) -> dict[str, int]:
     return taken
 
 
-def _gpus() -> dict[str, Any]:
+def list_gpus() -> dict[str, Any]:
     """Return the GPUs and who holds their memory, as nvidia-smi says it."""
     smi = shutil.which("nvidia-smi")
     if smi is None:
