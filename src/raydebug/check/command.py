@@ -43,14 +43,18 @@ def judge(config: Config, subject: Subject, facts: Mapping[str, Any]) -> list[Fi
     Args:
         config: as Hydra composes it.
         subject: whose it is.
-        facts: `variables` of the training, and `verl`, what verl itself says of the config.
+        facts: `variables` of the training, `gpus` of the machine, and `verl`, what verl itself says of the config.
     """
     wrong = list(_values(config))
     if wrong:
         return wrong  # reckoning with them would say the same again in other words
     variables = facts["variables"]
-    found = [*judge_batch(config), *_parallel(config), *_gpus(config, subject.gpus), *_loggers(config, variables)]
-    if variables.get("VERL_PLATFORM", "").strip().lower() == "cpu":
+    on_cpu = variables.get("VERL_PLATFORM", "").strip().lower() == "cpu"
+    gpus = subject.gpus
+    if gpus is None and not on_cpu and config["trainer"]["nnodes"] == 1:
+        gpus = facts["gpus"]  # of this machine, where the cluster would come up
+    found = [*judge_batch(config), *_parallel(config), *_gpus(config, gpus), *_loggers(config, variables)]
+    if on_cpu:
         found += command_cpu.judge(config)
     if facts["verl"] is not None and not any(finding.severity == "error" for finding in found):
         found.append(_refused_by_verl(facts["verl"]))

@@ -32,15 +32,9 @@ def judge(facts: Mapping[str, Any], *, wants_training: bool) -> Iterator[Finding
             why=f"{facts['executable']} has no distribution 'debugpy': breakpoints would be passed over",
             fix=f"pip install debugpy=={_lock('core').pins['debugpy']}",
         )
-    clashes = facts["conflicts"]
-    for clash in clashes:
-        yield error(
-            "env.version-clash",
-            f"{clash['package']} {has[clash['package']]} needs {clash['needs']}, and {clash['has']} is installed",
-            why=f"the metadata of {clash['package']} says so; imports or calls between the two may fail late",
-            fix=f"pip install '{clash['needs']}'",
-        )
-    clashing = {normalise(clash["of"]) for clash in clashes}
+    clashing = {normalise(clash["of"]) for clash in facts["conflicts"]}
+    for name in sorted(clashing):
+        yield _clash(name, [clash for clash in facts["conflicts"] if normalise(clash["of"]) == name], has, flavour)
     yield from _off_the_lock(has, flavour, clashing)
     yield from _wrong_python(facts["python"], flavour)
     for name in facts["user_site"]:
@@ -76,6 +70,18 @@ def _not_there(name: str, flavour: str) -> Finding:
         fix="pip install 'verl[verl-core]'" if name == QUEUE
         else f"install a flavour that has it: pip install --require-hashes -r env/{wanted}.lock",
     )  # fmt: skip
+
+
+def _clash(name: str, clashes: list[dict[str, str]], has: Mapping[str, str], flavour: str) -> Finding:
+    """Return the finding about one package that others want in another version."""
+    demands = "; ".join(f"{one['package']} {has[one['package']]} needs {one['needs']}" for one in clashes)
+    pinned = _lock(flavour).pins.get(name)
+    return error(
+        "env.version-clash",
+        f"{name} {clashes[0]['has']} is installed, and {demands}",
+        why="their own metadata says so; imports or calls between them fail, some of them late",
+        fix=f"pip install {name}=={pinned}" if pinned else f"pip install '{clashes[0]['needs']}'",
+    )
 
 
 def _off_the_lock(has: Mapping[str, str], flavour: str, known: set[str]) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from raydebug.check.inside import reward
 from raydebug.check.inside.config import CannotCompose, compose_live, plain, variables
+from raydebug.check.inside.env import list_gpus
 from raydebug.check.inside.verdict import ask_verl
 
 SAMPLE_ROWS = 2000
@@ -30,6 +31,7 @@ def gather(request: dict[str, Any]) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "config": config,
         "variables": variables(),
+        "gpus": len(list_gpus()["gpus"]),
         "splits": splits,
         "lengths": _lengths(config, rows),
         "reward": reward.try_out(config, rows[:REWARD_ROWS]),
