@@ -235,7 +235,7 @@ ENV = {
 
 DATA = {
     "a column missing": Broken(
-        "data", "data.column-missing", "no column 'data_source'.*train.parquet has ability", "add it",
+        "data", "data.column-missing", "no column 'data_source'.*train.parquet has prompt", "add it",
         lambda s: rewrite(s, lambda row: row.pop("data_source")), again("data/train.parquet"),
     ),
     "the prompt under another name": Broken(

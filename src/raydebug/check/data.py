@@ -8,6 +8,7 @@ from typing import Any
 from raydebug.check import command, reward
 from raydebug.check.ask import ask
 from raydebug.check.finding import Finding, error, note, warning
+from raydebug.check.stage import Checked
 from raydebug.check.subject import Subject
 
 BUDGET_S = 10.0
@@ -20,10 +21,10 @@ MAKE_ONE = "`raydebug tiny dataset DIR` makes one that is right, to compare with
 Facts = Mapping[str, Any]
 
 
-def check(subject: Subject) -> list[Finding]:
+def check(subject: Subject) -> Checked:
     """Ask the cluster's Python for the data behind the command, and judge it."""
     facts = ask(subject, "data", budget_s=BUDGET_S, **subject.as_request())
-    return judge(subject, facts)
+    return Checked(judge(subject, facts), tuple(facts.get("read", ())))
 
 
 def judge(subject: Subject, facts: Facts) -> list[Finding]:

@@ -10,6 +10,7 @@ from typing import Any
 from raydebug.check import env_gpu, env_limits, env_packages, env_variables
 from raydebug.check.ask import ask
 from raydebug.check.finding import Finding
+from raydebug.check.stage import Checked
 from raydebug.check.subject import Subject
 
 BUDGET_S = 0.3
@@ -17,9 +18,9 @@ BUDGET_S = 0.3
 Facts = dict[str, Any]
 
 
-def check(subject: Subject) -> list[Finding]:
+def check(subject: Subject) -> Checked:
     """Ask the cluster's Python for its environment, and judge it."""
-    return judge(subject, ask(subject, "env", budget_s=BUDGET_S))
+    return Checked(judge(subject, ask(subject, "env", budget_s=BUDGET_S)))
 
 
 def judge(subject: Subject, facts: Facts) -> list[Finding]:

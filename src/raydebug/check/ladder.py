@@ -10,27 +10,12 @@ from typing import Any
 from raydebug.check import data, env, model
 from raydebug.check.ask import NoAnswer
 from raydebug.check.finding import Finding
+from raydebug.check.remembered import Memory
+from raydebug.check.stage import Checked, Stage
 from raydebug.check.subject import Subject
 from raydebug.errors import Exit, RaydebugError
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One rung.
-
-    Args:
-        name: its word.
-        budget_s: how long it should take on two cores.
-        check: looks, and returns what it found.
-        needs_command: whether there must be a training command.
-    """
-
-    name: str
-    budget_s: float
-    check: Callable[[Subject], list[Finding]]
-    needs_command: bool = True
 
 
 STAGES = (
@@ -95,6 +80,7 @@ def climb(
     subject: Subject,
     stages: Sequence[Stage],
     *,
+    memory: Memory | None = None,
     keep_going: bool = False,
     on_stage: Callable[[Stage], None] = lambda stage: None,
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
@@ -104,6 +90,7 @@ def climb(
     Args:
         subject: what is checked.
         stages: the rungs, in order.
+        memory: of stages that passed; None checks each anew and remembers nothing.
         keep_going: check the others too when one has failed.
         on_stage: told each stage as it begins.
         on_outcome: told how each went.
@@ -114,23 +101,37 @@ def climb(
         if failed is not None and not keep_going:
             outcome = Outcome(stage.name, SKIPPED, 0.0, stage.budget_s, reason=f"stage {failed} failed")
         else:
-            on_stage(stage)
-            outcome = _try(subject, stage)
+            outcome = _recall(subject, stage, memory) or _try(subject, stage, memory, on_stage)
         outcomes.append(outcome)
         on_outcome(outcome)
     return outcomes
 
 
-def _try(subject: Subject, stage: Stage) -> Outcome:
+def _recall(subject: Subject, stage: Stage, memory: Memory | None) -> Outcome | None:
+    record = memory.recall(subject, stage.name) if memory is not None else None
+    if record is None:
+        return None
+    reason = (
+        f"it passed {record.age()} ago in {record.seconds:.1f} s, and nothing that it looked at has changed since"
+        " (--fresh checks again)"
+    )
+    return Outcome(stage.name, SKIPPED, 0.0, stage.budget_s, record.findings, reason)
+
+
+def _try(subject: Subject, stage: Stage, memory: Memory | None, on_stage: Callable[[Stage], None]) -> Outcome:
+    on_stage(stage)
     started = time.monotonic()
     try:
-        findings = stage.check(subject)
+        checked = stage.check(subject)
     except NoAnswer as failure:
-        findings = [failure.finding]
-    has_error = any(finding.severity == "error" for finding in findings)
-    return Outcome(
-        stage.name, FAILED if has_error else PASSED, time.monotonic() - started, stage.budget_s, _unique(findings)
-    )
+        checked = Checked([failure.finding])
+    seconds = time.monotonic() - started
+    findings = _unique(checked.findings)
+    if any(finding.severity == "error" for finding in findings):
+        return Outcome(stage.name, FAILED, seconds, stage.budget_s, findings)
+    if memory is not None and checked.read:
+        memory.remember(subject, stage.name, seconds, findings, checked.read)
+    return Outcome(stage.name, PASSED, seconds, stage.budget_s, findings)
 
 
 def _unique(findings: list[Finding]) -> list[Finding]:

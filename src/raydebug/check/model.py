@@ -8,6 +8,7 @@ from typing import Any
 from raydebug.check import command, model_fit, model_shards
 from raydebug.check.ask import ask
 from raydebug.check.finding import Finding, error, warning
+from raydebug.check.stage import Checked
 from raydebug.check.subject import Subject
 
 BUDGET_S = 30.0
@@ -17,10 +18,10 @@ TRUST = "actor_rollout_ref.model.trust_remote_code"
 Facts = Mapping[str, Any]
 
 
-def check(subject: Subject) -> list[Finding]:
+def check(subject: Subject) -> Checked:
     """Ask the cluster's Python for the model behind the command, and judge it."""
     facts = ask(subject, "model", budget_s=BUDGET_S, **subject.as_request())
-    return judge(subject, facts)
+    return Checked(judge(subject, facts), tuple(facts.get("read", ())))
 
 
 def judge(subject: Subject, facts: Facts) -> list[Finding]:

@@ -13,7 +13,8 @@ from raydebug.cli.options import Json, Name
 from raydebug.errors import Exit, RaydebugError
 
 if TYPE_CHECKING:
-    from raydebug.check.ladder import Outcome, Stage
+    from raydebug.check.ladder import Outcome
+    from raydebug.check.stage import Stage
     from raydebug.check.subject import Subject
 
 COMMAND = "raydebug.command"
@@ -53,6 +54,7 @@ def check(
     junit: Annotated[
         Path | None, typer.Option("--junit", help="Write the outcome as JUnit's XML too.", metavar="FILE")
     ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Check stages anew that passed before, unchanged.")] = False,
     as_json: Json = False,
     name: Name = "default",
 ) -> None:
@@ -63,6 +65,7 @@ def check(
     from raydebug.check import report
     from raydebug.check.ladder import FAILED, choose_stages, climb
     from raydebug.check.mend import Mended, mend
+    from raydebug.check.remembered import Memory
 
     chosen = choose_stages(stages or [])
     command: list[str] = ctx.meta[COMMAND]
@@ -78,7 +81,9 @@ def check(
             render.say(f"{stage.name} ... (up to {stage.budget_s:.0f} s)")
 
     def attempt(subject: Subject) -> list[Outcome]:
-        return climb(subject, chosen, keep_going=keep_going, on_stage=begin, on_outcome=show)
+        return climb(
+            subject, chosen, memory=Memory(fresh=fresh), keep_going=keep_going, on_stage=begin, on_outcome=show
+        )
 
     outcomes = attempt(subject)
     mended = Mended(subject)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -135,6 +136,30 @@ def variables() -> dict[str, str]:
     names = ("VERL_PLATFORM", "VLLM_CPU_KVCACHE_SPACE", "WANDB_MODE")
     found = {name: os.environ[name] for name in names if name in os.environ}
     return {**found, **({"WANDB_API_KEY": "(set)"} if os.environ.get("WANDB_API_KEY") else {})}
+
+
+def read_by(request: dict[str, Any], *more: Any) -> list[str]:
+    """Return the files and folders that an answer depends on, with those of the packages and of the command's configs.
+
+    Args:
+        request: whose `command` may name folders of configs.
+        more: paths of the question's own; None is left out.
+    """
+    packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    said = [
+        value for option, value in _options(request["command"]) if option in ("--config-path", "--config-dir", "-cp")
+    ]
+    modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    here = os.getcwd() + os.sep  # noqa: PTH109 - a prefix of text
+    own = [file for file in modules if isinstance(file, str) and file.startswith(here)]
+    every = [*packages, *said, *own, *(str(path) for path in more if path is not None)]
+    return sorted({os.path.abspath(os.path.expanduser(path)) for path in every})  # noqa: PTH111
+
+
+def _options(command: list[str]) -> Iterator[tuple[str, str]]:
+    for word, after in zip(command, [*command[1:], ""], strict=True):
+        option, sign, value = word.partition("=")
+        yield option, value if sign else after
 
 
 def gather(request: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.check.inside import reward
-from raydebug.check.inside.config import CannotCompose, compose_live, plain, variables
+from raydebug.check.inside.config import CannotCompose, compose_live, plain, read_by, variables
 from raydebug.check.inside.env import list_gpus
 from raydebug.check.inside.verdict import ask_verl
 
@@ -40,6 +40,9 @@ def gather(request: dict[str, Any]) -> dict[str, Any]:
     for files in splits.values():
         for file in files:
             file.pop("sample", None)
+    paths = [file["path"] for files in splits.values() for file in files]
+    model = config["actor_rollout_ref"]["model"]
+    facts["read"] = read_by(request, *paths, facts["reward"]["path"], model.get("tokenizer_path") or model["path"])
     return facts
 
 

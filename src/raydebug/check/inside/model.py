@@ -11,7 +11,7 @@ from typing import Any
 
 from raydebug.check.inside import shards
 from raydebug.check.inside.__main__ import describe
-from raydebug.check.inside.config import CannotCompose, compose, variables
+from raydebug.check.inside.config import CannotCompose, compose, read_by, variables
 from raydebug.check.inside.data import load_tokenizer
 from raydebug.check.inside.env import list_gpus
 
@@ -49,6 +49,7 @@ def gather(request: dict[str, Any]) -> dict[str, Any]:
     facts["vllm"] = _vllm_knows((facts["json"].get("architectures") or [None])[0])
     facts["has_flash_attention"] = importlib.util.find_spec("flash_attn") is not None
     facts["tokenizer"] = _tokenizer(model)
+    facts["read"] = read_by(request, folder, *folder.iterdir(), model.get("tokenizer_path"))
     return facts
 
 
