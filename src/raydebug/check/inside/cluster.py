@@ -72,8 +72,8 @@ def _look(only_time: bool = False) -> dict[str, Any]:
 class _Door:
     """Listens on a free port of its node, greets who comes, and knocks at other doors."""
 
-    def __init__(self) -> None:
-        self._socket = socket.create_server(("", 0))
+    def __init__(self, address: str) -> None:
+        self._socket = socket.create_server((address, 0))  # of its node, as Ray's own: loopback stays loopback
         threading.Thread(target=self._greet, daemon=True).start()
 
     def port(self) -> int:
@@ -100,7 +100,7 @@ class _Door:
 
 def _knock_all(ray: Any, nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the pairs of nodes of which one does not reach a free port of the other."""
-    doors = {node["id"]: ray.remote(_Door).options(**_on(ray, node)).remote() for node in nodes}
+    doors = {node["id"]: ray.remote(_Door).options(**_on(ray, node)).remote(node["ip"]) for node in nodes}
     try:
         ports = dict(zip(doors, ray.get([d.port.remote() for d in doors.values()], timeout=NODE_LIMIT_S), strict=True))
     except Exception as failure:  # noqa: BLE001 - as above
@@ -143,9 +143,9 @@ class _Rank:
             group.destroy_process_group()
         return {"total": total, "seconds": round(time.monotonic() - started, 3)}
 
-    def free_port(self) -> int:
-        """Return a port that was free a moment ago."""
-        with socket.create_server(("", 0)) as one:
+    def free_port(self, address: str) -> int:
+        """Return a port of its node that was free a moment ago."""
+        with socket.create_server((address, 0)) as one:
             return int(one.getsockname()[1])
 
 
@@ -157,7 +157,7 @@ def _sum_over_all(ray: Any, nodes: list[dict[str, Any]], backend: str) -> dict[s
     ranks = [ray.remote(_Rank).options(**_on(ray, node), num_gpus=gpus).remote() for node in nodes]
     found: dict[str, Any] = {"backend": backend, "ranks": len(ranks)}
     try:
-        port = ray.get(ranks[0].free_port.remote(), timeout=SUM_LIMIT_S)
+        port = ray.get(ranks[0].free_port.remote(nodes[0]["ip"]), timeout=SUM_LIMIT_S)
         answers = [one.meet.remote(nodes[0]["ip"], port, rank, len(ranks), backend) for rank, one in enumerate(ranks)]
         said = ray.get(answers, timeout=2 * SUM_LIMIT_S)
     except Exception as failure:  # noqa: BLE001 - as above
