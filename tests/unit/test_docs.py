@@ -58,7 +58,9 @@ def test_attach_page_is_current(generate):
 
 def test_checks_page_is_current(generate):
     """The page about checks lists every code of a finding."""
-    assert _text(generate.CHECKS_PAGE) == generate.checks_page(_text(generate.CHECKS_PAGE)), f"run: {generate.REGENERATE}"
+    assert _text(generate.CHECKS_PAGE) == generate.checks_page(_text(generate.CHECKS_PAGE)), (
+        f"run: {generate.REGENERATE}"
+    )
 
 
 def test_every_verb_is_in_readme(generate):
