@@ -120,7 +120,7 @@ COMMANDS: dict[str, tuple[dict[str, Any], str, str]] = {
     "pipelines": ({f"{ROLLOUT}__pipeline_model_parallel_size": 2}, "command.parallel", "no pipeline parallelism"),
     "sequences split over more than there are": (
         {f"{ACTOR}__ulysses_sequence_parallel_size": 3, f"{ROLLOUT}__n": 12}, "command.parallel", "ulysses"),
-    "an empty shell variable": ({"data__train_batch_size": ""}, "command.value", "train_batch_size= is no whole number"),
+    "an empty shell variable": ({"data__train_batch_size": ""}, "command.value", "batch_size= is no whole number"),
     "a word for a number": ({"trainer__nnodes": "two"}, "command.value", "trainer.nnodes=two is no whole number"),
     "a rollout that nobody named": ({f"{ROLLOUT}__name": "???"}, "command.value-missing", "rollout.name is not given"),
     "nothing to do": ({"trainer__total_epochs": 0}, "command.value", "trainer.total_epochs=0"),

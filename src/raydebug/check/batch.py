@@ -147,6 +147,7 @@ def _mini(sizes: Sizes, path: str, part: Mapping[str, Any], *, is_v1: bool) -> I
             fix=f"{key}={fitting}",
             overrides={key: str(fitting)},
         )
+        fitting = mini if is_v1 else fitting
     else:
         fitting = mini
     yield from _micro(f"{path}.ppo_micro_batch_size", part, "ppo_micro_batch_size", fitting * sizes.rollouts, sizes)
