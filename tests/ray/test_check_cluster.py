@@ -39,7 +39,8 @@ def join(pair: Cluster) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     def start(**variables: str) -> subprocess.Popen[bytes]:
         argv = [pair.python, "-m", "ray.scripts.scripts", "start", f"--address={pair.host}:{pair.ports['gcs']}",
                 f"--node-ip-address={SECOND}", "--num-cpus=1", "--block"]  # fmt: skip
-        environment = {**cluster_environment(os.environ, pair, {}), **variables}
+        joins = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}  # 0 keeps a local cluster to one node
+        environment = {**cluster_environment(os.environ, pair, {}), **joins, **variables}
         started.append(process.start(argv, env=environment, output=subprocess.DEVNULL))
         deadline = time.monotonic() + JOIN_S
         while not any(n["node_ip"] == SECOND and n["state"] == "ALIVE" for n in Dashboard(pair).nodes()):
