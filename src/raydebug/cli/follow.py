@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from raydebug import render
 from raydebug.cluster.state import name_option
-from raydebug.errors import Exit
+from raydebug.errors import Exit, RaydebugError
 
 if TYPE_CHECKING:
     from raydebug.cluster.jobs import Outcome
@@ -40,7 +40,7 @@ async def _follow(cluster: Cluster, submission_id: str) -> int:
         await asyncio.wait({following, waiting}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         if following.done():
-            return _say_outcome(following.result())
+            return await asyncio.to_thread(_say_outcome, cluster, following.result())
         interrupted.clear()
         if await _stop_wanted(interrupted):
             return await _stop(cluster, submission_id, following)
@@ -81,7 +81,7 @@ def _announce(pause: dict[str, Any], name: str) -> None:
     render.say(f"next: raydebug attach {pause['id']}{name_option(name)}")
 
 
-def _say_outcome(outcome: Outcome) -> int:
+def _say_outcome(cluster: Cluster, outcome: Outcome) -> int:
     if outcome.exit_code == 0:
         seen = f" ({outcome.pauses} pauses)" if outcome.pauses else ""
         render.say(f"job {outcome.submission_id} succeeded{seen}")
@@ -89,4 +89,18 @@ def _say_outcome(outcome: Outcome) -> int:
         # Ray's message repeats the log from its second line on.
         reason = outcome.message.splitlines()[0].partition(", last available logs")[0] if outcome.message else ""
         render.say(render.visible(f"job {outcome.submission_id} {outcome.status.lower()}: {reason}"))
+        _say_first_error(cluster, outcome.submission_id)
     return outcome.exit_code
+
+
+def _say_first_error(cluster: Cluster, submission_id: str) -> None:
+    """Say on one line what went wrong first: the log above ends with those who heard of it last."""
+    from raydebug.cluster.dashboard import Dashboard
+    from raydebug.joblog.first import find_first_error
+
+    with contextlib.suppress(RaydebugError):
+        dashboard = Dashboard(cluster)
+        first = find_first_error(dashboard, dashboard.job(submission_id)).first
+        if first is not None:
+            place = f", at {first.place}" if first.place else ""
+            render.say(render.visible(f"first error: {first.title} ({first.who}{place})"))

@@ -25,6 +25,7 @@ from raydebug.worker import names
 PAUSE_POLL_S = 0.3
 STATUS_POLL_S = 0.3
 STARTS_AGAIN_S = 1.0
+LAST_LINES_S = 0.5
 FAILED_WITHOUT_CODE = 1
 
 
@@ -75,6 +76,19 @@ def job_variables(job: Job, submission_id: str) -> dict[str, str]:
 def job_entrypoint(job: Job) -> str:
     """Return the shell line that Ray's head runs: the command, in its folder, with nothing of a shell in between."""
     return f"cd {shlex.quote(job.working_dir)} && exec {shlex.join(job.command)}"
+
+
+def command_of(entrypoint: str) -> str:
+    """Return the user's command from a job's shell line; a line that is not ours as it is."""
+    return entrypoint.partition(" && exec ")[2] or entrypoint
+
+
+def exit_code_of(info: dict[str, Any]) -> int:
+    """Return the exit code of a job that has ended, as a shell would have it."""
+    code = info.get("driver_exit_code")
+    if code is None:
+        return 0 if info["status"] == "SUCCEEDED" else FAILED_WITHOUT_CODE
+    return 128 - int(code) if code < 0 else int(code)  # ended by a signal: the shell's way to say it
 
 
 def find_program(command: list[str], working_dir: Path, place: Place) -> None:
@@ -128,6 +142,7 @@ class Follower:
         self._on_log = on_log
         self._on_pause = on_pause
         self._seen: set[str] = set()
+        self._written = 0  # characters of the log that were handed on
         self._dashboard = Dashboard(cluster)
 
     async def follow(self) -> Outcome:
@@ -136,20 +151,25 @@ class Follower:
         reading = asyncio.ensure_future(self._read_log())
         try:
             info = await self._wait_for_end()
+            # Ray ends the stream some seconds after the job: what it has not brought by now is asked for.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(reading), timeout=5.0)
+                await asyncio.wait_for(asyncio.shield(reading), timeout=LAST_LINES_S)
+            await self._read_rest(reading)
             with contextlib.suppress(RaydebugError):
                 await asyncio.to_thread(forget_job, self._cluster, self._id)
         finally:
             for task in (watching, reading):
                 task.cancel()
             await asyncio.gather(watching, reading, return_exceptions=True)
-        code = info.get("driver_exit_code")
-        if code is None:
-            code = 0 if info["status"] == "SUCCEEDED" else FAILED_WITHOUT_CODE
-        if code < 0:  # ended by a signal: the shell's way to say it
-            code = 128 - code
-        return Outcome(self._id, info["status"], code, info.get("message") or "", len(self._seen))
+        return Outcome(self._id, info["status"], exit_code_of(info), info.get("message") or "", len(self._seen))
+
+    async def _read_rest(self, reading: asyncio.Future[None]) -> None:
+        if reading.done():
+            return
+        reading.cancel()
+        with contextlib.suppress(RaydebugError, asyncio.CancelledError):
+            text = await asyncio.to_thread(self._dashboard.job_logs, self._id)
+            self._write(text, self._written)
 
     async def _wait_for_end(self) -> dict[str, Any]:
         failures = 0
@@ -167,24 +187,24 @@ class Follower:
 
     async def _read_log(self) -> None:
         """Stream the log; a broken stream is taken up again where it broke."""
-        written = 0
         while True:
-            skip = written
+            skip = self._written
             try:
                 async for piece in self._dashboard.follow_logs(self._id):
-                    written, skip = self._write(piece, written, skip)
+                    skip = self._write(piece, skip)
                 return
             except asyncio.CancelledError:
                 raise
             except Exception:  # noqa: BLE001 - websockets' and sockets' many ways to break; the status loop knows better
                 await asyncio.sleep(STARTS_AGAIN_S)
 
-    def _write(self, piece: str, written: int, skip: int) -> tuple[int, int]:
-        fresh = piece[skip:] if skip else piece
-        skip = max(0, skip - len(piece))
+    def _write(self, piece: str, skip: int) -> int:
+        """Hand on a piece without what was handed on before; return how much of that is still to be skipped."""
+        fresh = piece[skip:]
         if fresh:
+            self._written += len(fresh)
             self._on_log(fresh)
-        return written + len(fresh), skip
+        return max(0, skip - len(piece))
 
     async def _watch_pauses(self) -> None:
         while True:
