@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from raydebug.cluster.state import Cluster
+from raydebug.pause.listing import fetch_pauses
+from raydebug.runs.folder import load_run
 from runs import JOBS, RAYDEBUG, Run, wait_for
 
 
@@ -89,8 +92,6 @@ def test_follow_as_run_does(cluster: Cluster) -> None:
     following = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    from raydebug.pause.listing import fetch_pauses
-
     wait_for(lambda: any(p["job"] == submission_id for p in fetch_pauses(cluster)), "the pause")
     (pause,) = (p for p in fetch_pauses(cluster) if p["job"] == submission_id)
     subprocess.run([str(RAYDEBUG), "attach", pause["id"], "--name", cluster.name, "-x", "c"], check=True, timeout=30,
@@ -99,3 +100,10 @@ def test_follow_as_run_does(cluster: Cluster) -> None:
     assert "done: task" in printed
     assert f"next: raydebug attach {pause['id']} --name {cluster.name}" in said
     assert following.returncode == 0
+    run = load_run(submission_id)  # what the follower has left
+    assert (run["status"], run["exit_code"], run["command"]) == ("succeeded", 0, ["python", "cases.py", "task"])
+    assert [one["id"] for one in run["pauses"]] == [pause["id"]]
+    assert run["pauses"][0]["end_s"] > run["pauses"][0]["start_s"]
+    assert [phase["name"] for phase in run["phases"]] == ["driver: imports, Ray", "run"]
+    assert any(curve["samples"] for curve in run["memory"])
+    assert "done: task" in (Path(run["folder"]) / "job.log").read_text()

@@ -60,6 +60,11 @@ class Dashboard:
         rows: list[dict[str, Any]] = answer["data"]["result"]["result"]
         return rows
 
+    def node_statistics(self, node_id: str) -> dict[str, Any]:
+        """Return what a node's agent last measured: its memory, its workers' and its GPUs'."""
+        detail: dict[str, Any] = self._ask("GET", f"/nodes/{node_id}", timeout=NODES_TIMEOUT_S)["data"]["detail"]
+        return detail
+
     def paused_workers(self) -> list[dict[str, Any]]:
         """Return the rows of Ray's worker table with paused threads, dead workers left out."""
         params = {

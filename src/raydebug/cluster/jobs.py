@@ -127,6 +127,7 @@ class Follower:
         submission_id: which job.
         on_log: told each piece of the log.
         on_pause: told each new pause of the job.
+        on_pauses: told all pauses of the job, each time that they are asked for.
     """
 
     def __init__(
@@ -136,11 +137,13 @@ class Follower:
         *,
         on_log: Callable[[str], None],
         on_pause: Callable[[Pause], None],
+        on_pauses: Callable[[list[Pause]], None] = lambda pauses: None,
     ) -> None:
         self._cluster = cluster
         self._id = submission_id
         self._on_log = on_log
         self._on_pause = on_pause
+        self._on_pauses = on_pauses
         self._seen: set[str] = set()
         self._written = 0  # characters of the log that were handed on
         self._dashboard = Dashboard(cluster)
@@ -209,8 +212,11 @@ class Follower:
     async def _watch_pauses(self) -> None:
         while True:
             with contextlib.suppress(RaydebugError):
-                for pause in await asyncio.to_thread(fetch_pauses, self._cluster):
-                    if pause["id"] not in self._seen and pause.get("job") in (self._id, None):
+                listed = await asyncio.to_thread(fetch_pauses, self._cluster)
+                mine = [pause for pause in listed if pause.get("job") in (self._id, None)]
+                for pause in mine:
+                    if pause["id"] not in self._seen:
                         self._seen.add(pause["id"])
                         self._on_pause(pause)
+                self._on_pauses(mine)
             await asyncio.sleep(PAUSE_POLL_S)
