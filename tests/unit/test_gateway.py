@@ -411,6 +411,27 @@ def test_silent_client_is_closed(door):
     assert 4 < time.monotonic() - started < 8
 
 
+def test_long_value_passes_through_whole(door):
+    """A value of some MiB comes whole, and answers the request that asked for it, among short ones."""
+    door.start("def f():\n    big = '\\\\\"}' + 'x' * 3_000_000\n    breakpoint()\nf()\n")
+    (pause,) = door.pauses()
+
+    async def look():
+        session, body = await door.attach(pause["id"])
+        stack = await session.request("stackTrace", {"threadId": body["threadId"], "levels": 1})
+        about = {"frameId": stack["stackFrames"][0]["id"], "context": "clipboard"}
+        asked = [session.send("evaluate", {"expression": code, **about}) for code in ("1 + 1", "big", "2 + 2")]
+        answers = [await one for one in asked]
+        await session.close()
+        return answers
+
+    short, long, other = visit(door, look)
+    assert (short["body"]["result"], other["body"]["result"]) == ("2", "4")
+    assert long["body"]["result"] == repr('\\"}' + "x" * 3_000_000)
+    assert short["request_seq"] < long["request_seq"] < other["request_seq"]
+    assert len({one["seq"] for one in (short, long, other)}) == 3
+
+
 def test_fork_of_a_paused_process(door):
     """A fork of a process that has paused before pauses by itself, under its own pid."""
     program = door.start(

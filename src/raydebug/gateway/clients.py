@@ -246,6 +246,9 @@ class Client:
         if answer.get("success") and message.get("command") == "continue":
             audit.note("resume", self.title, pause)
             pause.process.let_go(pause, "it was continued")
+        if isinstance(answer.get("body"), wire.RawBody):
+            self._send_raw(message, answer["body"])
+            return
         body = self._paths.translate_body(answer.get("body"))
         self.send({**answer, "body": body, "seq": 0, "request_seq": message.get("seq", 0)})
 
@@ -318,14 +321,25 @@ class Client:
 
     def send(self, message: Message) -> None:
         """Send a message; a client that reads nothing at all is cut off."""
+        if self._reads():
+            self._writer.write(wire.encode({**message, "seq": next(self._seq)}))
+
+    def _send_raw(self, message: Message, body: wire.RawBody) -> None:
+        if self._reads():
+            answer = wire.response(next(self._seq), message)
+            del answer["body"]
+            self._writer.write(wire.encode_raw(answer, body))
+
+    def _reads(self) -> bool:
+        """Say whether the client is there; one that reads nothing at all is cut off."""
         if self._writer.is_closing():
-            return
+            return False
         if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             audit.note("refuse", self.title, self.pause, reason="it does not read what it asks for")
             self._leave()
             self._writer.transport.abort()
-            return
-        self._writer.write(wire.encode({**message, "seq": next(self._seq)}))
+            return False
+        return True
 
     def _say(self, text: str) -> None:
         self.send(wire.event(0, "output", {"category": "important", "output": f"raydebug: {text}\n"}))
