@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import debugpy
 import ray.util.debugpy
@@ -105,3 +106,14 @@ def test_pydevd_internals():
     """pydevd has every private name that worker/ calls, with the arguments that it gives."""
     done = subprocess.run([sys.executable, "-Xfrozen_modules=off", "-c", PYDEVD], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
+
+
+def test_pydevd_monitors_by_these_functions_from_python_3_12_on():
+    """What worker/tracing.py calls on Python 3.12 is there, by its package; this test itself may run on 3.11."""
+    pydevd = Path(debugpy.__file__).parent / "_vendored" / "pydevd"
+    assert "    from _pydevd_sys_monitoring import pydevd_sys_monitoring\n" in (pydevd / "pydevd.py").read_text()
+    source = (pydevd / "_pydevd_sys_monitoring" / "_pydevd_sys_monitoring.py").read_text()
+    for function in ("start_monitoring(all_threads=False)", "stop_monitoring(all_threads=False)",
+                     "update_monitor_events(suspend_requested: Optional[bool]=None)", "restart_events()"):  # fmt: skip
+        assert f"\ndef {function}" in source, function
+    assert "if not monitor.get_tool(DEBUGGER_ID):" in source, "start_monitoring takes a tool that was given back"
