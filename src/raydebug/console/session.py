@@ -74,7 +74,7 @@ class DebugSession:
 
         Args:
             door: the gateway.
-            target: a pause's id, or `next` to wait for the next pause, without a limit.
+            target: a pause's id; `next` for the next pause, or a process that works: waits without a limit.
             steal: take it from a client that holds it.
             on_output: called with what the process writes.
 
