@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any
 
 import typer
@@ -181,7 +181,7 @@ def ps(
 
 def _show_processes(cluster: Any, *, as_json: bool) -> None:
     from raydebug.cluster.state import name_option
-    from raydebug.pause.listing import fetch_processes, name_place, name_process
+    from raydebug.pause.listing import fetch_processes, name_process
 
     found = fetch_processes(cluster)
     if as_json:
@@ -192,7 +192,8 @@ def _show_processes(cluster: Any, *, as_json: bool) -> None:
         return
     rows = []
     for one in found:
-        at = name_place(one["doing"]) if (one["doing"] or {}).get("file") else ""
+        doing = one["doing"] or {}
+        at = f"{PurePath(doing['file']).name}:{doing['line']} {doing['function']}" if doing.get("file") else ""
         state = f"paused: {', '.join(one['pauses'])}" if one["pauses"] else at if one["answers"] else "does not answer"
         rows.append([str(one["pid"]), one["ip"], (one["worker_id"] or "")[:12], one["job"], name_process(one), state])
     render.table(None, ["pid", "ip", "worker", "job", "who", "at"], rows)

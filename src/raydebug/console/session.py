@@ -313,8 +313,9 @@ def explain_refusal(refused: RequestFailed) -> RaydebugError:
     """Turn a gateway's refusal into our error, with its own cause and fix."""
     error = refused.body.get("error") or {}
     code = refusal_code(refused) or "attach.refused"
+    what = "the process cannot be paused" if code.startswith("process.") else "the pause cannot be attached"
     return RaydebugError(
-        "the pause cannot be attached" if code != "auth.wrong-token" else "the gateway refused us",
+        what if code != "auth.wrong-token" else "the gateway refused us",
         cause=str(error.get("format") or refused),
         fix=str(error.get("fix") or "list the pauses with `raydebug paused`"),
         code=code,

@@ -15,6 +15,9 @@ log = logging.getLogger("raydebug.gateway")
 READ_BYTES = 64 * 1024
 MAX_BREAKS = 1000
 DESCRIBED_WITHIN_S = 1.0
+# The actor in which Ray runs a job's driver (ray 2.60.0 dashboard/modules/job/common.py): not the user's, though it has
+# the job's environment. Held by tests/ray/test_contracts.py.
+JOB_ACTOR = "_ray_internal_job_actor_"
 LISTED = ("pid", "ip", "node_id", "worker_id", "job", "job_id", "rank", "actor", "title", "argv", "is_driver", "doing")
 Break = dict[str, Any]
 
@@ -116,9 +119,10 @@ class Control:
             line.end()
 
     async def described(self) -> list[ControlLine]:
-        """Return the lines of all processes, each described anew, by node and process id."""
+        """Return the lines of the user's processes, each described anew, by node and process id."""
         await asyncio.gather(*(line.ask_what_it_does() for line in self.lines))
-        return sorted(self.lines, key=lambda line: (str(line.describe()["ip"]), int(line.about.get("pid") or 0)))
+        users = [line for line in self.lines if JOB_ACTOR not in str(line.about.get("actor"))]
+        return sorted(users, key=lambda line: (str(line.describe()["ip"]), int(line.about.get("pid") or 0)))
 
     def add(self, definitions: list[Break], job: str | None) -> list[Break]:
         """Set breakpoints in every process of a job, or of all jobs, that is there or starts later.

@@ -28,7 +28,9 @@ def is_users(frame: FrameType) -> bool:
     Such a frame holds no lock that a pause needs: `threading`, `importlib` and this package do.
     """
     path = frame.f_code.co_filename
-    if path.startswith(("<frozen ", _OWN)):
+    if path.startswith("<"):  # namedtuple and dataclasses make functions of text, too
+        return frame.f_globals.get("__name__") == "__main__" and not path.startswith("<frozen ")
+    if path.startswith(_OWN):
         return False
     package = next((path.partition(folder)[2] for folder in _PACKAGES if folder in path), None)
     if package is None:
