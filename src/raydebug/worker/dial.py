@@ -31,7 +31,7 @@ class NoGateway(Exception):
     """The gateway cannot be reached, or did not prove itself; the text says which."""
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _dialled_by: int | None = None
 _line: Line | None = None  # of the process that _dialled_by names
 _instance, _dials = os.urandom(8).hex(), itertools.count(1)  # which process this is, and its how manyth dial
@@ -200,13 +200,14 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 def import_pydevd() -> None:
     """Import debugpy and its own copy of pydevd, which is on the path only then (0.08 s)."""
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else a warning about frozen modules in the job log
-    hook = sys.breakpointhook
-    import debugpy.server.api  # noqa: F401
+    with _lock:
+        hook = sys.breakpointhook
+        import debugpy.server.api  # noqa: F401
 
-    # isort: split
-    import pydevd  # noqa: F401
+        # isort: split
+        import pydevd  # noqa: F401
 
-    sys.breakpointhook = hook  # pydevd puts its own in place
+        sys.breakpointhook = hook  # pydevd puts its own in place
 
 
 def _hand_to_pydevd(line: Line) -> Any:
@@ -267,7 +268,11 @@ def _wait_until_attached(debugger: Any) -> None:
 def _become_another_process() -> None:
     global _instance, _dials, _lock
     _instance, _dials = os.urandom(8).hex(), itertools.count(1)
-    _lock = threading.Lock()  # another thread of the parent may have held it, and is not here to let go
+    _lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_become_another_process)
+# A fork waits until no other thread imports the debugger or dials: in the child the locks that it holds, those of the
+# import system too, would never be let go, and its first breakpoint would hang.
+os.register_at_fork(
+    before=lambda: _lock.acquire(), after_in_parent=lambda: _lock.release(), after_in_child=_become_another_process
+)
