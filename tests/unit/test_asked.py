@@ -96,6 +96,10 @@ def pool():
 _thread.start_new_thread(pool, ())
 """
 )
+# Nothing of the user's works at first: then a thread does.
+LATER = POOL.replace(
+    "_thread.start_new_thread(pool, ())", "threading.Timer(3, _thread.start_new_thread, (pool, ())).start()"
+)
 SLEEPS = HEAD + READY + "time.sleep(float(os.environ['FOR_S']))\nwoke = 1\nprint('woke', is_traced(), flush=True)\n"
 FORKS = (
     HEAD
@@ -299,6 +303,35 @@ def test_paused_already(door, work):
 
 
 @pytest.mark.timeout(60)
+def test_comes_to_a_breakpoint_meanwhile(door, work):
+    """Where another thread comes to a breakpoint before the asked one stops, that is taken; there is no second one."""
+    late = "threading.Timer(1, step_and_break).start()\ndef step_and_break():\n    breakpoint()\n"
+    program = work(SLEEPS.replace(READY, "\n".join(reversed(late.split("\n", 1))) + "\n" + READY), FOR_S="4")
+    pause = stop_and_go_on(door, f"pid:{program.pid}")
+    assert (pause["kind"], pause["function"]) == ("breakpoint", "step_and_break")
+    assert program.communicate(timeout=10)[0] == "woke False\n"
+
+
+@pytest.mark.timeout(60)
+def test_work_that_comes_later(door, work):
+    """A process in which nothing works when it is asked for is stopped where work begins, in whichever thread."""
+    program = work(LATER)
+    pause = stop_and_go_on(door, f"pid:{program.pid}")
+    assert pause["function"] in ("work", "step", "pool")
+    assert end(door, program)[0] == "not traced\n"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("program", [BUSY, ASYNC, POOL], ids=["busy", "async", "pool"])
+def test_again_and_again(door, work, program):
+    """A process is stopped and let go forty times, and is then as it was before."""
+    program = work(program)
+    for _ in range(40):
+        stop_and_go_on(door, f"pid:{program.pid}")
+    assert end(door, program)[0] == "not traced\n"
+
+
+@pytest.mark.timeout(60)
 def test_two_ask_for_one_process(door, work):
     """A second client that asks while the first one waits is told who does, and since when."""
     program = work(SLEEPS, FOR_S="5")
@@ -309,7 +342,7 @@ def test_two_ask_for_one_process(door, work):
         waiting.add_done_callback(lambda done: done.exception())
         await asyncio.sleep(0.3)
         second = await door.connect()
-        with pytest.raises(RequestFailed, match="a test waits for it since 0 s"):
+        with pytest.raises(RequestFailed, match=r'"a test"@127.0.0.1:\d+ waits for it since 0 s'):
             await second.request("attach", {"token": door.token, "target": f"pid:{program.pid}"})
         await second.close()
         await first.close()

@@ -16,7 +16,7 @@ from raydebug.dap.session import ConnectionLost, DapSession, RequestFailed
 from raydebug.dap.wire import Message
 from raydebug.errors import Exit, RaydebugError
 
-_REFUSALS = {"auth.wrong-token": Exit.USAGE, "pause.busy": Exit.TAKEN}
+_REFUSALS = {"auth.wrong-token": Exit.USAGE, "pause.busy": Exit.TAKEN, "process.asked": Exit.TAKEN}
 _GONE = "pause.gone"
 _REQUEST_TIMEOUT_S = 30.0
 _WORD_TIMEOUT_S = 1.0

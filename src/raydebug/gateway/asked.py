@@ -12,6 +12,7 @@ from pathlib import PurePath
 from typing import Any
 
 from raydebug.dap.session import ConnectionLost, RequestFailed
+from raydebug.gateway import audit
 from raydebug.gateway.control import Control, ControlLine
 from raydebug.gateway.pauses import Pause, Pauses
 from raydebug.gateway.refusals import LOOK, Refused
@@ -51,7 +52,7 @@ class Asked:
 
         Args:
             target: `pid:PID`, `pid:PID@IP` or `worker:ID` (the beginning of one is enough).
-            asker: who asks, for others who do.
+            asker: who asks (gateway/audit.py `title_of`), for the log and for others who do.
             say: is told what the process does while it does not stop.
 
         Raises:
@@ -67,6 +68,7 @@ class Asked:
             raise Refused(
                 "process.asked", f"{who} waits for it since {time.time() - since:.0f} s", "wait, or ask there"
             )
+        audit.note("ask", asker, process=line.title)
         self._askers[line.instance] = (asker, time.time())
         try:
             return await self._ask(line, say)
@@ -83,10 +85,14 @@ class Asked:
         self._pauses.claims[request] = take
         line.tell("pause", {"request": request})
         talking = asyncio.ensure_future(self._say_what_it_does(line, say))
+        pausing = asyncio.ensure_future(self._other_pause(line))
         ending = asyncio.ensure_future(_end_or_refusal(line, request))
-        either: set[asyncio.Future[Any]] = {stopped, ending}
+        either: set[asyncio.Future[Any]] = {stopped, pausing, ending}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if pausing.done() and not stopped.done():
+                self._take_back(line, request, stopped)
+                return pausing.result()
             if not stopped.done():
                 raise ending.result()
             return stopped.result()
@@ -94,8 +100,16 @@ class Asked:
             self._take_back(line, request, stopped)
             raise
         finally:
-            talking.cancel()
-            ending.cancel()
+            for task in (talking, pausing, ending):
+                task.cancel()
+
+    async def _other_pause(self, line: ControlLine) -> Pause:
+        """Return a pause that the process comes to by itself meanwhile, at a breakpoint: it will do as well."""
+        while True:
+            await self._pauses.change()
+            for pause in self._pauses.of_process(line.instance):
+                if pause.client is None and not pause.promised:
+                    return _promised(pause)
 
     def _take_back(self, line: ControlLine, request: str, stopped: asyncio.Future[Pause]) -> None:
         line.tell("withdraw", {"request": request})

@@ -42,6 +42,11 @@ class ControlLine:
         self._described = asyncio.Event()
 
     @property
+    def title(self) -> str:
+        """Name the process for people."""
+        return f"pid {self.about.get('pid')} on {self.about.get('ip') or self._peer}"
+
+    @property
     def ended(self) -> bool:
         """Whether its process is gone."""
         return self._writer.is_closing()

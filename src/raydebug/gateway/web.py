@@ -10,6 +10,7 @@ from typing import Any
 
 import h11
 
+from raydebug.gateway import audit
 from raydebug.gateway.asked import Asked
 from raydebug.gateway.control import Control, ControlLine
 from raydebug.gateway.pauses import Pauses
@@ -50,7 +51,7 @@ class Web:
                 status, body = self._refuse(request)
                 sent = b"" if status else await _receive_body(connection, reader)
             if status == 0:
-                status, body = await self._respond(request, sent, reader)
+                status, body = await self._respond(request, sent, reader, writer.get_extra_info("peername"))
         except h11.RemoteProtocolError as error:
             status, body = 400, _refusal("http.malformed", str(error))
         except (OSError, TimeoutError):
@@ -77,7 +78,7 @@ class Web:
             return WRONG_TOKEN, _refusal("auth.wrong-token", "the token is missing or not this cluster's")
         return 0, {}
 
-    async def _respond(self, request: h11.Request, sent: bytes, reader: asyncio.StreamReader) -> Answer:
+    async def _respond(self, request: h11.Request, sent: bytes, reader: asyncio.StreamReader, peer: object) -> Answer:
         route: tuple[str, ...] = (request.method.decode("latin-1"), *_path(request).strip("/").split("/"))
         try:
             match route:
@@ -87,7 +88,7 @@ class Web:
                     lines = await self._control.described()
                     return 200, {"version": 1, "processes": [self._describe(line) for line in lines]}
                 case ("POST", "pause"):
-                    return await _unless_gone(self._pause(json.loads(sent)), reader)
+                    return await _unless_gone(self._pause(json.loads(sent), peer), reader)
                 case ("GET", "breaks"):
                     return 200, {"version": 1, "breaks": self._control.describe_breaks()}
                 case ("POST", "breaks"):
@@ -105,7 +106,7 @@ class Web:
     def _describe(self, line: ControlLine) -> dict[str, Any]:
         return {**line.describe(), "pauses": [pause.id for pause in self._pauses.of_process(line.instance)]}
 
-    async def _pause(self, question: Any) -> Answer:
+    async def _pause(self, question: Any, peer: object) -> Answer:
         if not isinstance(question, dict):
             raise TypeError("a question is an object with a target")
         words: list[str] = []
@@ -114,7 +115,9 @@ class Web:
             raise ValueError(f"timeout_s is from 0 to {PAUSE_AT_MOST_S:g}")
         try:
             async with asyncio.timeout(timeout_s):
-                pause = await self._asked.pause(str(question["target"]), "a client of POST /pause", words.append)
+                pause = await self._asked.pause(
+                    str(question["target"]), audit.title_of("POST /pause", peer), words.append
+                )
         except Refused as refused:
             return CONFLICT, _refusal(refused.code, str(refused), refused.fix)
         except TimeoutError:

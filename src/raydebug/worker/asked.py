@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from types import FrameType
@@ -26,11 +27,10 @@ def pause_for(request: str, tell: Tell) -> None:
         tell("refused", {"request": request, "cause": cause})
 
     def stand(frame: FrameType) -> None:
-        _on_their_way.pop(request, None)
-        pause.pause_at(frame, kind="requested", request=request, refuse=refuse)
+        if _on_their_way.pop(request, None) is not None:
+            pause.pause_at(frame, kind="requested", request=request, refuse=refuse)
 
-    one = reach.Reach(whereabouts.working_thread(), stand)
-    _on_their_way[request] = one
+    one = _on_their_way[request] = reach.Reach(whereabouts.working_thread(), stand)
     try:
         one.set_out()
     except Exception as error:  # noqa: BLE001 - whoever asked is told; the job goes on
@@ -47,10 +47,18 @@ def withdraw(request: str | None = None) -> None:
 
 
 def describe() -> dict[str, Any]:
-    """Return what this process is, and what its working thread does."""
-    asked = next(iter(_on_their_way.values()), None)
-    ident = whereabouts.working_thread() if asked is None else asked.ident
-    return {**records.describe_process(), **records.describe_work(), "doing": whereabouts.doing(ident)}
+    """Return what this process is, and what its working thread does.
+
+    What is on its way sets out anew: another thread may do the work by now, or a debugger may have taken the tracing.
+    """
+    working = whereabouts.working_thread()
+    for request, one in list(_on_their_way.items()):
+        again = one if one.ident == working else one.to(working)
+        if request in _on_their_way:  # it has not arrived just now
+            _on_their_way[request] = again
+            with contextlib.suppress(reach.OutOfReach):
+                again.set_out()
+    return {**records.describe_process(), **records.describe_work(), "doing": whereabouts.doing(working)}
 
 
 os.register_at_fork(after_in_child=_on_their_way.clear)

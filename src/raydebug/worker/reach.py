@@ -1,26 +1,27 @@
-"""Runs a function in a thread that works, at the line where it is; nothing is slower before or afterwards.
+"""Runs a function in a thread that works, at its next line of the user's code; nothing is slower before or afterwards.
 
-Main thread: Python calls what `Py_AddPendingCall` (documented C API) was given between two instructions of it. Any
-other thread, and a main thread that is inside of Python's own library: traced up to its next line of the user's code.
-In C code (a sleep, a collective, `ray.get`) neither comes before it has returned.
+The thread is traced for as long as that takes: a main thread turns the tracing on itself, in a pending call of Python's
+(`Py_AddPendingCall`, documented C API); for any other thread it is turned on from here. In C code (a sleep, a
+collective, `ray.get`) there is no next line before it has returned.
+
+The function must not run inside of the pending call: on CPython 3.11 a second one that is added meanwhile makes a main
+thread that is traced spin for ever (ceval.c: DO_TRACING of RESUME checks the eval breaker, which stays set as pending
+calls do not nest, and begins anew).
 
 Sources: CPython 3.11 and 3.12; debugpy 1.8.22 `pydevd_tracing.set_trace_to_threads`, held by tests/ray.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import os
 import sys
 import threading
-import time
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from raydebug.worker import dial, whereabouts
-
-LOOK_EVERY_S = 0.001
 
 
 class OutOfReach(Exception):
@@ -39,41 +40,33 @@ class Reach:
         self.ident = ident
         self._act = act
         self._done = False
-        self._traces = False
         self._tracer = self._trace  # one object: a bound method is another one at each access
 
     def set_out(self) -> None:
-        """Begin; returns at once.
+        """Begin, or begin anew; returns at once.
 
         Raises:
             OutOfReach: no way leads into that thread.
         """
         if self.ident != threading.main_thread().ident:
-            self._traces = True
             _trace_thread(self.ident, self._tracer)
-            return
-        _coming.append(self)
-        if _add_pending_call(_arrive, None) != 0:
-            _coming.remove(self)
-            raise OutOfReach("Python's list of pending calls is full")
+        else:
+            _in_main_thread(self._trace_here)
+
+    def to(self, ident: int) -> Reach:
+        """Give up, and return the same for another thread."""
+        self.withdraw()
+        return Reach(ident, self._act)
 
     def withdraw(self) -> None:
         """Give up; a function that runs already goes on."""
         self._done = True
-        with contextlib.suppress(ValueError):
-            _coming.remove(self)
-        self._end_tracing()
+        _end_tracing_of_all()
 
-    def arrive(self, frame: FrameType | None) -> None:
-        """Run the function in the calling thread, or at the next line of it that is the user's."""
-        if self._done:
-            return
-        if frame is not None and whereabouts.is_users(frame) and not whereabouts.is_ours(frame):
-            self._run(frame)
-            return
-        self._traces = True
-        _mark(frame, self._tracer)
-        _settrace()(self._tracer)
+    def _trace_here(self, frame: FrameType | None) -> None:
+        if not self._done and not whereabouts.is_ours(frame):  # it is paused, or about to be: tried again later
+            _mark(frame, self._tracer)
+            _settrace()(self._tracer)
 
     def _trace(self, frame: FrameType, event: str, _argument: Any) -> Any:
         if self._done or threading.get_ident() != self.ident:
@@ -84,56 +77,43 @@ class Reach:
             if frame.f_trace is not None:
                 frame.f_trace = None
             return None
-        if event == "line" and not whereabouts.is_ours(frame):
-            _unmark(frame, self._tracer)
-            _settrace()(None)
-            self._run(frame)
-            return None
-        return self._tracer
-
-    def _run(self, frame: FrameType) -> None:
+        if event not in ("line", "return") or whereabouts.is_ours(frame):
+            return self._tracer
         self._done = True
-        self._end_tracing()
+        _unmark(frame, self._tracer)
+        _settrace()(None)
+        _end_tracing_of_all()
         self._act(frame)
-
-    def _end_tracing(self) -> None:
-        if self._traces and sys.version_info >= (3, 12):
-            hook = threading.gettrace()
-            threading.settrace_all_threads(None)  # type: ignore[arg-type]
-            threading.settrace(hook)  # type: ignore[arg-type]
+        return None
 
 
-_coming: list[Reach] = []
+_waiting: list[Callable[[FrameType | None], None]] = []
+_is_pending = False
+
+
+def _in_main_thread(call: Callable[[FrameType | None], None]) -> None:
+    """Let the main thread call a function with its frame, between two instructions of it."""
+    global _is_pending
+    _waiting[:] = [call]
+    if _is_pending:  # never a second one: see this module's docstring
+        return
+    _is_pending = True
+    if _add_pending_call(_come_in_pointer, None) != 0:
+        _is_pending = False
+        raise OutOfReach("Python's list of pending calls is full")
 
 
 def _come_in(_argument: Any) -> int:
+    global _is_pending
     frame = sys._getframe(1)
-    while _coming:
-        try:
-            _coming.pop(0).arrive(frame)
-        except BaseException as error:  # noqa: BLE001 - it must not end here: ctypes would print it and go on
-            thread = threading.Thread(target=_raise_in_main, args=(type(error),), name="raydebug-raise", daemon=True)
-            thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # pydevd's own mark for its helpers
-            thread.start()
+    while _waiting:
+        _waiting.pop()(frame)
+    _is_pending = False
     return 0
 
 
-def _raise_in_main(kind: type[BaseException]) -> None:
-    """Raise in the main thread what ended a pause: KeyboardInterrupt, where Ray cancels the task that is paused."""
-    main = threading.main_thread().ident or 0
-    while _is_inside(sys._current_frames().get(main), _come_in.__code__):
-        time.sleep(LOOK_EVERY_S)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(kind))
-
-
-def _is_inside(frame: FrameType | None, code: CodeType) -> bool:
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    return frame is not None
-
-
 _PendingCall = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-_arrive = _PendingCall(_come_in)  # C calls it later: it must not be collected
+_come_in_pointer = _PendingCall(_come_in)  # C calls it later: it must not be collected
 _add_pending_call = ctypes.pythonapi.Py_AddPendingCall
 _add_pending_call.argtypes = [_PendingCall, ctypes.c_void_p]
 _add_pending_call.restype = ctypes.c_int
@@ -143,6 +123,8 @@ def _trace_thread(ident: int, tracer: Any) -> None:
     frame = sys._current_frames().get(ident)
     if frame is None:
         raise OutOfReach("the thread has ended")
+    if whereabouts.is_ours(frame):
+        return
     if sys.version_info >= (3, 12):
         _mark(frame, tracer)
         hook = threading.gettrace()
@@ -155,6 +137,13 @@ def _trace_thread(ident: int, tracer: Any) -> None:
     if pydevd_tracing.set_trace_to_threads(tracer, thread_idents=[ident], create_dummy_thread=False) != 0:
         raise OutOfReach("debugpy cannot trace a running thread here (Python 3.11 on a processor other than x86_64)")
     _mark(sys._current_frames().get(ident), tracer)
+
+
+def _end_tracing_of_all() -> None:
+    if sys.version_info >= (3, 12):  # where the tracing of one thread costs all of them
+        hook = threading.gettrace()
+        threading.settrace_all_threads(None)  # type: ignore[arg-type]
+        threading.settrace(hook)  # type: ignore[arg-type]
 
 
 def _mark(frame: FrameType | None, tracer: Any) -> None:
@@ -188,3 +177,12 @@ def _give_tracing_back() -> None:
     debugger = pydevd.get_global_debugger() if pydevd is not None else None
     if sys.version_info < (3, 12) and debugger is not None and debugger.breakpoints and not debugger.pydb_disposed:
         debugger.enable_tracing()
+
+
+def _forget_in_fork() -> None:
+    global _is_pending
+    _is_pending = False
+    _waiting.clear()  # should the parent's pending call be called here too, it finds nothing to do
+
+
+os.register_at_fork(after_in_child=_forget_in_fork)
