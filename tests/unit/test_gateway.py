@@ -337,6 +337,38 @@ def test_line_breakpoint_of_a_client(door):
     assert program.communicate(timeout=10)[0] == "2\n"
 
 
+LOOP = """\
+import sys
+def is_traced():
+    return sys.gettrace() is not None or (sys.version_info >= (3, 12) and sys.monitoring.get_tool(0) is not None)
+def train():
+    breakpoint()
+    first = 1
+    second = 2
+    return is_traced()
+print(train())
+"""
+
+
+def test_full_speed_after_a_step(door):
+    """A thread that was stepped and then let go on is not traced, although the function of its pause still runs."""
+    program = door.start(LOOP)
+    (pause,) = door.pauses()
+
+    async def step():
+        session, stopped = await door.attach(pause["id"])
+        thread = {"threadId": stopped["threadId"]}
+        for line in (6, 7):
+            await session.request("next", thread)
+            await session.next_event("stopped", timeout_s=5)
+            stack = await session.request("stackTrace", {**thread, "levels": 1})
+            assert stack["stackFrames"][0]["line"] == line
+        await session.request("continue", thread)
+
+    visit(door, step)
+    assert program.communicate(timeout=20)[0] == "False\n"
+
+
 # HTTP
 
 

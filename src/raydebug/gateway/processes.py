@@ -25,7 +25,7 @@ MAX_UNPROVEN_BYTES = 16 * 1024
 MAX_UNPROVEN = 64  # at one time; further ones wait their turn, as every process of a job may dial in one moment
 CONTROL = "control"  # worker/dial.py
 LOCATE_STEP_AFTER_S = 0.05  # after a step its client's own questions go first: pydevd answers one at a time
-OWNER = ("thread", "job_id", "task", "task_id", "actor", "actor_id")
+OWNER = ("thread", "job_id", "task", "task_id", "attempt", "actor", "actor_id")
 # A process whose node is out of reach is given up once it has not acknowledged what it was asked for this long, or was
 # silent for about 20 s. A container that stands still (docker pause) and a busy process acknowledge: their kernel does.
 UNACKNOWLEDGED_MS = 6_000
@@ -199,6 +199,10 @@ class Process:
         if pause.client is not None:
             about = {"pause": pause.describe()} if is_new else {}
             pause.client.forward(wire.event(0, "stopped", {**body, **about}))
+            return
+        claim = self._pauses.claims.pop(str(pause.record.get("request")), None) if is_new else None
+        if claim is not None:
+            claim(pause)
             return
         for client in list(self.clients):  # one that let its pause run and waits for the next in this process
             if client.take_next(pause):
