@@ -169,4 +169,4 @@ def _two(curves_of: Sequence[list[Point]], axis: Axis, high: float) -> list[list
 
 def _key(values: Sequence[float | None], show: Callable[[float | None], str], what: str = "at most") -> list[Markup]:
     return [tag("span", mark(letter), tag("b", show(value)), tag("span", f" {what}", class_="unit"))
-            for letter, value in zip_longest(LETTERS, values) if value is not None]  # fmt: skip
+            for letter, value in zip(LETTERS, values, strict=True) if value is not None]  # fmt: skip

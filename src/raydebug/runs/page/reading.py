@@ -28,11 +28,7 @@ def read_run(document: Mapping[str, Any]) -> Run:
         command=_hide_arguments([_text(word) for word in command] if isinstance(command, list) else []),
         cluster=_texts(document.get("cluster")),
         profile=_text(document.get("profile")),
-        changes=[
-            Change(key, *(_hide(key, _value(one.get(side))) for side in ("old", "new")), _text(one.get("why")))
-            for one in _mappings(document.get("changes"))
-            if (key := _text(one.get("key")))
-        ],
+        changes=[change for one in _mappings(document.get("changes")) if (change := _change(one)).key],
         variables={
             name: HIDDEN if _SECRET_VARIABLE.search(name) and value else value
             for name, value in _texts(document.get("variables")).items()
@@ -51,6 +47,11 @@ def read_run(document: Mapping[str, Any]) -> Run:
         findings=[_texts(one) for one in _mappings(document.get("findings"))],
         log=_text(document.get("log")),
     )
+
+
+def _change(one: Mapping[str, Any]) -> Change:
+    key = _text(one.get("key"))
+    return Change(key, _hide(key, _value(one.get("old"))), _hide(key, _value(one.get("new"))), _text(one.get("why")))
 
 
 def _phases(found: Any) -> list[Phase]:
