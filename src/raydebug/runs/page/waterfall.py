@@ -78,7 +78,7 @@ def draw_spans(
     """
     if is_dense(spans, axis.length):
         path = tag("path", d=columns_of(density(spans, axis.length)), class_=told((0.0, 0.0))[1])
-        return [stretched(path, y=percent(top), height=percent(height))]
+        return [stretched(path) if height > 0.5 else stretched(path, y=percent(top), height=percent(height))]
     bars = []
     for bar in merge(spans, _UNSEEN * axis.length):
         words_, class_ = told(bar)
