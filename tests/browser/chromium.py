@@ -1,8 +1,8 @@
 """A real, headless Chromium that is driven through a pipe: no port is opened, and no driver package is needed.
 
-Source: --remote-debugging-pipe reads file descriptor 3 and writes 4, messages end with a NUL byte
-(https://chromium.googlesource.com/chromium/src/+/main/content/browser/devtools/devtools_pipe_handler.cc); the messages are
-those of https://chromedevtools.github.io/devtools-protocol/.
+Source: with --remote-debugging-pipe it reads file descriptor 3 and writes 4, each message ends with a NUL byte
+(Chromium's content/browser/devtools/devtools_pipe_handler.cc); https://chromedevtools.github.io/devtools-protocol/ has
+the messages.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ class Chromium:
         message, _, self._buffer = self._buffer.partition(b"\0")
         return dict(json.loads(message))
 
-    def tab(self, *, width: int = 1280, height: int = 900, dark: bool = False, program: bool = True, media: str = "") -> Tab:
+    def tab(
+        self, *, width: int = 1280, height: int = 900, dark: bool = False, program: bool = True, media: str = ""
+    ) -> Tab:
         """Open a tab that looks like a screen.
 
         Args:
@@ -120,8 +122,9 @@ class Chromium:
         tab = Tab(self, session, target)
         for domain in ("Page", "Runtime", "Network", "Log"):
             tab.call(f"{domain}.enable")
-        tab.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=2 if width < 500 else 1,
-                 mobile=width < 500)  # fmt: skip
+        phone = width < 500
+        screen = {"width": width, "height": height, "deviceScaleFactor": 2 if phone else 1, "mobile": phone}
+        tab.call("Emulation.setDeviceMetricsOverride", **screen)
         features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         tab.call("Emulation.setEmulatedMedia", media=media, features=features)
         tab.call("Emulation.setScriptExecutionDisabled", value=not program)
@@ -159,7 +162,9 @@ class Tab:
     def events(self, method: str) -> list[dict[str, Any]]:
         """Return what the page has told of itself so far."""
         self.call("Runtime.evaluate", expression="0")
-        return [e["params"] for e in self._browser.events if e.get("sessionId") == self._session and e["method"] == method]
+        return [
+            e["params"] for e in self._browser.events if e.get("sessionId") == self._session and e["method"] == method
+        ]
 
     def picture(self, path: Path, *, whole: bool = True) -> Path:
         """Write a screenshot, of the whole page or of what the window shows."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from raydebug.runs.page import curves, words
+from raydebug.runs.page import words
 from raydebug.runs.page.document import Run
 from raydebug.runs.page.markup import Child, Markup, tag
-from raydebug.runs.page.plot import Axis, ceiling, draw_curve, plot, scale_labels, stretched, time_axis
-from raydebug.runs.page.thinning import Interval, Point, covered
+from raydebug.runs.page.memory import memory_sum
+from raydebug.runs.page.plot import Axis, ceiling, draw_curve, plot, round_mib, scale_labels, stretched, time_axis
+from raydebug.runs.page.thinning import Interval, Point, covered, peak
 from raydebug.runs.page.waterfall import Row, draw_spans, rows_of, spans_of, track
 
 LETTERS = "AB"
@@ -30,7 +31,7 @@ def figures_section(runs: Sequence[Run]) -> Markup:
         return took[len(took) // 2] if took else None
 
     def most_memory(run: Run) -> float | None:
-        return max((y for _, y in curves.memory_sum(run, Axis(run.length_s))), default=None)
+        return max((y for _, y in memory_sum(run, Axis(run.length_s))), default=None)
 
     rows: list[tuple[str, list[float | None], Callable[[float | None], str]]] = [
         ("took", [run.took_s for run in runs], words.seconds),
@@ -54,7 +55,7 @@ def figures_section(runs: Sequence[Run]) -> Markup:
 
 
 def _gpu_figures(runs: Sequence[Run]) -> list[tuple[str, list[float | None], Callable[[float | None], str]]]:
-    most = [max((curves.peak(gpu.samples) for gpu in run.gpus), default=None) for run in runs]
+    most = [max((peak(gpu.samples) for gpu in run.gpus), default=None) for run in runs]
     return [("memory of a GPU, at most", most, words.mebibytes)]
 
 
@@ -128,9 +129,9 @@ def _teller(letter: str, name: str) -> Callable[[Interval], tuple[str, str]]:
 def curves_section(runs: Sequence[Run], axis: Axis) -> Markup | None:
     """Return memory over time, and the duration of steps by their number."""
     rows = []
-    memory = [curves.memory_sum(run, axis) for run in runs]
+    memory = [memory_sum(run, axis) for run in runs]
     if any(memory):
-        high = curves.round_mib(max(y for points in memory for _, y in points))
+        high = round_mib(max(y for points in memory for _, y in points))
         most = [max((y for _, y in points), default=None) for points in memory]
         drawn = _two([[point for point in points if point[1] > 0] for points in memory], axis, high)
         label = f"memory: at most A {words.mebibytes(most[0])}, B {words.mebibytes(most[1])}"

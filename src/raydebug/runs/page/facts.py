@@ -47,10 +47,10 @@ def log_link(run: Run, folder: str, said: str = "") -> Markup | None:
 def head(run: Run, folder: str) -> Markup:
     """Return the page's head: which run, how it ended, what failed first."""
     sign = tag("span", SIGNS.get(run.status, "?"), class_=f"sign {run.status}", aria_hidden="true")
-    times = [tag("span", words.moment(run.started))]
-    if run.ended is not None:
-        times.append(tag("span", f" to {words.moment(run.ended)}"))
-    about = [tag("span", f"raydebug {run.kind} ", tag("code", run.id)), tag("span", times)]
+    about = [
+        tag("span", f"raydebug {run.kind} ", tag("code", run.id)),
+        tag("span", words.between(run.started, run.ended)),
+    ]
     link = log_link(run, folder)
     command = shlex.join(run.command[:_SHORT]) + (" \N{HORIZONTAL ELLIPSIS}" if run.command[_SHORT:] else "")
     return tag(

@@ -54,6 +54,11 @@ def ceiling(value: float) -> float:
     return next(power * factor for factor in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if power * factor >= value * 0.9999)
 
 
+def round_mib(value: float) -> float:
+    """Return a round size that is not below a value, in MiB."""
+    return 1024 * ceiling(value / 1024) if value > 1024 else ceiling(value)
+
+
 def plot(axis: Axis, *marks: Child, label: str, class_: str = "", bands: bool = True) -> Markup:
     """Return a drawing over the axis: grid, the bands of the pauses, and what is drawn in it.
 

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from raydebug.runs.page.document import Change, Gpu, Pause, Phase, Process, Run, Step
+from raydebug.settings.secrets import HIDDEN, without_secrets
 
-HIDDEN = "(hidden)"
-# As design.md says for environment variables; in a command only names that end so, as `data.prompt_key` is no secret.
-_SECRET_VARIABLE = re.compile(r"TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
+# Of a setting only names that end so: `data.prompt_key` and `max_num_batched_tokens` are no secrets.
 _SECRET_ARGUMENT = re.compile(r"(?:^|[^a-z])(?:token|api[-_.]?key|secret|password)$", re.IGNORECASE)
 
 
@@ -29,10 +28,7 @@ def read_run(document: Mapping[str, Any]) -> Run:
         cluster=_texts(document.get("cluster")),
         profile=_text(document.get("profile")),
         changes=[change for one in _mappings(document.get("changes")) if (change := _change(one)).key],
-        variables={
-            name: HIDDEN if _SECRET_VARIABLE.search(name) and value else value
-            for name, value in _texts(document.get("variables")).items()
-        },
+        variables=without_secrets(_texts(document.get("variables"))),
         lock=_texts(document.get("lock")),
         started=_number(document.get("started")),
         ended=_number(document.get("ended")),

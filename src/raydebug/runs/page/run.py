@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raydebug.runs.page import curves, facts, words
+from raydebug.runs.page import curves, facts, memory, words
 from raydebug.runs.page.document import Run
 from raydebug.runs.page.markup import Markup, tag
 from raydebug.runs.page.metrics import steps_section
@@ -43,7 +43,7 @@ def run_page(document: Mapping[str, Any], folder: str = "") -> str:
 def _timeline(run: Run, axis: Axis) -> Markup:
     rows = [
         *phase_rows(run, axis), *pause_rows(run, axis), *curves.step_row(run, axis),
-        *curves.memory_rows(run, axis), *curves.gpu_rows(run, axis),
+        *memory.memory_rows(run, axis), *curves.gpu_rows(run, axis),
     ]  # fmt: skip
     if not rows:
         return tag("section", tag("h2", "Timeline", id="timeline"), tag("p", "Nothing was recorded.", class_="note"))
@@ -67,10 +67,10 @@ def _notes(run: Run) -> list[str]:
         which = "of which at least half is paused" if is_dense(spans, run.length_s) else "in which anything is paused"
         notes.append(f"Shaded are times {which}; they count, but are not the run's own.")
     if run.memory:
-        notes.append("Memory is stacked by process, as sampled.")
+        notes.append("Memory is resident memory, stacked by process; what processes share counts in each.")
         nodes = len({process.node for process in run.memory})
-        if nodes > curves.MOST_NODES:
-            notes.append(f"The {curves.MOST_NODES} nodes with most of {nodes} are shown.")
+        if nodes > memory.MOST_NODES:
+            notes.append(f"The {memory.MOST_NODES} nodes with most of {nodes} are shown.")
     if len(run.gpus) > curves.MOST_GPUS:
         notes.append(f"The first {curves.MOST_GPUS} of {len(run.gpus)} GPUs are shown.")
     each = words.seconds(run.length_s / COLUMNS)
@@ -97,5 +97,5 @@ def _cursor_data(run: Run, axis: Axis) -> dict[str, Any]:
         "phases": phases if len(phases) <= _MOST_READ else [],
         "pauses": [[moment(start), moment(end)] for start, end in pauses],
         "steps": [[moment(step.end_s), step.step, moment(step.seconds)] for step in run.steps],
-        "memory": [[moment(x), round(mib)] for x, mib in curves.memory_sum(run, axis)],
+        "memory": [[moment(x), round(mib)] for x, mib in memory.memory_sum(run, axis)],
     }

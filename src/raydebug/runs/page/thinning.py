@@ -48,6 +48,11 @@ def thin(points: Sequence[Point], columns: int = COLUMNS) -> Thinned:
     return Thinned(middle, low, high)
 
 
+def peak(samples: Sequence[tuple[float, ...]], column: int = 1) -> float:
+    """Return the highest value of a column of samples; 0 where none is known."""
+    return max((value for sample in samples if (value := sample[column]) >= 0), default=0.0)
+
+
 def merge(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
     """Return intervals with those joined that overlap, or are closer together than can be seen.
 

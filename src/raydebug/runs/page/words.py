@@ -90,6 +90,15 @@ def moment(epoch_s: float | None) -> str:
         return "?"
 
 
+def between(start: float | None, end: float | None) -> str:
+    """Return when something was; a date that is the same at the end is said once."""
+    first, last = moment(start), moment(end)
+    if last == "?":
+        return f"since {first}" if first != "?" else ""
+    same = first[:10] == last[:10]
+    return f"{first.removesuffix(' UTC')} to {last[11:] if same else last}"
+
+
 def counted(count: int, one: str, many: str = "") -> str:
     """Return a count with its noun: 1 pause, 5,000 pauses."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
