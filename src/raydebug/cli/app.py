@@ -8,7 +8,7 @@ import typer
 
 import raydebug
 from raydebug import render
-from raydebug.cli import attach, breaks, cluster, image, job, mode, pauses, run, tiny, vscode
+from raydebug.cli import attach, breaks, cluster, image, job, mode, pauses, report, run, tiny, vscode
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,6 +24,7 @@ app.command()(pauses.paused)
 app.command()(attach.attach)
 app.add_typer(breaks.app, name="break")
 app.add_typer(job.app, name="job")
+app.command()(report.report)
 app.command()(vscode.vscode)
 app.command()(vscode.listen)
 app.command()(vscode.adapter)
