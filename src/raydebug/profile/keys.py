@@ -16,6 +16,9 @@ Value: TypeAlias = int | float | bool | str | tuple[str, ...] | None
 Column: TypeAlias = dict[str, "Key"]
 
 
+GONE: Column = {}  # from this version on the trainer is no more
+
+
 @dataclass(frozen=True)
 class Key:
     """What a trainer calls a setting.
@@ -80,7 +83,8 @@ def column_of(trainer: str, version: str) -> tuple[str, Column] | None:
         return None
     same = [(number, name) for number, name in _releases(trainer) if number[:2] == wanted[:2]]
     fitting = [name for number, name in same if len(wanted) == 2 or number <= wanted]
-    return (fitting[-1], columns()[trainer][fitting[-1]]) if fitting else None
+    column = columns()[trainer][fitting[-1]] if fitting else GONE
+    return (fitting[-1], column) if column else None
 
 
 def nearest_column(trainer: str, known: Mapping[str, object]) -> tuple[str, Column]:
@@ -88,14 +92,16 @@ def nearest_column(trainer: str, known: Mapping[str, object]) -> tuple[str, Colu
 
     Args:
         trainer: whose columns.
-        known: every key of the config.
+        known: every key of the config, and its value.
     """
 
     def agreement(name: str) -> int:
         keys = [key for key in columns()[trainer][name].values() if not key.is_launcher_option and not key.added]
-        return sum(1 if key.path in known else -1 for key in keys)
+        here = [key for key in keys if key.path in known]
+        same = [key for key in here if key.default == (tuple(v) if isinstance(v := known[key.path], list) else v)]
+        return 2 * len(here) - 2 * (len(keys) - len(here)) + len(same)
 
-    names = [name for _, name in _releases(trainer)]
+    names = [name for _, name in _releases(trainer) if columns()[trainer][name]]
     return max(((name, columns()[trainer][name]) for name in reversed(names)), key=lambda pair: agreement(pair[0]))
 
 

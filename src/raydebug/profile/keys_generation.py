@@ -6,7 +6,7 @@ config of main_ppo. load_format is left out on purpose: no trainer sends these p
 
 from __future__ import annotations
 
-from raydebug.profile.keys import Column, Key, later
+from raydebug.profile.keys import GONE, Column, Key, later
 from raydebug.profile.keys_ppo import PPO
 
 _0_4_0: Column = {
@@ -44,6 +44,7 @@ GENERATION: dict[str, Column] = {
     "0.6.0": _0_6_0,
     "0.6.1": _0_6_0,
     "0.7.0": _0_6_0,
+    "0.7.1": GONE,
 }
 
 # Source: verl 0.9.1 trainer/main_generation_server.py.

@@ -7,7 +7,7 @@ How many processes there are says torchrun, not the config: Source: verl 0.9.1 t
 
 from __future__ import annotations
 
-from raydebug.profile.keys import Column, Key, later
+from raydebug.profile.keys import GONE, Column, Key, later
 
 _COMMON: Column = {
     "steps": Key("trainer.total_training_steps"),
@@ -56,6 +56,7 @@ FSDP_SFT: dict[str, Column] = {
     "0.6.0": _FSDP_0_5_0,
     "0.6.1": _FSDP_0_6_1,
     "0.7.0": _FSDP_0_6_1,
+    "0.7.1": GONE,
 }
 
 _0_6_0 = later(
