@@ -8,7 +8,7 @@ import typer
 
 import raydebug
 from raydebug import render
-from raydebug.cli import attach, breaks, cluster, image, job, mode, pauses, report, run, tiny, vscode
+from raydebug.cli import attach, breaks, cluster, image, job, mode, pauses, profile, report, run, tiny, vscode
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,6 +32,7 @@ app.command()(mode.mode)
 app.command()(image.logs)
 app.command()(cluster.down)
 app.command()(image.image)
+app.add_typer(profile.app, name="profile")
 app.add_typer(tiny.app, name="tiny")
 
 

@@ -39,6 +39,7 @@ class Job:
         debugger: its debugger word, or None for the cluster's.
         breaks: breakpoints from outside (pause/breaks.py).
         profile: name of the profile laid over it, or None.
+        tiny: what is swapped in with the profile: `model`, `data`.
         variables: further environment variables of the user's.
     """
 
@@ -47,6 +48,7 @@ class Job:
     debugger: str | None = None
     breaks: list[dict[str, Any]] = field(default_factory=list)
     profile: str | None = None
+    tiny: list[str] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
 
 
@@ -70,6 +72,8 @@ def job_variables(job: Job, submission_id: str) -> dict[str, str]:
         variables[names.BREAKS] = json.dumps(job.breaks)
     if job.profile:
         variables[names.PROFILE] = job.profile
+    if job.tiny:
+        variables[names.TINY] = " ".join(job.tiny)
     return variables
 
 

@@ -15,6 +15,9 @@ BREAKS = "RAYDEBUG_BREAKS"
 PROFILE = "RAYDEBUG_PROFILE"
 """Name of the profile that is laid over the training command in the driver process."""
 
+TINY = "RAYDEBUG_TINY"
+"""What is swapped in for the user's by a tiny one, made where the driver runs: `model`, `data` or both."""
+
 WORKING_DIR = "RAYDEBUG_WORKING_DIR"
 """Where the job runs; its workers go there too, so that relative paths mean the same in all of its processes."""
 
