@@ -1,0 +1,111 @@
+"""What a run of the tests of faults saw: one JSON line a test, and the times that they took, shown at the end.
+
+A test belongs to a case (F8, S10: docs/faults.toml) when its docstring begins with the case's name. `took` notes a time
+beside the limit that is wanted, and asserts nothing. RAYDEBUG_TEST_FAULT_LINES=FILE adds the lines to a file;
+`python tests/fault_lines.py FILE RUNS` says which cases passed in each of so many runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CASES = re.compile(r"((?:[FS]\d+(?:-[FS]\d+)?, )*[FS]\d+(?:-[FS]\d+)?): ")
+LINES = "RAYDEBUG_TEST_FAULT_LINES"
+TIMES = "times"
+
+Took = Callable[[str, float, float | None], None]
+
+
+def cases_of(docstring: str | None) -> list[str]:
+    """Return the cases that a test's docstring begins with.
+
+    >>> cases_of("F27, S9: beside 500 idle connections ...")
+    ['F27', 'S9']
+    >>> cases_of("S11-S13: in every combination ...")
+    ['S11', 'S12', 'S13']
+    """
+    match = CASES.match(docstring or "")
+    found: list[str] = []
+    for part in match[1].split(", ") if match else []:
+        first, _, last = part.partition("-")
+        found += [f"{first[0]}{number}" for number in range(int(first[1:]), int((last or first)[1:]) + 1)]
+    return found
+
+
+class Lines:
+    """A plugin of pytest that writes and shows them."""
+
+    def __init__(self) -> None:
+        self._times: list[str] = []
+
+    @pytest.fixture
+    def took(self, request: pytest.FixtureRequest) -> Took:
+        """Note how long something took: what it was, the seconds, and the limit that is wanted (None: none is)."""
+        times: list[dict[str, Any]] = []
+        request.node.user_properties.append((TIMES, times))
+
+        def note(what: str, seconds: float, limit_s: float | None = None) -> None:
+            times.append({"what": what, "seconds": round(seconds, 3), "limit_s": limit_s})
+
+        return note
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Any:
+        """Keep the cases of a test with its report."""
+        report = yield
+        report.fault_cases = cases_of(getattr(getattr(item, "function", None), "__doc__", None))
+        return report
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Note what a test measured, and write its line."""
+        is_last = report.when == "call" or report.outcome != "passed"
+        if not is_last or not report.fault_cases:
+            return
+        times = dict(report.user_properties).get(TIMES, [])
+        self._times += [_shown(report.nodeid, one) for one in times]
+        if path := os.environ.get(LINES):
+            line = {"id": report.fault_cases, "test": report.nodeid, "outcome": report.outcome,
+                    "seconds": round(report.duration, 3), "times": times, "at": round(time.time())}  # fmt: skip
+            with Path(path).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Show the times."""
+        if self._times:
+            terminalreporter.section("what took how long")
+            for line in self._times:
+                terminalreporter.write_line(line)
+
+
+def _shown(test: str, time_: dict[str, Any]) -> str:
+    limit_s = time_["limit_s"]
+    wanted = "" if limit_s is None else f" (wanted: {limit_s:g} s{'' if time_['seconds'] <= limit_s else ', MISSED'})"
+    return f"{test.rpartition('::')[2]}: {time_['what']} {time_['seconds']:.3f} s{wanted}"
+
+
+def tally(lines: list[dict[str, Any]], runs: int) -> dict[str, str]:
+    """Return by case whether each of its tests passed in each of so many runs, or what it lacks."""
+    by_case: dict[str, dict[str, list[str]]] = {}
+    for line in lines:
+        for case in line["id"]:
+            by_case.setdefault(case, {}).setdefault(line["test"], []).append(line["outcome"])
+    verdicts = {}
+    for case in sorted(by_case, key=lambda name: (name[0], int(name[1:]))):
+        short = {test: outcomes for test, outcomes in by_case[case].items() if outcomes.count("passed") < runs}
+        verdicts[case] = f"{runs}/{runs}, {len(by_case[case])} tests" if not short else f"not {runs}/{runs}: {short}"
+    return verdicts
+
+
+if __name__ == "__main__":
+    read = [json.loads(line) for line in Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()]
+    for name, verdict in tally(read, int(sys.argv[2])).items():
+        print(name, verdict)
