@@ -10,6 +10,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
+from environments import without
 from raydebug.cluster.state import Cluster
 from runs import RAYDEBUG, Run, raydebug, wait_for
 
@@ -90,6 +91,16 @@ def test_evaluation_that_never_returns(run, prompt) -> None:
     child.expect("941")
     child.sendline("c")
     assert "done: task" in job.end()
+
+
+@pytest.mark.timeout(120)
+def test_worker_without_debugpy(run, tmp_path: Path) -> None:
+    """F16: a task in a worker whose environment has no debugpy goes on past its breakpoints, with one warning."""
+    python = without(tmp_path / "bare", "debugpy")
+    said = run("--", "python", "other_python.py", python).end()
+    assert f"went on: 41 {python}" in said
+    assert said.count("not paused: debugpy cannot be loaded (No module named 'debugpy')") == 1
+    assert "Ray Debugpy Debugger will not work" not in said, "Ray's own warning, one for each breakpoint that is passed"
 
 
 def _alive(pid: int) -> bool:

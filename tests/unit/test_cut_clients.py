@@ -168,7 +168,7 @@ def test_f21_cut_of_10_s(there, hosts, attach, took):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("asks", [False, True], ids=["idle", "asks"])
 def test_f21_cut_of_60_s(there, hosts, attach, took, asks):
-    """F21: a cut of 60 s ends the session cleanly: the client is told, exit code 4; the pause waits for the next one."""
+    """F21: a cut of 60 s ends the session cleanly: the client is told, exit code 4; the pause waits for another."""
     program = there.start(PAUSES)
     wait_state(there, hosts, "waiting")
     person = attach(hosts.client.argv, "1")

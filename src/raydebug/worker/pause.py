@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-from raydebug.worker import dial, job_log, records
+from raydebug.worker import dial, job_log, records, requirement
 
 _pausing = threading.local()
 
@@ -99,6 +99,8 @@ def _guard() -> Iterator[bool]:
         yield True
     except dial.NoGateway as error:
         _log(f"not paused: {error}")
+    except requirement.NoDebugger as error:
+        _say_once(f"not paused: {error}")
     except Exception as error:  # noqa: BLE001 - the job goes on whatever happens to its debugger
         _log(f"not paused: {type(error).__name__}: {error}")
     finally:
@@ -122,6 +124,16 @@ def _log(text: str, *, at: str | None = None) -> None:
             frame = frame.f_back
         at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
     job_log.write(f"{at} {text}")
+
+
+_said: set[str] = set()
+
+
+def _say_once(text: str) -> None:
+    """Write a line to the job's log that holds for this process from now on."""
+    if text not in _said:
+        _said.add(text)
+        _log(text)
 
 
 def _is_machinery(frame: FrameType) -> bool:
