@@ -45,7 +45,7 @@ class Lines:
     """A plugin of pytest that writes and shows them."""
 
     def __init__(self) -> None:
-        self._times: list[str] = []
+        self._shown: list[str] = []
 
     @pytest.fixture
     def took(self, request: pytest.FixtureRequest) -> Took:
@@ -70,26 +70,30 @@ class Lines:
         is_last = report.when == "call" or report.outcome != "passed"
         if not is_last or not report.fault_cases:
             return
-        times = dict(report.user_properties).get(TIMES, [])
-        self._times += [_shown(report.nodeid, one) for one in times]
+        measured = dict(report.user_properties)
+        times = measured.pop(TIMES, [])
+        name = report.nodeid.rpartition("::")[2]
+        self._shown += [f"{name}: {_shown(one)}" for one in times]
+        self._shown += [f"{name}: {what} {value}" for what, value in measured.items()]
         if path := os.environ.get(LINES):
-            line = {"id": report.fault_cases, "test": report.nodeid, "outcome": report.outcome,
-                    "seconds": round(report.duration, 3), "times": times, "at": round(time.time())}  # fmt: skip
+            took_s, now = round(report.duration, 3), round(time.time())
+            about = {"id": report.fault_cases, "test": report.nodeid, "outcome": report.outcome, "seconds": took_s}
+            line = {**about, "times": times, **measured, "at": now}
             with Path(path).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Show the times."""
-        if self._times:
-            terminalreporter.section("what took how long")
-            for line in self._times:
+        """Show what was measured: times, and what a test records by pytest's own `record_property`."""
+        if self._shown:
+            terminalreporter.section("measured")
+            for line in self._shown:
                 terminalreporter.write_line(line)
 
 
-def _shown(test: str, time_: dict[str, Any]) -> str:
+def _shown(time_: dict[str, Any]) -> str:
     limit_s = time_["limit_s"]
     wanted = "" if limit_s is None else f" (wanted: {limit_s:g} s{'' if time_['seconds'] <= limit_s else ', MISSED'})"
-    return f"{test.rpartition('::')[2]}: {time_['what']} {time_['seconds']:.3f} s{wanted}"
+    return f"{time_['what']} {time_['seconds']:.3f} s{wanted}"
 
 
 def tally(lines: list[dict[str, Any]], runs: int) -> dict[str, str]:

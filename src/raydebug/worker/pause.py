@@ -108,12 +108,9 @@ def _guard() -> Iterator[bool]:
         dial.about_to_pause.discard(threading.get_ident())
 
 
-def say(text: str) -> None:
-    """Write a line about the pause of the calling thread's frame to the job's log; the gateway calls it."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith("<"):
-        frame = frame.f_back
-    _log(text, at=f"{frame.f_code.co_filename}:{frame.f_lineno}")
+def say(text: str, at: str) -> None:
+    """Write a line about a pause at `at` (file:line) to the job's log; the gateway calls it, in the paused frame."""
+    _log(text, at=at)
 
 
 def _log(text: str, *, at: str | None = None) -> None:
