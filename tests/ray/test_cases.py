@@ -30,7 +30,7 @@ POST_MORTEMS = [
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("case", "function", "secret"), BREAKPOINTS, ids=[b[0] for b in BREAKPOINTS])
 def test_breakpoint(run, dashboard, case, function, secret):
-    """A breakpoint there is listed with its place, shows its locals at an attach, and the program goes on."""
+    """F15: a breakpoint there is listed with its place, shows its locals at an attach, and the program goes on."""
     job = run("--", "python", "cases.py", case)
     (pause,) = job.pauses(1)
     assert (pause["kind"], pause["function"]) == ("breakpoint", function)

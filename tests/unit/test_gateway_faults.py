@@ -250,10 +250,18 @@ def test_f27_idle_and_slow_clients(door):
     visit(door, look)
 
 
+def upstream(door: Door) -> tuple[int, int]:
+    """Return how many connections the gateway has with processes, and how many it has begun itself."""
+    established = [c for c in gateway(door).net_connections("inet") if c.status == "ESTABLISHED"]
+    with_processes = [c for c in established if c.laddr.port == door.dial_port]
+    return len(with_processes), len([c for c in established if c.laddr.port not in (door.dial_port, door.gateway_port)])
+
+
 def test_s9_nothing_reaches_a_process_before_the_token(door):
     """S9: requests without the token, however many fit before they are cut off at 4 KiB, reach no process."""
     program = door.start("x = 1\nbreakpoint()\nprint('x is', x)\n")
     door.pauses()
+    before = upstream(door)
     request = wire.encode(wire.request(1, "evaluate", {"expression": "globals().update(x=2)", "frameId": 1}))
     goes_on = wire.encode(wire.request(2, "continue", {"threadId": 1}))
     with socket.create_connection(("127.0.0.1", door.gateway_port)) as connection:
@@ -264,6 +272,7 @@ def test_s9_nothing_reaches_a_process_before_the_token(door):
             while data := connection.recv(65536):
                 said += data
     assert said.count(b'"success":false') <= 4096 // len(goes_on)
+    assert upstream(door) == before
     visit(door, lambda: let_go(door, "1"))
     assert program.communicate(timeout=10)[0] == "x is 1\n"
 
