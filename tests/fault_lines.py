@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -18,27 +17,12 @@ from typing import Any
 
 import pytest
 
-CASES = re.compile(r"((?:[FS]\d+(?:-[FS]\d+)?, )*[FS]\d+(?:-[FS]\d+)?): ")
+from fault_names import cases_of
+
 LINES = "RAYDEBUG_TEST_FAULT_LINES"
 TIMES = "times"
 
 Took = Callable[[str, float, float | None], None]
-
-
-def cases_of(docstring: str | None) -> list[str]:
-    """Return the cases that a test's docstring begins with.
-
-    >>> cases_of("F27, S9: beside 500 idle connections ...")
-    ['F27', 'S9']
-    >>> cases_of("S11-S13: in every combination ...")
-    ['S11', 'S12', 'S13']
-    """
-    match = CASES.match(docstring or "")
-    found: list[str] = []
-    for part in match[1].split(", ") if match else []:
-        first, _, last = part.partition("-")
-        found += [f"{first[0]}{number}" for number in range(int(first[1:]), int((last or first)[1:]) + 1)]
-    return found
 
 
 class Lines:

@@ -376,7 +376,7 @@ BAD = {
 
 @pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
 def test_malformed_frames(door, data):
-    """A malformed frame closes its own connection with the reason, and nobody else's."""
+    """F25: before the token a malformed frame closes its own connection with the reason, and nobody else's."""
     door.start(PAUSES)
     (pause,) = door.pauses()
 
