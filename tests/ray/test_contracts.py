@@ -35,6 +35,7 @@ def test_ray_legacy_debugger_waits_where_we_stand_in():
     assert "self._listen_socket" in inspect.getsource(ray.util.rpdb._RemotePdb.__init__)
     assert "rdb.set_trace(frame=frame)" in inspect.getsource(ray.util.rpdb.set_trace)
     assert "rdb.post_mortem()" in inspect.getsource(ray.util.rpdb._post_mortem)
+    assert 'os.environ.get("REMOTE_PDB_HOST") or get_localhost_ip()' in source, "cluster/environment.py drops it"
 
 
 def test_ray_worker_counts_paused_threads():

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from raydebug.console import probes
 from raydebug.console.frames import Stack
+from raydebug.dap.keepalive import OUT_OF_REACH
 from raydebug.dap.session import ConnectionLost, DapSession, RequestFailed
 from raydebug.dap.wire import Message
 from raydebug.errors import Exit, RaydebugError
@@ -60,6 +61,7 @@ class DebugSession:
     def __init__(self, on_output: Callable[[Output], None]) -> None:
         self._on_output = on_output
         self._dap: DapSession
+        self._where = ""
         self._stops: asyncio.Queue[Message | None] = asyncio.Queue()
         self._why_ended = ""
         self._evaluating: list[str] = []
@@ -88,6 +90,7 @@ class DebugSession:
             RaydebugError: no gateway there, or it refused; the gateway's own words.
         """
         self = cls(on_output)
+        self._where = f"{door.host}:{door.port}"
         try:
             self._dap = await DapSession.connect(door.host, door.port, on_event=self._take, on_end=self._end)
         except (OSError, TimeoutError) as error:
@@ -291,7 +294,7 @@ class DebugSession:
         return self.ended.is_set() and bool(self._why_ended)
 
     def lost(self) -> RaydebugError:
-        """Return the error that says who is gone: the process, or the gateway."""
+        """Return the error that says who is gone: the process, the gateway, or the way to it."""
         if self._why_ended:
             gone = "the process ended" in self._why_ended
             lost = (
@@ -304,6 +307,15 @@ class DebugSession:
                 cause=f"the gateway said: {self._why_ended}",
                 fix="list what is paused now with `raydebug paused`",
                 code="session.process-gone" if gone else "session.pause-over",
+                exit_code=Exit.SESSION_LOST,
+            )
+        failure = self._dap.failure
+        if failure is not None and failure.errno in OUT_OF_REACH:
+            return RaydebugError(
+                "the session ended: the gateway is out of reach",
+                cause=f"{self._where} does not answer: {failure.strerror}",
+                fix="the task stays paused: `raydebug attach` again when the network is back",
+                code="session.gateway-out-of-reach",
                 exit_code=Exit.SESSION_LOST,
             )
         return RaydebugError(

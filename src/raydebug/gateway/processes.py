@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import re
-import socket
 import weakref
 from typing import Any
 
 from raydebug.dap import wire
+from raydebug.dap.keepalive import OUT_OF_REACH, notice_loss
 from raydebug.dap.session import ConnectionLost, DapSession, RequestFailed
 from raydebug.dap.wire import Message
 from raydebug.gateway.control import Control
@@ -30,7 +29,6 @@ OWNER = ("thread", "job_id", "task", "task_id", "attempt", "actor", "actor_id")
 # silent for about 20 s. A container that stands still (docker pause) and a busy process acknowledge: their kernel does.
 UNACKNOWLEDGED_MS = 6_000
 REQUESTS_PER_DIAL = 1_000_000  # numbers tell an answer to an earlier connection of a process from one to this
-OUT_OF_REACH = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 PAUSE_EVENT = "raydebugPause"  # worker/standing.py sends it just before the thread stops
 BROKEN_OFF_EVENT = "raydebugPauseBrokenOff"  # and this when it stands no longer by itself
 # pydevd answers these itself; the order is the one that its own adapter uses (debugpy 1.8.22 adapter/clients.py).
@@ -239,7 +237,7 @@ class DialIns:
         try:
             async with asyncio.timeout(PROOF_TIMEOUT_S), self._turns:
                 purpose, about = await self._prove(reader, writer)
-            keep_alive(writer, unacknowledged_ms=UNACKNOWLEDGED_MS)
+            notice_loss(writer, unacknowledged_ms=UNACKNOWLEDGED_MS)
             if purpose == CONTROL:
                 await self._control.serve(about, reader, writer)
                 return
@@ -314,20 +312,3 @@ async def _receive(reader: asyncio.StreamReader, decoder: wire.Decoder, name: st
             if message.get("event") != name:
                 raise ConnectionRefusedError(f"'{message.get('event')}' instead of '{name}'")
             return dict(message.get("body") or {})
-
-
-def keep_alive(writer: asyncio.StreamWriter, *, unacknowledged_ms: int | None = None) -> None:
-    """Find a peer that vanished without a word within 30 seconds.
-
-    Args:
-        writer: the connection.
-        unacknowledged_ms: give the peer up when what was sent to it is not acknowledged for this long.
-    """
-    sock: socket.socket = writer.get_extra_info("socket")
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_KEEPIDLE"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 12)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 6)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    if unacknowledged_ms is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unacknowledged_ms)

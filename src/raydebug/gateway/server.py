@@ -8,13 +8,14 @@ import signal
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from raydebug.dap.keepalive import notice_loss
 from raydebug.gateway import web
 from raydebug.gateway.asked import Asked
 from raydebug.gateway.clients import AUTHENTICATION_TIMEOUT_S, MAX_UNPROVEN_BYTES, Client
 from raydebug.gateway.control import Control
 from raydebug.gateway.expiry import LIMIT_S, Expiry
 from raydebug.gateway.pauses import Pauses
-from raydebug.gateway.processes import DialIns, keep_alive
+from raydebug.gateway.processes import DialIns
 from raydebug.gateway.tries import WrongTries
 
 log = logging.getLogger("raydebug.gateway")
@@ -72,7 +73,7 @@ class Gateway:
             self._unproven.pop(writer, None)
 
         try:
-            keep_alive(writer)
+            notice_loss(writer)
             async with asyncio.timeout(AUTHENTICATION_TIMEOUT_S):
                 first = await reader.read(MAX_UNPROVEN_BYTES)
             if first.startswith(HTTP_METHODS):

@@ -16,7 +16,7 @@ import threading
 from typing import Any
 
 from raydebug.dap import wire
-from raydebug.worker import handshake, job_log, names, records, wake
+from raydebug.worker import handshake, job_log, names, records, requirement, wake
 from raydebug.worker.line import Line
 from raydebug.worker.standing import Standing
 
@@ -44,6 +44,7 @@ def connected_debugger() -> Any:
 
     Raises:
         NoGateway: there is none to talk to.
+        NoDebugger: debugpy is missing here, or too old.
     """
     global _dialled_by, _line
     with _lock:
@@ -53,6 +54,7 @@ def connected_debugger() -> Any:
                 return debugger
         elif _dialled_by is not None:
             _forget_parents_debugger()
+        requirement.require_debugpy()
         line = Line(
             proven_connection(timeout_s=DIAL_TIMEOUT_S),
             dial=_dial_again,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-from raydebug.worker import dial, job_log, records, tracing
+from raydebug.worker import dial, job_log, records, requirement, tracing
 
 _pausing = threading.local()
 
@@ -112,6 +112,9 @@ def _guard(refuse: Callable[[str], None] = lambda _: None) -> Iterator[bool]:
     except dial.NoGateway as error:
         _log(f"not paused: {error}")
         refuse(str(error))
+    except requirement.NoDebugger as error:
+        _say_once(f"not paused: {error}")
+        refuse(str(error))
     except Exception as error:  # noqa: BLE001 - the job goes on whatever happens to its debugger
         _log(f"not paused: {type(error).__name__}: {error}")
         refuse(f"{type(error).__name__}: {error}")
@@ -120,12 +123,9 @@ def _guard(refuse: Callable[[str], None] = lambda _: None) -> Iterator[bool]:
         dial.about_to_pause.discard(threading.get_ident())
 
 
-def say(text: str) -> None:
-    """Write a line about the pause of the calling thread's frame to the job's log; the gateway calls it."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith("<"):
-        frame = frame.f_back
-    _log(text, at=f"{frame.f_code.co_filename}:{frame.f_lineno}")
+def say(text: str, at: str) -> None:
+    """Write a line about a pause at `at` (file:line) to the job's log; the gateway calls it, in the paused frame."""
+    _log(text, at=at)
 
 
 def _log(text: str, *, at: str | None = None) -> None:
@@ -136,6 +136,16 @@ def _log(text: str, *, at: str | None = None) -> None:
             frame = frame.f_back
         at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
     job_log.write(f"{at} {text}")
+
+
+_said: set[str] = set()
+
+
+def _say_once(text: str) -> None:
+    """Write a line to the job's log that holds for this process from now on."""
+    if text not in _said:
+        _said.add(text)
+        _log(text)
 
 
 def _is_machinery(frame: FrameType) -> bool:
