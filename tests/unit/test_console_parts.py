@@ -235,11 +235,11 @@ def test_tensor_of_a_shard_says_so() -> None:
     """A DTensor's summary says that its values are of the local shard."""
     found = {"type": "torch.distributed.tensor.DTensor", "shape": [8, 4], "dtype": "bfloat16", "device": "cuda:1",
              "requires_grad": True, "numel": 32,
-             "placements": ["Shard(dim=0)"], "local_shape": [4, 4], "nan": 0, "inf": 0,
+             "placements": ["S(0)"], "local_shape": [4, 4], "part": [1, 2], "nan": 0, "inf": 0,
              "finite": 16, "min": -1.0, "max": 1.0, "mean": 0.0, "std": 0.5, "first": [0.25]}  # fmt: skip
     assert tensor.draw(found) == (
         "torch.distributed.tensor.DTensor  [8x4]  bfloat16  cuda:1  requires_grad\n"
-        "  local shard [4x4] of Shard(dim=0); the values below are this rank's\n"
+        "  shard 1 of 2 [4x4] by S(0); the values below are this rank's\n"
         "  min -1  max 1  mean 0  std 0.5\n  NaN 0  Inf 0\n  first [0.25, ...]"
     )
 
