@@ -25,6 +25,15 @@ def test_ray_calls_its_debugger_where_we_stand_in():
     assert ray.util.ray_debugpy is ray.util.debugpy
 
 
+def test_ray_asks_for_each_function_before_its_first_run():
+    """worker/descent.py stands in for what Ray's workers call before a function's first run, `__init__` too."""
+    from ray._private.function_manager import FunctionActorManager
+
+    assert list(inspect.signature(FunctionActorManager.get_execution_info).parameters) == [
+        "self", "job_id", "function_descriptor",
+    ]  # fmt: skip
+
+
 def test_ray_legacy_debugger_waits_where_we_stand_in():
     """The legacy debugger makes its session, tells of it, waits in `listen` and goes on with these names."""
     source = inspect.getsource(ray.util.rpdb._connect_ray_pdb)

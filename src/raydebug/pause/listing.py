@@ -29,6 +29,8 @@ def fetch_pauses(cluster: Cluster) -> list[Pause]:
 def name_owner(pause: Pause) -> str:
     """Return who paused, in a few words: rank, actor or task, pid."""
     rank = "" if pause.get("rank") is None else f"rank {pause['rank']} "
+    if pause.get("child_of"):
+        return f"{rank}pid {pause.get('pid')}, child of {pause.get('actor') or 'worker'} pid {pause['child_of']}"
     who = pause.get("actor") or pause.get("task") or ("driver" if pause.get("job_id") else "process")
     return f"{rank}{who} pid {pause.get('pid')}"
 
