@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from raydebug.profile.keys import Key, Value, keys_of
 from raydebug.profile.load import Profile, Rule
 from raydebug.profile.recognise import Trainer, recognise
+from raydebug.worker import names
 
 # A number that means "no limit" to verl: below every limit, but not small.
 _UNLIMITED = -1
@@ -90,7 +91,7 @@ def overlay_profile(
         profile: what to lay over.
         trainer: whose arguments they are.
         overrides: its arguments: Hydra overrides, and Hydra's own options, which pass as they are.
-        environ: VERL_PLATFORM decides which parts of the profile hold.
+        environ: VERL_PLATFORM decides which parts of the profile hold, the node's GPUs how many ranks it has at most.
         version: of the trainer's package.
 
     Raises:
@@ -104,9 +105,17 @@ def overlay_profile(
     platform = environ.get("VERL_PLATFORM", "").strip().lower()
     for rule in profile.rules:
         if rule.only_on in (None, platform) and settings.concerns(rule.word):
-            settings.obey(rule)
+            settings.obey(_as_many_as_the_node_has(rule, environ))
     settings.fit()
     return Overlay(settings.changes, command.arguments)
+
+
+def _as_many_as_the_node_has(rule: Rule, environ: Mapping[str, str]) -> Rule:
+    """Return a rule; a limit on ranks is what `raydebug up --gpus` was told, where that is known."""
+    gpus = environ.get(names.NODE_GPUS, "")
+    if rule.word != "gpus_per_node" or rule.kind != "at_most" or not gpus.isdigit():
+        return rule
+    return replace(rule, value=int(gpus), why="the logical GPUs that `raydebug up --gpus` gave each node")
 
 
 def _unknown_version(profile: Profile, trainer: Trainer, version: str) -> Exception:
