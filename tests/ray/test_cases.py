@@ -62,6 +62,16 @@ def test_child_has_the_ids_of_its_parent(run):
 
 
 @pytest.mark.timeout(120)
+def test_program_without_ray_is_nobodys_child(run):
+    """A job's program that never connects to Ray has no parent, although an actor of Ray's started it."""
+    job = run("--", "python", "-c", "breakpoint()")
+    (pause,) = job.pauses(1)
+    assert [pause[name] for name in ("child_of", "actor", "worker_id")] == [None, None, None]
+    job.attach(pause["id"], "c")
+    job.end()
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(("case", "function", "exception"), POST_MORTEMS, ids=[p[0] for p in POST_MORTEMS])
 def test_post_mortem(run, case, function, exception):
     """A crash there pauses once, at the frame that raised, with its locals; the program then fails as it would have."""

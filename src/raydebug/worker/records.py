@@ -11,6 +11,7 @@ from typing import Any
 
 from raydebug.worker import names, training_step, watchdogs
 
+STARTS_DRIVERS = "ray.dashboard.modules.job.job_supervisor"  # Ray 2.60: an actor, whose child is the job's driver
 # torch.distributed and verl name a process's place so (torch/distributed/run.py docs; verl 0.9.1
 # single_controller/base/worker.py reads the same ones).
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
@@ -42,7 +43,7 @@ def describe_ray_process() -> dict[str, Any] | None:
     if context is None:
         return None
     instance = next(iter(_ray_worker().actors.values()), None)
-    if type(instance).__module__.startswith("ray."):  # Ray's JobSupervisor: its child is the driver, nobody's child
+    if type(instance).__module__ == STARTS_DRIVERS:
         return None
     about = describe_process()
     return {
