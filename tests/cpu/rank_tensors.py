@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo", init_method=f"file://{os.environ['MEETING']}", rank=rank, world_size=2)
-mesh = init_device_mesh("cpu", (2,))
+mesh, plane = init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (1, 2))
 
 
 def model() -> torch.nn.Module:
@@ -29,7 +29,7 @@ def plain() -> dict[str, torch.Tensor]:
         "empty": torch.empty(0, 4),
         "learned": torch.nn.Parameter(torch.ones(2) * (1 + rank)),
         "long": long,
-        "huge": torch.zeros(1).expand(1 << 27),
+        "huge": torch.zeros(1, dtype=torch.float64).expand((1 << 25) + 1),
         "whole": torch.tensor([1 << 40, rank]),
         "flags": torch.tensor([True, bool(rank)]),
         "turned": torch.tensor([1 + 2j, 3 - 1j]).conj() * (1 + rank),
@@ -66,8 +66,10 @@ def distributed() -> dict[str, torch.Tensor]:
     return {
         "shard": distribute_tensor(table, mesh, [Shard(0)]),
         "uneven": distribute_tensor(torch.arange(3.0), mesh, [Shard(0)]),
+        "hybrid": distribute_tensor(table, plane, [Replicate(), Shard(1)]),
         "lonely": distribute_tensor(torch.ones(1), mesh, [Shard(0)]),
         "copy": distribute_tensor(table, mesh, [Replicate()]),
+        "mixed": DTensor.from_local(ours, mesh, [Shard(0)]) if rank else ours,
         "broken": DTensor.from_local(ours, mesh, [Replicate()], run_check=False),
         "share": DTensor.from_local(ours, mesh, [Partial()]),
         "weight": new[0].weight,

@@ -17,6 +17,7 @@ from raydebug.console.session import Door as ConsoleDoor
 from raydebug.pause.listing import fetch_pauses
 
 START_LIMIT_S = 120.0
+pytestmark = pytest.mark.timeout(300)  # two processes with torch, beside whatever else runs
 RANK = Path(__file__).with_name("rank_tensors.py")
 
 Ask = Callable[..., list[str]]
@@ -86,7 +87,7 @@ CASES = {
         "  rank 1 against rank 0: norm differs by 1; 2097152 elements, at most 1048576 are compared one by one",
     ],
     "huge": [
-        f"ranks 0, 1: {T}  [134217728]  float32  cpu  norm 0  min 0  max 0  mean 0  {EQUAL}",
+        f"ranks 0, 1: {T}  [33554433]  float64  cpu  norm 0  min 0  max 0  mean 0  {EQUAL}",
         "  too large to be compared byte by byte: judged by norm, min, max and mean",
     ],
     "whole": [
@@ -128,6 +129,16 @@ CASES = {
         f"rank 0: {D}  [6x4]  float32  cpu  shard 0 of 2 [3x4] by S(0)  norm 22.4944  min 0  max 11  mean 5.5",
         f"rank 1: {D}  [6x4]  float32  cpu  shard 1 of 2 [3x4] by S(0)  norm 61.79  min 12  max 23  mean 17.5",
         "  the whole, from its 2 shards: norm 65.7571  min 0  max 23  mean 11.5",
+    ],
+    "hybrid": [
+        f"rank 0: {D}  [6x4]  float32  cpu  shard 0 of 2 [6x2] by R, S(1)  norm 43.4281  min 0  max 21  mean 10.5",
+        f"rank 1: {D}  [6x4]  float32  cpu  shard 1 of 2 [6x2] by R, S(1)  norm 49.3761  min 2  max 23  mean 12.5",
+        "  the whole, from its 2 shards: norm 65.7571  min 0  max 23  mean 11.5",
+    ],
+    "mixed": [
+        f"rank 0: {T}  [2]  float32  cpu  norm 1.41421  min 1  max 1  mean 1",
+        f"rank 1: {D}  [4]  float32  cpu  shard 1 of 2 [2] by S(0)  norm 2.82843  min 2  max 2  mean 2",
+        "  parts of different tensors: not compared",
     ],
     "uneven": [
         f"rank 0: {D}  [3]  float32  cpu  shard 0 of 2 [2] by S(0)  norm 1  min 0  max 1  mean 0.5",

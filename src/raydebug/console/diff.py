@@ -152,9 +152,13 @@ def _whole(groups: list[_Group]) -> list[str]:
         return ["  shares of a result that the ranks have not joined yet: not compared"]
     whole = {(tuple(group.found["shape"]), group.found["dtype"], group.part[1]) for group in groups}
     held = sorted(group.part[0] for group in groups)
-    count = max(counts)
-    if len(whole) > 1 or held != list(range(count)):
-        return [f"  shards, each with values of its own: not compared ({len(set(held))} of {count} are here)"]
+    count, here = max(counts), len(set(held))
+    if len(whole) > 1:
+        return ["  parts of different tensors: not compared"]
+    if here < count:
+        return [f"  shards, each with values of its own: not compared ({here} of {count} are here)"]
+    if len(held) > count:
+        return ["  copies of a shard differ: they make no one whole"]
     measured = [group.found for group in groups if "norm" in group.found]  # an empty shard has none
     if not measured:
         return []
