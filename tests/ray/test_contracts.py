@@ -12,6 +12,7 @@ import ray.util.debugpy
 import ray.util.rpdb
 
 import ray
+from raydebug.worker.records import STARTS_DRIVERS
 
 
 def test_versions():
@@ -24,6 +25,17 @@ def test_ray_calls_its_debugger_where_we_stand_in():
     assert "ray.util.ray_debugpy.set_trace(" in inspect.getsource(ray.util.rpdb.set_trace)
     assert "ray.util.ray_debugpy._post_mortem()" in inspect.getsource(ray.util.rpdb._post_mortem)
     assert ray.util.ray_debugpy is ray.util.debugpy
+
+
+def test_ray_asks_for_each_function_before_its_first_run():
+    """worker/descent.py stands in for what Ray's workers call before a function's first run, `__init__` too."""
+    from ray._private.function_manager import FunctionActorManager
+    from ray.dashboard.modules.job.job_supervisor import JobSupervisor
+
+    assert JobSupervisor.__module__ == STARTS_DRIVERS
+    assert list(inspect.signature(FunctionActorManager.get_execution_info).parameters) == [
+        "self", "job_id", "function_descriptor",
+    ]  # fmt: skip
 
 
 def test_ray_legacy_debugger_waits_where_we_stand_in():

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from wheels.conftest import RELEASES
 
 from raydebug.profile.installed import Installed, look
 from raydebug.profile.keys import column_of, columns
 from raydebug.profile.lay import Laid, lay
 from raydebug.profile.load import load_profile, profile_names
 from raydebug.profile.recognise import TRAINERS, recognise
-from wheels.conftest import RELEASES
 
 Release = Callable[[str], Path]
 Hydra = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
@@ -22,7 +22,25 @@ pytestmark = pytest.mark.timeout(600)
 MODULES = {trainer: f"verl.trainer.{module}" for module, trainer in reversed(TRAINERS.items())}
 EVERY = [(trainer, version) for version in RELEASES for trainer in columns()]
 # One command as it is written for main_ppo in scripts of its day, with keys that every release has.
-GRPO = ["algorithm.adv_estimator=grpo", "data.train_files=/data/train.parquet", "data.val_files=/data/test.parquet", "data.train_batch_size=1024", "data.max_prompt_length=512", "data.max_response_length=1024", "data.filter_overlong_prompts=True", "data.truncation=error", "actor_rollout_ref.model.path=Qwen/Qwen3-8B", "actor_rollout_ref.actor.optim.lr=1e-6", "actor_rollout_ref.model.use_remove_padding=True", "actor_rollout_ref.actor.ppo_mini_batch_size=256", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32", "actor_rollout_ref.actor.use_kl_loss=True", "actor_rollout_ref.actor.kl_loss_coef=0.001", "actor_rollout_ref.actor.kl_loss_type=low_var_kl", "actor_rollout_ref.actor.entropy_coeff=0", "actor_rollout_ref.model.enable_gradient_checkpointing=True", "actor_rollout_ref.actor.fsdp_config.param_offload=False", "actor_rollout_ref.actor.fsdp_config.optimizer_offload=False", "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32", "actor_rollout_ref.rollout.tensor_model_parallel_size=2", "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.gpu_memory_utilization=0.6", "actor_rollout_ref.rollout.n=5", "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=32", "actor_rollout_ref.ref.fsdp_config.param_offload=True", "algorithm.use_kl_in_reward=False", "trainer.critic_warmup=0", "trainer.logger=[console,wandb]", "trainer.project_name=example", "trainer.experiment_name=grpo", "trainer.n_gpus_per_node=8", "trainer.nnodes=1", "trainer.save_freq=20", "trainer.test_freq=5", "trainer.total_epochs=15", "trainer.default_local_dir=/checkpoints", "trainer.val_before_train=True", "actor_rollout_ref.rollout.temperature=1.0", "actor_rollout_ref.rollout.top_p=1.0", "actor_rollout_ref.rollout.enforce_eager=False"]
+GRPO = """
+algorithm.adv_estimator=grpo data.train_files=/data/train.parquet data.val_files=/data/test.parquet
+data.train_batch_size=1024 data.max_prompt_length=512 data.max_response_length=1024 data.filter_overlong_prompts=True
+data.truncation=error actor_rollout_ref.model.path=Qwen/Qwen3-8B actor_rollout_ref.actor.optim.lr=1e-6
+actor_rollout_ref.model.use_remove_padding=True actor_rollout_ref.actor.ppo_mini_batch_size=256
+actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32 actor_rollout_ref.actor.use_kl_loss=True
+actor_rollout_ref.actor.kl_loss_coef=0.001 actor_rollout_ref.actor.kl_loss_type=low_var_kl
+actor_rollout_ref.actor.entropy_coeff=0 actor_rollout_ref.model.enable_gradient_checkpointing=True
+actor_rollout_ref.actor.fsdp_config.param_offload=False actor_rollout_ref.actor.fsdp_config.optimizer_offload=False
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=32
+actor_rollout_ref.rollout.tensor_model_parallel_size=2 actor_rollout_ref.rollout.name=vllm
+actor_rollout_ref.rollout.gpu_memory_utilization=0.6 actor_rollout_ref.rollout.n=5
+actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=32 actor_rollout_ref.ref.fsdp_config.param_offload=True
+algorithm.use_kl_in_reward=False trainer.critic_warmup=0 trainer.logger=[console,wandb]
+trainer.project_name=example trainer.experiment_name=grpo trainer.n_gpus_per_node=8 trainer.nnodes=1
+trainer.save_freq=20 trainer.test_freq=5 trainer.total_epochs=15 trainer.default_local_dir=/checkpoints
+trainer.val_before_train=True actor_rollout_ref.rollout.temperature=1.0 actor_rollout_ref.rollout.top_p=1.0
+actor_rollout_ref.rollout.enforce_eager=False
+""".split()
 COMMANDS = {
     "ppo": ["python3", "-m", MODULES["ppo"], *GRPO],
     "sft": ["torchrun", "--standalone", "--nproc_per_node=8", "-m", MODULES["sft"], "data.train_files=/d/t.parquet"],

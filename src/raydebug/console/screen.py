@@ -47,7 +47,10 @@ def who(pause: Message) -> list[str]:
             facts.append(visible(f"{name} {value}", keep=""))
 
     tell("rank", pause.get("rank"))
-    tell("actor", _name(pause.get("actor")))
+    if pause.get("child_of"):
+        tell("child of", f"{_name(pause.get('actor')) or 'worker'} pid {pause['child_of']}")
+    else:
+        tell("actor", _name(pause.get("actor")))
     tell("task", _name(pause.get("task")))
     tell("attempt", pause.get("attempt") if (pause.get("attempt") or 1) > 1 else None)
     if pause.get("thread") not in (None, "", "MainThread"):

@@ -46,6 +46,8 @@ def name_process(process: Pause) -> str:
 def name_owner(pause: Pause) -> str:
     """Return who paused, in a few words: rank, actor or task, attempt from the second on, pid."""
     rank = "" if pause.get("rank") is None else f"rank {pause['rank']} "
+    if pause.get("child_of"):
+        return f"{rank}pid {pause.get('pid')}, child of {pause.get('actor') or 'worker'} pid {pause['child_of']}"
     who = pause.get("actor") or pause.get("task") or ("driver" if pause.get("job_id") else "process")
     attempt = f" attempt {pause['attempt']}" if (pause.get("attempt") or 1) > 1 else ""
     return f"{rank}{who}{attempt} pid {pause.get('pid')}"

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from raydebug.errors import Exit, RaydebugError
 from raydebug.profile.command import Command
 from raydebug.profile.fit import fit
 from raydebug.profile.installed import Installed
 from raydebug.profile.keys import Column, column_of, columns, known_versions, nearest_column
-from raydebug.profile.load import Profile
+from raydebug.profile.load import Profile, Rule
 from raydebug.profile.recognise import Trainer
 from raydebug.profile.settings import Change, Missing, Settings
+from raydebug.worker import names
 
 AGREES_AT_LEAST = 0.6  # of a version's keys, for a config of unknown version to be read by them
 TYPO_CLOSENESS = 0.85  # of two keys, for one to be taken for the other misspelled
@@ -57,7 +58,8 @@ def overlay_profile(
         profile: what to lay over.
         trainer: whose arguments they are.
         overrides: its arguments: Hydra overrides, and Hydra's own options, which pass as they are.
-        environ: VERL_PLATFORM decides which parts of the profile hold.
+        environ: VERL_PLATFORM decides which parts of the profile hold, the node's GPUs how many ranks it
+            has at most.
         installed: the trainer's version and config, as far as they are known.
         launcher: torchrun's options.
 
@@ -81,7 +83,7 @@ def overlay_profile(
     platform = environ.get("VERL_PLATFORM", "").strip().lower()
     for rule in profile.rules:
         if rule.only_on in (None, platform):
-            settings.obey(rule)
+            settings.obey(_as_many_as_the_node_has(rule, environ))
     fit(trainer.name, settings)
     return Overlay(settings.changes, command.arguments, command.launcher, settings.missing, notes, version, settings)
 
@@ -103,6 +105,14 @@ def _choose_column(profile: Profile, trainer: Trainer, installed: Installed) -> 
         column,
         [f"{called} is not known; its config is most like that of verl {version}, whose keys are used"],
     )
+
+
+def _as_many_as_the_node_has(rule: Rule, environ: Mapping[str, str]) -> Rule:
+    """Return a rule; a limit on ranks is what `raydebug up --gpus` was told, where that is known."""
+    gpus = environ.get(names.NODE_GPUS, "")
+    if rule.word != "gpus_per_node" or rule.kind != "at_most" or not gpus.isdigit():
+        return rule
+    return replace(rule, value=int(gpus), why="the logical GPUs that `raydebug up --gpus` gave each node")
 
 
 def _without_launcher(column: Column) -> Column:
