@@ -8,7 +8,21 @@ import typer
 
 import raydebug
 from raydebug import render
-from raydebug.cli import attach, breaks, cluster, image, job, mode, pauses, profile, report, run, tiny, vscode
+from raydebug.cli import (
+    attach,
+    breaks,
+    check,
+    cluster,
+    image,
+    job,
+    mode,
+    pauses,
+    profile,
+    report,
+    run,
+    tiny,
+    vscode,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,6 +33,7 @@ app = typer.Typer(
 )
 app.command()(cluster.up)
 app.command()(cluster.ps)
+app.command(cls=check.TwoParts)(check.check)
 app.command()(run.run)
 app.command()(pauses.paused)
 app.command()(attach.attach)
