@@ -48,7 +48,7 @@ def figures_section(runs: Sequence[Run]) -> Markup:
         for name, values, show in rows
         if any(values)
     ]
-    head = [tag("th", "", scope="col"), [tag("th", letter, scope="col") for letter in LETTERS],
+    head = [tag("th", "figure", scope="col"), [tag("th", letter, scope="col") for letter in LETTERS],
             tag("th", "B against A", scope="col", colspan="2")]  # fmt: skip
     return tag("section", tag("h2", "In figures", id="figures"),
                _wide("figures of both runs", tag("thead", tag("tr", head)), body, "figures"))  # fmt: skip
