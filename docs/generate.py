@@ -1,4 +1,4 @@
-"""`python docs/generate.py`: write docs/05-cli.md and the tables of README and docs/02-attach.md from what they are of.
+"""`python docs/generate.py`: write docs/05-cli.md, docs/08-faults.md and the tables of README and docs/02-attach.md.
 
 Needs raydebug installed. tests/unit/test_docs.py holds the files against it.
 """
@@ -151,6 +151,9 @@ def main() -> None:
     CLI_PAGE.write_text(cli_page(), encoding="utf-8")
     README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
     ATTACH_PAGE.write_text(attach_page(ATTACH_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    import fault_page  # beside this file
+
+    fault_page.PAGE.write_text(fault_page.page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

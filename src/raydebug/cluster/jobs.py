@@ -39,6 +39,7 @@ class Job:
         debugger: its debugger word, or None for the cluster's.
         breaks: breakpoints from outside (pause/breaks.py).
         profile: name of the profile laid over it, or None.
+        tiny: what is swapped in with the profile: `model`, `data`.
         variables: further environment variables of the user's.
     """
 
@@ -47,6 +48,7 @@ class Job:
     debugger: str | None = None
     breaks: list[dict[str, Any]] = field(default_factory=list)
     profile: str | None = None
+    tiny: list[str] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
 
 
@@ -61,8 +63,14 @@ class Outcome:
     pauses: int
 
 
-def job_variables(job: Job, submission_id: str) -> dict[str, str]:
-    """Return the environment variables that the job's driver and workers get."""
+def job_variables(job: Job, submission_id: str, *, node_gpus: int = 0) -> dict[str, str]:
+    """Return the environment variables that the job's driver and workers get.
+
+    Args:
+        job: what is to run.
+        submission_id: its name in the cluster.
+        node_gpus: logical GPUs of each node; 0 where that is not known.
+    """
     variables = {**job.variables, names.JOB: submission_id, names.WORKING_DIR: job.working_dir}
     if job.debugger is not None:
         variables |= mode_variables(job.debugger)
@@ -70,6 +78,10 @@ def job_variables(job: Job, submission_id: str) -> dict[str, str]:
         variables[names.BREAKS] = json.dumps(job.breaks)
     if job.profile:
         variables[names.PROFILE] = job.profile
+        if node_gpus:
+            variables[names.NODE_GPUS] = str(node_gpus)
+    if job.tiny:
+        variables[names.TINY] = " ".join(job.tiny)
     return variables
 
 
@@ -114,9 +126,8 @@ def submit(cluster: Cluster, job: Job) -> str:
     submission_id = f"raydebug-{time.strftime('%H%M%S')}-{secrets.token_hex(3)}"
     # The gateway gives the ids by which they are listed and removed; the processes have them from their first line on.
     job = replace(job, breaks=set_breaks(cluster, job.breaks, job=submission_id))
-    return Dashboard(cluster).submit_job(
-        job_entrypoint(job), submission_id=submission_id, env=job_variables(job, submission_id)
-    )
+    variables = job_variables(job, submission_id, node_gpus=cluster.gpus)
+    return Dashboard(cluster).submit_job(job_entrypoint(job), submission_id=submission_id, env=variables)
 
 
 class Follower:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from raydebug.dap import wire
+from raydebug.dap.keepalive import notice_loss
 from raydebug.dap.wire import Message
 
 READ_BYTES = 256 * 1024
@@ -71,6 +72,7 @@ class DapSession:
         """
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(host, port)
+        notice_loss(writer)
         return cls(reader, writer, **options)
 
     def send(self, command: str, arguments: Message | None = None) -> asyncio.Future[Message]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import re
-import socket
 import weakref
 from typing import Any
 
 from raydebug.dap import wire
+from raydebug.dap.keepalive import OUT_OF_REACH, notice_loss
 from raydebug.dap.session import ConnectionLost, DapSession, RequestFailed
 from raydebug.dap.wire import Message
 from raydebug.gateway.control import Control
@@ -25,12 +24,11 @@ MAX_UNPROVEN_BYTES = 16 * 1024
 MAX_UNPROVEN = 64  # at one time; further ones wait their turn, as every process of a job may dial in one moment
 CONTROL = "control"  # worker/dial.py
 LOCATE_STEP_AFTER_S = 0.05  # after a step its client's own questions go first: pydevd answers one at a time
-OWNER = ("thread", "job_id", "task", "task_id", "actor", "actor_id")
+OWNER = ("thread", "job_id", "task", "task_id", "attempt", "actor", "actor_id")
 # A process whose node is out of reach is given up once it has not acknowledged what it was asked for this long, or was
 # silent for about 20 s. A container that stands still (docker pause) and a busy process acknowledge: their kernel does.
 UNACKNOWLEDGED_MS = 6_000
 REQUESTS_PER_DIAL = 1_000_000  # numbers tell an answer to an earlier connection of a process from one to this
-OUT_OF_REACH = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 PAUSE_EVENT = "raydebugPause"  # worker/standing.py sends it just before the thread stops
 BROKEN_OFF_EVENT = "raydebugPauseBrokenOff"  # and this when it stands no longer by itself
 # pydevd answers these itself; the order is the one that its own adapter uses (debugpy 1.8.22 adapter/clients.py).
@@ -200,6 +198,10 @@ class Process:
             about = {"pause": pause.describe()} if is_new else {}
             pause.client.forward(wire.event(0, "stopped", {**body, **about}))
             return
+        claim = self._pauses.claims.pop(str(pause.record.get("request")), None) if is_new else None
+        if claim is not None:
+            claim(pause)
+            return
         for client in list(self.clients):  # one that let its pause run and waits for the next in this process
             if client.take_next(pause):
                 return
@@ -235,7 +237,7 @@ class DialIns:
         try:
             async with asyncio.timeout(PROOF_TIMEOUT_S), self._turns:
                 purpose, about = await self._prove(reader, writer)
-            keep_alive(writer, unacknowledged_ms=UNACKNOWLEDGED_MS)
+            notice_loss(writer, unacknowledged_ms=UNACKNOWLEDGED_MS)
             if purpose == CONTROL:
                 await self._control.serve(about, reader, writer)
                 return
@@ -310,20 +312,3 @@ async def _receive(reader: asyncio.StreamReader, decoder: wire.Decoder, name: st
             if message.get("event") != name:
                 raise ConnectionRefusedError(f"'{message.get('event')}' instead of '{name}'")
             return dict(message.get("body") or {})
-
-
-def keep_alive(writer: asyncio.StreamWriter, *, unacknowledged_ms: int | None = None) -> None:
-    """Find a peer that vanished without a word within 30 seconds.
-
-    Args:
-        writer: the connection.
-        unacknowledged_ms: give the peer up when what was sent to it is not acknowledged for this long.
-    """
-    sock: socket.socket = writer.get_extra_info("socket")
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_KEEPIDLE"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 12)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 6)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    if unacknowledged_ms is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unacknowledged_ms)
