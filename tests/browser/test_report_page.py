@@ -139,10 +139,10 @@ def test_comparison(show: Show, pages: dict[str, Path]) -> None:
 
 def test_many_pauses_and_steps(chromium: Chromium, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A page of 5,000 pauses and 10,000 steps opens, and shows all pauses when asked; what it took is printed."""
-    begun = time.monotonic()
+    begun = time.process_time()
     path = tmp_path / "report.html"
     path.write_text(run_page(run_documents.huge_run()), encoding="utf-8")
-    made_s = time.monotonic() - begun
+    made_s = time.process_time() - begun
     opened_s = []
     for screen in ({}, PHONE):
         tab = chromium.tab(**screen)
@@ -156,6 +156,7 @@ def test_many_pauses_and_steps(chromium: Chromium, tmp_path: Path, capsys: pytes
         tab.close()
     with capsys.disabled():
         print(
-            f"\n5,000 pauses, 10,000 steps, {path.stat().st_size / 2**20:.1f} MiB: made in {made_s:.2f} s; opened and"
-            f" drawn in {opened_s[0]:.2f} s, on a phone {opened_s[1]:.2f} s; all pauses unfolded in {unfolded_s:.2f} s"
+            f"\n5,000 pauses, 10,000 steps, {path.stat().st_size / 2**20:.1f} MiB: made in {made_s:.2f} s of a core;"
+            f" opened and drawn in {opened_s[0]:.2f} s, on a phone {opened_s[1]:.2f} s;"
+            f" all pauses unfolded in {unfolded_s:.2f} s"
         )

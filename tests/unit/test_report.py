@@ -11,6 +11,7 @@ import re
 import stat
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 import run_documents
+from raydebug.cluster.state import Cluster
 from raydebug.runs.folder import RunFolder
 from raydebug.runs.memory import NODE
 from raydebug.runs.page import comparison_page, run_page, words
@@ -29,6 +31,8 @@ from raydebug.runs.page.plot import Axis, ceiling
 from raydebug.runs.page.reading import read_run
 from raydebug.runs.page.thinning import density, gaps, merge, stack, thin
 from raydebug.runs.page.waterfall import draw_spans, is_dense, phase_rows
+from raydebug.runs.recorder import Recorder
+from raydebug.worker.names import PROFILE
 
 PAGES = {
     "failed": lambda: run_page(run_documents.failed_run()),
@@ -125,6 +129,17 @@ def test_broken_documents(key: str) -> None:
     for one in broken:
         assert "<h1>" in run_page(one)
         assert "<h1>" in comparison_page(one, {})
+
+
+def test_measurements_that_cannot_be() -> None:
+    """A moment ten thousand years away is no measurement, and a text that nobody can read is cut."""
+    late = {"name": "x", "start_s": 1e300, "end_s": 1e301}
+    early = {"name": "y", "start_s": -0.2, "end_s": 1}  # by another machine's clock
+    document = {"phases": [late, early], "first_error": {"text": "ab" * 10_000}}
+    run = read_run(document)
+    assert ([(phase.name, phase.start_s) for phase in run.phases], run.length_s) == ([("y", 0.0)], 1.0)
+    assert run.first_error is not None
+    assert run.first_error["text"].endswith("ab ... and 10,000 more characters")
 
 
 def test_what_the_head_says() -> None:
@@ -356,7 +371,6 @@ def state(tmp_path: Path) -> Path:
             made = RunFolder(document["id"])
             made.write(document)
             os.utime(made.path / "run.json", (number, number))
-            os.utime(made.path, (number, number))
     finally:
         os.environ.pop("XDG_STATE_HOME")
         if before is not None:
@@ -380,6 +394,7 @@ def test_report_of_a_run(state: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert sorted(one.name for one in path.parent.iterdir()) == ["report.html", "run.json"]
     assert "Run failed after 5m24s" in path.read_text(encoding="utf-8")
+    assert json.loads(raydebug(state, "--json").stdout)["id"] == "raydebug-071204-0b17d4"  # is the last one still
 
 
 def test_report_elsewhere(state: Path, tmp_path: Path) -> None:
@@ -390,6 +405,35 @@ def test_report_elsewhere(state: Path, tmp_path: Path) -> None:
     assert done.stdout == f"{place / 'a.html'}\n"
     links = [a["href"] for t, a in Parsed((place / "a.html").read_text(encoding="utf-8")).elements if t == "a"]
     assert set(links) == {"../state/raydebug/runs/raydebug-062956-f43ea0/job.log"}
+
+
+def test_report_of_what_was_recorded(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the recorder writes of a run is what the page shows: phases, steps, pauses, changes, memory."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    cluster = Cluster("c", "", "compose", tmp_path, tmp_path, "", {}, 1, 0, "breakpoint", "core", 0.0)
+    about = {"submission_id": "recorded", "start_time": (time.time() - 60) * 1000}
+    about["runtime_env"] = {"env_vars": {PROFILE: "debug", "HF_TOKEN": "hunter2"}}
+    made = Recorder(cluster, about, ["python", "-m", "verl.trainer.main_ppo"])
+    pause = {
+        "id": "3",
+        "kind": "breakpoint",
+        "file": "/x/train.py",
+        "line": 7,
+        "function": "f",
+        "pid": 9,
+        "since_s": 20.0,
+    }
+    made.take_pauses([pause])
+    made.take_log("  trainer.total_training_steps: null -> 2 (two are enough)\n... Connected to Ray cluster.\n")
+    made.take_log("step:1 - actor/pg_loss:nan - timing_s/step:4.5\n")
+    made.end("FAILED", 1, {"kind": "ValueError", "text": "x", "who": "driver", "place": ""})
+    done = raydebug(state, "recorded")
+    text = Parsed(Path(done.stdout.rstrip("\n")).read_text(encoding="utf-8")).text
+    for said in ("Run failed after 1m00s, exit code 1", "ValueError: x", "driver: imports, Ray", "/x/train.py:7 f",
+                 "paused at breakpoints \N{MULTIPLICATION SIGN}1", "trainer.total_training_stepsnull", "NaN at step 1",
+                 "changed 1 setting of the command"):  # fmt: skip
+        assert said in text, said
+    assert "hunter2" not in text
 
 
 def test_report_of_two_runs(state: Path) -> None:
