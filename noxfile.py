@@ -95,6 +95,16 @@ def editors(session: nox.Session) -> None:
     run_pytest(session, "tests/editors")
 
 
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Our table of verl's keys against the config in the wheel of each release (downloads 11 MB, pinned by hash)."""
+    from uv import find_uv_bin
+
+    install(session, "core", "dev")
+    session.env["RAYDEBUG_TEST_UV"] = find_uv_bin()
+    run_pytest(session, "tests/wheels")
+
+
 @nox.session(python=CPU_PYTHON)
 def cpu(session: nox.Session) -> None:
     """Tests of verl and vLLM on this CPU: the plug-in's contracts, the tiny models (minutes)."""

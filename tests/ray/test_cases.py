@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from runs import wait_for
+
 # case, name of the function that pauses, what its local `secret` is
 BREAKPOINTS = [
     ("task", "task", "41"),
@@ -40,10 +42,37 @@ def test_breakpoint(run, dashboard, case, function, secret):
     assert (pause["kind"], pause["function"]) == ("breakpoint", function)
     in_ray = case not in ("child", "fork", "spawn")
     assert len(dashboard.paused_workers()) == (1 if in_ray else 0), "Ray's own table is right"
+    assert (pause["child_of"] is None) == in_ray
     assert job.attach(pause["id"], "p secret").strip() == secret
     job.attach(pause["id"], "c")
     assert f"done: {case}" in job.end()
     assert dashboard.paused_workers() == []
+
+
+@pytest.mark.timeout(120)
+def test_child_has_the_ids_of_its_parent(run):
+    """A child that an actor started before its first method has that actor's ids, and says whose child it is."""
+    job = run("--", "python", "cases.py", "actor_child")
+    child, actor = sorted(job.pauses(2), key=lambda pause: pause["child_of"] is None)
+    assert (child["child_of"], actor["child_of"]) == (actor["pid"], None)
+    ids = ("actor", "actor_id", "worker_id", "node_id", "ip", "job_id", "job")
+    assert [child[name] for name in ids] == [actor[name] for name in ids]
+    assert child["actor"] == "SpawnsInInit"
+    said = f"pid {child['pid']}, child of SpawnsInInit pid {actor['pid']})"
+    wait_for(lambda: said in job.text, said, run=job)
+    for pause in (child, actor):
+        job.attach(pause["id"], "c")
+    assert "done: actor_child" in job.end()
+
+
+@pytest.mark.timeout(120)
+def test_program_without_ray_is_nobodys_child(run):
+    """A job's program that never connects to Ray has no parent, although an actor of Ray's started it."""
+    job = run("--", "python", "-c", "breakpoint()")
+    (pause,) = job.pauses(1)
+    assert [pause[name] for name in ("child_of", "actor", "worker_id")] == [None, None, None]
+    job.attach(pause["id"], "c")
+    job.end()
 
 
 @pytest.mark.timeout(120)

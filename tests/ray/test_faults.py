@@ -133,6 +133,25 @@ def _alive(pid: int) -> bool:
 
 
 @pytest.mark.timeout(120)
+def test_attempts_of_a_retried_task(run, cluster: Cluster) -> None:
+    """F11: a task that crashes under post-mortem and is retried is listed twice, the second time with its attempt."""
+    job: Run = run("--debugger", "post-mortem", "--", "python", "faults.py", "retry", "-")
+    (first,) = job.pauses(1)
+    assert (first["kind"], first["task"], first["attempt"]) == ("post-mortem", "retried", 1)
+    assert "attempt" not in raydebug("paused", "--name", cluster.name).stdout.replace("attempt at 41", "")
+    job.attach(first["id"], "c")
+    wait_for(lambda: [p["id"] for p in job.listed()] not in ([], [first["id"]]), "the second attempt", run=job)
+    (second,) = job.pauses(1)
+    assert second["id"] != first["id"]
+    assert (second["task_id"], second["attempt"]) == (first["task_id"], 2)
+    assert f"retried attempt 2 pid {second['pid']}" in raydebug("paused", "--name", cluster.name).stdout
+    opened = raydebug("attach", second["id"], "--name", cluster.name)
+    assert "task retried, attempt 2, pid" in opened.stdout, opened
+    job.attach(second["id"], "c")
+    assert "failed as it should: RayTaskError(ValueError)" in job.end()
+
+
+@pytest.mark.timeout(120)
 def test_two_threads_of_one_worker(run) -> None:
     """F12: of two pauses in one worker, steps and values of one leave the other where it is."""
     job: Run = run("--", "python", "cases.py", "two_threads")

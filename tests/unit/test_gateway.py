@@ -337,6 +337,38 @@ def test_line_breakpoint_of_a_client(door):
     assert program.communicate(timeout=10)[0] == "2\n"
 
 
+LOOP = """\
+import sys
+def is_traced():
+    return sys.gettrace() is not None or (sys.version_info >= (3, 12) and sys.monitoring.get_tool(0) is not None)
+def train():
+    breakpoint()
+    first = 1
+    second = 2
+    return is_traced()
+print(train())
+"""
+
+
+def test_full_speed_after_a_step(door):
+    """A thread that was stepped and then let go on is not traced, although the function of its pause still runs."""
+    program = door.start(LOOP)
+    (pause,) = door.pauses()
+
+    async def step():
+        session, stopped = await door.attach(pause["id"])
+        thread = {"threadId": stopped["threadId"]}
+        for line in (6, 7):
+            await session.request("next", thread)
+            await session.next_event("stopped", timeout_s=5)
+            stack = await session.request("stackTrace", {**thread, "levels": 1})
+            assert stack["stackFrames"][0]["line"] == line
+        await session.request("continue", thread)
+
+    visit(door, step)
+    assert program.communicate(timeout=20)[0] == "False\n"
+
+
 # HTTP
 
 
@@ -409,6 +441,27 @@ def test_silent_client_is_closed(door):
         while connection.recv(1000):
             pass
     assert 4 < time.monotonic() - started < 8
+
+
+def test_long_value_passes_through_whole(door):
+    """A value of some MiB comes whole, and answers the request that asked for it, among short ones."""
+    door.start("def f():\n    big = '\\\\\"}' + 'x' * 3_000_000\n    breakpoint()\nf()\n")
+    (pause,) = door.pauses()
+
+    async def look():
+        session, body = await door.attach(pause["id"])
+        stack = await session.request("stackTrace", {"threadId": body["threadId"], "levels": 1})
+        about = {"frameId": stack["stackFrames"][0]["id"], "context": "clipboard"}
+        asked = [session.send("evaluate", {"expression": code, **about}) for code in ("1 + 1", "big", "2 + 2")]
+        answers = [await one for one in asked]
+        await session.close()
+        return answers
+
+    short, long, other = visit(door, look)
+    assert (short["body"]["result"], other["body"]["result"]) == ("2", "4")
+    assert long["body"]["result"] == repr('\\"}' + "x" * 3_000_000)
+    assert short["request_seq"] < long["request_seq"] < other["request_seq"]
+    assert len({one["seq"] for one in (short, long, other)}) == 3
 
 
 def test_fork_of_a_paused_process(door):

@@ -151,6 +151,20 @@ def test_cpu_section_holds_on_a_cpu_only() -> None:
     assert "++actor_rollout_ref.rollout.enable_sleep_mode=false" in lay(environ=CPU).argv
 
 
+@pytest.mark.parametrize(("given", "asked", "ranks"), [("2", 2, "2"), ("2", 8, "2"), ("4", 2, "2"), ("", 8, "1")])
+def test_as_many_ranks_as_the_node_was_given(given: str, asked: int, ranks: str) -> None:
+    """On a CPU a training has the ranks that it asks for, up to the GPUs that `up` was told; one where none was."""
+    environ = {**CPU, "RAYDEBUG_NODE_GPUS": given}
+    overlay = lay(f"trainer.n_gpus_per_node={asked}", environ=environ)
+    assert said(overlay)["trainer.n_gpus_per_node"] == ranks
+    assert said(overlay)["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"] == str(4 // int(ranks))
+    if given and asked > int(given):
+        assert (
+            "trainer.n_gpus_per_node: 8 -> 2 (the logical GPUs that `raydebug up --gpus` gave each node)"
+            in map(str, overlay.changes)
+        )  # fmt: skip
+
+
 def test_critic_only_where_there_is_one() -> None:
     """The critic's settings are laid over PPO (gae), and left out of GRPO."""
     assert not [key for key in said(lay("algorithm.adv_estimator=grpo")) if key.startswith("critic.")]

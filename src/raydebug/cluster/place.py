@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +16,7 @@ from raydebug.errors import Exit, RaydebugError
 
 WORKSPACE = "/workspace"  # docker-compose.yml mounts the project there
 IMAGE_PYTHON = "/opt/venv/bin/python"  # Dockerfile
+PYTHON_TIMEOUT_S = 30.0
 
 
 class Place(Protocol):
@@ -30,8 +32,22 @@ class Place(Protocol):
     def has_program(self, name: str, working_dir: Path) -> bool:
         """Say whether a job started in this folder finds the program."""
 
-    def run_python(self, arguments: list[str], working_dir: Path) -> str:
-        """Run the cluster's Python there and return what it printed."""
+    def run_python(
+        self,
+        arguments: list[str],
+        working_dir: Path,
+        *,
+        environ: Mapping[str, str] | None = None,
+        timeout_s: float = PYTHON_TIMEOUT_S,
+    ) -> str:
+        """Run the cluster's Python there and return what it printed.
+
+        Args:
+            arguments: what follows the interpreter.
+            working_dir: a folder of this machine; it runs in what that is called there.
+            environ: its whole environment on this machine; containers have their own.
+            timeout_s: limit in seconds on this machine.
+        """
 
 
 @dataclass(frozen=True)
@@ -55,9 +71,16 @@ class LocalPlace:
         path = os.pathsep.join([str(Path(self.python).parent), os.environ.get("PATH", "")])
         return shutil.which(name, path=path) is not None
 
-    def run_python(self, arguments: list[str], working_dir: Path) -> str:
+    def run_python(
+        self,
+        arguments: list[str],
+        working_dir: Path,
+        *,
+        environ: Mapping[str, str] | None = None,
+        timeout_s: float = PYTHON_TIMEOUT_S,
+    ) -> str:
         """Run the cluster's Python in a folder."""
-        return process.run([self.python, *arguments], cwd=working_dir, timeout_s=30)
+        return process.run([self.python, *arguments], cwd=working_dir, env=environ, timeout_s=timeout_s)
 
 
 @dataclass(frozen=True)
@@ -88,8 +111,15 @@ class ComposePlace:
         code, _ = self._in_head(["-c", question, name], working_dir)
         return code == 0
 
-    def run_python(self, arguments: list[str], working_dir: Path) -> str:
-        """Run the image's Python in the head."""
+    def run_python(
+        self,
+        arguments: list[str],
+        working_dir: Path,
+        *,
+        environ: Mapping[str, str] | None = None,
+        timeout_s: float = PYTHON_TIMEOUT_S,
+    ) -> str:
+        """Run the image's Python in the head, whose environment the jobs have too."""
         code, printed = self._in_head(arguments, working_dir)
         if code != 0:
             raise process.CommandFailed([IMAGE_PYTHON, *arguments], code, printed, fix="see `raydebug ps`")

@@ -17,7 +17,7 @@ from raydebug.dap.session import ConnectionLost, DapSession, RequestFailed
 from raydebug.dap.wire import Message
 from raydebug.errors import Exit, RaydebugError
 
-_REFUSALS = {"auth.wrong-token": Exit.USAGE, "pause.busy": Exit.TAKEN}
+_REFUSALS = {"auth.wrong-token": Exit.USAGE, "pause.busy": Exit.TAKEN, "process.asked": Exit.TAKEN}
 _GONE = "pause.gone"
 _REQUEST_TIMEOUT_S = 30.0
 _WORD_TIMEOUT_S = 1.0
@@ -82,7 +82,7 @@ class DebugSession:
 
         Args:
             door: the gateway.
-            target: a pause's id, or `next` to wait for the next pause, without a limit.
+            target: a pause's id; `next` for the next pause, or a process that works: waits without a limit.
             steal: take it from a client that holds it.
             on_output: called with what the process writes.
 
@@ -331,8 +331,9 @@ def explain_refusal(refused: RequestFailed) -> RaydebugError:
     """Turn a gateway's refusal into our error, with its own cause and fix."""
     error = refused.body.get("error") or {}
     code = refusal_code(refused) or "attach.refused"
+    what = "the process cannot be paused" if code.startswith("process.") else "the pause cannot be attached"
     return RaydebugError(
-        "the pause cannot be attached" if code != "auth.wrong-token" else "the gateway refused us",
+        what if code != "auth.wrong-token" else "the gateway refused us",
         cause=str(error.get("format") or refused),
         fix=str(error.get("fix") or "list the pauses with `raydebug paused`"),
         code=code,

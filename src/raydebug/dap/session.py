@@ -99,6 +99,8 @@ class DapSession:
         async with asyncio.timeout(timeout_s):
             answer = await self.send(command, arguments)
         body: Message = answer.get("body") or {}
+        if isinstance(body, wire.RawBody):
+            body = body.parsed()
         if not answer.get("success"):
             raise RequestFailed(command, str(answer.get("message") or f"'{command}' failed"), body)
         return body

@@ -24,7 +24,7 @@ MAX_UNPROVEN_BYTES = 16 * 1024
 MAX_UNPROVEN = 64  # at one time; further ones wait their turn, as every process of a job may dial in one moment
 CONTROL = "control"  # worker/dial.py
 LOCATE_STEP_AFTER_S = 0.05  # after a step its client's own questions go first: pydevd answers one at a time
-OWNER = ("thread", "job_id", "task", "task_id", "actor", "actor_id")
+OWNER = ("thread", "job_id", "task", "task_id", "attempt", "actor", "actor_id")
 # A process whose node is out of reach is given up once it has not acknowledged what it was asked for this long, or was
 # silent for about 20 s. A container that stands still (docker pause) and a busy process acknowledge: their kernel does.
 UNACKNOWLEDGED_S = 6.0
@@ -87,7 +87,8 @@ class Process:
             on_event=lambda m: loop.call_soon(self._take, m),
             on_end=lambda: loop.call_soon(self._end),
             first_seq=REQUESTS_PER_DIAL * (dials if isinstance(dials, int) else 0) + 1,
-            decoder=wire.Decoder(on_oversized=_refuse_oversized),  # one value that is too long must not end the session
+            # One value that is too long must not end the session; a long one passes through as it is.
+            decoder=wire.Decoder(on_large=_pass_through, on_oversized=_refuse_oversized),
         )
         answers = [self.session.send(command, arguments) for command, arguments in SESSION_SET_UP]
         for (command, _), answer in zip(SESSION_SET_UP, await asyncio.gather(*answers), strict=True):
@@ -197,6 +198,10 @@ class Process:
             about = {"pause": pause.describe()} if is_new else {}
             pause.client.forward(wire.event(0, "stopped", {**body, **about}))
             return
+        claim = self._pauses.claims.pop(str(pause.record.get("request")), None) if is_new else None
+        if claim is not None:
+            claim(pause)
+            return
         for client in list(self.clients):  # one that let its pause run and waits for the next in this process
             if client.take_next(pause):
                 return
@@ -279,6 +284,21 @@ def _refuse_oversized(length: int, head: bytes) -> Message:
     return wire.refusal(0, to, text)
 
 
+def _pass_through(message: bytes) -> Message | None:
+    """Return a long response with its body unparsed; None for a message that has to be looked into."""
+    head, tail = _PASSED.match(message), _SEQ.search(message, max(0, len(message) - 40))
+    if head is None or tail is None:
+        return None
+    body = wire.RawBody(memoryview(message)[head.end() : tail.start()])
+    return {"type": "response", "request_seq": int(head[1]), "success": True, "command": head[2].decode(), "body": body}
+
+
+# pydevd writes a response's own fields before its body, but its `seq` last (debugpy 1.8.22, pydevd_schema.py, `to_dict`
+# of each response; pydevd_base_schema.py). Only of these two requests: in what answers the others files are named.
+_PASSED = re.compile(
+    rb'\{"type": "response", "request_seq": (\d+), "success": true, "command": "(evaluate|variables)", "body": (?=\{)'
+)
+_SEQ = re.compile(rb', "seq": \d+\}$')
 # pydevd writes a response's own fields before its body (debugpy 1.8.22, pydevd_schema.py, `to_dict` of each response).
 _ANSWERS = re.compile(rb'"request_seq":\s*(\d+).{0,80}?"command":\s*"(\w+)"')
 
