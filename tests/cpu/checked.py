@@ -53,7 +53,7 @@ OVERRIDES = {
 class WarmPlace(LocalPlace):
     """This machine, its interpreter warm: a question is a fork of this process, with transformers and verl imported.
 
-    Starting Python and importing them takes 4 s of a processor for each question, and there are a hundred here. All else
+    Starting Python and importing them takes 4 s of a processor for each question, a hundred times. All else
     is as ever: a process of its own, its folder, its environment. Stage `env` imports nothing and gets a fresh Python.
     """
 
@@ -89,7 +89,7 @@ def warm_up() -> None:
     os.environ |= {"VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}
     import hydra  # noqa: F401
     import pyarrow.parquet  # noqa: F401
-    import transformers.models.auto.modeling_auto
+    import transformers.models.auto.modeling_auto  # noqa: F401
     from transformers import AutoTokenizer  # noqa: F401
     from verl.utils.config import validate_config  # noqa: F401
     from verl.utils.reward_score import default_compute_score  # noqa: F401

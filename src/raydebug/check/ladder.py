@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raydebug.check import data, env, model
+from raydebug.check import data, engine, env, model, train
 from raydebug.check.ask import NoAnswer
 from raydebug.check.finding import Finding
 from raydebug.check.remembered import Memory
@@ -22,6 +22,8 @@ STAGES = (
     Stage("env", env.BUDGET_S, env.check, needs_command=False),
     Stage("data", data.BUDGET_S, data.check),
     Stage("model", model.BUDGET_S, model.check),
+    Stage("engine", engine.BUDGET_S, engine.check),
+    Stage("train", train.BUDGET_S, train.check),
 )
 NAMES = tuple(stage.name for stage in STAGES)
 
