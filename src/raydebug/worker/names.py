@@ -35,3 +35,6 @@ OPEN = "RAYDEBUG_OPEN"
 
 PATIENCE = "RAYDEBUG_PATIENCE_S"
 """Seconds that a paused thread waits for a gateway that is gone before it goes on (default 3600; 0: at once)."""
+
+WARM = "RAYDEBUG_WARM"
+"""Unix socket of a warm cluster's pool: processes that have the heavy imports done (raydebug/warm)."""
