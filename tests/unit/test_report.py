@@ -407,6 +407,18 @@ def test_report_elsewhere(state: Path, tmp_path: Path) -> None:
     assert set(links) == {"../state/raydebug/runs/raydebug-062956-f43ea0/job.log"}
 
 
+def test_report_into_what_is_there(state: Path, tmp_path: Path) -> None:
+    """Of a link the file behind it becomes the page; a device or a pipe is written to."""
+    (tmp_path / "page.html").write_text("older")
+    (tmp_path / "link").symlink_to(tmp_path / "page.html")
+    done = raydebug(state, "--output", str(tmp_path / "link"))
+    assert (tmp_path / "link").is_symlink()
+    assert "Run succeeded" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    done = raydebug(state, "--output", "/dev/stdout")
+    assert done.stdout.startswith("<!doctype html>")
+    assert done.stdout.endswith("</html>\n/dev/stdout\n")
+
+
 def test_report_of_what_was_recorded(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the recorder writes of a run is what the page shows: phases, steps, pauses, changes, memory."""
     monkeypatch.setenv("XDG_STATE_HOME", str(state))
@@ -485,6 +497,7 @@ def test_report_opens_the_browser(state: Path, tmp_path: Path) -> None:
             "the report cannot be written",
             "{}/no/x.html: No such file or directory",
         ),
+        (["last", "--output", "/dev/full"], "the report cannot be written", "/dev/full: No space left on device"),
         (["nosuch"], "there is no run 'nosuch'", None),
     ],
 )
@@ -496,3 +509,4 @@ def test_report_refusals(state: Path, tmp_path: Path, arguments: list[str], what
     assert cause is None or lines[1] == f"cause: {cause.format(tmp_path)}"
     assert lines[2].startswith("fix: ")
     assert list(tmp_path.glob(".*")) == []
+    assert Path("/dev/full").is_char_device()
