@@ -90,6 +90,12 @@ CODES: dict[str, str] = {
     "train.no-step": "the training ends well without a step",
     "train.out-of-time": "the training does not get through two steps in time",
     "train.not-a-number": "a loss or a gradient is nan or infinite",
+    # a running cluster
+    "cluster.no-job": "the cluster does not run the job that asks it",
+    "cluster.node": "a node is dead, or runs no task",
+    "cluster.clock": "the clock of a node is off",
+    "cluster.ports": "a node cannot reach another",
+    "cluster.all-reduce": "a sum over all nodes fails",
     # any stage
     "check.out-of-time": "a check took too long and was ended",
     "check.died": "the process of a check died",

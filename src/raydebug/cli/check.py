@@ -36,7 +36,7 @@ def check(
     stages: Annotated[
         list[str] | None,
         typer.Argument(
-            help="env, data, model, engine, train: these only. The training command stands behind `--`.",
+            help="env, data, model, engine, train: these only; or cluster. The command stands behind `--`.",
             metavar="[STAGE]... -- COMMAND...",
         ),
     ] = None,
