@@ -96,6 +96,7 @@ def test_only_the_first_rank_speaks(tmp_path: Path) -> None:
         done = drive("python", "-m", "verl.trainer.sft_trainer", folder=tmp_path, RANK=rank, WORLD_SIZE="6")
         assert "data.train_batch_size=6" in arguments(done)
         assert bool(done.stderr) == lines
+    assert (tmp_path / ".raydebug" / ".gitignore").read_text() == "*\n", "its checkpoints are no part of the project"
 
 
 def test_a_version_that_is_not_known_is_read_by_its_config(tmp_path: Path) -> None:

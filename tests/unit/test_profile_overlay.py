@@ -162,6 +162,15 @@ def test_everything_else_passes_as_it_is() -> None:
     assert lay(*mine).argv[: len(mine)] == mine
 
 
+@pytest.mark.parametrize("mine", [["data.shuffle=True", "--cfg", "job"], ["--cfg", "job"], ["--config-name", "x", "~a"]])
+def test_overrides_stay_together(mine: list[str]) -> None:
+    """New overrides stand beside the user's, not behind options that follow those: Hydra's parser takes none there."""
+    argv = lay(*mine).argv
+    options = [at for at, word in enumerate(argv) if word.startswith("--") or word in ("job", "x")]
+    assert options == list(range(options[0], options[0] + 2)), "in one piece"
+    assert options[0] == 0 or options[-1] == len(argv) - 1, "in front, or at the end"
+
+
 def test_last_override_counts_and_one_is_left() -> None:
     """Of a key that stands twice the last counts, as with Hydra, and the new value stands once."""
     overlay = lay("trainer.test_freq=3", "++trainer.test_freq=5")
@@ -380,9 +389,15 @@ def test_on_a_cpu_torchrun_starts_one_process() -> None:
     assert said(overlay)["trainer.device"] == "cpu"
 
 
-def test_the_last_checkpoint_of_a_fine_tuning_is_empty() -> None:
-    """save_freq does not keep sft_trainer from saving at its last step: nothing of the model is in what it saves."""
-    assert said(fine_tune())["checkpoint.save_contents"] == "[]"
+def test_a_small_run_touches_nothing_of_the_users() -> None:
+    """What a fine-tuning saves at its last step all the same is empty, and not where the user's checkpoints are."""
+    mine = ("trainer.default_local_dir=/mine", "trainer.default_hdfs_dir=hdfs://mine")
+    now = said(fine_tune(overrides=mine))
+    assert now["checkpoint.save_contents"] == "[]"
+    assert now["trainer.default_local_dir"] == ".raydebug/checkpoints"
+    assert now["trainer.default_hdfs_dir"] == "null"
+    rollouts = said(lay("trainer.rollout_data_dir=/mine", "trainer.validation_data_dir=/mine"))
+    assert "/mine" not in rollouts.values()
 
 
 CONFIG = {
