@@ -93,7 +93,7 @@ class Asked:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if pausing.done() and not stopped.done():
                 self._take_back(line, request, stopped)
-                return pausing.result()
+                return _promised(pausing.result())
             if not stopped.done():
                 raise ending.result()
             return stopped.result()
@@ -110,7 +110,7 @@ class Asked:
             await self._pauses.change()
             for pause in self._pauses.of_process(line.instance):
                 if pause.client is None and not pause.promised:
-                    return _promised(pause)
+                    return pause
 
     def _take_back(self, line: ControlLine, request: str, stopped: asyncio.Future[Pause]) -> None:
         line.tell("withdraw", {"request": request})
