@@ -3,7 +3,7 @@
 Writes what it saw to stock_faults.json, case by case; docs/faults.toml says it in words. Each case runs on a head of
 its own on loopback (those with a cut cable: in network namespaces), without a token and without raydebug's hook; it
 ends with the case. Needs an environment that has Ray, debugpy and raydebug, and a checkout: the programs are those of
-tests/jobs.
+tests/jobs. F23 and F24 need a Docker engine with raydebug's image core (RAYDEBUG_TEST_IMAGE names another).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ sys.path.append(str(ROOT / "tests"))  # its two hosts, and its environments
 
 from bench import measuring  # noqa: E402
 from bench.stock import bytes as sent  # noqa: E402
-from bench.stock import clients, tasks  # noqa: E402
+from bench.stock import clients, containers, tasks  # noqa: E402
 from bench.stock.head import Head, stock_head  # noqa: E402
 
 RESULTS = Path(__file__).parent / "stock_faults.json"
-LIMIT_S = 400.0
+LIMIT_S = 600.0
 Saw = dict[str, Any]
 
 ON_A_HEAD: dict[str, Callable[[Head], Awaitable[Saw]]] = {
@@ -54,6 +54,8 @@ ON_A_HEAD: dict[str, Callable[[Head], Awaitable[Saw]]] = {
 ALONE: dict[str, Callable[[], Awaitable[Saw]]] = {
     "F18": partial(clients.on_two_hosts, "F18"),
     "F21": partial(clients.on_two_hosts, "F21"),
+    "F23": containers.cut_from_the_head,
+    "F24": containers.stands_still,
 }
 LONG = {"F14": tasks.an_hour}  # only when named
 

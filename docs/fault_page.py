@@ -26,12 +26,13 @@ Made by `python docs/generate.py` from docs/faults.toml, from the docstrings of 
 [bench/stock_faults.json](../bench/stock_faults.json).
 
 What happens when, while a task is paused, it is ended, a client or a network goes, or somebody sends what is no good.
-The cases are those of raydebug's requirements, by their names there. Beside each: what {stock} do in the same case, and
-the sentences that raydebug's tests prove, with the tests.
+The cases are those of raydebug's requirements, by their names there. Beside each: what stock Ray and debugpy do then
+({stock}), and the sentences that raydebug's tests prove, with the tests.
 
-Where the result of stock Ray comes from: *measured* is bench/stock_faults.py, a head without anything of raydebug, on
-{machine}; *notes 9* is section 9 of the notes on Ray's debugger that raydebug was designed from, seen by hand with
-the same versions; *not measured* is said where neither has it.
+Where a stock result comes from: *measured* is bench/stock_faults.py, without anything of raydebug
+({machine}, and busy: its times are no benchmark); *notes 9* is section 9 of the
+notes on Ray's debugger that raydebug was designed from, seen by hand with the same versions; *not measured* is said
+where neither has it.
 
 Where a case has a limit in seconds, a run of the tests notes what it took beside what is wanted (tests/fault_lines.py).
 

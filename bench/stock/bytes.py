@@ -49,7 +49,7 @@ async def malformed(head: Head) -> Saw:
         try:
             third = await Client.begin(row)
             third_one = "answered"
-            third.drop()
+            await third.drop()
         except (TimeoutError, OSError, ConnectionLost, RequestFailed) as error:
             third_one = f"not answered ({type(error).__name__})"
         saw[name] = {
@@ -58,8 +58,8 @@ async def malformed(head: Head) -> Saw:
             "the first session answers": await first.answers(),
             "a third client's `initialize`": third_one,
         }
-        second.drop()
-        first.drop()
+        await second.drop()
+        await first.drop()
         program.ended(5)
         head.end_programs()
     return saw
@@ -87,7 +87,7 @@ async def endless_header(head: Head) -> Saw:
         "adapter's memory + MiB": round((adapter.memory_info().rss - memory) / MIB, 1),
         "the first session answers within 5 s": await first.answers(),
     }
-    second.drop()
+    await second.drop()
     return saw
 
 
@@ -108,7 +108,7 @@ async def never_reads(head: Head) -> Saw:
         await asyncio.sleep(0.5)
         now = adapter.memory_info().rss, worker.memory_info().rss
         largest = [max(old, (new - first) / MIB) for old, new, first in zip(largest, now, before, strict=True)]
-    client.drop()
+    await client.drop()
     return {"adapter + MiB": round(largest[0]), "worker + MiB": round(largest[1]), "within s": 60}
 
 
@@ -128,7 +128,7 @@ async def huge_values(head: Head) -> Saw:
     for context in ("repl", "hover", "clipboard"):
         asked = {"expression": "text", "frameId": frame, "context": context}
         saw[f"the text, evaluated as {context}"], _ = await _timed(client, "evaluate", asked)
-    client.drop()
+    await client.drop()
     return {**saw, "program ended once the client was gone": program.ended(20)}
 
 
@@ -162,7 +162,7 @@ async def never_returns(head: Head) -> Saw:
     saw["the evaluation"] = "ended" if running.done() else "still runs"
     with contextlib.suppress(TimeoutError, ConnectionLost, RequestFailed):
         await client.session.request("disconnect", {"terminateDebuggee": False}, timeout_s=ANSWER_S)
-    client.drop()
+    await client.drop()
     went_on = program.ended(10)
     saw["the task, after disconnect"] = "went on" if went_on else "does not go on (10 s)"
     with contextlib.suppress(psutil.NoSuchProcess):

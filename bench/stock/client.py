@@ -1,6 +1,7 @@
 """A DAP client of debugpy's own port, as editors are: every connection begins as a session, `initialize` first.
 
-`python -m bench.stock.client HOST PORT` attaches and prints what comes as JSON lines, for a client on another host.
+`python -m bench.stock.client HOST PORT [ASK_EVERY_S]` attaches and prints what comes as JSON lines, for a client on
+another host; with ASK_EVERY_S it asks for the threads so often, until that is answered after 60 s or not at all.
 """
 
 from __future__ import annotations
@@ -88,9 +89,10 @@ class Client:
         await self.session.request("disconnect", {"terminateDebuggee": False}, timeout_s=ANSWER_S)
         await self.session.close()
 
-    def drop(self) -> None:
+    async def drop(self) -> None:
         """Break the connection, as a client that is killed does."""
         self.session._writer.transport.abort()
+        await asyncio.sleep(0.1)  # the loop closes the socket
 
     async def observe(self, for_s: float, until: str | None = None) -> list[str]:
         """Return what comes in this time, as `name after 0.1 s`: events, and the connection's end."""
@@ -120,7 +122,7 @@ class Client:
         return True
 
 
-async def _main(host: str, port: str) -> None:
+async def _main(host: str, port: str, ask_every_s: str = "") -> None:
     begin = time.monotonic()
     try:
         client = await Client.attach({"ip": host, "debugger_port": port})
@@ -128,8 +130,17 @@ async def _main(host: str, port: str) -> None:
         print(json.dumps({"refused": f"{type(error).__name__}: {error}"}), flush=True)
         return
     print(json.dumps({"attached": round(time.monotonic() - begin, 2)}), flush=True)
-    for line in await client.observe(600.0):
-        print(json.dumps({"seen": line}), flush=True)
+    if not ask_every_s:
+        for line in await client.observe(600.0):
+            print(json.dumps({"seen": line}), flush=True)
+        return
+    while time.monotonic() < begin + 120:
+        await asyncio.sleep(float(ask_every_s))
+        asked = time.monotonic()
+        answered = await client.answers(within_s=90.0)
+        print(json.dumps({"answered": answered, "after s": round(time.monotonic() - asked, 1)}), flush=True)
+        if not answered or asked > begin + 70:
+            return
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ async def _gone(head: Head, *, runs: bool) -> Saw:
     if runs:
         client.session.send("next", {"threadId": client.thread})  # over time.sleep(2)
         await asyncio.sleep(0.3)
-    client.drop()
+    await client.drop()
     begin = time.monotonic()
     went_on = program.ended(15)
     saw: Saw = {
@@ -45,7 +45,7 @@ async def _gone(head: Head, *, runs: bool) -> Saw:
             again = await Client.attach(row)
             stack = await again.session.request("stackTrace", {"threadId": again.thread}, timeout_s=10)
             saw["a new client"] = f"finds it at line {stack['stackFrames'][0]['line']}"
-            again.drop()
+            await again.drop()
         except (TimeoutError, OSError, ConnectionLost, RequestFailed) as error:
             saw["a new client"] = f"{type(error).__name__}: {error}"
     head.end_programs()

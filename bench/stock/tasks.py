@@ -50,7 +50,7 @@ async def _struck(head: Head, fault: str, *, attach: bool = True) -> Saw:
     if client and not ended:
         saw["the session still answers"] = await client.answers()
     if client:
-        client.drop()
+        await client.drop()
         saw["driver, once the client is gone"] = _driver_error(program) if program.ended(WATCH_S) else "still waits"
     return saw
 
@@ -75,7 +75,7 @@ async def job_stopped(head: Head) -> Saw:
         "adapters left": len(head.adapters()),
     }
     for client in clients:
-        client.drop()
+        await client.drop()
     return saw
 
 
