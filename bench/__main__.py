@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from bench import figures, look, measuring, misses, pause, start
+from bench import figures, look, many, measuring, misses, pause, relay, start
 
 HERE = Path(__file__).parent
 EXPLANATION = """\
@@ -22,9 +22,9 @@ def main() -> None:
     """Run all programs over one pair of heads."""
     options = measuring.parse(argparse.ArgumentParser(description=__doc__))
     before = measuring.machine()
-    samples = measuring.run([pause.measure, look.measure], options.repetitions)
+    samples = measuring.run([pause.measure, look.measure, many.measure], options.repetitions)
     samples |= measuring.run(
-        [start.measure, misses.measure], options.repetitions, needs_heads=False
+        [start.measure, misses.measure, relay.measure], options.repetitions, needs_heads=False
     )  # on a quiet machine
     after = measuring.machine()
     about = {**before, "load_after": after["load"], "repetitions": options.repetitions}

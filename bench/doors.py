@@ -15,6 +15,7 @@ import httpx
 from bench import heads
 from raydebug.cluster.state import Cluster
 from raydebug.dap.session import DapSession
+from raydebug.pause.listing import fetch_pauses
 
 WAIT_S = 60.0
 POLL_S = 0.02  # how often a client of stock Ray looks whether something has paused
@@ -58,26 +59,46 @@ class Held:
         await self.session.close()
 
 
-async def take_from_gateway(cluster: Cluster) -> Held:
-    """Wait at the gateway for the next pause and take it."""
+async def take_from_gateway(cluster: Cluster, target: str = "next") -> Held:
+    """Take a pause by its id, or wait at the gateway for the next one."""
     session = await DapSession.connect(cluster.gateway_host, cluster.gateway_port)
     await session.request("initialize", {"clientName": "bench", "adapterID": "python"})
-    await session.request("attach", {"token": cluster.token, "target": "next"}, timeout_s=WAIT_S)
+    await session.request("attach", {"token": cluster.token, "target": target}, timeout_s=WAIT_S)
     seen = {"attachable": time.perf_counter()}
     await session.request("configurationDone")
     return await _hold(session, seen)
 
 
+async def paused_at_gateway(cluster: Cluster) -> list[dict[str, Any]]:
+    """Ask the gateway for its pauses."""
+    return await asyncio.to_thread(fetch_pauses, cluster)
+
+
+async def attach_to_gateway(cluster: Cluster, pause: dict[str, Any]) -> Held:
+    """Take a pause of the gateway's list."""
+    return await take_from_gateway(cluster, pause["id"])
+
+
+async def paused_at_stock(cluster: Cluster) -> list[dict[str, Any]]:
+    """Ask Ray's worker table for paused workers."""
+    headers = {"Authorization": f"Bearer {cluster.token}"}
+    async with httpx.AsyncClient(base_url=cluster.dashboard, headers=headers) as table:
+        rows: list[dict[str, Any]] = (await table.get(PAUSED_WORKERS)).json()["data"]["result"]["result"]
+        return rows
+
+
 async def take_from_stock(cluster: Cluster) -> Held:
     """Ask Ray's worker table until a worker has paused, then attach to the port that it opened."""
-    async with httpx.AsyncClient(
-        base_url=cluster.dashboard, headers={"Authorization": f"Bearer {cluster.token}"}
-    ) as table:
-        async with asyncio.timeout(WAIT_S):
-            while not (rows := (await table.get(PAUSED_WORKERS)).json()["data"]["result"]["result"]):  # noqa: ASYNC110
-                await asyncio.sleep(POLL_S)  # the table cannot be waited on
+    async with asyncio.timeout(WAIT_S):
+        while not (rows := await paused_at_stock(cluster)):  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)  # the table cannot be waited on
+    return await attach_to_stock(cluster, rows[0])
+
+
+async def attach_to_stock(_cluster: Cluster, worker: dict[str, Any]) -> Held:
+    """Attach to the port that a paused worker has opened."""
     seen = {"attachable": time.perf_counter()}
-    host, port = rows[0]["ip"], int(rows[0]["debugger_port"])
+    host, port = worker["ip"], int(worker["debugger_port"])
     session = await DapSession.connect(host, port)
     await session.request("initialize", {"clientName": "bench", "adapterID": "python", "pathFormat": "path"})
     wanted = {"type": "python", "request": "attach", "justMyCode": False, "connect": {"host": host, "port": port}}
@@ -105,7 +126,7 @@ class Side:
 
     def __init__(self, name: str, cluster: Cluster, program: asyncio.subprocess.Process) -> None:
         self.name = name
-        self._cluster = cluster
+        self.cluster = cluster
         self._program = program
         self.answers: list[asyncio.Task[Any]] = []
 
@@ -118,12 +139,15 @@ class Side:
             line = await self._program.stdout.readline()
         if not line:
             raise RuntimeError(f"the {self.name} program ended; its words are above")
-        return json.loads(line)
+        try:
+            return json.loads(line)
+        except ValueError:
+            raise RuntimeError(f"the {self.name} program said: {line.decode(errors='replace')}") from None
 
     async def take_pause(self, method: str, *arguments: Any) -> tuple[Held, asyncio.Task[Any]]:
         """Run a method that pauses, and take its pause with a client that was waiting; the task is its answer."""
         take = take_from_gateway if self.name == "raydebug" else take_from_stock
-        waiting = asyncio.ensure_future(take(self._cluster))
+        waiting = asyncio.ensure_future(take(self.cluster))
         answer = asyncio.ensure_future(self.ask(method, *arguments))
         self.answers.append(answer)
         await asyncio.wait({waiting, answer}, return_when=asyncio.FIRST_COMPLETED)

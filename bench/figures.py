@@ -16,7 +16,7 @@ class Figure:
     Args:
         key: its name in results.json.
         title: what is measured, in words.
-        unit: ms, s, x (times as slow as without a debugger), ns.
+        unit: ms, s, x (a multiple), ns, %.
         goal: at most this much, for raydebug; None where the figure only explains another.
     """
 
@@ -32,6 +32,18 @@ FIGURES = (
     Figure("warm_stack", "warm breakpoint() -> stack shown", "s", 0.1),
     Figure("first_attachable", "first pause of a process: breakpoint() -> a client can attach", "s", 0.4),
     Figure("first_stack", "first pause of a process: breakpoint() -> stack shown", "s", 0.4),
+    Figure("attach_32", "32 paused actors: all attached, with their stacks", "s", 2.0),
+    Figure("paused_100", "`raydebug paused`, the whole command, 100 tasks in the cluster", "s", 0.2),
+    Figure("paused_1000", "... 1,000 tasks", "s", 0.2),
+    Figure("paused_9000", "... 9,000 tasks", "s", 0.2),
+    Figure("gateway_idle", "processor of a gateway that nobody asks, 32 processes dialled in", "%", 1.0),
+    Figure("way_direct", "evaluate at a plain program, straight (p50 of 200)", "ms"),
+    Figure("way", "... through the gateway; stock: through socat", "ms"),
+    Figure("way_added", "... what it adds", "ms"),
+    Figure("way_ratio", "... what it adds, as a multiple of what socat adds", "x", 1.5),
+    Figure("way_mib_direct", "a value of 12 MiB, straight, per MiB", "ms"),
+    Figure("way_mib", "... through the gateway; stock: through socat", "ms"),
+    Figure("way_mib_ratio", "... as a multiple of socat's time (throughput 0.8 is 1.25)", "x", 1.25),
     Figure("start_extra", "the hook, added to the start of an empty program", "ms", 5.0),
     Figure("start_ray_extra", "the hook, added to one that imports asyncio and json, as a Ray worker does", "ms", 5.0),
     Figure("start", "`python -c pass`, whole (p50 of 20)", "ms"),

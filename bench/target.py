@@ -1,12 +1,14 @@
 """The program under the debugger, the same on both heads: actors that pause and time their own calls.
 
 `python -m bench.target ADDRESS` is a driver. It takes one JSON list a line on stdin, [method, argument...], or
-["start", count], and answers each with one JSON line on stdout.
+["start", count], ["together", method, argument...] for all actors, or ["tasks", count], and answers each with one JSON
+line on stdout.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -73,17 +75,24 @@ def main(address: str) -> None:
     """Answer the lines on stdin until they end."""
     import ray
 
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Ray prints the raylet's warnings on stdout, whatever log_to_driver says
     ray.init(address=address, log_to_driver=False, logging_level="error", configure_logging=False)
     actors: list[Any] = []
+    nothing = ray.remote(num_cpus=0)(called)
     for line in sys.stdin:
         method, *arguments = json.loads(line)
         if method == "start":
             actors = [ray.remote(num_cpus=0)(Target).remote() for _ in range(arguments[0])]
             answer = len(ray.get([actor.measure.remote() for actor in actors]))
+        elif method == "together":
+            answer = ray.get([getattr(actor, arguments[0]).remote(*arguments[1:]) for actor in actors])
+        elif method == "tasks":
+            answer = len(ray.get([nothing.remote() for _ in range(arguments[0])]))
         else:
             actor, *rest = arguments
             answer = ray.get(getattr(actors[actor], method).remote(*rest))
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

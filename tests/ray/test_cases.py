@@ -32,7 +32,11 @@ POST_MORTEMS = [
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("case", "function", "secret"), BREAKPOINTS, ids=[b[0] for b in BREAKPOINTS])
 def test_breakpoint(run, dashboard, case, function, secret):
-    """A breakpoint there is listed with its place, shows its locals at an attach, and the program goes on."""
+    """F15: a breakpoint in each of these places is listed with it, shows its locals, and the program goes on.
+
+    In a task, a function inside one, an actor, an async actor, a thread of an actor, the driver, an actor's `__init__`,
+    and in a child by subprocess, by fork and by spawn.
+    """
     job = run("--", "python", "cases.py", case)
     (pause,) = job.pauses(1)
     assert (pause["kind"], pause["function"]) == ("breakpoint", function)
@@ -96,7 +100,7 @@ def test_post_mortem_of_the_driver(run):
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("case", ["two_tasks", "two_threads"])
 def test_two_at_once(run, case):
-    """Of two pauses (in two workers, or in two threads of one), letting one go on leaves the other as it is."""
+    """F12: of two pauses (in two workers, or in two threads of one), letting one go on leaves the other as it is."""
     job = run("--", "python", "cases.py", case)
     first, second = job.pauses(2)
     assert {job.attach(p["id"], "p secret").strip() for p in (first, second)} == {"41", "51"}
@@ -110,7 +114,7 @@ def test_two_at_once(run, case):
 
 @pytest.mark.timeout(240)
 def test_32_at_once(run):
-    """32 actors that stop at once are all listed, none lost, each attachable."""
+    """F13: 32 actors that stop at once are all listed, none lost, each attachable."""
     job = run("--", "python", "cases.py", "many")
     pauses = job.pauses(32, timeout_s=180)
     assert len({p["pid"] for p in pauses}) == 32

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Debugger, Name
+from raydebug.cli.options import Debugger, Name, TinyData, TinyModel, tiny_kinds
 from raydebug.errors import Exit, RaydebugError
 
 if TYPE_CHECKING:
-    from raydebug.cluster.jobs import Job, Outcome
+    from raydebug.cluster.jobs import Job
     from raydebug.cluster.state import Cluster
 
 
 def run(
     command: Annotated[list[str], typer.Argument(help="The command, after `--`.", metavar="-- COMMAND...")],
     profile: Annotated[
-        str | None, typer.Option(help="Lay a profile over a training command: debug.", metavar="PROFILE")
+        str | None,
+        typer.Option(help="Lay a profile over a training command, such as debug: `profile list`.", metavar="PROFILE"),
     ] = None,
+    model: TinyModel = None,
+    data: TinyData = None,
     debugger: Debugger = None,
     breaks: Annotated[
         list[str] | None,
@@ -52,17 +52,22 @@ def run(
     from raydebug.cluster.jobs import Job, find_program
     from raydebug.cluster.place import LocalPlace
     from raydebug.pause.breaks import resolve_breaks
-    from raydebug.profile.load import load_profile
+    from raydebug.profile.load import BASE, load_profile
+    from raydebug.profile.swap import require_parts
     from raydebug.settings.debugger import choose_mode
 
     mode, origin = choose_mode(debugger, os.environ)
+    tiny = tiny_kinds(model, data)
+    profile = BASE if profile is None and tiny else profile
+    folder = Path.cwd()
     if profile is not None:
         load_profile(profile)
-    folder = Path.cwd()
+        _look_for_training(command, folder)
     found = state.find_cluster(name)
     cluster = found if found is not None and lifecycle.is_alive(found) else None
     place = LocalPlace(sys.executable) if cluster is None else lifecycle.place_of(cluster)
     find_program(command, folder, place)
+    require_parts(tiny, place, folder)
     in_force = mode if cluster is None or origin != "default" else cluster.debugger
     job = Job(
         command=command,
@@ -70,6 +75,7 @@ def run(
         debugger=None if origin == "default" else mode,
         breaks=resolve_breaks(breaks or [], place=place, working_dir=folder),
         profile=profile,
+        tiny=tiny,
         variables={} if keep_watchdogs or in_force == "off" else _widen_watchdogs(),
     )
     if cluster is not None:
@@ -77,6 +83,18 @@ def run(
     if detach:
         raise _detached_alone(name)
     raise typer.Exit(_run_alone(job, name, gpus, mode))
+
+
+def _look_for_training(command: list[str], folder: Path) -> None:
+    """Say so where a profile is wished and no training is in sight; one may still start below the command."""
+    from raydebug.profile.script import find_trainings
+
+    try:
+        found = find_trainings(command, os.environ, folder)
+    except RaydebugError:
+        return  # a script that cannot be read runs all the same
+    if not found:
+        render.say("note: no training command is in sight; the profile is laid over one that starts below this command")
 
 
 def _detached_alone(name: str) -> RaydebugError:
@@ -122,75 +140,6 @@ def _run_job(cluster: Cluster, job: Job, *, detach: bool) -> int:
     if detach:
         render.out(submission_id)
         return Exit.OK
-    return asyncio.run(_follow(cluster, submission_id))
+    from raydebug.cli.follow import follow_job  # asyncio costs every other verb 30 ms
 
-
-async def _follow(cluster: Cluster, submission_id: str) -> int:
-    from raydebug.cluster.jobs import Follower
-
-    colour = render.colour_wanted()
-    follower = Follower(
-        cluster,
-        submission_id,
-        on_log=lambda piece: render.out_raw(render.visible_log(piece, colour=colour)),
-        on_pause=lambda pause: _announce(pause, cluster.name),
-    )
-    interrupted = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
-    following = asyncio.ensure_future(follower.follow())
-    while True:
-        waiting = asyncio.ensure_future(interrupted.wait())
-        await asyncio.wait({following, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-        if following.done():
-            return _say_outcome(following.result())
-        interrupted.clear()
-        if await _stop_wanted(interrupted):
-            return await _stop(cluster, submission_id, following)
-        following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following
-        render.say(f"job {submission_id} goes on")
-        return Exit.INTERRUPTED
-
-
-async def _stop_wanted(interrupted: asyncio.Event) -> bool:
-    """Ask once; a second Ctrl-C, or nobody to ask, stops the job."""
-    if not sys.stdin.isatty():
-        return True
-    render.say("\nstop the job? [Y/n] ")
-    answer = asyncio.ensure_future(asyncio.to_thread(sys.stdin.readline))
-    again = asyncio.ensure_future(interrupted.wait())
-    await asyncio.wait({answer, again}, return_when=asyncio.FIRST_COMPLETED)
-    again.cancel()
-    return not answer.done() or answer.result().strip().lower() not in ("n", "no")
-
-
-async def _stop(cluster: Cluster, submission_id: str, following: asyncio.Future[Outcome]) -> int:
-    from raydebug.cluster.dashboard import Dashboard
-
-    render.say(f"stopping job {submission_id}")
-    await asyncio.to_thread(Dashboard(cluster).stop_job, submission_id)
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(following, timeout=20)
-    return Exit.INTERRUPTED
-
-
-def _announce(pause: dict[str, Any], name: str) -> None:
-    from raydebug.cluster.state import name_option
-    from raydebug.pause.listing import name_owner, name_place
-
-    what = f"{pause['kind']}: {pause['exception']}" if pause["exception"] else pause["kind"]
-    render.say(render.visible(f"paused {pause['id']}  {name_place(pause)}  ({what}; {name_owner(pause)})", keep=""))
-    render.say(f"next: raydebug attach {pause['id']}{name_option(name)}")
-
-
-def _say_outcome(outcome: Outcome) -> int:
-    if outcome.exit_code == 0:
-        seen = f" ({outcome.pauses} pauses)" if outcome.pauses else ""
-        render.say(f"job {outcome.submission_id} succeeded{seen}")
-    else:
-        # Ray's message repeats the log from its second line on.
-        reason = outcome.message.splitlines()[0].partition(", last available logs")[0] if outcome.message else ""
-        render.say(render.visible(f"job {outcome.submission_id} {outcome.status.lower()}: {reason}"))
-    return outcome.exit_code
+    return follow_job(cluster, submission_id)

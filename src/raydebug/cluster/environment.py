@@ -10,8 +10,16 @@ from raydebug.cluster.state import Cluster
 from raydebug.settings.debugger import mode_variables
 from raydebug.worker import names
 
-# Ours and Ray's alone: a value from the user's shell would point at another cluster, token or mode.
-DROPPED = ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "PYTHONBREAKPOINT", "RAY_JOB_CONFIG_JSON_ENV_VAR", "VIRTUAL_ENV")
+# Ours and Ray's alone: a value from the user's shell would point at another cluster, token or mode, or let Ray's legacy
+# debugger listen beyond loopback (ray 2.60.0 util/rpdb.py:240).
+DROPPED = (
+    "RAY_ADDRESS",
+    "RAY_AUTH_TOKEN",
+    "PYTHONBREAKPOINT",
+    "RAY_JOB_CONFIG_JSON_ENV_VAR",
+    "VIRTUAL_ENV",
+    "REMOTE_PDB_HOST",
+)
 
 OURS_TO_SET = (names.PATIENCE, names.OPEN)  # these of ours the user may give to `up`
 
@@ -47,6 +55,7 @@ def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapp
         names.GATEWAY: f"{cluster.host}:{cluster.ports['dial']}",
         names.TOKEN_PATH: str(cluster.token_file),
         names.CLUSTER_ID: cluster.id,
+        **({names.WARM: str(cluster.pool_socket)} if cluster.warm else {}),
     }
 
 

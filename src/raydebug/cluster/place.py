@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +16,7 @@ from raydebug.errors import Exit, RaydebugError
 
 WORKSPACE = "/workspace"  # docker-compose.yml mounts the project there
 IMAGE_PYTHON = "/opt/venv/bin/python"  # Dockerfile
+PYTHON_TIMEOUT_S = 30.0
 
 
 class Place(Protocol):
@@ -30,8 +32,22 @@ class Place(Protocol):
     def has_program(self, name: str, working_dir: Path) -> bool:
         """Say whether a job started in this folder finds the program."""
 
-    def run_python(self, arguments: list[str], working_dir: Path) -> str:
-        """Run the cluster's Python there and return what it printed."""
+    def run_python(
+        self,
+        arguments: list[str],
+        working_dir: Path,
+        *,
+        environ: Mapping[str, str] | None = None,
+        timeout_s: float = PYTHON_TIMEOUT_S,
+    ) -> str:
+        """Run the cluster's Python there and return what it printed.
+
+        Args:
+            arguments: what follows the interpreter.
+            working_dir: a folder of this machine; it runs in what that is called there.
+            environ: its whole environment on this machine; containers have their own.
+            timeout_s: limit in seconds on this machine.
+        """
 
 
 @dataclass(frozen=True)
@@ -55,16 +71,29 @@ class LocalPlace:
         path = os.pathsep.join([str(Path(self.python).parent), os.environ.get("PATH", "")])
         return shutil.which(name, path=path) is not None
 
-    def run_python(self, arguments: list[str], working_dir: Path) -> str:
+    def run_python(
+        self,
+        arguments: list[str],
+        working_dir: Path,
+        *,
+        environ: Mapping[str, str] | None = None,
+        timeout_s: float = PYTHON_TIMEOUT_S,
+    ) -> str:
         """Run the cluster's Python in a folder."""
-        return process.run([self.python, *arguments], cwd=working_dir, timeout_s=30)
+        return process.run([self.python, *arguments], cwd=working_dir, env=environ, timeout_s=timeout_s)
 
 
 @dataclass(frozen=True)
 class ComposePlace:
-    """The containers of a cluster, where the user's project is mounted."""
+    """The containers of a cluster, where the user's project is mounted.
+
+    Args:
+        cluster: whose containers.
+        container: in which of them programs run, by its name; None for the head.
+    """
 
     cluster: Cluster
+    container: str | None = None
 
     def folder(self, here: Path) -> str:
         """Return what a folder of the project is called in the containers.
@@ -85,28 +114,37 @@ class ComposePlace:
     def has_program(self, name: str, working_dir: Path) -> bool:
         """Ask the head."""
         question = "import shutil, sys; sys.exit(shutil.which(sys.argv[1]) is None)"
-        code, _ = self._in_head(["-c", question, name], working_dir)
+        code, _ = self._run(["-c", question, name], working_dir)
         return code == 0
 
-    def run_python(self, arguments: list[str], working_dir: Path) -> str:
-        """Run the image's Python in the head."""
-        code, printed = self._in_head(arguments, working_dir)
+    def run_python(
+        self,
+        arguments: list[str],
+        working_dir: Path,
+        *,
+        environ: Mapping[str, str] | None = None,
+        timeout_s: float = PYTHON_TIMEOUT_S,
+    ) -> str:
+        """Run the image's Python in the container, whose environment the jobs have too."""
+        code, printed = self._run(arguments, working_dir)
         if code != 0:
             raise process.CommandFailed([IMAGE_PYTHON, *arguments], code, printed, fix="see `raydebug ps`")
         return printed
 
-    def _in_head(self, arguments: list[str], working_dir: Path) -> tuple[int, str]:
+    def _run(self, arguments: list[str], working_dir: Path) -> tuple[int, str]:
         from raydebug.cluster import engine
         from raydebug.cluster.compose import project_of
 
         found = engine.connect()
-        heads = [c for c in found.containers(project_of(self.cluster.name)) if c.service == "head"]
-        if not heads or heads[0].state != "running":
+        wanted = self.container
+        every = found.containers(project_of(self.cluster.name))
+        fitting = [c for c in every if (c.name == wanted if wanted else c.service == "head")]
+        if not fitting or fitting[0].state != "running":
             raise RaydebugError(
-                f"cluster '{self.cluster.name}' has no running head",
-                cause=f"its container is {heads[0].state if heads else 'gone'}",
+                f"cluster '{self.cluster.name}' has no running {wanted or 'head'}",
+                cause=f"its container is {fitting[0].state if fitting else 'gone'}",
                 fix=f"see `raydebug ps{name_option(self.cluster.name)}`",
                 code="cluster.no-head",
                 exit_code=Exit.SESSION_LOST,
             )
-        return found.run_in(heads[0], [IMAGE_PYTHON, *arguments], self.folder(working_dir))
+        return found.run_in(fitting[0], [IMAGE_PYTHON, *arguments], self.folder(working_dir))

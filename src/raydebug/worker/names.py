@@ -15,6 +15,9 @@ BREAKS = "RAYDEBUG_BREAKS"
 PROFILE = "RAYDEBUG_PROFILE"
 """Name of the profile that is laid over the training command in the driver process."""
 
+TINY = "RAYDEBUG_TINY"
+"""What is swapped in for the user's by a tiny one, made where the driver runs: `model`, `data` or both."""
+
 NODE_GPUS = "RAYDEBUG_NODE_GPUS"
 """Logical GPUs of each node, as `raydebug up --gpus` was told: a profile lets a training have so many ranks there."""
 
@@ -41,3 +44,6 @@ PATIENCE = "RAYDEBUG_PATIENCE_S"
 
 ANCESTOR = "RAYDEBUG_ANCESTOR"
 """JSON of the Ray process that a child descends from; set by that process itself (worker/descent.py)."""
+
+WARM = "RAYDEBUG_WARM"
+"""Unix socket of a warm cluster's pool: processes that have the heavy imports done (raydebug/warm)."""

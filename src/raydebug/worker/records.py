@@ -67,7 +67,7 @@ def describe_pause(
 
     Args:
         frame: the user's frame.
-        kind: `breakpoint` or `post-mortem`.
+        kind: `breakpoint`, `post-mortem` or `requested`.
         error: the exception of a post-mortem pause.
         trace: its traceback.
         where: the breakpoint from outside that stops here, as the user wrote it.
@@ -96,6 +96,7 @@ def describe_pause(
         "job_id": _quietly(context.get_job_id) if context else inherited.get("job_id"),
         "task_id": _quietly(context.get_task_id) if context else None,
         "task": _quietly(context.get_task_name) if context else None,
+        "attempt": _quietly(attempt) if context else None,
         "actor_id": _quietly(context.get_actor_id) if context else inherited.get("actor_id"),
         "actor": _quietly(lambda: _actor_name(context)) if context else inherited.get("actor"),
     }
@@ -105,6 +106,39 @@ def _ancestor() -> dict[str, Any]:
     """Return the ids of the Ray process that this one descends from; empty where there is none."""
     told = _quietly(lambda: json.loads(os.environ[names.ANCESTOR]))
     return told if isinstance(told, dict) and told.get("pid") != os.getpid() else {}
+
+
+def describe_work() -> dict[str, Any]:
+    """Return what of this process changes while it lives, and any thread may ask."""
+    context = _ray_context()
+    return {
+        "title": _quietly(_title),
+        "job_id": _quietly(context.get_job_id) if context else None,
+        "actor": _quietly(lambda: _actor_name(context)) if context else None,
+    }
+
+
+def _title() -> str:
+    # What `ps` shows: Ray names a worker by the task that it runs, vLLM its engine (setproctitle).
+    with open("/proc/self/cmdline", "rb") as file:
+        return _short(file.read().replace(b"\0", b" ").decode(errors="replace").strip(), 300)
+
+
+def attempt() -> int | None:
+    """Return the how manyth attempt at its task the calling thread makes, from 1; None where that is not known.
+
+    Source: ray 2.60.0 _raylet.pyx `CoreWorker.get_current_task_attempt_number`, which counts from 0. In the thread of
+    an event loop (async actors) it says 0 whatever the attempt.
+    """
+    worker = _ray_worker()
+    if worker.mode != sys.modules["ray._private.worker"].WORKER_MODE or _runs_event_loop():
+        return None
+    return int(worker.core_worker.get_current_task_attempt_number()) + 1
+
+
+def _runs_event_loop() -> bool:
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and asyncio._get_running_loop() is not None
 
 
 def rank() -> int | None:

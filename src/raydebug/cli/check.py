@@ -1,0 +1,136 @@
+"""`raydebug check`: what would stop a training later, found before it starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from raydebug import render
+from raydebug.cli.options import Json, Name
+from raydebug.errors import Exit, RaydebugError
+
+if TYPE_CHECKING:
+    from raydebug.check.ladder import Outcome
+    from raydebug.check.stage import Stage
+    from raydebug.check.subject import Subject
+
+COMMAND = "raydebug.command"
+FIX_ROUNDS = 5  # a fix may bring to light what it covered
+
+
+class TwoParts(TyperCommand):
+    """A verb whose own words stand before `--`, and the user's command behind it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep what stands behind the first `--` apart: it is no argument of ours."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[COMMAND] = args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
+
+
+def check(
+    ctx: typer.Context,
+    stages: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="env, data, model, engine, train: these only; or cluster. The command stands behind `--`.",
+            metavar="[STAGE]... -- COMMAND...",
+        ),
+    ] = None,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="Go on with the next stages when one fails.")
+    ] = False,
+    fix: Annotated[
+        bool,
+        typer.Option(
+            "--fix", help="Apply fixes that are settings or variables, check again, print the mended command."
+        ),
+    ] = False,
+    profile: Annotated[
+        str | None, typer.Option(help="Check the command as this profile would run it: debug.", metavar="PROFILE")
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", help="Write the outcome as JUnit's XML too.", metavar="FILE")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Check stages anew that passed before, unchanged.")] = False,
+    as_json: Json = False,
+    name: Name = "default",
+) -> None:
+    """Check a training command step by step, each step cheaper than the next; stop at the first that fails.
+
+    Example: raydebug check -- python -m verl.trainer.main_ppo data.train_files=train.parquet
+    """
+    from raydebug.check import report
+    from raydebug.check.ladder import FAILED, choose_stages, climb
+    from raydebug.check.mend import Mended, mend
+    from raydebug.check.remembered import Memory
+
+    chosen = choose_stages(stages or [])
+    command: list[str] = ctx.meta[COMMAND]
+    subject = _subject(command, name, profile, needs_command=any(stage.needs_command for stage in chosen))
+
+    def show(outcome: Outcome) -> None:
+        if not as_json:
+            for line in report.as_lines(outcome):
+                render.out(render.visible(line))
+
+    def begin(stage: Stage) -> None:
+        if stage.budget_s > 2 and not as_json:
+            render.say(f"{stage.name} ... (up to {stage.budget_s:.0f} s)")
+
+    def attempt(subject: Subject) -> list[Outcome]:
+        return climb(
+            subject, chosen, memory=Memory(fresh=fresh), keep_going=keep_going, on_stage=begin, on_outcome=show
+        )
+
+    outcomes = attempt(subject)
+    mended = Mended(subject)
+    for _ in range(FIX_ROUNDS if fix else 0):
+        after = mend(mended, [finding for outcome in outcomes for finding in outcome.findings])
+        if after == mended:
+            break
+        for change in after.changes[len(mended.changes) :]:
+            render.say(f"fix: {render.visible(change)}")
+        mended = after
+        outcomes = attempt(mended.subject)
+    if mended.changes:
+        (render.say if as_json else render.out)(mended.as_command())
+    if junit is not None:
+        _write(junit, report.as_junit(outcomes))
+    if as_json:
+        render.out_json(report.as_json(outcomes))
+    raise typer.Exit(Exit.FAILED if any(outcome.status == FAILED for outcome in outcomes) else Exit.OK)
+
+
+def _subject(command: list[str], name: str, profile: str | None, *, needs_command: bool) -> Subject:
+    from raydebug.check.subject import find_subject
+
+    if needs_command and not command:
+        raise RaydebugError(
+            "there is no command to check",
+            cause="the training command stands behind `--`, as for `raydebug run`",
+            fix="raydebug check -- python -m verl.trainer.main_ppo ...; `raydebug check env` needs none",
+            code="check.no-command",
+            exit_code=Exit.USAGE,
+        )
+    if profile is not None:
+        from raydebug.profile.load import load_profile
+
+        load_profile(profile)
+    return find_subject(command, Path.cwd(), name, profile)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as failure:
+        raise RaydebugError(
+            f"cannot write {path}",
+            cause=str(failure),
+            fix="name another file with --junit",
+            code="check.junit",
+            exit_code=Exit.USAGE,
+        ) from failure

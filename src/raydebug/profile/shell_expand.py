@@ -1,0 +1,345 @@
+"""The values of a script's variables, and what its words become with them. Runs nothing."""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import operator
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from raydebug.profile.shell_words import (
+    Arithmetic,
+    Operator,
+    Part,
+    Text,
+    Unreadable,
+    Variable,
+    Word,
+    read_parts,
+    read_tokens,
+)
+
+_MATH: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_CASES: dict[str, Callable[[str], str]] = {
+    ",,": str.lower,
+    "^^": str.upper,
+    ",": lambda text: text[:1].lower() + text[1:],
+    "^": lambda text: text[:1].upper() + text[1:],
+}
+# Blanks in what could not be read are held as these, from Unicode's private use area, so that no word is split at them.
+_HELD = {ord(blank): 0xE000 + ord(blank) for blank in " \t\n"}
+_RELEASED = {held: blank for blank, held in _HELD.items()}
+NUMBER_MAX = 10**15  # a product beyond is nobody's batch size
+
+
+@dataclass
+class Values:
+    """What is known of a script's variables at one of its lines.
+
+    Args:
+        inherited: the environment that the script starts in.
+        script: its path.
+        arguments: `$1`, `$2` and so on.
+        folder: where it is.
+        doubts: what makes everything that follows uncertain.
+    """
+
+    inherited: dict[str, str]
+    script: str
+    arguments: list[str]
+    folder: Path
+    doubts: set[str] = field(default_factory=set)
+    variables: dict[str, str | list[str]] = field(default_factory=dict)
+    taints: dict[str, set[str]] = field(default_factory=dict)
+    exported: set[str] = field(default_factory=set)
+    exports_all: bool = False
+    overlay: dict[str, str] = field(default_factory=dict)
+
+    def get(self, name: str) -> str | list[str] | None:
+        """Return a variable's value; None when nobody set it."""
+        found = self.variables.get(name)
+        return self.inherited.get(name) if found is None else found
+
+    def assign(self, name: str, value: str | list[str], taints: set[str], *, conditional: str = "") -> None:
+        """Set a variable.
+
+        Args:
+            name: which.
+            value: to what.
+            taints: what of the value could not be read.
+            conditional: where a condition decides whether it is set at all; a value that it has already is kept then.
+        """
+        if conditional:
+            note = f"{name} depends on a condition ({conditional}), which was not decided"
+            if self.get(name) not in (None, "", value):
+                self.taints.setdefault(name, set()).add(note)
+                return
+            taints = {*taints, note}
+        self.variables[name] = value
+        self.taints[name] = set(taints)
+
+    def assign_array(self, name: str, value: list[str], taints: set[str], *, appends: bool, conditional: str) -> None:
+        """Set an array, or lengthen it."""
+        before = self.get(name)
+        if not appends or before is None:
+            self.assign(name, value, taints, conditional=conditional)
+            return
+        if conditional:
+            taints = {*taints, f"{name} is longer under a condition ({conditional}), which was not decided"}
+        else:
+            self.variables[name] = [*(before if isinstance(before, list) else [before]), *value]
+        self.taints[name] = self.taints.get(name, set()) | taints
+
+    def append(self, name: str, value: str, taints: set[str], *, conditional: str) -> None:
+        """Lengthen a text."""
+        before = self.get(name)
+        text = before if isinstance(before, str) else ""
+        self.assign(name, text + value, taints | self.taints.get(name, set()), conditional=conditional)
+
+    def forget(self, name: str) -> None:
+        """Unset a variable."""
+        self.variables.pop(name, None)
+        self.inherited.pop(name, None)
+
+    def change_folder(self, target: str, taints: set[str], line: int) -> None:
+        """Go to another folder, if it is known which."""
+        if taints:
+            self.doubts = {*self.doubts, f"line {line}: the folder of `cd {target}` is not known"}
+        else:
+            self.folder = self.folder / Path(target).expanduser()
+
+    def environ(self) -> dict[str, str]:
+        """Return the environment of a program that starts here."""
+        mine = {
+            name: value
+            for name, value in self.variables.items()
+            if isinstance(value, str) and (self.exports_all or name in self.exported or name in self.inherited)
+        }
+        return {name: readable(value) for name, value in {**self.inherited, **mine, **self.overlay}.items()}
+
+
+class Expander:
+    """Makes words into what a program would get, and collects what could not be read."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self._taints: set[str] = set()
+
+    def taken(self) -> set[str]:
+        """Return what could not be read since the last call."""
+        taken, self._taints = self._taints, set()
+        return taken
+
+    def argv(self, words: list[Word]) -> tuple[list[str], set[str]]:
+        """Return a command's words, and what of them could not be read."""
+        self.taken()
+        argv = [readable(one) for word in words for one in self.fields(word)]
+        return argv, self.taken()
+
+    def one(self, word: Word) -> str:
+        """Return a word that is not split: the value of an assignment."""
+        return "".join(" ".join(self._part(part)) for part in self._with_home(word.parts))
+
+    def fields(self, word: Word) -> list[str]:
+        """Return the words that a word becomes: none, one, or several where it is split."""
+        done: list[str] = []
+        current: str | None = None
+        for part in self._with_home(word.parts):
+            pieces = self._part(part)
+            if isinstance(part, Text) or (part.quoted and not _is_list(part)):
+                current = (current or "") + " ".join(pieces)  # of "$*" there are several
+                continue
+            split = pieces if part.quoted else [one for piece in pieces for one in piece.split()]
+            if not part.quoted and pieces and pieces[0][:1].isspace() and current is not None:
+                done.append(current)
+                current = None
+            for number, one in enumerate(split):
+                if number:
+                    done.append(current or "")
+                    current = None
+                current = (current or "") + one
+        return [*done, current] if current is not None else done
+
+    def _unread(self, source: str, why: str) -> str:
+        """Return the text that stands for what could not be read, and note why; it is never split."""
+        self._taints.add(why)
+        return source.translate(_HELD)
+
+    def _part(self, part: Part) -> list[str]:
+        if isinstance(part, Text):
+            return [part.text]
+        if isinstance(part, Variable):
+            return self._variable(part)
+        if isinstance(part, Arithmetic):
+            return [self._arithmetic(part.expression)]
+        return [self._output(part.command)]
+
+    def _variable(self, part: Variable) -> list[str]:
+        if part.operator == "?unknown":
+            return [self._unread(part.source, f"{part.source} was not read")]
+        value = self._looked_up(part)
+        if part.operator in (":-", "-", ":=", "=", ":?", "?"):
+            lacking = value is None or (part.operator.startswith(":") and value in ([""], []))
+            if lacking and part.operator in (":?", "?"):
+                return [self._unread(part.source, f"{part.name} is not set, and the script needs it")]
+            if lacking:
+                value = [self._argument(part.argument)]
+                if part.operator in (":=", "="):
+                    self._values.assign(part.name, value[0], set())
+        elif part.operator in (":+", "+"):
+            filled = value is not None and (part.operator == "+" or value not in ([""], []))
+            return [self._argument(part.argument)] if filled else [""]
+        elif part.operator in ("#", "##", "%", "%%") and value is not None:
+            value = [_cut(one, part.operator, self._argument(part.argument)) for one in value]
+        elif part.operator in _CASES and value is not None:
+            value = [_CASES[part.operator](one) for one in value]
+        elif part.operator == ":" and value is not None:
+            value = self._slice(part, value)
+        if value is None:
+            if not part.name.isdigit() and part.name not in "@*":
+                self._taints.add(f"{part.name} is not set here")
+            return [] if part.name in "@*" else [""]
+        return value
+
+    def _slice(self, part: Variable, value: list[str]) -> list[str]:
+        """Return `${NAME:OFFSET:LENGTH}` of a text, or of a list, whose first argument is number 1."""
+        numbers = [self._arithmetic(number) for number in part.argument.split(":")]
+        if not all(number.isdigit() for number in numbers) or len(numbers) > 2:
+            return [self._unread(part.source, f"{part.source} was not read")]
+        first, length = int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else None
+        first -= part.name in ("@", "*") and first > 0
+        end = None if length is None else first + length
+        return value[first:end] if _is_list(part) else [value[0][first:end]]
+
+    def _looked_up(self, part: Variable) -> list[str] | None:
+        values, name = self._values, part.name
+        if name in ("@", "*"):
+            return list(values.arguments)
+        if name == "#":
+            return [str(len(values.arguments))]
+        if name in ("0", "BASH_SOURCE"):
+            return [values.script]
+        if name.isdigit():
+            at = int(name) - 1
+            return [values.arguments[at]] if at < len(values.arguments) else None
+        if name == "PWD":
+            return [str(values.folder)]
+        if name in "?$!-":
+            return [self._unread(part.source, f"${name} is known to a run only")]
+        found = values.get(name)
+        if found is None:
+            return None
+        self._taints |= values.taints.get(name, set())
+        if isinstance(found, str):
+            return [found]
+        if part.index in ("@", "*"):
+            return list(found)
+        at = int(part.index) if part.index.isdigit() else 0
+        return [found[at]] if at < len(found) else None
+
+    def _argument(self, text: str) -> str:
+        return "".join(" ".join(self._part(part)) for part in self._with_home(read_parts(text)))
+
+    def _with_home(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        """Return the parts with a leading `~/` made the home folder."""
+        first, home = parts[0] if parts else None, self._values.get("HOME")
+        if isinstance(first, Text) and not first.quoted and first.text.startswith("~/") and isinstance(home, str):
+            return (Text(home + first.text[1:], quoted=False), *parts[1:])
+        return parts
+
+    def _arithmetic(self, expression: str) -> str:
+        """Return the result of a plain calculation; the expression itself where it is none."""
+        text = self._argument(expression)
+        names = re.sub(r"[A-Za-z_]\w*", lambda name: self._number_of(name[0]), text)
+        try:
+            return str(_calculate(ast.parse(names.strip(), mode="eval").body))
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+            return self._unread(f"$(({expression}))", f"$(({expression})) was not calculated")
+
+    def _number_of(self, name: str) -> str:
+        found = self._looked_up(Variable(name, quoted=True, source=name))
+        return f"({found[0]})" if found and found[0] else "0"
+
+    def _output(self, command: str) -> str:
+        """Return what a command about paths would print; the command itself where it is another."""
+        try:
+            printed = self._paths(command)
+        except Unreadable:
+            printed = None
+        if printed is None:
+            shown = " ".join(command.split())
+            shown = f"{shown[:60]}..." if len(shown) > 60 else shown
+            return self._unread(f"$({command})", f"$({shown}) is a program's output")
+        return printed
+
+    def _paths(self, command: str) -> str | None:
+        """Work out `cd`, `pwd`, `dirname`, `basename`, `realpath`: how scripts find their own folder."""
+        folder, printed = self._values.folder, None
+        words: list[Word] = []
+        for token in [*read_tokens(command), Operator(";", 0)]:
+            if isinstance(token, Word):
+                words.append(token)
+                continue
+            if not isinstance(token, Operator) or token.text not in (";", "&&", "\n"):
+                return None
+            if not words:
+                continue
+            program, *rest = [one for word in words for one in self.fields(word)] or [""]
+            rest = [one for one in rest if one not in ("-P", "-L", "-f", "-e", "-m", "--")]
+            words = []
+            if program == "cd" and len(rest) == 1:
+                folder = folder / rest[0]
+            elif program == "pwd":
+                printed = os.path.normpath(folder)
+            elif program == "dirname" and len(rest) == 1:
+                printed = os.path.dirname(rest[0]) or "."  # noqa: PTH120 - `dirname` as the shell's, not a Path's parent
+            elif program == "basename" and rest:
+                printed = Path(rest[0]).name.removesuffix(rest[1] if len(rest) > 1 else "")
+            elif program in ("realpath", "readlink") and len(rest) == 1:
+                printed = os.path.normpath(folder / rest[0])
+            else:
+                return None
+        return printed
+
+
+def readable(text: str) -> str:
+    """Return a text with the blanks of what could not be read as they are."""
+    return text.translate(_RELEASED)
+
+
+def _is_list(part: Part) -> bool:
+    return isinstance(part, Variable) and (part.name == "@" or part.index == "@")
+
+
+def _cut(text: str, sign: str, pattern: str) -> str:
+    """Cut off what a pattern matches at the front (`#`) or the end (`%`), the shortest or, doubled, the longest."""
+    lengths = range(len(text) + 1) if len(sign) == 1 else range(len(text), -1, -1)
+    for length in lengths:
+        piece = text[:length] if sign[0] == "#" else text[len(text) - length :]
+        if fnmatch.fnmatchcase(piece, pattern):
+            return text[length:] if sign[0] == "#" else text[: len(text) - length]
+    return text
+
+
+def _calculate(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_calculate(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in _MATH:
+        result = _MATH[type(node.op)](_calculate(node.left), _calculate(node.right))
+        if abs(result) > NUMBER_MAX:
+            raise ValueError("too large")
+        return result
+    raise ValueError("no plain calculation")
