@@ -21,6 +21,7 @@ from raydebug.dap.session import ConnectionLost, RequestFailed
 Saw = dict[str, Any]
 MIB = 2**20
 FRAMES = {
+    "(nothing wrong)": b"",
     "no length": b"Content-Type: x\r\n\r\n",
     "negative": b"Content-Length: -5\r\n\r\n{}",
     "over 16 MiB": b"Content-Length: 16777217\r\n\r\n" + b"x" * 4096,

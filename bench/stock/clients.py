@@ -13,26 +13,43 @@ import psutil
 
 from bench.stock.client import Client
 from bench.stock.head import OWN_JOBS, ROOT, Head, Row, stock_head
-from raydebug.dap.session import RequestFailed
+from raydebug.dap.session import ConnectionLost, RequestFailed
 from two_hosts import SERVER, TwoHosts, two_hosts
 
 Saw = dict[str, Any]
 
 
 async def gone_amid_a_step(head: Head) -> Saw:
-    """F17: the client is killed while its step runs."""
+    """F17: the client is killed while its step runs, and while the thread stands after a step."""
+    return {"while the step runs": await _gone(head, runs=True), "after it": await _gone(head, runs=False)}
+
+
+async def _gone(head: Head, *, runs: bool) -> Saw:
     program = head.start(OWN_JOBS, "slow")
     (row,) = head.wait_paused()
     client = await Client.attach(row)
     await client.session.request("next", {"threadId": client.thread})
     await client.session.next_event("stopped", timeout_s=10)
-    client.session.send("next", {"threadId": client.thread})  # over time.sleep(2)
-    await asyncio.sleep(0.3)
+    if runs:
+        client.session.send("next", {"threadId": client.thread})  # over time.sleep(2)
+        await asyncio.sleep(0.3)
     client.drop()
     begin = time.monotonic()
     went_on = program.ended(15)
-    return {"the task": f"went on to its end within {time.monotonic() - begin:.1f} s" if went_on else "stays",
-            "rows left": len(head.paused())}  # fmt: skip
+    saw: Saw = {
+        "the task": f"went on to its end within {time.monotonic() - begin:.1f} s" if went_on else "stays",
+        "rows": len(head.paused()),
+    }
+    if not went_on:
+        try:
+            again = await Client.attach(row)
+            stack = await again.session.request("stackTrace", {"threadId": again.thread}, timeout_s=10)
+            saw["a new client"] = f"finds it at line {stack['stackFrames'][0]['line']}"
+            again.drop()
+        except (TimeoutError, OSError, ConnectionLost, RequestFailed) as error:
+            saw["a new client"] = f"{type(error).__name__}: {error}"
+    head.end_programs()
+    return saw
 
 
 async def second_client(head: Head) -> Saw:

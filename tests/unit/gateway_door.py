@@ -137,11 +137,11 @@ def open_door(
         door.process.wait(timeout=5)
 
 
-def visit(door: Door, work: Callable[[], Awaitable[Any]]) -> Any:
+def visit(door: Door, work: Callable[[], Awaitable[Any]], *, limit_s: float = 20.0) -> Any:
     """Run an asynchronous piece of a test with a limit."""
 
     async def limited() -> Any:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(limit_s):
             return await work()
 
     return asyncio.run(limited())

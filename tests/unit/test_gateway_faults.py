@@ -358,6 +358,7 @@ def test_f28_churn(door, record_property):
 
 # F29, F31: too much to show
 
+NOT_READ_FOR_S = 25.0  # longer than a client that is gone is waited for
 BIG = "value = 'x' * (1 << 20)\nbreakpoint()\nprint('went on')\n"
 
 
@@ -375,9 +376,9 @@ async def ask(reader, writer, decoder, seq, command, arguments):
                 return message["body"]
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(120)
 def test_f29_client_that_never_reads(door):
-    """F29: a client that asks for 1 GiB and reads nothing costs at most 64 MiB and nobody's pause."""
+    """F29: a client that asks for 1 GiB and reads nothing costs at most 64 MiB, nobody's pause, nor its own session."""
     for count, program in enumerate((BIG, PAUSES), 1):
         door.start(program)
         door.pauses(count)
@@ -390,8 +391,8 @@ def test_f29_client_that_never_reads(door):
         decoder = wire.Decoder()
         frames = (await ask(reader, writer, decoder, 10, "stackTrace", {"threadId": thread}))["stackFrames"]
         ask_for_values(writer, frames[0]["id"], 100, 1024)
-        largest = 0
-        for _ in range(30):
+        largest, begin = 0, time.monotonic()
+        while time.monotonic() < begin + NOT_READ_FOR_S:
             await asyncio.sleep(0.1)
             largest = max(largest, process.memory_info().rss)
         assert largest - before <= 64 * MIB
@@ -404,7 +405,7 @@ def test_f29_client_that_never_reads(door):
             answered += sum(m.get("request_seq", 0) >= 100 for m in decoder.feed(data))
         writer.transport.abort()
 
-    visit(door, look)
+    visit(door, look, limit_s=80)
     assert [p["state"] for p in door.pauses(2)] == ["waiting", "waiting"]
 
 

@@ -61,7 +61,7 @@ class DebugSession:
     def __init__(self, on_output: Callable[[Output], None]) -> None:
         self._on_output = on_output
         self._dap: DapSession
-        self._where = ""
+        self._address = ""
         self._stops: asyncio.Queue[Message | None] = asyncio.Queue()
         self._why_ended = ""
         self._evaluating: list[str] = []
@@ -90,7 +90,7 @@ class DebugSession:
             RaydebugError: no gateway there, or it refused; the gateway's own words.
         """
         self = cls(on_output)
-        self._where = f"{door.host}:{door.port}"
+        self._address = f"{door.host}:{door.port}"
         try:
             self._dap = await DapSession.connect(door.host, door.port, on_event=self._take, on_end=self._end)
         except (OSError, TimeoutError) as error:
@@ -313,7 +313,7 @@ class DebugSession:
         if failure is not None and failure.errno in OUT_OF_REACH:
             return RaydebugError(
                 "the session ended: the gateway is out of reach",
-                cause=f"{self._where} does not answer: {failure.strerror}",
+                cause=f"{self._address} does not answer: {failure.strerror}",
                 fix="the task stays paused: `raydebug attach` again when the network is back",
                 code="session.gateway-out-of-reach",
                 exit_code=Exit.SESSION_LOST,

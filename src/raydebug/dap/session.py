@@ -72,7 +72,7 @@ class DapSession:
         """
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(host, port)
-        notice_loss(writer)
+        notice_loss(reader, writer)
         return cls(reader, writer, **options)
 
     def send(self, command: str, arguments: Message | None = None) -> asyncio.Future[Message]:

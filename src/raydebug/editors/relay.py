@@ -100,7 +100,7 @@ class Relay:
             self._refuse(attach, "the gateway does not answer", cause, fix, "gateway.unreachable")
             return
         no_delay(gateway)
-        notice_loss(gateway)
+        notice_loss(reader, gateway)
         self._token, self._gateway = door.token, gateway
         hello = self._hello or wire.request(0, "initialize")
         gateway.write(wire.encode(hello) + wire.encode(self._with_token(attach)))

@@ -27,7 +27,7 @@ LOCATE_STEP_AFTER_S = 0.05  # after a step its client's own questions go first: 
 OWNER = ("thread", "job_id", "task", "task_id", "attempt", "actor", "actor_id")
 # A process whose node is out of reach is given up once it has not acknowledged what it was asked for this long, or was
 # silent for about 20 s. A container that stands still (docker pause) and a busy process acknowledge: their kernel does.
-UNACKNOWLEDGED_MS = 6_000
+UNACKNOWLEDGED_S = 6.0
 REQUESTS_PER_DIAL = 1_000_000  # numbers tell an answer to an earlier connection of a process from one to this
 PAUSE_EVENT = "raydebugPause"  # worker/standing.py sends it just before the thread stops
 BROKEN_OFF_EVENT = "raydebugPauseBrokenOff"  # and this when it stands no longer by itself
@@ -237,7 +237,7 @@ class DialIns:
         try:
             async with asyncio.timeout(PROOF_TIMEOUT_S), self._turns:
                 purpose, about = await self._prove(reader, writer)
-            notice_loss(writer, unacknowledged_ms=UNACKNOWLEDGED_MS)
+            notice_loss(reader, writer, unacknowledged_s=UNACKNOWLEDGED_S)
             if purpose == CONTROL:
                 await self._control.serve(about, reader, writer)
                 return

@@ -73,7 +73,7 @@ class Gateway:
             self._unproven.pop(writer, None)
 
         try:
-            notice_loss(writer)
+            notice_loss(reader, writer)
             async with asyncio.timeout(AUTHENTICATION_TIMEOUT_S):
                 first = await reader.read(MAX_UNPROVEN_BYTES)
             if first.startswith(HTTP_METHODS):
