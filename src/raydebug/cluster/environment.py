@@ -13,7 +13,7 @@ from raydebug.worker import names
 # Ours and Ray's alone: a value from the user's shell would point at another cluster, token or mode.
 DROPPED = ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "PYTHONBREAKPOINT", "RAY_JOB_CONFIG_JSON_ENV_VAR", "VIRTUAL_ENV")
 
-OURS_TO_SET = (names.PATIENCE, names.OPEN)  # these of ours the user may give to `up`
+OURS_TO_SET = (names.PATIENCE, names.OPEN, names.WARM_MODULES)  # these of ours the user may give to `up`
 
 
 def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapping[str, str]) -> dict[str, str]:
