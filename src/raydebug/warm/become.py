@@ -96,6 +96,7 @@ def _take_limits(request: dict[str, Any]) -> None:
 
 
 def _take_signals(request: dict[str, Any]) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what Python itself does where it is not ignored
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])

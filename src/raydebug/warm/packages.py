@@ -53,13 +53,14 @@ class Loaded:
     """The modules that a zygote has loaded, with the state of their files.
 
     Args:
+        modules: what to import.
         without: top-level packages to leave out, for the job has its own.
     """
 
-    def __init__(self, without: tuple[str, ...] = ()) -> None:
+    def __init__(self, modules: tuple[str, ...] = MODULES, without: tuple[str, ...] = ()) -> None:
         self.left_out: list[str] = []
         with Record() as record:
-            for name in MODULES:
+            for name in modules:
                 self._load(name, without)
         self.environment = record.facts()
         self._stamps = {path: stamp(path) for path in self._files()}
