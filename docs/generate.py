@@ -1,4 +1,4 @@
-"""`python docs/generate.py`: write docs/05-cli.md, docs/08-faults.md and the tables of README and docs/02-attach.md.
+"""`python docs/generate.py`: write docs/05-cli.md, docs/08-faults.md, and the tables of README and other pages.
 
 Needs raydebug installed. tests/unit/test_docs.py holds the files against it.
 """
@@ -14,6 +14,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 CLI_PAGE = ROOT / "docs" / "05-cli.md"
 README = ROOT / "README.md"
+CHECKS_PAGE = ROOT / "docs" / "03-profiles-and-checks.md"
 ATTACH_PAGE = ROOT / "docs" / "02-attach.md"
 RESULTS = ROOT / "bench" / "results.json"
 REGENERATE = "python docs/generate.py"
@@ -132,6 +133,19 @@ def readme(text: str) -> str:
     return _filled(text, {"commands": command_table(), "figures": figure_table()})
 
 
+def code_table() -> str:
+    """Return the table of findings' codes of docs/03-profiles-and-checks.md."""
+    from raydebug.check.codes import CODES
+
+    rows = [f"| `{code}` | {_cell(meaning)} |" for code, meaning in CODES.items()]
+    return "\n".join(["| code | what it stands for |", "|---|---|", *rows])
+
+
+def checks_page(text: str) -> str:
+    """Return the text of docs/03-profiles-and-checks.md with its table made anew."""
+    return _filled(text, {"codes": code_table()})
+
+
 def attach_page(text: str) -> str:
     """Return the text of docs/02-attach.md with its table made anew."""
     return _filled(text, {"prompt": prompt_table()})
@@ -150,6 +164,7 @@ def main() -> None:
     """Write the files."""
     CLI_PAGE.write_text(cli_page(), encoding="utf-8")
     README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
+    CHECKS_PAGE.write_text(checks_page(CHECKS_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     ATTACH_PAGE.write_text(attach_page(ATTACH_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     import fault_page  # beside this file
 

@@ -43,7 +43,7 @@ class Chromium:
         self._receive, from_browser = os.pipe()
         sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium's own sandbox refuses root
         argv = [program, *OPTIONS, *sandbox, f"--user-data-dir={folder / 'profile'}"]
-        wired = ["/bin/sh", "-c", f'exec "$@" 3<&{to_browser} 4>&{from_browser}', "sh", *argv]
+        wired = ["bash", "-c", f'exec "$@" 3<&{to_browser} 4>&{from_browser}', "bash", *argv]  # dash knows fds to 9
         self._log = (folder / "chromium.log").open("wb")
         self._process = subprocess.Popen(
             wired, pass_fds=(to_browser, from_browser), stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log
@@ -145,9 +145,13 @@ class Tab:
         """Open a file and return how many seconds passed until it was loaded and drawn."""
         begun = time.monotonic()
         self.call("Page.navigate", url=path.resolve().as_uri())
-        self._browser.wait_for("Page.loadEventFired", self._session)
+        self.wait_for_load()
         self.call("Page.captureScreenshot", format="jpeg", quality=1)  # answered only when a frame has been drawn
         return time.monotonic() - begun
+
+    def wait_for_load(self) -> None:
+        """Wait until what it navigates to is loaded."""
+        self._browser.wait_for("Page.loadEventFired", self._session)
 
     def close(self) -> None:
         """Close it."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,8 +18,9 @@ import pytest
 from raydebug.check.finding import Finding
 from raydebug.check.inside.__main__ import run_apart
 from raydebug.check.inside.wire import MARK
-from raydebug.check.ladder import Outcome, choose_stages, climb
+from raydebug.check.ladder import FAILED, PASSED, SKIPPED, Outcome, choose_stages, climb
 from raydebug.check.mend import Mended, mend
+from raydebug.check.remembered import Memory
 from raydebug.check.subject import Subject, find_subject
 from raydebug.cluster.place import LocalPlace
 
@@ -49,11 +51,14 @@ OVERRIDES = {
     "reward.custom_reward_function.path": "data/reward.py",
 }
 
+# A stage that is skipped in a ladder that goes on has passed before, with everything that it reads as it is now.
+WELL = (PASSED, SKIPPED)
+
 
 class WarmPlace(LocalPlace):
     """This machine, its interpreter warm: a question is a fork of this process, with transformers and verl imported.
 
-    Starting Python and importing them takes 4 s of a processor for each question, and there are a hundred here. All else
+    Starting Python and importing them takes 4 s of a processor for each question, a hundred times. All else
     is as ever: a process of its own, its folder, its environment. Stage `env` imports nothing and gets a fresh Python.
     """
 
@@ -89,7 +94,7 @@ def warm_up() -> None:
     os.environ |= {"VERL_PLATFORM": "cpu", "HF_HUB_OFFLINE": "1"}
     import hydra  # noqa: F401
     import pyarrow.parquet  # noqa: F401
-    import transformers.models.auto.modeling_auto
+    import transformers.models.auto.modeling_auto  # noqa: F401
     from transformers import AutoTokenizer  # noqa: F401
     from verl.utils.config import validate_config  # noqa: F401
     from verl.utils.reward_score import default_compute_score  # noqa: F401
@@ -118,20 +123,61 @@ class Setup:
         """What is checked, as things are now."""
         return replace(find_subject(self.command, self.folder, "default", None), place=WarmPlace(sys.executable))
 
-    def climb(self, *stages: str) -> list[Outcome]:
+    def climb(self, *stages: str, memory: Memory | None = None) -> list[Outcome]:
         """Check it."""
-        return climb(self.subject(), choose_stages(stages))
+        return climb(self.subject(), choose_stages(stages), memory=memory)
 
-    def climb_mended(self, found: list[Finding], *stages: str) -> list[Outcome]:
+    def climb_mended(self, found: list[Finding], *stages: str, memory: Memory | None = None) -> list[Outcome]:
         """Check it with the findings' own fixes applied."""
         mended = mend(Mended(self.subject()), found)
         assert mended.changes, "the finding has no fix that can be applied"
-        return climb(mended.subject, choose_stages(stages))
+        return climb(mended.subject, choose_stages(stages), memory=memory)
 
     def close(self) -> None:
         """Free the ports that it holds."""
         for one in self.sockets:
             one.close()
+
+
+@dataclass(frozen=True)
+class Broken:
+    """One way to break a set-up.
+
+    Args:
+        stage: that must name it.
+        code: of its finding.
+        says: words of what and why.
+        fix: words of the fix.
+        break_it: does it.
+        mend_it: applies the fix by hand; None where the finding brings it along as settings or variables.
+    """
+
+    stage: str
+    code: str
+    says: str
+    fix: str
+    break_it: Callable[[Setup], object]
+    mend_it: Callable[[Setup], object] | None = None
+
+
+def prove(setup: Setup, broken: Broken, stages: Sequence[str], memory: Memory | None = None) -> None:
+    """Break a set-up: the stages below pass, the right one names the fault and its cause; with the fix it passes."""
+    broken.break_it(setup)
+    *below, last = setup.climb(*stages, memory=memory)
+    assert all(outcome.status in WELL for outcome in below), below
+    assert last.status == FAILED, last
+    found = [finding for finding in last.findings if finding.code == broken.code]
+    assert found, last.findings
+    first = found[0]
+    assert first.severity == "error"
+    assert re.search(broken.says, f"{first.what}\n{first.why}", re.DOTALL), first
+    assert re.search(broken.fix, first.fix), first
+    if broken.mend_it is None:
+        after = setup.climb_mended(last.findings, *stages, memory=memory)
+    else:
+        broken.mend_it(setup)
+        after = setup.climb(*stages, memory=memory)
+    assert all(outcome.status in WELL for outcome in after), after
 
 
 def copy_of(tiny: Path, folder: Path) -> Path:

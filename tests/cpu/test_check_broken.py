@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from checked import Setup, copy_of
+from checked import Broken, Setup, copy_of, prove
 
-from raydebug.check.ladder import FAILED, NAMES, PASSED
+from raydebug.check.ladder import NAMES, PASSED
 from raydebug.tiny.dataset import build_dataset
 from raydebug.tiny.model import build_model
 
@@ -38,27 +36,6 @@ def setup(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.chdir(folder)
     yield made
     made.close()
-
-
-@dataclass(frozen=True)
-class Broken:
-    """One way to break a set-up.
-
-    Args:
-        stage: that must name it.
-        code: of its finding.
-        says: words of what and why.
-        fix: words of the fix.
-        break_it: does it.
-        mend_it: applies the fix by hand; None where the finding brings it along as settings or variables.
-    """
-
-    stage: str
-    code: str
-    says: str
-    fix: str
-    break_it: Callable[[Setup], object]
-    mend_it: Callable[[Setup], object] | None = None
 
 
 def pretend_installed(setup: Setup, name: str, version: str) -> None:
@@ -309,8 +286,19 @@ DATA = {
         "tensor_model_parallel_size=1",
         override(actor_rollout_ref__rollout__tensor_model_parallel_size="2"),
     ),
+    "an estimator that verl does not have": Broken(
+        "data", "command.refused", "algorithm.adv_estimator.*Unknown advantage estimator simply: grqo",
+        "change the setting",
+        override(algorithm__adv_estimator="grqo"), override(algorithm__adv_estimator="grpo"),
+    ),
+    "a module of the user's that is not there": Broken(
+        "data", "command.refused", "external_lib: ModuleNotFoundError: No module named 'my_patches'",
+        "change the setting",
+        override(actor_rollout_ref__model__external_lib="my_patches"),
+        lambda s: (s.folder / "my_patches.py").write_text(""),
+    ),
     "what only verl's own dataclass knows": Broken(
-        "data", "command.refused", "verl refuses the config.*no_such_option", "change the setting",
+        "data", "command.refused", "verl refuses actor_rollout_ref.rollout.*no_such_option", "change the setting",
         lambda s: s.overrides.update({"+actor_rollout_ref.rollout.no_such_option": "1"}),
         lambda s: s.overrides.pop("+actor_rollout_ref.rollout.no_such_option"),
     ),
@@ -396,23 +384,7 @@ BROKEN = {f"{broken.stage}: {name}": broken for group in (ENV, DATA, MODEL) for 
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
 def test_broken(setup: Setup, broken: Broken) -> None:
     """The stages below pass, the right one names the fault with its cause, and with the fix it passes."""
-    upto = NAMES[: NAMES.index(broken.stage) + 1]
-    broken.break_it(setup)
-    *below, last = setup.climb(*upto)
-    assert [outcome.status for outcome in below] == [PASSED] * len(below), below
-    assert last.status == FAILED
-    found = [finding for finding in last.findings if finding.code == broken.code]
-    assert found, last.findings
-    first = found[0]
-    assert first.severity == "error"
-    assert re.search(broken.says, f"{first.what}\n{first.why}", re.DOTALL), first
-    assert re.search(broken.fix, first.fix), first
-    if broken.mend_it is None:
-        after = setup.climb_mended(last.findings, *upto)
-    else:
-        broken.mend_it(setup)
-        after = setup.climb(*upto)
-    assert [outcome.status for outcome in after] == [PASSED] * len(upto), after
+    prove(setup, broken, NAMES[: NAMES.index(broken.stage) + 1])
 
 
 def test_the_whole_set_up_passes(setup: Setup) -> None:

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -296,10 +297,35 @@ def test_paused_already(door, work):
         with pytest.raises(RequestFailed, match=f"paused already .pause {there['id']}., and a test holds that"):
             await other.request("attach", {"token": door.token, "target": f"pid:{program.pid}"})
         await other.close()
-        await go_on(session, stopped)
+        thief, stopped = await door.attach(f"pid:{program.pid}", steal=True)
+        assert stopped["pause"]["id"] == there["id"]
+        assert "took this pause over" in (await session.next_event("terminated", timeout_s=5))["body"]["reason"]
+        await go_on(thief, stopped)
 
     visit(door, look)
     assert program.communicate(timeout=10)[0] == "went on\n"
+
+
+@pytest.mark.timeout(60)
+def test_whoever_asks_gets_it(door, work):
+    """A pause that was asked for goes to whoever asked, not to those who wait for any: for the next, or for all."""
+    program = work()
+
+    async def look() -> None:
+        waits_there, stopped, _ = await stop(door, f"pid:{program.pid}")
+        await waits_there.request("continue", {"threadId": stopped["threadId"]})  # and waits for its next stop
+        waits_anywhere = await door.connect()
+        asked = {"token": door.token, "target": "next"}
+        waiting = waits_anywhere.send("attach", asked)
+        waiting.add_done_callback(lambda done: done.exception())
+        session, stopped, _ = await stop(door, f"pid:{program.pid}")
+        assert not waiting.done()
+        await go_on(session, stopped)
+        await waits_anywhere.close()
+        await waits_there.close()
+
+    visit(door, look)
+    assert end(door, program)[0] == "not traced\n"
 
 
 @pytest.mark.timeout(60)
@@ -358,6 +384,25 @@ def test_not_there(door, work):
         refused = refusal(door, target)
         assert "is no process of a job that has a control line" in str(refused)
         assert refused.body["error"]["fix"] == "see the processes that can be stopped with `raydebug ps --processes`"
+
+
+@pytest.mark.timeout(60)
+def test_number_that_two_have(door, work):
+    """A number that two processes have, each in a namespace of its own, is refused with the ways to name one."""
+    apart = ["unshare", "--pid", "--fork", "--kill-child"]
+    if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this user may make no process namespaces (unshare --pid)")
+    path = door.folder / "busy.py"
+    path.write_text(BUSY)
+    for job in ("j1", "j2"):
+        variables = {**door.environment, "RAYDEBUG_JOB": job, "END": str(door.folder / "end")}
+        argv = [*apart, sys.executable, str(path)]
+        door.programs.append(subprocess.Popen(argv, env=variables, stdout=subprocess.PIPE, stderr=None, text=True))
+    wait_until(lambda: len(fetch_processes(door)) == 2, "both lines")
+    refused = refusal(door, "pid:1")
+    assert str(refused).startswith("2 processes are process 1: --pid 1@127.0.0.1 (")
+    assert "busy.py, job j2)" in str(refused)
+    assert refused.body["error"]["fix"] == "name one: --pid 1@127.0.0.1"
 
 
 @pytest.mark.timeout(60)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-VERBS = ["up", "ps", "run", "paused", "attach", "logs", "down", "image", "tiny model", "tiny dataset"]
+VERBS = ["up", "ps", "run", "paused", "attach", "report", "logs", "down", "image", "tiny model", "tiny dataset"]
 
 
 def raydebug(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -117,6 +117,13 @@ def test_names_of_faults():
     assert fault_names.cases_of("A sentence about F8: none of its own.") == []
 
 
+def test_checks_page_is_current(generate):
+    """The page about checks lists every code of a finding."""
+    assert _text(generate.CHECKS_PAGE) == generate.checks_page(_text(generate.CHECKS_PAGE)), (
+        f"run: {generate.REGENERATE}"
+    )
+
+
 def test_every_verb_is_in_readme(generate):
     """Nobody has to guess a verb: README's table has them all."""
     table = _text(ROOT / "README.md").partition("<!-- commands: made by")[2].partition("<!-- commands: end")[0]

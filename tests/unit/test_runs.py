@@ -159,7 +159,6 @@ def test_finding_a_run(tmp_path: Path) -> None:
         made = RunFolder(name)
         made.write({"id": name, "started": number})
         os.utime(made.path / "run.json", (number, number))
-        os.utime(made.path, (number, number))
     assert load_run()["id"] == "raydebug-2"
     assert load_run("raydebug-1b")["id"] == "raydebug-1b"
     assert load_run(str(folder.runs_dir() / "raydebug-1a"))["id"] == "raydebug-1a"
@@ -181,6 +180,6 @@ def test_old_runs_go(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(4):
         made = RunFolder(f"r{number}")
         made.write({"id": f"r{number}", "started": number})
-        os.utime(made.path, (number, number))
+        os.utime(made.path / "run.json", (number, number))
     folder.remove_oldest()
     assert [run["id"] for run in list_runs()] == ["r2", "r3"]

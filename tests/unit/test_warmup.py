@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from raydebug.warmup import pages
+from raydebug.warmup.files import files_of
 from raydebug.warmup.pages import resident_bytes, room_bytes, warm
 
 MIB = 2**20
@@ -90,3 +91,43 @@ def test_room(tmp_path: Path, files: dict[str, str], room: int) -> None:
 def test_real_machine() -> None:
     """This machine has room, and less than it has memory."""
     assert 0 < room_bytes() < os.sysconf("SC_PHYS_PAGES") * pages.mmap.PAGESIZE
+
+
+def model(folder: Path, *names: str) -> Path:
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_bytes(b"x" * 10)
+    return folder
+
+
+def config(**more: object) -> dict[str, object]:
+    return {"data": {}, "actor_rollout_ref": {"model": {"path": None}}, "algorithm": {"adv_estimator": "grpo"}, **more}
+
+
+def test_files_of_a_command(tmp_path: Path) -> None:
+    """A model's shards of the first format, its small files, and the data: what exists, once, in this order."""
+    one = model(tmp_path / "m", "config.json", "a.safetensors", "b.safetensors", "pytorch_model.bin", "README.md")
+    train, val = tmp_path / "train.parquet", tmp_path / "val.parquet"
+    train.write_bytes(b"x")
+    named = config(
+        data={"train_files": [str(train), str(train), str(tmp_path / "none")], "val_files": str(val)},
+        actor_rollout_ref={"model": {"path": str(one)}},
+    )
+    assert [path.name for path in files_of(named)] == ["config.json", "a.safetensors", "b.safetensors", "train.parquet"]
+
+
+@pytest.mark.parametrize(("estimator", "read"), [("grpo", False), ("gae", True)])
+def test_critic_only_where_there_is_one(tmp_path: Path, estimator: str, read: bool) -> None:
+    """A critic's model is read where the command trains one."""
+    critic = model(tmp_path / "c", "config.json", "pytorch_model-1.bin")
+    named = config(critic={"model": {"path": str(critic)}, "enable": None}, algorithm={"adv_estimator": estimator})
+    assert bool(files_of(named)) is read
+
+
+def test_paths_that_are_none(tmp_path: Path) -> None:
+    """A model that is not here, a folder without weights and a parquet that is a folder give nothing to read."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "x.parquet").mkdir()
+    for path in (str(tmp_path / "none"), str(tmp_path / "empty"), "", "no/such-model-of-the-hub", None, 7):
+        named = config(data={"train_files": str(tmp_path / "x.parquet")}, actor_rollout_ref={"model": {"path": path}})
+        assert files_of(named) == []

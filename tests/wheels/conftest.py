@@ -1,4 +1,4 @@
-"""The releases of verl as their wheels have them, and Hydra to compose their configs: installed by hash, run by nobody."""
+"""The releases of verl as their wheels have them, and Hydra to compose their configs: all installed by hash."""
 
 from __future__ import annotations
 

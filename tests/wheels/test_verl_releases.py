@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from wheels.conftest import RELEASES
 
 from raydebug.profile.installed import Installed, look
 from raydebug.profile.keys import column_of, columns
 from raydebug.profile.lay import Laid, lay
 from raydebug.profile.load import load_profile, profile_names
 from raydebug.profile.recognise import TRAINERS, recognise
+from wheels.conftest import RELEASES
 
 Release = Callable[[str], Path]
 Hydra = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.timeout(600)
 MODULES = {trainer: f"verl.trainer.{module}" for module, trainer in reversed(TRAINERS.items())}
 EVERY = [(trainer, version) for version in RELEASES for trainer in columns()]
 # One command as it is written for main_ppo in scripts of its day, with keys that every release has.
-GRPO = """
+GRPO = shlex.split("""
 algorithm.adv_estimator=grpo data.train_files=/data/train.parquet data.val_files=/data/test.parquet
 data.train_batch_size=1024 data.max_prompt_length=512 data.max_response_length=1024 data.filter_overlong_prompts=True
 data.truncation=error actor_rollout_ref.model.path=Qwen/Qwen3-8B actor_rollout_ref.actor.optim.lr=1e-6
@@ -40,7 +41,7 @@ trainer.project_name=example trainer.experiment_name=grpo trainer.n_gpus_per_nod
 trainer.save_freq=20 trainer.test_freq=5 trainer.total_epochs=15 trainer.default_local_dir=/checkpoints
 trainer.val_before_train=True actor_rollout_ref.rollout.temperature=1.0 actor_rollout_ref.rollout.top_p=1.0
 actor_rollout_ref.rollout.enforce_eager=False
-""".split()
+""")
 COMMANDS = {
     "ppo": ["python3", "-m", MODULES["ppo"], *GRPO],
     "sft": ["torchrun", "--standalone", "--nproc_per_node=8", "-m", MODULES["sft"], "data.train_files=/d/t.parquet"],

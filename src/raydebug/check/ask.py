@@ -50,10 +50,15 @@ def ask(subject: Subject, question: str, *, budget_s: float, **request: Any) -> 
         raise process.CommandFailed(
             ["python", "-m", "raydebug.check.inside"], 0, printed, fix="install this raydebug in the cluster's Python"
         )
-    return _facts(json.loads(lines[-1].removeprefix(MARK)), question, limit_s)
+    return facts_of(json.loads(lines[-1].removeprefix(MARK)), question, limit_s)
 
 
-def _facts(answer: dict[str, Any], question: str, limit_s: float) -> dict[str, Any]:
+def facts_of(answer: dict[str, Any], question: str, limit_s: float) -> dict[str, Any]:
+    """Return the facts in an answer.
+
+    Raises:
+        NoAnswer: there are none in it.
+    """
     if "facts" in answer:
         facts: dict[str, Any] = answer["facts"]
         facts.setdefault("output", answer.get("output", ""))

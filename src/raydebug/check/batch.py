@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from raydebug.check.finding import Finding, error, warning
@@ -71,16 +71,18 @@ def judge_batch(config: Mapping[str, Any]) -> Iterator[Finding]:
         )
         return
     yield from _train(sizes, config)
-    uses_critic = _uses_critic(config)
-    parts = [(ACTOR, actor)] + ([("critic", config["critic"])] if uses_critic else [])
-    padded = sizes.train * sizes.rollouts
+    sizes = replace(sizes, train=sizes.fitting_train())  # from here on as if each fix were applied
+    is_v1 = bool(config["trainer"].get("use_v1", False))
+    parts = [(ACTOR, actor)] + ([("critic", config["critic"])] if _uses_critic(config) else [])
+    multiple = sizes.shares
     for path, part in parts:
-        yield from _mini(sizes, path, part, is_v1=bool(config["trainer"].get("use_v1", False)))
+        yield from _mini(sizes, path, part, is_v1=is_v1)
         mini = part.get("ppo_mini_batch_size")
-        if isinstance(mini, int) and mini > 0 and config["trainer"].get("use_v1", False):
-            padded = -(-padded // math.lcm(sizes.shares, mini * sizes.rollouts)) * math.lcm(
-                sizes.shares, mini * sizes.rollouts
-            )
+        if isinstance(mini, int) and mini > 0:
+            is_taken = mini <= sizes.train and mini * sizes.rollouts % sizes.shares == 0
+            multiple = math.lcm(multiple, (mini if is_taken else sizes.fitting_mini(mini)) * sizes.rollouts)
+    padded = sizes.train * sizes.rollouts
+    padded = -(-padded // multiple) * multiple if is_v1 else padded
     needs_ref = bool(actor.get("use_kl_loss")) or bool(config.get("algorithm", {}).get("use_kl_in_reward"))
     others = [(ROLLOUT, rollout)] + ([(REF, config["actor_rollout_ref"]["ref"])] if needs_ref else [])
     for path, part in others:
@@ -145,6 +147,7 @@ def _mini(sizes: Sizes, path: str, part: Mapping[str, Any], *, is_v1: bool) -> I
             fix=f"{key}={fitting}",
             overrides={key: str(fitting)},
         )
+        fitting = mini if is_v1 else fitting
     else:
         fitting = mini
     yield from _micro(f"{path}.ppo_micro_batch_size", part, "ppo_micro_batch_size", fitting * sizes.rollouts, sizes)

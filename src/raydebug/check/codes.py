@@ -80,6 +80,22 @@ CODES: dict[str, str] = {
     "model.attention": "the attention that the command wants is not installed",
     "model.kv-cache": "the KV cache cannot hold one sequence",
     "model.memory": "weights, optimizer and cache do not fit the memory",
+    # vLLM
+    "engine.import": "vLLM cannot be imported",
+    "engine.settings": "vLLM refuses the settings that the command gives it",
+    "engine.start": "vLLM fails while it loads the model or makes its cache",
+    "engine.token": "vLLM fails while it generates a token",
+    # two steps of training
+    "train.failed": "the training fails; the first cause in its log is named",
+    "train.no-step": "the training ends well without a step",
+    "train.out-of-time": "the training does not get through two steps in time",
+    "train.not-a-number": "a loss or a gradient is nan or infinite",
+    # a running cluster
+    "cluster.no-job": "the cluster does not run the job that asks it",
+    "cluster.node": "a node is dead, or runs no task",
+    "cluster.clock": "the clock of a node is off",
+    "cluster.ports": "a node cannot reach another",
+    "cluster.all-reduce": "a sum over all nodes fails",
     # any stage
     "check.out-of-time": "a check took too long and was ended",
     "check.died": "the process of a check died",

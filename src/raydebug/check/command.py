@@ -70,12 +70,16 @@ def _refused_by_verl(refusal: Mapping[str, str]) -> Finding:
             why=f"{said} ({refusal['where']})",
             fix="install the flavour's lock again: a package that verl imports is missing or does not fit",
         )
+    if refusal["part"] == "validate_config":
+        why = f"validate_config, which the trainer calls first, raises it ({refusal['where']})"
+    elif refusal["part"] == "actor_rollout_ref.rollout":
+        why = f"it becomes a dataclass in each worker ({refusal['where']})"
+    else:
+        why = f"verl looks it up when its workers are up ({refusal['where']})"
     return error(
         "command.refused",
-        f"verl refuses the config: {said}",
-        why=f"{refusal['part']}, which the trainer calls first ({refusal['where']})"
-        if refusal["part"] == "validate_config"
-        else f"{refusal['part']} becomes a dataclass in each worker ({refusal['where']})",
+        f"verl refuses {'the config' if refusal['part'] == 'validate_config' else refusal['part']}: {said}",
+        why=why,
         fix="change the setting that it names",
     )
 
@@ -129,6 +133,14 @@ def _values(config: Config) -> Iterator[Finding]:
             why="it has no default since verl 0.6: MissingMandatoryValue, after the workers have started",
             fix="actor_rollout_ref.rollout.name=vllm",
             overrides={"actor_rollout_ref.rollout.name": "vllm"},
+        )
+    if value_at(config, "trainer.total_epochs", 1) in (0, None):
+        yield error(
+            "command.value",
+            "trainer.total_epochs=0: there is nothing to do",
+            why="the trainer ends well without a step (verl 0.9.1 trainer_base.py:467)",
+            fix="trainer.total_epochs=1",
+            overrides={"trainer.total_epochs": "1"},
         )
     for path in NUMBERS:
         value = value_at(config, path, MISSING)

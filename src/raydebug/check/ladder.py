@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raydebug.check import data, env, model
+from raydebug.check import cluster, data, engine, env, model, train
 from raydebug.check.ask import NoAnswer
 from raydebug.check.finding import Finding
 from raydebug.check.remembered import Memory
@@ -22,8 +22,12 @@ STAGES = (
     Stage("env", env.BUDGET_S, env.check, needs_command=False),
     Stage("data", data.BUDGET_S, data.check),
     Stage("model", model.BUDGET_S, model.check),
+    Stage("engine", engine.BUDGET_S, engine.check),
+    Stage("train", train.BUDGET_S, train.check),
 )
 NAMES = tuple(stage.name for stage in STAGES)
+# No rung of the ladder: asked for by name.
+CLUSTER = Stage("cluster", cluster.BUDGET_S, cluster.check, needs_command=False)
 
 
 @dataclass(frozen=True)
@@ -65,15 +69,16 @@ def choose_stages(names: Sequence[str]) -> list[Stage]:
         RaydebugError: there is no such stage.
     """
     for name in names:
-        if name not in NAMES:
+        if name not in (*NAMES, CLUSTER.name):
             raise RaydebugError(
                 f"there is no stage '{name}'",
-                cause=f"the stages are: {', '.join(NAMES)}; the command stands behind `--`",
+                cause=f"the stages are: {', '.join(NAMES)}, and {CLUSTER.name}; the command stands behind `--`",
                 fix="raydebug check env data -- python -m verl.trainer.main_ppo ...",
                 code="check.unknown-stage",
                 exit_code=Exit.USAGE,
             )
-    return [stage for stage in STAGES if not names or stage.name in names]
+    ladder = [stage for stage in STAGES if not names or stage.name in names]
+    return [CLUSTER, *ladder] if CLUSTER.name in names else ladder
 
 
 def climb(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.cluster.environment import DROPPED, read_variables
-from raydebug.cluster.place import LocalPlace, Place
+from raydebug.cluster.place import ComposePlace, LocalPlace, Place
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 from raydebug.profile.recognise import TRAINERS, Trainer, recognise
@@ -34,6 +34,7 @@ class Subject:
         cluster: the running cluster that it would join.
         gpus: how many logical GPUs that cluster has; None without one.
         profile: the name of a profile that is laid over it.
+        others: the cluster's other nodes, as far as this machine reaches them: name and place.
     """
 
     command: tuple[str, ...]
@@ -45,6 +46,7 @@ class Subject:
     cluster: Cluster | None = None
     gpus: int | None = None
     profile: str | None = None
+    others: tuple[tuple[str, Place], ...] = ()
 
     @property
     def overrides(self) -> list[str]:
@@ -85,7 +87,8 @@ def find_subject(command: list[str], folder: Path, name: str, profile: str | Non
     trainer = find_trainer(command) if command else None
     found = state.find_cluster(name)
     cluster = found if found is not None and lifecycle.is_alive(found) else None
-    place = LocalPlace(sys.executable) if cluster is None else lifecycle.place_of(cluster)
+    nodes = _nodes(cluster)
+    place = nodes[-1][1]  # a worker where there is one: it has the GPUs
     place.folder(folder)
     environ = None
     if isinstance(place, LocalPlace):
@@ -101,7 +104,22 @@ def find_subject(command: list[str], folder: Path, name: str, profile: str | Non
         cluster=cluster,
         gpus=cluster.gpus if cluster is not None and cluster.kind == "local" else None,
         profile=profile,
+        others=tuple(nodes[:-1]),
     )
+
+
+def _nodes(cluster: Cluster | None) -> list[tuple[str, Place]]:
+    """Return where programs can be asked to run on this machine: containers of the cluster, head first."""
+    from raydebug.cluster import lifecycle
+
+    if cluster is None:
+        return [("this machine", LocalPlace(sys.executable))]
+    if cluster.kind != "compose":
+        return [("this machine", lifecycle.place_of(cluster))]
+    from raydebug.cluster import compose
+
+    nodes = [c for c in compose.containers(cluster) if c.service in ("head", "worker") and c.state == "running"]
+    return [(c.name, ComposePlace(cluster, c.name)) for c in nodes] or [("head", ComposePlace(cluster))]
 
 
 def flavour_here() -> str:

@@ -22,6 +22,7 @@ from raydebug.cli import (
     run,
     tiny,
     vscode,
+    warm,
 )
 
 app = typer.Typer(
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.command()(cluster.up)
 app.command()(cluster.ps)
 app.command(cls=check.TwoParts)(check.check)
+app.command(cls=check.TwoParts)(warm.warm)
 app.command()(run.run)
 app.command()(pauses.paused)
 app.command()(attach.attach)

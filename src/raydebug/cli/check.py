@@ -36,7 +36,8 @@ def check(
     stages: Annotated[
         list[str] | None,
         typer.Argument(
-            help="env, data: these only. The training command stands behind `--`.", metavar="[STAGE]... -- COMMAND..."
+            help="env, data, model, engine, train: these only; or cluster. The command stands behind `--`.",
+            metavar="[STAGE]... -- COMMAND...",
         ),
     ] = None,
     keep_going: Annotated[

@@ -55,6 +55,7 @@ def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapp
         names.GATEWAY: f"{cluster.host}:{cluster.ports['dial']}",
         names.TOKEN_PATH: str(cluster.token_file),
         names.CLUSTER_ID: cluster.id,
+        **({names.WARM: str(cluster.pool_socket)} if cluster.warm else {}),
     }
 
 

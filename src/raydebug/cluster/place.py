@@ -85,9 +85,15 @@ class LocalPlace:
 
 @dataclass(frozen=True)
 class ComposePlace:
-    """The containers of a cluster, where the user's project is mounted."""
+    """The containers of a cluster, where the user's project is mounted.
+
+    Args:
+        cluster: whose containers.
+        container: in which of them programs run, by its name; None for the head.
+    """
 
     cluster: Cluster
+    container: str | None = None
 
     def folder(self, here: Path) -> str:
         """Return what a folder of the project is called in the containers.
@@ -108,7 +114,7 @@ class ComposePlace:
     def has_program(self, name: str, working_dir: Path) -> bool:
         """Ask the head."""
         question = "import shutil, sys; sys.exit(shutil.which(sys.argv[1]) is None)"
-        code, _ = self._in_head(["-c", question, name], working_dir)
+        code, _ = self._run(["-c", question, name], working_dir)
         return code == 0
 
     def run_python(
@@ -119,24 +125,26 @@ class ComposePlace:
         environ: Mapping[str, str] | None = None,
         timeout_s: float = PYTHON_TIMEOUT_S,
     ) -> str:
-        """Run the image's Python in the head, whose environment the jobs have too."""
-        code, printed = self._in_head(arguments, working_dir)
+        """Run the image's Python in the container, whose environment the jobs have too."""
+        code, printed = self._run(arguments, working_dir)
         if code != 0:
             raise process.CommandFailed([IMAGE_PYTHON, *arguments], code, printed, fix="see `raydebug ps`")
         return printed
 
-    def _in_head(self, arguments: list[str], working_dir: Path) -> tuple[int, str]:
+    def _run(self, arguments: list[str], working_dir: Path) -> tuple[int, str]:
         from raydebug.cluster import engine
         from raydebug.cluster.compose import project_of
 
         found = engine.connect()
-        heads = [c for c in found.containers(project_of(self.cluster.name)) if c.service == "head"]
-        if not heads or heads[0].state != "running":
+        wanted = self.container
+        every = found.containers(project_of(self.cluster.name))
+        fitting = [c for c in every if (c.name == wanted if wanted else c.service == "head")]
+        if not fitting or fitting[0].state != "running":
             raise RaydebugError(
-                f"cluster '{self.cluster.name}' has no running head",
-                cause=f"its container is {heads[0].state if heads else 'gone'}",
+                f"cluster '{self.cluster.name}' has no running {wanted or 'head'}",
+                cause=f"its container is {fitting[0].state if fitting else 'gone'}",
                 fix=f"see `raydebug ps{name_option(self.cluster.name)}`",
                 code="cluster.no-head",
                 exit_code=Exit.SESSION_LOST,
             )
-        return found.run_in(heads[0], [IMAGE_PYTHON, *arguments], self.folder(working_dir))
+        return found.run_in(fitting[0], [IMAGE_PYTHON, *arguments], self.folder(working_dir))

@@ -45,7 +45,7 @@ class Asked:
         self._askers: dict[str, tuple[str, float]] = {}  # by process: who asks, since when
         self._letting_go: set[asyncio.Task[None]] = set()
 
-    async def pause(self, target: str, asker: str, say: Callable[[str], None]) -> Pause:
+    async def pause(self, target: str, asker: str, say: Callable[[str], None], *, steal: bool = False) -> Pause:
         """Return a pause of a process: the one that waits there already, or a new one at the line where it is.
 
         Cancelled, it takes the question back; a thread that stops nevertheless goes on at once.
@@ -54,6 +54,7 @@ class Asked:
             target: `pid:PID`, `pid:PID@IP` or `worker:ID` (the beginning of one is enough).
             asker: who asks (gateway/audit.py `title_of`), for the log and for others who do.
             say: is told what the process does while it does not stop.
+            steal: return also a pause that another client holds.
 
         Raises:
             Refused: there is no such process, or it cannot be stopped.
@@ -62,7 +63,7 @@ class Asked:
         there = self._pauses.of_process(line.instance)
         if there:
             waiting = [pause for pause in there if pause.client is None and not pause.promised]
-            return _promised(waiting[0]) if waiting else _refuse_held(there[0])
+            return _promised(waiting[0]) if waiting else there[0] if steal else _refuse_held(there[0])
         if line.instance in self._askers:
             who, since = self._askers[line.instance]
             raise Refused(
@@ -92,7 +93,7 @@ class Asked:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if pausing.done() and not stopped.done():
                 self._take_back(line, request, stopped)
-                return pausing.result()
+                return _promised(pausing.result())
             if not stopped.done():
                 raise ending.result()
             return stopped.result()
@@ -109,7 +110,7 @@ class Asked:
             await self._pauses.change()
             for pause in self._pauses.of_process(line.instance):
                 if pause.client is None and not pause.promised:
-                    return _promised(pause)
+                    return pause
 
     def _take_back(self, line: ControlLine, request: str, stopped: asyncio.Future[Pause]) -> None:
         line.tell("withdraw", {"request": request})

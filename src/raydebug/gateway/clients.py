@@ -192,7 +192,9 @@ class Client:
     async def _attach_to(self, message: Message, target: str, steal: bool) -> None:
         try:
             if target.startswith((PID, WORKER)):
-                pause = await self._asked.pause(target, self.title, self._inform)
+                pause = await self._asked.pause(target, self.title, self._inform, steal=steal)
+                if pause.client is not None:
+                    pause = self._find(pause.id, steal=steal)
             else:
                 pause = await self._pauses.next_waiting() if target == "next" else self._find(target, steal=steal)
         except Refused as refused:

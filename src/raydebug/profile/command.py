@@ -47,10 +47,14 @@ class Command:
             if value is not None:
                 self.launcher.insert(0, f"{path}={value}")
             return
-        self.arguments[:] = [argument for argument in self.arguments if key_of(argument) != path]
+        overrides = [at for at, argument in enumerate(self.arguments) if _is_override(argument)]
+        behind = overrides[-1] + 1 if overrides else 0
+        kept = [argument for argument in self.arguments[:behind] if key_of(argument) != path]
         if value is not None:
-            # "++" sets a key whether or not the config has it. Source: Hydra 1.3, override grammar.
-            self.arguments.append(f"{'++' if added else ''}{path}={value}")
+            # "++" sets a key whether or not the config has it. Source: Hydra 1.3, override grammar. Overrides stay
+            # together: Hydra's argparse takes none behind `a=b --cfg job`.
+            kept.append(f"{'++' if added else ''}{path}={value}")
+        self.arguments[:] = [*kept, *self.arguments[behind:]]
 
     def option(self, *names: str) -> str | None:
         """Return the value of one of Hydra's own options, such as `--config-name`; None when it is not there."""
@@ -67,6 +71,10 @@ class Command:
             if said.startswith("--") and said.replace("-", "_") == name.replace("-", "_"):
                 return (at, value, 1) if sign else (at, next(iter(self.launcher[at + 1 :]), ""), 2)
         return None
+
+
+def _is_override(argument: str) -> bool:
+    return key_of(argument) is not None or argument.startswith("~")
 
 
 def key_of(argument: str) -> str | None:

@@ -48,6 +48,8 @@ _0_4_0: Column = {
     "save_every": Key("trainer.save_freq", -1),
     "resume": Key("trainer.resume_mode", "auto"),
     "log_to": Key("trainer.logger", ("console", "wandb")),
+    "rollouts_to": Key("trainer.rollout_data_dir"),
+    "validations_to": Key("trainer.validation_data_dir"),
     # how weights come to the rollout engine
     # Source: verl 0.4.1 workers/rollout/vllm_rollout/vllm_rollout_spmd.py:135. With LoRA only the adapter is sent over.
     "load_format": Key(

@@ -20,6 +20,10 @@ _COMMON: Column = {
     "train_batch_size": Key("data.train_batch_size", 256),
     "validate_every": Key("trainer.test_freq", -1),
     "save_every": Key("trainer.save_freq", -1),
+    # At its last step the trainer saves, whatever save_every says, and notes that as the newest: Source: verl 0.4.0
+    # trainer/fsdp_sft_trainer.py:553, 0.9.1 utils/checkpoint/checkpoint_handler.py:save_checkpoint.
+    "save_to": Key("trainer.default_local_dir", "checkpoints/${trainer.project_name}/${trainer.experiment_name}"),
+    "copy_to": Key("trainer.default_hdfs_dir"),
     "log_to": Key("trainer.logger", ("console", "wandb")),
     "train_data": Key("data.train_files", "~/data/gsm8k/train.parquet"),
 }

@@ -17,7 +17,7 @@ from raydebug.profile.settings import Change, Missing, Settings
 from raydebug.worker import names
 
 AGREES_AT_LEAST = 0.6  # of a version's keys, for a config of unknown version to be read by them
-TYPO_CLOSENESS = 0.85  # of two keys, for one to be taken for the other misspelled
+TYPO_CLOSENESS = 0.8  # of each part of two keys, for one key to be taken for the other misspelled
 
 
 @dataclass(frozen=True)
@@ -129,16 +129,26 @@ def _check_spelling(command: Command, trainer: Trainer, installed: Installed) ->
     for key in command.set_keys():
         if _is_known(key, installed.values):
             continue
-        close = difflib.get_close_matches(key, installed.values, n=1, cutoff=TYPO_CLOSENESS)
-        if close:
+        nearest = max(installed.values, key=lambda known: _closeness(key, known), default="")
+        if _closeness(key, nearest) >= TYPO_CLOSENESS:
             raise RaydebugError(
                 f"{trainer.module} has no setting '{key}'",
                 cause=f"the config of verl {installed.version or '(no version)'} has no such key; "
-                f"the nearest is {close[0]}",
-                fix=f"write {close[0]}=..., or +{key}=... to add a key of your own",
+                f"the nearest is {nearest}",
+                fix=f"write {nearest}=..., or +{key}=... to add a key of your own",
                 code="profile.typo",
                 exit_code=Exit.USAGE,
             )
+
+
+def _closeness(key: str, known: str) -> float:
+    """Return how alike the least alike parts of two keys are: `rollout.n` and `rollout.name` are two words."""
+    mine, theirs = key.split("."), known.split(".")
+    if len(mine) != len(theirs):
+        return 0.0
+    return min(
+        1.0 if a == b else difflib.SequenceMatcher(None, a, b).ratio() for a, b in zip(mine, theirs, strict=True)
+    )
 
 
 def _is_known(key: str, values: Iterable[str]) -> bool:

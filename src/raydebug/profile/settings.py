@@ -76,6 +76,10 @@ class Settings:
     changes: list[Change] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
     _limits: dict[str, Rule] = field(default_factory=dict)
+    _defaults: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._defaults = {key.path: key.default for key in self.column.values()}
 
     def obey(self, rule: Rule) -> None:
         """Do what one line of a profile says, where this training has the setting."""
@@ -145,7 +149,7 @@ class Settings:
     def _default(self, path: str) -> Any:
         if self.values is not None and path in self.values:
             return self.values[path]
-        return next((key.default for key in self.column.values() if key.path == path), None)
+        return self._defaults.get(path)
 
     def text(self, word: str) -> str | None:
         """Return a setting as text without the quotes that Hydra allows; None when it is null or has no key."""

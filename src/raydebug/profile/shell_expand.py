@@ -37,6 +37,9 @@ _CASES: dict[str, Callable[[str], str]] = {
     ",": lambda text: text[:1].lower() + text[1:],
     "^": lambda text: text[:1].upper() + text[1:],
 }
+# Blanks in what could not be read are held as these, from Unicode's private use area, so that no word is split at them.
+_HELD = {ord(blank): 0xE000 + ord(blank) for blank in " \t\n"}
+_RELEASED = {held: blank for blank, held in _HELD.items()}
 NUMBER_MAX = 10**15  # a product beyond is nobody's batch size
 
 
@@ -123,7 +126,7 @@ class Values:
             for name, value in self.variables.items()
             if isinstance(value, str) and (self.exports_all or name in self.exported or name in self.inherited)
         }
-        return {**self.inherited, **mine, **self.overlay}
+        return {name: readable(value) for name, value in {**self.inherited, **mine, **self.overlay}.items()}
 
 
 class Expander:
@@ -141,7 +144,7 @@ class Expander:
     def argv(self, words: list[Word]) -> tuple[list[str], set[str]]:
         """Return a command's words, and what of them could not be read."""
         self.taken()
-        argv = [one for word in words for one in self.fields(word)]
+        argv = [readable(one) for word in words for one in self.fields(word)]
         return argv, self.taken()
 
     def one(self, word: Word) -> str:
@@ -155,11 +158,10 @@ class Expander:
         for part in self._with_home(word.parts):
             pieces = self._part(part)
             if isinstance(part, Text) or (part.quoted and not _is_list(part)):
-                current = (current or "") + "".join(pieces)
+                current = (current or "") + " ".join(pieces)  # of "$*" there are several
                 continue
-            whole = part.quoted or pieces == [_written(part)]  # what was not read is not split
-            split = pieces if whole else [one for piece in pieces for one in piece.split()]
-            if not whole and pieces and pieces[0][:1].isspace() and current is not None:
+            split = pieces if part.quoted else [one for piece in pieces for one in piece.split()]
+            if not part.quoted and pieces and pieces[0][:1].isspace() and current is not None:
                 done.append(current)
                 current = None
             for number, one in enumerate(split):
@@ -168,6 +170,11 @@ class Expander:
                     current = None
                 current = (current or "") + one
         return [*done, current] if current is not None else done
+
+    def _unread(self, source: str, why: str) -> str:
+        """Return the text that stands for what could not be read, and note why; it is never split."""
+        self._taints.add(why)
+        return source.translate(_HELD)
 
     def _part(self, part: Part) -> list[str]:
         if isinstance(part, Text):
@@ -180,14 +187,12 @@ class Expander:
 
     def _variable(self, part: Variable) -> list[str]:
         if part.operator == "?unknown":
-            self._taints.add(f"{part.source} was not read")
-            return [part.source]
+            return [self._unread(part.source, f"{part.source} was not read")]
         value = self._looked_up(part)
         if part.operator in (":-", "-", ":=", "=", ":?", "?"):
             lacking = value is None or (part.operator.startswith(":") and value in ([""], []))
             if lacking and part.operator in (":?", "?"):
-                self._taints.add(f"{part.name} is not set, and the script needs it")
-                return [part.source]
+                return [self._unread(part.source, f"{part.name} is not set, and the script needs it")]
             if lacking:
                 value = [self._argument(part.argument)]
                 if part.operator in (":=", "="):
@@ -211,8 +216,7 @@ class Expander:
         """Return `${NAME:OFFSET:LENGTH}` of a text, or of a list, whose first argument is number 1."""
         numbers = [self._arithmetic(number) for number in part.argument.split(":")]
         if not all(number.isdigit() for number in numbers) or len(numbers) > 2:
-            self._taints.add(f"{part.source} was not read")
-            return [part.source]
+            return [self._unread(part.source, f"{part.source} was not read")]
         first, length = int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else None
         first -= part.name in ("@", "*") and first > 0
         end = None if length is None else first + length
@@ -232,8 +236,7 @@ class Expander:
         if name == "PWD":
             return [str(values.folder)]
         if name in "?$!-":
-            self._taints.add(f"${name} is known to a run only")
-            return [part.source]
+            return [self._unread(part.source, f"${name} is known to a run only")]
         found = values.get(name)
         if found is None:
             return None
@@ -262,8 +265,7 @@ class Expander:
         try:
             return str(_calculate(ast.parse(names.strip(), mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
-            self._taints.add(f"$(({expression})) was not calculated")
-            return f"$(({expression}))"
+            return self._unread(f"$(({expression}))", f"$(({expression})) was not calculated")
 
     def _number_of(self, name: str) -> str:
         found = self._looked_up(Variable(name, quoted=True, source=name))
@@ -277,8 +279,8 @@ class Expander:
             printed = None
         if printed is None:
             shown = " ".join(command.split())
-            self._taints.add(f"$({shown[:60]}{'...' if len(shown) > 60 else ''}) is a program's output")
-            return f"$({command})"
+            shown = f"{shown[:60]}..." if len(shown) > 60 else shown
+            return self._unread(f"$({command})", f"$({shown}) is a program's output")
         return printed
 
     def _paths(self, command: str) -> str | None:
@@ -311,11 +313,9 @@ class Expander:
         return printed
 
 
-def _written(part: Part) -> str:
-    """Return a part as the script has it, which stands for its value where that is not known."""
-    if isinstance(part, Variable):
-        return part.source
-    return f"$(({part.expression}))" if isinstance(part, Arithmetic) else f"$({getattr(part, 'command', '')})"
+def readable(text: str) -> str:
+    """Return a text with the blanks of what could not be read as they are."""
+    return text.translate(_RELEASED)
 
 
 def _is_list(part: Part) -> bool:

@@ -216,13 +216,13 @@ class _Reader:
             parts.append(Text(escaped, quoted=True))
 
     def _in_quotes(self) -> list[Part]:
-        parts: list[Part] = [Text("", quoted=True)]  # "" is a word too
+        parts: list[Part] = []
         begun = self._line()
         while self._at < len(self._text):
             here = self._text[self._at]
             if here == '"':
                 self._at += 1
-                return parts
+                return parts or [Text("", quoted=True)]  # "" is a word too
             if here == "\\" and self._text[self._at + 1 : self._at + 2] in ("$", "`", '"', "\\", "\n"):
                 self._escaped(parts)
             elif here in "$`":

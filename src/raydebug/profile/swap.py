@@ -30,8 +30,8 @@ MODEL_RULES = (
     Rule("sequence_parallel", "at_most", HEADS, "a tiny model has no more heads"),
     Rule("gpu_memory", "at_most", 0.3, "a tiny model leaves the rest to others"),
     Rule("truncation", "set", "left", "its tokenizer makes more tokens of the same text"),
-    Rule("tokenizer", "unset", None, "the tiny model brings its own"),
-    Rule("model_config", "unset", None, "the tiny model brings its own"),
+    Rule("tokenizer", "set", None, "the tiny model brings its own"),
+    Rule("model_config", "set", None, "the tiny model brings its own"),
 )
 
 
@@ -58,7 +58,7 @@ class Build:
         if self.target.exists():
             return
         self.target.parent.mkdir(parents=True, exist_ok=True)
-        (FOLDER.parent / ".gitignore").write_text("*\n", encoding="utf-8")
+        hide_from_git()
         argv = [sys.executable, "-m", "raydebug", "tiny", self.what, str(self.target), *self.like, "--json"]
         # Without our variables: no breakpoint and no profile of the job concerns the making.
         plain = {name: value for name, value in environ.items() if not name.startswith("RAYDEBUG_")}
@@ -67,6 +67,12 @@ class Build:
         except process.CommandFailed as failure:
             if not self.target.exists():  # another rank may have been first
                 raise _as_said(failure) from failure
+
+
+def hide_from_git() -> None:
+    """Keep what a run leaves below `.raydebug` out of the user's commits."""
+    FOLDER.parent.mkdir(exist_ok=True)
+    (FOLDER.parent / ".gitignore").write_text("*\n", encoding="utf-8")
 
 
 def _as_said(failure: process.CommandFailed) -> RaydebugError:

@@ -117,8 +117,9 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def _folders() -> list[Path]:
-    """Return the run folders, by the time of their last change."""
+    """Return the run folders, by the last change of their record; a report written later makes none of them newer."""
     try:
-        return sorted((path.parent for path in runs_dir().glob(f"*/{DOCUMENT}")), key=lambda f: f.stat().st_mtime)
+        records = sorted(runs_dir().glob(f"*/{DOCUMENT}"), key=lambda path: path.stat().st_mtime)
+        return [path.parent for path in records]
     except OSError:  # one went away meanwhile
         return []

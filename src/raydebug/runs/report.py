@@ -52,6 +52,11 @@ def _write(path: Path, page: str) -> None:
     """Write a file whole or not at all: a browser that shows an older one may load it again at any moment."""
     if path.is_dir():
         raise IsADirectoryError(None, "it is a folder")
+    if path.exists() and not path.is_file():  # a device or a pipe is written to, never replaced
+        with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(page)
+        return
+    path = path.resolve()  # of a link the file behind it, and not the link, becomes the page
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

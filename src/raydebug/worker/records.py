@@ -125,14 +125,20 @@ def _title() -> str:
 
 
 def attempt() -> int | None:
-    """Return the how manyth attempt at its task the calling thread makes, from 1; None where it runs no task.
+    """Return the how manyth attempt at its task the calling thread makes, from 1; None where that is not known.
 
-    Source: ray 2.60.0 _raylet.pyx `CoreWorker.get_current_task_attempt_number`, which counts from 0.
+    Source: ray 2.60.0 _raylet.pyx `CoreWorker.get_current_task_attempt_number`, which counts from 0. In the thread of
+    an event loop (async actors) it says 0 whatever the attempt.
     """
     worker = _ray_worker()
-    if worker.mode != sys.modules["ray._private.worker"].WORKER_MODE:
+    if worker.mode != sys.modules["ray._private.worker"].WORKER_MODE or _runs_event_loop():
         return None
     return int(worker.core_worker.get_current_task_attempt_number()) + 1
+
+
+def _runs_event_loop() -> bool:
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and asyncio._get_running_loop() is not None
 
 
 def rank() -> int | None:

@@ -10,7 +10,7 @@ from raydebug.runs.page.markup import Child, Markup, tag
 from raydebug.runs.page.memory import memory_sum
 from raydebug.runs.page.plot import Axis, ceiling, draw_curve, plot, round_mib, scale_labels, stretched, time_axis
 from raydebug.runs.page.thinning import Interval, Point, covered, peak
-from raydebug.runs.page.waterfall import Row, draw_spans, rows_of, spans_of, track
+from raydebug.runs.page.waterfall import MOST_ROWS, Row, draw_spans, rows_of, spans_of, track
 
 LETTERS = "AB"
 
@@ -48,7 +48,7 @@ def figures_section(runs: Sequence[Run]) -> Markup:
         for name, values, show in rows
         if any(values)
     ]
-    head = [tag("th", "", scope="col"), [tag("th", letter, scope="col") for letter in LETTERS],
+    head = [tag("th", "figure", scope="col"), [tag("th", letter, scope="col") for letter in LETTERS],
             tag("th", "B against A", scope="col", colspan="2")]  # fmt: skip
     return tag("section", tag("h2", "In figures", id="figures"),
                _wide("figures of both runs", tag("thead", tag("tr", head)), body, "figures"))  # fmt: skip
@@ -88,10 +88,14 @@ def phases_section(runs: Sequence[Run], axis: Axis) -> Markup | None:
     names = list(dict.fromkeys([*named[0], *named[1]]))
     if not names:
         return None
+    longest = sorted(names, key=lambda name: -max(side[name].took_s for side in named if name in side))[:MOST_ROWS]
+    left_out = len(names) - len(longest)
+    names = [name for name in names if name in longest]
     rows = [_phase(name, [side.get(name) for side in named], axis) for name in names]
     ruler = tag("div", tag("div", "", class_="what"), tag("div", time_axis(axis), class_="ruler"),
                 tag("div", "", class_="how"), class_="track top")  # fmt: skip
     note = "Each from its own start, on one scale: A is the upper bar, B the lower one."
+    note += f" {left_out:,} shorter phases are not shown." if left_out else ""
     return tag("section", tag("h2", "Phases", id="phases"), tag("p", note, class_="note"),
                tag("div", ruler, tag("ul", rows, class_="tracks"), class_="timeline"))  # fmt: skip
 
@@ -141,7 +145,7 @@ def curves_section(runs: Sequence[Run], axis: Axis) -> Markup | None:
         rows.append(track("memory of all processes", drawing, _key(most, words.mebibytes), "curved tall"))
     took = [[(float(step.step), step.seconds) for step in sorted(run.steps, key=lambda s: s.step)] for run in runs]
     if any(took):
-        steps = Axis(max(x for points in took for x, _ in points) or 1.0)
+        steps = Axis(max(1.0, *(x for points in took for x, _ in points)))
         high = ceiling(max(y for points in took for _, y in points))
         medians = [sorted(y for _, y in points)[len(points) // 2] if points else None for points in took]
         label = f"duration of steps, by number: median A {words.seconds(medians[0])}, B {words.seconds(medians[1])}"

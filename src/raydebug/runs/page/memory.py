@@ -17,6 +17,7 @@ from raydebug.runs.page.waterfall import track
 MOST_NODES = 8
 _LETTERS = "ABCDEF"
 _ROOM = 0.1  # of a drawing's height: a band at least so thick has room for its letter
+_COLUMNS_OF_A_LETTER = 12
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,11 @@ def _label_place(lower: Sequence[Point], upper: Sequence[Point], high: float) ->
     """Return where a band has room for its letter, close to the middle; None where it has none."""
     thick = [(over - under) / high for (_, under), (_, over) in zip(lower, upper, strict=True)]
     enough = max(_ROOM, 0.8 * max(thick))
-    middle = len(thick) // 2
-    index = min((i for i, room in enumerate(thick) if room >= enough), key=lambda i: abs(i - middle), default=None)
-    return None if index is None else (upper[index][0], 1 - (upper[index][1] + lower[index][1]) / 2 / high)
+    roomy = [index for index, room in enumerate(thick) if room >= enough]
+    if len(roomy) < _COLUMNS_OF_A_LETTER:
+        return None
+    index = min(roomy, key=lambda index: abs(index - len(thick) // 2))
+    return upper[index][0], 1 - (upper[index][1] + lower[index][1]) / 2 / high
 
 
 def _colour(band: int, bands: Sequence[int]) -> str:

@@ -14,6 +14,8 @@ from typing import Any
 from raydebug.runs.page.document import Change, Gpu, Pause, Phase, Process, Run, Step
 from raydebug.settings.secrets import HIDDEN, without_secrets
 
+MOST_TEXT = 10_000  # characters of one value: a page is for reading
+MOST_S = 10 * 365 * 86_400.0  # what lies later in a run is no measurement
 # Of a setting only names that end so: `data.prompt_key` and `max_num_batched_tokens` are no secrets.
 _SECRET_ARGUMENT = re.compile(r"(?:^|[^a-z])(?:token|api[-_.]?key|secret|password)$", re.IGNORECASE)
 
@@ -66,9 +68,15 @@ def _pauses(found: Any) -> list[Pause]:
     ]  # fmt: skip
 
 
+def _seconds(value: Any) -> float | None:
+    """Return a place in time, from 0: clocks of two machines may differ; None for what no run can have."""
+    seconds = _number(value)
+    return None if seconds is None or abs(seconds) > MOST_S else max(0.0, seconds)
+
+
 def _span(one: Mapping[str, Any]) -> tuple[float, float | None] | None:
-    start, end = _number(one.get("start_s")), _number(one.get("end_s"))
-    if start is None or start < 0:
+    start, end = _seconds(one.get("start_s")), _seconds(one.get("end_s"))
+    if start is None:
         return None
     return start, None if end is None else max(start, end)
 
@@ -76,8 +84,8 @@ def _span(one: Mapping[str, Any]) -> tuple[float, float | None] | None:
 def _steps(found: Any) -> list[Step]:
     steps = []
     for one in _mappings(found):
-        end, took, step = _number(one.get("end_s")), _number(one.get("seconds")), _number(one.get("step"))
-        if end is not None and took is not None and step is not None and end >= 0 and took >= 0:
+        end, took, step = _seconds(one.get("end_s")), _seconds(one.get("seconds")), _number(one.get("step"))
+        if end is not None and took is not None and step is not None:
             steps.append(Step(int(step), end, took, _metrics(one.get("metrics"))))
     return steps
 
@@ -110,7 +118,7 @@ def _gpus(found: Any) -> list[Gpu]:
 def _samples(found: Any, width: int) -> list[tuple[float, ...]]:
     rows = (row for row in found if isinstance(row, list) and len(row) == width) if isinstance(found, list) else ()
     samples = (tuple([_or_nan(value) for value in row]) for row in rows)
-    known = [sample for sample in samples if sample[0] >= 0 and any(value >= 0 for value in sample[1:])]
+    known = [sample for sample in samples if 0 <= sample[0] <= MOST_S and any(value >= 0 for value in sample[1:])]
     known.sort(key=lambda sample: sample[0])
     return known
 
@@ -140,14 +148,17 @@ def _texts(found: Any) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else str(value)
+    text = "" if value is None else str(value)
+    if len(text) > MOST_TEXT:
+        return f"{text[:MOST_TEXT]} ... and {len(text) - MOST_TEXT:,} more characters"
+    return text
 
 
 def _value(value: Any) -> str:
     """Return a setting's value as YAML and Hydra write it."""
     if value is None:
         return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else _text(value)
 
 
 def _or_nan(value: Any) -> float:

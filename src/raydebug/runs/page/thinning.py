@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
@@ -116,15 +116,24 @@ def stack(
     rows: list[tuple[float, list[float]]] = []
     moments = groupby(events, lambda event: event[0])
     moment = next(moments, None)
-    for column in range(columns):
-        best = list(total)
-        while moment is not None and (moment[0] < width * (column + 1) or column == columns - 1):
+
+    def advance(limit: float) -> Iterator[None]:
+        """Go on to the last moment before the limit, one moment at a time."""
+        nonlocal moment
+        while moment is not None and moment[0] < limit:
             for _, index, value in moment[1]:
                 total[bands[index]] += value - now[index]
                 now[index] = value
+            moment = next(moments, None)
+            yield
+
+    for column in range(columns):
+        for _ in advance(math.nextafter(width * column, math.inf)):  # what is exactly at its left edge is before it
+            pass
+        best = list(total)
+        for _ in advance(width * (column + 1)):
             if sum(total) > sum(best):
                 best = list(total)
-            moment = next(moments, None)
         # What is left of sums and differences of floats is not memory.
         rows.append((width * (column + 0.5), [value if value > 1e-6 else 0.0 for value in best]))
     return rows

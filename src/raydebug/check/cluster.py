@@ -1,0 +1,154 @@
+"""`raydebug check cluster`: the checklist of a running cluster: nodes, versions, clocks, ports, an all-reduce."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from raydebug.check import env, env_gpu, env_limits
+from raydebug.check.ask import NoAnswer, facts_of
+from raydebug.check.finding import Finding, error, note
+from raydebug.check.inside.wire import BUSY_TIMES, MARK
+from raydebug.check.stage import Checked
+from raydebug.check.subject import Subject
+from raydebug.cluster import jobs
+from raydebug.cluster.dashboard import ENDED, Dashboard
+from raydebug.errors import Exit, RaydebugError
+
+BUDGET_S = 60.0
+CLOCK_OFF_S = 2.0  # logs of two nodes no longer tell what came first; tokens and certificates bear more
+POLL_S = 0.3
+
+
+def check(subject: Subject) -> Checked:
+    """Ask the running cluster's nodes about themselves and each other, and judge it.
+
+    Raises:
+        RaydebugError: no cluster runs.
+    """
+    if subject.cluster is None:
+        raise RaydebugError(
+            "no cluster runs that could be checked",
+            cause="`raydebug check cluster` asks the nodes of a running one",
+            fix="`raydebug up` first, or name one that runs with --name",
+            code="check.no-cluster",
+            exit_code=Exit.USAGE,
+        )
+    return Checked(judge(_ask(subject)))
+
+
+def _ask(subject: Subject) -> dict[str, Any]:
+    """Run the question as a job on the cluster and return its facts."""
+    assert subject.cluster is not None
+    backend = "nccl" if subject.cluster.flavour == "cuda" else "gloo"
+    request = {"question": "cluster", "backend": backend, "limit_s": 3 * BUDGET_S}
+    command = ["python", "-m", "raydebug.check.inside", json.dumps(request)]
+    job = jobs.Job(command=command, working_dir=subject.place.folder(subject.folder), debugger="off")
+    submission_id = jobs.submit(subject.cluster, job)
+    dashboard = Dashboard(subject.cluster)
+    deadline = time.monotonic() + 3 * BUDGET_S * BUSY_TIMES
+    try:
+        while dashboard.job(submission_id)["status"] not in ENDED:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(POLL_S)
+    finally:
+        with contextlib.suppress(RaydebugError):
+            if dashboard.job(submission_id)["status"] not in ENDED:
+                dashboard.stop_job(submission_id)
+    log = dashboard.job_logs(submission_id)
+    lines = [line for line in log.splitlines() if line.startswith(MARK)]
+    if not lines:
+        last = log.strip().splitlines()[-1:] or ["(it printed nothing)"]
+        raise NoAnswer(
+            error(
+                "cluster.no-job",
+                "the cluster did not run the job that asks it",
+                why=f"{shlex.join(command[:3])} said last: {last[0][:300]}",
+                fix="see `raydebug ps` and `raydebug logs head`",
+            )
+        )
+    return facts_of(json.loads(lines[-1].removeprefix(MARK)), "cluster", 3 * BUDGET_S)
+
+
+def judge(facts: Mapping[str, Any]) -> list[Finding]:
+    """Return the findings about a cluster. Pure."""
+    living = [node for node in facts["nodes"] if node["alive"]]
+    return [
+        *_nodes(facts["nodes"]),
+        *_environments([node for node in living if "facts" in node]),
+        *_clocks(living),
+        *_ports(facts["knocks"]),
+        *_sum(facts["sum"]),
+    ]
+
+
+def _nodes(nodes: list[Mapping[str, Any]]) -> Iterator[Finding]:
+    for node in nodes:
+        if not node["alive"]:
+            yield error(
+                "cluster.node",
+                f"node {node['ip']} is dead",
+                why=node["why"] or "Ray gives no reason",
+                fix="`raydebug down` and `raydebug up`, or start its container or `ray start` again",
+            )
+        elif "silent" in node:
+            yield error(
+                "cluster.node",
+                f"node {node['ip']} runs no task",
+                why=node["silent"],
+                fix="look into its logs (`raydebug logs worker`); a worker that cannot start says why there",
+            )
+
+
+def _environments(nodes: list[Mapping[str, Any]]) -> Iterator[Finding]:
+    """Yield what is wrong with single nodes, named, and in what they differ."""
+    if not nodes:
+        return
+    first, *others = nodes
+    yield from env.compare(first["facts"], {node["ip"]: node["facts"] for node in others})
+    for node in nodes:
+        on_cpu = node["facts"]["variables"].get("VERL_PLATFORM") == "cpu" or not node["gpus"]
+        of_node = [*env_limits.judge(node["facts"]), *env_gpu.judge(node["facts"], on_cpu=on_cpu, wants_training=False)]
+        for one in of_node:
+            yield Finding(one.code, one.severity, f"node {node['ip']}: {one.what}", one.why, one.fix)
+
+
+def _clocks(nodes: list[Mapping[str, Any]]) -> Iterator[Finding]:
+    for node in nodes:
+        off = abs(node.get("clock_off_s", 0.0)) - node.get("clock_known_to_s", 0.0)
+        if off > CLOCK_OFF_S:
+            yield error(
+                "cluster.clock",
+                f"the clock of node {node['ip']} is off by {node['clock_off_s']:+.1f} s",
+                why="against the head's; timestamps of logs, snapshots and profiles do not fit together",
+                fix="let it follow a time server: `timedatectl set-ntp true` on that host",
+            )
+
+
+def _ports(knocks: list[Mapping[str, Any]]) -> Iterator[Finding]:
+    for knock in knocks[:5]:
+        yield error(
+            "cluster.ports",
+            f"{knock['from']} cannot reach {knock['to']}, port {knock.get('port', '?')}",
+            why=f"{knock['why']}; Ray's workers, NCCL and gloo meet on free ports of every node",
+            fix="let the nodes reach each other on all ports (firewall, security group, network of the containers)",
+        )
+
+
+def _sum(found: Mapping[str, Any]) -> Iterator[Finding]:
+    if "skipped" in found:
+        yield note("cluster.all-reduce", "no all-reduce was tried", why=found["skipped"], fix="a flavour with torch")
+    elif "failed" in found or not found["right"]:
+        yield error(
+            "cluster.all-reduce",
+            f"an all-reduce by {found['backend']} over {found['ranks']} nodes "
+            + ("failed" if "failed" in found else "gave a wrong sum"),
+            why=found.get("failed", "a link or a GPU computes wrongly"),
+            fix="NCCL_SOCKET_IFNAME/GLOO_SOCKET_IFNAME must name an interface that the nodes share;"
+            " NCCL_DEBUG=INFO says which was taken",
+        )

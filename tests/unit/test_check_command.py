@@ -1,0 +1,205 @@
+"""What the checks reckon from a command's config: batch sizes, parallel sizes, loggers, and how fixes are applied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydebug.check import command
+from raydebug.check.batch import judge_batch
+from raydebug.check.finding import Finding, error, warning
+from raydebug.check.memory import estimate
+from raydebug.check.mend import Mended, mend
+from raydebug.check.model_fit import judge as judge_fit
+from raydebug.check.subject import Subject, find_trainer
+from raydebug.cluster.place import LocalPlace
+
+GIB = 1024**3
+
+
+def config(**changed: Any) -> dict[str, Any]:
+    """Return the part of verl's config that is reckoned with; `a__b=1` changes a.b."""
+    whole: dict[str, Any] = {
+        "data": {"train_batch_size": 64, "max_prompt_length": 512, "max_response_length": 512, "gen_batch_size": None},
+        "trainer": {"n_gpus_per_node": 8, "nnodes": 1, "use_v1": True, "logger": ["console"], "total_epochs": 1},
+        "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
+        "critic": {"enable": None, "ppo_mini_batch_size": 32, "ppo_micro_batch_size_per_gpu": 4, "fsdp": {}},
+        "actor_rollout_ref": {
+            "actor": {"ppo_mini_batch_size": 32, "ppo_micro_batch_size": None, "ppo_micro_batch_size_per_gpu": 4,
+                      "use_kl_loss": False, "fsdp_config": {"model_dtype": "fp32"}},
+            "ref": {"log_prob_micro_batch_size_per_gpu": None, "log_prob_micro_batch_size": None},
+            "rollout": {"name": "vllm", "n": 4, "tensor_model_parallel_size": 2, "log_prob_micro_batch_size": None,
+                        "log_prob_micro_batch_size_per_gpu": 8, "max_num_seqs": 256, "max_num_batched_tokens": 8192,
+                        "gpu_memory_utilization": 0.5, "dtype": "bfloat16", "max_model_len": None},
+            "model": {"override_config": {}, "use_remove_padding": True},
+        },
+    }  # fmt: skip
+    for path, value in changed.items():
+        *parts, last = path.split("__")
+        node = whole
+        for part in parts:
+            node = node[part]
+        node[last] = value
+    return whole
+
+
+ACTOR, ROLLOUT = "actor_rollout_ref__actor", "actor_rollout_ref__rollout"
+BATCHES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a batch that the ranks do not divide": (
+        {"data__train_batch_size": 65}, "65 prompts x 4 rollouts cannot be spread over 8 ranks",
+        "data.train_batch_size=66"),
+    "a mini batch larger than the batch": (
+        {f"{ACTOR}__ppo_mini_batch_size": 128},
+        "actor_rollout_ref.actor.ppo_mini_batch_size=128 is larger than data.train_batch_size=64",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=64"),
+    "a mini batch that the ranks do not divide": (
+        {f"{ACTOR}__ppo_mini_batch_size": 1},
+        "a mini batch of 1 x 4 rollouts cannot be spread over 8 ranks",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=64"),
+    "a micro batch that does not divide": (
+        {f"{ACTOR}__ppo_micro_batch_size_per_gpu": 5},
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=5 does not divide the 16 sequences that each rank gets",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"),
+    "both micro batches": (
+        {f"{ACTOR}__ppo_micro_batch_size": 32},
+        "both actor_rollout_ref.actor.ppo_micro_batch_size and actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+        "take actor_rollout_ref.actor.ppo_micro_batch_size out"),
+    "no micro batch for the reference model": (
+        {f"{ACTOR}__use_kl_loss": True},
+        "neither actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu nor",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8"),
+    "a critic's mini batch": (
+        {"algorithm__adv_estimator": "gae", "critic__ppo_mini_batch_size": 100},
+        "critic.ppo_mini_batch_size=100 is larger than data.train_batch_size=64", "critic.ppo_mini_batch_size=64"),
+    "pieces that do not make a batch": (
+        {"data__gen_batch_size": 24}, "data.gen_batch_size=24 does not divide data.train_batch_size=64",
+        "data.gen_batch_size=null"),
+    "no rollout at all": ({f"{ROLLOUT}__n": 0}, "each must be 1 or more", "rollout.n=1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "says", "fix"), BATCHES.values(), ids=BATCHES)
+def test_batches(changed: dict[str, Any], says: str, fix: str) -> None:
+    """A size that does not fit is one error, with the number that does."""
+    (found,) = (finding for finding in judge_batch(config(**changed)) if finding.severity == "error")
+    assert found.code == "command.batch"
+    assert says in found.what
+    assert fix in found.fix
+
+
+def test_batches_that_fit() -> None:
+    """Sizes that verl takes are not found fault with; what the v1 trainer pads is a warning, the older refuses it."""
+    assert list(judge_batch(config())) == []
+    assert (
+        list(judge_batch(config(**{f"{ACTOR}__use_dynamic_bsz": True, f"{ACTOR}__ppo_micro_batch_size_per_gpu": None})))
+        == []
+    )
+    padded = {f"{ACTOR}__ppo_mini_batch_size": 48}
+    assert [f.severity for f in judge_batch(config(**padded))] == ["warning"]
+    assert [f.severity for f in judge_batch(config(**padded, trainer__use_v1=False))] == ["error"]
+
+
+def subject(*overrides: str, gpus: int | None = None) -> Subject:
+    """Return a command under check."""
+    argv = ["python", "-m", "verl.trainer.main_ppo", *overrides]
+    return Subject(tuple(argv), find_trainer(argv), Path(), LocalPlace("python"), {"A": "1"}, {"A": "1"}, gpus=gpus)
+
+
+def judge(changed: dict[str, Any], *, gpus: int | None = None, **variables: str) -> list[Finding]:
+    """Judge a config in an environment of GPUs."""
+    facts = {"variables": variables, "verl": None, "gpus": 8}
+    return command.judge(config(**changed), subject(gpus=gpus), facts)
+
+
+COMMANDS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a tensor split over more than there are": (
+        {f"{ROLLOUT}__tensor_model_parallel_size": 3}, "command.parallel",
+        "tensor_model_parallel_size=3 does not divide"),
+    "pipelines": ({f"{ROLLOUT}__pipeline_model_parallel_size": 2}, "command.parallel", "no pipeline parallelism"),
+    "sequences split over more than there are": (
+        {f"{ACTOR}__ulysses_sequence_parallel_size": 3, f"{ROLLOUT}__n": 12}, "command.parallel", "ulysses"),
+    "an empty shell variable": ({"data__train_batch_size": ""}, "command.value", "batch_size= is no whole number"),
+    "a word for a number": ({"trainer__nnodes": "two"}, "command.value", "trainer.nnodes=two is no whole number"),
+    "a rollout that nobody named": ({f"{ROLLOUT}__name": "???"}, "command.value-missing", "rollout.name is not given"),
+    "nothing to do": ({"trainer__total_epochs": 0}, "command.value", "trainer.total_epochs=0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "code", "says"), COMMANDS.values(), ids=COMMANDS)
+def test_commands(changed: dict[str, Any], code: str, says: str) -> None:
+    """A setting that cannot be is named before anything is reckoned with it."""
+    found = [finding for finding in judge(changed) if finding.code == code]
+    assert found
+    assert says in found[0].what
+
+
+def test_gpus_that_are_not_there() -> None:
+    """The cluster's GPUs count, else those of this machine; with the numbers, and the words that verl would say."""
+    (found,) = judge({}, gpus=2)
+    assert found.what == "the command asks for 8 GPUs, 2 are there"
+    assert "Total available GPUs 2 is less than total desired GPUs 8" in found.why
+    assert judge({}, gpus=None) == []
+
+
+def test_wandb_without_a_key() -> None:
+    """wandb without a key is a warning, with a key or offline it is none."""
+    with_wandb = {"trainer__logger": ["console", "wandb"]}
+    assert [finding.code for finding in judge(with_wandb)] == ["command.logger"]
+    assert judge(with_wandb, WANDB_API_KEY="(set)") == []
+    assert judge(with_wandb, WANDB_MODE="offline") == []
+
+
+def test_memory_of_a_model_of_seven_billion() -> None:
+    """7 B parameters in fp32 with AdamW take 16 bytes each, split over the ranks; offloaded, the gradients stay."""
+    sizes = {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584,
+             "max_position_embeddings": 32768}  # fmt: skip
+    count = 7_600_000_000
+    plain = estimate(config(), sizes, count, stateful=False)
+    assert plain.training == count * 16 // 8
+    assert plain.rollout_weights == count * 2 // 2
+    assert plain.cache_per_token == 2 * 28 * 2 * 128 * 2
+    assert plain.one_sequence == plain.cache_per_token * 32768
+    offloaded = {f"{ACTOR}__fsdp_config": {"param_offload": True, "optimizer_offload": True}}
+    assert estimate(config(**offloaded), sizes, count, stateful=False).training == count * 4 // 8
+    assert estimate(config(), sizes, count, stateful=True).one_sequence == 0
+
+
+GPU = {"70 GiB for two ranks of 8 B": (
+           {"trainer__n_gpus_per_node": 2, f"{ROLLOUT}__tensor_model_parallel_size": 1}, 8_000_000_000, 48 * GIB,
+           "model.memory", "each rank needs about"),
+       "weights larger than vLLM's share": (
+           {f"{ROLLOUT}__gpu_memory_utilization": 0.2}, 32_000_000_000, 80 * GIB, "model.memory", "its weights alone"),
+       "a context that the cache does not hold": (
+           {f"{ROLLOUT}__max_model_len": 1_000_000, f"{ROLLOUT}__tensor_model_parallel_size": 1}, 7_600_000_000,
+           80 * GIB,
+           "model.kv-cache", "one sequence of 1000000 tokens takes")}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "parameters", "gpu", "code", "says"), GPU.values(), ids=GPU)
+def test_what_does_not_fit_a_gpu(changed: dict[str, Any], parameters: int, gpu: int, code: str, says: str) -> None:
+    """What cannot fit is an error with both sizes."""
+    sizes = {"num_hidden_layers": 28, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+             "max_position_embeddings": 2_000_000}  # fmt: skip
+    facts = {"config": config(**changed), "sizes": sizes, "has_flash_attention": True, "layer_types": [],
+             "memory_bytes": 0, "gpu_bytes": gpu, "shards": {"parameters": parameters, "shards": []}}  # fmt: skip
+    found = [f for f in judge_fit(facts, {}) if f.severity == "error"]
+    assert [finding.code for finding in found] == [code]
+    assert says in found[0].what
+
+
+def test_fixes_are_applied() -> None:
+    """A fix replaces every override of its key, unsets variables on both sides, and is written as a shell line."""
+    before = Mended(subject("data.train_batch_size=3", "+x.y=1", "data.train_batch_size=5"))
+    findings = [
+        error("command.batch", "w", why="", fix="", overrides={"data.train_batch_size": "8", "x.y": None}),
+        warning("env.slow-flag", "w", why="", fix="", variables={"A": None, "B": "2"}),
+    ]
+    after = mend(before, findings)
+    assert after.as_command() == "env -uA B=2 python -m verl.trainer.main_ppo data.train_batch_size=8"
+    assert after.subject.environ == {"B": "2"}
+    assert after.changes == (
+        "data.train_batch_size: 5 -> 8", "x.y: 1 -> (taken out)", "A: 1 -> (not set)", "B: (not set) -> 2",
+    )  # fmt: skip
+    assert mend(before, []) == before

@@ -1,0 +1,224 @@
+"""Stage `env`: the rules over facts, the facts themselves, and what a bare environment is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydebug.check import env, env_gpu, env_limits
+from raydebug.check.finding import Finding
+from raydebug.check.inside import env as inside
+
+GIB = 1024**3
+
+
+def facts(**changed: Any) -> dict[str, Any]:
+    """Return the facts of an environment in which nothing is wrong."""
+    well: dict[str, Any] = {
+        "shm": {"total": 8 * GIB, "free": 8 * GIB},
+        "limits": {"nofile": [65536, 65536], "nproc": [-1, -1], "memlock": [-1, -1]},
+        "pids": None,
+        "disks": {"the folder of the run": {"total": 100 * GIB, "free": 50 * GIB}},
+        "tmp": "/tmp",
+        "infiniband": [],
+        "variables": {},
+        "packages": {"triton": "3.6.0", "torch": "2.11.0"},
+        "compiler": "/usr/bin/gcc",
+        "headers": True,
+        "include": "/usr/include/python3.12",
+        "python": "3.12.3",
+        "gpus": [],
+        "smi": None,
+        "torch_cuda": "13.0",
+    }
+    return {**well, **changed}
+
+
+def codes(found: list[Finding]) -> list[tuple[str, str]]:
+    return [(finding.severity, finding.code) for finding in found]
+
+
+LIMITS = {
+    "shared memory as Docker gives it": (
+        {"shm": {"total": 64 * 1024**2, "free": 64 * 1024**2}}, "error", "env.shared-memory", "has 64 MiB"),
+    "shared memory that is full": (
+        {"shm": {"total": 8 * GIB, "free": 0}}, "error", "env.shared-memory", "0 MiB of them free"),
+    "shared memory that is small": (
+        {"shm": {"total": GIB, "free": GIB}}, "warning", "env.shared-memory", "has 1024 MiB"),
+    "few open files": (
+        {"limits": {"nofile": [1024, 1024], "nproc": [-1, -1], "memlock": [-1, -1]}}, "error", "env.open-files",
+        "1024"),
+    "few open files at first": (
+        {"limits": {"nofile": [1024, 524288], "nproc": [-1, -1], "memlock": [-1, -1]}}, "warning", "env.open-files",
+        "1024 files open"),
+    "few processes": ({"pids": 512}, "error", "env.processes", "512 processes and threads"),
+    "a full disk": (
+        {"disks": {"temporary files": {"total": 100 * GIB, "free": 3 * GIB}}}, "error", "env.disk-full", "97% full"),
+    "little memory to lock beside InfiniBand": (
+        {"limits": {"nofile": [65536, 65536], "nproc": [-1, -1], "memlock": [65536, 65536]}, "infiniband": ["mlx5_0"]},
+        "error", "env.locked-memory", "0 MiB of memory"),
+    "no compiler": ({"compiler": None}, "error", "env.compiler", "no C compiler"),
+    "no headers": ({"headers": False}, "error", "env.python-headers", "Python.h is not in /usr/include/python3.12"),
+    "a temporary folder of a batch system": (
+        {"tmp": "/var/tmp/pbs." + "1" * 90}, "error", "env.tmpdir-long", "a path of 103 bytes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "severity", "code", "says"), LIMITS.values(), ids=LIMITS)
+def test_limits(changed: dict[str, Any], severity: str, code: str, says: str) -> None:
+    """What is too small is named once, with the value."""
+    found = list(env_limits.judge(facts(**changed)))
+    assert codes(found) == [(severity, code)]
+    assert says in found[0].what
+
+
+def test_limits_that_will_do() -> None:
+    """Nothing is said of a machine that has enough; without Triton no compiler is asked for."""
+    assert list(env_limits.judge(facts())) == []
+    assert list(env_limits.judge(facts(compiler=None, headers=False, packages={}))) == []
+    assert list(env_limits.judge(facts(compiler=None, variables={"TORCHDYNAMO_DISABLE": "1"}))) == []
+
+
+SMI = """#!/bin/sh
+case "$1" in
+*compute-apps*) echo 'GPU-aaaa, 4242, 63000, /opt/venv/bin/python' ;;
+*) echo '0, NVIDIA H100 80GB HBM3, 570.172.08, 9.0, 81559, 63200, GPU-aaaa'
+   echo '1, NVIDIA H100 80GB HBM3, 570.172.08, 9.0, 81559, 4, GPU-bbbb' ;;
+esac
+"""
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A program `nvidia-smi` that answers as written."""
+
+    def install(script: str) -> None:
+        program = tmp_path / "nvidia-smi"
+        program.write_text(script)
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+    return install
+
+
+def test_a_gpu_that_others_hold(nvidia_smi: Any) -> None:
+    """A GPU with another process on it is an error that names the process; its neighbour is free."""
+    nvidia_smi(SMI)
+    seen = inside.list_gpus()
+    assert [(gpu["index"], gpu["used_mib"], len(gpu["holders"])) for gpu in seen["gpus"]] == [
+        ("0", 63200, 1),
+        ("1", 4, 0),
+    ]
+    (found,) = env_gpu.judge(facts(**seen), on_cpu=False, wants_training=True)
+    assert (found.severity, found.code) == ("error", "env.gpu-busy")
+    assert found.what == "63200 of 81559 MiB of GPU 0 are in use"
+    assert "pid 4242 (/opt/venv/bin/python) 63000 MiB" in found.why
+
+
+def test_a_driver_that_is_silent_or_old(nvidia_smi: Any) -> None:
+    """A driver that does not answer is quoted; one too old for torch's CUDA is named, once for each GPU."""
+    nvidia_smi("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
+    (found,) = env_gpu.judge(facts(**inside.list_gpus()), on_cpu=False, wants_training=True)
+    assert (found.code, found.why) == ("env.driver-silent", "nvidia-smi said: NVIDIA-SMI has failed")
+    nvidia_smi("#!/bin/sh\necho '0, NVIDIA GeForce RTX 3090, 570.133.07, 8.6, 24576, 4, GPU-aaaa'\n")
+    (found,) = env_gpu.judge(facts(**inside.list_gpus()), on_cpu=False, wants_training=True)
+    assert found.code == "env.driver-old"
+    assert found.what == "the NVIDIA driver 570.133.07 is too old for CUDA 13.0, which torch was built for"
+
+
+def test_torch_without_cuda_beside_a_gpu() -> None:
+    """A CPU build of torch on a machine with GPUs is an error, unless the training is one for the CPU."""
+    gpu = {"index": "0", "name": "Tesla T4", "driver": "580.1", "capability": "7.5", "total_mib": 15360, "used_mib": 3,
+           "holders": []}  # fmt: skip
+    with_gpu = facts(gpus=[gpu], smi="ok", torch_cuda="")
+    assert codes(list(env_gpu.judge(with_gpu, on_cpu=False, wants_training=True))) == [
+        ("error", "env.torch-without-cuda")
+    ]
+    assert list(env_gpu.judge(with_gpu, on_cpu=True, wants_training=True)) == []
+
+
+def test_nodes_that_differ() -> None:
+    """A node with another version is named, with both versions and all that differs."""
+    here = {"python": "3.12.3", "packages": {"ray": "2.60.0", "torch": "2.11.0"}}
+    there = {"python": "3.12.3", "packages": {"ray": "2.59.0"}}
+    assert list(env.compare(here, {"worker-1": here})) == []
+    (found,) = env.compare(here, {"worker-1": there})
+    assert found.what == "node worker-1 has ray 2.59.0, another has 2.60.0"
+    assert "they differ in ray, torch" in found.why
+
+
+def test_no_secret_in_the_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The facts hold variables by name, none whose name says that it is secret."""
+    monkeypatch.setenv("HF_HUB_TOKEN", "hf_secretsecret")
+    monkeypatch.setenv("VLLM_API_KEY", "secretsecret")
+    assert "secretsecret" not in json.dumps(inside.gather({}), default=str)
+
+
+def raydebug(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "raydebug", *arguments],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_env_alone_in_a_bare_environment(tmp_path: Path) -> None:
+    """`raydebug check env` needs no command, and imports nothing heavy where nothing heavy is installed."""
+    done = raydebug("check", "env", "--json", XDG_STATE_HOME=str(tmp_path))
+    document = json.loads(done.stdout)
+    assert (document["version"], document["stages"][0]["stage"]) == (1, "env")
+    assert set(document["stages"][0]) == {"stage", "status", "seconds", "budget_s", "findings", "reason"}
+
+
+def test_a_training_without_verl(tmp_path: Path) -> None:
+    """In the core flavour a training command is told which packages are missing, and how to get them."""
+    command = ("--", "python", "-m", "verl.trainer.main_ppo")
+    done = raydebug("check", "env", "--json", *command, XDG_STATE_HOME=str(tmp_path))
+    missing = [
+        f["what"] for f in json.loads(done.stdout)["stages"][0]["findings"] if f["code"] == "env.package-missing"
+    ]
+    if "verl is not installed in the cluster's Python" not in missing:
+        pytest.skip("verl is installed here")
+    assert done.returncode == 1
+    assert "vllm is not installed in the cluster's Python" in missing
+
+
+def test_few_open_files_for_real(tmp_path: Path) -> None:
+    """A limit of the shell that asks is seen where the training would run."""
+    line = f"ulimit -n 1024; exec {sys.executable} -m raydebug check env --json"
+    done = subprocess.run(["bash", "-c", line], env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+                          capture_output=True, text=True, timeout=60)  # fmt: skip
+    found = {f["code"]: f for f in json.loads(done.stdout)["stages"][0]["findings"]}
+    assert found["env.open-files"]["what"] == "a process may have 1024 files open (ulimit -Hn)"
+    assert done.returncode == 1
+
+
+BAD_INPUT = {
+    "a command that is no training": (("check", "--", "python", "train.py"), "'python train.py' is no training that"),
+    "no command": (("check",), "there is no command to check"),
+    "no such stage": (("check", "modell", "--", "python"), "there is no stage 'modell'"),
+    "no such profile": (
+        ("check", "--profile", "tiny", "--", "python", "-m", "verl.trainer.main_ppo"), "there is no profile 'tiny'"),
+    "a JUnit file that cannot be written": (("check", "env", "--junit", "/nowhere/x"), "cannot write /nowhere/x"),
+    "a cluster that does not run": (("check", "cluster"), "no cluster runs that could be checked"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "says"), BAD_INPUT.values(), ids=BAD_INPUT)
+def test_bad_input(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    """What cannot be checked is refused in three lines, exit code 2."""
+    done = raydebug(*arguments, XDG_STATE_HOME=str(tmp_path))
+    assert done.returncode == 2, done.stdout + done.stderr
+    error, cause, fix = done.stderr.strip().splitlines()[-3:]
+    assert error.startswith(f"error: {says}")
+    assert (cause[:7], fix[:5]) == ("cause: ", "fix: ")
