@@ -162,7 +162,9 @@ def test_everything_else_passes_as_it_is() -> None:
     assert lay(*mine).argv[: len(mine)] == mine
 
 
-@pytest.mark.parametrize("mine", [["data.shuffle=True", "--cfg", "job"], ["--cfg", "job"], ["--config-name", "x", "~a"]])
+@pytest.mark.parametrize(
+    "mine", [["data.shuffle=True", "--cfg", "job"], ["--cfg", "job"], ["--config-name", "x", "~a"]]
+)
 def test_overrides_stay_together(mine: list[str]) -> None:
     """New overrides stand beside the user's, not behind options that follow those: Hydra's parser takes none there."""
     argv = lay(*mine).argv
