@@ -31,7 +31,7 @@ MODULES = (
 LEAVES = ("verl",)  # a job may have its own of these: nothing else above imports them
 INSTALLED = ("site-packages", "dist-packages")
 
-Stamp = tuple[int, int] | None
+Stamp = tuple[int, int] | frozenset[str] | None
 _STDLIB = tuple({os.path.realpath(sysconfig.get_paths()[name]) + "/" for name in ("stdlib", "platstdlib")})
 
 
@@ -41,8 +41,10 @@ def is_installed(path: str) -> bool:
 
 
 def stamp(path: str) -> Stamp:
-    """Return by what a change of a file or folder shows: its time of change, and its size."""
+    """Return by what a change shows: a file's time of change and size, a folder's names without Python's own cache."""
     try:
+        if os.path.isdir(path):
+            return frozenset(os.listdir(path)) - {"__pycache__"}
         found = os.stat(path)
     except OSError:
         return None
