@@ -137,10 +137,7 @@ def stand_ins(cluster: Cluster) -> list[psutil.Process]:
 
 
 def stands_for(process: psutil.Process, pid: int) -> bool:
-    for path in Path(f"/proc/{process.pid}/fdinfo").iterdir():
-        if f"Pid:\t{pid}\n" in path.read_text():
-            return True
-    return False
+    return any(f"Pid:\t{pid}\n" in path.read_text() for path in Path(f"/proc/{process.pid}/fdinfo").iterdir())
 
 
 def test_a_killed_zygote_harms_no_job(warm_cluster, start):

@@ -231,7 +231,7 @@ def test_a_program_outlives_its_zygote_and_the_keeper(pool: PoolUnderTest) -> No
 
 
 def test_a_module_that_changed_is_never_served(pool: PoolUnderTest) -> None:
-    """After an edit of an installed module the next process starts cold, with the new code; the one after it is warm."""
+    """After an edit of an installed module the next process starts cold, with the new code; the next is warm."""
     program = IS_WARM + "import heavy; print(heavy.VALUE)"
     assert pool.run(program)[1] == "warm\n1\n"
     (pool.installed / "heavy.py").write_text("VALUE = 22\n")

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 import sysconfig
+from stat import S_ISDIR
 
 from raydebug.warm import ray_config
 from raydebug.warm.environment import Record
@@ -43,9 +44,9 @@ def is_installed(path: str) -> bool:
 def stamp(path: str) -> Stamp:
     """Return by what a change shows: a file's time of change and size, a folder's names without Python's own cache."""
     try:
-        if os.path.isdir(path):
-            return frozenset(os.listdir(path)) - {"__pycache__"}
         found = os.stat(path)
+        if S_ISDIR(found.st_mode):
+            return frozenset(os.listdir(path)) - {"__pycache__"}
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size
