@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,7 +64,8 @@ class PoolUnderTest:
 
     def start(self, program: str, *arguments: str, env: dict[str, str] | None = None, **more: Any) -> Any:
         script = self.folder / "program.py"
-        script.write_text(textwrap.dedent(program))
+        if not script.exists() or script.read_text() != program:
+            script.write_text(program)
         environ = {**self.env, "RAYDEBUG_JOB": "test", **(env or {})}
         more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "cwd": self.folder, "text": True, **more}
         return subprocess.Popen([sys.executable, str(script), *arguments], env=environ, **more)
