@@ -49,7 +49,6 @@ class Wish:
     debugger: str = "breakpoint"
     dashboard_port: int | None = None
     gateway_port: int | None = None
-    warm: bool = False
 
 
 def bring_up(wish: Wish, *, on_phase: Callable[[str], None] = lambda phase: None) -> tuple[Cluster, bool]:
@@ -231,7 +230,6 @@ def _plan(wish: Wish, python: str, flavour: str, folder: Path, remembered: dict[
             gpus=wish.gpus,
             debugger=wish.debugger,
             flavour=flavour,
-            warm=wish.warm,
             created=time.time(),
         )
         state.save_cluster(cluster)

@@ -20,7 +20,6 @@ from raydebug import process
 from raydebug.cluster import state
 from raydebug.cluster.environment import cluster_environment, ray_command, read_variables
 from raydebug.settings.paths import environment_dir
-from raydebug.settings.watchdogs import widened
 from raydebug.worker import names
 
 START_TIMEOUT_S = 90.0
@@ -34,7 +33,6 @@ HEALTH = {
     "Ray's head (gcs_server)": ("dashboard", "/api/gcs_healthz"),
 }
 GATEWAY_RESTARTS = 5
-POOL_RESTARTS = 5
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
@@ -50,8 +48,6 @@ class Supervisor:
         self._environment = cluster_environment(os.environ, cluster, flavour)
         self._gateway: subprocess.Popen[bytes]
         self._ray: subprocess.Popen[bytes]
-        self._pool: subprocess.Popen[bytes] | None = None
-        self._pool_starts = 0
 
     def run(self) -> int:
         """Keep the cluster until SIGTERM; return the exit code."""
@@ -62,7 +58,6 @@ class Supervisor:
             self._ray = process.start(ray_command(self.cluster), env=self._environment, output=log)
         failure = self._wait_until_up()
         if failure is None and not self.stopping:
-            self._keep_pool()
             self._say("up")
             failure = self._watch()
         if not self.stopping:
@@ -79,18 +74,6 @@ class Supervisor:
         argv += [str(ports["gateway"]), "--dial-host", self.cluster.host, "--dial-port", str(ports["dial"])]
         with (self.cluster.folder / "gateway.log").open("ab") as log:
             return process.start(argv, env=self._environment, output=log)
-
-    def _keep_pool(self) -> None:
-        """Start a warm cluster's pool, and start it again where it has ended; without it processes start as ever."""
-        ended = self._pool is None or self._pool.poll() is not None
-        if self.cluster.warm and ended and self._pool_starts <= POOL_RESTARTS:
-            self._pool_starts += 1
-            # What `run` gives to a job: some of it is read when vLLM is imported.
-            environment = {**self._environment, **widened(self._environment)}
-            argv = [self.cluster.python, "-m", "raydebug.warm.keeper"]
-            argv += [str(self.cluster.pool_socket), str(self.cluster.pool_status)]
-            with (self.cluster.folder / "pool.log").open("ab") as log:
-                self._pool = process.start(argv, env=environment, output=log)
 
     def _wait_until_up(self) -> str | None:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -117,7 +100,6 @@ class Supervisor:
                     return f"the gateway ended {self._restarts} times: {self.last_words('gateway.log')}"
                 self._restarts += 1
                 self._gateway = self._start_gateway()
-            self._keep_pool()
             if time.monotonic() - checked > HEALTH_PERIOD_S:
                 checked = time.monotonic()
                 for part, (purpose, path) in HEALTH.items():
@@ -153,8 +135,8 @@ class Supervisor:
     def _end_all(self) -> None:
         import psutil
 
-        for child in (self._ray, self._gateway, self._pool):
-            if child is not None and child.poll() is None:
+        for child in (self._ray, self._gateway):
+            if child.poll() is None:
                 child.terminate()
         deadline = time.monotonic() + STOP_GRACE_S
         while time.monotonic() < deadline and (self._ray.poll() is None or self._gateway.poll() is None):
