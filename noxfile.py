@@ -32,7 +32,7 @@ TRAINING_MODULES = (
     "vllm.v1.engine.core",
     "vllm.v1.worker.cpu_worker",
 )
-SCRIPTS = ("ci/docker-engine", "ci/base-image", "ci/build-twice", "ci/package-access", ".ci/run")
+SCRIPTS = ("ci/docker-engine", "ci/base-image", "ci/chromium", "ci/build-twice", "ci/package-access", ".ci/run")
 YAML = ("docker-compose.yml", "docker-compose.cpu.yml", "docker-compose.hosts.yml", ".devcontainer", "env", ".yamllint")
 GPU, CPU, HOSTS = "docker-compose.yml", "docker-compose.cpu.yml", "docker-compose.hosts.yml"
 DEV, DEV_CPU = ".devcontainer/docker-compose.dev.yml", ".devcontainer/docker-compose.dev-cpu.yml"
@@ -93,6 +93,23 @@ def editors(session: nox.Session) -> None:
     """Clients that others wrote against the gateway: VS Code's (npm), debugpy's, Neovim's (NVIM_DAP=its checkout)."""
     install(session, "core", "dev")
     run_pytest(session, "tests/editors")
+
+
+@nox.session
+def wheels(session: nox.Session) -> None:
+    """Our table of verl's keys against the config in the wheel of each release (downloads 11 MB, pinned by hash)."""
+    from uv import find_uv_bin
+
+    install(session, "core", "dev")
+    session.env["RAYDEBUG_TEST_UV"] = find_uv_bin()
+    run_pytest(session, "tests/wheels")
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """The run report in a real Chromium, on the PATH or CHROMIUM=; axe-core (npm) looks it over."""
+    install(session, "core", "dev")
+    run_pytest(session, "tests/browser")
 
 
 @nox.session(python=CPU_PYTHON)

@@ -129,10 +129,9 @@ async def _gateway(folder: Path) -> AsyncIterator[tuple[Ask, int]]:
     argv = [sys.executable, "-m", "raydebug.gateway", "--client-port", str(ports["gateway"])]
     argv += ["--dial-port", str(ports["dial"])]
     gateway = _run(argv, {"RAYDEBUG_TOKEN_PATH": str(folder / "token")})
-    await asyncio.sleep(1.0)
+    session = await _connect(ports["gateway"])
     program = _start(folder, ports["dial"])
     try:
-        session = await DapSession.connect("127.0.0.1", ports["gateway"])
         await session.request("initialize", {"clientName": "bench"})
         await session.request("attach", {"token": (folder / "token").read_text(), "target": "next"}, timeout_s=WAIT_S)
         await session.request("configurationDone")
@@ -144,6 +143,14 @@ async def _gateway(folder: Path) -> AsyncIterator[tuple[Ask, int]]:
         program.wait()
         gateway.terminate()
         gateway.wait()
+
+
+async def _connect(port: int) -> DapSession:
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            with contextlib.suppress(OSError):
+                return await DapSession.connect("127.0.0.1", port)
+            await asyncio.sleep(0.1)
 
 
 def _start(folder: Path, dial_port: int) -> subprocess.Popen[bytes]:

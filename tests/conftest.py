@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fault_lines import Lines
+
 TESTS = Path(__file__).parent
 # Set in the shell of whoever runs the tests, these change what the program prints or where it connects to.
 _FOREIGN = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES")
@@ -20,6 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in list(os.environ):
         if name in _FOREIGN or (name.startswith(_FOREIGN_PREFIXES) and not name.startswith(_KEPT)):
             del os.environ[name]
+    config.pluginmanager.register(Lines())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,48 +5,60 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from raydebug.profile.keys import PPO_0_9, Key
+from raydebug.profile.installed import Installed, look
+from raydebug.profile.keys import Key, column_of
 from raydebug.profile.load import load_profile
 from raydebug.profile.overlay import overlay_profile
-from raydebug.profile.recognise import Trainer
+from raydebug.profile.recognise import _WITHOUT_VALUE, Trainer, recognise
 from raydebug.tiny.model import build_model
 
 TRAINER = Trainer("ppo", "verl.trainer.main_ppo", 3)
+COLUMN = column_of("ppo", "0.9.1")
+assert COLUMN is not None
 ABSENT = object()
 
 
 @pytest.fixture(scope="module")
-def shipped() -> Any:
-    """verl's whole config, as it ships it."""
-    path = distribution("verl").locate_file("verl/trainer/config/_generated_ppo_trainer.yaml")
-    return yaml.safe_load(Path(str(path)).read_text())
+def installed() -> Installed:
+    """verl as it is installed here: its version and its whole config. tests/wheels has the other releases."""
+    argv = ["python", "-m", TRAINER.module]
+    found = look(TRAINER, argv, folder=Path("/"), search=sys.path)
+    assert found.values is not None, found.unread
+    return found
 
 
-def value_at(config: Any, path: str) -> Any:
-    for part in path.split("."):
-        if not isinstance(config, dict) or part not in config:
-            return ABSENT
-        config = config[part]
-    return config
-
-
-@pytest.mark.parametrize(("word", "key"), PPO_0_9.items(), ids=list(PPO_0_9))
-def test_key_and_default_are_verls(word: str, key: Key, shipped: Any) -> None:
+@pytest.mark.parametrize(("word", "key"), COLUMN[1].items(), ids=list(COLUMN[1]))
+def test_key_and_default_are_verls(word: str, key: Key, installed: Installed) -> None:
     """Each word's key is in verl's config with the default that we state, or is rightly marked as added."""
-    found = value_at(shipped, key.path)
+    values = installed.values or {}
+    found: Any = values.get(key.path, ABSENT)
     assert (found is ABSENT) == key.added, key.path
-    for other in key.instead_of:
-        assert value_at(shipped, other) is not ABSENT, other
-    if not key.added and not str(found).startswith("${"):
-        stated = key.default if key.default != "[console,wandb]" else ["console", "wandb"]
-        assert found == stated, key.path
+    for other in (*key.instead_of, *key.also):
+        assert other in values, other
+    if not key.added:
+        assert found == (list(key.default) if isinstance(key.default, tuple) else key.default), key.path
+
+
+def test_torchrun_s_options_are_torch_s() -> None:
+    """torchrun's options without a value are those that we know: any other one is followed by its value."""
+    from torch.distributed.run import get_args_parser
+
+    flags = {
+        name
+        for action in get_args_parser()._actions
+        if action.nargs == 0 and "--help" not in action.option_strings
+        for name in action.option_strings
+    }
+    assert {flag.replace("_", "-") for flag in flags} == _WITHOUT_VALUE
+    line = ["torchrun", "--standalone", "--nproc_per_node", "2", "-m", "verl.trainer.sft_trainer", "a=b"]
+    parsed, found = get_args_parser().parse_args(line[1:]), recognise(line)
+    assert found is not None
+    assert (parsed.training_script, parsed.training_script_args) == (found.module, line[found.overrides_at :])
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +67,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return build_model(tmp_path_factory.mktemp("model") / "m").path
 
 
+@pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -78,6 +91,7 @@ def test_verl_accepts_the_command(overrides: list[str], model: str) -> None:
             "+ray_kwargs.ray_init.num_gpus=4",
         ],
         environ,
+        installed=look(TRAINER, ["python", "-m", TRAINER.module], folder=Path("/"), search=sys.path),
     ).argv
     code = (
         "import sys, hydra\n"
@@ -105,3 +119,28 @@ def test_verl_accepts_the_command(overrides: list[str], model: str) -> None:
         timeout=120,
     )
     assert "valid cpu 1 {'num_cpus': None" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_a_training_with_both_tiny_ones(tmp_path: Path) -> None:
+    """In a driver the model is made like the user's and the data from the user's rows, and verl takes the command."""
+    build_model(tmp_path / "mine")
+    from raydebug.tiny.dataset import build_dataset
+    from raydebug.worker import names
+
+    build_dataset(tmp_path / "data", rows=40, seed=7)
+    overrides = [
+        "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.model.path=mine",
+        "data.train_files=data/train.parquet", "data.val_files=data/test.parquet",
+    ]  # fmt: skip
+    environ = {**os.environ, names.GATEWAY: "127.0.0.1:9", names.PROFILE: "debug", names.TINY: "model data",
+               "VERL_PLATFORM": "cpu"}  # fmt: skip
+    done = subprocess.run(  # --cfg job: Hydra prints the config, and the trainer does not start
+        [sys.executable, "-m", "verl.trainer.main_ppo", *overrides, "--cfg", "job"],
+        cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    made = sorted(path.name.partition("-")[0] for path in (tmp_path / ".raydebug" / "tiny").iterdir())
+    assert made == ["data", "model"]
+    assert f"path: {tmp_path}/.raydebug/tiny/model-" in done.stdout
+    assert f"train_files: {tmp_path}/.raydebug/tiny/data-" in done.stdout

@@ -1,11 +1,25 @@
-"""torch's process groups, as the pinned torch makes them, take the wide timeout."""
+"""torch's process groups, as the pinned torch makes them, take the wide timeout, and wait for a paused rank."""
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
+import pytest
+from gateway_door import open_door
+from paused_programs import PausedProgram
+
+from raydebug.console.attach_group import attach_group
+from raydebug.console.selection import Selection
+from raydebug.console.session import Door as ConsoleDoor
+from raydebug.pause.listing import fetch_pauses
+from raydebug.worker.watchdogs import MAKERS
+
+START_LIMIT_S = 60.0
 PROGRAM = """
 import datetime, torch.distributed as dist
 dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1,
@@ -25,3 +39,52 @@ def test_process_group_is_widened():
         timeout=60,
     )  # fmt: skip
     assert done.stdout == "86400.0\n{'name': 'torch process group', 'after_s': 86400.0}\n", done.stderr
+
+
+def test_every_maker_of_groups_is_known():
+    """Contract (torch 2.13): the functions that make process groups and take a timeout of their own are these."""
+    from torch.distributed import distributed_c10d
+
+    # new_subgroups and its kind hand theirs on to new_group; the underscored ones are called by these with one.
+    takes = [
+        name for name, value in vars(distributed_c10d).items()
+        if inspect.isfunction(value) and "timeout" in inspect.signature(value).parameters
+        and "group" in name and not name.startswith("_") and "subgroups" not in name
+    ]  # fmt: skip
+    assert sorted(takes) == sorted(MAKERS)
+
+
+WAITS = """import datetime, os, torch, torch.distributed as dist
+rank, limit = int(os.environ["RANK"]), datetime.timedelta(seconds=2)
+dist.init_process_group("gloo", init_method="file://" + os.environ["MEETING"], rank=rank, world_size=2, timeout=limit)
+total = torch.ones(1)
+if rank == 1:
+    breakpoint()
+dist.all_reduce(total)
+print("together", total.item())
+"""
+
+
+@pytest.mark.parametrize("widened", [True, False], ids=["widened", "as it comes"])
+def test_rank_that_waits_for_a_paused_one(tmp_path: Path, widened: bool) -> None:
+    """A group with a limit of 2 s outlives a pause of 5 s where `run` has widened it, and ends at it where not."""
+    variables = {"MEETING": str(tmp_path / "meeting"), **({"RAYDEBUG_GROUP_TIMEOUT_S": "86400"} if widened else {})}
+    with open_door(tmp_path) as door:
+        ranks = []
+        for rank in ("0", "1"):
+            (tmp_path / rank).mkdir()
+            ranks.append(PausedProgram(door, tmp_path / rank, WAITS, START_LIMIT_S, RANK=rank, **variables))
+        waits, pauses = ranks
+        try:
+            assert pauses.pause["watchdog"] == {"name": "torch process group", "after_s": 86400.0} if widened else True
+            time.sleep(5)
+            assert (waits.process.poll() is None) == widened, waits.complained
+            console = ConsoleDoor(door.gateway_host, door.gateway_port, door.token)
+            attach_group(console, Selection(ranks=frozenset({1})), lambda: fetch_pauses(door), commands=["c"])  # type: ignore[arg-type]
+            codes = [one.process.wait(START_LIMIT_S) for one in ranks]
+        finally:
+            for one in ranks:
+                one.close()
+    assert (codes == [0, 0]) == widened, waits.complained + pauses.complained
+    assert (waits.said == "together 2.0\n") == widened
+    assert ("Timed out waiting 2000ms" in waits.complained) != widened, waits.complained

@@ -90,6 +90,16 @@ class BreaksInInit:
 
 
 @ray.remote(num_cpus=0)
+class SpawnsInInit:
+    def __init__(self):
+        self.child = subprocess.Popen([sys.executable, "-c", CHILD])
+
+    def wait(self):
+        breakpoint()
+        return self.child.wait()
+
+
+@ray.remote(num_cpus=0)
 class FailsInInit:
     def __init__(self, x):
         secret = x + 1
@@ -160,6 +170,7 @@ CASES = {
     "child": lambda: ray.get(with_child.remote("child")),
     "fork": lambda: ray.get(with_child.remote("fork")),
     "spawn": lambda: ray.get(with_child.remote("spawn")),
+    "actor_child": lambda: ray.get(SpawnsInInit.remote().wait.remote()),
     "pm_task": lambda: fails(task_that_fails.remote(40)),
     "pm_nested": lambda: fails(outer_task_that_fails.remote(40)),
     "pm_actor": lambda: fails(Actor.remote().fails.remote(40)),

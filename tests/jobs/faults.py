@@ -24,6 +24,12 @@ class Actor:
         return secret + 1
 
 
+@ray.remote(max_retries=1, retry_exceptions=True)
+def retried(x):
+    secret = x + 1
+    raise ValueError(f"attempt at {secret}")
+
+
 def wait_for(file):
     while not Path(file).exists():
         time.sleep(0.05)
@@ -60,11 +66,35 @@ def kill(file):
     fails(reference)
 
 
+@ray.remote(max_retries=0)
+def work():
+    while True:
+        time.sleep(0.01)
+
+
+def cancel_at_work(file):
+    reference = work.remote()
+    wait_for(file)
+    ray.cancel(reference)
+    fails(reference)
+
+
+def retry(file):
+    fails(retried.remote(40))
+
+
 def stop(file):
     ray.get([task.remote(40), Actor.remote().method.remote(40)])
 
 
 if __name__ == "__main__":
     ray.init()
-    {"cancel": cancel, "cancel_by_force": cancel_by_force, "kill": kill, "stop": stop}[sys.argv[1]](sys.argv[2])
+    {
+        "cancel": cancel,
+        "cancel_by_force": cancel_by_force,
+        "kill": kill,
+        "stop": stop,
+        "retry": retry,
+        "cancel_at_work": cancel_at_work,
+    }[sys.argv[1]](sys.argv[2])
     print("done:", sys.argv[1], flush=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from runs import wait_for
+
 # case, name of the function that pauses, what its local `secret` is
 BREAKPOINTS = [
     ("task", "task", "41"),
@@ -30,16 +32,47 @@ POST_MORTEMS = [
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("case", "function", "secret"), BREAKPOINTS, ids=[b[0] for b in BREAKPOINTS])
 def test_breakpoint(run, dashboard, case, function, secret):
-    """A breakpoint there is listed with its place, shows its locals at an attach, and the program goes on."""
+    """F15: a breakpoint in each of these places is listed with it, shows its locals, and the program goes on.
+
+    In a task, a function inside one, an actor, an async actor, a thread of an actor, the driver, an actor's `__init__`,
+    and in a child by subprocess, by fork and by spawn.
+    """
     job = run("--", "python", "cases.py", case)
     (pause,) = job.pauses(1)
     assert (pause["kind"], pause["function"]) == ("breakpoint", function)
     in_ray = case not in ("child", "fork", "spawn")
     assert len(dashboard.paused_workers()) == (1 if in_ray else 0), "Ray's own table is right"
+    assert (pause["child_of"] is None) == in_ray
     assert job.attach(pause["id"], "p secret").strip() == secret
     job.attach(pause["id"], "c")
     assert f"done: {case}" in job.end()
     assert dashboard.paused_workers() == []
+
+
+@pytest.mark.timeout(120)
+def test_child_has_the_ids_of_its_parent(run):
+    """A child that an actor started before its first method has that actor's ids, and says whose child it is."""
+    job = run("--", "python", "cases.py", "actor_child")
+    child, actor = sorted(job.pauses(2), key=lambda pause: pause["child_of"] is None)
+    assert (child["child_of"], actor["child_of"]) == (actor["pid"], None)
+    ids = ("actor", "actor_id", "worker_id", "node_id", "ip", "job_id", "job")
+    assert [child[name] for name in ids] == [actor[name] for name in ids]
+    assert child["actor"] == "SpawnsInInit"
+    said = f"pid {child['pid']}, child of SpawnsInInit pid {actor['pid']})"
+    wait_for(lambda: said in job.text, said, run=job)
+    for pause in (child, actor):
+        job.attach(pause["id"], "c")
+    assert "done: actor_child" in job.end()
+
+
+@pytest.mark.timeout(120)
+def test_program_without_ray_is_nobodys_child(run):
+    """A job's program that never connects to Ray has no parent, although an actor of Ray's started it."""
+    job = run("--", "python", "-c", "breakpoint()")
+    (pause,) = job.pauses(1)
+    assert [pause[name] for name in ("child_of", "actor", "worker_id")] == [None, None, None]
+    job.attach(pause["id"], "c")
+    job.end()
 
 
 @pytest.mark.timeout(120)
@@ -67,7 +100,7 @@ def test_post_mortem_of_the_driver(run):
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("case", ["two_tasks", "two_threads"])
 def test_two_at_once(run, case):
-    """Of two pauses (in two workers, or in two threads of one), letting one go on leaves the other as it is."""
+    """F12: of two pauses (in two workers, or in two threads of one), letting one go on leaves the other as it is."""
     job = run("--", "python", "cases.py", case)
     first, second = job.pauses(2)
     assert {job.attach(p["id"], "p secret").strip() for p in (first, second)} == {"41", "51"}
@@ -81,7 +114,7 @@ def test_two_at_once(run, case):
 
 @pytest.mark.timeout(240)
 def test_32_at_once(run):
-    """32 actors that stop at once are all listed, none lost, each attachable."""
+    """F13: 32 actors that stop at once are all listed, none lost, each attachable."""
     job = run("--", "python", "cases.py", "many")
     pauses = job.pauses(32, timeout_s=180)
     assert len({p["pid"] for p in pauses}) == 32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -11,10 +12,12 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
 from raydebug.cluster import local, state
+from raydebug.dap.session import DapSession, RequestFailed
 from runs import JOBS, raydebug, wait_for
 
 UP = ("up", "--cluster", "local", "--dashboard-port", "0", "--gateway-port", "0", "--name")
@@ -208,7 +211,7 @@ def test_no_such_pause(cluster):
 
 @pytest.mark.timeout(60)
 def test_wrong_token(cluster):
-    """With another cluster's token neither the list nor an attach nor Ray itself opens."""
+    """S10: with another cluster's token neither the list nor an attach nor Ray itself opens."""
     right = cluster.token_file.read_text()
     cluster.token_file.write_text("0" * 64)
     try:
@@ -220,6 +223,31 @@ def test_wrong_token(cluster):
     assert "refused the token" in error_of(paused, 2)[0]
     assert "token" in " ".join(error_of(attach, 2))
     assert "the token is not this cluster's" in error_of(run, 1)[2]
+
+
+@pytest.mark.timeout(120)
+def test_token_ends_with_its_cluster(other):
+    """S10: after `down` a cluster's token opens nothing: the next cluster of this name, on its ports, has another."""
+    old, port = other.token, other.ports["gateway"]
+    assert raydebug("down", "--name", "other").returncode == 0
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    done = raydebug(*UP, "other")
+    assert done.returncode == 0, done.stderr
+    anew = state.load_cluster("other")
+    assert (anew.ports["gateway"], anew.token == old) == (port, False)
+
+    async def attach() -> None:
+        session = await DapSession.connect(anew.gateway_host, port)
+        await session.request("initialize")
+        with pytest.raises(RequestFailed, match="the token is not this cluster's"):
+            await session.request("attach", {"token": old, "target": "next"})
+        await session.close()
+
+    asyncio.run(attach())
+    for url in (f"http://127.0.0.1:{port}/pauses", f"{anew.dashboard}/api/v0/nodes"):
+        answer = httpx.get(url, headers={"Authorization": f"Bearer {old}"}, trust_env=False, timeout=20)
+        assert answer.status_code in (401, 403), url
 
 
 @pytest.mark.timeout(60)

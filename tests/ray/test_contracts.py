@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import debugpy
 import ray.util.debugpy
 import ray.util.rpdb
 
 import ray
+from raydebug.worker.records import STARTS_DRIVERS
 
 
 def test_versions():
@@ -25,6 +27,17 @@ def test_ray_calls_its_debugger_where_we_stand_in():
     assert ray.util.ray_debugpy is ray.util.debugpy
 
 
+def test_ray_asks_for_each_function_before_its_first_run():
+    """worker/descent.py stands in for what Ray's workers call before a function's first run, `__init__` too."""
+    from ray._private.function_manager import FunctionActorManager
+    from ray.dashboard.modules.job.job_supervisor import JobSupervisor
+
+    assert JobSupervisor.__module__ == STARTS_DRIVERS
+    assert list(inspect.signature(FunctionActorManager.get_execution_info).parameters) == [
+        "self", "job_id", "function_descriptor",
+    ]  # fmt: skip
+
+
 def test_ray_legacy_debugger_waits_where_we_stand_in():
     """The legacy debugger makes its session, tells of it, waits in `listen` and goes on with these names."""
     source = inspect.getsource(ray.util.rpdb._connect_ray_pdb)
@@ -34,6 +47,7 @@ def test_ray_legacy_debugger_waits_where_we_stand_in():
     assert "self._listen_socket" in inspect.getsource(ray.util.rpdb._RemotePdb.__init__)
     assert "rdb.set_trace(frame=frame)" in inspect.getsource(ray.util.rpdb.set_trace)
     assert "rdb.post_mortem()" in inspect.getsource(ray.util.rpdb._post_mortem)
+    assert 'os.environ.get("REMOTE_PDB_HOST") or get_localhost_ip()' in source, "cluster/environment.py drops it"
 
 
 def test_ray_worker_counts_paused_threads():
@@ -72,6 +86,25 @@ def test_ray_job_states():
     assert {s.value for s in JobStatus if s.is_terminal()} == ENDED
 
 
+def test_ray_names_the_actor_of_a_job():
+    """The actor in which a job's driver runs is told by its name; it is not among the processes that can be paused."""
+    from ray.dashboard.modules.job.common import JOB_ACTOR_NAME_TEMPLATE
+
+    from raydebug.gateway.control import JOB_ACTOR
+
+    assert JOB_ACTOR_NAME_TEMPLATE.startswith(JOB_ACTOR)
+
+
+def test_ray_tells_the_attempt_and_names_the_event_loops_thread():
+    """A task can ask for the number of its attempt; an async actor's loop runs in a thread of this name."""
+    import ray._raylet
+
+    from raydebug.worker.whereabouts import EVENT_LOOP
+
+    assert callable(ray._raylet.CoreWorker.get_current_task_attempt_number)
+    assert EVENT_LOOP.encode() in Path(ray._raylet.__file__).read_bytes()
+
+
 # pydevd is imported in a process of its own: it changes the interpreter that it is in.
 PYDEVD = """
 import inspect
@@ -96,6 +129,9 @@ assert "TIMEOUT_SLOW" in inspect.getsource(pydevd.PyDB._do_wait_suspend), "is wa
 assert names(BaseSchema._translate_id_to_dap) == ["obj_id"]
 assert names(NetCommand.__init__)[1:] == ["cmd_id", "seq", "text", "is_json"]
 assert names(pydevd.settrace_forked) == ["setup_tracing"]
+import pydevd_tracing
+assert names(pydevd_tracing.set_trace_to_threads) == ["tracing_func", "thread_idents", "create_dummy_thread"]
+assert hasattr(pydevd_tracing.TracingFunctionHolder, "_original_tracing")
 for wanted in ("host", "port", "suspend", "trace_only_current_thread", "wait_for_ready_to_run",
                "block_until_connected", "patch_multiprocessing"):
     assert wanted in names(pydevd.settrace), wanted
@@ -116,3 +152,15 @@ def test_pydevd_internals():
     """pydevd has every private name that worker/ calls, with the arguments that it gives."""
     done = subprocess.run([sys.executable, "-Xfrozen_modules=off", "-c", PYDEVD], capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
+
+
+def test_pydevd_monitors_by_these_functions_from_python_3_12_on():
+    """What worker/tracing.py calls on Python 3.12 is there, by its package; this test itself may run on 3.11."""
+    pydevd = Path(debugpy.__file__).parent / "_vendored" / "pydevd"
+    assert "    from _pydevd_sys_monitoring import pydevd_sys_monitoring\n" in (pydevd / "pydevd.py").read_text()
+    source = (pydevd / "_pydevd_sys_monitoring" / "_pydevd_sys_monitoring.py").read_text()
+    for function in ("start_monitoring(all_threads=False)", "stop_monitoring(all_threads=False)",
+                     "update_monitor_events(suspend_requested: Optional[bool]=None)", "restart_events()",
+                     "suspend_current_thread_tracing()", "resume_current_thread_tracing()"):  # fmt: skip
+        assert f"\ndef {function}" in source, function
+    assert "if not monitor.get_tool(DEBUGGER_ID):" in source, "start_monitoring takes a tool that was given back"

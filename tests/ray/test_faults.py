@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +14,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
+from environments import without
 from raydebug.cluster.state import Cluster
 from runs import RAYDEBUG, Run, raydebug, wait_for
 
@@ -50,26 +55,44 @@ def returns_to_the_shell(child: pexpect.spawn) -> float:
     [("cancel", "TaskCancelledError"), ("cancel_by_force", "TaskCancelledError"), ("kill", "ActorDiedError")],
     ids=["F8", "F8-force", "F9"],
 )
-def test_ended_while_paused(run, prompt, tmp_path: Path, fault: str, error: str) -> None:
+def test_ended_while_paused(run, prompt, took, tmp_path: Path, fault: str, error: str) -> None:
     """F8, F9: the prompt of a cancelled task, or of a killed actor, ends within 2 s; the driver gets Ray's error."""
     job: Run = run("--", "python", "faults.py", fault, str(tmp_path / "strike"))
     (pause,) = job.pauses(1)
     child = prompt(pause["id"])
     (tmp_path / "strike").touch()
-    assert returns_to_the_shell(child) <= TOLD_WITHIN_S + 0.5  # the job looks for its file every 0.05 s
+    span = returns_to_the_shell(child)
+    took("the prompt ended after", span, TOLD_WITHIN_S)
+    assert span <= TOLD_WITHIN_S + 0.5  # the job looks for its file every 0.05 s
     assert job.listed() == []
     assert error in job.end().partition("failed as it should: ")[2].partition("\n")[0]
 
 
+def by_ctrl_c(job: Run) -> None:
+    job.process.send_signal(signal.SIGINT)
+
+
+def by_ray_job_stop(job: Run) -> None:
+    """Stop a job with Ray's own command, which waits until it has ended."""
+    (job_id,) = re.findall(r"^job (\S+): ", job.text, re.MULTILINE)
+    environment = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(job.cluster.token_file)}
+    argv = [sys.executable, "-m", "ray.scripts.scripts", "job", "stop", "--no-wait", job_id]
+    subprocess.run([*argv, "--address", job.cluster.dashboard], env=environment, check=True, timeout=60, text=True,
+                   stdin=subprocess.DEVNULL, capture_output=True)  # fmt: skip
+
+
 @pytest.mark.timeout(120)
-def test_job_stopped_while_paused(run, prompt, dashboard) -> None:
-    """F10: a job that is stopped while its tasks are paused: both prompts end within 2 s, and no worker is left."""
+@pytest.mark.parametrize("stop", [by_ctrl_c, by_ray_job_stop])
+def test_job_stopped_while_paused(run, prompt, took, dashboard, stop: Callable[[Run], None]) -> None:
+    """F10: a job that is stopped while its tasks are paused: both prompts end, exit code 4, and no worker is left."""
     job: Run = run("--", "python", "faults.py", "stop", "-")
     first, second = job.pauses(2)
     children = [prompt(first["id"]), prompt(second["id"])]
-    job.process.send_signal(2)
+    stop(job)
     for child in children:
-        assert returns_to_the_shell(child) <= 5.0
+        span = returns_to_the_shell(child)
+        took("a prompt ended after", span, TOLD_WITHIN_S)
+        assert span <= 5.0
     assert job.listed() == []
     wait_for(lambda: dashboard.paused_workers() == [], "no paused worker")
     for pause in (first, second):
@@ -92,11 +115,40 @@ def test_evaluation_that_never_returns(run, prompt) -> None:
     assert "done: task" in job.end()
 
 
+@pytest.mark.timeout(120)
+def test_worker_without_debugpy(run, tmp_path: Path) -> None:
+    """F16: a task in a worker whose environment has no debugpy goes on past its breakpoints, with one warning."""
+    python = without(tmp_path / "bare", "debugpy")
+    said = run("--", "python", "other_python.py", python).end()
+    assert f"went on: 41 {python}" in said
+    assert said.count("not paused: debugpy cannot be loaded (No module named 'debugpy')") == 1
+    assert "Ray Debugpy Debugger will not work" not in said, "Ray's own warning, one for each breakpoint that is passed"
+
+
 def _alive(pid: int) -> bool:
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
+
+
+@pytest.mark.timeout(120)
+def test_attempts_of_a_retried_task(run, cluster: Cluster) -> None:
+    """F11: a task that crashes under post-mortem and is retried is listed twice, the second time with its attempt."""
+    job: Run = run("--debugger", "post-mortem", "--", "python", "faults.py", "retry", "-")
+    (first,) = job.pauses(1)
+    assert (first["kind"], first["task"], first["attempt"]) == ("post-mortem", "retried", 1)
+    assert "attempt" not in raydebug("paused", "--name", cluster.name).stdout.replace("attempt at 41", "")
+    job.attach(first["id"], "c")
+    wait_for(lambda: [p["id"] for p in job.listed()] not in ([], [first["id"]]), "the second attempt", run=job)
+    (second,) = job.pauses(1)
+    assert second["id"] != first["id"]
+    assert (second["task_id"], second["attempt"]) == (first["task_id"], 2)
+    assert f"retried attempt 2 pid {second['pid']}" in raydebug("paused", "--name", cluster.name).stdout
+    opened = raydebug("attach", second["id"], "--name", cluster.name)
+    assert "task retried, attempt 2, pid" in opened.stdout, opened
+    job.attach(second["id"], "c")
+    assert "failed as it should: RayTaskError(ValueError)" in job.end()
 
 
 @pytest.mark.timeout(120)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pexpect
+import psutil
 import pytest
 
+from raydebug.cluster import local
 from raydebug.cluster.state import Cluster
 from runs import Run, wait_for
 
@@ -33,6 +36,24 @@ def test_breakpoint(run: Callable[..., Run]) -> None:
     assert printed.splitlines()[0] == "41"
     assert printed.splitlines()[-1] == "42"
     assert "done: task" in job.end()
+
+
+@pytest.mark.timeout(120)
+def test_it_listens_on_loopback_alone(run: Callable[..., Run], cluster: Cluster) -> None:
+    """S8: the socket on which a legacy breakpoint waits for `ray debug` is on loopback, and there is no other."""
+    job = run("--debugger", "legacy", "--", "python", "cases.py", "task")
+    (pause,) = job.pauses(1)
+    of_the_worker = _listening({pause["pid"]})
+    assert [address.ip for address in of_the_worker if address.ip != "::ffff:127.0.0.1"] == ["127.0.0.1"], "pdb's"
+    everywhere = _listening({process.pid for process in local.marked_processes(cluster)})
+    assert {address.ip.removeprefix("::ffff:") for address in everywhere} == {"127.0.0.1"}
+    job.attach(pause["id"], "c")
+    assert "done: task" in job.end()
+
+
+def _listening(pids: set[int]) -> list[Any]:
+    connections = psutil.net_connections("tcp")
+    return [c.laddr for c in connections if c.status == psutil.CONN_LISTEN and c.pid in pids]
 
 
 @pytest.mark.timeout(120)

@@ -32,6 +32,8 @@ class Door:
     kind: str = "local"
     gateway_host: str = "127.0.0.1"
     token: str = TOKEN
+    options: tuple[str, ...] = ()  # further ones of the gateway's command line
+    run_on: Callable[..., list[str]] = lambda *argv: list(argv)  # makes the argv that runs a program on another host
 
     @property
     def token_file(self) -> Path:
@@ -40,11 +42,11 @@ class Door:
     def open(self) -> None:
         """Start the gateway on its ports, also after it was killed."""
         argv = [sys.executable, "-m", "raydebug.gateway", "--client-port", str(self.gateway_port)]
-        argv += ["--dial-port", str(self.dial_port)]
+        argv += ["--dial-port", str(self.dial_port), "--host", self.gateway_host, *self.options]
         environment = {**os.environ, "RAYDEBUG_TOKEN_PATH": str(self.token_file)}
         log = self.folder / "gateway.log"  # a pipe that nobody reads would hold the gateway up one day
         with log.open("wb") as file:
-            self.process = subprocess.Popen(argv, env=environment, stderr=file)
+            self.process = subprocess.Popen(self.run_on(*argv), env=environment, stderr=file)
         deadline = time.monotonic() + 15
         while "listening" not in self.log:
             assert time.monotonic() < deadline, self.log
@@ -73,7 +75,7 @@ class Door:
         path.write_text(program)
         environment = {**self.environment, **variables}
         self.programs.append(
-            subprocess.Popen([sys.executable, str(path)], env=environment, stdin=subprocess.DEVNULL,
+            subprocess.Popen(self.run_on(sys.executable, str(path)), env=environment, stdin=subprocess.DEVNULL,
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )  # fmt: skip
         return self.programs[-1]
@@ -107,11 +109,23 @@ class Door:
 
 
 @contextlib.contextmanager
-def open_door(folder: Path) -> Iterator[Door]:
-    """Start a gateway of its own on free ports; end it with all that dialled it."""
+def open_door(
+    folder: Path,
+    *options: str,
+    host: str = "127.0.0.1",
+    run_on: Callable[..., list[str]] = lambda *argv: list(argv),
+) -> Iterator[Door]:
+    """Start a gateway of its own on free ports; end it with all that dialled it.
+
+    Args:
+        folder: for its files.
+        options: further ones of its command line.
+        host: where it listens for clients.
+        run_on: makes the argv that runs a program on another host, the gateway's own.
+    """
     (folder / "token").write_text(TOKEN)
     ports = choose_ports({}, {}, {5678, 8265})
-    door = Door(folder, ports["gateway"], ports["dial"])
+    door = Door(folder, ports["gateway"], ports["dial"], gateway_host=host, options=options, run_on=run_on)
     door.open()
     try:
         yield door
@@ -123,11 +137,11 @@ def open_door(folder: Path) -> Iterator[Door]:
         door.process.wait(timeout=5)
 
 
-def visit(door: Door, work: Callable[[], Awaitable[Any]]) -> Any:
+def visit(door: Door, work: Callable[[], Awaitable[Any]], *, limit_s: float = 20.0) -> Any:
     """Run an asynchronous piece of a test with a limit."""
 
     async def limited() -> Any:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(limit_s):
             return await work()
 
     return asyncio.run(limited())

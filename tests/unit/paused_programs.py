@@ -73,11 +73,13 @@ class PausedProgram:
         door: its gateway.
         folder: where its file and what it prints go.
         body: its text.
+        limit_s: within how many seconds it pauses.
         variables: of its environment; `RANK` is 0 where they do not say otherwise.
     """
 
-    def __init__(self, door: Door, folder: Path, body: str, **variables: str) -> None:
+    def __init__(self, door: Door, folder: Path, body: str, limit_s: float = LIMIT_S, **variables: str) -> None:
         self._door = door
+        self._limit_s = limit_s
         self._out, self._err = folder / "out.txt", folder / "err.txt"
         self.job = folder / "job.py"
         self.job.write_text(body)
@@ -102,7 +104,7 @@ class PausedProgram:
         """Its pause as the gateway lists it, waited for where it is still to come."""
         from raydebug.pause.listing import fetch_pauses
 
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + self._limit_s
         while time.monotonic() < deadline and self.process.poll() is None:
             for pause in fetch_pauses(self._door):  # type: ignore[arg-type]
                 if pause["pid"] == self.process.pid:

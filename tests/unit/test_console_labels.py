@@ -112,6 +112,25 @@ def test_distance_of_tensors() -> None:
     )
 
 
+def shard(index: int, **values: Any) -> Any:
+    """A rank's shard of four elements, one of two."""
+    about = {"type": "DTensor", "shape": [8], "dtype": "float32", "part": [index, 2], "finite": 4, "norm": 3.0}
+    return diff._Group([], {**about, "min": 0.0, "max": 2.0, "mean": 1.0, **values}, "k")
+
+
+def test_whole_of_shards() -> None:
+    """Shards make a whole where each is there once; what is not finite in one of them is counted with the others'."""
+    assert diff._whole([shard(0), shard(1, norm=4.0, max=5.0, mean=2.0, nan=1)]) == [
+        "  the whole, from its 2 shards: norm 5  min 0  max 5  mean 1.5  NaN 1"
+    ]
+    assert diff._whole([shard(1)]) == ["  shards, each with values of its own: not compared (1 of 2 are here)"]
+    assert diff._whole([shard(0), shard(1), shard(1, norm=4.0)]) == [
+        "  copies of a shard differ: they make no one whole"
+    ]
+    assert diff._whole([shard(0), shard(1, dtype="bfloat16")]) == ["  parts of different tensors: not compared"]
+    assert diff._whole([]) == []
+
+
 def test_nearest_limit() -> None:
     """The status line says which watchdog ends a pause first, and when."""
     pause = {"watchdog": {"name": "torch process group", "after_s": 600.0}}

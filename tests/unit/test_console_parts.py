@@ -25,6 +25,7 @@ from raydebug.console.frames import Stack, where
 from raydebug.console.paint import Paint
 from raydebug.dap.session import RequestFailed
 from raydebug.errors import Exit, RaydebugError
+from raydebug.pause import listing
 
 PLAIN = Paint(False)
 TRACE = "Traceback (most recent call last):\n"
@@ -235,11 +236,11 @@ def test_tensor_of_a_shard_says_so() -> None:
     """A DTensor's summary says that its values are of the local shard."""
     found = {"type": "torch.distributed.tensor.DTensor", "shape": [8, 4], "dtype": "bfloat16", "device": "cuda:1",
              "requires_grad": True, "numel": 32,
-             "placements": ["Shard(dim=0)"], "local_shape": [4, 4], "nan": 0, "inf": 0,
+             "placements": ["S(0)"], "local_shape": [4, 4], "part": [1, 2], "nan": 0, "inf": 0,
              "finite": 16, "min": -1.0, "max": 1.0, "mean": 0.0, "std": 0.5, "first": [0.25]}  # fmt: skip
     assert tensor.draw(found) == (
         "torch.distributed.tensor.DTensor  [8x4]  bfloat16  cuda:1  requires_grad\n"
-        "  local shard [4x4] of Shard(dim=0); the values below are this rank's\n"
+        "  shard 1 of 2 [4x4] by S(0); the values below are this rank's\n"
         "  min -1  max 1  mean 0  std 0.5\n  NaN 0  Inf 0\n  first [0.25, ...]"
     )
 
@@ -254,6 +255,15 @@ def test_heading_of_a_breakpoint() -> None:
         "  rank 3, actor Trainer, pid 42, node abcdef01 at 10.0.0.2,\n"
         "  job 01000000, paused for 1 min 15 s, 2 frames"
     )
+
+
+def test_heading_of_a_child() -> None:
+    """A child of a worker is told apart from the worker itself, in the heading and in the list."""
+    pause = {"kind": "breakpoint", "actor": "vLLMHttpServer", "pid": 42, "child_of": 41, "job_id": "02000000"}
+    shown = screen.heading(pause, function="step", place="core.py:592", paint=PLAIN)
+    assert shown.splitlines()[-1] == "  child of vLLMHttpServer pid 41, pid 42, job 02000000"
+    assert listing.name_owner(pause) == "pid 42, child of vLLMHttpServer pid 41"
+    assert listing.name_owner({"rank": 1, "pid": 42, "child_of": 41}) == "rank 1 pid 42, child of worker pid 41"
 
 
 def test_heading_hides_nothing_of_a_hostile_job() -> None:

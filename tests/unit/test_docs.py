@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib.util
 import re
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+import fault_names
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/*.md")])
@@ -20,7 +23,16 @@ PACKAGE_HOSTS = re.compile(
 
 @pytest.fixture(scope="module")
 def generate():
-    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    return _module("generate")
+
+
+@pytest.fixture(scope="module")
+def fault_page():
+    return _module("fault_page")
+
+
+def _module(name: str):
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -56,9 +68,65 @@ def test_attach_page_is_current(generate):
     )
 
 
+def test_the_page_of_faults_is_current(fault_page, generate):
+    """docs/08-faults.md shows the tests' sentences and the stock results as they are; every case has both."""
+    assert _text(fault_page.PAGE) == fault_page.page(), f"run: {generate.REGENERATE}"
+
+
+WHOLE = {"title": "it happens", "stock": "it breaks", "source": "measured"}
+PROOF = (["F8"], "it holds", "tests/unit/test_x.py::test_it")
+UNPROVEN = {
+    "no entry": (None, [PROOF], {"F8": {}}, "F8 is missing in docs/faults.toml"),
+    "no stock result": ({**WHOLE, "stock": ""}, [PROOF], {"F8": {}}, "F8 has no 'stock'"),
+    "no test": (WHOLE, [], {"F8": {}}, "F8 has no test, and no 'reason' why not"),
+    "a reason left over": (
+        {**WHOLE, "reason": "none here"},
+        [PROOF],
+        {"F8": {}},
+        "F8 has a test now: take its 'reason' out",
+    ),
+    "not measured": (WHOLE, [PROOF], {"F8": {"not measured": "broken"}}, "F8 is said to be measured, and "),
+    "never measured": (WHOLE, [PROOF], {}, "F8 is said to be measured, and "),
+    "a source of its own": (
+        {**WHOLE, "source": "guessed"},
+        [PROOF],
+        {},
+        "F8 has a source that there is not: 'guessed'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("case", "tests", "seen", "said"), UNPROVEN.values(), ids=UNPROVEN.keys())
+def test_a_fault_without_proof_is_refused(fault_page, case, tests, seen, said):
+    """The page is not made while a case has no test and no reason, or its stock result no source."""
+    (wrong,) = fault_page.lacking("F8", case, [fault_page.Proof(*one) for one in tests], seen)
+    assert wrong.startswith(said)
+
+
+def test_a_fault_with_all_of_it_is_taken(fault_page):
+    """A case may stand on notes, on a measurement and notes, on a reason instead of a test, or be not measured."""
+    proof = [fault_page.Proof(*PROOF)]
+    for source in ("measured", "notes 9", "measured, notes 0, 3", "not measured"):
+        assert fault_page.lacking("F8", {**WHOLE, "source": source}, proof, {"F8": {}}) == []
+    assert fault_page.lacking("F8", {**WHOLE, "reason": "none here"}, [], {"F8": {}}) == []
+
+
+def test_names_of_faults():
+    """The cases of a docstring are those that it begins with."""
+    assert doctest.testmod(fault_names).failed == 0
+    assert fault_names.cases_of("A sentence about F8: none of its own.") == []
+
+
 def test_checks_page_is_current(generate):
     """The page about checks lists every code of a finding."""
     assert _text(generate.CHECKS_PAGE) == generate.checks_page(_text(generate.CHECKS_PAGE)), (
+        f"run: {generate.REGENERATE}"
+    )
+
+
+def test_profiles_page_is_current(generate):
+    """The page about profiles has the profiles that there are, and each of our words in verl's keys by version."""
+    assert _text(generate.PROFILES_PAGE) == generate.profiles_page(_text(generate.PROFILES_PAGE)), (
         f"run: {generate.REGENERATE}"
     )
 

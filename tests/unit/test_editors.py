@@ -225,7 +225,7 @@ def test_adapter_knows_the_token(door, argv):
 
 
 def test_adapter_without_a_cluster(door, tmp_path):
-    """The editor is told why there is no session: no cluster, no gateway, another cluster's token (S10)."""
+    """S10: an editor is told why there is no session: no cluster, no gateway, another cluster's token."""
     other = tmp_path / "other"
     other.write_text("o" * 64)
     alone = {k: v for k, v in inside(door).items() if not k.startswith("RAYDEBUG_")}

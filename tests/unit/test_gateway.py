@@ -168,7 +168,7 @@ def test_process_that_is_killed_takes_its_pause_along(door):
 
 @pytest.mark.parametrize("token", [None, "", "x" * 64, 7, "t" * 63])
 def test_wrong_token(door, token):
-    """Without the cluster's token a client learns nothing of any pause."""
+    """S10: without the cluster's token, or with a piece of it, a client learns nothing of any pause."""
     door.start(PAUSES)
     door.pauses()
 
@@ -206,7 +206,7 @@ def test_s6_guessing_is_slow(door):
 
 
 def test_dial_in_without_the_token_leaves_no_trace(door):
-    """A process that cannot prove itself is refused before any record of it is shown."""
+    """S7: a process with another cluster's token is refused before any record of it is shown, and goes on."""
     (door.folder / "other").write_text("o" * 64)
     program = door.start(PAUSES, RAYDEBUG_TOKEN_PATH=str(door.folder / "other"))
     out, err = program.communicate(timeout=10)
@@ -240,7 +240,7 @@ def test_dial_ins_of_many_processes_wait_their_turn(door):
 
 
 def test_dial_in_with_a_forged_proof(door):
-    """A proof made without the token is refused, and says so."""
+    """S7: a dial-in whose proof is made without the token is refused, and leaves no record."""
     with socket.create_connection(("127.0.0.1", door.dial_port)) as connection:
         nonce = handshake.new_nonce()
         connection.sendall(wire.encode(wire.event(1, "hello", {"nonce": nonce})))
@@ -337,6 +337,38 @@ def test_line_breakpoint_of_a_client(door):
     assert program.communicate(timeout=10)[0] == "2\n"
 
 
+LOOP = """\
+import sys
+def is_traced():
+    return sys.gettrace() is not None or (sys.version_info >= (3, 12) and sys.monitoring.get_tool(0) is not None)
+def train():
+    breakpoint()
+    first = 1
+    second = 2
+    return is_traced()
+print(train())
+"""
+
+
+def test_full_speed_after_a_step(door):
+    """A thread that was stepped and then let go on is not traced, although the function of its pause still runs."""
+    program = door.start(LOOP)
+    (pause,) = door.pauses()
+
+    async def step():
+        session, stopped = await door.attach(pause["id"])
+        thread = {"threadId": stopped["threadId"]}
+        for line in (6, 7):
+            await session.request("next", thread)
+            await session.next_event("stopped", timeout_s=5)
+            stack = await session.request("stackTrace", {**thread, "levels": 1})
+            assert stack["stackFrames"][0]["line"] == line
+        await session.request("continue", thread)
+
+    visit(door, step)
+    assert program.communicate(timeout=20)[0] == "False\n"
+
+
 # HTTP
 
 
@@ -376,7 +408,7 @@ BAD = {
 
 @pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
 def test_malformed_frames(door, data):
-    """A malformed frame closes its own connection with the reason, and nobody else's."""
+    """F25: before the token a malformed frame closes its own connection with the reason, and nobody else's."""
     door.start(PAUSES)
     (pause,) = door.pauses()
 
@@ -409,6 +441,27 @@ def test_silent_client_is_closed(door):
         while connection.recv(1000):
             pass
     assert 4 < time.monotonic() - started < 8
+
+
+def test_long_value_passes_through_whole(door):
+    """A value of some MiB comes whole, and answers the request that asked for it, among short ones."""
+    door.start("def f():\n    big = '\\\\\"}' + 'x' * 3_000_000\n    breakpoint()\nf()\n")
+    (pause,) = door.pauses()
+
+    async def look():
+        session, body = await door.attach(pause["id"])
+        stack = await session.request("stackTrace", {"threadId": body["threadId"], "levels": 1})
+        about = {"frameId": stack["stackFrames"][0]["id"], "context": "clipboard"}
+        asked = [session.send("evaluate", {"expression": code, **about}) for code in ("1 + 1", "big", "2 + 2")]
+        answers = [await one for one in asked]
+        await session.close()
+        return answers
+
+    short, long, other = visit(door, look)
+    assert (short["body"]["result"], other["body"]["result"]) == ("2", "4")
+    assert long["body"]["result"] == repr('\\"}' + "x" * 3_000_000)
+    assert short["request_seq"] < long["request_seq"] < other["request_seq"]
+    assert len({one["seq"] for one in (short, long, other)}) == 3
 
 
 def test_fork_of_a_paused_process(door):

@@ -6,6 +6,9 @@ import asyncio
 import contextlib
 import json
 import socket
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -153,26 +156,71 @@ def test_f25_requests_of_the_wrong_shape(door):
 # F26, F27, F28: floods
 
 
-def test_f26_endless_header(door):
-    """F26: a header without end is cut off at once; the gateway keeps its size and hardly works for it."""
-    door.start(PAUSES)
-    door.pauses()
+ENDLESS_BYTES = 100 * 10**6
+WATCHED_S = 10.0
+CUT = {
+    "a stranger": b"more than 4096 bytes before the token",
+    "an attached client": b"header longer than 8192 bytes",
+    "a stranger at the processes' port": b"",  # who does not prove itself learns nothing
+}
+
+
+def endless_header(connection: socket.socket) -> tuple[int, bytes]:
+    """Send a header of 100 MB without an end, as far as it is taken; return how much that was, and the last words."""
+    piece, sent = b"Content-Length: " + b"x" * 65520, 0
+    connection.settimeout(5)
+    with contextlib.suppress(OSError):
+        while sent < ENDLESS_BYTES:
+            connection.sendall(piece)
+            sent += len(piece)
+    said = b""
+    with contextlib.suppress(OSError):
+        while data := connection.recv(65536):
+            said += data
+    return sent, said
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("who", CUT)
+def test_f26_endless_header(door, who):
+    """F26: of a header of 100 MB at most 8 KiB are looked at; the gateway keeps its size and hardly works for it."""
+    for count in (1, 2):
+        door.start(PAUSES)
+        door.pauses(count)
     process = gateway(door)
-    before, busy = process.memory_info().rss, sum(process.cpu_times()[:2])
-    sent = 0
-    with socket.create_connection(("127.0.0.1", door.gateway_port)) as connection:
-        connection.settimeout(5)
-        with contextlib.suppress(OSError):
-            for _ in range(1600):
-                connection.sendall(b"Content-Length: " + b"x" * 65520)
-                sent += 65536
+
+    async def attach() -> socket.socket:
+        _, writer, _ = await attached_raw(door, "1")
+        connection = writer.get_extra_info("socket").dup()
+        connection.setblocking(True)
+        return connection
+
+    port = door.dial_port if "processes" in who else door.gateway_port
+    attached = who == "an attached client"
+    connection = visit(door, attach) if attached else socket.create_connection(("127.0.0.1", port))
+    before, busy, begin = process.memory_info().rss, sum(process.cpu_times()[:2]), time.monotonic()
+    largest = threading.Event()  # set once it has grown
+
+    def watch() -> None:
+        while time.monotonic() < begin + WATCHED_S:
+            if process.memory_info().rss - before >= MIB:
+                largest.set()
+            time.sleep(0.05)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    with connection:
+        sent, said = endless_header(connection)
+    watching.join()
+    assert CUT[who] in said
     assert sent < 16 * MIB, "the sender is cut off; what it got rid of lies in socket buffers"
-    assert process.memory_info().rss - before < MIB
-    assert sum(process.cpu_times()[:2]) - busy < 0.5
+    assert not largest.is_set(), "it grew by 1 MiB"
+    assert (sum(process.cpu_times()[:2]) - busy) / WATCHED_S < 0.05
+    visit(door, lambda: door.attach("2"))
     visit(door, lambda: door.attach("1"))
 
 
-def test_f27_idle_and_slow_clients(door):
+def test_f27_idle_and_slow_clients(door, took):
     """F27, S9: beside 500 idle connections and 100 that send a byte a second, an attach takes at most a second."""
     door.start(PAUSES)
     (pause,) = door.pauses()
@@ -193,7 +241,9 @@ def test_f27_idle_and_slow_clients(door):
         assert open_files(door) <= files + 64 + 5, "64 at most are waited for"
         started = time.monotonic()
         session, _ = await door.attach(pause["id"])
-        assert time.monotonic() - started <= 1
+        span = time.monotonic() - started
+        took("attached after", span, 1.0)
+        assert span <= 1
         dripping.cancel()
         await session.close()
         for _, writer in crowd:
@@ -202,10 +252,18 @@ def test_f27_idle_and_slow_clients(door):
     visit(door, look)
 
 
+def upstream(door: Door) -> tuple[int, int]:
+    """Return how many connections the gateway has with processes, and how many it has begun itself."""
+    established = [c for c in gateway(door).net_connections("inet") if c.status == "ESTABLISHED"]
+    with_processes = [c for c in established if c.laddr.port == door.dial_port]
+    return len(with_processes), len([c for c in established if c.laddr.port not in (door.dial_port, door.gateway_port)])
+
+
 def test_s9_nothing_reaches_a_process_before_the_token(door):
     """S9: requests without the token, however many fit before they are cut off at 4 KiB, reach no process."""
     program = door.start("x = 1\nbreakpoint()\nprint('x is', x)\n")
     door.pauses()
+    before = upstream(door)
     request = wire.encode(wire.request(1, "evaluate", {"expression": "globals().update(x=2)", "frameId": 1}))
     goes_on = wire.encode(wire.request(2, "continue", {"threadId": 1}))
     with socket.create_connection(("127.0.0.1", door.gateway_port)) as connection:
@@ -216,6 +274,7 @@ def test_s9_nothing_reaches_a_process_before_the_token(door):
             while data := connection.recv(65536):
                 said += data
     assert said.count(b'"success":false') <= 4096 // len(goes_on)
+    assert upstream(door) == before
     visit(door, lambda: let_go(door, "1"))
     assert program.communicate(timeout=10)[0] == "x is 1\n"
 
@@ -226,23 +285,71 @@ async def let_go(door: Door, pause_id: str) -> None:
     await session.close()
 
 
-@pytest.mark.timeout(90)
-def test_f28_churn(door):
-    """F28: after thousands of short connections of every kind, the gateway has as many files open as before."""
+@pytest.mark.timeout(60)
+def test_s9_silence_ends(door, took):
+    """S9: a connection that shows no token is closed 5 s after it came, whether it says nothing or drips."""
+
+    async def wait_for_end(*said: bytes) -> float:
+        reader, writer = await asyncio.open_connection("127.0.0.1", door.gateway_port)
+        begin = time.monotonic()
+        ended = asyncio.ensure_future(reader.read())
+        for data in said:
+            writer.write(data)
+            await asyncio.wait([ended], timeout=1)
+        with contextlib.suppress(ConnectionError):
+            await ended
+        writer.close()
+        return time.monotonic() - begin
+
+    async def look():
+        drops = [bytes([byte]) for byte in b"Content-Length: 100\r\n"]
+        spans = await asyncio.gather(wait_for_end(), wait_for_end(*drops))
+        for what, span in zip(("silent", "dripping"), spans, strict=True):
+            took(what, span, 5.5)
+            assert 4.5 < span < 15, "the limit is 5 s; more is the load of this machine"
+
+    visit(door, look)
+
+
+# Each process closes by a reset: 30 s of this would use up all ports of the machine otherwise (TIME_WAIT).
+CHURN = """
+import itertools, socket, struct, sys, time
+port, host, span_s = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+said = [b"", b"GET /health HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n", b"Content-Length: 2\\r\\n\\r\\n{}", b"SSH-2.0\\r\\n"]
+until, count, reset = time.monotonic() + span_s, 0, struct.pack("ii", 1, 0)
+while time.monotonic() < until:
+    for text in said:
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            try:
+                one.bind((host, 0))
+                one.connect(("127.0.0.1", port))
+                one.sendall(text)
+                count += 1
+            except OSError:
+                pass
+print(count)
+"""
+CHURN_S, CHURN_WANTED_PER_S = 30.0, 10_000
+
+
+@pytest.mark.timeout(150)
+def test_f28_churn(door, record_property):
+    """F28: after 30 s of connections of every kind, as many a second as this machine makes, no file stays open."""
     door.start(PAUSES)
     (pause,) = door.pauses()
     visit(door, lambda: door.attach(pause["id"]))
     door.pauses()
     before = open_files(door)
-    said = [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", b"Content-Length: 2\r\n\r\n{}", b"SSH-2.0\r\n"]
-    until = time.monotonic() + 5
-    count = 0
-    while time.monotonic() < until:
-        with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", door.gateway_port)) as one:
-            one.sendall(said[count % len(said)])
-            count += 1
-    assert count > 500
-    deadline = time.monotonic() + 10
+    crowd = []
+    for number, port in enumerate((door.gateway_port, door.gateway_port, door.dial_port), 2):
+        argv = [sys.executable, "-S", "-c", CHURN, str(port), f"127.0.0.{number}", str(CHURN_S)]
+        crowd.append(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
+    count = sum(int(one.communicate(timeout=CHURN_S + 30)[0]) for one in crowd)
+    rate = round(count / CHURN_S)
+    record_property("connections a second", f"{rate} for {CHURN_S:.0f} s (wanted: {CHURN_WANTED_PER_S})")
+    assert count > 1000 * len(crowd)
+    deadline = time.monotonic() + 30
     while abs(open_files(door) - before) > 5 and time.monotonic() < deadline:
         time.sleep(0.1)
     assert abs(open_files(door) - before) <= 5
@@ -251,6 +358,7 @@ def test_f28_churn(door):
 
 # F29, F31: too much to show
 
+NOT_READ_FOR_S = 25.0  # longer than a client that is gone is waited for
 BIG = "value = 'x' * (1 << 20)\nbreakpoint()\nprint('went on')\n"
 
 
@@ -268,9 +376,9 @@ async def ask(reader, writer, decoder, seq, command, arguments):
                 return message["body"]
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(120)
 def test_f29_client_that_never_reads(door):
-    """F29: a client that asks for 1 GiB and reads nothing costs at most 64 MiB and nobody's pause."""
+    """F29: a client that asks for 1 GiB and reads nothing costs at most 64 MiB, nobody's pause, nor its own session."""
     for count, program in enumerate((BIG, PAUSES), 1):
         door.start(program)
         door.pauses(count)
@@ -283,8 +391,8 @@ def test_f29_client_that_never_reads(door):
         decoder = wire.Decoder()
         frames = (await ask(reader, writer, decoder, 10, "stackTrace", {"threadId": thread}))["stackFrames"]
         ask_for_values(writer, frames[0]["id"], 100, 1024)
-        largest = 0
-        for _ in range(30):
+        largest, begin = 0, time.monotonic()
+        while time.monotonic() < begin + NOT_READ_FOR_S:
             await asyncio.sleep(0.1)
             largest = max(largest, process.memory_info().rss)
         assert largest - before <= 64 * MIB
@@ -297,12 +405,12 @@ def test_f29_client_that_never_reads(door):
             answered += sum(m.get("request_seq", 0) >= 100 for m in decoder.feed(data))
         writer.transport.abort()
 
-    visit(door, look)
+    visit(door, look, limit_s=80)
     assert [p["state"] for p in door.pauses(2)] == ["waiting", "waiting"]
 
 
 @pytest.mark.timeout(90)
-def test_f31_values_without_end(door):
+def test_f31_values_without_end(door, took):
     """F31: a string of 200 MB and a list of a million elements are shown cut, and refused as a whole."""
     door.start("text = 'x' * 200_000_000\nitems = list(range(1_000_000))\nbreakpoint()\nprint('went on')\n")
     (pause,) = door.pauses()
@@ -317,7 +425,9 @@ def test_f31_values_without_end(door):
         by_name = {one["name"]: one for one in shown["variables"]}
         inside = await session.request("variables", {"variablesReference": by_name["items"]["variablesReference"]})
         printed = await session.request("evaluate", {"expression": "text", "frameId": frame, "context": "repl"})
-        assert time.monotonic() - started <= 3, "three answers"
+        span = time.monotonic() - started
+        took("three answers", span, 3.0)
+        assert span <= 3, "three answers"
         for answer in (shown, inside, printed):
             assert len(json.dumps(answer)) < MIB
         with pytest.raises(RequestFailed, match="the answer has 191 MiB, more than the 16 MiB that are shown"):

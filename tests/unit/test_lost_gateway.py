@@ -181,7 +181,7 @@ def test_answer_for_an_earlier_gateway(door):
 
 @pytest.mark.parametrize("patience_s", [0, 2])
 def test_patience_ends(door, patience_s):
-    """Without a gateway for as long as a pause waits for one, the program goes on, and one line says so."""
+    """F20: without a gateway for as long as a pause waits for one (0: at once), the program goes on, and says so."""
     program = door.start(PAUSES + "work()\n", RAYDEBUG_PATIENCE_S=str(patience_s))
     door.pauses()
     door.kill()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import pytest
+from gateway_door import open_door
 
 from raydebug.errors import RaydebugError
 from raydebug.pause.policy import describe, read_break
@@ -232,6 +234,54 @@ def test_timeout_waits_for_who_is_attached(door):
 
     visit(door, hold)
     assert program.communicate(timeout=20)[0] == "done\n"
+
+
+LIMIT_S = 60  # the shortest limit that is warned of
+SLOW_S = 10.0  # for a busy machine
+
+
+@pytest.mark.timeout(150)
+def test_f14_expiry(tmp_path, took):
+    """F14: a pause beyond its limit goes on by itself, and its job's log says so, and at half of it that it will."""
+    with open_door(tmp_path, "--pause-limit-s", str(LIMIT_S)) as door:
+        program = door.start("breakpoint()\nprint('went on')\n")
+        begin = time.monotonic()
+        (pause,) = door.pauses()
+        while pause["expires_in_s"] is None and time.monotonic() < begin + SLOW_S:
+            (pause,) = door.pauses()
+        assert LIMIT_S - SLOW_S < pause["expires_in_s"] <= LIMIT_S
+        assert program.stderr is not None
+        assert "paused (breakpoint)" in program.stderr.readline()
+        warning = program.stderr.readline()
+        took("warned after", time.monotonic() - begin, None)
+        found = re.search(r"/program0.py:1 paused for (\d+) s: in (\d+) s it goes on, unless attached$", warning)
+        assert found is not None, warning
+        assert int(found[1]) >= LIMIT_S / 2
+        assert int(found[1]) + int(found[2]) == LIMIT_S
+        assert [one["id"] for one in door.pauses()] == [pause["id"]], "still there"
+        out, err = program.communicate(timeout=LIMIT_S + SLOW_S)
+        took("went on after", time.monotonic() - begin, None)
+        assert (out, err.partition("/program0.py:1 ")[2]) == (
+            "went on\n",
+            f"{LIMIT_S} s without a debugger: it goes on\n",
+        )
+        assert time.monotonic() - begin >= LIMIT_S
+        assert door.pauses(0) == []
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("options", "limit_s"), [((), 3600), (("--pause-limit-s", "0"), None)], ids=["default", "off"])
+def test_f14_limit(tmp_path, options, limit_s):
+    """F14: the limit is an hour, or none where that is asked for."""
+    with open_door(tmp_path, *options) as door:
+        door.start("breakpoint()\n")
+        door.pauses()
+        time.sleep(2)
+        (pause,) = door.pauses()
+        if limit_s is None:
+            assert pause["expires_in_s"] is None
+        else:
+            assert limit_s - SLOW_S < pause["expires_in_s"] < limit_s
 
 
 def test_site_travels_by_value():

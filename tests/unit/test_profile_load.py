@@ -21,12 +21,30 @@ def refuse(tmp_path: Path, text: str) -> RaydebugError:
     return failure.value
 
 
-def test_the_shipped_profile_is_read() -> None:
-    """`debug` is there, has a summary, and gives a reason for every rule."""
-    profile = load_profile("debug")
+@pytest.mark.parametrize("name", load.profile_names())
+def test_the_shipped_profiles_are_read(name: str) -> None:
+    """Each profile has a summary, gives a reason for every rule, and no word in it is ruled twice."""
+    profile = load_profile(name)
     assert profile.summary
-    assert Rule("steps", "at_most", 2, "the second step shows that the first one's weights came back") in profile.rules
     assert all(rule.why for rule in profile.rules)
+    assert len({(rule.word, rule.only_on) for rule in profile.rules}) == len(profile.rules)
+
+
+def test_the_profiles_that_are_shipped() -> None:
+    """The profiles are these five."""
+    assert load.profile_names() == ["debug", "fast-load", "full", "rollout-only", "train-only"]
+
+
+def test_every_profile_is_laid_over_full() -> None:
+    """What the cluster and the platform ask of any command stands in `full` alone, and is in every profile."""
+    full = load_profile("full").rules
+    assert all(load_profile(name).rules[-len(full) :] == full for name in load.profile_names())
+
+
+def test_the_rules_of_debug() -> None:
+    """`debug` makes two steps, and has rules for a CPU beside those for every platform."""
+    profile = load_profile("debug")
+    assert Rule("steps", "at_most", 2, "the second step shows that the first one's weights came back") in profile.rules
     assert {rule.only_on for rule in profile.rules} == {None, "cpu"}
 
 
@@ -72,6 +90,8 @@ def test_no_way_out_of_the_folder(tmp_path: Path) -> None:
             "write a whole",
         ),
         ("at_most:\n  steps: {value: 2}\n", "2: 'steps' has no why", "give the reason"),
+        ("set:\n  resume: {value: a, why: y, saves: tim}\n", "2: unknown word 'tim'", "known are: process"),
+        ("trainers: ppo sfx\n", "1: unknown word 'sfx'", "write 'sft'"),
         ("set:\n  resume: {why: y}\n", "2: 'resume' has no value", "resume: {value: ..., why: ...}"),
         ("at_most:\n  steps: 2\n", "2: a mapping is expected here", "write `name: value` lines"),
         ("set:\n  resume: {value: [a], why: y}\n", "2: one value is expected here", "write a plain value"),

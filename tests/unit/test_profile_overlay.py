@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import subprocess
@@ -10,17 +11,28 @@ import sys
 import pytest
 
 from raydebug.errors import RaydebugError
+from raydebug.profile.apply import apply
+from raydebug.profile.installed import Installed
 from raydebug.profile.load import load_profile
-from raydebug.profile.overlay import Overlay, apply, overlay_profile
+from raydebug.profile.overlay import Overlay, overlay_profile
 from raydebug.profile.recognise import Trainer, recognise
 
 PPO = Trainer("ppo", "verl.trainer.main_ppo", 3)
+SFT = Trainer("sft", "verl.trainer.sft_trainer", 5, launcher_at=1)
 CPU = {"VERL_PLATFORM": "cpu"}
 DEBUG = load_profile("debug")
+NEWEST = Installed("0.9.1", None, "not read here")
 
 
-def lay(*overrides: str, environ: dict[str, str] | None = None) -> Overlay:
-    return overlay_profile(DEBUG, PPO, overrides, environ or {})
+cached = functools.cache(load_profile)
+
+
+def lay(*overrides: str, environ: dict[str, str] | None = None, profile: str = "debug", verl: str = "0.9.1") -> Overlay:
+    return overlay_profile(cached(profile), PPO, overrides, environ or {}, installed=Installed(verl, None))
+
+
+def fine_tune(*launcher: str, overrides: tuple[str, ...] = (), environ: dict[str, str] | None = None) -> Overlay:
+    return overlay_profile(DEBUG, SFT, overrides, environ or {}, installed=NEWEST, launcher=launcher)
 
 
 def said(overlay: Overlay) -> dict[str, str]:
@@ -46,6 +58,40 @@ def test_training_commands_are_recognised(command: str, overrides_at: int) -> No
 
 
 @pytest.mark.parametrize(
+    ("command", "name", "module"),
+    [
+        ("python -m verl_arpo.trainer.main_ppo a=b", "ppo", "verl_arpo.trainer.main_ppo"),
+        ("python -m third_party.open_verl.trainer.main_ppo a=b", "ppo", "third_party.open_verl.trainer.main_ppo"),
+        ("python -m verl.trainer.main_ppo_sync a=b", "ppo", "verl.trainer.main_ppo_sync"),
+        ("python -m verl.trainer.sft_trainer_ray", "sft_ray", "verl.trainer.sft_trainer_ray"),
+        ("python -m verl.trainer.main_generation", "generation", "verl.trainer.main_generation"),
+        ("python -m verl.trainer.main_generation_server", "generation_server", "verl.trainer.main_generation_server"),
+    ],
+)
+def test_other_trainers_and_forks_are_recognised(command: str, name: str, module: str) -> None:
+    """verl's other programs, and those of a package with verl in its name, are recognised."""
+    assert recognise(command.split()) == Trainer(name, module, 3)
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "launcher_at", "overrides_at"),
+    [
+        ("torchrun -m verl.trainer.sft_trainer a=b", "sft", 1, 3),
+        ("torchrun --standalone --nnodes=1 --nproc_per_node 8 -m verl.trainer.sft_trainer a=b", "sft", 1, 7),
+        ("torchrun --nproc-per-node=8 verl/trainer/fsdp_sft_trainer.py a=b", "fsdp_sft", 1, 3),
+        ("torchrun -m --tee 3 verl.trainer.sft_trainer", "sft", 1, 5),
+        ("python -m torch.distributed.run --nproc_per_node=2 -m verl.trainer.sft_trainer", "sft", 3, 6),
+        ("/venv/bin/python /venv/bin/torchrun -m verl.trainer.sft_trainer", "sft", 2, 4),
+    ],
+)
+def test_torchrun_is_seen_through(command: str, name: str, launcher_at: int, overrides_at: int) -> None:
+    """torchrun's options are told from its program, with and without values, and the program from its arguments."""
+    found = recognise(command.split())
+    assert found is not None
+    assert (found.name, found.launcher_at, found.overrides_at) == (name, launcher_at, overrides_at)
+
+
+@pytest.mark.parametrize(
     "command",
     [
         "python",
@@ -57,6 +103,10 @@ def test_training_commands_are_recognised(command: str, overrides_at: int) -> No
         "python /ray/default_worker.py --node-ip=1.2.3.4",
         "python my_main_ppo.py",
         "python notverl/trainer/main_ppo.py",
+        "torchrun",
+        "torchrun --nproc_per_node 8",
+        "torchrun train.py -m verl.trainer.sft_trainer",
+        "python -m notverl.trainer.main_ppo",
     ],
 )
 def test_other_commands_are_not(command: str) -> None:
@@ -68,7 +118,7 @@ def test_recognising_imports_nothing() -> None:
     """Asking whether a command is a training one costs no import but the question's own."""
     code = (
         "import sys; before = set(sys.modules)\n"
-        "from raydebug.profile.overlay import apply\n"
+        "from raydebug.profile.apply import apply\n"
         "assert apply(['python', 'x.py'], profile='debug') is None\n"
         "print([m for m in ('yaml', 'rich', 'pydantic', 'httpx', 'typer') if m in sys.modules])"
     )
@@ -88,7 +138,7 @@ def test_changes_are_explained() -> None:
     """Each change is one line: key, old value, new value, and why."""
     lines = [str(change) for change in lay("trainer.save_freq=20", "data.max_response_length=2048").changes]
     assert "trainer.save_freq: 20 -> -1 (nothing is left on disk)" in lines
-    assert "data.max_response_length: 2048 -> 32 (short rollouts)" in lines
+    assert "data.max_response_length: 2048 -> 32 (short rollouts; 64 times fewer tokens in an answer at most)" in lines
     assert "trainer.val_before_train: true -> false (the first stop comes sooner)" in lines
 
 
@@ -110,6 +160,17 @@ def test_everything_else_passes_as_it_is() -> None:
         "hydra.run.dir=/tmp/=x",
     ]
     assert lay(*mine).argv[: len(mine)] == mine
+
+
+@pytest.mark.parametrize(
+    "mine", [["data.shuffle=True", "--cfg", "job"], ["--cfg", "job"], ["--config-name", "x", "~a"]]
+)
+def test_overrides_stay_together(mine: list[str]) -> None:
+    """New overrides stand beside the user's, not behind options that follow those: Hydra's parser takes none there."""
+    argv = lay(*mine).argv
+    options = [at for at, word in enumerate(argv) if word.startswith("--") or word in ("job", "x")]
+    assert options == list(range(options[0], options[0] + 2)), "in one piece"
+    assert options[0] == 0 or options[-1] == len(argv) - 1, "in front, or at the end"
 
 
 def test_last_override_counts_and_one_is_left() -> None:
@@ -151,11 +212,25 @@ def test_cpu_section_holds_on_a_cpu_only() -> None:
     assert "++actor_rollout_ref.rollout.enable_sleep_mode=false" in lay(environ=CPU).argv
 
 
+@pytest.mark.parametrize(("given", "asked", "ranks"), [("2", 2, "2"), ("2", 8, "2"), ("4", 2, "2"), ("", 8, "1")])
+def test_as_many_ranks_as_the_node_was_given(given: str, asked: int, ranks: str) -> None:
+    """On a CPU a training has the ranks that it asks for, up to the GPUs that `up` was told; one where none was."""
+    environ = {**CPU, "RAYDEBUG_NODE_GPUS": given}
+    overlay = lay(f"trainer.n_gpus_per_node={asked}", environ=environ)
+    assert said(overlay)["trainer.n_gpus_per_node"] == ranks
+    assert said(overlay)["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"] == str(4 // int(ranks))
+    if given and asked > int(given):
+        why = "the logical GPUs that `raydebug up --gpus` gave each node"
+        assert any(str(c).startswith(f"trainer.n_gpus_per_node: 8 -> 2 ({why}") for c in overlay.changes)
+
+
 def test_critic_only_where_there_is_one() -> None:
     """The critic's settings are laid over PPO (gae), and left out of GRPO."""
     assert not [key for key in said(lay("algorithm.adv_estimator=grpo")) if key.startswith("critic.")]
     assert said(lay("trainer.n_gpus_per_node=1"))["critic.ppo_micro_batch_size_per_gpu"] == "4"
-    assert said(lay("algorithm.adv_estimator=grpo", "critic.enable=True"))["critic.ppo_mini_batch_size"]
+    enabled = ["algorithm.adv_estimator=grpo", "critic.enable=True", "critic.ppo_mini_batch_size=256"]
+    assert said(lay(*enabled))["critic.ppo_mini_batch_size"] == said(lay())["data.train_batch_size"]
+    assert "critic.ppo_mini_batch_size" not in said(lay()), "unless somebody says otherwise it is the actor's"
 
 
 def test_shrunk_numbers_divide_each_other() -> None:
@@ -188,27 +263,208 @@ def test_shrunk_numbers_divide_each_other() -> None:
         assert batch < 4 + ranks
         assert now["data.train_max_samples"] >= batch
         assert now.get("actor_rollout_ref.rollout.tensor_model_parallel_size", 2) <= max(ranks, 1)
+        assert batch % ranks == 0
         assert math.lcm(batch, mini) == batch
 
 
-def test_unknown_version_is_refused() -> None:
-    """A verl whose keys are not known is an error that names the known ones."""
+@pytest.mark.parametrize("version", ["0.3.1", "0.10.0", "1.0.0", "0.8.0.dev", "unknown"])
+def test_unknown_version_is_refused(version: str) -> None:
+    """A verl whose keys are not known, and whose config cannot be read, is an error that names the known ones."""
     with pytest.raises(RaydebugError) as failure:
-        overlay_profile(DEBUG, PPO, [], {}, version="0.4.1")
+        overlay_profile(DEBUG, PPO, [], {}, installed=Installed(version, None))
     assert str(failure.value) == (
         "error: the profile 'debug' cannot be laid over verl.trainer.main_ppo\n"
-        "cause: verl 0.4.1 is installed; the keys of these versions are known: 0.9\n"
+        f"cause: verl {version} is installed; the keys of these versions are known: 0.4, 0.5, 0.6, 0.7, 0.8, 0.9\n"
         "fix: install a known version, or run without --profile"
     )
 
 
-def test_apply_says_what_it_changes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the driver, apply returns the trainer's own arguments and lists the changes on stderr."""
-    monkeypatch.setattr("raydebug.profile.overlay._installed_version", lambda trainer: "0.9.1")
-    arguments = apply(["python", "-m", "verl.trainer.main_ppo", "trainer.save_freq=5"], profile="debug")
-    assert arguments is not None
-    assert arguments[0] != "python"
-    assert "trainer.save_freq=-1" in arguments
-    printed = capsys.readouterr().err.splitlines()
-    assert printed[0].startswith("raydebug: the profile 'debug' changes ")
-    assert "  trainer.save_freq: 5 -> -1 (nothing is left on disk)" in printed
+def test_a_verl_that_is_not_there_is_refused() -> None:
+    """Without verl in sight and without its version nothing is guessed."""
+    with pytest.raises(RaydebugError) as failure:
+        overlay_profile(
+            DEBUG, PPO, [], {}, installed=Installed(None, None, "verl.trainer.main_ppo is not installed here")
+        )
+    assert failure.value.cause == "verl.trainer.main_ppo is not installed here, and its version is not known"
+    assert "--verl 0.9" in failure.value.fix
+
+
+@pytest.mark.parametrize(
+    ("version", "of"),
+    [("0.4", "0.4.1"), ("0.7.0", "0.7.0"), ("0.7", "0.7.1"), ("0.9.7", "0.9.0"), ("0.8.0.post1", "0.8.0")],
+)
+def test_a_patch_has_the_keys_of_its_release(version: str, of: str) -> None:
+    """A patch that came later has the keys of the last one known before it; two numbers mean the newest."""
+    assert lay(verl=version).version == of
+
+
+def test_keys_follow_the_version() -> None:
+    """The same word is another key or value in another version; what a version lacks is said, not invented."""
+    old = lay("+ray_init.num_cpus=8", "actor_rollout_ref.rollout.load_format=auto", verl="0.4.1", profile="fast-load")
+    assert said(old)["actor_rollout_ref.rollout.load_format"] == "dummy_dtensor"
+    assert "ray_init.num_cpus" not in said(old)
+    assert {one.setting for one in old.missing} == {
+        *("dataloader_workers", "agent_workers", "reward_workers", "storage_units", "compile_engine", "compile_ref"),
+    }
+    new = lay("ray_kwargs.ray_init.num_cpus=8", "actor_rollout_ref.rollout.load_format=auto", profile="fast-load")
+    assert said(new)["actor_rollout_ref.rollout.load_format"] == "dummy"
+    assert "ray_kwargs.ray_init.num_cpus" not in said(new)
+    assert new.missing == []
+
+
+def test_fast_load_keeps_dummy_weights() -> None:
+    """fast-load never makes the rollout engine read the checkpoint: dummy stays, and with LoRA the user's word does."""
+    assert "actor_rollout_ref.rollout.load_format" not in said(lay(profile="fast-load"))
+    lora = lay(
+        "actor_rollout_ref.model.lora_rank=32", "actor_rollout_ref.rollout.load_format=safetensors", profile="fast-load"
+    )
+    assert said(lora)["actor_rollout_ref.rollout.load_format"] == "safetensors"
+
+
+@pytest.mark.parametrize("profile", ["fast-load", "train-only", "full"])
+def test_a_training_that_is_not_shrunk_keeps_its_numbers(profile: str) -> None:
+    """A profile that leaves the sizes alone leaves all of them alone, also those that do not divide each other."""
+    mine = [
+        "data.train_batch_size=100",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=30",
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=7",
+    ]
+    overlay = lay(*mine, profile=profile)
+    assert set(mine) <= set(overlay.argv)
+    assert not [change for change in overlay.changes if "batch" in change.setting]
+
+
+def test_rollout_only_ends_behind_the_validation() -> None:
+    """rollout-only validates a few prompts and stops; the training data still fills one batch."""
+    overlay = said(lay("data.train_batch_size=512", "trainer.val_before_train=False", profile="rollout-only"))
+    assert overlay["trainer.val_only"] == overlay["trainer.val_before_train"] == "true"
+    assert (overlay["data.val_max_samples"], overlay["data.train_max_samples"]) == ("16", "512")
+    assert overlay["data.train_batch_size"] == "512"
+
+
+def test_train_only_keeps_its_rollouts() -> None:
+    """train-only switches verl's own cache of rollouts on, by the name that it has in each version."""
+    assert said(lay(profile="train-only"))["skip.rollout_tq.enable"] == "true"
+    assert said(lay(profile="train-only"))["skip.rollout.steps"] == "[1,2]"
+    assert said(lay(profile="train-only", verl="0.8.0"))["actor_rollout_ref.rollout.skip.max_dump_step"] == "2"
+    assert said(lay(profile="train-only", verl="0.6.1"))["actor_rollout_ref.rollout.skip_rollout"] == "true"
+    assert "reuse_rollouts" in {one.setting for one in lay(profile="train-only", verl="0.7.0").missing}
+
+
+def test_a_profile_for_another_trainer_is_refused() -> None:
+    """Rollouts of a trainer that has none are an error, not an empty overlay."""
+    with pytest.raises(RaydebugError) as failure:
+        overlay_profile(load_profile("rollout-only"), SFT, [], {}, installed=NEWEST)
+    assert failure.value.what == "the profile 'rollout-only' is not for verl.trainer.sft_trainer"
+    assert failure.value.exit_code == 2
+
+
+def test_batches_are_dealt_to_torchrun_s_processes() -> None:
+    """The batch of a fine-tuning is a multiple of torchrun's processes, and a rank's share of the micro batch."""
+    for launcher, ranks in (
+        (["--nproc_per_node=8"], 8),
+        (["--nproc-per-node", "6", "--nnodes", "2"], 12),
+        (["--nproc_per_node", "gpu"], 8),
+        ([], 1),
+    ):
+        now = said(fine_tune(*launcher))
+        assert int(now["data.train_batch_size"]) % ranks == 0
+        assert int(now["data.train_batch_size"]) // ranks % int(now.get("data.micro_batch_size_per_gpu", "4")) == 0
+        assert int(now["data.train_batch_size"]) < 4 + ranks
+
+
+def test_processes_that_run_already_are_counted() -> None:
+    """A rank that another launcher started counts the ranks by WORLD_SIZE and changes no launcher's options."""
+    alone = Trainer("sft", "verl.trainer.sft_trainer", 3)
+    overlay = overlay_profile(DEBUG, alone, [], {"WORLD_SIZE": "6", **CPU}, installed=NEWEST)
+    assert said(overlay)["data.train_batch_size"] == "6"
+    assert overlay.launcher == []
+
+
+def test_on_a_cpu_torchrun_starts_one_process() -> None:
+    """With VERL_PLATFORM=cpu torchrun's own option is lowered, however it is written, and the rest of it stays."""
+    overlay = fine_tune("--standalone", "--nproc-per-node", "8", "--tee", "3", environ=CPU)
+    assert overlay.launcher == ["--nproc_per_node=1", "--standalone", "--tee", "3"]
+    assert ("--nproc_per_node", "8", "1") in {(c.key, c.old, c.new) for c in overlay.changes}
+    assert said(overlay)["trainer.device"] == "cpu"
+
+
+def test_a_small_run_touches_nothing_of_the_users() -> None:
+    """What a fine-tuning saves at its last step all the same is empty, and not where the user's checkpoints are."""
+    mine = ("trainer.default_local_dir=/mine", "trainer.default_hdfs_dir=hdfs://mine")
+    now = said(fine_tune(overrides=mine))
+    assert now["checkpoint.save_contents"] == "[]"
+    assert now["trainer.default_local_dir"] == ".raydebug/checkpoints"
+    assert now["trainer.default_hdfs_dir"] == "null"
+    rollouts = said(lay("trainer.rollout_data_dir=/mine", "trainer.validation_data_dir=/mine"))
+    assert "/mine" not in rollouts.values()
+
+
+CONFIG = {
+    "data.train_batch_size": 128,
+    "data.train_files": "a.parquet",
+    "data.max_prompt_length": 1536,
+    "data.max_response_length": 4096,
+    "trainer.total_training_steps": None,
+    "trainer.n_gpus_per_node": 4,
+    "trainer.nnodes": 1,
+    "trainer.test_freq": 5,
+    "actor_rollout_ref.rollout.n": 16,
+    "actor_rollout_ref.rollout.beams": 2,
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "${data.train_batch_size}",
+}
+
+
+def test_the_config_of_the_user_decides() -> None:
+    """Where the trainer's config is read, its values are the old ones, its keys the only ones, references followed."""
+    overlay = overlay_profile(DEBUG, PPO, ["data.train_batch_size=64"], {}, installed=Installed("0.4.0", CONFIG))
+    changes = {change.key: (change.old, change.new) for change in overlay.changes}
+    assert changes["trainer.test_freq"] == ("5", "-1")
+    assert changes["actor_rollout_ref.rollout.n"] == ("16", "2")
+    assert "actor_rollout_ref.actor.ppo_mini_batch_size" not in changes, "it follows the batch, which is 4 now"
+    assert {key for key in said(overlay) if key not in CONFIG} == set(), "no key was invented"
+    assert ("save_every", "trainer.save_freq") in {(one.setting, one.key) for one in overlay.missing}
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"),
+    [
+        ("data.train_batchsize=4", "data.train_batch_size"),
+        ("actor_rollout_ref.rolout.n=2", "actor_rollout_ref.rollout.n"),
+    ],
+)
+def test_a_misspelled_override_is_refused(typo: str, meant: str) -> None:
+    """A key that the config does not have, and that is nearly one of its own, is an error that names that one."""
+    with pytest.raises(RaydebugError) as failure:
+        overlay_profile(DEBUG, PPO, [typo], {}, installed=Installed("0.4.0", CONFIG))
+    assert failure.value.what == f"verl.trainer.main_ppo has no setting '{typo.partition('=')[0]}'"
+    assert failure.value.cause == f"the config of verl 0.4.0 has no such key; the nearest is {meant}"
+    assert failure.value.fix.startswith(f"write {meant}=..., or +")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "+data.train_batchsize=4",
+        "~data.train_batchsize",
+        "hydra.run.dir=/x",
+        "actor=megatron",
+        "data={}",
+        "zzz.yyy=1",
+        "actor_rollout_ref.rollout.name=vllm",
+    ],
+)
+def test_what_may_be_meant_is_left_to_hydra(override: str) -> None:
+    """Added and deleted keys, Hydra's own, groups, whole parts and keys like no other pass as they are."""
+    assert override in overlay_profile(DEBUG, PPO, [override], {}, installed=Installed("0.4.0", CONFIG)).argv
+
+
+def test_a_config_like_no_verl_is_refused() -> None:
+    """A config that has few of the keys of any version is not taken for a verl's."""
+    with pytest.raises(RaydebugError, match="cannot be laid over"):
+        overlay_profile(DEBUG, PPO, [], {}, installed=Installed("0.0.1", {"data.train_batch_size": 1}))
+
+
+def test_apply_leaves_other_commands_alone() -> None:
+    """A command that is no training is not changed, and nothing is said about it."""
+    assert apply(["python", "train.py"], profile="debug") is None

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raydebug.check.finding import Finding, error
-from raydebug.profile.keys import PPO_0_9
+from raydebug.profile.keys import column_of
 from raydebug.profile.load import load_profile
 
 # The words of the profile's `cpu` part without which a training fails; its others only make it smaller.
@@ -21,8 +21,12 @@ def judge(config: Mapping[str, Any]) -> Iterator[Finding]:
     """Return the settings that have to be others on a CPU, as one finding."""
     changes: dict[str, str | None] = {}
     reasons = []
+    found = column_of("ppo", "0.9")
+    column = found[1] if found else {}
     for rule in load_profile("debug").rules:
-        key = PPO_0_9[rule.word]
+        if rule.word not in column:
+            continue
+        key = column[rule.word]
         if rule.only_on != "cpu" or rule.kind != "set" or rule.word not in NEEDED:
             continue
         if key.only_with == "critic" and not _uses_critic(config):

@@ -17,6 +17,8 @@ from raydebug.errors import Exit, RaydebugError
 from raydebug.profile.recognise import TRAINERS, Trainer, recognise
 from raydebug.settings.paths import environment_dir
 
+CHECKED = "ppo"  # the trainer whose config, data and model the stages know
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -63,11 +65,11 @@ def find_trainer(command: list[str]) -> Trainer:
         RaydebugError: it is no training that raydebug knows.
     """
     trainer = recognise(command)
-    if trainer is not None:
+    if trainer is not None and trainer.name == CHECKED:
         return trainer
     raise RaydebugError(
         f"'{' '.join(command)[:120]}' is no training that raydebug can check",
-        cause=f"it runs none of: {', '.join(TRAINERS)}",
+        cause=f"it does not run {', '.join(module for module, trainer in TRAINERS.items() if trainer == CHECKED)}",
         fix="raydebug check -- python -m verl.trainer.main_ppo data.train_files=... ; `raydebug check env` needs none",
         code="check.no-training",
         exit_code=Exit.USAGE,

@@ -8,7 +8,22 @@ import typer
 
 import raydebug
 from raydebug import render
-from raydebug.cli import attach, breaks, check, cluster, image, mode, pauses, run, tiny, vscode
+from raydebug.cli import (
+    attach,
+    breaks,
+    check,
+    cluster,
+    image,
+    job,
+    mode,
+    pauses,
+    profile,
+    report,
+    run,
+    tiny,
+    vscode,
+    warm,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -20,10 +35,13 @@ app = typer.Typer(
 app.command()(cluster.up)
 app.command()(cluster.ps)
 app.command(cls=check.TwoParts)(check.check)
+app.command(cls=check.TwoParts)(warm.warm)
 app.command()(run.run)
 app.command()(pauses.paused)
 app.command()(attach.attach)
 app.add_typer(breaks.app, name="break")
+app.add_typer(job.app, name="job")
+app.command()(report.report)
 app.command()(vscode.vscode)
 app.command()(vscode.listen)
 app.command()(vscode.adapter)
@@ -31,6 +49,7 @@ app.command()(mode.mode)
 app.command()(image.logs)
 app.command()(cluster.down)
 app.command()(image.image)
+app.add_typer(profile.app, name="profile")
 app.add_typer(tiny.app, name="tiny")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 _TARGET_HELP = "A pause of `raydebug paused`, `next` (waits for it) or `all`. Default: the only one that waits."
 _RANKS_HELP = "These ranks at one prompt, such as 0,3-5; those that pause later join."
 _JOB_HELP = "All pauses of this job at one prompt."
+_PID_HELP = "A process that works: it pauses at the line where it is. PID@IP where several nodes have that number."
+_WORKER_HELP = "The same, by the beginning of its Ray worker id."
 _TIMEOUT_HELP = "Limit of the wait for pauses, and of each wait for a stop with -x (there: 60)."
 _Commands = Annotated[
     list[str] | None,
@@ -29,6 +32,8 @@ def attach(
     target: Annotated[str | None, typer.Argument(metavar="[ID|next|all]", help=_TARGET_HELP)] = None,
     ranks: Annotated[str | None, typer.Option("--ranks", metavar="RANKS", help=_RANKS_HELP)] = None,
     job: Annotated[str | None, typer.Option("--job", metavar="JOB", help=_JOB_HELP)] = None,
+    pid: Annotated[str | None, typer.Option("--pid", metavar="PID", help=_PID_HELP)] = None,
+    worker: Annotated[str | None, typer.Option("--worker", metavar="ID", help=_WORKER_HELP)] = None,
     execute: _Commands = None,
     timeout: Annotated[float | None, typer.Option(min=0.0, metavar="SECONDS", help=_TIMEOUT_HELP)] = None,
     steal: Annotated[bool, typer.Option("--steal", help="Take the pause from a client that holds it.")] = False,
@@ -48,6 +53,7 @@ def attach(
       raydebug attach --job 04000000               all ranks of one job
       raydebug attach 3 --steal                    takes it from another client
       raydebug attach --address http://HEAD:8265   a Ray cluster that raydebug did not start
+      raydebug attach --pid 7311                   a process that works: pauses it, then attaches
     """
     from raydebug.cli.pauses import find
     from raydebug.cluster.head import named_if_lost
@@ -56,44 +62,72 @@ def attach(
     from raydebug.console.session import Door
     from raydebug.pause.listing import fetch_pauses
 
+    process = _process(pid, worker, others=(target, ranks, job))
     selection = _selection(target, ranks, job, steal=steal)
     cluster, option = find(name, address)
     if address is not None:
-        raise typer.Exit(_attach_stock(cluster, option, target, selection, execute or (), timeout))
+        if selection is not None or process is not None:
+            raise _needs_gateway(option)
+        raise typer.Exit(_attach_stock(cluster, option, target, execute or (), timeout))
     door = Door(cluster.gateway_host, cluster.gateway_port, cluster.token)
     with named_if_lost(cluster):
         if selection is not None:
             commands = execute or ()
             code = attach_group(door, selection, lambda: fetch_pauses(cluster), commands=commands, timeout_s=timeout)
             raise typer.Exit(int(code))
-        chosen = target or _choose(fetch_pauses(cluster), option)
+        chosen = process or target or _choose(fetch_pauses(cluster), option)
         code = attach_pause(door, chosen, cluster=cluster.name, commands=execute or (), timeout_s=timeout, steal=steal)
     raise typer.Exit(int(code))
 
 
+def _needs_gateway(option: str) -> RaydebugError:
+    return RaydebugError(
+        "a cluster without a gateway gives one pause at a time",
+        cause="all, --ranks, --job, --pid and --worker need a gateway: Ray's table knows none of it",
+        fix=f"raydebug attach ID{option}, or start the job on a cluster of `raydebug up`",
+        code="usage",
+        exit_code=Exit.USAGE,
+    )
+
+
 def _attach_stock(
-    cluster: Cluster,
-    option: str,
-    target: str | None,
-    selection: Selection | None,
-    commands: Sequence[str],
-    timeout: float | None,
+    cluster: Cluster, option: str, target: str | None, commands: Sequence[str], timeout: float | None
 ) -> int:
     from raydebug.console.attach import attach_pause
     from raydebug.console.stock_session import StockDoor
     from raydebug.pause.listing import fetch_pauses
 
-    if selection is not None:
-        raise RaydebugError(
-            "a cluster without a gateway gives one pause at a time",
-            cause="all, --ranks and --job need a gateway; Ray's table knows neither ranks nor what others hold",
-            fix=f"raydebug attach ID{option}, or start the job on a cluster of `raydebug up`",
-            code="usage",
-            exit_code=Exit.USAGE,
-        )
     chosen = target or _choose(fetch_pauses(cluster), option)
     door = StockDoor(lambda: fetch_pauses(cluster))
     return attach_pause(door, chosen, cluster=cluster.name, commands=commands, timeout_s=timeout)
+
+
+def _process(pid: str | None, worker: str | None, *, others: tuple[str | None, ...]) -> str | None:
+    """Return the process that is to be paused, in the gateway's words; None when a pause is meant.
+
+    Raises:
+        RaydebugError: it is named twice, or not as a process is named.
+    """
+    if pid is None and worker is None:
+        return None
+    if (pid is not None and worker is not None) or any(other is not None for other in others):
+        raise RaydebugError(
+            "--pid and --worker take one process and nothing else",
+            cause="an ID, `next`, `all`, --ranks and --job take pauses that are there",
+            fix="leave one of them out",
+            code="usage",
+            exit_code=Exit.USAGE,
+        )
+    if pid is not None and not re.fullmatch(r"\d+(@\S+)?", pid):
+        raise _no_process(f"--pid {pid}", "a process id is a number; on one of several nodes: 7311@172.18.0.3")
+    if worker is not None and not re.fullmatch(r"[0-9a-f]{4,56}", worker):
+        raise _no_process(f"--worker {worker}", "a Ray worker id has 56 hexadecimal digits; its first 4 or more do")
+    return f"pid:{pid}" if pid is not None else f"worker:{worker}"
+
+
+def _no_process(option: str, cause: str) -> RaydebugError:
+    fix = "take it from `raydebug ps --processes`"
+    return RaydebugError(f"{option} names no process", cause=cause, fix=fix, code="usage", exit_code=Exit.USAGE)
 
 
 def _choose(pauses: list[dict[str, Any]], option: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any
 
 import typer
@@ -148,7 +148,13 @@ def describe(cluster: Any) -> dict[str, Any]:
     }
 
 
-def ps(name: Name = "default", as_json: Json = False) -> None:
+def ps(
+    name: Name = "default",
+    as_json: Json = False,
+    processes: Annotated[
+        bool, typer.Option("--processes", help="Show instead the processes that `attach --pid` can stop.")
+    ] = False,
+) -> None:
     """Show a cluster and its nodes, and why a node is dead.
 
     Example: raydebug ps --json
@@ -156,6 +162,9 @@ def ps(name: Name = "default", as_json: Json = False) -> None:
     from raydebug.cluster import state
 
     cluster = state.load_cluster(name)
+    if processes:
+        _show_processes(cluster, as_json=as_json)
+        return
     document = describe(cluster)
     if as_json:
         render.out_json(document)
@@ -168,6 +177,27 @@ def ps(name: Name = "default", as_json: Json = False) -> None:
             render.say(f"other clusters: {', '.join(others)} (--name)")
     if any(node["state"] in ("dead", "exited") and node["role"] == "head" for node in document["nodes"]):
         raise typer.Exit(Exit.FAILED)
+
+
+def _show_processes(cluster: Any, *, as_json: bool) -> None:
+    from raydebug.cluster.state import name_option
+    from raydebug.pause.listing import fetch_processes, name_process
+
+    found = fetch_processes(cluster)
+    if as_json:
+        render.out_json({"version": 1, "processes": found})
+        return
+    if not found:
+        render.say("no process of a job is there that could be stopped")
+        return
+    rows = []
+    for one in found:
+        doing = one["doing"] or {}
+        at = f"{PurePath(doing['file']).name}:{doing['line']} {doing['function']}" if doing.get("file") else ""
+        state = f"paused: {', '.join(one['pauses'])}" if one["pauses"] else at if one["answers"] else "does not answer"
+        rows.append([str(one["pid"]), one["ip"], (one["worker_id"] or "")[:12], one["job"], name_process(one), state])
+    render.table(None, ["pid", "ip", "worker", "job", "who", "at"], rows)
+    render.say(f"next: raydebug attach --pid {found[0]['pid']}{name_option(cluster.name)}")
 
 
 def down(name: Name = "default") -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
 from raydebug import render
 from raydebug.cluster.state import name_option
-from raydebug.errors import Exit
+from raydebug.errors import Exit, RaydebugError
 
 if TYPE_CHECKING:
-    from raydebug.cluster.jobs import Outcome
+    from raydebug.cluster.jobs import Follower, Outcome
     from raydebug.cluster.state import Cluster
+    from raydebug.runs.recorder import Recorder
 
 
 def follow_job(cluster: Cluster, submission_id: str) -> int:
@@ -23,15 +25,34 @@ def follow_job(cluster: Cluster, submission_id: str) -> int:
 
 
 async def _follow(cluster: Cluster, submission_id: str) -> int:
-    from raydebug.cluster.jobs import Follower
+    from raydebug.cluster.dashboard import Dashboard
+    from raydebug.cluster.jobs import Follower, command_of
+    from raydebug.runs.recorder import Recorder
 
     colour = render.colour_wanted()
+    dashboard = Dashboard(cluster)
+    about = await asyncio.to_thread(dashboard.job, submission_id)
+    recorder = Recorder(cluster, about, shlex.split(command_of(about["entrypoint"])))
+
+    def show(piece: str) -> None:
+        render.out_raw(render.visible_log(piece, colour=colour))
+        recorder.take_log(piece)
+
     follower = Follower(
         cluster,
         submission_id,
-        on_log=lambda piece: render.out_raw(render.visible_log(piece, colour=colour)),
+        on_log=show,
         on_pause=lambda pause: _announce(pause, cluster.name),
+        on_pauses=recorder.take_pauses,
     )
+    sampling = asyncio.ensure_future(recorder.watch_memory(dashboard))
+    try:
+        return await _until_end(cluster, submission_id, follower, recorder)
+    finally:
+        sampling.cancel()
+
+
+async def _until_end(cluster: Cluster, submission_id: str, follower: Follower, recorder: Recorder) -> int:
     interrupted = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
     following = asyncio.ensure_future(follower.follow())
@@ -40,7 +61,7 @@ async def _follow(cluster: Cluster, submission_id: str) -> int:
         await asyncio.wait({following, waiting}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         if following.done():
-            return _say_outcome(following.result())
+            return await asyncio.to_thread(_say_outcome, cluster, following.result(), recorder)
         interrupted.clear()
         if await _stop_wanted(interrupted):
             return await _stop(cluster, submission_id, following)
@@ -81,7 +102,8 @@ def _announce(pause: dict[str, Any], name: str) -> None:
     render.say(f"next: raydebug attach {pause['id']}{name_option(name)}")
 
 
-def _say_outcome(outcome: Outcome) -> int:
+def _say_outcome(cluster: Cluster, outcome: Outcome, recorder: Recorder) -> int:
+    first = None
     if outcome.exit_code == 0:
         seen = f" ({outcome.pauses} pauses)" if outcome.pauses else ""
         render.say(f"job {outcome.submission_id} succeeded{seen}")
@@ -89,4 +111,21 @@ def _say_outcome(outcome: Outcome) -> int:
         # Ray's message repeats the log from its second line on.
         reason = outcome.message.splitlines()[0].partition(", last available logs")[0] if outcome.message else ""
         render.say(render.visible(f"job {outcome.submission_id} {outcome.status.lower()}: {reason}"))
+        first = _say_first_error(cluster, outcome.submission_id)
+    recorder.end(outcome.status, outcome.exit_code, first)
     return outcome.exit_code
+
+
+def _say_first_error(cluster: Cluster, submission_id: str) -> dict[str, Any] | None:
+    """Say on one line what went wrong first: the log above ends with those who heard of it last."""
+    from raydebug.cluster.dashboard import Dashboard
+    from raydebug.joblog.first import find_first_error
+
+    with contextlib.suppress(RaydebugError):
+        dashboard = Dashboard(cluster)
+        first = find_first_error(dashboard, dashboard.job(submission_id)).first
+        if first is not None:
+            place = f", at {first.place}" if first.place else ""
+            render.say(render.visible(f"first error: {first.title} ({first.who}{place})"))
+            return {"kind": first.kind, "text": first.text, "who": first.who, "place": first.place}
+    return None

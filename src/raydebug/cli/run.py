@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Debugger, Name
+from raydebug.cli.options import Debugger, Name, TinyData, TinyModel, tiny_kinds
 from raydebug.errors import Exit, RaydebugError
 
 if TYPE_CHECKING:
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 def run(
     command: Annotated[list[str], typer.Argument(help="The command, after `--`.", metavar="-- COMMAND...")],
     profile: Annotated[
-        str | None, typer.Option(help="Lay a profile over a training command: debug.", metavar="PROFILE")
+        str | None,
+        typer.Option(help="Lay a profile over a training command, such as debug: `profile list`.", metavar="PROFILE"),
     ] = None,
+    model: TinyModel = None,
+    data: TinyData = None,
     debugger: Debugger = None,
     breaks: Annotated[
         list[str] | None,
@@ -49,17 +52,22 @@ def run(
     from raydebug.cluster.jobs import Job, find_program
     from raydebug.cluster.place import LocalPlace
     from raydebug.pause.breaks import resolve_breaks
-    from raydebug.profile.load import load_profile
+    from raydebug.profile.load import BASE, load_profile
+    from raydebug.profile.swap import require_parts
     from raydebug.settings.debugger import choose_mode
 
     mode, origin = choose_mode(debugger, os.environ)
+    tiny = tiny_kinds(model, data)
+    profile = BASE if profile is None and tiny else profile
+    folder = Path.cwd()
     if profile is not None:
         load_profile(profile)
-    folder = Path.cwd()
+        _look_for_training(command, folder)
     found = state.find_cluster(name)
     cluster = found if found is not None and lifecycle.is_alive(found) else None
     place = LocalPlace(sys.executable) if cluster is None else lifecycle.place_of(cluster)
     find_program(command, folder, place)
+    require_parts(tiny, place, folder)
     in_force = mode if cluster is None or origin != "default" else cluster.debugger
     job = Job(
         command=command,
@@ -67,6 +75,7 @@ def run(
         debugger=None if origin == "default" else mode,
         breaks=resolve_breaks(breaks or [], place=place, working_dir=folder),
         profile=profile,
+        tiny=tiny,
         variables={} if keep_watchdogs or in_force == "off" else _widen_watchdogs(),
     )
     if cluster is not None:
@@ -74,6 +83,18 @@ def run(
     if detach:
         raise _detached_alone(name)
     raise typer.Exit(_run_alone(job, name, gpus, mode))
+
+
+def _look_for_training(command: list[str], folder: Path) -> None:
+    """Say so where a profile is wished and no training is in sight; one may still start below the command."""
+    from raydebug.profile.script import find_trainings
+
+    try:
+        found = find_trainings(command, os.environ, folder)
+    except RaydebugError:
+        return  # a script that cannot be read runs all the same
+    if not found:
+        render.say("note: no training command is in sight; the profile is laid over one that starts below this command")
 
 
 def _detached_alone(name: str) -> RaydebugError:

@@ -46,6 +46,9 @@ def dataset(
     like: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Take the first rows of this parquet file or folder.")
     ] = None,
+    test_like: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Take test.parquet's rows from this one.")
+    ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Rows in train.parquet.")] = 16,
     seed: _Seed = 0,
     as_json: _Json = False,
@@ -57,7 +60,7 @@ def dataset(
     from raydebug.tiny.dataset import build_dataset
 
     with render.waiting(f"building a tiny dataset in {folder}"):
-        built = build_dataset(folder, like=like, rows=rows, seed=seed)
+        built = build_dataset(folder, like=like, test_like=test_like, rows=rows, seed=seed)
     if as_json:
         render.out_json({"version": 1, **asdict(built)})
     else:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import http.client
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raydebug.cluster.state import STOCK, Cluster, name_option
 from raydebug.errors import RaydebugError
+
+if TYPE_CHECKING:
+    import httpx
 
 TIMEOUT_S = 15.0
 NODES_TIMEOUT_S = 4.0
@@ -57,6 +60,11 @@ class Dashboard:
         rows: list[dict[str, Any]] = answer["data"]["result"]["result"]
         return rows
 
+    def node_statistics(self, node_id: str) -> dict[str, Any]:
+        """Return what a node's agent last measured: its memory, its workers' and its GPUs'."""
+        detail: dict[str, Any] = self._ask("GET", f"/nodes/{node_id}", timeout=NODES_TIMEOUT_S)["data"]["detail"]
+        return detail
+
     def paused_workers(self) -> list[dict[str, Any]]:
         """Return the rows of Ray's worker table with paused threads, dead workers left out."""
         params = {
@@ -76,6 +84,36 @@ class Dashboard:
         rows: list[dict[str, Any]] = self._ask("GET", "/api/v0/tasks", params=params)["data"]["result"]["result"]
         return rows
 
+    def actors(self, job_id: str) -> list[dict[str, Any]]:
+        """Return the rows of Ray's actor table for a job, dead ones too."""
+        of_job = {"filter_keys": "job_id", "filter_predicates": "=", "filter_values": job_id}
+        params = {"detail": 1, "limit": 10000, **of_job}
+        rows: list[dict[str, Any]] = self._ask("GET", "/api/v0/actors", params=params)["data"]["result"]["result"]
+        return rows
+
+    def log_names(self, node_id: str) -> list[str]:
+        """Return the names of a node's log files."""
+        by_kind = self._ask("GET", "/api/v0/logs", params={"node_id": node_id, "glob": "*"})["data"]["result"]
+        return [name for names in by_kind.values() for name in names]
+
+    def log_text(self, node_id: str, name: str) -> str:
+        """Return the whole text of one of a node's log files."""
+        params = {"node_id": node_id, "filename": name, "lines": -1}
+        return self._receive("GET", "/api/v0/logs/file", params=params).text
+
+    async def follow_file(self, node_id: str, name: str) -> AsyncIterator[str]:
+        """Yield one of a node's log files as it grows, from its beginning; it ends with the connection."""
+        import httpx
+
+        params = {"node_id": node_id, "filename": name, "lines": "-1", "interval": "0.5"}
+        forever = httpx.Timeout(TIMEOUT_S, read=None)
+        client = httpx.AsyncClient(
+            base_url=self._cluster.dashboard, headers=self._headers, timeout=forever, trust_env=False
+        )
+        async with client as http, http.stream("GET", "/api/v0/logs/stream", params=params) as answer:
+            async for piece in answer.aiter_text():
+                yield piece
+
     def submit_job(self, entrypoint: str, *, submission_id: str, env: dict[str, str]) -> str:
         """Start a job and return its submission id.
 
@@ -91,6 +129,11 @@ class Dashboard:
         """Return every job that the cluster knows, with its status and runtime environment."""
         rows: list[dict[str, Any]] = self._ask("GET", "/api/jobs/")  # type: ignore[assignment]  # a list, here alone
         return rows
+
+    def submitted_jobs(self) -> list[dict[str, Any]]:
+        """Return the jobs that came by the Jobs API, oldest first; drivers that connected by themselves are none."""
+        found = [job for job in self.jobs() if job.get("submission_id")]
+        return sorted(found, key=lambda job: job.get("start_time") or 0)
 
     def job(self, submission_id: str) -> dict[str, Any]:
         """Return a job's status, message and exit code."""
@@ -116,6 +159,10 @@ class Dashboard:
                 yield piece if isinstance(piece, str) else piece.decode(errors="replace")
 
     def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        document: dict[str, Any] = self._receive(method, path, **options).json()
+        return document
+
+    def _receive(self, method: str, path: str, **options: Any) -> httpx.Response:
         import httpx
 
         try:
@@ -135,8 +182,7 @@ class Dashboard:
                 fix=self._where_tokens_are() if wrong_token else self._where_to_look(),
                 code="auth.wrong-token" if wrong_token else "ray.refused",
             )
-        document: dict[str, Any] = answer.json()
-        return document
+        return answer
 
     def _where_to_look(self) -> str:
         if self._cluster.kind == STOCK:

@@ -10,8 +10,16 @@ from raydebug.cluster.state import Cluster
 from raydebug.settings.debugger import mode_variables
 from raydebug.worker import names
 
-# Ours and Ray's alone: a value from the user's shell would point at another cluster, token or mode.
-DROPPED = ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "PYTHONBREAKPOINT", "RAY_JOB_CONFIG_JSON_ENV_VAR", "VIRTUAL_ENV")
+# Ours and Ray's alone: a value from the user's shell would point at another cluster, token or mode, or let Ray's legacy
+# debugger listen beyond loopback (ray 2.60.0 util/rpdb.py:240).
+DROPPED = (
+    "RAY_ADDRESS",
+    "RAY_AUTH_TOKEN",
+    "PYTHONBREAKPOINT",
+    "RAY_JOB_CONFIG_JSON_ENV_VAR",
+    "VIRTUAL_ENV",
+    "REMOTE_PDB_HOST",
+)
 
 OURS_TO_SET = (names.PATIENCE, names.OPEN)  # these of ours the user may give to `up`
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from raydebug.errors import Exit, RaydebugError
 from raydebug.settings.paths import state_dir
 
 NEXT = "next"
+PROCESS = ("pid:", "worker:")  # gateway/asked.py
 # pydevd's advice after 3 s of an evaluation (pydevd_net_command_factory_json.py, 1.8.22): the prompt says its own. And
 # the gateway's last words, which come again as the reason of its `terminated`.
 _SAID_BETTER = ("Evaluating: ", "raydebug: ")
@@ -70,10 +71,10 @@ def attach_pause(
 
     Args:
         door: the gateway, or what stands in where there is none.
-        target: a pause's id, or `next`.
+        target: a pause's id, `next`, or a process: `pid:PID`, `pid:PID@IP`, `worker:ID`.
         cluster: its name, for what is said while waiting.
         commands: of `-x`; none: from stdin, which is a prompt when it is a terminal.
-        timeout_s: limit in seconds of the wait for `next`, and of each wait for a stop in a script.
+        timeout_s: limit in seconds of the wait for `next` or a process, and of each wait for a stop in a script.
         steal: take the pause from a client that holds it.
         history_dir: where the history of the prompt is kept; None: this user's state directory.
 
@@ -121,6 +122,8 @@ async def _open(
     door: Door | StockDoor, target: str, cluster: str, timeout_s: float | None, steal: bool
 ) -> DebugSession:
     opened = door.open(target, steal=steal, on_output=_show_output)
+    if target.startswith(PROCESS):
+        return await _open_process(opened, target, timeout_s)
     if target != NEXT:
         return await interruptible(opened)
     try:
@@ -133,6 +136,21 @@ async def _open(
             cause=f"no thread of cluster '{cluster}' stopped while we waited",
             fix="wait longer with --timeout SECONDS, or see what runs with `raydebug ps`",
             code="pause.none-in-time",
+            exit_code=Exit.TIMEOUT,
+        ) from error
+
+
+async def _open_process(opened: Awaitable[DebugSession], target: str, timeout_s: float | None) -> DebugSession:
+    try:
+        async with asyncio.timeout(timeout_s):
+            with render.waiting(f"asks {target} to pause; Ctrl-C leaves it alone"):
+                return await interruptible(opened)
+    except TimeoutError as error:
+        raise RaydebugError(
+            f"{target} did not stop within {timeout_s:g} s",
+            cause="its thread did not come to a line of the user's code; what it does is said above",
+            fix="wait longer (without --timeout: until Ctrl-C), or set a breakpoint with `raydebug break add`",
+            code="process.not-stopped",
             exit_code=Exit.TIMEOUT,
         ) from error
 

@@ -6,6 +6,7 @@ import array
 import asyncio
 import base64
 import itertools
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,6 +43,12 @@ class _Group:
     def is_tensor(self) -> bool:
         return "shape" in self.found
 
+    @property
+    def part(self) -> tuple[int, int]:
+        """Which part of a distributed tensor it holds, and of how many; (0, 1) for all of it."""
+        index, count = self.found.get("part", (0, 1))
+        return index, count
+
 
 async def compare(debuggers: Sequence[Debugger], expression: str) -> str:
     """Return what `diff` shows.
@@ -58,10 +65,11 @@ async def compare(debuggers: Sequence[Debugger], expression: str) -> str:
     ordered = sorted(groups.values(), key=lambda group: -len(group.debuggers))
     try:
         lines = _lines(ordered)
-        base = next((group for group in ordered if group.is_tensor), None)
-        others = [group for group in ordered if group.is_tensor and group is not base]
-        if base is not None:
+        tensors = [group for group in ordered if group.is_tensor]
+        for part in dict.fromkeys(group.part for group in tensors):  # one shard says nothing about another one
+            base, *others = [group for group in tensors if group.part == part]
             lines += await _differences(base, others)
+        lines += _whole(tensors)
         return "\n".join(lines)
     finally:
         holders = [one for one, found in zip(debuggers, answers, strict=True) if "packed" in found]
@@ -82,7 +90,8 @@ def _identity(found: dict[str, Any]) -> object:
         return found["failed"]
     if "shape" not in found:
         return (found["type"], found["hash"])
-    same: tuple[object, ...] = (found["type"], tuple(found["shape"]), found["dtype"])
+    about = (found.get(name) for name in ("part", "places"))
+    same: tuple[object, ...] = (found["type"], tuple(found["shape"]), found["dtype"], *map(str, about))
     by_value = [found.get(name) for name in (*_MEASURES, "nan", "inf")]
     return (*same, found["hash"]) if found.get("hash") else (*same, *by_value)
 
@@ -90,7 +99,7 @@ def _identity(found: dict[str, Any]) -> object:
 def _lines(groups: list[_Group]) -> list[str]:
     width = max((len(group.name) for group in groups), default=0) + 1
     lines = [f"{f'{group.name}:'.ljust(width)} {_value(group.found)}" for group in groups]
-    if len(groups) == 1 and len(groups[0].debuggers) > 1 and "failed" not in groups[0].found:
+    if len(groups) == 1 and len(groups[0].debuggers) > 1 and not {"failed", "note"} & set(groups[0].found):
         lines[0] += "  (all equal)"
     return lines
 
@@ -101,11 +110,9 @@ def _value(found: dict[str, Any]) -> str:
     if "shape" not in found:
         more = f" ... {found['more']} more characters" if found["more"] else ""
         return visible(found["text"], keep="") + more
-    shape = "x".join(str(size) for size in found["shape"]) or "scalar"
-    facts = [found["type"], f"[{shape}]", found["dtype"], found["device"]]
-    if "placements" in found:
-        local = "x".join(str(size) for size in found.get("local_shape", [])) or "scalar"
-        facts.append(f"shard [{local}] of {', '.join(found['placements'])}")
+    facts = [found["type"], tensor.shape(found["shape"]), found["dtype"], found["device"]]
+    facts += [tensor.part(found)] if "placements" in found else []
+    facts += [found["layout"]] if "layout" in found else []
     facts += [f"{name} {tensor.number(found[name])}" for name in _MEASURES if name in found]
     facts += [f"{name} {found[word]}" for name, word in (("NaN", "nan"), ("Inf", "inf")) if found.get(word)]
     facts += [found["note"]] if "note" in found else []
@@ -115,13 +122,16 @@ def _value(found: dict[str, Any]) -> str:
 async def _differences(base: _Group, others: list[_Group]) -> list[str]:
     """Return a line for each group of tensors: how far its values are from the first group's."""
     if not others:
-        unhashed = not base.found.get("hash") and len(base.debuggers) > 1
+        unhashed = "norm" in base.found and not base.found.get("hash") and len(base.debuggers) > 1
         return ["  too large to be compared byte by byte: judged by norm, min, max and mean"] if unhashed else []
     lines = []
     for other in others:
         against = f"  {other.first.label} against {base.first.label}:"
         if _shape(base) != _shape(other):
             lines.append(f"{against} another shape")
+        elif base.found.get("places") != other.found.get("places"):
+            nested = base.found["layout"].startswith("nested")
+            lines.append(f"{against} {'rows of other sizes' if nested else 'its values stand elsewhere'}")
         elif "packed" in base.found and "packed" in other.found:
             lines.append(f"{against} {_apart(await _numbers(base), await _numbers(other))}")
         else:
@@ -133,15 +143,44 @@ async def _differences(base: _Group, others: list[_Group]) -> list[str]:
     return lines
 
 
+def _whole(groups: list[_Group]) -> list[str]:
+    """Return a line about the tensor that shards make together, by their sums: no rank is asked to communicate."""
+    counts = {group.part[1] for group in groups}
+    if counts in (set(), {1}):
+        return []
+    if any(group.found.get("partial") for group in groups):
+        return ["  shares of a result that the ranks have not joined yet: not compared"]
+    whole = {(tuple(group.found["shape"]), group.found["dtype"], group.part[1]) for group in groups}
+    held = sorted(group.part[0] for group in groups)
+    count, here = max(counts), len(set(held))
+    if len(whole) > 1:
+        return ["  parts of different tensors: not compared"]
+    if here < count:
+        return [f"  shards, each with values of its own: not compared ({here} of {count} are here)"]
+    if len(held) > count:
+        return ["  copies of a shard differ: they make no one whole"]
+    measured = [group.found for group in groups if "norm" in group.found]  # an empty shard has none
+    if not measured:
+        return []
+    elements = sum(found["finite"] for found in measured)
+    joined: dict[str, Any] = {
+        "norm": math.hypot(*(found["norm"] for found in measured)),
+        "min": min(found["min"] for found in measured),
+        "max": max(found["max"] for found in measured),
+        "mean": sum(found["mean"] * found["finite"] for found in measured) / elements,
+    }
+    facts = [f"{name} {tensor.number(value)}" for name, value in joined.items()]
+    bad = {word: sum(group.found.get(word, 0) for group in groups) for word in ("nan", "inf")}
+    facts += [f"{name} {bad[word]}" for name, word in (("NaN", "nan"), ("Inf", "inf")) if bad[word]]
+    return [f"  the whole, from its {count} shards: {'  '.join(facts)}"]
+
+
 def _shape(group: _Group) -> object:
     return group.found.get("local_shape", group.found["shape"])
 
 
 def _count(found: dict[str, Any]) -> int:
-    size = 1
-    for length in found.get("local_shape", found["shape"]):
-        size *= length
-    return size
+    return math.prod(found["local_shape"]) if "local_shape" in found else int(found["numel"])
 
 
 async def _numbers(group: _Group) -> array.array[float]:

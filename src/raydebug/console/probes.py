@@ -6,16 +6,21 @@ import inspect
 from functools import cache
 from types import ModuleType
 
-from raydebug.console import interrupt_probe, tensor_probe, value_probe
+from raydebug.console import held_probe, interrupt_probe, tensor_probe, value_probe
+
+_NEEDS = {tensor_probe: (held_probe,)}
 
 
 @cache
-def _source(module: ModuleType) -> str:
-    return inspect.getsource(module)
+def _sources(module: ModuleType) -> list[str]:
+    """Return the texts to run, in one namespace: what a probe imports of another one is there already."""
+    texts = (inspect.getsource(one) for one in (*_NEEDS.get(module, ()), module))
+    return ["".join(line for line in text.splitlines(True) if not line.startswith("from raydebug.")) for text in texts]
 
 
 def _call(module: ModuleType, name: str, arguments: str) -> str:
-    return f"(lambda space: (exec({_source(module)!r}, space), space[{name!r}])[1])({{}})({arguments})"
+    run = f"[exec(text, space) for text in {_sources(module)!r}]"
+    return f"(lambda space: ({run}, space[{name!r}])[1])({{}})({arguments})"
 
 
 def as_description(expression: str) -> str:

@@ -27,6 +27,7 @@ def heading(pause: Message, *, exception: str = "", function: str = "", place: s
         width: columns to fit in.
     """
     kind = str(pause.get("kind") or "breakpoint")
+    kind = "paused on request" if kind == "requested" else kind
     lines = [paint(f"{kind} in {visible(function, keep='')}", "bold", "red" if exception else "yellow")]
     if exception:
         shown = visible(exception).splitlines()
@@ -46,8 +47,12 @@ def who(pause: Message) -> list[str]:
             facts.append(visible(f"{name} {value}", keep=""))
 
     tell("rank", pause.get("rank"))
-    tell("actor", _name(pause.get("actor")))
+    if pause.get("child_of"):
+        tell("child of", f"{_name(pause.get('actor')) or 'worker'} pid {pause['child_of']}")
+    else:
+        tell("actor", _name(pause.get("actor")))
     tell("task", _name(pause.get("task")))
+    tell("attempt", pause.get("attempt") if (pause.get("attempt") or 1) > 1 else None)
     if pause.get("thread") not in (None, "", "MainThread"):
         tell("thread", pause["thread"])
     tell("pid", pause.get("pid"))

@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 from raydebug.console import probes
 from raydebug.console.frames import Stack
+from raydebug.dap.keepalive import OUT_OF_REACH
 from raydebug.dap.session import ConnectionLost, DapSession, RequestFailed
 from raydebug.dap.wire import Message
 from raydebug.errors import Exit, RaydebugError
 
-_REFUSALS = {"auth.wrong-token": Exit.USAGE, "pause.busy": Exit.TAKEN}
+_REFUSALS = {"auth.wrong-token": Exit.USAGE, "pause.busy": Exit.TAKEN, "process.asked": Exit.TAKEN}
 _GONE = "pause.gone"
 _REQUEST_TIMEOUT_S = 30.0
 _WORD_TIMEOUT_S = 1.0
@@ -60,6 +61,7 @@ class DebugSession:
     def __init__(self, on_output: Callable[[Output], None]) -> None:
         self._on_output = on_output
         self._dap: DapSession
+        self._address = ""
         self._stops: asyncio.Queue[Message | None] = asyncio.Queue()
         self._why_ended = ""
         self._evaluating: list[str] = []
@@ -80,7 +82,7 @@ class DebugSession:
 
         Args:
             door: the gateway.
-            target: a pause's id, or `next` to wait for the next pause, without a limit.
+            target: a pause's id; `next` for the next pause, or a process that works: waits without a limit.
             steal: take it from a client that holds it.
             on_output: called with what the process writes.
 
@@ -88,6 +90,7 @@ class DebugSession:
             RaydebugError: no gateway there, or it refused; the gateway's own words.
         """
         self = cls(on_output)
+        self._address = f"{door.host}:{door.port}"
         try:
             self._dap = await DapSession.connect(door.host, door.port, on_event=self._take, on_end=self._end)
         except (OSError, TimeoutError) as error:
@@ -291,7 +294,7 @@ class DebugSession:
         return self.ended.is_set() and bool(self._why_ended)
 
     def lost(self) -> RaydebugError:
-        """Return the error that says who is gone: the process, or the gateway."""
+        """Return the error that says who is gone: the process, the gateway, or the way to it."""
         if self._why_ended:
             gone = "the process ended" in self._why_ended
             lost = (
@@ -304,6 +307,15 @@ class DebugSession:
                 cause=f"the gateway said: {self._why_ended}",
                 fix="list what is paused now with `raydebug paused`",
                 code="session.process-gone" if gone else "session.pause-over",
+                exit_code=Exit.SESSION_LOST,
+            )
+        failure = self._dap.failure
+        if failure is not None and failure.errno in OUT_OF_REACH:
+            return RaydebugError(
+                "the session ended: the gateway is out of reach",
+                cause=f"{self._address} does not answer: {failure.strerror}",
+                fix="the task stays paused: `raydebug attach` again when the network is back",
+                code="session.gateway-out-of-reach",
                 exit_code=Exit.SESSION_LOST,
             )
         return RaydebugError(
@@ -319,8 +331,9 @@ def explain_refusal(refused: RequestFailed) -> RaydebugError:
     """Turn a gateway's refusal into our error, with its own cause and fix."""
     error = refused.body.get("error") or {}
     code = refusal_code(refused) or "attach.refused"
+    what = "the process cannot be paused" if code.startswith("process.") else "the pause cannot be attached"
     return RaydebugError(
-        "the pause cannot be attached" if code != "auth.wrong-token" else "the gateway refused us",
+        what if code != "auth.wrong-token" else "the gateway refused us",
         cause=str(error.get("format") or refused),
         fix=str(error.get("fix") or "list the pauses with `raydebug paused`"),
         code=code,

@@ -73,7 +73,7 @@ class StockSession(DebugSession):
         super().__init__(on_output)
         self._initialized = asyncio.Event()
         self._children: set[asyncio.Task[None]] = set()
-        self._where: tuple[str, int] = ("", 0)
+        self._listens_at: tuple[str, int] = ("", 0)
 
     @classmethod
     async def attach_worker(
@@ -89,7 +89,7 @@ class StockSession(DebugSession):
             RaydebugError: it cannot be reached, or another debugger holds it.
         """
         self = cls(on_output)
-        self._where = (str(pause["ip"]), int(pause["debugger_port"] or 0))
+        self._listens_at = (str(pause["ip"]), int(pause["debugger_port"] or 0))
         greeting = asyncio.ensure_future(self._greet(pause))
         try:
             await asyncio.shield(greeting)
@@ -106,7 +106,7 @@ class StockSession(DebugSession):
         return self
 
     async def _greet(self, pause: dict[str, Any]) -> None:
-        host, port = self._where
+        host, port = self._listens_at
         try:
             self._dap = await DapSession.connect(host, port, on_event=self._take, on_end=self._end)
         except (OSError, TimeoutError) as error:
@@ -122,7 +122,7 @@ class StockSession(DebugSession):
         await self.request("initialize", hello)
 
     async def _configure(self, pause: dict[str, Any]) -> None:
-        host, port = self._where
+        host, port = self._listens_at
         # Its answer comes after `configurationDone` (debugpy 1.8.22 adapter/clients.py).
         attaching = self._dap.send("attach", {**ATTACH, "connect": {"host": host, "port": port}})
         attaching.add_done_callback(lambda _: self._initialized.set())
@@ -158,7 +158,7 @@ class StockSession(DebugSession):
     async def _free_child(self, body: Message) -> None:
         """Let a child process of the worker run: its parent has a client, so it waits for one before its first line."""
         with contextlib.suppress(OSError, TimeoutError, RequestFailed, ConnectionLost):
-            child = await DapSession.connect(*self._where)
+            child = await DapSession.connect(*self._listens_at)
             await child.request("initialize", {"adapterID": "debugpy"})
             attaching = child.send("attach", {k: v for k, v in body.items() if k not in ("name", "type", "request")})
             await child.next_event("initialized", timeout_s=INITIALIZED_TIMEOUT_S)

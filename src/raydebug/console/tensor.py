@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from raydebug.console.paint import Paint
 from raydebug.dap.wire import Message
 from raydebug.render import visible
@@ -16,14 +18,12 @@ def draw(found: Message, paint: Paint | None = None) -> str:
     if "error" in found:
         raise ValueError(str(found["error"]))
     paint = paint or Paint()
-    shape = "x".join(str(size) for size in found["shape"]) or "scalar"
-    facts = [found["type"], f"[{shape}]", found["dtype"], found["device"]]
+    facts = [found["type"], shape(found["shape"]), found["dtype"], found["device"]]
     if found.get("requires_grad"):
         facts.append("requires_grad")
     lines = [paint("  ".join(facts), "bold")]
     if "placements" in found:
-        local = "x".join(str(size) for size in found.get("local_shape", [])) or "scalar"
-        lines.append(f"  local shard [{local}] of {', '.join(found['placements'])}; the values below are this rank's")
+        lines.append(f"  {part(found)}; the values below are this rank's")
     if found.get("layout"):
         lines.append(f"  {found['layout']}; the values below are the stored ones")
     spread = [f"{name} {number(found[name])}" for name in ("min", "max", "mean", "std") if name in found]
@@ -43,6 +43,20 @@ def draw(found: Message, paint: Paint | None = None) -> str:
     if "note" in found:
         lines.append(f"  {found['note']}")
     return visible("\n".join(lines), keep="\n\x1b" if paint.colour else "\n")
+
+
+def shape(sizes: Sequence[object]) -> str:
+    """Return a shape as `[4x8]`."""
+    return f"[{'x'.join(map(str, sizes)) or 'scalar'}]"
+
+
+def part(found: Message) -> str:
+    """Return which part of a distributed tensor a rank holds."""
+    local, how = shape(found.get("local_shape", [])), ", ".join(found["placements"])
+    if "part" not in found:
+        return f"all of it {local} by {how}"
+    index, count = found["part"]
+    return f"{'share' if found.get('partial') else 'shard'} {index} of {count} {local} by {how}"
 
 
 def number(value: object) -> str:

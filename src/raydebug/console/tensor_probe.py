@@ -1,4 +1,4 @@
-"""What `tensor EXPR` and `diff EXPR` run inside the paused process: the source of this module is sent as it stands.
+"""What `tensor EXPR` and `diff EXPR` run inside the paused process: this source is sent as it is, after held_probe's.
 
 It may use nothing but the standard library and what the process has loaded already, and never copies a large tensor:
 reductions run where the tensor lives, over pieces of at most PIECE elements, and only their results leave the device.
@@ -15,8 +15,9 @@ import re
 import sys
 from typing import Any
 
+from raydebug.console.held_probe import HASHED_BYTES, digest, sizes, stored
+
 PIECE = 1 << 24  # elements
-HASHED_BYTES = 1 << 28  # of a tensor; beyond it equality is judged by its sums
 COMPARED_ELEMENTS = 1 << 20  # of a tensor that is compared element by element: 8 MiB as float64
 TEXT_CHARS = 2000
 
@@ -43,6 +44,8 @@ def summarise(value: Any, key: str) -> str:
         return json.dumps(
             {"type": found["type"], "text": shown, "more": max(0, len(same) - TEXT_CHARS), "hash": digest}
         )
+    if "note" in found:
+        return json.dumps(found)
     try:
         found["hash"] = _hash(numbers)
         size = _size(numbers)
@@ -67,18 +70,13 @@ def _described(value: Any, first: int, piece: int) -> tuple[dict[str, Any], Any]
 
 
 def _describe_torch(torch: Any, value: Any, out: dict[str, Any], first: int, piece: int) -> Any:
-    out.update(shape=list(value.shape), dtype=str(value.dtype).removeprefix("torch."), device=str(value.device))
-    out.update(requires_grad=bool(value.requires_grad), numel=value.numel())
+    out.update(shape=[], dtype=str(value.dtype).removeprefix("torch."), device=str(value.device))
+    out.update(requires_grad=bool(value.requires_grad), numel=int(value.numel()))
     local = value
     try:
         with torch.no_grad():
-            local = value.detach()
-            if hasattr(local, "to_local") and hasattr(local, "placements"):
-                out["placements"] = [str(placement) for placement in local.placements]
-                local = local.to_local()
-                out["local_shape"] = list(local.shape)
-            if local.is_sparse:
-                out["layout"], local = "sparse", local._values()
+            out["shape"] = sizes(value)
+            local = stored(torch, value, out)
             if local.device.type == "meta":
                 out["note"] = "a meta tensor holds no values"
             elif local.numel():
@@ -177,14 +175,9 @@ def _reals(numbers: Any) -> list[float]:
 
 
 def _hash(numbers: Any) -> str | None:
-    """Return a hash of all bytes; None for a tensor that is too large for it, or has none."""
+    """Return a hash of all bytes; None for what is too large for it, or has none."""
     if hasattr(numbers, "numel"):
-        if numbers.device.type == "meta" or numbers.numel() * numbers.element_size() > HASHED_BYTES:
-            return None
-        torch = sys.modules["torch"]
-        data = numbers.reshape(-1).cpu().contiguous().view(torch.uint8).numpy()
-    elif numbers.dtype.hasobject or numbers.nbytes > HASHED_BYTES:
+        return digest(sys.modules["torch"], numbers)
+    if numbers.dtype.hasobject or numbers.nbytes > HASHED_BYTES:
         return None
-    else:
-        data = numbers.tobytes()
-    return hashlib.blake2b(data).hexdigest()
+    return hashlib.blake2b(numbers.tobytes()).hexdigest()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from raydebug.dap import wire
+from raydebug.dap.keepalive import notice_loss
 from raydebug.dap.wire import Message
 
 READ_BYTES = 256 * 1024
@@ -71,6 +72,7 @@ class DapSession:
         """
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(host, port)
+        notice_loss(reader, writer)
         return cls(reader, writer, **options)
 
     def send(self, command: str, arguments: Message | None = None) -> asyncio.Future[Message]:
@@ -97,6 +99,8 @@ class DapSession:
         async with asyncio.timeout(timeout_s):
             answer = await self.send(command, arguments)
         body: Message = answer.get("body") or {}
+        if isinstance(body, wire.RawBody):
+            body = body.parsed()
         if not answer.get("success"):
             raise RequestFailed(command, str(answer.get("message") or f"'{command}' failed"), body)
         return body

@@ -18,6 +18,7 @@ Message = dict[str, Any]
 
 MAX_HEADER_BYTES = 8 * 1024
 MAX_BODY_BYTES = 16 * 1024 * 1024
+LARGE_BYTES = 64 * 1024
 HEAD_BYTES = 512  # of a message that is too long: what it answers stands there
 
 
@@ -31,12 +32,33 @@ def encode(message: Message) -> bytes:
     return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
+class RawBody(bytes):
+    """The body of a response as JSON text that nobody has parsed: to be handed on as it is."""
+
+    def parsed(self) -> Message:
+        """Return what it says."""
+        return _parse(bytes(self))
+
+
+def encode_raw(message: Message, body: RawBody) -> bytes:
+    """Return a message, which has no body, with one that is JSON text already.
+
+    >>> Decoder().feed(encode_raw({"seq": 3, "success": True}, RawBody(b'{"result": "x"}')))
+    [{'seq': 3, 'success': True, 'body': {'result': 'x'}}]
+    """
+    head = json.dumps(message, separators=(",", ":"), default=str)[:-1].encode("ascii")
+    length = len(head) + len(b',"body":}') + len(body)
+    return b"".join((b"Content-Length: %d\r\n\r\n" % length, head, b',"body":', body, b"}"))
+
+
 class Decoder:
     """Collects bytes and gives out whole messages.
 
     Args:
         max_header_bytes: longest header accepted, in bytes.
         max_body_bytes: longest message body accepted, in bytes.
+        on_large: told the body of a message of LARGE_BYTES and more, and may return a message without parsing all of
+            it; None lets it be parsed as any other.
         on_oversized: passes over a longer body instead, and is told its length and first bytes; what it returns stands
             in for the message. Without it a longer body is an error.
     """
@@ -46,10 +68,12 @@ class Decoder:
         *,
         max_header_bytes: int = MAX_HEADER_BYTES,
         max_body_bytes: int = MAX_BODY_BYTES,
+        on_large: Callable[[bytes], Message | None] | None = None,
         on_oversized: Callable[[int, bytes], Message] | None = None,
     ) -> None:
         self.max_header_bytes = max_header_bytes
         self.max_body_bytes = max_body_bytes
+        self._on_large = on_large
         self._on_oversized = on_oversized
         self._buffer = bytearray()
         self._body_bytes: int | None = None
@@ -89,7 +113,8 @@ class Decoder:
         body = bytes(self._buffer[: self._body_bytes])
         del self._buffer[: self._body_bytes]
         self._body_bytes = None
-        return _parse(body)
+        large = self._on_large(body) if self._on_large is not None and len(body) >= LARGE_BYTES else None
+        return _parse(body) if large is None else large
 
     def _pass_over(self, length: int, on_oversized: Callable[[int, bytes], Message]) -> Message | None:
         if not self._passed_bytes and len(self._buffer) < HEAD_BYTES:

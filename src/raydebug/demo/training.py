@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from raydebug import process
-from raydebug.demo.phases import Phases
 from raydebug.errors import Exit, RaydebugError
+from raydebug.runs.phases import Phases
 
 STEP = re.compile(r"\bstep:\d+ - .*")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 
 from raydebug.console.session import Door
 from raydebug.dap import wire
+from raydebug.dap.keepalive import OUT_OF_REACH, notice_loss
 from raydebug.dap.session import READ_BYTES, no_delay
 from raydebug.dap.wire import Message
 from raydebug.errors import RaydebugError
@@ -99,6 +100,7 @@ class Relay:
             self._refuse(attach, "the gateway does not answer", cause, fix, "gateway.unreachable")
             return
         no_delay(gateway)
+        notice_loss(reader, gateway)
         self._token, self._gateway = door.token, gateway
         hello = self._hello or wire.request(0, "initialize")
         gateway.write(wire.encode(hello) + wire.encode(self._with_token(attach)))
@@ -114,6 +116,7 @@ class Relay:
 
     async def _hand_back(self, reader: asyncio.StreamReader) -> None:
         told = False  # that it is over
+        why = "the gateway closed the session"
         try:
             async for message in _messages(reader):
                 if message.get("command") == "initialize" and message.get("type") == "response":
@@ -122,12 +125,15 @@ class Relay:
                     self._send(_without_token(message))
                 told = told or message.get("event") == "terminated" or message.get("command") == "disconnect"
                 await self._writer.drain()
-        except (OSError, wire.WireError):
+        except OSError as error:
+            if error.errno in OUT_OF_REACH:
+                why = f"the gateway is out of reach: {error.strerror}; the task stays paused"
+        except wire.WireError:
             pass
         finally:
             with contextlib.suppress(OSError):
                 if not told:
-                    self._send(wire.event(0, "terminated", {"reason": "the gateway closed the session"}))
+                    self._send(wire.event(0, "terminated", {"reason": why}))
                 self._reader.feed_eof()
 
     def _send(self, message: Message) -> None:

@@ -17,7 +17,7 @@ def note(deed: str, client: str, pause: Pause | None = None, **more: object) -> 
     """Write a line.
 
     Args:
-        deed: `attach`, `detach`, `steal`, `resume`, `watch` or `refuse`.
+        deed: `ask`, `attach`, `detach`, `steal`, `resume`, `watch` or `refuse`.
         client: who, as `title_of` words it.
         pause: which pause of which process.
         more: further facts, none of them out of the process.

@@ -12,6 +12,7 @@ from raydebug.dap import wire
 from raydebug.dap.session import READ_BYTES, ConnectionLost, RequestFailed, no_delay
 from raydebug.dap.wire import Message
 from raydebug.gateway import audit, refusals, requests
+from raydebug.gateway.asked import PID, WORKER, Asked
 from raydebug.gateway.parent import TARGET, Parent
 from raydebug.gateway.paths import PathMap
 from raydebug.gateway.pauses import Pause, Pauses
@@ -35,6 +36,7 @@ class Client:
     Args:
         token: the cluster's token.
         pauses: where it finds the pause that it asks for.
+        asked: stops processes that work.
         reader, writer: the connection.
         tries: counts wrong tokens.
         on_proven: called once when it has shown the token.
@@ -44,6 +46,7 @@ class Client:
         self,
         token: str,
         pauses: Pauses,
+        asked: Asked,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         tries: WrongTries,
@@ -51,6 +54,7 @@ class Client:
     ) -> None:
         self._token = token
         self._pauses = pauses
+        self._asked = asked
         self._reader = reader
         self._writer = writer
         self._seq = itertools.count(1)
@@ -187,7 +191,12 @@ class Client:
 
     async def _attach_to(self, message: Message, target: str, steal: bool) -> None:
         try:
-            pause = await self._pauses.next_waiting() if target == "next" else self._find(target, steal=steal)
+            if target.startswith((PID, WORKER)):
+                pause = await self._asked.pause(target, self.title, self._inform, steal=steal)
+                if pause.client is not None:
+                    pause = self._find(pause.id, steal=steal)
+            else:
+                pause = await self._pauses.next_waiting() if target == "next" else self._find(target, steal=steal)
         except Refused as refused:
             self._attaching = None
             audit.note("refuse", self.title, target=target, reason=refused.code)
@@ -246,6 +255,9 @@ class Client:
         if answer.get("success") and message.get("command") == "continue":
             audit.note("resume", self.title, pause)
             pause.process.let_go(pause, "it was continued")
+        if isinstance(answer.get("body"), wire.RawBody):
+            self._send_raw(message, answer["body"])
+            return
         body = self._paths.translate_body(answer.get("body"))
         self.send({**answer, "body": body, "seq": 0, "request_seq": message.get("seq", 0)})
 
@@ -270,7 +282,7 @@ class Client:
             if self.pause.client is self:
                 self.pause.client = None
         self.pause = pause
-        pause.client = self
+        pause.client, pause.promised = self, False
         pause.client_since = time.time()
         if self not in pause.process.clients:
             pause.process.clients.append(self)
@@ -318,17 +330,31 @@ class Client:
 
     def send(self, message: Message) -> None:
         """Send a message; a client that reads nothing at all is cut off."""
+        if self._reads():
+            self._writer.write(wire.encode({**message, "seq": next(self._seq)}))
+
+    def _send_raw(self, message: Message, body: wire.RawBody) -> None:
+        if self._reads():
+            answer = wire.response(next(self._seq), message)
+            del answer["body"]
+            self._writer.write(wire.encode_raw(answer, body))
+
+    def _reads(self) -> bool:
+        """Say whether the client is there; one that reads nothing at all is cut off."""
         if self._writer.is_closing():
-            return
+            return False
         if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             audit.note("refuse", self.title, self.pause, reason="it does not read what it asks for")
             self._leave()
             self._writer.transport.abort()
-            return
-        self._writer.write(wire.encode({**message, "seq": next(self._seq)}))
+            return False
+        return True
 
     def _say(self, text: str) -> None:
         self.send(wire.event(0, "output", {"category": "important", "output": f"raydebug: {text}\n"}))
+
+    def _inform(self, text: str) -> None:
+        self.send(wire.event(0, "output", {"category": "important", "output": f"{text}\n"}))
 
     def _leave(self) -> None:
         """Let go of the pause; its thread stays where it is, for the next client."""

@@ -1,4 +1,4 @@
-"""Control lines: the processes of jobs that are there and work, and the breakpoints that they are told of."""
+"""Control lines: the processes of jobs that are there and work, what they do, and the breakpoints they are told of."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ log = logging.getLogger("raydebug.gateway")
 
 READ_BYTES = 64 * 1024
 MAX_BREAKS = 1000
+DESCRIBED_WITHIN_S = 1.0
+# The actor in which Ray runs a job's driver (ray 2.60.0 dashboard/modules/job/common.py): not the user's, though it has
+# the job's environment. Held by tests/ray/test_contracts.py.
+JOB_ACTOR = "_ray_internal_job_actor_"
+LISTED = ("pid", "ip", "node_id", "worker_id", "job", "job_id", "rank", "actor", "title", "argv", "is_driver", "doing")
 Break = dict[str, Any]
 
 
@@ -28,8 +33,57 @@ class ControlLine:
     def __init__(self, about: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         self.about = about
         self.reports: dict[str, dict[str, Any]] = {}
+        self.refusals: dict[str, str] = {}
+        self.news = asyncio.Event()
+        self.answers = True
+        self._peer = (writer.get_extra_info("peername") or ("",))[0]
         self._writer = writer
         self._seq = itertools.count(1)
+        self._described = asyncio.Event()
+
+    @property
+    def title(self) -> str:
+        """Name the process for people."""
+        return f"pid {self.about.get('pid')} on {self.about.get('ip') or self._peer}"
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process is gone."""
+        return self._writer.is_closing()
+
+    @property
+    def instance(self) -> str:
+        """Tell one process from another (worker/dial.py)."""
+        return str(self.about.get("instance") or "")
+
+    async def ask_what_it_does(self) -> None:
+        """Let the process describe itself anew; `answers` says whether it did so in time."""
+        self._described.clear()
+        self.tell("describe", {})
+        try:
+            await asyncio.wait_for(self._described.wait(), DESCRIBED_WITHIN_S)
+        except TimeoutError:
+            self.answers = False
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a list of processes shows of it."""
+        shown = {name: self.about.get(name) for name in LISTED}
+        return {**shown, "ip": shown["ip"] or self._peer, "answers": self.answers}
+
+    def take(self, event: str, body: dict[str, Any]) -> None:
+        """Note what the process says of itself and of a pause that it was asked for."""
+        if event == "described":
+            self.about.update(body)
+            self.answers = True
+            self._described.set()
+        elif event == "refused":
+            self.refusals[str(body.get("request"))] = str(body.get("cause") or "it does not say why")
+            self.news.set()
+
+    def end(self) -> None:
+        """Note that the process is gone."""
+        self._writer.close()
+        self.news.set()
 
     def tell(self, event: str, body: dict[str, Any]) -> None:
         """Send it a message."""
@@ -67,7 +121,13 @@ class Control:
             pass  # the process has ended, or cannot be understood: its line ends
         finally:
             self.lines.discard(line)
-            writer.close()
+            line.end()
+
+    async def described(self) -> list[ControlLine]:
+        """Return the lines of the user's processes, each described anew, by node and process id."""
+        await asyncio.gather(*(line.ask_what_it_does() for line in self.lines))
+        users = [line for line in self.lines if JOB_ACTOR not in str(line.about.get("actor"))]
+        return sorted(users, key=lambda line: (str(line.describe()["ip"]), int(line.about.get("pid") or 0)))
 
     def add(self, definitions: list[Break], job: str | None) -> list[Break]:
         """Set breakpoints in every process of a job, or of all jobs, that is there or starts later.
@@ -107,7 +167,7 @@ class Control:
         """Forget the breakpoints of a job that has ended."""
         self.remove([d["id"] for d in self._breaks.values() if d.get("job") == job])
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe_breaks(self) -> list[dict[str, Any]]:
         """Return every breakpoint with the states it has in the processes that it concerns."""
         described = []
         for definition in self._breaks.values():
@@ -122,6 +182,8 @@ class Control:
             self._welcome(line, list(body.get("breaks") or ()), set(body.get("set") or ()))
         elif message.get("event") == "break":
             line.reports[str(body.get("id"))] = {k: str(body.get(k) or "") for k in ("state", "message")}
+        else:
+            line.take(str(message.get("event")), body)
 
     def _welcome(self, line: ControlLine, known: list[Break], standing: set[str]) -> None:
         """Tell a new line what changed since its process started; learn from it what an earlier gateway knew."""

@@ -83,7 +83,8 @@ class Expiry:
         try:
             session = pause.process.session
             stack = await session.request("stackTrace", {"threadId": pause.thread_id, "levels": 1}, timeout_s=ANSWER_S)
-            call = f"__import__('raydebug.worker.pause', None, None, ('say',)).say({text!r})"
+            at = f"{pause.record.get('file')}:{pause.record.get('line')}"
+            call = f"__import__('raydebug.worker.pause', None, None, ('say',)).say({text!r}, {at!r})"
             frame_id = stack["stackFrames"][0]["id"]
             await session.request("evaluate", {"expression": call, "frameId": frame_id}, timeout_s=ANSWER_S)
         except (RequestFailed, ConnectionLost, TimeoutError, LookupError) as error:

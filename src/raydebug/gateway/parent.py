@@ -99,6 +99,7 @@ class Parent:
         return (
             pause.first not in self._told  # nor one that came to such a session later
             and pause.client is None
+            and not pause.promised
             and pause.stopped is not None
             and self._is_wanted(pause.describe())
             and not any(client.waits_for_next() for client in pause.process.clients)

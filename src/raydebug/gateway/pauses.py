@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
 
 ENDED_REMEMBERED = 10_000
 SHOWN = (
-    *("kind", "file", "line", "function", "thread", "exception", "where", "rank", "step", "pid", "ip", "node_id"),
-    *("worker_id", "job_id", "job", "task", "task_id", "actor", "actor_id", "watchdog"),
+    *("kind", "file", "line", "function", "thread", "exception", "where", "rank", "step", "pid"),
+    *("child_of", "ip", "node_id", "worker_id", "job_id", "job", "task", "task_id"),
+    *("attempt", "actor", "actor_id", "watchdog"),
 )
 
 
@@ -33,6 +35,7 @@ class Pause:
         announced: its process has told the record, and the stop itself is still to come.
         located: its record says where it stands; until then it is not listed.
         expires_at: when it goes on by itself (seconds since the epoch), while it has no client.
+        promised: somebody asked for it and is about to take it; nobody else who waits does.
         first: id of the pause that its client attached to, when it came to that client by itself; else its own.
     """
 
@@ -47,6 +50,7 @@ class Pause:
     client: Client | None = None
     client_since: float = 0.0
     expires_at: float | None = None
+    promised: bool = False
     first: str = ""
 
     def __post_init__(self) -> None:
@@ -75,6 +79,7 @@ class Pauses:
         self._all: OrderedDict[str, Pause] = OrderedDict()
         self._ended: OrderedDict[str, str] = OrderedDict()
         self._changed = asyncio.Condition()
+        self.claims: dict[str, Callable[[Pause], None]] = {}  # by the question that a pause answers: who takes it
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, process: Process, thread_id: int, record: dict[str, Any]) -> Pause:
@@ -106,6 +111,10 @@ class Pauses:
         """Return the pauses that somebody can look at: stopped, or in a client's hands."""
         return [p for p in self._all.values() if (p.stopped is not None and p.located) or p.client is not None]
 
+    def of_process(self, instance: str) -> list[Pause]:
+        """Return the listed pauses of a process."""
+        return [pause for pause in self.listed() if pause.process.instance == instance]
+
     def get(self, pause_id: str) -> Pause | None:
         """Return a pause that has not ended."""
         return self._all.get(pause_id)
@@ -123,6 +132,6 @@ class Pauses:
         """Return the oldest pause that waits for a client; wait for one where there is none."""
         while True:
             for pause in self._all.values():
-                if pause.client is None and pause.stopped is not None:
+                if pause.client is None and pause.stopped is not None and not pause.promised:
                     return pause
             await self.change()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import re
-import socket
 import weakref
 from typing import Any
 
 from raydebug.dap import wire
+from raydebug.dap.keepalive import OUT_OF_REACH, notice_loss
 from raydebug.dap.session import ConnectionLost, DapSession, RequestFailed
 from raydebug.dap.wire import Message
 from raydebug.gateway.control import Control
@@ -25,12 +24,11 @@ MAX_UNPROVEN_BYTES = 16 * 1024
 MAX_UNPROVEN = 64  # at one time; further ones wait their turn, as every process of a job may dial in one moment
 CONTROL = "control"  # worker/dial.py
 LOCATE_STEP_AFTER_S = 0.05  # after a step its client's own questions go first: pydevd answers one at a time
-OWNER = ("thread", "job_id", "task", "task_id", "actor", "actor_id")
+OWNER = ("thread", "job_id", "task", "task_id", "attempt", "actor", "actor_id")
 # A process whose node is out of reach is given up once it has not acknowledged what it was asked for this long, or was
 # silent for about 20 s. A container that stands still (docker pause) and a busy process acknowledge: their kernel does.
-UNACKNOWLEDGED_MS = 6_000
+UNACKNOWLEDGED_S = 6.0
 REQUESTS_PER_DIAL = 1_000_000  # numbers tell an answer to an earlier connection of a process from one to this
-OUT_OF_REACH = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 PAUSE_EVENT = "raydebugPause"  # worker/standing.py sends it just before the thread stops
 BROKEN_OFF_EVENT = "raydebugPauseBrokenOff"  # and this when it stands no longer by itself
 # pydevd answers these itself; the order is the one that its own adapter uses (debugpy 1.8.22 adapter/clients.py).
@@ -89,7 +87,8 @@ class Process:
             on_event=lambda m: loop.call_soon(self._take, m),
             on_end=lambda: loop.call_soon(self._end),
             first_seq=REQUESTS_PER_DIAL * (dials if isinstance(dials, int) else 0) + 1,
-            decoder=wire.Decoder(on_oversized=_refuse_oversized),  # one value that is too long must not end the session
+            # One value that is too long must not end the session; a long one passes through as it is.
+            decoder=wire.Decoder(on_large=_pass_through, on_oversized=_refuse_oversized),
         )
         answers = [self.session.send(command, arguments) for command, arguments in SESSION_SET_UP]
         for (command, _), answer in zip(SESSION_SET_UP, await asyncio.gather(*answers), strict=True):
@@ -199,6 +198,10 @@ class Process:
             about = {"pause": pause.describe()} if is_new else {}
             pause.client.forward(wire.event(0, "stopped", {**body, **about}))
             return
+        claim = self._pauses.claims.pop(str(pause.record.get("request")), None) if is_new else None
+        if claim is not None:
+            claim(pause)
+            return
         for client in list(self.clients):  # one that let its pause run and waits for the next in this process
             if client.take_next(pause):
                 return
@@ -234,7 +237,7 @@ class DialIns:
         try:
             async with asyncio.timeout(PROOF_TIMEOUT_S), self._turns:
                 purpose, about = await self._prove(reader, writer)
-            keep_alive(writer, unacknowledged_ms=UNACKNOWLEDGED_MS)
+            notice_loss(reader, writer, unacknowledged_s=UNACKNOWLEDGED_S)
             if purpose == CONTROL:
                 await self._control.serve(about, reader, writer)
                 return
@@ -281,6 +284,21 @@ def _refuse_oversized(length: int, head: bytes) -> Message:
     return wire.refusal(0, to, text)
 
 
+def _pass_through(message: bytes) -> Message | None:
+    """Return a long response with its body unparsed; None for a message that has to be looked into."""
+    head, tail = _PASSED.match(message), _SEQ.search(message, max(0, len(message) - 40))
+    if head is None or tail is None:
+        return None
+    body = wire.RawBody(memoryview(message)[head.end() : tail.start()])
+    return {"type": "response", "request_seq": int(head[1]), "success": True, "command": head[2].decode(), "body": body}
+
+
+# pydevd writes a response's own fields before its body, but its `seq` last (debugpy 1.8.22, pydevd_schema.py, `to_dict`
+# of each response; pydevd_base_schema.py). Only of these two requests: in what answers the others files are named.
+_PASSED = re.compile(
+    rb'\{"type": "response", "request_seq": (\d+), "success": true, "command": "(evaluate|variables)", "body": (?=\{)'
+)
+_SEQ = re.compile(rb', "seq": \d+\}$')
 # pydevd writes a response's own fields before its body (debugpy 1.8.22, pydevd_schema.py, `to_dict` of each response).
 _ANSWERS = re.compile(rb'"request_seq":\s*(\d+).{0,80}?"command":\s*"(\w+)"')
 
@@ -294,20 +312,3 @@ async def _receive(reader: asyncio.StreamReader, decoder: wire.Decoder, name: st
             if message.get("event") != name:
                 raise ConnectionRefusedError(f"'{message.get('event')}' instead of '{name}'")
             return dict(message.get("body") or {})
-
-
-def keep_alive(writer: asyncio.StreamWriter, *, unacknowledged_ms: int | None = None) -> None:
-    """Find a peer that vanished without a word within 30 seconds.
-
-    Args:
-        writer: the connection.
-        unacknowledged_ms: give the peer up when what was sent to it is not acknowledged for this long.
-    """
-    sock: socket.socket = writer.get_extra_info("socket")
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_KEEPIDLE"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 12)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 6)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    if unacknowledged_ms is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unacknowledged_ms)

@@ -8,12 +8,14 @@ import signal
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from raydebug.dap.keepalive import notice_loss
 from raydebug.gateway import web
+from raydebug.gateway.asked import Asked
 from raydebug.gateway.clients import AUTHENTICATION_TIMEOUT_S, MAX_UNPROVEN_BYTES, Client
 from raydebug.gateway.control import Control
 from raydebug.gateway.expiry import LIMIT_S, Expiry
 from raydebug.gateway.pauses import Pauses
-from raydebug.gateway.processes import DialIns, keep_alive
+from raydebug.gateway.processes import DialIns
 from raydebug.gateway.tries import WrongTries
 
 log = logging.getLogger("raydebug.gateway")
@@ -40,8 +42,9 @@ class Gateway:
         self._token = token
         self.pauses = Pauses()
         self.control = Control()
+        self.asked = Asked(self.control, self.pauses)
         self._tries = WrongTries()
-        self._web = web.Web(token, self.pauses, self.control, self._tries)
+        self._web = web.Web(token, self.pauses, self.control, self.asked, self._tries)
         self.dial_ins = DialIns(token, self.pauses, self.control)
         self._expiry = Expiry(self.pauses, pause_limit_s)
         self._unproven: OrderedDict[asyncio.StreamWriter, None] = OrderedDict()
@@ -70,13 +73,14 @@ class Gateway:
             self._unproven.pop(writer, None)
 
         try:
-            keep_alive(writer)
+            notice_loss(reader, writer)
             async with asyncio.timeout(AUTHENTICATION_TIMEOUT_S):
                 first = await reader.read(MAX_UNPROVEN_BYTES)
             if first.startswith(HTTP_METHODS):
                 await self._web.serve(first, reader, writer)
             elif first[:1] in (b"C", b"c"):  # Content-Length, Content-Type
-                await Client(self._token, self.pauses, reader, writer, tries=self._tries, on_proven=proven).serve(first)
+                client = Client(self._token, self.pauses, self.asked, reader, writer, self._tries, on_proven=proven)
+                await client.serve(first)
             elif first:
                 writer.write(HINT)
         except (OSError, TimeoutError):

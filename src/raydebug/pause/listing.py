@@ -26,11 +26,31 @@ def fetch_pauses(cluster: Cluster) -> list[Pause]:
     return pauses
 
 
+def fetch_processes(cluster: Cluster) -> list[Pause]:
+    """Return the processes of the cluster's jobs that can be paused while they work.
+
+    Raises:
+        RaydebugError: the gateway does not answer, or refuses the token.
+    """
+    processes: list[Pause] = ask(cluster, "GET", "/processes")["processes"]
+    return processes
+
+
+def name_process(process: Pause) -> str:
+    """Return what a process is, in a few words: rank, and actor, driver or its title."""
+    rank = "" if process.get("rank") is None else f"rank {process['rank']} "
+    title = process.get("title") or process.get("argv") or ""
+    return f"{rank}{process.get('actor') or ('driver: ' if process.get('is_driver') else '') + title}"
+
+
 def name_owner(pause: Pause) -> str:
-    """Return who paused, in a few words: rank, actor or task, pid."""
+    """Return who paused, in a few words: rank, actor or task, attempt from the second on, pid."""
     rank = "" if pause.get("rank") is None else f"rank {pause['rank']} "
+    if pause.get("child_of"):
+        return f"{rank}pid {pause.get('pid')}, child of {pause.get('actor') or 'worker'} pid {pause['child_of']}"
     who = pause.get("actor") or pause.get("task") or ("driver" if pause.get("job_id") else "process")
-    return f"{rank}{who} pid {pause.get('pid')}"
+    attempt = f" attempt {pause['attempt']}" if (pause.get("attempt") or 1) > 1 else ""
+    return f"{rank}{who}{attempt} pid {pause.get('pid')}"
 
 
 def name_place(pause: Pause) -> str:

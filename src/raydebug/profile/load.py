@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydebug.errors import Exit, RaydebugError
-from raydebug.profile.keys import WORDS, Value
+from raydebug.profile.keys import Value, columns, words
+from raydebug.profile.savings import SAVINGS
 from raydebug.settings.text import NotPlainText, read_plain
 
 if TYPE_CHECKING:
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 
 # at_most: a number; the user's smaller one is kept. set: the value, whatever the user said.
 # unset: taken out of the user's command. These three again under `cpu`, where VERL_PLATFORM=cpu.
+BASE = "full"  # what every profile is laid over
 RULE_SECTIONS = ("at_most", "set", "unset")
-SECTIONS = ("summary", *RULE_SECTIONS, "cpu")
+SECTIONS = ("summary", "trainers", *RULE_SECTIONS, "cpu")
 PROFILE_BYTES_MAX = 64 * 1024  # the longest has 4 KiB
 DEPTH_MAX = 8
 _YAML = "tag:yaml.org,2002:"
@@ -33,6 +35,7 @@ class Rule:
         kind: `at_most`, `set` or `unset`.
         value: the number or value; None for `unset`.
         why: the reason, as the explanation shows it.
+        saves: what was measured that it saves, and where; empty where nothing was.
         only_on: the platform that it is for; None for every one.
     """
 
@@ -41,15 +44,17 @@ class Rule:
     value: Value
     why: str
     only_on: str | None = None
+    saves: str = ""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A profile: its name, one line about it, and its rules in the order of the file."""
+    """A profile: its name, one line about it, its rules in the order of the file, and whom it is for (all: empty)."""
 
     name: str
     summary: str
     rules: tuple[Rule, ...]
+    trainers: tuple[str, ...] = ()
 
 
 def profiles_folder() -> Path:
@@ -59,8 +64,13 @@ def profiles_folder() -> Path:
     return installed if installed.is_dir() else package.parent.parent / "env" / "profiles"
 
 
+def profile_names(folder: Path | None = None) -> list[str]:
+    """Return the names of all profiles."""
+    return sorted(file.stem for file in (folder or profiles_folder()).glob("*.yaml"))
+
+
 def load_profile(name: str, folder: Path | None = None) -> Profile:
-    """Read one profile.
+    """Read one profile, with the rules of `full` behind its own.
 
     Args:
         name: such as `debug`.
@@ -70,7 +80,7 @@ def load_profile(name: str, folder: Path | None = None) -> Profile:
         RaydebugError: there is no such profile, or its file holds something that is not understood.
     """
     folder = folder or profiles_folder()
-    known = sorted(file.stem for file in folder.glob("*.yaml"))
+    known = profile_names(folder)
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
         raise RaydebugError(
@@ -80,7 +90,10 @@ def load_profile(name: str, folder: Path | None = None) -> Profile:
             code="profile.unknown",
             exit_code=Exit.USAGE,
         )
-    return _Reader(folder / f"{name}.yaml").read(name)
+    profile = _Reader(folder / f"{name}.yaml").read(name)
+    if name == BASE or BASE not in known:
+        return profile
+    return replace(profile, rules=profile.rules + _Reader(folder / f"{BASE}.yaml").read(BASE).rules)
 
 
 class _Reader:
@@ -108,18 +121,22 @@ class _Reader:
             raise self._refusal(line, f"no YAML: {said}", "mend the line") from failure
         if document is None:
             raise self._refusal(1, "it is empty", "write at least a summary and one section")
-        summary, rules = "", list[Rule]()
+        summary, rules, trainers = "", list[Rule](), list[str]()
         for section, node, line in self._pairs(document):
             self._check_known(section, SECTIONS, line)
             if section == "summary":
                 summary = str(self._scalar(node))
+            elif section == "trainers":
+                for trainer in str(self._scalar(node)).split():
+                    self._check_known(trainer, tuple(columns()), line)
+                    trainers.append(trainer)
             elif section == "cpu":
                 for inner, inner_node, inner_line in self._pairs(node):
                     self._check_known(inner, RULE_SECTIONS, inner_line)
                     rules.extend(self._rules(inner, inner_node, only_on="cpu"))
             else:
                 rules.extend(self._rules(section, node, only_on=None))
-        return Profile(name, summary, tuple(rules))
+        return Profile(name, summary, tuple(rules), tuple(trainers))
 
     def _check_shape(self, text: str) -> None:
         """Refuse what grows when it is read: aliases that stand for one another, brackets in brackets."""
@@ -136,10 +153,10 @@ class _Reader:
 
     def _rules(self, kind: str, node: yaml.Node, only_on: str | None) -> Iterator[Rule]:
         for word, body, line in self._pairs(node):
-            self._check_known(word, sorted(WORDS), line)
+            self._check_known(word, sorted(words()), line)
             parts = {name: (self._scalar(part), at) for name, part, at in self._pairs(body)}
             for name, (_, at) in parts.items():
-                self._check_known(name, ("value", "why") if kind != "unset" else ("why",), at)
+                self._check_known(name, ("value", "why", "saves") if kind != "unset" else ("why",), at)
             value, at = parts.get("value", (None, line))
             if kind != "unset" and "value" not in parts:
                 raise self._refusal(line, f"'{word}' has no value", f"{word}: {{value: ..., why: ...}}")
@@ -148,7 +165,10 @@ class _Reader:
             why = parts.get("why", ("", line))[0]
             if not isinstance(why, str) or not why.strip():
                 raise self._refusal(line, f"'{word}' has no why", "give the reason: a profile explains itself")
-            yield Rule(word, kind, value, why, only_on)
+            saves, at = parts.get("saves", ("", line))
+            if saves:
+                self._check_known(str(saves), tuple(SAVINGS), at)
+            yield Rule(word, kind, value, why, only_on, SAVINGS.get(str(saves), ""))
 
     def _pairs(self, node: Any) -> Iterator[tuple[str, yaml.Node, int]]:
         import yaml

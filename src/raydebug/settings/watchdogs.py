@@ -32,8 +32,10 @@ WATCHDOGS = (
     Watchdog(
         names.GROUP_TIMEOUT,
         600,
-        "a collective that waits for a paused rank: torch's process groups (verl's nccl_timeout sets them to 600 s)",
-        "torch 2.11 distributed_c10d.init_process_group; verl 0.9.1 ppo_trainer.yaml; raised by worker/watchdogs.py",
+        "a collective that waits for a paused rank: torch's process groups (600 s for NCCL alone, 1800 s for others; "
+        "verl's are others, as it asks for gloo and NCCL together)",
+        "torch 2.11 and 2.13 distributed/constants.py; verl 0.9.1 utils/distributed.py:89, called without a limit (its "
+        "key nccl_timeout is read by nothing); raised by worker/watchdogs.py",
     ),
     Watchdog(
         names.NCCL_HEARTBEAT,

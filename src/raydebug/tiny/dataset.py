@@ -38,12 +38,15 @@ class TinyDataset:
     seconds: float
 
 
-def build_dataset(target: Path, *, like: Path | None = None, rows: int = 16, seed: int = 0) -> TinyDataset:
+def build_dataset(
+    target: Path, *, like: Path | None = None, test_like: Path | None = None, rows: int = 16, seed: int = 0
+) -> TinyDataset:
     """Build a tiny dataset in `target`; the same seed gives the same bytes.
 
     Args:
         target: the folder to be.
         like: a parquet file, or a folder with train.parquet (and test.parquet), whose first rows are taken.
+        test_like: a parquet file whose first rows are taken for test.parquet.
         rows: rows in train.parquet; test.parquet has four, or fewer.
         seed: seeds the questions.
 
@@ -56,6 +59,7 @@ def build_dataset(target: Path, *, like: Path | None = None, rows: int = 16, see
         tables = {"train": _questions("train", rows, seed), "test": _questions("test", min(rows, TEST_ROWS), seed)}
     else:
         train, test = _files_of(like)
+        test = test if test_like is None else _files_of(test_like)[1]
         tables = {"train": _first_rows(train, rows, parquet), "test": _first_rows(test, min(rows, TEST_ROWS), parquet)}
     with appearing(target) as folder:
         for split, table in tables.items():

@@ -1,6 +1,7 @@
 """The control line: a job's process tells the gateway that it is there, and is told of breakpoints while it runs.
 
-A process that works opens no debugger for it: a thread waits on a socket. Nothing listens.
+It is asked over the same line what it does, and to pause. A process that works opens no debugger for it: a thread waits
+on a socket. Nothing listens.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from raydebug.worker import dial, imports, live, sites, startup
 
 FIRST_TIMEOUT_S = 1.0  # the start of a process waits no longer than this for the breakpoints set meanwhile
 RETRY_S, RETRY_MAX_S = 1.0, 30.0
+FORK_AFTER_S = 0.3  # a fork that ends, or becomes another program, before that needs no line
 MAX_BODY_BYTES = 1024 * 1024
 
 _opened_by: int | None = None
@@ -35,7 +37,11 @@ def open_line() -> None:
         _line = _ControlLine(FIRST_TIMEOUT_S)
         _line.take_one()
         _line.patient()
-    thread = threading.Thread(target=_serve, name="raydebug-control", daemon=True)
+    _start()
+
+
+def _start(after_s: float = 0.0) -> None:
+    thread = threading.Thread(target=_serve, args=(after_s,), name="raydebug-control", daemon=True)
     thread.pydev_do_not_trace = True  # type: ignore[attr-defined]  # pydevd's own mark for its helpers
     thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]  # and for threads not to be listed
     thread.start()
@@ -54,8 +60,9 @@ def _is_passing_on() -> bool:
     return any(a.endswith("/setup_worker.py") for a in getattr(sys, "orig_argv", [])[1:3])
 
 
-def _serve() -> None:
+def _serve(after_s: float) -> None:
     global _line
+    threading.Event().wait(after_s)
     wait_s = RETRY_S
     while _opened_by == os.getpid():
         try:
@@ -69,8 +76,16 @@ def _serve() -> None:
             if _line is not None:
                 _line.close()
                 _line = None
+            _withdraw_all()
         threading.Event().wait(wait_s)
         wait_s = min(wait_s * 2, RETRY_MAX_S)
+
+
+def _withdraw_all() -> None:
+    """Forget what a gateway that is gone asked for: nobody would attach."""
+    asked = sys.modules.get("raydebug.worker.asked")
+    if asked is not None:
+        asked.withdraw()
 
 
 class _ControlLine:
@@ -103,8 +118,18 @@ class _ControlLine:
                 raise ConnectionResetError("the gateway closed the control line")
             self._messages += self._decoder.feed(data)
         message = self._messages.pop(0)
+        body = dict(message.get("body") or {})
         if message.get("event") == "breaks":
-            self._change_breaks(dict(message.get("body") or {}))
+            self._change_breaks(body)
+        elif message.get("event") in ("describe", "pause", "withdraw"):
+            from raydebug.worker import asked  # the first question imports it, not the start of every process
+
+            if message["event"] == "describe":
+                self._tell("described", asked.describe())
+            elif message["event"] == "pause":
+                asked.pause_for(str(body["request"]), self._tell_if_there)
+            else:
+                asked.withdraw(str(body["request"]))
 
     def _change_breaks(self, change: dict[str, Any]) -> None:
         for break_id in change.get("remove", ()):
@@ -121,14 +146,23 @@ class _ControlLine:
         """Tell how a breakpoint stands here."""
         self._tell("break", report)
 
+    def _tell_if_there(self, event: str, body: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self._tell(event, body)
+
     def _tell(self, event: str, body: dict[str, Any]) -> None:
         with self._sending:
             self._socket.sendall(wire.encode(wire.event(next(_seq), event, body)))
 
 
-def _forget() -> None:
+def _open_in_fork() -> None:
     global _opened_by, _line
+    had_one = _opened_by is not None
     _opened_by = _line = None  # the line is the parent's; a fork has the parent's breakpoints built in
+    if had_one:
+        _opened_by = os.getpid()
+        with contextlib.suppress(Exception):  # the interpreter ends, or may start no thread any more
+            _start(after_s=FORK_AFTER_S)
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_open_in_fork)

@@ -16,7 +16,7 @@ import threading
 from typing import Any
 
 from raydebug.dap import wire
-from raydebug.worker import handshake, job_log, names, records, wake
+from raydebug.worker import handshake, job_log, names, records, requirement, wake
 from raydebug.worker.line import Line
 from raydebug.worker.standing import Standing
 
@@ -31,10 +31,10 @@ class NoGateway(Exception):
     """The gateway cannot be reached, or did not prove itself; the text says which."""
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _dialled_by: int | None = None
 _line: Line | None = None  # of the process that _dialled_by names
-_instance, _dials = "", itertools.count(1)
+_instance, _dials = os.urandom(8).hex(), itertools.count(1)  # which process this is, and its how manyth dial
 about_to_pause: set[int] = set()
 """Idents of threads that are on their way to a pause, or stand: they keep the line."""
 
@@ -44,17 +44,17 @@ def connected_debugger() -> Any:
 
     Raises:
         NoGateway: there is none to talk to.
+        NoDebugger: debugpy is missing here, or too old.
     """
-    global _dialled_by, _line, _instance, _dials
+    global _dialled_by, _line
     with _lock:
         if _dialled_by == os.getpid():
             debugger = _alive_debugger()
             if debugger is not None:
                 return debugger
-        else:
-            if _dialled_by is not None:
-                _forget_parents_debugger()
-            _instance, _dials = os.urandom(8).hex(), itertools.count(1)
+        elif _dialled_by is not None:
+            _forget_parents_debugger()
+        requirement.require_debugpy()
         line = Line(
             proven_connection(timeout_s=DIAL_TIMEOUT_S),
             dial=_dial_again,
@@ -168,7 +168,7 @@ def _prove_each_other(connection: socket.socket, token: str, purpose: str) -> No
         raise NoGateway("what answers there does not hold this cluster's token")
     proof = handshake.process_proof(token, mine, theirs)
     # A gateway that still holds an earlier connection of the same process lets go of it.
-    own = {"instance": _instance, "dials": next(_dials)} if purpose == PAUSE else {}
+    own: dict[str, Any] = {"instance": _instance, **({"dials": next(_dials)} if purpose == PAUSE else {})}
     body = {"proof": proof, "purpose": purpose, "process": {**records.describe_process(), **own}}
     connection.sendall(wire.encode(wire.event(2, "proof", body)))
     _receive(connection, "welcome")
@@ -199,14 +199,25 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     return data
 
 
-def _hand_to_pydevd(line: Line) -> Any:
+def import_pydevd() -> None:
+    """Import debugpy and its own copy of pydevd, which is on the path only then (0.08 s)."""
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else a warning about frozen modules in the job log
-    hook = sys.breakpointhook
-    import debugpy  # 0.08 s: only now
-    from debugpy.server import api
+    with _lock:
+        hook = sys.breakpointhook
+        import debugpy.server.api  # noqa: F401
 
-    # isort: split
-    import pydevd  # debugpy's own copy, on the path only since the lines above
+        # isort: split
+        import pydevd  # noqa: F401
+
+        sys.breakpointhook = hook  # pydevd puts its own in place
+
+
+def _hand_to_pydevd(line: Line) -> Any:
+    hook = sys.breakpointhook
+    import_pydevd()
+    import debugpy
+    import pydevd
+    from debugpy.server import api
 
     debugpy.configure(subProcess=False)  # else every child Python is injected and may block before its first line
     api.ensure_logging()
@@ -254,3 +265,16 @@ def _wait_until_attached(debugger: Any) -> None:
         with contextlib.suppress(Exception):
             debugger.dispose_and_kill_all_pydevd_threads(wait=False)
         raise NoGateway(f"the gateway opened no session within {ATTACH_TIMEOUT_S:.0f} s")
+
+
+def _become_another_process() -> None:
+    global _instance, _dials, _lock
+    _instance, _dials = os.urandom(8).hex(), itertools.count(1)
+    _lock = threading.RLock()
+
+
+# A fork waits until no other thread imports the debugger or dials: in the child the locks that it holds, those of the
+# import system too, would never be let go, and its first breakpoint would hang.
+os.register_at_fork(
+    before=lambda: _lock.acquire(), after_in_parent=lambda: _lock.release(), after_in_child=_become_another_process
+)

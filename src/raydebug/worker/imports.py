@@ -63,6 +63,12 @@ def watch_threads(module: ModuleType) -> None:
     module.excepthook = excepthook  # type: ignore[attr-defined]
 
 
+def _tell_children(module: ModuleType) -> None:
+    from raydebug.worker import descent
+
+    descent.tell_children(module)
+
+
 def _open_control_line(_module: ModuleType) -> None:
     if names.JOB in os.environ:
         from raydebug.worker import control
@@ -87,6 +93,7 @@ def _widen_groups(module: ModuleType) -> None:
 _ON_LOAD = {
     "ray.util.debugpy": _take_over_ray_and_open_line,
     "ray.util.rpdb": _take_over_legacy,
+    "ray._private.function_manager": _tell_children,
     "threading": watch_threads,
     "torch": _open_control_line,
     "torch.distributed.distributed_c10d": _widen_groups,

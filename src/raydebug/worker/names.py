@@ -15,6 +15,12 @@ BREAKS = "RAYDEBUG_BREAKS"
 PROFILE = "RAYDEBUG_PROFILE"
 """Name of the profile that is laid over the training command in the driver process."""
 
+TINY = "RAYDEBUG_TINY"
+"""What is swapped in for the user's by a tiny one, made where the driver runs: `model`, `data` or both."""
+
+NODE_GPUS = "RAYDEBUG_NODE_GPUS"
+"""Logical GPUs of each node, as `raydebug up --gpus` was told: a profile lets a training have so many ranks there."""
+
 WORKING_DIR = "RAYDEBUG_WORKING_DIR"
 """Where the job runs; its workers go there too, so that relative paths mean the same in all of its processes."""
 
@@ -35,3 +41,6 @@ OPEN = "RAYDEBUG_OPEN"
 
 PATIENCE = "RAYDEBUG_PATIENCE_S"
 """Seconds that a paused thread waits for a gateway that is gone before it goes on (default 3600; 0: at once)."""
+
+ANCESTOR = "RAYDEBUG_ANCESTOR"
+"""JSON of the Ray process that a child descends from; set by that process itself (worker/descent.py)."""

@@ -1,7 +1,7 @@
 """Pauses a frame: dial the gateway, tell it what stopped, wait in pydevd until a debugger lets go.
 
 Sources (debugpy 1.8.22, private names, held by tests/ray/test_contracts.py): `PyDB.set_suspend`,
-`PyDB.do_wait_suspend`, `PyDB.stop_on_unhandled_exception`, `PyDB.enable_tracing`, `BaseSchema._translate_id_to_dap`;
+`PyDB.do_wait_suspend`, `PyDB.stop_on_unhandled_exception`, `BaseSchema._translate_id_to_dap`;
 Ray 2.60.0 `Worker.worker_paused_by_debugger` (_private/worker.py:666).
 """
 
@@ -16,24 +16,34 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-from raydebug.worker import dial, job_log, records
+from raydebug.worker import dial, job_log, records, requirement, tracing
 
 _pausing = threading.local()
 
 
-def pause_at(frame: FrameType, *, kind: str, where: str | None = None, expires_s: float | None = None) -> bool:
+def pause_at(
+    frame: FrameType,
+    *,
+    kind: str,
+    where: str | None = None,
+    expires_s: float | None = None,
+    request: str | None = None,
+    refuse: Callable[[str], None] = lambda _: None,
+) -> bool:
     """Pause at a frame; says why in the log and returns at once where that cannot be.
 
     Args:
         frame: the user's frame.
-        kind: `breakpoint` or `post-mortem`.
+        kind: `breakpoint` or `requested`.
         where: the breakpoint from outside that stops here, as the user wrote it.
         expires_s: after how many seconds without a debugger it goes on; None for the gateway's own limit.
+        request: whose question it is that stops here.
+        refuse: is told as well why it does not pause.
 
     Returns:
         Whether it has paused.
     """
-    with _guard() as may_pause:
+    with _guard(refuse) as may_pause:
         if not may_pause:
             return False
         debugger = dial.connected_debugger()
@@ -42,8 +52,9 @@ def pause_at(frame: FrameType, *, kind: str, where: str | None = None, expires_s
         info = debugger.set_additional_thread_info(thread)
         from _pydevd_bundle.pydevd_comm_constants import CMD_SET_BREAK
 
-        with _not_traced(info):
-            _announce(debugger, thread, records.describe_pause(frame, kind, where=where, expires_s=expires_s))
+        with tracing.not_traced(info):
+            record = records.describe_pause(frame, kind, where=where, expires_s=expires_s)
+            _announce(debugger, thread, {**record, "request": request})
             debugger.set_suspend(thread, CMD_SET_BREAK)
             debugger.do_wait_suspend(thread, frame, "line", None)
         _trace_only_while_needed(debugger, info)
@@ -66,7 +77,7 @@ def pause_on_error(kind: type[BaseException], error: BaseException, trace: Trace
         _watch_stops(debugger)
         thread = threading.current_thread()
         info = debugger.set_additional_thread_info(thread)
-        with _not_traced(info):
+        with tracing.not_traced(info):
             _announce(debugger, thread, records.describe_pause(trace.tb_frame, "post-mortem", error=error, trace=trace))
             debugger.stop_on_unhandled_exception(debugger, thread, info, (kind, error, trace))
         _trace_only_while_needed(debugger, info)
@@ -88,9 +99,10 @@ def break_off(thread: threading.Thread, why: str) -> None:
 
 
 @contextlib.contextmanager
-def _guard() -> Iterator[bool]:
+def _guard(refuse: Callable[[str], None] = lambda _: None) -> Iterator[bool]:
     """Keep a failure of ours away from the job, and a pause from starting inside a pause of the same thread."""
     if getattr(_pausing, "now", False):
+        refuse("its thread is paused already")
         yield False
         return
     _pausing.now = True
@@ -99,19 +111,21 @@ def _guard() -> Iterator[bool]:
         yield True
     except dial.NoGateway as error:
         _log(f"not paused: {error}")
+        refuse(str(error))
+    except requirement.NoDebugger as error:
+        _say_once(f"not paused: {error}")
+        refuse(str(error))
     except Exception as error:  # noqa: BLE001 - the job goes on whatever happens to its debugger
         _log(f"not paused: {type(error).__name__}: {error}")
+        refuse(f"{type(error).__name__}: {error}")
     finally:
         _pausing.now = False
         dial.about_to_pause.discard(threading.get_ident())
 
 
-def say(text: str) -> None:
-    """Write a line about the pause of the calling thread's frame to the job's log; the gateway calls it."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith("<"):
-        frame = frame.f_back
-    _log(text, at=f"{frame.f_code.co_filename}:{frame.f_lineno}")
+def say(text: str, at: str) -> None:
+    """Write a line about a pause at `at` (file:line) to the job's log; the gateway calls it, in the paused frame."""
+    _log(text, at=at)
 
 
 def _log(text: str, *, at: str | None = None) -> None:
@@ -122,6 +136,16 @@ def _log(text: str, *, at: str | None = None) -> None:
             frame = frame.f_back
         at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
     job_log.write(f"{at} {text}")
+
+
+_said: set[str] = set()
+
+
+def _say_once(text: str) -> None:
+    """Write a line to the job's log that holds for this process from now on."""
+    if text not in _said:
+        _said.add(text)
+        _log(text)
 
 
 def _is_machinery(frame: FrameType) -> bool:
@@ -136,7 +160,7 @@ def _was_shown_elsewhere(error: BaseException) -> bool:
 
 def _announce(debugger: Any, thread: threading.Thread, record: dict[str, Any]) -> None:
     dial.standing_of(debugger).announce(_dap_id(thread), record)
-    what = record["exception"] or "breakpoint"
+    what = record["exception"] or record["kind"]
     _log(f"paused ({what}); look at it with: raydebug attach", at=f"{record['file']}:{record['line']}")
 
 
@@ -172,7 +196,12 @@ def _watch_stops(debugger: Any) -> None:
             raise
         finally:
             tell_ray(False)
-            standing.ends(thread_id, steps=thread.additional_info.pydev_step_cmd != -1)  # type: ignore[attr-defined]
+            info: Any = thread.additional_info  # type: ignore[attr-defined]
+            standing.ends(thread_id, steps=info.pydev_step_cmd != -1)
+            if (
+                info.pydev_step_cmd == -1
+            ):  # the stop may have been a step's, in a loop that never comes back to pause_at
+                _trace_only_while_needed(debugger, info)
 
     debugger.do_wait_suspend = do_wait_suspend
 
@@ -208,42 +237,8 @@ def _teller(worker: Any) -> Callable[[bool], None]:
     return told.put
 
 
-@contextlib.contextmanager
-def _not_traced(info: Any) -> Iterator[None]:
-    """Keep pydevd from stopping in our own calls on the way to the user's frame."""
-    info.is_tracing += 1
-    try:
-        yield
-    finally:
-        info.is_tracing -= 1
-
-
 def _trace_only_while_needed(debugger: Any, info: Any) -> None:
-    """Trace this thread for a step or for line breakpoints, and run at full speed otherwise.
-
-    Tracing makes every Python call up to 23 times slower on 3.11, with no client too.
-    """
-    needed = not debugger.pydb_disposed and (info.pydev_step_cmd != -1 or bool(debugger.breakpoints))
-    from _pydevd_bundle.pydevd_constants import PYDEVD_USE_SYS_MONITORING
-
-    if PYDEVD_USE_SYS_MONITORING:
-        import pydevd_sys_monitoring
-
-        if not needed:
-            pydevd_sys_monitoring.stop_monitoring(all_threads=True)
-        else:
-            pydevd_sys_monitoring.start_monitoring(all_threads=False)
-            pydevd_sys_monitoring.update_monitor_events(suspend_requested=False)
-            pydevd_sys_monitoring.restart_events()
-        return
-    if needed:
-        debugger.enable_tracing()
-        return
-    import pydevd_tracing
-
-    pydevd_tracing.SetTrace(None)
-    if not debugger.breakpoints:
-        threading.settrace(None)  # new threads are not traced any more either
+    tracing.trace_only_while_needed(debugger, info, others_stand=dial.standing_of(debugger).is_anybody())
 
 
 def _forget_pauses_of_parent() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -10,14 +11,16 @@ from typing import Any
 
 from raydebug.worker import names, training_step, watchdogs
 
+STARTS_DRIVERS = "ray.dashboard.modules.job.job_supervisor"  # Ray 2.60: an actor, whose child is the job's driver
 # torch.distributed and verl name a process's place so (torch/distributed/run.py docs; verl 0.9.1
 # single_controller/base/worker.py reads the same ones).
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
 def describe_process() -> dict[str, Any]:
-    """Return what stays the same for the whole life of this process."""
+    """Return what stays the same for the whole life of this process; a child of a Ray process has that one's ids."""
     context = _ray_context()
+    inherited = _ancestor() if context is None else {}
     return {
         "pid": os.getpid(),
         "ppid": os.getppid(),
@@ -26,10 +29,28 @@ def describe_process() -> dict[str, Any]:
         "cwd": _quietly(os.getcwd),
         "rank": rank(),
         "job": os.environ.get(names.JOB),
-        "ip": _quietly(lambda: _ray_worker().node_ip_address) if context else None,
-        "node_id": _quietly(context.get_node_id) if context else None,
-        "worker_id": _quietly(context.get_worker_id) if context else None,
+        "child_of": inherited.get("pid"),
+        "ip": _quietly(lambda: _ray_worker().node_ip_address) if context else inherited.get("ip"),
+        "node_id": _quietly(context.get_node_id) if context else inherited.get("node_id"),
+        "worker_id": _quietly(context.get_worker_id) if context else inherited.get("worker_id"),
         "is_driver": _quietly(lambda: _ray_worker().mode == sys.modules["ray._private.worker"].SCRIPT_MODE),
+    }
+
+
+def describe_ray_process() -> dict[str, Any] | None:
+    """Return the ids that children of this process are told; None where it is no worker that runs the user's code."""
+    context = _ray_context()
+    if context is None:
+        return None
+    instance = next(iter(_ray_worker().actors.values()), None)
+    if type(instance).__module__ == STARTS_DRIVERS:
+        return None
+    about = describe_process()
+    return {
+        **{name: about[name] for name in ("pid", "ip", "node_id", "worker_id")},
+        "job_id": _quietly(context.get_job_id),
+        "actor_id": _quietly(context.get_actor_id),
+        "actor": _quietly(lambda: _actor_name(context)),
     }
 
 
@@ -46,7 +67,7 @@ def describe_pause(
 
     Args:
         frame: the user's frame.
-        kind: `breakpoint` or `post-mortem`.
+        kind: `breakpoint`, `post-mortem` or `requested`.
         error: the exception of a post-mortem pause.
         trace: its traceback.
         where: the breakpoint from outside that stops here, as the user wrote it.
@@ -58,6 +79,7 @@ def describe_pause(
             trace = trace.tb_next
         frame, line = trace.tb_frame, trace.tb_lineno
     context = _ray_context()
+    inherited = _ancestor() if context is None else {}
     return {
         "kind": kind,
         "file": frame.f_code.co_filename,
@@ -71,12 +93,52 @@ def describe_pause(
         "step": _quietly(lambda: training_step.step_of(frame)),
         "pid": os.getpid(),
         "rank": rank(),
-        "job_id": _quietly(context.get_job_id) if context else None,
+        "job_id": _quietly(context.get_job_id) if context else inherited.get("job_id"),
         "task_id": _quietly(context.get_task_id) if context else None,
         "task": _quietly(context.get_task_name) if context else None,
-        "actor_id": _quietly(context.get_actor_id) if context else None,
+        "attempt": _quietly(attempt) if context else None,
+        "actor_id": _quietly(context.get_actor_id) if context else inherited.get("actor_id"),
+        "actor": _quietly(lambda: _actor_name(context)) if context else inherited.get("actor"),
+    }
+
+
+def _ancestor() -> dict[str, Any]:
+    """Return the ids of the Ray process that this one descends from; empty where there is none."""
+    told = _quietly(lambda: json.loads(os.environ[names.ANCESTOR]))
+    return told if isinstance(told, dict) and told.get("pid") != os.getpid() else {}
+
+
+def describe_work() -> dict[str, Any]:
+    """Return what of this process changes while it lives, and any thread may ask."""
+    context = _ray_context()
+    return {
+        "title": _quietly(_title),
+        "job_id": _quietly(context.get_job_id) if context else None,
         "actor": _quietly(lambda: _actor_name(context)) if context else None,
     }
+
+
+def _title() -> str:
+    # What `ps` shows: Ray names a worker by the task that it runs, vLLM its engine (setproctitle).
+    with open("/proc/self/cmdline", "rb") as file:
+        return _short(file.read().replace(b"\0", b" ").decode(errors="replace").strip(), 300)
+
+
+def attempt() -> int | None:
+    """Return the how manyth attempt at its task the calling thread makes, from 1; None where that is not known.
+
+    Source: ray 2.60.0 _raylet.pyx `CoreWorker.get_current_task_attempt_number`, which counts from 0. In the thread of
+    an event loop (async actors) it says 0 whatever the attempt.
+    """
+    worker = _ray_worker()
+    if worker.mode != sys.modules["ray._private.worker"].WORKER_MODE or _runs_event_loop():
+        return None
+    return int(worker.core_worker.get_current_task_attempt_number()) + 1
+
+
+def _runs_event_loop() -> bool:
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and asyncio._get_running_loop() is not None
 
 
 def rank() -> int | None:

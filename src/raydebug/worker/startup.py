@@ -121,6 +121,7 @@ def _go_where_the_job_runs() -> None:
 def install() -> None:
     """Put the hooks in place: breakpoint(), uncaught errors, imports to watch, the profile of a training driver."""
     sys.breakpointhook = breakpoint_hook
+    os.environ.setdefault("PYTHONBREAKPOINT", "raydebug.worker.unhooked.breakpoint_hook")  # for children without a hook
     raydebug.breakpoint = code_breakpoint
     from raydebug.worker import imports
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import FrameType
 from typing import Any
 
-# verl 0.9.1 trainer/ppo/ray_trainer.py counts in `self.global_steps` and hands it on in `meta_info["global_steps"]`;
-# transformers 5.9 Trainer counts in `self.state.global_step`.
+# verl 0.9.1 counts in `self.global_steps` of its trainer and hands it on with the batch: in a DataProto's
+# `meta_info["global_steps"]`, in a TensorDict's "global_steps", once for the batch or once for each of its rows
+# (tensordict 0.10 NonTensorData, NonTensorStack). transformers 5.9 Trainer counts in `self.state.global_step`.
 NAMES = ("global_steps", "global_step")
 MAX_FRAMES = 60
 
@@ -55,5 +56,17 @@ def _of_object(instance: Any) -> int | None:
 
 
 def _of_batch(value: Any) -> int | None:
-    about = _attributes(value).get("meta_info")
-    return _number_in(about) if type(about) is dict else None
+    attributes = _attributes(value)
+    about = attributes.get("meta_info")
+    if type(about) is dict:
+        return _number_in(about)
+    fields = attributes.get("_tensordict")
+    if type(fields) is not dict:
+        return None
+    found = next((fields[name] for name in NAMES if name in fields), None)
+    rows = _attributes(found).get("tensordicts")
+    if type(rows) is list and rows:
+        found = rows[0]
+    held = _attributes(found).get("_non_tensordict")
+    number = held.get("data") if type(held) is dict else None
+    return number if type(number) is int else None

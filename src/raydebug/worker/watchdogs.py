@@ -13,7 +13,8 @@ from typing import Any
 
 from raydebug.worker import job_log, names
 
-MAKERS = ("init_process_group", "new_group")  # torch 2.11 distributed/distributed_c10d.py
+# Source: torch 2.11 and 2.13 distributed/distributed_c10d.py; device_mesh.py makes its groups by the last two.
+MAKERS = ("init_process_group", "new_group", "split_group")
 
 _group_limit_s: float | None = None
 
@@ -23,7 +24,8 @@ def widen_groups(module: ModuleType) -> None:
     wanted = os.environ.get(names.GROUP_TIMEOUT, "")
     if wanted.isdigit():
         for name in MAKERS:
-            setattr(module, name, _widening(getattr(module, name), datetime.timedelta(seconds=int(wanted))))
+            if hasattr(module, name):
+                setattr(module, name, _widening(getattr(module, name), datetime.timedelta(seconds=int(wanted))))
 
 
 def _widening(make: Callable[..., Any], wanted: datetime.timedelta) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 # A trainer of `profile.recognise` -> its package, the folder of its configs there, and the config that it starts from.
@@ -40,7 +41,6 @@ def compose_live(request: dict[str, Any]) -> Any:
     Raises:
         CannotCompose: Hydra refuses an override, a file or a value.
     """
-    from importlib.metadata import version
     from importlib.util import find_spec
 
     from hydra import compose as hydra_compose
@@ -53,8 +53,8 @@ def compose_live(request: dict[str, Any]) -> Any:
 
     command = request["command"]
     trainer = recognise(command)
-    if trainer is None:
-        raise CannotCompose("NoTrainer", "the command is no training")
+    if trainer is None or trainer.name not in HOMES:
+        raise CannotCompose("NoTrainer", "the command is no training that can be checked")
     package, folder, config_name = HOMES[trainer.name]
     spec = find_spec(package)
     if spec is None or spec.origin is None:
@@ -62,11 +62,11 @@ def compose_live(request: dict[str, Any]) -> Any:
     home = os.path.join(os.path.dirname(spec.origin), folder)  # noqa: PTH118, PTH120
     arguments = list(command[trainer.overrides_at :])
     if request.get("profile"):
-        from raydebug.profile.load import load_profile
-        from raydebug.profile.overlay import overlay_profile
+        from raydebug.profile.lay import lay
 
-        profile = load_profile(request["profile"])
-        arguments = overlay_profile(profile, trainer, arguments, os.environ, version=version(package)).argv
+        search = sys.path if sys.flags.safe_path else ["", *sys.path]
+        laid = lay(command, profile=request["profile"], environ=os.environ, folder=Path.cwd(), search=search)
+        arguments = list(laid.overlay.argv)
     try:
         said = get_args_parser().parse_args(arguments)
         if said.config_path:

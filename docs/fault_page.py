@@ -1,0 +1,105 @@
+"""Makes docs/08-faults.md from docs/faults.toml, the tests' docstrings and what bench/stock_faults.py saw."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / "tests"))
+
+from fault_names import Proof, proofs  # noqa: E402
+
+PAGE = ROOT / "docs" / "08-faults.md"
+CASES = ROOT / "docs" / "faults.toml"
+SEEN = ROOT / "bench" / "stock_faults.json"
+SCOPE = [*(f"F{number}" for number in range(8, 33)), *(f"S{number}" for number in range(7, 11))]
+NOTES = re.compile(r"notes \d+(, \d+)*")
+HEAD = """\
+# Faults
+
+Made by `python docs/generate.py` from docs/faults.toml, from the docstrings of the tests and from
+[bench/stock_faults.json](../bench/stock_faults.json).
+
+What happens when, while a task is paused, it is ended, a client or a network goes, or somebody sends what is no good.
+The cases are those of raydebug's requirements, by their names there. Beside each: what stock Ray and debugpy do then
+({stock}), and the sentences that raydebug's tests prove, with the tests.
+
+Where a stock result comes from: *measured* is bench/stock_faults.py, without anything of raydebug
+({machine}, and busy: its times are no benchmark); *notes 9* is section 9 of the
+notes on Ray's debugger that raydebug was designed from, seen by hand with the same versions; *not measured* is said
+where neither has it.
+
+Where a case has a limit in seconds, a run of the tests notes what it took beside what is wanted (tests/fault_lines.py).
+
+| case | what happens | stock Ray and debugpy | raydebug | tests |
+|---|---|---|---|---|
+"""
+
+
+class Unproven(SystemExit):
+    """A case has no test and no reason, or its stock result no source; the text says which."""
+
+
+def page() -> str:
+    """Return the page.
+
+    Raises:
+        Unproven: a case in scope lacks something.
+    """
+    cases = tomllib.loads(CASES.read_text(encoding="utf-8"))
+    seen = json.loads(SEEN.read_text(encoding="utf-8"))
+    tests: dict[str, list[Proof]] = {name: [] for name in SCOPE}
+    for proof in proofs():
+        for name in proof.cases:
+            if name in tests:
+                tests[name].append(proof)
+    wrong = [word for name in SCOPE for word in lacking(name, cases.get(name), tests[name], seen["cases"])]
+    wrong += [f"{name} is not in scope" for name in cases if name not in SCOPE]
+    if wrong:
+        raise Unproven("docs/faults.toml and the tests do not fit: " + "; ".join(wrong))
+    machine = "{machine}, {cores} cores, Python {python}".format(**seen["machine"])
+    stock = "Ray {ray} and debugpy {debugpy}".format(**seen["machine"])
+    rows = [row(name, cases[name], tests[name]) for name in SCOPE]
+    return HEAD.format(stock=stock, machine=machine) + "\n".join(rows) + "\n"
+
+
+def lacking(name: str, case: dict[str, Any] | None, tests: list[Proof], seen: dict[str, Any]) -> list[str]:
+    """Return what is wrong with a case."""
+    if case is None:
+        return [f"{name} is missing in docs/faults.toml"]
+    wrong = [f"{name} has no '{key}'" for key in ("title", "stock", "source") if not case.get(key)]
+    if not tests and not case.get("reason"):
+        wrong.append(f"{name} has no test, and no 'reason' why not")
+    if tests and case.get("reason"):
+        wrong.append(f"{name} has a test now: take its 'reason' out")
+    source = case.get("source", "")
+    if source == "measured" and "not measured" in seen.get(name, {"not measured": "no such case"}):
+        wrong.append(f"{name} is said to be measured, and bench/stock_faults.json has no result")
+    if source not in ("measured", "not measured") and not NOTES.fullmatch(source.removeprefix("measured, ")):
+        wrong.append(f"{name} has a source that there is not: {source!r}")
+    return wrong
+
+
+def row(name: str, case: dict[str, Any], tests: list[Proof]) -> str:
+    """Return a case's row of the table."""
+    shown = " ".join(case["stock"].split())
+    stock = shown if case["source"] == "not measured" else f"{shown} *({case['source']})*"
+    sentences = [_capital(proof.sentence) for proof in tests] or [f"No test: {case['reason']}"]
+    sentences += [f"Not so: {' '.join(case['gap'].split())}"] if "gap" in case else []
+    ids = [f"`{proof.test_id.removeprefix('tests/')}`" for proof in tests]
+    return (
+        " | ".join([f"| {name}", case["title"], _cell(stock), _cell("<br>".join(sentences)), "<br>".join(ids)]) + " |"
+    )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

@@ -1,0 +1,312 @@
+"""`raydebug job`: jobs outlive the terminal; see what they are, what they say, and what went wrong first."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raydebug import render
+from raydebug.cli.options import Json, Name
+from raydebug.errors import Exit, RaydebugError
+
+if TYPE_CHECKING:
+    from raydebug.cluster.dashboard import Dashboard
+    from raydebug.joblog.errors import LoggedError, Verdict
+    from raydebug.joblog.sources import Source
+
+TRACEBACK_LINES = 24  # of the first error, for people; --json has all
+
+app = typer.Typer(no_args_is_help=True, help="The jobs of a cluster: list, status, logs, stop, wait.")
+_Job = Annotated[str | None, typer.Argument(metavar="[JOB]", help="Its id, or the beginning of it; default: the last.")]
+
+
+@app.command("list")
+def list_jobs(name: Name = "default", as_json: Json = False) -> None:
+    """List the jobs of the cluster, oldest first.
+
+    Example: raydebug job list
+    """
+    from raydebug.cluster.state import name_option
+
+    jobs = [_describe(job) for job in _dashboard(name).submitted_jobs()]
+    if as_json:
+        render.out_json({"version": 1, "jobs": jobs})
+        return
+    if not jobs:
+        render.say("no job has run here")
+        return
+    rows = [[job["id"], job["status"], _time(job), _text(job["exit_code"]), job["command"]] for job in jobs]
+    render.table(None, ["id", "status", "took", "exit", "command"], rows)
+    render.say(f"next: raydebug job logs {jobs[-1]['id']}{name_option(name)}")
+
+
+@app.command()
+def status(job: _Job = None, name: Name = "default", as_json: Json = False) -> None:
+    """Say how a job stands; the exit code is 0 whatever that is.
+
+    Example: raydebug job status
+    """
+    found = _describe(_find(_dashboard(name), job))
+    if as_json:
+        render.out_json({"version": 1, **found})
+        return
+    for word in ("id", "status", "command", "exit_code", "message"):
+        if found[word] is not None:
+            render.out(render.visible(f"{word.replace('_', ' '):<10} {found[word]}"))
+    render.out(f"{'took':<10} {_time(found)}")
+
+
+@app.command()
+def logs(
+    job: _Job = None,
+    role: Annotated[
+        str | None, typer.Option(metavar="ROLE", help="driver, task, or a part of an actor's class: worker, engine.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only this rank of a training group.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help="30s, 10m, 2h, or a moment; by the time stamps in the logs.")
+    ] = None,
+    grep: Annotated[str | None, typer.Option(metavar="RE", help="Only lines in which this is found.")] = None,
+    first_error: Annotated[
+        bool, typer.Option("--first-error", help="The earliest real error in all of its files; what followed, folded.")
+    ] = False,
+    name: Name = "default",
+    as_json: Json = False,
+) -> None:
+    r"""Print what the processes of a job wrote: of all, or by role and rank.
+
+    \b
+    Examples:
+      raydebug job logs                                the last job's driver, and what Ray shows there
+      raydebug job logs --role WorkerDict --rank 3
+      raydebug job logs --follow --grep 'loss|reward'
+      raydebug job logs --first-error                  why it failed
+    """
+    from raydebug.joblog import reading
+
+    dashboard = _dashboard(name)
+    found = _find(dashboard, job)
+    wanted = reading.Filter(
+        None if since is None else reading.read_since(since), None if grep is None else reading.read_pattern(grep)
+    )
+    if first_error:
+        raise typer.Exit(_show_first_error(dashboard, found, as_json=as_json))
+    shows_all = role is not None or rank is not None
+
+    def look() -> list[Source]:
+        return _sources(dashboard, found["submission_id"], role, rank)
+
+    def show(source: Source, line: str) -> None:
+        mark = f"[{source.title}] " if shows_all else ""
+        render.out(render.visible_log(f"{mark}{line}", colour=render.colour_wanted()))
+
+    if follow:
+        import asyncio
+
+        try:
+            asyncio.run(reading.follow(dashboard, look, lambda: _has_ended(dashboard, found), show, wanted))
+        except KeyboardInterrupt:
+            render.say(f"left; job {found['submission_id']} goes on if it has not ended")
+            raise typer.Exit(Exit.INTERRUPTED) from None
+        return
+    sources = look()
+    if not sources:
+        raise _nothing_written(dashboard, found["submission_id"], role, rank)
+    for source in sources:
+        for line in wanted.lines(dashboard.log_text(source.node_id, source.name).splitlines()):
+            show(source, line)
+
+
+@app.command()
+def stop(job: _Job = None, name: Name = "default") -> None:
+    """Stop a job and wait until it has ended.
+
+    Example: raydebug job stop raydebug-194151-06d8c8
+    """
+    from raydebug.joblog.reading import wait_until
+
+    dashboard = _dashboard(name)
+    found = _find(dashboard, job)
+    submission_id = found["submission_id"]
+    if _has_ended(dashboard, found):
+        render.say(f"job {submission_id} has ended already: {found['status'].lower()}")
+        return
+    dashboard.stop_job(submission_id)
+    with render.waiting(f"stopping job {submission_id}"):
+        wait_until(lambda: _has_ended(dashboard, found), timeout_s=30)
+    render.say(f"job {submission_id}: {dashboard.job(submission_id)['status'].lower()}")
+
+
+@app.command()
+def wait(
+    job: _Job = None,
+    timeout: Annotated[float | None, typer.Option(min=0.0, metavar="SECONDS", help="Give up after this long.")] = None,
+    name: Name = "default",
+) -> None:
+    """Wait for the end of a job and return its exit code.
+
+    Example: raydebug job wait --timeout 3600
+    """
+    from raydebug.cluster.jobs import exit_code_of
+    from raydebug.joblog.reading import wait_until
+
+    dashboard = _dashboard(name)
+    found = _find(dashboard, job)
+    submission_id = found["submission_id"]
+    with render.waiting(f"waits for the end of job {submission_id}"):
+        ended = wait_until(lambda: _has_ended(dashboard, found), timeout_s=timeout)
+    if not ended:
+        raise RaydebugError(
+            f"job {submission_id} did not end within {timeout:g} s",
+            cause="it runs still, or is paused: `raydebug paused`",
+            fix="wait longer with --timeout SECONDS, or stop it with `raydebug job stop`",
+            code="job.timeout",
+            exit_code=Exit.TIMEOUT,
+        )
+    info = dashboard.job(submission_id)
+    render.say(f"job {submission_id}: {info['status'].lower()}")
+    raise typer.Exit(exit_code_of(info))
+
+
+@app.command("attach-log")
+def attach_log(job: _Job = None, name: Name = "default") -> None:
+    """Follow a job as `raydebug run` does: its log, its pauses, its exit code; Ctrl-C asks whether it is to stop.
+
+    Example: raydebug job attach-log
+    """
+    from raydebug.cli.follow import follow_job
+    from raydebug.cluster.state import load_cluster
+
+    found = _find(_dashboard(name), job)
+    raise typer.Exit(follow_job(load_cluster(name), found["submission_id"]))
+
+
+# What they share
+
+
+def _dashboard(name: str) -> Dashboard:
+    from raydebug.cluster.dashboard import Dashboard
+    from raydebug.cluster.state import load_cluster
+
+    return Dashboard(load_cluster(name))
+
+
+def _find(dashboard: Dashboard, wanted: str | None) -> dict[str, Any]:
+    """Return the job with an id, or whose id begins so; without one the last.
+
+    Raises:
+        RaydebugError: there is none, or several begin so.
+    """
+    jobs = dashboard.submitted_jobs()
+    found = [job for job in jobs if wanted is None or job["submission_id"].startswith(wanted)]
+    exact = [job for job in found if job["submission_id"] == wanted]
+    if wanted is None and found:
+        return found[-1]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
+    ids = ", ".join(job["submission_id"] for job in (found or jobs)[-6:])
+    none = f"there is no job '{wanted}'" if wanted else "no job has run"
+    raise RaydebugError(
+        f"several jobs begin with '{wanted}'" if found else none,
+        cause=f"the cluster knows: {ids}" if ids else "the cluster knows no job",
+        fix="`raydebug job list` shows them" if ids else "start one with `raydebug run -- COMMAND`",
+        code="job.unknown",
+    )
+
+
+def _has_ended(dashboard: Dashboard, job: dict[str, Any]) -> bool:
+    from raydebug.cluster.dashboard import ENDED
+
+    return str(dashboard.job(job["submission_id"])["status"]) in ENDED
+
+
+def _sources(dashboard: Dashboard, submission_id: str, role: str | None, rank: int | None) -> list[Source]:
+    """Return the files asked for; without a role and a rank the driver's: Ray copies what workers write there."""
+    from raydebug.joblog import sources
+
+    job = next(job for job in dashboard.submitted_jobs() if job["submission_id"] == submission_id)
+    chosen = sources.DRIVER if role is None and rank is None else role
+    return sources.select(sources.find_sources(dashboard, job), chosen, rank)
+
+
+def _nothing_written(dashboard: Dashboard, submission_id: str, role: str | None, rank: int | None) -> RaydebugError:
+    there = _sources(dashboard, submission_id, "", None)
+    asked = " ".join(filter(None, [role and f"--role {role}", None if rank is None else f"--rank {rank}"]))
+    titles = sorted({source.title for source in there})
+    return RaydebugError(
+        f"no process of job {submission_id} is {asked or 'its driver'}",
+        cause=f"it has: {', '.join(titles[:12])}" if titles else "no file of it is left on any node",
+        fix=f"--role {there[-1].role}, or leave both out" if titles else "did it start? `raydebug job status`",
+        code="job.no-logs",
+    )
+
+
+def _describe(job: dict[str, Any]) -> dict[str, Any]:
+    from raydebug.cluster.dashboard import ENDED
+    from raydebug.cluster.jobs import command_of, exit_code_of
+
+    message = (job.get("message") or "").partition(", last available logs")[0].strip()
+    return {
+        "id": job["submission_id"],
+        "status": str(job["status"]).lower(),
+        "command": command_of(job["entrypoint"]),
+        "started": job.get("start_time") and job["start_time"] / 1000,
+        "ended": job.get("end_time") and job["end_time"] / 1000,
+        "exit_code": exit_code_of(job) if job["status"] in ENDED else None,
+        "message": message or None,
+    }
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _time(job: dict[str, Any]) -> str:
+    from raydebug.pause.listing import age
+
+    return age((job["ended"] or time.time()) - job["started"]) if job["started"] else "?"
+
+
+def _show_first_error(dashboard: Dashboard, job: dict[str, Any], *, as_json: bool) -> int:
+    from raydebug.joblog.first import find_first_error
+
+    with render.waiting(f"reading what the processes of job {job['submission_id']} wrote"):
+        verdict = find_first_error(dashboard, job)
+    if as_json:
+        render.out_json({"version": 1, "job": job["submission_id"], **_document(verdict)})
+    elif verdict.first is None:
+        render.say(f"no error in the files of job {job['submission_id']} ({job['status'].lower()})")
+    else:
+        _show_verdict(verdict)
+    return Exit.OK
+
+
+def _document(verdict: Verdict) -> dict[str, Any]:
+    def one(error: LoggedError) -> dict[str, Any]:
+        about = {"kind": error.kind, "text": error.text, "who": error.who, "pid": error.pid, "place": error.place}
+        return {**about, "file": error.source, "line": error.line, "at": error.at, "traceback": list(error.lines)}
+
+    first = verdict.first
+    return {"first": None if first is None else one(first), "cascade": [one(error) for error in verdict.cascade]}
+
+
+def _show_verdict(verdict: Verdict) -> None:
+    first = verdict.first
+    assert first is not None
+    render.out(render.visible(f"first error: {first.title}"))
+    render.out(render.visible(f"  raised by {first.who}" + (f", at {first.place}" if first.place else "")))
+    lines = [line for line in first.lines if line.strip(" ^~")]  # markers: Ray drops the lines that they stand under
+    if len(lines) > TRACEBACK_LINES:
+        render.out(f"    ... {len(lines) - TRACEBACK_LINES} lines before")
+    for line in lines[-TRACEBACK_LINES:]:
+        render.out(render.visible(f"    {line}"))
+    counted: dict[str, int] = {}
+    for error in verdict.cascade:
+        same = "the same error, seen by others" if error.title == first.title else error.kind
+        counted[same] = counted.get(same, 0) + 1
+    if counted:
+        told = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in counted.items())
+        render.out(render.visible(f"  followed by: {told}; --json has them"))

@@ -1,0 +1,122 @@
+"""`raydebug profile`: which profiles there are, and what one would change in a command."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from raydebug import render
+from raydebug.cli.options import Json, Name, TinyData, TinyModel, tiny_kinds
+
+app = typer.Typer(no_args_is_help=True, help="Profiles: how big a run is, and what one would change in your command.")
+
+
+@app.command("list")
+def list_profiles(as_json: Json = False) -> None:
+    """List the profiles.
+
+    Example: raydebug profile list
+    """
+    from raydebug.profile.load import load_profile, profile_names
+
+    profiles = [load_profile(name) for name in profile_names()]
+    if as_json:
+        rows = [{"name": p.name, "summary": p.summary, "trainers": list(p.trainers)} for p in profiles]
+        render.out_json({"version": 1, "profiles": rows})
+        return
+    render.table(None, ["profile", "what it makes of a run"], [[p.name, p.summary] for p in profiles])
+
+
+@app.command()
+def show(
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="As `profile list` has it.")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="A training command, or a shell script that runs one.")
+    ],
+    model: TinyModel = None,
+    data: TinyData = None,
+    verl: Annotated[
+        str | None, typer.Option(metavar="VERSION", help="Take verl for this version, such as 0.7.1.")
+    ] = None,
+    name: Name = "default",
+    as_json: Json = False,
+) -> None:
+    """Show what a profile would change in a command, and why; nothing is run, scripts are only read.
+
+    Example: raydebug profile show debug -- bash train.sh
+    """
+    from raydebug.profile.explain import explain
+
+    environ, elsewhere = _surroundings(name)
+    documents = explain(
+        command,
+        profile=profile,
+        environ=environ,
+        folder=Path.cwd(),
+        tiny=tiny_kinds(model, data),
+        version=verl,
+        elsewhere=elsewhere,
+    )
+    if as_json:
+        render.out_json(documents[-1])
+        if len(documents) > 1:
+            render.say(f"note: the last of {len(documents)} trainings of the command is shown")
+        return
+    for document in documents:
+        _print(profile, document)
+
+
+def _surroundings(name: str) -> tuple[dict[str, str], Any]:
+    """Return the environment of a job, and the place to ask where that is not this Python on this machine."""
+    from raydebug.cluster import lifecycle, local, state
+    from raydebug.cluster.environment import read_variables
+    from raydebug.cluster.place import LocalPlace
+    from raydebug.errors import RaydebugError
+    from raydebug.settings.paths import environment_dir
+
+    found = state.find_cluster(name)
+    cluster = found if found is not None and lifecycle.is_alive(found) else None
+    if cluster is not None:
+        place, flavour = lifecycle.place_of(cluster), cluster.flavour
+    else:
+        place = LocalPlace(sys.executable)
+        try:
+            flavour = local.probe_environment(sys.executable)
+        except RaydebugError:  # no cluster can start here; a command can be looked at all the same
+            flavour = "core"
+    file = environment_dir() / "flavours" / f"{flavour}.env"
+    environ = {**(read_variables(file) if file.is_file() else {}), **os.environ}
+    is_here = isinstance(place, LocalPlace) and place.python == sys.executable
+    return environ, None if is_here else place
+
+
+def _print(profile: str, document: dict[str, Any]) -> None:
+    of = f"verl {document['verl']}" if document["verl"] else "a verl that names no version"
+    render.say(f"{profile} over {document['trainer']} of {of}: {len(document['changes'])} changes")
+    rows = [
+        [c["key"], f"{c['old']} -> {'(taken out)' if c['new'] is None else c['new']}", c["why"], c["saving"]]
+        for c in document["changes"]
+    ]
+    render.table(None, ["key", "change", "why", "saves"], rows)
+    for made in document["made"]:
+        render.say(f"made when it runs: {made['target']}")
+    if document["missing"]:
+        words = ", ".join(
+            f"{one['setting']} ({one['key']})" if one["key"] else one["setting"] for one in document["missing"]
+        )
+        render.say(f"left alone, it has no key for: {words}")
+    for note in document["notes"]:
+        render.say(f"note: {render.visible(note, keep='')}")
+    render.out(render.visible(" \\\n    ".join(_lines(document["argv"]))))
+
+
+def _lines(argv: list[str]) -> list[str]:
+    """Return the command, an argument of the trainer in each line."""
+    words = [shlex.quote(word) for word in argv]
+    first = next((at for at, word in enumerate(argv) if "=" in word and not word.startswith("-")), len(argv))
+    return [" ".join(words[:first]), *words[first:]]

@@ -1,0 +1,96 @@
+"""`raydebug report`: what is left of a run, as one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from raydebug import render
+from raydebug.cli.options import Json
+from raydebug.errors import Exit, RaydebugError
+
+
+def report(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN | A B]", help="Its id, the beginning of it, or its folder; default: the last."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", metavar="FILE", help="Default: report.html in the run's folder.")
+    ] = None,
+    opens: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    lists: Annotated[bool, typer.Option("--list", help="List the runs that are recorded, oldest first.")] = False,
+    as_json: Json = False,
+) -> None:
+    r"""Write a page of a run: what failed first, where time and memory went, pauses, findings; or compare two runs.
+
+    One HTML file that fetches nothing. Runs are recorded by `raydebug run`.
+
+    \b
+    Examples:
+      raydebug report                      the last run
+      raydebug report raydebug-0629 --open
+      raydebug report raydebug-0629 raydebug-0712 --output compared.html
+    """
+    from raydebug.runs.folder import LAST, list_runs, load_run
+    from raydebug.runs.report import write_report
+
+    if lists:
+        _list(list_runs(), as_json=as_json)
+        return
+    names = runs or [LAST]
+    if len(names) > 2:
+        raise RaydebugError(
+            f"{len(names)} runs cannot be compared",
+            cause="a report is of one run, or of two",
+            fix=f"raydebug report {names[0]} {names[1]}",
+            code="report.too-many",
+            exit_code=Exit.USAGE,
+        )
+    documents = [load_run(name) for name in names]
+    if as_json:
+        render.out_json(_document(documents))
+        return
+    with render.waiting(
+        f"making the page of {' and '.join(render.visible(str(one.get('id')), keep='') for one in documents)}"
+    ):
+        path = write_report(documents, output)
+    render.out(str(path))
+    if not opens:
+        render.say("next: open it in a browser, here or anywhere: it is one file; --open does that")
+        return
+    import webbrowser
+
+    if not webbrowser.open(path.as_uri()):
+        render.say("no browser could be opened here; the file can be copied to where there is one")
+
+
+def _document(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    if len(documents) == 1:
+        return documents[0]
+    from dataclasses import asdict
+
+    from raydebug.runs.page.differences import find_differences
+    from raydebug.runs.page.reading import read_run
+
+    found = find_differences(*(read_run(document) for document in documents))
+    return {"version": 1, "runs": documents, "differences": [asdict(one) for one in found]}
+
+
+def _list(documents: list[dict[str, Any]], *, as_json: bool) -> None:
+    from raydebug.runs.page import words
+    from raydebug.runs.page.reading import read_run
+
+    runs = [read_run(document) for document in documents]
+    if as_json:
+        kept = ("id", "kind", "status", "exit_code", "started", "ended", "command", "folder")
+        render.out_json({"version": 1, "runs": [{key: one.get(key) for key in kept} for one in documents]})
+        return
+    if not runs:
+        render.say("no run is recorded: `raydebug run -- COMMAND` records one")
+        return
+    rows = [[r.id, r.status, words.moment(r.started), words.seconds(r.took_s), " ".join(r.command)[:80]] for r in runs]
+    render.table(None, ["id", "status", "started", "took", "command"], rows)
+    render.say(f"next: raydebug report {runs[-1].id}")

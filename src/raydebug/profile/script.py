@@ -1,0 +1,142 @@
+"""Find the training commands of a shell script without running it: what is read, what is not, and why.
+
+Assignments, exports, defaults, arrays and arguments are followed; conditions are not: both branches are read, and a
+value that depends on one is said to. What only a run can tell (the output of a command, a file that is sourced) stays
+as it is written, and is said too. A run needs none of this: the profile is laid where the trainer starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from raydebug.errors import Exit, RaydebugError
+from raydebug.profile.places import is_file
+from raydebug.profile.recognise import recognise
+from raydebug.profile.shell.statements import Statements
+from raydebug.profile.shell.tokens import read_tokens
+from raydebug.profile.shell.values import Values
+from raydebug.profile.shell.words import Unreadable
+from raydebug.settings.text import NotPlainText, decode, read_bounded
+
+SCRIPT_BYTES_MAX = 256 * 1024
+NESTED_AT_MOST = 4
+SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+_TALK = ("echo", "printf", "cat", "grep", "sed", "awk", "tee", "type", "which")  # a training in its words is none
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training command that was found.
+
+    Args:
+        argv: the command as it would run; what could not be read stands in it as it is written.
+        environ: the environment that it would run in, as far as it was read.
+        folder: where it would run.
+        notes: what of it could not be read, and why.
+    """
+
+    argv: list[str]
+    environ: dict[str, str]
+    folder: Path
+    notes: list[str] = field(default_factory=list)
+
+
+def find_trainings(command: Sequence[str], environ: Mapping[str, str], folder: Path) -> list[Training]:
+    """Return the training commands that a command runs, itself or by a shell script, in their order.
+
+    Raises:
+        RaydebugError: a script cannot be read.
+    """
+    reading = _Reading(dict(environ), folder)
+    reading.run(list(command), frozenset())
+    return reading.found
+
+
+class _Reading:
+    """Follows commands; a script that it names is read in turn."""
+
+    def __init__(self, environ: dict[str, str], folder: Path, depth: int = 0) -> None:
+        self.found: list[Training] = []
+        self._environ = environ
+        self._folder = folder
+        self._depth = depth
+
+    def run(self, argv: list[str], notes: frozenset[str]) -> None:
+        """Follow one command: a training is noted, a shell's script is read."""
+        start = next(_training_starts(argv), None)
+        if start is not None:
+            self.found.append(Training(start, self._environ, self._folder, sorted(notes)))
+            return
+        for at, word in enumerate(argv):
+            if Path(word).name in SHELLS:
+                self._shell(argv[at + 1 :], notes)
+                return
+            if at == 0 and "/" in word and word.endswith(".sh"):
+                self._script(word, argv[1:], notes)
+                return
+
+    def _shell(self, arguments: list[str], notes: frozenset[str]) -> None:
+        while arguments and arguments[0].startswith(("-", "+")):
+            option = arguments.pop(0)
+            if option.startswith("-") and not option.startswith("--") and "c" in option:
+                if self._depth >= NESTED_AT_MOST:
+                    return
+                text, name, *rest = [*arguments, "", ""]
+                self._read(text, name or "bash", [word for word in rest if word], notes)
+                return
+            if option in ("-o", "+o", "-O", "+O", "--rcfile", "--init-file"):
+                del arguments[:1]
+        if arguments:
+            self._script(arguments[0], arguments[1:], notes)
+
+    def _script(self, name: str, arguments: list[str], notes: frozenset[str]) -> None:
+        file = self._folder / name
+        if self._depth >= NESTED_AT_MOST or (self._depth and not is_file(file)):
+            return
+        try:
+            text = decode(read_bounded(file, bytes_max=SCRIPT_BYTES_MAX, what="a script"))
+        except NotPlainText as failure:
+            raise _cannot_read(file, failure.line, failure.cause) from failure
+        first = text.partition("\n")[0]
+        if first.startswith("#!") and not any(shell in first for shell in SHELLS):
+            return
+        try:
+            self._read(text.replace("\r\n", "\n"), str(file), arguments, notes)
+        except Unreadable as failure:
+            raise _cannot_read(file, failure.line, failure.why) from failure
+
+    def _read(self, text: str, name: str, arguments: list[str], notes: frozenset[str]) -> None:
+        values = Values(dict(self._environ), name, arguments, self._folder, set(notes))
+        Statements(values, self._inside).read(read_tokens(text))
+
+    def _inside(self, values: Values, argv: list[str], notes: frozenset[str]) -> None:
+        """Follow a command of a script: it has the script's environment and folder."""
+        inner = _Reading(values.environ(), values.folder, self._depth + 1)
+        inner.found = self.found
+        inner.run(argv, notes)
+
+
+def _training_starts(argv: list[str]) -> Iterator[list[str]]:
+    """Yield the command from its interpreter or launcher on: env, nohup, uv run and their like stand before it."""
+    if not argv or Path(argv[0]).name in _TALK:
+        return
+    for at, word in enumerate(argv):
+        program = Path(word).name
+        if (program.startswith("python") or program == "torchrun") and recognise(argv[at:]):
+            yield argv[at:]
+    # An interpreter whose name could not be read.
+    at = argv.index("-m") if "-m" in argv else -1
+    if at >= 0 and recognise(["python", *argv[at:]]):
+        yield ["python", *argv[at:]]
+
+
+def _cannot_read(file: Path, line: int | None, why: str) -> RaydebugError:
+    return RaydebugError(
+        f"the script '{file}' cannot be read without running it",
+        cause=f"{file}:{line}: {why}" if line else f"{file}: {why}",
+        fix="give the training command itself, as `set -x` prints it; `raydebug run` reads no script, and takes it",
+        code="profile.unreadable-script",
+        exit_code=Exit.USAGE,
+    )

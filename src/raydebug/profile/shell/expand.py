@@ -1,0 +1,219 @@
+"""What the words of a script become with its variables' values. Runs nothing."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from raydebug.profile.shell.arithmetic import calculate
+from raydebug.profile.shell.tokens import read_parts, read_tokens
+from raydebug.profile.shell.values import Values, held_together, readable
+from raydebug.profile.shell.words import Arithmetic, Operator, Part, Text, Unreadable, Variable, Word
+
+_CASES: dict[str, Callable[[str], str]] = {
+    ",,": str.lower,
+    "^^": str.upper,
+    ",": lambda text: text[:1].lower() + text[1:],
+    "^": lambda text: text[:1].upper() + text[1:],
+}
+
+
+class Expander:
+    """Makes words into what a program would get, and collects what could not be read."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self._taints: set[str] = set()
+
+    def taken(self) -> set[str]:
+        """Return what could not be read since the last call."""
+        taken, self._taints = self._taints, set()
+        return taken
+
+    def argv(self, words: list[Word]) -> tuple[list[str], set[str]]:
+        """Return a command's words, and what of them could not be read."""
+        self.taken()
+        argv = [readable(one) for word in words for one in self.fields(word)]
+        return argv, self.taken()
+
+    def one(self, word: Word) -> str:
+        """Return a word that is not split: the value of an assignment."""
+        return "".join(" ".join(self._part(part)) for part in self._with_home(word.parts))
+
+    def fields(self, word: Word) -> list[str]:
+        """Return the words that a word becomes: none, one, or several where it is split."""
+        done: list[str] = []
+        current: str | None = None
+        for part in self._with_home(word.parts):
+            pieces = self._part(part)
+            if isinstance(part, Text) or (part.quoted and not _is_list(part)):
+                current = (current or "") + " ".join(pieces)  # of "$*" there are several
+                continue
+            split = pieces if part.quoted else [one for piece in pieces for one in piece.split()]
+            if not part.quoted and pieces and pieces[0][:1].isspace() and current is not None:
+                done.append(current)
+                current = None
+            for number, one in enumerate(split):
+                if number:
+                    done.append(current or "")
+                    current = None
+                current = (current or "") + one
+        return [*done, current] if current is not None else done
+
+    def _unread(self, source: str, why: str) -> str:
+        """Return the text that stands for what could not be read, and note why; it is never split."""
+        self._taints.add(why)
+        return held_together(source)
+
+    def _part(self, part: Part) -> list[str]:
+        if isinstance(part, Text):
+            return [part.text]
+        if isinstance(part, Variable):
+            return self._variable(part)
+        if isinstance(part, Arithmetic):
+            return [self._arithmetic(part.expression)]
+        return [self._output(part.command)]
+
+    def _variable(self, part: Variable) -> list[str]:
+        if part.operator == "?unknown":
+            return [self._unread(part.source, f"{part.source} was not read")]
+        value = self._looked_up(part)
+        if part.operator in (":-", "-", ":=", "=", ":?", "?"):
+            lacking = value is None or (part.operator.startswith(":") and value in ([""], []))
+            if lacking and part.operator in (":?", "?"):
+                return [self._unread(part.source, f"{part.name} is not set, and the script needs it")]
+            if lacking:
+                value = [self._argument(part.argument)]
+                if part.operator in (":=", "="):
+                    self._values.assign(part.name, value[0], set())
+        elif part.operator in (":+", "+"):
+            filled = value is not None and (part.operator == "+" or value not in ([""], []))
+            return [self._argument(part.argument)] if filled else [""]
+        elif part.operator in ("#", "##", "%", "%%") and value is not None:
+            value = [_cut(one, part.operator, self._argument(part.argument)) for one in value]
+        elif part.operator in _CASES and value is not None:
+            value = [_CASES[part.operator](one) for one in value]
+        elif part.operator == ":" and value is not None:
+            value = self._slice(part, value)
+        if value is None:
+            if not part.name.isdigit() and part.name not in "@*":
+                self._taints.add(f"{part.name} is not set here")
+            return [] if part.name in "@*" else [""]
+        return value
+
+    def _slice(self, part: Variable, value: list[str]) -> list[str]:
+        """Return `${NAME:OFFSET:LENGTH}` of a text, or of a list, whose first argument is number 1."""
+        numbers = [self._arithmetic(number) for number in part.argument.split(":")]
+        if not all(number.isdigit() for number in numbers) or len(numbers) > 2:
+            return [self._unread(part.source, f"{part.source} was not read")]
+        first, length = int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else None
+        first -= part.name in ("@", "*") and first > 0
+        end = None if length is None else first + length
+        return value[first:end] if _is_list(part) else [value[0][first:end]]
+
+    def _looked_up(self, part: Variable) -> list[str] | None:
+        values, name = self._values, part.name
+        if name in ("@", "*"):
+            return list(values.arguments)
+        if name == "#":
+            return [str(len(values.arguments))]
+        if name in ("0", "BASH_SOURCE"):
+            return [values.script]
+        if name.isdigit():
+            at = int(name) - 1
+            return [values.arguments[at]] if at < len(values.arguments) else None
+        if name == "PWD":
+            return [str(values.folder)]
+        if name in "?$!-":
+            return [self._unread(part.source, f"${name} is known to a run only")]
+        found = values.get(name)
+        if found is None:
+            return None
+        self._taints |= values.taints.get(name, set())
+        if isinstance(found, str):
+            return [found]
+        if part.index in ("@", "*"):
+            return list(found)
+        at = int(part.index) if part.index.isdigit() else 0
+        return [found[at]] if at < len(found) else None
+
+    def _argument(self, text: str) -> str:
+        return "".join(" ".join(self._part(part)) for part in self._with_home(read_parts(text)))
+
+    def _with_home(self, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        """Return the parts with a leading `~/` made the home folder."""
+        first, home = parts[0] if parts else None, self._values.get("HOME")
+        if isinstance(first, Text) and not first.quoted and first.text.startswith("~/") and isinstance(home, str):
+            return (Text(home + first.text[1:], quoted=False), *parts[1:])
+        return parts
+
+    def _arithmetic(self, expression: str) -> str:
+        """Return the result of a plain calculation; the expression itself where it is none."""
+        text = self._argument(expression)
+        names = re.sub(r"[A-Za-z_]\w*", lambda name: self._number_of(name[0]), text)
+        result = calculate(names)
+        if result is None:
+            return self._unread(f"$(({expression}))", f"$(({expression})) was not calculated")
+        return str(result)
+
+    def _number_of(self, name: str) -> str:
+        found = self._looked_up(Variable(name, quoted=True, source=name))
+        return f"({found[0]})" if found and found[0] else "0"
+
+    def _output(self, command: str) -> str:
+        """Return what a command about paths would print; the command itself where it is another."""
+        try:
+            printed = self._paths(command)
+        except Unreadable:
+            printed = None
+        if printed is None:
+            shown = " ".join(command.split())
+            shown = f"{shown[:60]}..." if len(shown) > 60 else shown
+            return self._unread(f"$({command})", f"$({shown}) is a program's output")
+        return printed
+
+    def _paths(self, command: str) -> str | None:
+        """Work out `cd`, `pwd`, `dirname`, `basename`, `realpath`: how scripts find their own folder."""
+        folder, printed = self._values.folder, None
+        words: list[Word] = []
+        for token in [*read_tokens(command), Operator(";", 0)]:
+            if isinstance(token, Word):
+                words.append(token)
+                continue
+            if not isinstance(token, Operator) or token.text not in (";", "&&", "\n"):
+                return None
+            if not words:
+                continue
+            program, *rest = [one for word in words for one in self.fields(word)] or [""]
+            rest = [one for one in rest if one not in ("-P", "-L", "-f", "-e", "-m", "--")]
+            words = []
+            if program == "cd" and len(rest) == 1:
+                folder = folder / rest[0]
+            elif program == "pwd":
+                printed = os.path.normpath(folder)
+            elif program == "dirname" and len(rest) == 1:
+                printed = os.path.dirname(rest[0]) or "."  # noqa: PTH120 - `dirname` as the shell's, not a Path's parent
+            elif program == "basename" and rest:
+                printed = Path(rest[0]).name.removesuffix(rest[1] if len(rest) > 1 else "")
+            elif program in ("realpath", "readlink") and len(rest) == 1:
+                printed = os.path.normpath(folder / rest[0])
+            else:
+                return None
+        return printed
+
+
+def _is_list(part: Part) -> bool:
+    return isinstance(part, Variable) and (part.name == "@" or part.index == "@")
+
+
+def _cut(text: str, sign: str, pattern: str) -> str:
+    """Cut off what a pattern matches at the front (`#`) or the end (`%`), the shortest or, doubled, the longest."""
+    lengths = range(len(text) + 1) if len(sign) == 1 else range(len(text), -1, -1)
+    for length in lengths:
+        piece = text[:length] if sign[0] == "#" else text[len(text) - length :]
+        if fnmatch.fnmatchcase(piece, pattern):
+            return text[length:] if sign[0] == "#" else text[: len(text) - length]
+    return text

@@ -1,0 +1,225 @@
+"""`--model tiny` and `--data tiny`: what is swapped in for the user's, made like the user's where the command runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from raydebug import process
+from raydebug.errors import Exit, RaydebugError
+from raydebug.profile.load import Rule
+from raydebug.profile.places import at_home, is_file
+from raydebug.profile.recognise import Trainer
+from raydebug.profile.settings import Settings
+from raydebug.tiny.shape import HEADS
+
+_PARTS = {"model": ("torch", "transformers"), "data": ("pyarrow",)}
+OURS = ".raydebug"  # below the job's folder: every node of the cluster sees that
+ROWS_AT_LEAST = 16
+BUILD_LIMIT_S = 300.0
+
+# What a tiny model asks of the rest; laid with the profile, so that the numbers fit each other.
+MODEL_RULES = (
+    Rule("tensor_parallel", "at_most", HEADS, "a tiny model has no more heads"),
+    Rule("sequence_parallel", "at_most", HEADS, "a tiny model has no more heads"),
+    Rule("gpu_memory", "at_most", 0.3, "a tiny model leaves the rest to others"),
+    Rule("truncation", "set", "left", "its tokenizer makes more tokens of the same text"),
+    Rule("tokenizer", "set", None, "the tiny model brings its own"),
+    Rule("model_config", "set", None, "the tiny model brings its own"),
+)
+
+
+@dataclass(frozen=True)
+class Build:
+    """Something tiny to be made before the training starts.
+
+    Args:
+        what: `model` or `dataset`, as `raydebug tiny` calls it.
+        target: its folder.
+        like: the options that say what it is to be like.
+    """
+
+    what: str
+    target: Path
+    like: tuple[str, ...]
+
+    def make(self, environ: Mapping[str, str]) -> None:
+        """Make it, in a process of its own, unless it is there.
+
+        Raises:
+            RaydebugError: it could not be made; in the words of `raydebug tiny`.
+        """
+        if self.target.exists():
+            return
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        hide_from_git(self.target.parent.parent)
+        argv = [sys.executable, "-m", "raydebug", "tiny", self.what, str(self.target), *self.like, "--json"]
+        # Without our variables: no breakpoint and no profile of the job concerns the making.
+        plain = {name: value for name, value in environ.items() if not name.startswith("RAYDEBUG_")}
+        try:
+            process.run(argv, env=plain, timeout_s=BUILD_LIMIT_S, fix=f"run by hand: {' '.join(argv)}")
+        except process.CommandFailed as failure:
+            if not self.target.exists():  # another rank may have been first
+                raise _as_said(failure) from failure
+
+
+def hide_from_git(ours: Path) -> None:
+    """Keep what a run leaves in our folder below the user's project out of its commits."""
+    ours.mkdir(exist_ok=True)
+    (ours / ".gitignore").write_text("*\n", encoding="utf-8")
+
+
+def _as_said(failure: process.CommandFailed) -> RaydebugError:
+    """Return the error that `raydebug tiny --json` printed."""
+    for line in failure.output.splitlines():
+        try:
+            said = json.loads(line)["error"]
+            return RaydebugError(said["message"], cause=said["cause"], fix=said["fix"], code=said["code"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return failure
+
+
+class Place(Protocol):
+    """Where a cluster's Python is (cluster/place.py)."""
+
+    def run_python(self, arguments: list[str], working_dir: Path) -> str:
+        """Run the cluster's Python there and return what it printed."""
+
+
+def require_parts(kinds: Sequence[str], place: Place, folder: Path) -> None:
+    """Refuse a swap before anything starts, where the cluster's Python lacks what makes tiny ones.
+
+    Raises:
+        RaydebugError: torch, transformers or pyarrow is missing there.
+    """
+    wanted = [package for kind in kinds for package in _PARTS[kind]]
+    if not wanted:
+        return
+    ask = "import importlib.util as u, sys; print(*(n for n in sys.argv[1:] if u.find_spec(n) is None))"
+    missing = place.run_python(["-c", ask, *wanted], folder).split()
+    if missing:
+        kind = next(kind for kind in kinds if set(missing) & set(_PARTS[kind]))
+        raise RaydebugError(
+            f"a tiny {kind} cannot be made on this cluster",
+            cause=f"its Python has no {' and no '.join(missing)} (the core flavour has none)",
+            fix="run it on a cluster of the flavour cpu or cuda: docs/04-pins.md",
+            code="profile.no-tiny",
+            exit_code=Exit.USAGE,
+        )
+
+
+def swap_in(kinds: Sequence[str], settings: Settings, trainer: Trainer, folder: Path) -> list[Build]:
+    """Put the tiny ones in the place of the user's, and return what has to be made.
+
+    Args:
+        kinds: `model`, `data` or both.
+        settings: the command's, after the profile.
+        trainer: whose command it is.
+        folder: where it runs.
+
+    Raises:
+        RaydebugError: nothing tiny can stand for the user's data.
+    """
+    builds = []
+    # Absolute: the trainer's workers may run in another folder than a driver that a script has sent elsewhere.
+    tiny = folder.resolve() / OURS / "tiny"
+    if "model" in kinds:
+        builds.append(_swap_model(settings, folder, tiny))
+    if "data" in kinds:
+        builds.append(_swap_data(settings, trainer, folder, tiny))
+    return builds
+
+
+def _swap_model(settings: Settings, folder: Path, tiny: Path) -> Build:
+    said = settings.text("model") or ""
+    like = _local_model(said, folder)
+    if like is None:
+        target = tiny / "model-qwen2"
+        why = f"a random Qwen2 of about 100,000 parameters; {said} is not on this machine, to be made like it"
+    else:
+        target = tiny / f"model-{_digest(like / 'config.json')}"
+        why = "random weights, the same architecture with every size small"
+    for word in ("model", "critic_model"):
+        if settings.has(word):
+            settings.change(word, _as_hydra_reads(target), why)
+    return Build("model", target, () if like is None else ("--like", str(like)))
+
+
+def _local_model(said: str, folder: Path) -> Path | None:
+    """Return the folder of a model: itself, or the snapshot of a hub's model in the cache."""
+    named = folder / at_home(said)
+    if said and is_file(named / "config.json"):
+        return named.resolve()
+    # Source: huggingface_hub 1.x file_download.py: models--ORG--NAME/{refs/main, snapshots/COMMIT}.
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cached = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{said.replace('/', '--')}"
+    try:
+        snapshot = cached / "snapshots" / (cached / "refs" / "main").read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+    return snapshot if is_file(snapshot / "config.json") else None
+
+
+def _swap_data(settings: Settings, trainer: Trainer, folder: Path, tiny: Path) -> Build:
+    rows = max(ROWS_AT_LEAST, 2 * (settings.whole("train_batch_size") or 1))
+    train, test = (_first_file(settings.text(word), folder) for word in ("train_data", "val_data"))
+    if train is None:
+        target, like = tiny / f"data-additions-{rows}", ["--rows", str(rows)]
+        why = f"{rows} additions; {settings.text('train_data')} is not on this machine, to take rows from"
+        _judge_additions(settings, trainer, target, why)
+    else:
+        files = [train, *([test] if test else [])]
+        target = tiny / f"data-{_digest(*files, salt=str(rows))}"
+        like = ["--rows", str(rows), "--like", str(train), *(["--test-like", str(test)] if test else [])]
+        why = f"the first {rows} rows"
+    settings.change("train_data", _as_hydra_reads(target / "train.parquet"), why)
+    if settings.has("val_data") and settings.text("val_data") is not None:
+        settings.change("val_data", _as_hydra_reads(target / "test.parquet"), why)
+    return Build("dataset", target, tuple(like))
+
+
+def _judge_additions(settings: Settings, trainer: Trainer, target: Path, why: str) -> None:
+    """Let the dataset's own reward function judge it: the user's knows other questions.
+
+    Raises:
+        RaydebugError: this trainer reads other columns.
+    """
+    if not settings.has("prompt_column"):
+        raise RaydebugError(
+            f"there is no tiny data for {trainer.module}",
+            cause=f"{settings.text('train_data')} is not on this machine, and no other rows have the columns it reads",
+            fix="give data that is there: data.train_files=PATH",
+            code="profile.no-tiny-data",
+            exit_code=Exit.USAGE,
+        )
+    settings.change("prompt_column", "prompt", why)
+    if settings.has("reward_function"):
+        settings.change("reward_function", _as_hydra_reads(target / "reward.py"), "it judges additions")
+        settings.change("reward_function_name", "compute_score", "it judges additions")
+
+
+def _first_file(said: str | None, folder: Path) -> Path | None:
+    """Return the first file of a setting such as `[a.parquet,b.parquet]`, if it is on this machine."""
+    first = (said or "").strip("[]").split(",")[0].strip().strip("'\"")
+    file = folder / at_home(first)
+    return file.resolve() if first and is_file(file) else None
+
+
+def _digest(*files: Path, salt: str = "") -> str:
+    """Return a name for what is made of these files: another when one of them changes."""
+    about = [f"{file} {file.stat().st_mtime_ns} {file.stat().st_size}" for file in files]
+    return hashlib.sha256("\n".join([*about, salt]).encode()).hexdigest()[:10]
+
+
+def _as_hydra_reads(path: Path) -> str:
+    """Quote a path where Hydra's grammar would read more into it than text. Source: Hydra 1.3, override grammar."""
+    text = str(path)
+    return text if re.fullmatch(r"[\w./~@%+-]+", text) else "'" + text.replace("'", "\\'") + "'"

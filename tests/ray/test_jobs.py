@@ -1,0 +1,109 @@
+"""`raydebug job` on a real cluster: lists, states, logs by role and rank, the first error, stop and wait."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from raydebug.cluster.state import Cluster
+from raydebug.pause.listing import fetch_pauses
+from raydebug.runs.folder import load_run
+from runs import JOBS, RAYDEBUG, Run, wait_for
+
+
+@pytest.fixture
+def job(cluster: Cluster) -> Callable[..., str]:
+    """Run `raydebug job`; return stdout, or stderr where it is to fail."""
+
+    def call(*arguments: str, exit_code: int = 0) -> str:
+        done = subprocess.run([str(RAYDEBUG), "job", *arguments, "--name", cluster.name], stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=60, check=False)  # fmt: skip
+        assert done.returncode == exit_code, done.stdout + done.stderr
+        return done.stderr if exit_code else done.stdout
+
+    return call
+
+
+def detach(cluster: Cluster, *command: str) -> str:
+    """Start a job that nobody follows and return its id."""
+    argv = [str(RAYDEBUG), "run", "--name", cluster.name, "--detach", "--", *command]
+    done = subprocess.run(
+        argv, cwd=JOBS, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.timeout(120)
+def test_job_that_fails(cluster: Cluster, job: Callable[..., str]) -> None:
+    """Of two ranks one raises: its own lines, its error before what followed, and the exit code are told."""
+    submission_id = detach(cluster, "python", "ranks.py")
+    assert "did not end within 0 s" in job("wait", submission_id, "--timeout", "0", exit_code=124)
+    assert job("wait", submission_id, exit_code=1).endswith(f"job {submission_id}: failed\n")
+    listed = next(one for one in json.loads(job("list", "--json"))["jobs"] if one["id"] == submission_id)
+    assert listed["status"] == "failed"
+    assert listed["command"] == "python ranks.py"
+    assert listed["exit_code"] == 1
+    assert job("logs", submission_id, "--role", "trainer", "--rank", "1", "--grep", "reward") == (
+        "[Trainer rank 1] reward at rank 1\n"
+    )
+    both = job("logs", submission_id, "--role", "Trainer", "--grep", "^reward").splitlines()
+    assert both == ["[Trainer rank 0] reward at rank 0", "[Trainer rank 1] reward at rank 1"]
+    shown = job("logs", submission_id, "--first-error").splitlines()
+    assert shown[0] == "first error: ValueError: NaN at rank 1"
+    assert "raised by Trainer.step" in shown[1]
+    assert "ranks.py:" in shown[1]
+    verdict = json.loads(job("logs", submission_id, "--first-error", "--json"))
+    assert verdict["first"]["kind"] == "ValueError"
+    assert "no process of job" in job("logs", submission_id, "--rank", "7", exit_code=1)
+
+
+@pytest.mark.timeout(120)
+def test_follow_stop_and_unknown(cluster: Cluster, job: Callable[..., str], run: Callable[..., Run]) -> None:
+    """`logs --follow` shows lines as they come and ends with the job; `stop` ends it; unknown ids are refused."""
+    submission_id = detach(
+        cluster, "python", "-u", "-c", "import time\nfor i in range(900): print('tick', i); time.sleep(.1)"
+    )
+    argv = [str(RAYDEBUG), "job", "logs", submission_id, "--follow", "--grep", "^tick", "--name", cluster.name]
+    following = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert following.stdout is not None
+    assert following.stdout.readline() == "tick 0\n"
+    assert job("status", submission_id, "--json").count('"running"') == 1
+    job("stop", submission_id)
+    rest = following.stdout.read().splitlines()
+    assert following.wait(30) == 0
+    assert rest[:3] == ["tick 1", "tick 2", "tick 3"]
+    assert rest == [f"tick {number}" for number in range(1, len(rest) + 1)], "each line once"
+    assert '"stopped"' in job("status", submission_id, "--json")
+    assert "there is no job 'nope'" in job("status", "nope", exit_code=1)
+    job("stop", submission_id)  # again: it has ended, which is no failure
+
+
+@pytest.mark.timeout(120)
+def test_follow_as_run_does(cluster: Cluster) -> None:
+    """`attach-log` shows a running job's log and pauses, and returns its exit code."""
+    submission_id = detach(cluster, "python", "cases.py", "task")
+    argv = [str(RAYDEBUG), "job", "attach-log", submission_id, "--name", cluster.name]
+    following = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: any(p["job"] == submission_id for p in fetch_pauses(cluster)), "the pause")
+    (pause,) = (p for p in fetch_pauses(cluster) if p["job"] == submission_id)
+    subprocess.run([str(RAYDEBUG), "attach", pause["id"], "--name", cluster.name, "-x", "c"], check=True, timeout=30,
+                   stdin=subprocess.DEVNULL, capture_output=True)  # fmt: skip
+    printed, said = following.communicate(timeout=60)
+    assert "done: task" in printed
+    assert f"next: raydebug attach {pause['id']} --name {cluster.name}" in said
+    assert following.returncode == 0
+    run = load_run(submission_id)  # what the follower has left
+    assert (run["status"], run["exit_code"], run["command"]) == ("succeeded", 0, ["python", "cases.py", "task"])
+    assert [one["id"] for one in run["pauses"]] == [pause["id"]]
+    assert run["pauses"][0]["end_s"] > run["pauses"][0]["start_s"]
+    assert [phase["name"] for phase in run["phases"]] == ["driver: imports, Ray", "run"]
+    assert any(curve["samples"] for curve in run["memory"])
+    assert "done: task" in (Path(run["folder"]) / "job.log").read_text()

@@ -1,0 +1,137 @@
+"""`raydebug attach --pid` and `--worker` in a real job: processes that work are paused, looked at, and work on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from typing import Any
+
+import pytest
+
+from raydebug.cluster.state import Cluster
+from runs import RAYDEBUG, Run, raydebug, three_lines, wait_for
+
+SECONDS = "12"
+
+
+def processes(cluster: Cluster) -> list[dict[str, Any]]:
+    """Return what `raydebug ps --processes` lists."""
+    done = raydebug("ps", "--processes", "--name", cluster.name, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["processes"]
+
+
+def at_work(run, cluster: Cluster, how: str, who: str, seconds: str = SECONDS) -> tuple[Run, dict[str, Any]]:
+    """Start a job and return it with the process that works in it."""
+    job = run("--", "python", "working.py", how, seconds)
+    found: list[dict[str, Any]] = []
+
+    def is_there() -> bool:
+        listed = [p for p in processes(cluster) if bool(p["worker_id"]) == (how != "fork")]  # its parent has its title
+        found[:] = [p for p in listed if who in (p["actor"], p["title"], p["is_driver"] and "driver")]
+        return bool(found and (found[0]["doing"] or {}).get("file"))
+
+    wait_for(is_there, f"'{who}' to work", run=job)
+    return job, found[0]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("how", "who", "thread"),
+    [
+        ("actor", "Worker", "MainThread"),
+        ("async", "AsyncWorker", "AsyncIO Thread: default"),
+        ("threads", "Worker", "Dummy-"),
+        ("task", "ray::task", "MainThread"),
+        ("driver", "driver", "MainThread"),
+        ("fork", "ray::Worker.fork", "MainThread"),
+    ],
+    ids=["actor", "async", "threads", "task", "driver", "fork"],
+)
+def test_attach_to_a_process_that_works(run, cluster, dashboard, how, who, thread):
+    """It is paused at a line of the user's, its values are read, it is stepped, and it does its work to the end."""
+    job, process = at_work(run, cluster, how, who)
+    target = ("--worker", process["worker_id"][:12]) if how in ("actor", "task") else ("--pid", str(process["pid"]))
+    done = raydebug("attach", *target, "--name", cluster.name, "-x", "p seconds", "-x", "n", "-x", "w")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(SECONDS), done.stdout
+    (pause,) = job.listed()
+    assert (pause["kind"], pause["pid"], pause["state"]) == ("requested", process["pid"], "waiting")
+    assert pause["thread"].startswith(thread)
+    if how in ("actor", "async", "threads"):
+        assert pause["actor"] == who
+    if how in ("actor", "async", "threads", "task"):
+        # Ray does not tell an async actor which attempt it is.
+        assert (pause["attempt"], pause["worker_id"]) == (None if how == "async" else 1, process["worker_id"])
+        assert pause["task"]
+    assert len(dashboard.paused_workers()) == (0 if how == "fork" else 1), "Ray's own table is right"
+    job.attach(pause["id"], "c")
+    assert f"done: {how}" in job.end()
+    assert job.listed() == []
+
+
+@pytest.mark.timeout(120)
+def test_ray_get_is_told(run, cluster):
+    """A driver that waits in ray.get is not stopped; whoever asks is told the line, and after --timeout gets 124."""
+    job, process = at_work(run, cluster, "sleep", "driver", "8")
+    done = raydebug("attach", "--pid", str(process["pid"]), "--name", cluster.name, "--timeout", "3", "-x", "w")
+    assert three_lines(done, 124) == f"error: pid:{process['pid']} did not stop within 3 s"
+    assert f"pid {process['pid']}: its MainThread is at working.py:" in done.stderr
+    assert "ray.get(Worker.remote().sleep.remote(s))" in done.stderr
+    assert "done: sleep" in job.end()
+
+
+@pytest.mark.timeout(120)
+def test_time_sleep_and_ctrl_c(run, cluster):
+    """An actor in time.sleep: Ctrl-C leaves it alone (130), and it does not stop when it wakes."""
+    job, process = at_work(run, cluster, "sleep", "Worker", "8")
+    argv = [str(RAYDEBUG), "attach", "--pid", str(process["pid"]), "--name", cluster.name]
+    asking = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert asking.stderr is not None
+    said = asking.stderr.readline() + asking.stderr.readline()
+    assert "Worker.sleep: time.sleep(seconds)" in said
+    asking.send_signal(signal.SIGINT)
+    assert asking.wait(10) == 130
+    assert "done: sleep 1" in job.end()
+
+
+@pytest.mark.timeout(120)
+def test_actor_that_is_killed_while_asked(run, cluster):
+    """A process that is killed instead of stopping: the three lines come at once."""
+    _, process = at_work(run, cluster, "sleep", "Worker", "60")
+    argv = [str(RAYDEBUG), "attach", "--pid", str(process["pid"]), "--name", cluster.name]
+    asking = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert asking.stderr is not None
+    asking.stderr.readline()
+    time.sleep(0.5)
+    os.kill(process["pid"], signal.SIGKILL)
+    _, err = asking.communicate(timeout=10)
+    assert asking.returncode == 1
+    assert "error: the process cannot be paused\ncause: the process has ended\nfix: see" in err
+
+
+@pytest.mark.timeout(120)
+def test_cancelled_while_paused_on_request(run, cluster, tmp_path):
+    """A task that is paused on request and then cancelled ends as a cancelled task."""
+    job = run("--", "python", "faults.py", "cancel_at_work", str(tmp_path / "strike"))
+    wait_for(lambda: any(p["title"] == "ray::work" for p in processes(cluster)), "the task", run=job)
+    (process,) = [p for p in processes(cluster) if p["title"] == "ray::work"]
+    raydebug("attach", "--pid", str(process["pid"]), "--name", cluster.name)
+    assert [p["kind"] for p in job.listed()] == ["requested"]
+    (tmp_path / "strike").touch()
+    assert "TaskCancelledError" in job.end().partition("failed as it should: ")[2].partition("\n")[0]
+
+
+@pytest.mark.timeout(120)
+def test_not_a_process_of_a_job(cluster):
+    """A process of the cluster's own, and one that is not of the cluster, are refused in three lines."""
+    done = raydebug("attach", "--pid", str(os.getpid()), "--name", cluster.name)
+    assert three_lines(done, 1) == "error: the process cannot be paused"
+    assert f"cause: process {os.getpid()} is no process of a job that has a control line" in done.stderr
+    wrong = raydebug("attach", "--pid", "12x", "--name", cluster.name)
+    assert three_lines(wrong, 2) == "error: --pid 12x names no process"
+    both = raydebug("attach", "3", "--pid", "12", "--name", cluster.name)
+    assert three_lines(both, 2) == "error: --pid and --worker take one process and nothing else"

@@ -1,0 +1,205 @@
+"""Breakpoints in child processes of every kind: each pauses, or the log says why not; none crashes, none hangs."""
+
+from __future__ import annotations
+
+import pytest
+from gateway_door import Door, visit
+
+HEAD = """\
+import concurrent.futures, multiprocessing, os, resource, subprocess, sys, threading, time
+
+CHILD = "x = 41\\nbreakpoint()\\nprint('child went on', x, flush=True)\\n"
+
+def work(x=41):
+    breakpoint()
+    print("child went on", x, flush=True)
+
+def python(*options, **how):
+    run = subprocess.run([sys.executable, *options, "-c", CHILD], stdin=subprocess.DEVNULL, **how)
+    print("exit code", run.returncode, flush=True)
+
+def fork(prepare=lambda: None):
+    pid = os.fork()
+    if pid == 0:
+        prepare()
+        work()
+        os._exit(0)
+    print("exit code", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+def process(method):
+    started = multiprocessing.get_context(method).Process(target=work)
+    started.start()
+    started.join()
+    print("exit code", started.exitcode, flush=True)
+
+def in_pool(context):
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(context)) as pool:
+        pool.submit(work).result()
+    print("exit code 0", flush=True)
+
+def close_stderr():
+    sys.stderr.close()
+
+def close_all():
+    # As a daemon does; what is opened next takes the numbers of what was ours.
+    os.closerange(3, 100)
+    os.close(2)
+    kept = [os.open("/dev/null", os.O_RDONLY) for _ in range(8)]
+    os.fstat(kept[-1])
+    global check
+    check = kept
+
+def daemon():
+    os.setsid()
+    os.chdir("/")
+    pid = os.fork()
+    if pid:
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+if __name__ == "__main__":
+"""
+PAUSE = {
+    "subprocess": "python()",
+    "isolated (-I)": "python('-I')",
+    "without PYTHON* (-E)": "python('-E')",
+    "preexec_fn": "python(preexec_fn=os.setsid)",
+    "only our names": "python(env={n: v for n, v in os.environ.items() if n.startswith('RAYDEBUG_')})",
+    "-S with the package's path": "python('-S', env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)})",
+    "fork": "process('fork')",
+    "spawn": "process('spawn')",
+    "forkserver": "process('forkserver')",
+    "pool": "in_pool('fork')",
+    "os.fork": "fork()",
+    "exec": "fork(lambda: os.execv(sys.executable, [sys.executable, '-c', CHILD]))",
+    "fork in a thread": "thread = threading.Thread(target=fork); thread.start(); thread.join()",
+    "closed stderr": "fork(close_stderr)",
+    "no stderr": "fork(lambda: setattr(sys, 'stderr', None))",
+    "closed files": "fork(close_all)",
+    "daemon": "fork(daemon)",
+}
+AFTER_A_PAUSE = {
+    "os.fork": "work(1); fork(); work(2)",
+    "pool": "work(1); in_pool('fork'); work(2)",
+    "forkserver": "work(1); process('forkserver'); work(2)",
+    "subprocess": "work(1); python(); work(2)",
+    "closed files": "work(1); fork(close_all); work(2)",
+}
+WHY_NOT = {
+    "without site (-S)": (
+        "python('-S')",
+        'RuntimeWarning: Ignoring unimportable $PYTHONBREAKPOINT: "raydebug.worker.unhooked.breakpoint_hook"',
+    ),
+    "without our names": (
+        "python(env={n: v for n, v in os.environ.items() if not n.startswith('RAYDEBUG_')})",
+        "raydebug: <string>:2 not paused: RAYDEBUG_GATEWAY is not in the environment of this process",
+    ),
+    "no token": (
+        "python(env={**os.environ, 'RAYDEBUG_TOKEN_PATH': '/nonexistent'})",
+        "raydebug: <string>:2 not paused: the token file cannot be read: [Errno 2]",
+    ),
+    "no gateway": (
+        "python(env={**os.environ, 'RAYDEBUG_GATEWAY': '127.0.0.1:1'})",
+        "raydebug: <string>:2 not paused: no gateway at 127.0.0.1:1: [Errno 111] Connection refused",
+    ),
+    "no debugpy": (
+        """open(os.path.join(os.path.dirname(__file__), 'debugpy.py'), 'w').write("raise ImportError('none here')")
+    python(env={**os.environ, 'PYTHONPATH': os.path.dirname(__file__)})""",
+        "raydebug: <string>:2 not paused: ImportError: none here",
+    ),
+    "no files left": (
+        "fork(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4)))",
+        "program0.py:6 not paused: the token file cannot be read: [Errno 24] Too many open files",
+    ),
+}
+
+
+def let_go(door: Door) -> bool:
+    """Let the one pause go on; say whether it was the program's own."""
+    (pause,) = door.pauses()
+
+    async def go_on() -> None:
+        session, stopped = await door.attach(pause["id"])
+        await session.request("continue", {"threadId": stopped["threadId"]})
+        await session.close()
+
+    visit(door, go_on)
+    return pause["pid"] == door.programs[-1].pid
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", PAUSE)
+def test_child_pauses(door, how):
+    """A breakpoint in this kind of child pauses it; let go, it comes to its end."""
+    program = door.start(HEAD + "    " + PAUSE[how], RAYDEBUG_JOB="j")
+    assert not let_go(door)
+    assert program.communicate(timeout=15)[0] == "child went on 41\nexit code 0\n"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", AFTER_A_PAUSE)
+def test_child_of_a_process_that_has_paused(door, how):
+    """A child of a process that had its first pause before pauses too, and its parent does so once more afterwards."""
+    program = door.start(HEAD + "    " + AFTER_A_PAUSE[how], RAYDEBUG_JOB="j")
+    assert [let_go(door) for _ in range(3)] == [True, False, True]
+    out = program.communicate(timeout=15)[0]
+    assert out == "child went on 1\nchild went on 41\nexit code 0\nchild went on 2\n"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", WHY_NOT)
+def test_child_that_cannot_pause_says_why(door, how):
+    """A child that cannot reach the gateway goes on, and one line of the job's log says why."""
+    call, line = WHY_NOT[how]
+    program = door.start(HEAD + "    " + call, RAYDEBUG_JOB="j")
+    out, err = program.communicate(timeout=30)
+    assert out == "child went on 41\nexit code 0\n", err
+    assert line in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.timeout(60)
+def test_fork_while_another_thread_stands(door):
+    """A fork while another thread of the parent is paused pauses by itself; the parent's pause stays as it is."""
+    program = door.start(HEAD + "    thread = threading.Thread(target=work, args=(1,)); thread.start()\n"
+                         "    time.sleep(1.5)\n    fork()\n    thread.join()\n", RAYDEBUG_JOB="j")  # fmt: skip
+    first, second = door.pauses(2)
+    assert [first["pid"] == program.pid, second["pid"] == program.pid] == [True, False]
+
+    async def go_on(pause: dict) -> None:
+        session, stopped = await door.attach(pause["id"])
+        await session.request("continue", {"threadId": stopped["threadId"]})
+        await session.close()
+
+    visit(door, lambda: go_on(second))
+    assert door.pauses()[0]["id"] == first["id"]
+    visit(door, lambda: go_on(first))
+    assert program.communicate(timeout=15)[0] == "child went on 41\nexit code 0\nchild went on 1\n"
+
+
+FORK_AT_FIRST_DIAL = """
+    thread = threading.Thread(target=work, args=(1,))
+    thread.start()
+    begin = time.monotonic()
+    while "debugpy" not in sys.modules:
+        assert time.monotonic() - begin < 5
+    fork()  # while the other thread imports the debugger: its locks would stay taken in the child
+    thread.join()
+"""
+
+
+@pytest.mark.timeout(60)
+def test_fork_while_another_thread_imports_the_debugger(door):
+    """A child that is forked while another thread has its first pause under way pauses as any other."""
+    program = door.start(HEAD + FORK_AT_FIRST_DIAL, RAYDEBUG_JOB="j")
+    first, second = door.pauses(2)
+    assert {first["pid"] == program.pid, second["pid"] == program.pid} == {True, False}
+
+    async def go_on(pause: dict) -> None:
+        session, stopped = await door.attach(pause["id"])
+        await session.request("continue", {"threadId": stopped["threadId"]})
+        await session.close()
+
+    for pause in (first, second):
+        visit(door, lambda pause=pause: go_on(pause))
+    out = program.communicate(timeout=15)[0]
+    assert sorted(out.splitlines()) == ["child went on 1", "child went on 41", "exit code 0"]

@@ -1,0 +1,325 @@
+"""Shell scripts, read without running them: the same words as bash itself gives the trainer, or a note why not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from raydebug.errors import RaydebugError
+from raydebug.profile.script import SCRIPT_BYTES_MAX, Training, find_trainings
+
+# As verl's examples were written up to 0.8: one long command, "$@" at its end.
+CLASSIC = r"""set -x
+
+gsm8k=$HOME/data/gsm8k
+files="['$gsm8k/train.parquet', '$gsm8k/more.parquet']"
+
+python3 -m verl.trainer.main_ppo \
+    algorithm.adv_estimator=grpo \
+    data.train_files="$files" \
+    data.truncation='error' \
+    actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct \
+    trainer.logger=['console','wandb'] \
+    trainer.total_epochs=15 $@
+"""
+# As ARPO's scripts are: exports, comments behind values, nested names, arithmetic, a log beside the terminal.
+ARPO = r"""
+HERE="$( cd "$( dirname "${BASH_SOURCE[0]}" )" &> /dev/null && pwd )"
+PARENT="$(dirname "$HERE")"
+cd "$PARENT"
+# ==== Environment ====
+export PYTHONUNBUFFERED=1
+export HYDRA_FULL_ERROR=1
+export PYTHONPATH="$PARENT"/verl_fork:$PYTHONPATH
+NAME="arpo_16_init_8"       # with a comment
+CONFIG_PATH="$PARENT/config"
+BATCH=128                   # another
+PROMPT=1536
+RESPONSE=4096
+SAVE="$PARENT/out/${NAME}"
+if [ "$WANDB_KEY" != "" ]; then
+    wandb login --relogin $WANDB_KEY
+    export WANDB_DIR=${SAVE}
+fi
+if [ ! -d "$SAVE" ]; then
+    mkdir -p $SAVE
+fi
+python3 -m verl.trainer.main_ppo \
+    --config-path=$CONFIG_PATH \
+    --config-name=ppo_trainer.yaml \
+    data.train_batch_size=${BATCH} \
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=$((2*(PROMPT+RESPONSE))) \
+    actor_rollout_ref.rollout.multi_turn.enable=${NOBODY_SET_IT} \
+    trainer.logger="[console, wandb]" \
+    hydra.run.dir=${SAVE}/outputs 2>&1 | tee ${SAVE}/run.log
+"""
+# As verl's examples are from 0.9 on: defaults from the environment, arrays, case, a launcher of several words.
+ARRAYS = r"""#!/usr/bin/env bash
+set -euo pipefail
+MODEL=${MODEL:-Qwen/Qwen3-4B}
+TRAIN=${TRAIN:-$HOME/data/gsm8k/train.parquet}
+GPUS=${GPUS:-8}
+FILES=${FILES:-"['$TRAIN']"}
+case "${DEVICE:-gpu}" in
+    gpu)
+        ;;
+    npu|other)
+        export LD_PRELOAD="/usr/lib/x.so${LD_PRELOAD:+:$LD_PRELOAD}"
+        ;;
+    *)
+        echo "python3 -m verl.trainer.main_ppo is not for ${DEVICE}" >&2
+        exit 1
+        ;;
+esac
+DATA=(
+    algorithm.adv_estimator=grpo   # how
+    data.train_files="${FILES}"
+    trainer.logger='["console","wandb"]'
+)
+EXTRA=(
+)
+DATA+=("trainer.n_gpus_per_node=${GPUS}" trainer.experiment_name="a b")
+LAUNCH=(python3)
+"${LAUNCH[@]}" -m verl.trainer.main_ppo \
+    "${DATA[@]}" actor_rollout_ref.model.path=${MODEL} \
+    "${EXTRA[@]}" \
+    "$@"
+"""
+FINE_TUNING = r"""
+if [ "$#" -lt 2 ]; then
+    echo "Usage: run.sh <gpus> <save> [more]"
+fi
+gpus=$1
+save=$2
+shift 2
+CUDA_VISIBLE_DEVICES=0 torchrun --standalone --nnodes=1 --nproc_per_node=$gpus \
+     -m verl.trainer.sft_trainer \
+    data.train_files=$HOME/t.parquet \
+    trainer.default_local_dir=${save%/}/x \
+    trainer.experiment_name=${save##*/} \
+    trainer.project_name="${gpus}gpus-${@:1:1}" \
+    $@ 2>&1 | tee >(cat) "$save.log"
+"""
+ODD = r"""
+function later () {
+  python3 -m verl.trainer.main_eval x=1
+}
+cat <<EOF > /dev/null
+python3 -m verl.trainer.main_ppo never=1 'unclosed
+EOF
+WORDS='a=1   b=2'; EMPTY=
+X=$WORDS' c'
+export A=1 B="two words"; declare -a LIST=(one "two three"); LIST+=(four)
+((A > 5)) && echo never
+[[ -n "$X" && $A < 5 ]] && nohup env PYTHONPATH=/p \
+  python3 -m verl.trainer.main_generation $WORDS "$WORDS" $EMPTY "$EMPTY" x='single $X' y="d\"q\$" z=a\ b \
+  l="${LIST[*]}" n=${#} m=${LIST[1]} u=${X^^} -- "${LIST[@]}" > /dev/null &
+wait
+"""
+COMMANDS = [
+    pytest.param(CLASSIC, ["trainer.n=1", "a b=c"], id="classic"),
+    pytest.param(CLASSIC, [], id="classic, no arguments"),
+    pytest.param(ARPO, [], id="ARPO's style"),
+    pytest.param(ARRAYS, ["x=y z"], id="arrays"),
+    pytest.param(FINE_TUNING, ["4", "out/models/", "lr=1", "w=2"], id="torchrun"),
+    pytest.param(ODD, ["p"], id="odd"),
+]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with programs of the trainers' names that write down what they are given."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("python3", "torchrun"):
+        (programs / name).write_text('#!/bin/bash\nprintf "%s\\0" "${0##*/}" "$@" "$PWD" >> "$WRITTEN"\n')
+        (programs / name).chmod(0o755)
+    for name in ("dirname", "cat", "mkdir", "tee", "env", "nohup"):
+        real = shutil.which(name)
+        assert real, name
+        (programs / name).symlink_to(real)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scripts").mkdir()
+    return tmp_path
+
+
+def environ(project: Path) -> dict[str, str]:
+    return {"HOME": "/home/me", "PATH": str(project / "bin"), "PYTHONPATH": "/lib/py"}
+
+
+def as_bash_runs(project: Path, arguments: list[str]) -> tuple[list[str], str]:
+    """What bash gives the trainer, and where."""
+    written = project / "written"
+    bash = shutil.which("bash")
+    assert bash
+    subprocess.run(
+        [bash, "scripts/run.sh", *arguments],
+        cwd=project, env={**environ(project), "WRITTEN": str(written)}, timeout=20, check=False, capture_output=True,
+    )  # fmt: skip
+    *argv, folder, _ = written.read_text().split("\0")
+    return argv, folder
+
+
+def read(project: Path, arguments: list[str]) -> list[Training]:
+    return find_trainings(["bash", "scripts/run.sh", *arguments], environ(project), project)
+
+
+@pytest.mark.parametrize(("script", "arguments"), COMMANDS)
+def test_the_words_are_those_that_bash_gives(script: str, arguments: list[str], project: Path) -> None:
+    """What is read of a script is word for word what bash hands to the trainer, in the folder where bash runs it."""
+    (project / "scripts" / "run.sh").write_text(script)
+    argv, folder = as_bash_runs(project, arguments)
+    (training,) = read(project, arguments)
+    assert training.argv == argv
+    assert os.path.normpath(training.folder) == folder
+
+
+def test_exports_reach_the_training(project: Path) -> None:
+    """What a script exports is in the training's environment, and PYTHONPATH leads to the fork that it names."""
+    (project / "scripts" / "run.sh").write_text(ARPO)
+    (training,) = read(project, [])
+    assert training.environ["PYTHONPATH"] == f"{project}/verl_fork:/lib/py"
+    assert training.environ["HYDRA_FULL_ERROR"] == "1"
+    assert "BATCH" not in training.environ
+    assert training.notes == ["NOBODY_SET_IT is not set here"]
+
+
+@pytest.mark.parametrize(
+    ("script", "word", "note"),
+    [
+        ("N=$(date +%s)\n", "x=$(date +%s)", "$(date +%s) is a program's output"),
+        ("N=`nvidia-smi -L | wc -l`\n", "x=$(nvidia-smi -L | wc -l)", "$(nvidia-smi -L | wc -l) is a program's output"),
+        ("if [ $A ]; then N=1; else N=2; fi\n", "x=1", "N depends on a condition (line 1), which was not decided"),
+        ("N=1\n[ -f y ] && N=2\n", "x=1", "N depends on a condition (line 2), which was not decided"),
+        ("for N in 3 4; do\n", "x=3", "N is a loop's: its first value is shown"),
+        ("N=${M:?say it}\n", "x=${M:?say it}", "M is not set, and the script needs it"),
+        ("N=${M/a/b}\n", "x=${M/a/b}", "${M/a/b} was not read"),
+        ("N=$((2**70))\n", "x=$((2**70))", "$((2**70)) was not calculated"),
+        ("read N\n", "x=$N", "line 1: N is read from input"),
+        ("source env.sh\nN=1\n", "x=1", "line 1: what source env.sh sets is not known here"),
+        ("conda activate verl\nN=1\n", "x=1", "line 1: the environment of conda activate verl was not looked into"),
+        ("N=1\n" + 'N="$N$N"\n' * 17, "x=$N", "N is too long to be followed"),
+        ("cd $(mktemp -d)\nN=1\n", "x=1", "line 1: the folder of `cd $(mktemp -d)` is not known"),
+    ],
+)
+def test_what_only_a_run_can_tell_is_said(script: str, word: str, note: str, project: Path) -> None:
+    """What cannot be known without running stands as it is written, and a note says which and why."""
+    end = "done\n" if script.startswith("for") else ""
+    (project / "scripts" / "run.sh").write_text(f"{script}python3 -m verl.trainer.main_ppo x=$N\n{end}")
+    (training,) = read(project, [])
+    assert training.argv[-1] == word
+    assert note in training.notes
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["python3", "-m", "verl.trainer.main_ppo", "a=b"],
+        ["env", "X=1", "python3", "-m", "verl.trainer.main_ppo", "a=b"],
+        ["uv", "run", "--frozen", "python3", "-m", "verl.trainer.main_ppo", "a=b"],
+        ["bash", "-c", "python3 -m verl.trainer.main_ppo $0=b", "a"],
+        ["bash", "-x", "scripts/inner.sh", "a=b"],
+        ["scripts/inner.sh", "a=b"],
+        ["sh", "-euc", "sh scripts/outer.sh"],
+        ["nohup", "bash", "scripts/outer.sh"],
+    ],
+)
+def test_the_ways_to_start_a_training(command: list[str], project: Path) -> None:
+    """The training is found as it is, behind other programs, in `bash -c`, in a script, in a script of a script."""
+    (project / "scripts" / "inner.sh").write_text('#!/bin/sh\nexec python3 -m verl.trainer.main_ppo "$@"\n')
+    (project / "scripts" / "outer.sh").write_text("V=a=b\nbash scripts/inner.sh $V\n")
+    (training,) = find_trainings(command, environ(project), project)
+    assert training.argv == ["python3", "-m", "verl.trainer.main_ppo", "a=b"]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "echo python3 -m verl.trainer.main_ppo\n",
+        "# python3 -m verl.trainer.main_ppo\n",
+        "python3 train.py\n",
+        "cat <<'X'\npython3 -m verl.trainer.main_ppo\nX\n",
+        "#!/usr/bin/python3\nimport os\n",
+        "bash scripts/run.sh\n",
+        f"./{'x' * 300}.sh\n",
+        "cd ~nosuchuser/x\ntrue\n",
+        'export X=\'bash -c "$X"\'\nbash -c "$X"\n',
+        "",
+    ],
+)
+def test_scripts_without_a_training(script: str, project: Path) -> None:
+    """A script that only mentions one, calls itself, or is no shell script, has no training."""
+    (project / "scripts" / "run.sh").write_text(script)
+    assert read(project, []) == []
+
+
+def test_every_training_of_a_script_is_found(project: Path) -> None:
+    """A fine-tuning followed by a training are two, in their order."""
+    (project / "scripts" / "run.sh").write_text(
+        "torchrun -m verl.trainer.sft_trainer a=1 || exit 1\npython3 -m verl.trainer.main_ppo b=2\n"
+    )
+    assert [training.argv[-1] for training in read(project, [])] == ["a=1", "b=2"]
+
+
+@pytest.mark.parametrize(
+    ("script", "cause"),
+    [
+        ("X=1\npython3 -m verl.trainer.main_ppo 'a=b\n", "2: ' is not closed"),
+        ('\n\necho "abc\n', "3: a quote is not closed"),
+        ("X=$(ls\n", "1: $( is not closed"),
+        ("A=(\n 1 2\n", "3: an array is not closed"),
+        ("X=${Y\n", "1: ${ is not closed"),
+        ('X=\'eval "$X"\'\neval "$X"\n', "1: more than 8 evals in one another"),
+    ],
+)
+def test_a_broken_script_is_refused_with_its_line(script: str, cause: str, project: Path) -> None:
+    """A quote or bracket that is not closed is an error with the line, and a way on."""
+    file = project / "scripts" / "run.sh"
+    file.write_text(script)
+    with pytest.raises(RaydebugError) as failure:
+        read(project, [])
+    assert failure.value.what == f"the script '{file}' cannot be read without running it"
+    assert failure.value.cause == f"{file}:{cause}"
+    assert "`raydebug run` reads no script, and takes it" in failure.value.fix
+
+
+def test_a_script_that_is_not_there_is_refused(project: Path) -> None:
+    """A script that is missing, a folder, no UTF-8 or far too long is an error in three lines."""
+    file = project / "scripts" / "run.sh"
+    for make, cause in (
+        (lambda: None, "No such file or directory"),
+        (lambda: file.write_bytes(b"\xff\n"), "1: byte 0xff is not UTF-8"),
+        (lambda: file.write_text("#" * (SCRIPT_BYTES_MAX + 1)), "it has 262145 bytes"),
+    ):
+        make()
+        with pytest.raises(RaydebugError) as failure:
+            read(project, [])
+        assert cause in failure.value.cause
+        assert failure.value.exit_code == 2
+
+
+@pytest.mark.timeout(20)
+def test_a_long_script_is_read_in_no_time(project: Path) -> None:
+    """Ten thousand lines of assignments, deep quotes and a value that doubles in each line are no trap."""
+    lines = [f'V{n}=${{V{n - 1}:-{n}}}"\'"x' for n in range(8000)] + ["A=a"] + ['A="$A$A"'] * 14
+    lines += ["B=(a b)"] + ['B+=("${B[@]}")'] * 60 + ['A="$A$A"'] * 60
+    lines += ["eval eval eval eval eval eval python3 -m verl.trainer.main_ppo x=1"]
+    (project / "scripts" / "run.sh").write_text("\n".join(lines))
+    (training,) = read(project, [])
+    assert training.argv[-1] == "x=1"
+
+
+def test_reading_runs_nothing(project: Path) -> None:
+    """No command of a script is run by reading it, not in substitutions, not in arithmetic."""
+    (project / "scripts" / "run.sh").write_text(
+        'X=$(touch a) Y=`touch b`; Z=$((__import__("os").system("touch c")))\ntouch d > e\n'
+        "python3 -m verl.trainer.main_ppo x=$X$Y$Z ${Q:-$(touch f)}\n"
+    )
+    before = sorted(project.rglob("*"))
+    (training,) = read(project, [])
+    assert sorted(project.rglob("*")) == before
+    assert "touch" in training.argv[-1]

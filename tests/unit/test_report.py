@@ -1,0 +1,512 @@
+"""The run report: what its page says, draws and must never let through; `raydebug report` writes it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import os
+import re
+import stat
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import run_documents
+from raydebug.cluster.state import Cluster
+from raydebug.runs.folder import RunFolder
+from raydebug.runs.memory import NODE
+from raydebug.runs.page import comparison_page, run_page, words
+from raydebug.runs.page.colours import DARK, LIGHT, SERIES
+from raydebug.runs.page.differences import Difference, find_differences
+from raydebug.runs.page.memory import memory_rows, memory_sum
+from raydebug.runs.page.metrics import metric_names
+from raydebug.runs.page.plot import Axis, ceiling
+from raydebug.runs.page.reading import read_run
+from raydebug.runs.page.thinning import density, gaps, merge, stack, thin
+from raydebug.runs.page.waterfall import draw_spans, is_dense, phase_rows
+from raydebug.runs.recorder import Recorder
+from raydebug.worker.names import PROFILE
+
+PAGES = {
+    "failed": lambda: run_page(run_documents.failed_run()),
+    "hostile": lambda: run_page(run_documents.hostile_run()),
+    "empty": lambda: run_page({}),
+    "compared": lambda: comparison_page(run_documents.failed_run(), run_documents.quick_run(), ("../a/", "")),
+    "hostile compared": lambda: comparison_page(run_documents.hostile_run(), run_documents.hostile_run()),
+}
+
+
+class Parsed(HTMLParser):
+    """The elements of a page with their attributes, and its text without style and programs."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.inline: dict[str, list[str]] = {"style": [], "script": []}
+        self.text = ""
+        self._inside = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside in self.inline:
+            self.inline[self._inside].append(data)
+        else:
+            self.text += data
+
+
+@pytest.fixture(params=sorted(PAGES))
+def page(request: pytest.FixtureRequest) -> str:
+    return PAGES[request.param]()
+
+
+def test_nothing_is_fetched(page: str) -> None:
+    """No page refers to anything but the job's log beside it, and parts of itself."""
+    for tag, attributes in Parsed(page).elements:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base", "form", "audio", "video", "image"), tag
+        for name, value in attributes.items():
+            assert name not in ("src", "srcset", "style", "action", "background", "data", "poster", "ping"), (tag, name)
+            assert not name.startswith("on"), (tag, name)
+            if name in ("href", "xlink:href"):
+                assert value in ("job.log", "../a/job.log", "#bands"), value
+    assert set(re.findall(r"url\(([^)]*)\)|@import", page)) <= {"#stripes", "#net", "#going-on"}
+
+
+def test_policy_allows_the_pages_own_parts_only(page: str) -> None:
+    """The policy names the hashes of the one style and the one program that the page has, and forbids all else."""
+    parsed = Parsed(page)
+    policy = next(a["content"] for t, a in parsed.elements if t == "meta" and "http-equiv" in a) or ""
+    rules = dict(rule.strip().partition(" ")[::2] for rule in policy.split(";"))
+    program = [text for text in parsed.inline["script"] if not text.startswith("{")]
+    for rule, parts in (("style-src", parsed.inline["style"]), ("script-src", program)):
+        for part in parts:
+            digest = base64.b64encode(hashlib.sha256(part.encode()).digest()).decode()
+            assert rules[rule] == f"'sha256-{digest}'"
+    assert (rules["default-src"], rules["base-uri"], rules["form-action"]) == ("'none'", "'none'", "'none'")
+    assert not re.search("unsafe|eval|http", policy)
+
+
+def test_text_of_a_job_stays_text() -> None:
+    """Markup, terminal escapes and text that turns round come out as visible text; what is no number is left out."""
+    page = PAGES["hostile"]()
+    parsed = Parsed(page)
+    assert {tag for tag, _ in parsed.elements} & {"img", "script"} == {"script"}
+    assert sum(tag == "script" for tag, _ in parsed.elements) == 2
+    assert "<script>document.title" in parsed.text
+    assert "\\x1b[31mred\\u202egnp.exe\\x00" in parsed.text
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]", page)
+    assert "hunter2" not in page
+    assert "</script>" not in parsed.inline["script"][0]
+
+
+WRONG: list[Any] = [None, 3, -1.0, math.nan, "x", True, [], {}, [None], [[]], [{}], {"x": None}, [[1, 2, 3, 4]]]
+
+
+@pytest.mark.parametrize("key", sorted(run_documents.failed_run()))
+def test_broken_documents(key: str) -> None:
+    """A document in which any part is missing, or of any wrong type, still makes both pages."""
+    document = run_documents.failed_run()
+    for one in (*document["memory"], *document["gpus"]):
+        del one["samples"][8:]
+    del document["steps"][2:], document["phases"][5:]
+    broken = [{k: v for k, v in document.items() if k != key}, *({**document, key: wrong} for wrong in WRONG)]
+    inner = document[key][0] if isinstance(document[key], list) and isinstance(document[key][0], dict) else {}
+    broken += [{**document, key: [{**inner, name: wrong}]} for name in inner for wrong in WRONG]
+    for one in broken:
+        assert "<h1>" in run_page(one)
+        assert "<h1>" in comparison_page(one, {})
+
+
+def test_measurements_that_cannot_be() -> None:
+    """A moment ten thousand years away is no measurement, and a text that nobody can read is cut."""
+    late = {"name": "x", "start_s": 1e300, "end_s": 1e301}
+    early = {"name": "y", "start_s": -0.2, "end_s": 1}  # by another machine's clock
+    document = {"phases": [late, early], "first_error": {"text": "ab" * 10_000}}
+    run = read_run(document)
+    assert ([(phase.name, phase.start_s) for phase in run.phases], run.length_s) == ([("y", 0.0)], 1.0)
+    assert run.first_error is not None
+    assert run.first_error["text"].endswith("ab ... and 10,000 more characters")
+
+
+def test_what_the_head_says() -> None:
+    """The head says how the run ended and what failed first, with a link to the log."""
+    text = Parsed(PAGES["failed"]()).text
+    assert text.index("Run failed after 5m24s, exit code 1") < text.index("First error") < text.index("Findings")
+    assert "FloatingPointError: loss is nan at step 9 (grad_norm=inf)" in text
+    assert "raised by WorkerDict.update_actor, pid 7141, at /workspace/verl/actor/dp_actor.py:418" in text
+    running = {**run_documents.failed_run(), "status": "running", "ended": None, "exit_code": None, "first_error": None}
+    assert "Run had not ended; known up to 5m24s" in Parsed(run_page(running)).text
+    unknown = {**run_documents.failed_run(), "first_error": None}
+    assert "No error was found in what its processes wrote. read job.log" in Parsed(run_page(unknown)).text
+
+
+def test_what_the_sections_say() -> None:
+    """Findings come worst first; changes, pauses, the command and its variables are there, secrets are not."""
+    text = Parsed(PAGES["failed"]()).text
+    assert text.index("the loss is NaN from step 8 on") < text.index("gpu_memory_utilization=0.6 leaves")
+    assert "trainer.total_training_stepsnull \N{RIGHTWARDS ARROW} 2the second step" in text
+    assert "14.0 s, not let go" in text
+    assert "  'trainer.project_name=gsm8k grpo' \\\n" in text
+    assert "WANDB_API_KEY(hidden)" in text
+    assert "NaN at step 8 and 1 more" in text
+    assert "inf at step 9" in text
+
+
+@pytest.mark.parametrize(
+    "log", ["javascript:alert(1)", "//host/x", "../x", "a b", "", "x" * 200, ".hidden", "a?b", "a#b"]
+)
+def test_a_log_that_is_no_plain_name_is_no_link(log: str) -> None:
+    """Only a plain file name becomes a link."""
+    assert "href" not in run_page({**run_documents.failed_run(), "log": log, "pauses": [], "phases": []}).replace(
+        'href="#bands"', ""
+    )
+
+
+def test_waterfall() -> None:
+    """Phases of one name are one row with their sum; what had not ended says so; time in no phase has a row."""
+    run = read_run(run_documents.failed_run())
+    rows = [re.sub("<[^>]*>", "|", row) for row in phase_rows(run, Axis(run.length_s))]
+    said = [[part for part in row.split("|") if part] for row in rows]
+    assert [row[0] for row in said] == [
+        *("start", "model load", "engine start", "rollout", "reward", "update", "checkpoint", "in no phase"),
+    ]  # fmt: skip
+    assert said[0] == ["start", "start: 8.40 s, from 0 s to 8.40 s", "8.40 s", "3 %"]
+    assert said[3][1] == " \N{MULTIPLICATION SIGN}9"
+    assert "checkpoint: 3.00 s, from 5m21s to 5m24s, not ended" in said[6]
+
+
+def test_more_names_than_rows() -> None:
+    """Of many names the longest have a row each; the rest is one row that says so."""
+    phases = [{"name": f"p{i}", "start_s": i, "end_s": i + 1 + i / 100} for i in range(100)]
+    rows = phase_rows(read_run({"phases": phases}), Axis(101.0))
+    assert len(rows) == 40
+    assert "61 others, shorter" in rows[-1]
+
+
+def test_dense_spans_are_drawn_by_their_share() -> None:
+    """Spans too close to be told apart are drawn as columns as high as the time that they fill, not as one full bar."""
+    half = [(float(i), i + 0.5) for i in range(10_000)]
+    assert is_dense(half, 10_000.0)
+    assert density(half, 10_000.0) == pytest.approx([0.5] * 400)
+    (drawn,) = draw_spans(half, Axis(10_000.0), lambda _: ("", "phase"), top=0.2, height=0.6)
+    assert "<rect" not in drawn
+    assert set(re.findall(r"V([\d.]+)H", drawn)) == {"50"}
+    few = [(0.0, 1.0), (50.0, 60.0)]
+    assert not is_dense(few, 100.0)
+    assert [bar.count("<rect") for bar in draw_spans(few, Axis(100.0), lambda _: ("", "phase"), top=0, height=1)] == [
+        1,
+        1,
+    ]
+
+
+def test_intervals() -> None:
+    """Overlapping intervals are one; what is between them is a gap; a column knows how much of it is covered."""
+    assert merge([(5, 6), (0, 2), (1, 3)]) == [(0, 3), (5, 6)]
+    assert merge([(0, 1), (1.5, 2)], 0.6) == [(0, 2)]
+    assert gaps([(1, 3), (2, 4)], 5.0) == [(0.0, 1), (4, 5.0)]
+    assert density([(0, 1), (2.5, 4)], 4.0, 4) == [1.0, 0.0, 0.5, 1.0]
+
+
+def test_a_thinned_curve_keeps_its_peaks_and_gaps() -> None:
+    """Of many points each column keeps lowest, highest and mean; a column of NaN is a gap."""
+    points = [(float(i), 50.0 if i == 6173 else math.nan if 2000 <= i < 3000 else float(i % 2)) for i in range(10_000)]
+    thinned = thin(points, 100)
+    assert len(thinned.middle) == len(thinned.low) == len(thinned.high) == 100
+    assert max(y for _, y in thinned.high if y == y) == 50.0
+    assert [math.isnan(y) for _, y in thinned.middle].count(True) == 10
+    assert thinned.middle[0][1] == 0.5
+    few = thin(points[:200], 100)
+    assert (few.middle, few.low, few.high) == (points[:200], [], [])
+
+
+def test_memory_adds_up_moments_not_peaks() -> None:
+    """Two processes that hold 10 one after the other are 10 together, also where one column has both."""
+    first = [(0.0, 10.0), (1.0, 10.0), (2.0, 0.0), (3.0, 0.0)]
+    second = [(0.0, 0.0), (1.0, 0.0), (2.0, 10.0), (3.0, 10.0)]
+    assert [values for _, values in stack([first, second], [0, 0], 4.0, 1)] == [[10.0]]
+    assert stack([[(1.0, 5.0)]], [0], 4.0, 4) == [(0.5, [0.0]), (1.5, [5.0]), (2.5, [0.0]), (3.5, [0.0])]
+
+
+def test_memory_of_a_node() -> None:
+    """What all processes of a node hold is a line, and not part of the stack of the run's own."""
+    samples = [[t, 1000.0] for t in range(10)]
+    whole = [[t, 5000.0] for t in range(10)]
+    memory = [{"process": name, "node": "n", "samples": samples} for name in ("a", "b")]
+    run = read_run({"memory": [*memory, {"process": NODE, "node": "n", "samples": whole}]})
+    assert max(y for _, y in memory_sum(run, Axis(run.length_s))) == 2000.0
+    (row,) = memory_rows(run, Axis(run.length_s))
+    assert "memory of 2 processes: at most 1.95 GiB at once; all of the node 4.88 GiB" in row
+    assert row.count('class="area') == 2
+    assert row.count('class="curve whole"') == 1
+
+
+def test_more_processes_than_colours() -> None:
+    """Of many processes the largest have a band each, and the rest is one band that says how many."""
+    memory = [{"process": f"p{i}", "node": "n", "samples": [[0, 100 + i], [1, 100 + i]]} for i in range(50)]
+    (row,) = memory_rows(read_run({"memory": memory}), Axis(1.0))
+    assert row.count('class="area') == SERIES
+    assert "45 others" in row
+    assert "p49" in row
+
+
+def test_metrics_that_people_look_at_first() -> None:
+    """Reward, loss, KL, entropy, gradient norm and length come first, the means of them; the rest keeps its order."""
+    names = metric_names(read_run(run_documents.failed_run()).steps)
+    assert names[:7] == [
+        *("critic/rewards/mean", "actor/pg_loss", "actor/kl_loss", "actor/entropy", "actor/grad_norm"),
+        *("response_length/mean", "actor/lr"),
+    ]  # fmt: skip
+    assert names[7:9] == ["critic/rewards/max", "perf/throughput"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        *((None, "?"), (0, "0 s"), (0.0123, "12.3 ms"), (3.214, "3.21 s"), (59.96, "1m00s"), (192, "3m12s")),
+        *((3599.6, "1h00m"), (3840, "1h04m"), (-2.5, "\N{MINUS SIGN}2.50 s"), (200_000, "2d07h")),
+    ],
+)
+def test_time_spans(value: float | None, shown: str) -> None:
+    """A time span has three digits that count and a unit."""
+    assert words.seconds(value) == shown
+
+
+def test_other_words() -> None:
+    """Sizes, metrics, moments and differences read as people write them."""
+    assert [words.mebibytes(v) for v in (None, 0, 3.14159, 999, 10_240, 204_800)] == [
+        *("?", "0 MiB", "3.14 MiB", "999 MiB", "10.0 GiB", "200 GiB"),
+    ]  # fmt: skip
+    assert [words.figure(v) for v in (math.nan, -math.inf, 1e-6, -0.03088, 12345, 1.0)] == [
+        *("NaN", "\N{MINUS SIGN}inf", "1e-06", "\N{MINUS SIGN}0.03088", "12,345", "1"),
+    ]  # fmt: skip
+    assert [words.change(10, b) for b in (12, 8, 10.01, 250)] == [
+        *("+20 %", "\N{MINUS SIGN}20 %", "\N{PLUS-MINUS SIGN}0 %", "\N{MULTIPLICATION SIGN}25"),
+    ]  # fmt: skip
+    assert words.between(0, 60) == "1970-01-01 00:00:00 to 00:01:00 UTC"
+    assert (words.between(1e300, None), words.since_start(86_001)) == ("", "23h53m21s")
+    assert [Axis(length).ticks()[0] for length in (0.3, 7, 100, 324, 86_000, 1e7)] == [0.05, 1, 15, 60, 10800, 1296000]
+    assert [ceiling(v) for v in (0, 0.7, 81, 1000)] == [1, 0.8, 100, 1000]
+
+
+def test_differences() -> None:
+    """Settings of a command are compared by name, wherever they stand; the rest word by word."""
+    first = {"command": ["python", "a.py", "x=1", "y=2"], "variables": {"A": "1"}, "lock": {"sha256": "1"}}
+    second = {"command": ["python", "b.py", "y=2", "x=3", "z="], "variables": {"A": "1", "B": ""}, "profile": "debug"}
+    assert find_differences(read_run(first), read_run(second)) == [
+        Difference("command", "", "a.py", "b.py"),
+        Difference("command", "x", "1", "3"),
+        Difference("command", "z", None, ""),
+        Difference("profile", "profile", "none", "debug"),
+        Difference("lock", "sha256", "1", None),
+        Difference("variables", "B", None, ""),
+    ]
+
+
+def test_comparison() -> None:
+    """Two runs side by side: how they ended, what differs, each phase with its difference in seconds and percent."""
+    text = Parsed(PAGES["compared"]()).text
+    assert "A failed, B succeeded" in text
+    assert "actor_rollout_ref.rollout.gpu_memory_utilizationA0.6B0.5" in text
+    assert "The same in both: cluster, profile, lock." in text
+    assert "A 32.2 sB 21.9 s\N{MINUS SIGN}10.3 s (\N{MINUS SIGN}32 %)" in text
+    assert "only in Anot ended in A" in text
+    same = Parsed(comparison_page(run_documents.quick_run(), run_documents.quick_run())).text
+    assert "B took as long as A" in same
+    assert "Nothing that was recorded: command, cluster," in same
+
+
+def luminance(colour: str) -> float:
+    """Source: https://www.w3.org/TR/WCAG22/#dfn-relative-luminance."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def mixed(over: str, under: str, share: float) -> str:
+    pairs = ((int(over[i : i + 2], 16), int(under[i : i + 2], 16)) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(a * share + b * (1 - share)):02x}" for a, b in pairs)
+
+
+@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+def test_contrast(colours: dict[str, str]) -> None:
+    """Text has 4.5:1 on whatever it stands on; bars and curves have 3:1, also over the band of a pause (WCAG AA)."""
+    series = [f"s{i + 1}" for i in range(SERIES)]
+    text = [(word, "paper") for word in ("ink", "quiet", "link", "bad", "warn", "good")]
+    text += [(word, "bad-paper") for word in ("ink", "quiet", "link", "bad")]
+    text += [("ink", "plot"), ("quiet", "plot"), *(("on-series", name) for name in series)]
+    assert {pair: c for pair in text if (c := contrast(colours[pair[0]], colours[pair[1]])) < 4.5} == {}
+    drawn = ["phase", "pause", "quiet", "ink", *series]
+    under = {name: colours[name] for name in ("paper", "plot")} | {
+        "band": mixed(colours["pause"], colours["plot"], 0.13)
+    }
+    low = {(a, b): c for a in drawn for b, colour in under.items() if (c := contrast(colours[a], colour)) < 3}
+    assert low == {}
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A state folder with two recorded runs."""
+    os.environ["XDG_STATE_HOME"], before = str(tmp_path / "state"), os.environ.get("XDG_STATE_HOME")
+    try:
+        for number, document in enumerate((run_documents.failed_run(), run_documents.quick_run())):
+            made = RunFolder(document["id"])
+            made.write(document)
+            os.utime(made.path / "run.json", (number, number))
+    finally:
+        os.environ.pop("XDG_STATE_HOME")
+        if before is not None:
+            os.environ["XDG_STATE_HOME"] = before
+    return tmp_path / "state"
+
+
+def raydebug(state: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "XDG_STATE_HOME": str(state), **variables}
+    argv = [sys.executable, "-m", "raydebug", "report", *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=60)
+
+
+def test_report_of_a_run(state: Path) -> None:
+    """`report RUN` writes one file for its owner only into the run's folder, and prints where; it may be run again."""
+    for _ in range(2):
+        done = raydebug(state, "raydebug-0629")
+        assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.rstrip("\n"))
+    assert path == state / "raydebug" / "runs" / "raydebug-062956-f43ea0" / "report.html"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert sorted(one.name for one in path.parent.iterdir()) == ["report.html", "run.json"]
+    assert "Run failed after 5m24s" in path.read_text(encoding="utf-8")
+    assert json.loads(raydebug(state, "--json").stdout)["id"] == "raydebug-071204-0b17d4"  # is the last one still
+
+
+def test_report_elsewhere(state: Path, tmp_path: Path) -> None:
+    """`--output` writes elsewhere, with a link that leads from there to the log."""
+    place = tmp_path / "odd: place"
+    place.mkdir()
+    done = raydebug(state, "raydebug-0629", "--output", str(place / "a.html"))
+    assert done.stdout == f"{place / 'a.html'}\n"
+    links = [a["href"] for t, a in Parsed((place / "a.html").read_text(encoding="utf-8")).elements if t == "a"]
+    assert set(links) == {"../state/raydebug/runs/raydebug-062956-f43ea0/job.log"}
+
+
+def test_report_into_what_is_there(state: Path, tmp_path: Path) -> None:
+    """Of a link the file behind it becomes the page; a device or a pipe is written to."""
+    (tmp_path / "page.html").write_text("older")
+    (tmp_path / "link").symlink_to(tmp_path / "page.html")
+    done = raydebug(state, "--output", str(tmp_path / "link"))
+    assert (tmp_path / "link").is_symlink()
+    assert "Run succeeded" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    done = raydebug(state, "--output", "/dev/stdout")
+    assert done.stdout.startswith("<!doctype html>")
+    assert done.stdout.endswith("</html>\n/dev/stdout\n")
+
+
+def test_report_of_what_was_recorded(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the recorder writes of a run is what the page shows: phases, steps, pauses, changes, memory."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    cluster = Cluster("c", "", "compose", tmp_path, tmp_path, "", {}, 1, 0, "breakpoint", "core", 0.0)
+    about = {"submission_id": "recorded", "start_time": (time.time() - 60) * 1000}
+    about["runtime_env"] = {"env_vars": {PROFILE: "debug", "HF_TOKEN": "hunter2"}}
+    made = Recorder(cluster, about, ["python", "-m", "verl.trainer.main_ppo"])
+    pause = {
+        "id": "3",
+        "kind": "breakpoint",
+        "file": "/x/train.py",
+        "line": 7,
+        "function": "f",
+        "pid": 9,
+        "since_s": 20.0,
+    }
+    made.take_pauses([pause])
+    made.take_log("  trainer.total_training_steps: null -> 2 (two are enough)\n... Connected to Ray cluster.\n")
+    made.take_log("step:1 - actor/pg_loss:nan - timing_s/step:4.5\n")
+    made.end("FAILED", 1, {"kind": "ValueError", "text": "x", "who": "driver", "place": ""})
+    done = raydebug(state, "recorded")
+    text = Parsed(Path(done.stdout.rstrip("\n")).read_text(encoding="utf-8")).text
+    for said in ("Run failed after 1m00s, exit code 1", "ValueError: x", "driver: imports, Ray", "/x/train.py:7 f",
+                 "paused at breakpoints \N{MULTIPLICATION SIGN}1", "trainer.total_training_stepsnull", "NaN at step 1",
+                 "changed 1 setting of the command"):  # fmt: skip
+        assert said in text, said
+    assert "hunter2" not in text
+
+
+def test_report_of_two_runs(state: Path) -> None:
+    """`report A B` compares; the page lies with B."""
+    done = raydebug(state, "raydebug-0629", "last")
+    path = Path(done.stdout.rstrip("\n"))
+    assert (path.parent.name, path.name) == ("raydebug-071204-0b17d4", "against-raydebug-062956-f43ea0.html")
+    assert "A failed, B succeeded" in path.read_text(encoding="utf-8")
+    document = json.loads(raydebug(state, "raydebug-0629", "last", "--json").stdout)
+    assert [run["id"] for run in document["runs"]] == ["raydebug-062956-f43ea0", "raydebug-071204-0b17d4"]
+    assert document["differences"][0]["key"] == "actor_rollout_ref.rollout.gpu_memory_utilization"
+
+
+def test_report_list_and_json(state: Path, tmp_path: Path) -> None:
+    """`--list` names the runs, `--json` prints the last one's document; without any run both say so."""
+    lines = raydebug(state, "--list").stdout.splitlines()
+    assert any(
+        re.match(r"\s*raydebug-071204-0b17d4\s+succeeded\s+2026-09-21 14:53:20 UTC\s+2m48s", line) for line in lines
+    )
+    assert [run["status"] for run in json.loads(raydebug(state, "--list", "--json").stdout)["runs"]] == [
+        "failed",
+        "succeeded",
+    ]
+    assert json.loads(raydebug(state, "--json").stdout)["id"] == "raydebug-071204-0b17d4"
+    assert raydebug(tmp_path / "none", "--list").stderr == "no run is recorded: `raydebug run -- COMMAND` records one\n"
+    none = raydebug(tmp_path / "none")
+    assert (none.returncode, none.stderr.splitlines()[0]) == (2, "error: no run is recorded")
+
+
+def test_report_opens_the_browser(state: Path, tmp_path: Path) -> None:
+    """`--open` gives the page to the user's browser, and says so where there is none."""
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {tmp_path}/opened\n')
+    browser.chmod(0o755)
+    done = raydebug(state, "--open", BROWSER=f"{browser} %s")
+    assert (tmp_path / "opened").read_text() == Path(done.stdout.rstrip("\n")).as_uri()
+    done = raydebug(state, "--open", BROWSER="/nowhere/browser %s", PATH="/nowhere", DISPLAY="")
+    assert done.returncode == 0
+    assert done.stderr.endswith("\nno browser could be opened here; the file can be copied to where there is one\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "cause"),
+    [
+        (["a", "b", "c"], "3 runs cannot be compared", "a report is of one run, or of two"),
+        (["last", "--output", "{}"], "the report cannot be written", "{}: it is a folder"),
+        (
+            ["last", "--output", "{}/no/x.html"],
+            "the report cannot be written",
+            "{}/no/x.html: No such file or directory",
+        ),
+        (["last", "--output", "/dev/full"], "the report cannot be written", "/dev/full: No space left on device"),
+        (["nosuch"], "there is no run 'nosuch'", None),
+    ],
+)
+def test_report_refusals(state: Path, tmp_path: Path, arguments: list[str], what: str, cause: str | None) -> None:
+    """What cannot be reported is an error of three lines with exit code 2, and nothing is left behind."""
+    done = raydebug(state, *(argument.format(tmp_path) for argument in arguments))
+    lines = done.stderr.splitlines()[-3:]
+    assert (done.returncode, done.stdout, lines[0]) == (2, "", f"error: {what}")
+    assert cause is None or lines[1] == f"cause: {cause.format(tmp_path)}"
+    assert lines[2].startswith("fix: ")
+    assert list(tmp_path.glob(".*")) == []
+    assert Path("/dev/full").is_char_device()

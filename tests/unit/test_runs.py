@@ -1,0 +1,185 @@
+"""Run folders: what is recorded of a run, from its log, its pauses and its nodes' measurements."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydebug.cluster.state import Cluster
+from raydebug.errors import RaydebugError
+from raydebug.runs import folder, recorder
+from raydebug.runs.folder import RunFolder, list_runs, load_run
+from raydebug.runs.memory import Memory
+from raydebug.runs.phases import Phases
+from raydebug.runs.recorder import Recorder
+
+LOG = """\
+2026-11-21 19:36:50,665 INFO worker.py:2029 -- Connected to Ray cluster. View the dashboard
+(TaskRunnerV1 pid=1) INFO:2026-11-21 19:37:08,090:create worker group dict_keys(['actor_rollout'])
+(WorkerDict pid=2) Qwen2ForCausalLM contains 123.46K parameters
+(TaskRunnerV1 pid=1) INFO:2026-11-21 19:37:21,821:actor and ref model engine initialized
+(vLLMHttpServer pid=3) ['serve',
+(EngineCore pid=4) INFO 11-21 19:37:40 [backends.py:9] torch.compile takes 12.50 s in total
+(TaskRunnerV1 pid=1) LLMServerManager: ['127.0.0.1:42555']
+(TaskRunnerV1 pid=1) step:1 - actor/pg_loss:-0.32 - x/y:np.float64(1e-05) - timing_s/step:4.5
+(TaskRunnerV1 pid=1) step:1 - actor/pg_loss:-0.32 - timing_s/step:4.5
+(TaskRunnerV1 pid=1) step:2 - actor/pg_loss:nan - critic/rewards/mean:np.float64(0.5) - timing_s/step:2.0
+""".splitlines()
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster("c", "", "compose", tmp_path, tmp_path, "", {}, 1, 0, "breakpoint", "core", 0.0)
+
+
+def about(**more: Any) -> dict[str, Any]:
+    variables = {"RAYDEBUG_PROFILE": "debug", "HF_TOKEN": "hf_secret"}
+    return {"submission_id": "raydebug-1", "start_time": 1000_000.0, "runtime_env": {"env_vars": variables}, **more}
+
+
+def test_phases_of_a_training() -> None:
+    """The lines by which verl ends its phases give a waterfall; what vLLM says to have taken lies within it."""
+    phases = Phases(100.0)
+    for second, line in enumerate(LOG, start=1):
+        phases.take(line, 100.0 + second * 10)
+    assert [(span["name"], span["start_s"], span["end_s"]) for span in phases.spans(120.0)] == [
+        ("driver: imports, Ray", 0.0, 10.0),
+        ("trainer: imports, data", 10.0, 20.0),
+        ("workers: start, imports", 20.0, 30.0),
+        ("model: load, FSDP", 30.0, 40.0),
+        ("rollout server: start, imports", 40.0, 50.0),
+        ("vLLM: engine init", 50.0, 70.0),
+        ("first step", 70.0, 80.0),
+        ("training", 80.0, 120.0),
+        ("vLLM: compile", 47.5, 60.0),
+    ]
+    assert [(step["step"], step["end_s"], step["seconds"]) for step in phases.steps] == [
+        (1, 80.0, 4.5),
+        (2, 100.0, 2.0),
+    ]
+    assert phases.steps[0]["metrics"] == {"actor/pg_loss": -0.32, "timing_s/step": 4.5}
+    assert phases.steps[1]["metrics"]["critic/rewards/mean"] == 0.5
+    assert phases.training_s == 100.0
+    assert phases.rows()[-1] == ("second step", 2.0)
+
+
+def test_phases_of_a_program_that_is_no_training() -> None:
+    """Any program has a start and a run; while it goes on, the last phase is open."""
+    phases = Phases(0.0)
+    assert phases.spans(None) == [{"name": "start", "start_s": 0.0, "end_s": None}]
+    phases.take(LOG[0], 3.0)
+    assert phases.spans(None)[-1] == {"name": "run", "start_s": 3.0, "end_s": None}
+
+
+def test_memory_of_processes_and_gpus() -> None:
+    """The job's workers are told by title, others' are left out; GPUs have use and load, in MiB and percent."""
+    memory = Memory()
+    statistics = {
+        "mem": [4 << 30, 1 << 30, 75.0, 3 << 30],
+        "workers": [{"pid": 7, "memoryInfo": {"rss": 300 << 20}}, {"pid": 8, "memoryInfo": {"rss": 1}}, {"pid": 9}],
+        "gpus": [{"index": 0, "name": "H100", "memoryUsed": 1024, "memoryTotal": 81559, "utilizationGpu": 37}],
+    }
+    memory.take("10.0.0.1", statistics, 2.04, {7: "WorkerDict rank 0"})
+    memory.take("10.0.0.1", {}, 4.0, {})
+    assert memory.describe() == {
+        "memory": [
+            {"process": "all processes of the node", "node": "10.0.0.1", "samples": [(2.0, 3072.0), (4.0, 0.0)]},
+            {"process": "WorkerDict rank 0", "node": "10.0.0.1", "samples": [(2.0, 300.0)]},
+        ],
+        "gpus": [
+            {"name": "GPU 0: H100", "node": "10.0.0.1", "total_mib": 81559.0, "samples": [(2.0, 1024.0, 37.0)]},
+        ],
+    }
+
+
+def test_recorder(cluster: Cluster) -> None:
+    """A run leaves its command, its profile's changes, its pauses and its end; values of secret variables stay out."""
+    made = Recorder(cluster, about(), ["python", "train.py"])
+    assert load_run()["status"] == "running"
+    made.take_log("raydebug: the profile 'debug' changes 1 settings:\n  trainer.total_training_steps: null -> 2 (two ")
+    made.take_log("are enough)\n")
+    pause = {
+        "id": "3",
+        "kind": "breakpoint",
+        "file": "/x/train.py",
+        "line": 7,
+        "function": "f",
+        "pid": 9,
+        "since_s": 1.0,
+    }
+    made.take_pauses([pause])
+    made.take_pauses([pause])
+    made.take_pauses([])
+    made.end("FAILED", 1, {"kind": "ValueError", "text": "x", "who": "driver", "place": ""})
+    run = load_run("raydebug-1")
+    assert (run["status"], run["exit_code"], run["first_error"]["kind"]) == ("failed", 1, "ValueError")
+    assert run["changes"] == [
+        {"key": "trainer.total_training_steps", "old": "null", "new": "2", "why": "two are enough"}
+    ]
+    (one,) = run["pauses"]
+    assert one["where"] == "/x/train.py:7 f"
+    assert one["end_s"] >= one["start_s"]
+    assert run["variables"]["HF_TOKEN"] == "(hidden)"
+    path = Path(run["folder"])
+    assert "hf_secret" not in (path / "run.json").read_text()
+    assert (path / "job.log").read_text().endswith("are enough)\n")
+    assert {entry.stat().st_mode & 0o777 for entry in path.iterdir()} == {0o600}
+    assert path.stat().st_mode & 0o777 == 0o700
+
+
+def test_disk_that_is_full(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that cannot be written ends, and the run goes on."""
+    made = Recorder(cluster, about(), ["x"])
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunFolder, "write", full)
+    monkeypatch.setattr(RunFolder, "add_log", full)
+    made.take_log("line\n")
+    made.end("SUCCEEDED", 0, None)
+    monkeypatch.setattr(recorder, "RunFolder", full)
+    Recorder(cluster, about(), ["x"]).end("SUCCEEDED", 0, None)
+
+
+def test_finding_a_run(tmp_path: Path) -> None:
+    """A run is named by its id, the beginning of it, its path, or `last`; what cannot be read says why."""
+    with pytest.raises(RaydebugError, match="no run is recorded"):
+        load_run()
+    for number, name in enumerate(("raydebug-1a", "raydebug-1b", "raydebug-2")):
+        made = RunFolder(name)
+        made.write({"id": name, "started": number})
+        os.utime(made.path / "run.json", (number, number))
+    assert load_run()["id"] == "raydebug-2"
+    assert load_run("raydebug-1b")["id"] == "raydebug-1b"
+    assert load_run(str(folder.runs_dir() / "raydebug-1a"))["id"] == "raydebug-1a"
+    assert [run["id"] for run in list_runs()] == ["raydebug-1a", "raydebug-1b", "raydebug-2"]
+    with pytest.raises(RaydebugError, match="several runs begin with 'raydebug-1'"):
+        load_run("raydebug-1")
+    with pytest.raises(RaydebugError, match="there is no run 'x'"):
+        load_run("x")
+    for text in ("", "{", "[]", "{}", json.dumps({"version": 99})):
+        (folder.runs_dir() / "raydebug-2" / "run.json").write_text(text)
+        with pytest.raises(RaydebugError, match="the record of run 'raydebug-2' cannot be read"):
+            load_run("raydebug-2")
+    assert len(list_runs()) == 2
+
+
+def test_old_runs_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only so many run folders are kept: the oldest go when a new run begins."""
+    monkeypatch.setattr(folder, "KEPT", 2)
+    for number in range(4):
+        made = RunFolder(f"r{number}")
+        made.write({"id": f"r{number}", "started": number})
+        os.utime(made.path / "run.json", (number, number))
+    folder.remove_oldest()
+    assert [run["id"] for run in list_runs()] == ["r2", "r3"]
