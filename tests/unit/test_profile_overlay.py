@@ -279,6 +279,14 @@ def test_unknown_version_is_refused(version: str) -> None:
     )
 
 
+def test_one_update_in_each_step() -> None:
+    """A mini batch that was larger is the whole small batch; the user's own smaller one is kept where it divides."""
+    mini = "actor_rollout_ref.actor.ppo_mini_batch_size"
+    wide = said(lay("trainer.n_gpus_per_node=8", f"{mini}=16"))
+    assert wide[mini] == wide["data.train_batch_size"] == "8"
+    assert said(lay("trainer.n_gpus_per_node=1", f"{mini}=2"))[mini] == "2"
+
+
 def test_a_verl_that_is_not_there_is_refused() -> None:
     """Without verl in sight and without its version nothing is guessed."""
     with pytest.raises(RaydebugError) as failure:

@@ -66,10 +66,9 @@ class _Composer:
         text, document = self._read(f"{group}/{name}" if group else name)
         if depth == 0:
             hydra = document.get("hydra")
-            path = hydra.get("searchpath") if isinstance(hydra, dict) else None
-            self._folders += [
-                Path(str(entry).removeprefix("file://")) for entry in path or () if isinstance(path, list)
-            ]
+            more = hydra.get("searchpath") if isinstance(hydra, dict) else None
+            if isinstance(more, list):
+                self._folders += [Path(str(entry).removeprefix("file://")) for entry in more]
         header = _HEADER.search(text)
         if header:
             package = "" if header[1] == "_global_" else header[1]

@@ -42,7 +42,9 @@ def _fit_ppo(settings: Settings) -> None:
     for part in ("", "critic_"):
         if not settings.has(f"{part}mini_batch_size"):
             continue
-        mini = min(settings.whole(f"{part}mini_batch_size") or batch, batch)
+        own = settings.whole(f"{part}mini_batch_size") or batch
+        # One that was larger is the batch itself: one update in each step.
+        mini = batch if settings.is_changed(f"{part}mini_batch_size") else min(own, batch)
         mini = next((n for n in range(mini, 0, -1) if batch % n == 0 and n * rollouts % ranks == 0), batch)
         if mini != settings.whole(f"{part}mini_batch_size"):
             settings.change(f"{part}mini_batch_size", str(mini), f"divides the batch of {batch} and its {ranks} ranks")
