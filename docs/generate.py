@@ -16,6 +16,7 @@ CLI_PAGE = ROOT / "docs" / "05-cli.md"
 README = ROOT / "README.md"
 CHECKS_PAGE = ROOT / "docs" / "03-profiles-and-checks.md"
 ATTACH_PAGE = ROOT / "docs" / "02-attach.md"
+PROFILES_PAGE = ROOT / "docs" / "03-profiles-and-checks.md"
 RESULTS = ROOT / "bench" / "results.json"
 REGENERATE = "python docs/generate.py"
 
@@ -128,6 +129,60 @@ def prompt_table() -> str:
     return "\n".join(["| command | what it does |", "|---|---|", *rows])
 
 
+def profile_table() -> str:
+    """Return the table of profiles."""
+    from raydebug.profile.load import load_profile, profile_names
+
+    profiles = [load_profile(name) for name in profile_names()]
+    rows = [f"| `{p.name}` | {p.summary} | {', '.join(p.trainers) or 'all'} |" for p in profiles]
+    return "\n".join(["| profile | what it makes of a run | for |", "|---|---|---|", *rows])
+
+
+def word_table(trainer: str) -> str:
+    """Return the table of our words in the keys of a trainer: the newest key, and where it differs."""
+    from raydebug.profile.keys import columns
+
+    releases = {version: column for version, column in columns()[trainer].items() if column}
+    words = dict.fromkeys(word for column in reversed(releases.values()) for word in column)
+    rows = [f"| `{word}` | {_key_by_version(word, releases)} |" for word in words]
+    return "\n".join(["| word | key |", "|---|---|", *rows])
+
+
+def _key_by_version(word: str, releases: dict[str, Any]) -> str:
+    runs: list[tuple[str, str, str]] = []  # key, from, to
+    for version, column in releases.items():
+        shown = _shown(column.get(word))
+        if runs and runs[-1][0] == shown:
+            runs[-1] = (shown, runs[-1][1], version)
+        else:
+            runs.append((shown, version, version))
+    if len(runs) == 1:
+        return runs[0][0]
+    newest, oldest = next(reversed(releases)), next(iter(releases))
+    spans = {
+        (first, last): f"from {first}" if last == newest else f"to {last}" if first == oldest else f"{first} to {last}"
+        for _, first, last in runs
+    }
+    spans |= {(first, last): first for _, first, last in runs if first == last and last != newest}
+    return "; ".join(f"{spans[first, last]}: {shown}" for shown, first, last in reversed(runs))
+
+
+def _shown(key: Any) -> str:
+    if key is None:
+        return "none"
+    return f"{'torchrun ' if key.is_launcher_option else ''}`{'+' if key.added else ''}{key.path}`" + "".join(
+        f", `{path}`" for path in key.also
+    )
+
+
+def profiles_page(text: str) -> str:
+    """Return the text of docs/03-profiles-and-checks.md with its tables made anew."""
+    tables = {"profiles": profile_table()}
+    for trainer in ("ppo", "sft", "fsdp_sft", "generation"):
+        tables[f"words of {trainer}"] = word_table(trainer)
+    return _filled(text, tables)
+
+
 def readme(text: str) -> str:
     """Return README's text with what lies between its markers made anew."""
     return _filled(text, {"commands": command_table(), "figures": figure_table()})
@@ -165,6 +220,8 @@ def main() -> None:
     CLI_PAGE.write_text(cli_page(), encoding="utf-8")
     README.write_text(readme(README.read_text(encoding="utf-8")), encoding="utf-8")
     CHECKS_PAGE.write_text(checks_page(CHECKS_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    profiles = PROFILES_PAGE.read_text(encoding="utf-8")
+    PROFILES_PAGE.write_text(profiles_page(profiles), encoding="utf-8")
     ATTACH_PAGE.write_text(attach_page(ATTACH_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     import fault_page  # beside this file
 

@@ -142,5 +142,5 @@ def test_a_training_with_both_tiny_ones(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     made = sorted(path.name.partition("-")[0] for path in (tmp_path / ".raydebug" / "tiny").iterdir())
     assert made == ["data", "model"]
-    assert "path: .raydebug/tiny/model-" in done.stdout
-    assert "train_files: .raydebug/tiny/data-" in done.stdout
+    assert f"path: {tmp_path}/.raydebug/tiny/model-" in done.stdout
+    assert f"train_files: {tmp_path}/.raydebug/tiny/data-" in done.stdout

@@ -33,8 +33,10 @@ def private_state() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def cluster(private_state: Path) -> Iterator[Cluster]:
-    """A local cluster of its own ports, taken down whatever happens."""
-    found, _ = local.bring_up(local.Wish(name="tests", python=sys.executable, dashboard_port=0, gateway_port=0))
+    """A local cluster of its own ports, taken down whatever happens; RAYDEBUG_TEST_WARM=1: a warm one."""
+    warm = os.environ.get("RAYDEBUG_TEST_WARM") == "1"
+    wish = local.Wish(name="tests", python=sys.executable, dashboard_port=0, gateway_port=0, warm=warm)
+    found, _ = local.bring_up(wish)
     try:
         yield found
     finally:

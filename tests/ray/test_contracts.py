@@ -160,6 +160,7 @@ def test_pydevd_monitors_by_these_functions_from_python_3_12_on():
     assert "    from _pydevd_sys_monitoring import pydevd_sys_monitoring\n" in (pydevd / "pydevd.py").read_text()
     source = (pydevd / "_pydevd_sys_monitoring" / "_pydevd_sys_monitoring.py").read_text()
     for function in ("start_monitoring(all_threads=False)", "stop_monitoring(all_threads=False)",
-                     "update_monitor_events(suspend_requested: Optional[bool]=None)", "restart_events()"):  # fmt: skip
+                     "update_monitor_events(suspend_requested: Optional[bool]=None)", "restart_events()",
+                     "suspend_current_thread_tracing()", "resume_current_thread_tracing()"):  # fmt: skip
         assert f"\ndef {function}" in source, function
     assert "if not monitor.get_tool(DEBUGGER_ID):" in source, "start_monitoring takes a tool that was given back"

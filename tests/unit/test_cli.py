@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 import pytest
 
 VERBS = ["up", "ps", "run", "paused", "attach", "report", "logs", "down", "image", "tiny model", "tiny dataset"]
+VERBS += ["profile list", "profile show"]
 
 
 def raydebug(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -37,6 +39,9 @@ def test_help(verb):
         (["up", "--cluster", "moon"], "there is no kind of cluster 'moon'"),
         (["up", "--cluster", "local", "--name", "Bad Name"], "'Bad Name' cannot be a cluster's name"),
         (["up", "--cluster", "local", "--debugger", "on"], "there is no debugger 'on'"),
+        (["run", "--profile", "debgu", "--", "x"], "there is no profile 'debgu'"),
+        (["run", "--model", "small", "--", "x"], "there is no model 'small' to swap in"),
+        (["run", "--data", "big", "--", "x"], "there is no data 'big' to swap in"),
     ],
 )
 def test_usage_error(arguments, what, tmp_path):
@@ -61,3 +66,30 @@ def test_run_is_not_a_place_for_options_of_the_command(tmp_path):
     """What follows `--` belongs to the command, whatever it looks like."""
     done = raydebug("run", "--name", "x", "--", "no-such-program", "--json", "--debug", XDG_STATE_HOME=str(tmp_path))
     assert done.stderr.splitlines()[-3] == "error: the command 'no-such-program' was not found"
+
+
+def test_run_says_that_no_training_is_in_sight(tmp_path):
+    """A profile over a command that shows no training is noted before anything starts; one may start below it."""
+    (tmp_path / "run.sh").write_text("exit 3\n")
+    (tmp_path / "train.sh").write_text("python -m verl.trainer.main_ppo\n")
+    for command, noted in ((["bash", "run.sh"], True), (["bash", "train.sh"], False), (["bash", "nosuch.sh"], False)):
+        arguments = ("run", "--detach", "--profile", "debug", "--", *command)
+        done = subprocess.run(
+            [sys.executable, "-m", "raydebug", *arguments], capture_output=True, text=True, cwd=tmp_path,
+            env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
+        )  # fmt: skip
+        assert ("note: no training command is in sight" in done.stderr) == noted
+        assert "error: --detach needs a cluster that stays" in done.stderr
+
+
+def test_run_refuses_a_tiny_model_that_cannot_be_made(tmp_path):
+    """Where the cluster's Python has no torch, `run --model tiny` ends before a cluster starts."""
+    if importlib.util.find_spec("torch"):
+        pytest.skip("torch is here")
+    done = raydebug("run", "--model", "tiny", "--", "python", "x.py", XDG_STATE_HOME=str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-3:] == [
+        "error: a tiny model cannot be made on this cluster",
+        "cause: its Python has no torch and no transformers (the core flavour has none)",
+        "fix: run it on a cluster of the flavour cpu or cuda: docs/04-pins.md",
+    ]

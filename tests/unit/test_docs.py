@@ -124,6 +124,13 @@ def test_checks_page_is_current(generate):
     )
 
 
+def test_profiles_page_is_current(generate):
+    """The page about profiles has the profiles that there are, and each of our words in verl's keys by version."""
+    assert _text(generate.PROFILES_PAGE) == generate.profiles_page(_text(generate.PROFILES_PAGE)), (
+        f"run: {generate.REGENERATE}"
+    )
+
+
 def test_every_verb_is_in_readme(generate):
     """Nobody has to guess a verb: README's table has them all."""
     table = _text(ROOT / "README.md").partition("<!-- commands: made by")[2].partition("<!-- commands: end")[0]

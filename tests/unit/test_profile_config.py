@@ -54,6 +54,13 @@ def test_defaults_packages_and_choices(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("hydra", ["5", "[a]", "{searchpath: 5}", "{searchpath: [5, null]}", "null"])
+def test_hydra_s_own_part_may_be_anything(hydra: str, tmp_path: Path) -> None:
+    """What is below `hydra` is Hydra's, and no part of the trainer's config."""
+    write(tmp_path, trainer=f"hydra: {hydra}\na: 1\n")
+    assert compose("trainer", [tmp_path], {}) == {"a": 1}
+
+
 def test_a_config_on_top_of_the_trainer_s(tmp_path: Path) -> None:
     """A user's own config that names the trainer's by a search path, and overrides a choice of it, is read as one."""
     theirs = write(

@@ -135,7 +135,7 @@ def test_tiny_parts_that_cannot_be_made_end_the_job(tmp_path: Path) -> None:
     make_fork(tmp_path, version="0.9.1")
     done = drive("python", "-m", "verl.trainer.main_ppo", folder=tmp_path, tiny="model")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[0] == "raydebug: making a tiny model in .raydebug/tiny/model-qwen2"
+    assert done.stderr.splitlines()[0] == f"raydebug: making a tiny model in {tmp_path}/.raydebug/tiny/model-qwen2"
     assert done.stderr.splitlines()[1:] == [
         "error: a tiny model needs torch and transformers",
         "cause: No module named 'torch' (this is the core flavour, which has neither)",
@@ -149,7 +149,7 @@ def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
     make_fork(tmp_path, version="0.9.1")
     (tmp_path / ".raydebug" / "tiny" / "model-qwen2").mkdir(parents=True)
     given = arguments(drive("python", "-m", "verl.trainer.main_ppo", folder=tmp_path, tiny="model", profile="full"))
-    assert "actor_rollout_ref.model.path=.raydebug/tiny/model-qwen2" in given
+    assert f"actor_rollout_ref.model.path={tmp_path}/.raydebug/tiny/model-qwen2" in given
     assert "data.train_batch_size=4" not in given
 
 

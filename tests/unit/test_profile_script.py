@@ -202,6 +202,7 @@ def test_exports_reach_the_training(project: Path) -> None:
         ("read N\n", "x=$N", "line 1: N is read from input"),
         ("source env.sh\nN=1\n", "x=1", "line 1: what source env.sh sets is not known here"),
         ("conda activate verl\nN=1\n", "x=1", "line 1: the environment of conda activate verl was not looked into"),
+        ("N=1\n" + 'N="$N$N"\n' * 17, "x=$N", "N is too long to be followed"),
         ("cd $(mktemp -d)\nN=1\n", "x=1", "line 1: the folder of `cd $(mktemp -d)` is not known"),
     ],
 )
@@ -244,6 +245,9 @@ def test_the_ways_to_start_a_training(command: list[str], project: Path) -> None
         "cat <<'X'\npython3 -m verl.trainer.main_ppo\nX\n",
         "#!/usr/bin/python3\nimport os\n",
         "bash scripts/run.sh\n",
+        f"./{'x' * 300}.sh\n",
+        "cd ~nosuchuser/x\ntrue\n",
+        'export X=\'bash -c "$X"\'\nbash -c "$X"\n',
         "",
     ],
 )
@@ -269,6 +273,7 @@ def test_every_training_of_a_script_is_found(project: Path) -> None:
         ("X=$(ls\n", "1: $( is not closed"),
         ("A=(\n 1 2\n", "3: an array is not closed"),
         ("X=${Y\n", "1: ${ is not closed"),
+        ('X=\'eval "$X"\'\neval "$X"\n', "1: more than 8 evals in one another"),
     ],
 )
 def test_a_broken_script_is_refused_with_its_line(script: str, cause: str, project: Path) -> None:
@@ -301,6 +306,7 @@ def test_a_script_that_is_not_there_is_refused(project: Path) -> None:
 def test_a_long_script_is_read_in_no_time(project: Path) -> None:
     """Ten thousand lines of assignments, deep quotes and a value that doubles in each line are no trap."""
     lines = [f'V{n}=${{V{n - 1}:-{n}}}"\'"x' for n in range(8000)] + ["A=a"] + ['A="$A$A"'] * 14
+    lines += ["B=(a b)"] + ['B+=("${B[@]}")'] * 60 + ['A="$A$A"'] * 60
     lines += ["eval eval eval eval eval eval python3 -m verl.trainer.main_ppo x=1"]
     (project / "scripts" / "run.sh").write_text("\n".join(lines))
     (training,) = read(project, [])

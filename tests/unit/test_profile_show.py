@@ -214,7 +214,7 @@ def test_tiny_ones_made_like_the_user_s(tmp_path: Path) -> None:
     model, train, test = (
         changes[key][1] for key in ("actor_rollout_ref.model.path", "data.train_files", "data.val_files")
     )
-    assert str(model).startswith(".raydebug/tiny/model-")
+    assert str(model).startswith(f"{tmp_path}/.raydebug/tiny/model-")
     assert (Path(str(train)).name, Path(str(test)).name) == ("train.parquet", "test.parquet")
     assert Path(str(train)).parent == Path(str(test)).parent
     assert changes["actor_rollout_ref.rollout.tensor_model_parallel_size"] == ("4", "2")
@@ -232,10 +232,10 @@ def test_tiny_ones_for_what_is_not_here(tmp_path: Path) -> None:
     """A hub's model and data that are not on this machine: a random Qwen2, and additions with their own reward."""
     command = ["python3", "-m", "verl.trainer.main_ppo", *GRPO]
     document = show("--model", "tiny", "--data", "tiny", "--verl", "0.9.1", "--", *command, folder=tmp_path)
-    changes = by_key(document)
-    assert changes["actor_rollout_ref.model.path"] == ("Qwen/Qwen3-8B", ".raydebug/tiny/model-qwen2")
-    assert changes["data.train_files"][1] == ".raydebug/tiny/data-additions-16/train.parquet"
-    assert changes["reward.custom_reward_function.path"][1] == ".raydebug/tiny/data-additions-16/reward.py"
+    changes, tiny = by_key(document), tmp_path / ".raydebug" / "tiny"
+    assert changes["actor_rollout_ref.model.path"] == ("Qwen/Qwen3-8B", f"{tiny}/model-qwen2")
+    assert changes["data.train_files"][1] == f"{tiny}/data-additions-16/train.parquet"
+    assert changes["reward.custom_reward_function.path"][1] == f"{tiny}/data-additions-16/reward.py"
     whys = {change["setting"]: change["why"] for change in document["changes"]}
     assert whys["model"].endswith("Qwen/Qwen3-8B is not on this machine, to be made like it")
     error, cause, _ = refused(
@@ -243,6 +243,16 @@ def test_tiny_ones_for_what_is_not_here(tmp_path: Path) -> None:
     )
     assert error == "there is no tiny data for verl.trainer.sft_trainer"
     assert "~/data/gsm8k/train.parquet is not on this machine" in cause
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "~nosuchuser/m", "hdfs://a/b", "[a", "''", "a\nb"])
+def test_names_that_are_no_files(name: str, tmp_path: Path) -> None:
+    """A model and data by names that no file can have count as not on this machine."""
+    command = ["python3", "-m", "verl.trainer.main_ppo", f"actor_rollout_ref.model.path={name}"]
+    command += [f"data.train_files={name}"]
+    document = show("--model", "tiny", "--data", "tiny", "--verl", "0.9.1", "--", *command, folder=tmp_path)
+    assert str(by_key(document)["actor_rollout_ref.model.path"][1]).endswith("/model-qwen2")
+    assert "/data-additions-" in str(by_key(document)["data.train_files"][1])
 
 
 def test_a_model_in_the_hub_s_cache(tmp_path: Path) -> None:
@@ -256,7 +266,7 @@ def test_a_model_in_the_hub_s_cache(tmp_path: Path) -> None:
     document = show(
         "--model", "tiny", "--verl", "0.9.1", "--", *command, folder=tmp_path, HF_HUB_CACHE=str(tmp_path / "hub")
     )
-    assert by_key(document)["actor_rollout_ref.model.path"][1] != ".raydebug/tiny/model-qwen2"
+    assert not str(by_key(document)["actor_rollout_ref.model.path"][1]).endswith("/model-qwen2")
 
 
 def test_another_place_answers_the_same(tmp_path: Path) -> None:

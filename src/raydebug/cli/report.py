@@ -53,7 +53,10 @@ def report(
     if as_json:
         render.out_json(_document(documents))
         return
-    path = write_report(documents, output)
+    with render.waiting(
+        f"making the page of {' and '.join(render.visible(str(one.get('id')), keep='') for one in documents)}"
+    ):
+        path = write_report(documents, output)
     render.out(str(path))
     if not opens:
         render.say("next: open it in a browser, here or anywhere: it is one file; --open does that")

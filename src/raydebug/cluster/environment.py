@@ -21,7 +21,7 @@ DROPPED = (
     "REMOTE_PDB_HOST",
 )
 
-OURS_TO_SET = (names.PATIENCE, names.OPEN)  # these of ours the user may give to `up`
+OURS_TO_SET = (names.PATIENCE, names.OPEN, names.WARM_MODULES)  # these of ours the user may give to `up`
 
 
 def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapping[str, str]) -> dict[str, str]:

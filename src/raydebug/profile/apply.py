@@ -30,13 +30,13 @@ def apply(argv: Sequence[str], *, profile: str, tiny: Sequence[str] = ()) -> lis
 
     from raydebug import render
     from raydebug.profile.lay import lay
-    from raydebug.profile.swap import hide_from_git
+    from raydebug.profile.swap import OURS, hide_from_git
 
     # `python -m` puts the working folder first, only after site has run; with -P or -I it does not at all.
     search = sys.path if sys.flags.safe_path else ["", *sys.path]
     laid = lay(argv, profile=profile, environ=os.environ, folder=Path.cwd(), search=search, tiny=tiny)
-    if any(str(change.new).startswith(".raydebug/") for change in laid.overlay.changes):
-        hide_from_git()
+    if any(f"{OURS}/" in str(change.new) for change in laid.overlay.changes):
+        hide_from_git(Path(OURS))
     speaks = os.environ.get("RANK", "0") == "0"
     for build in laid.builds:
         if speaks:

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from raydebug.profile.places import is_file
+
 CONFIG_BYTES_MAX = 1024 * 1024  # verl's largest has 45 KiB
 DEPTH_MAX = 16
 _CHOICE = re.compile(r"\$\{([\w./@]+)\}")
@@ -63,8 +65,11 @@ class _Composer:
             raise NotComposed(f"more than {DEPTH_MAX} configs name one another, {name} among them")
         text, document = self._read(f"{group}/{name}" if group else name)
         if depth == 0:
-            for entry in (document.get("hydra") or {}).get("searchpath") or []:
-                self._folders.append(Path(str(entry).removeprefix("file://")))
+            hydra = document.get("hydra")
+            path = hydra.get("searchpath") if isinstance(hydra, dict) else None
+            self._folders += [
+                Path(str(entry).removeprefix("file://")) for entry in path or () if isinstance(path, list)
+            ]
         header = _HEADER.search(text)
         if header:
             package = "" if header[1] == "_global_" else header[1]
@@ -129,7 +134,7 @@ class _Composer:
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         for folder in self._folders:
             file = folder / f"{name}.yaml"
-            if file.is_file():
+            if is_file(file):
                 break
         else:
             if "/" in name:

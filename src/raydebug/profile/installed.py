@@ -14,6 +14,7 @@ from typing import Any
 
 from raydebug.profile.command import Command, key_of
 from raydebug.profile.compose import NotComposed, compose
+from raydebug.profile.places import is_file
 from raydebug.profile.recognise import Trainer
 
 _MAIN = re.compile(r"@hydra\.main\((?P<options>[^)]*)\)")
@@ -68,7 +69,7 @@ def _files(trainer: Trainer, program: str, folder: Path, search: Sequence[str]) 
             spec = None
         for place in (spec.submodule_search_locations or []) if spec else []:
             candidates.append(Path(place).parent / inner)
-    yield from (file for file in candidates if file.is_file())
+    yield from (file for file in candidates if is_file(file))
 
 
 def _version_of(package: Path) -> str | None:

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from raydebug.errors import Exit, RaydebugError
+from raydebug.profile.places import is_file
 from raydebug.profile.recognise import recognise
-from raydebug.profile.shell_expand import Expander, Values
-from raydebug.profile.shell_words import Array, Operator, Text, Token, Unreadable, Word, read_tokens
+from raydebug.profile.shell.statements import Statements
+from raydebug.profile.shell.tokens import read_tokens
+from raydebug.profile.shell.values import Values
+from raydebug.profile.shell.words import Unreadable
 from raydebug.settings.text import NotPlainText, decode, read_bounded
 
 SCRIPT_BYTES_MAX = 256 * 1024
 NESTED_AT_MOST = 4
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
-_OPEN, _CLOSE = ("if", "for", "while", "until", "select", "case", "{"), ("fi", "done", "esac", "}")
-_PASSED = ("then", "elif", "else", "do", "!", "time", "exec", "command", "nohup", "builtin")
-_DECLARING = ("export", "declare", "local", "readonly", "typeset")
 _TALK = ("echo", "printf", "cat", "grep", "sed", "awk", "tee", "type", "which")  # a training in its words is none
 
 
@@ -50,7 +50,7 @@ def find_trainings(command: Sequence[str], environ: Mapping[str, str], folder: P
         RaydebugError: a script cannot be read.
     """
     reading = _Reading(dict(environ), folder)
-    reading.run(list(command), frozenset(), 0)
+    reading.run(list(command), frozenset())
     return reading.found
 
 
@@ -63,7 +63,7 @@ class _Reading:
         self._folder = folder
         self._depth = depth
 
-    def run(self, argv: list[str], notes: frozenset[str], line: int) -> None:
+    def run(self, argv: list[str], notes: frozenset[str]) -> None:
         """Follow one command: a training is noted, a shell's script is read."""
         start = next(_training_starts(argv), None)
         if start is not None:
@@ -81,6 +81,8 @@ class _Reading:
         while arguments and arguments[0].startswith(("-", "+")):
             option = arguments.pop(0)
             if option.startswith("-") and not option.startswith("--") and "c" in option:
+                if self._depth >= NESTED_AT_MOST:
+                    return
                 text, name, *rest = [*arguments, "", ""]
                 self._read(text, name or "bash", [word for word in rest if word], notes)
                 return
@@ -91,7 +93,7 @@ class _Reading:
 
     def _script(self, name: str, arguments: list[str], notes: frozenset[str]) -> None:
         file = self._folder / name
-        if self._depth >= NESTED_AT_MOST or (self._depth and not file.is_file()):
+        if self._depth >= NESTED_AT_MOST or (self._depth and not is_file(file)):
             return
         try:
             text = decode(read_bounded(file, bytes_max=SCRIPT_BYTES_MAX, what="a script"))
@@ -107,13 +109,13 @@ class _Reading:
 
     def _read(self, text: str, name: str, arguments: list[str], notes: frozenset[str]) -> None:
         values = Values(dict(self._environ), name, arguments, self._folder, set(notes))
-        _Script(values, self, self._depth).read(read_tokens(text))
+        Statements(values, self._inside).read(read_tokens(text))
 
-    def inside(self, values: Values) -> _Reading:
-        """Return a reading for a command of a script: it has the script's environment and folder."""
+    def _inside(self, values: Values, argv: list[str], notes: frozenset[str]) -> None:
+        """Follow a command of a script: it has the script's environment and folder."""
         inner = _Reading(values.environ(), values.folder, self._depth + 1)
         inner.found = self.found
-        return inner
+        inner.run(argv, notes)
 
 
 def _training_starts(argv: list[str]) -> Iterator[list[str]]:
@@ -128,212 +130,6 @@ def _training_starts(argv: list[str]) -> Iterator[list[str]]:
     at = argv.index("-m") if "-m" in argv else -1
     if at >= 0 and recognise(["python", *argv[at:]]):
         yield ["python", *argv[at:]]
-
-
-class _Script:
-    """Goes through one script's tokens, command by command."""
-
-    def __init__(self, values: Values, reading: _Reading, depth: int) -> None:
-        self._values = values
-        self._expand = Expander(values)
-        self._reading = reading
-        self._open: list[str] = []
-        self._after_condition = False
-        self._depth = depth
-
-    def read(self, tokens: list[Token]) -> None:
-        at = 0
-        command: list[Word | Array] = []
-        while at < len(tokens):
-            token = tokens[at]
-            at += 1
-            if not isinstance(token, Operator):
-                if not command and isinstance(token, Word) and self._is_structure(token):
-                    at = self._structure(str(token.plain), tokens, at)
-                else:
-                    command.append(token)
-                continue
-            if token.text == "(" and len(command) == 1 and at < len(tokens) and _is(tokens[at], ")"):
-                command, at = [], at + 1  # NAME () { ... }
-                self._open.append("function")
-                at += at < len(tokens) and _is(tokens[at], "\n")
-                at += at < len(tokens) and isinstance(tokens[at], Word) and tokens[at].plain == "{"  # type: ignore[union-attr]
-                continue
-            self._finish(command)
-            command = []
-            self._after_condition = token.text in ("&&", "||")
-            if token.text in (";;", ";&", ";;&") and "case" in self._open:
-                at = _past_pattern(tokens, at)
-        self._finish(command)
-
-    def _is_structure(self, word: Word) -> bool:
-        return word.plain in (*_OPEN, *_CLOSE, *_PASSED, "function")
-
-    def _structure(self, word: str, tokens: list[Token], at: int) -> int:
-        """Open or close a block of the script; return where it goes on."""
-        if word in _CLOSE:
-            if self._open:
-                self._open.pop()
-        elif word == "function":
-            self._open.append("function")
-            while at < len(tokens) and not (isinstance(tokens[at], Word) and getattr(tokens[at], "plain", "") == "{"):
-                at += 1
-            return at + 1
-        elif word in _OPEN:
-            self._open.append(word)
-            if word == "case":
-                while at < len(tokens) and not (
-                    isinstance(tokens[at], Word) and getattr(tokens[at], "plain", "") == "in"
-                ):
-                    at += 1
-                return _past_pattern(tokens, at + 1)
-            if word in ("for", "select"):
-                return self._loop(tokens, at)
-        return at
-
-    def _loop(self, tokens: list[Token], at: int) -> int:
-        """Give a loop's variable its first value."""
-        head: list[Word] = []
-        while at < len(tokens) and not isinstance(tokens[at], Operator):
-            token = tokens[at]
-            at += 1
-            if isinstance(token, Word):
-                head.append(token)
-        name = head[0].plain if head else None
-        if name:
-            values = [one for word in head[2:] for one in self._expand.fields(word)]
-            note = f"{name} is a loop's: its first value is shown"
-            self._values.assign(name, values[0] if values else "", {note})
-        return at
-
-    @property
-    def _is_conditional(self) -> bool:
-        return self._after_condition or any(block != "{" for block in self._open)
-
-    def _finish(self, command: list[Word | Array]) -> None:
-        """Follow one simple command."""
-        before = self._values.overlay
-        assigned = self._assignments(command)
-        words = [word for word in command[assigned:] if isinstance(word, Word)]
-        if not words:
-            return
-        if words[0].plain in _DECLARING:
-            self._declare(command[assigned + 1 :], exported=words[0].plain == "export")
-            return
-        argv, notes = self._expand.argv(words)
-        if not argv:
-            return
-        self._built_in(argv, words, notes)
-        self._values.overlay = before
-
-    def _assignments(self, command: list[Word | Array]) -> int:
-        """Carry out the assignments that a command begins with; return how many there are.
-
-        Those before a program hold for it alone.
-        """
-        count = 0
-        pairs = []
-        for word in command:
-            pair = (word.name, None) if isinstance(word, Array) else _assignment(word)
-            if pair is None:
-                break
-            pairs.append((word, pair))
-            count += 1
-        alone = count == len(command)
-        for word, pair in pairs:
-            self._assign(word, pair, alone=alone)
-        return count
-
-    def _assign(self, word: Word | Array, pair: tuple[str, Word | None], *, alone: bool) -> None:
-        name = pair[0].removesuffix("+")
-        if isinstance(word, Array):
-            fields = [one for inner in word.words for one in self._expand.fields(inner)]
-            taken = self._expand.taken()
-            self._values.assign_array(
-                name, fields, taken, appends=word.appends, conditional=self._conditional(word.line)
-            )
-            return
-        assert pair[1] is not None
-        value = self._expand.one(pair[1])
-        taken = self._expand.taken()
-        if not alone:
-            self._values.overlay = {**self._values.overlay, name: value}
-        elif pair[0].endswith("+"):
-            self._values.append(name, value, taken, conditional=self._conditional(word.line))
-        else:
-            self._values.assign(name, value, taken, conditional=self._conditional(word.line))
-
-    def _conditional(self, line: int) -> str:
-        return f"line {line}" if self._is_conditional else ""
-
-    def _declare(self, words: list[Word | Array], *, exported: bool) -> None:
-        for word in words:
-            pair = (word.name, None) if isinstance(word, Array) else _assignment(word)
-            if pair is not None:
-                self._assign(word, pair, alone=True)
-                name = pair[0].removesuffix("+")
-            else:
-                name = (word.plain if isinstance(word, Word) else None) or ""
-            if exported and name:
-                self._values.exported.add(name)
-
-    def _built_in(self, argv: list[str], words: list[Word], notes: set[str]) -> None:
-        """Do what a command of the shell itself does to the script's values; hand any other on."""
-        program, *rest = argv
-        line = words[0].line
-        if program == "cd":
-            self._values.change_folder(rest[-1] if rest else "~", notes, line)
-        elif program == "unset":
-            for name in rest:
-                self._values.forget(name)
-        elif program == "shift":
-            del self._values.arguments[: int(rest[0]) if rest and rest[0].isdigit() else 1]
-        elif program == "set":
-            self._set(rest)
-        elif program == "eval":
-            _Script(self._values, self._reading, self._depth + 1).read(read_tokens(" ".join(rest)))
-        elif program in ("source", "."):
-            self._values.doubts.add(f"line {line}: what {' '.join(argv)[:80]} sets is not known here")
-        elif program in ("conda", "mamba", "micromamba", "module") and rest[:1] and rest[0] in ("activate", "load"):
-            self._values.doubts.add(f"line {line}: the environment of {' '.join(argv)[:80]} was not looked into")
-        elif program == "read":
-            for name in rest:
-                self._values.assign(name, f"${name}", {f"line {line}: {name} is read from input"})
-        else:
-            self._reading.inside(self._values).run(argv, frozenset(notes | self._values.doubts), line)
-
-    def _set(self, rest: list[str]) -> None:
-        if "--" in rest:
-            self._values.arguments[:] = rest[rest.index("--") + 1 :]
-        elif any(option.startswith("-") and "a" in option for option in rest):
-            self._values.exports_all = True
-
-
-def _assignment(word: Word) -> tuple[str, Word] | None:
-    """Return the name (with a `+` where it appends) and the value of `NAME=VALUE`; None for another word."""
-    first = word.parts[0] if word.parts else None
-    if not isinstance(first, Text) or first.quoted:
-        return None
-    name, sign, rest = first.text.partition("=")
-    if not sign or not name.removesuffix("+").isidentifier():
-        return None
-    return name, Word((Text(rest, quoted=False), *word.parts[1:]) if rest else word.parts[1:], word.line)
-
-
-def _is(token: Token, text: str) -> bool:
-    return isinstance(token, Operator) and token.text == text
-
-
-def _past_pattern(tokens: list[Token], at: int) -> int:
-    """Return where the commands behind a pattern of `case` begin; at `esac` there is none."""
-    while at < len(tokens):
-        token = tokens[at]
-        if isinstance(token, Word) and token.plain == "esac":
-            return at
-        at += 1
-        if _is(token, ")"):
-            return at
-    return at
 
 
 def _cannot_read(file: Path, line: int | None, why: str) -> RaydebugError:

@@ -15,12 +15,13 @@ from typing import Protocol
 from raydebug import process
 from raydebug.errors import Exit, RaydebugError
 from raydebug.profile.load import Rule
+from raydebug.profile.places import at_home, is_file
 from raydebug.profile.recognise import Trainer
 from raydebug.profile.settings import Settings
 from raydebug.tiny.shape import HEADS
 
 _PARTS = {"model": ("torch", "transformers"), "data": ("pyarrow",)}
-FOLDER = Path(".raydebug") / "tiny"  # below the job's folder: every node of the cluster sees that
+OURS = ".raydebug"  # below the job's folder: every node of the cluster sees that
 ROWS_AT_LEAST = 16
 BUILD_LIMIT_S = 300.0
 
@@ -58,7 +59,7 @@ class Build:
         if self.target.exists():
             return
         self.target.parent.mkdir(parents=True, exist_ok=True)
-        hide_from_git()
+        hide_from_git(self.target.parent.parent)
         argv = [sys.executable, "-m", "raydebug", "tiny", self.what, str(self.target), *self.like, "--json"]
         # Without our variables: no breakpoint and no profile of the job concerns the making.
         plain = {name: value for name, value in environ.items() if not name.startswith("RAYDEBUG_")}
@@ -69,10 +70,10 @@ class Build:
                 raise _as_said(failure) from failure
 
 
-def hide_from_git() -> None:
-    """Keep what a run leaves below `.raydebug` out of the user's commits."""
-    FOLDER.parent.mkdir(exist_ok=True)
-    (FOLDER.parent / ".gitignore").write_text("*\n", encoding="utf-8")
+def hide_from_git(ours: Path) -> None:
+    """Keep what a run leaves in our folder below the user's project out of its commits."""
+    ours.mkdir(exist_ok=True)
+    (ours / ".gitignore").write_text("*\n", encoding="utf-8")
 
 
 def _as_said(failure: process.CommandFailed) -> RaydebugError:
@@ -128,21 +129,23 @@ def swap_in(kinds: Sequence[str], settings: Settings, trainer: Trainer, folder: 
         RaydebugError: nothing tiny can stand for the user's data.
     """
     builds = []
+    # Absolute: the trainer's workers may run in another folder than a driver that a script has sent elsewhere.
+    tiny = folder.resolve() / OURS / "tiny"
     if "model" in kinds:
-        builds.append(_swap_model(settings))
+        builds.append(_swap_model(settings, folder, tiny))
     if "data" in kinds:
-        builds.append(_swap_data(settings, trainer, folder))
+        builds.append(_swap_data(settings, trainer, folder, tiny))
     return builds
 
 
-def _swap_model(settings: Settings) -> Build:
+def _swap_model(settings: Settings, folder: Path, tiny: Path) -> Build:
     said = settings.text("model") or ""
-    like = _local_model(said)
+    like = _local_model(said, folder)
     if like is None:
-        target = FOLDER / "model-qwen2"
+        target = tiny / "model-qwen2"
         why = f"a random Qwen2 of about 100,000 parameters; {said} is not on this machine, to be made like it"
     else:
-        target = FOLDER / f"model-{_digest(like / 'config.json')}"
+        target = tiny / f"model-{_digest(like / 'config.json')}"
         why = "random weights, the same architecture with every size small"
     for word in ("model", "critic_model"):
         if settings.has(word):
@@ -150,11 +153,11 @@ def _swap_model(settings: Settings) -> Build:
     return Build("model", target, () if like is None else ("--like", str(like)))
 
 
-def _local_model(said: str) -> Path | None:
+def _local_model(said: str, folder: Path) -> Path | None:
     """Return the folder of a model: itself, or the snapshot of a hub's model in the cache."""
-    folder = Path(said).expanduser()
-    if said and (folder / "config.json").is_file():
-        return folder.resolve()
+    named = folder / at_home(said)
+    if said and is_file(named / "config.json"):
+        return named.resolve()
     # Source: huggingface_hub 1.x file_download.py: models--ORG--NAME/{refs/main, snapshots/COMMIT}.
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cached = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{said.replace('/', '--')}"
@@ -162,19 +165,19 @@ def _local_model(said: str) -> Path | None:
         snapshot = cached / "snapshots" / (cached / "refs" / "main").read_text(encoding="utf-8").strip()
     except OSError:
         return None
-    return snapshot if (snapshot / "config.json").is_file() else None
+    return snapshot if is_file(snapshot / "config.json") else None
 
 
-def _swap_data(settings: Settings, trainer: Trainer, folder: Path) -> Build:
+def _swap_data(settings: Settings, trainer: Trainer, folder: Path, tiny: Path) -> Build:
     rows = max(ROWS_AT_LEAST, 2 * (settings.whole("train_batch_size") or 1))
     train, test = (_first_file(settings.text(word), folder) for word in ("train_data", "val_data"))
     if train is None:
-        target, like = FOLDER / f"data-additions-{rows}", ["--rows", str(rows)]
+        target, like = tiny / f"data-additions-{rows}", ["--rows", str(rows)]
         why = f"{rows} additions; {settings.text('train_data')} is not on this machine, to take rows from"
         _judge_additions(settings, trainer, target, why)
     else:
         files = [train, *([test] if test else [])]
-        target = FOLDER / f"data-{_digest(*files, salt=str(rows))}"
+        target = tiny / f"data-{_digest(*files, salt=str(rows))}"
         like = ["--rows", str(rows), "--like", str(train), *(["--test-like", str(test)] if test else [])]
         why = f"the first {rows} rows"
     settings.change("train_data", _as_hydra_reads(target / "train.parquet"), why)
@@ -206,8 +209,8 @@ def _judge_additions(settings: Settings, trainer: Trainer, target: Path, why: st
 def _first_file(said: str | None, folder: Path) -> Path | None:
     """Return the first file of a setting such as `[a.parquet,b.parquet]`, if it is on this machine."""
     first = (said or "").strip("[]").split(",")[0].strip().strip("'\"")
-    file = folder / Path(first).expanduser()
-    return file.resolve() if first and file.is_file() else None
+    file = folder / at_home(first)
+    return file.resolve() if first and is_file(file) else None
 
 
 def _digest(*files: Path, salt: str = "") -> str:

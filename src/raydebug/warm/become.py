@@ -96,6 +96,7 @@ def _take_limits(request: dict[str, Any]) -> None:
 
 
 def _take_signals(request: dict[str, Any]) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what Python itself does where it is not ignored
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
@@ -149,5 +150,5 @@ def _run(program: Callable[[], Any]) -> None:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
-        sys.excepthook(type(error), error, trace)
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
         sys.exit(1)

@@ -60,7 +60,9 @@ class Record:
                 yield name
 
         def getitem(environ: Any, name: str) -> str:
-            if name in listed:  # who copies the whole environment asks for all names that it was just given
+            if environ is not os.environ or not isinstance(name, str):  # os.environb; os.get_exec_path asks for bytes
+                pass
+            elif name in listed:  # who copies the whole environment asks for all names that it was just given
                 listed.remove(name)
             else:
                 self._read.add(name)

@@ -69,6 +69,7 @@ class Keeper:
         files: list[int] = []
         try:
             got = wire.receive(asker)
+            asker.settimeout(None)  # a zygote and its fork have the same socket: it must block there
             if got is not None:
                 request, files = got
                 self._pass_on(asker, request, files)
@@ -102,6 +103,9 @@ class Keeper:
             got = wire.receive(zygote.line)
         except OSError:
             got = None
+        if got is None and zygote.facts is not None and zygote.facts["unfit"]:
+            self._selector.unregister(zygote.line)  # it stays in the list, with its reason
+            return
         if got is None:
             self._pool.drop(zygote, "it ended")
             return
@@ -226,7 +230,7 @@ def main() -> None:
     """Keep the pool that the arguments name."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, lambda *_: None)  # SIG_IGN would be inherited
     Keeper(sys.argv[1], sys.argv[2]).run()
 
 

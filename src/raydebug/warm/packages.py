@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 import sysconfig
+from stat import S_ISDIR
 
 from raydebug.warm import ray_config
 from raydebug.warm.environment import Record
@@ -31,7 +32,7 @@ MODULES = (
 LEAVES = ("verl",)  # a job may have its own of these: nothing else above imports them
 INSTALLED = ("site-packages", "dist-packages")
 
-Stamp = tuple[int, int] | None
+Stamp = tuple[int, int] | frozenset[str] | None
 _STDLIB = tuple({os.path.realpath(sysconfig.get_paths()[name]) + "/" for name in ("stdlib", "platstdlib")})
 
 
@@ -41,9 +42,11 @@ def is_installed(path: str) -> bool:
 
 
 def stamp(path: str) -> Stamp:
-    """Return by what a change of a file or folder shows: its time of change, and its size."""
+    """Return by what a change shows: a file's time of change and size, a folder's names without Python's own cache."""
     try:
         found = os.stat(path)
+        if S_ISDIR(found.st_mode):
+            return frozenset(os.listdir(path)) - {"__pycache__"}
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size
@@ -53,13 +56,14 @@ class Loaded:
     """The modules that a zygote has loaded, with the state of their files.
 
     Args:
+        modules: what to import.
         without: top-level packages to leave out, for the job has its own.
     """
 
-    def __init__(self, without: tuple[str, ...] = ()) -> None:
+    def __init__(self, modules: tuple[str, ...] = MODULES, without: tuple[str, ...] = ()) -> None:
         self.left_out: list[str] = []
         with Record() as record:
-            for name in MODULES:
+            for name in modules:
                 self._load(name, without)
         self.environment = record.facts()
         self._stamps = {path: stamp(path) for path in self._files()}

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from raydebug.warm import environment
-from raydebug.warm.packages import LEAVES, is_installed
+from raydebug.warm.packages import LEAVES, MODULES, is_installed
+from raydebug.worker import names
 
 ZYGOTES = 3  # verl's driver, its workers, and vLLM's engine differ in variables that are read at import
 FAILURES = 3
@@ -35,7 +36,7 @@ class Zygote:
         self.served = 0
         self.used = time.monotonic()
         self.line, theirs = socket.socketpair()
-        code = f"from raydebug.warm.zygote import serve; serve({theirs.fileno()}, {without!r})()"
+        code = f"from raydebug.warm.zygote import serve; serve({theirs.fileno()}, {_modules()!r}, {without!r})()"
         argv = [request["executable"], "-c", code]
         self.process = subprocess.Popen(  # noqa: S603 - the interpreter that asked, and our own code
             argv, env=self.environ, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, cwd="/"
@@ -129,6 +130,12 @@ class Pool:
         if facts["unfit"]:
             self._hopeless.add(facts["unfit"])
             zygote.line.shutdown(socket.SHUT_WR)
+
+
+def _modules() -> tuple[str, ...]:
+    """Return what to import: the user's own list, or what a verl training imports."""
+    wanted = os.environ.get(names.WARM_MODULES, "")
+    return tuple(wanted.split(",")) if wanted else MODULES
 
 
 def _without(hiding: set[str]) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """A process with the heavy imports done. It forks for each start that the keeper passes on, and runs nothing itself.
 
-`python -c 'from raydebug.warm.zygote import serve; serve(FD)()'`: `serve` returns in forks only, with their program.
+`python -c 'from raydebug.warm.zygote import serve; serve(FD, MODULES)()'`: `serve` returns in forks, with a program.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ _NAME = b"raydebug-warm"
 _PR_SET_NAME = 15  # linux/prctl.h
 
 
-def serve(fd: int, without: tuple[str, ...] = ()) -> Callable[[], None]:
+def serve(fd: int, modules: tuple[str, ...], without: tuple[str, ...] = ()) -> Callable[[], None]:
     """Import, then fork for each request; return in each fork what runs its program.
 
     Args:
         fd: the line to the keeper.
+        modules: what to import.
         without: packages to leave out.
     """
     os.dup2(fd, LINE_FD, inheritable=False)
     os.close(fd)
     keeper = socket.socket(fileno=LINE_FD)
+    sys.path.remove("")  # of -c; each fork puts its own first entry there
     begun = time.monotonic()
-    loaded = packages.Loaded(without)
+    loaded = packages.Loaded(modules, without)
     gc.collect()
     gc.freeze()  # a collection in a fork would write to, and so copy, all of it
     ctypes.CDLL(None).prctl(_PR_SET_NAME, _NAME, 0, 0, 0)

@@ -47,3 +47,6 @@ ANCESTOR = "RAYDEBUG_ANCESTOR"
 
 WARM = "RAYDEBUG_WARM"
 """Unix socket of a warm cluster's pool: processes that have the heavy imports done (raydebug/warm)."""
+
+WARM_MODULES = "RAYDEBUG_WARM_MODULES"
+"""What the pool imports, separated by commas, given to `up --warm`; default: what a verl training imports."""

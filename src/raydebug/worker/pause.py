@@ -52,7 +52,7 @@ def pause_at(
         info = debugger.set_additional_thread_info(thread)
         from _pydevd_bundle.pydevd_comm_constants import CMD_SET_BREAK
 
-        with _not_traced(info):
+        with tracing.not_traced(info):
             record = records.describe_pause(frame, kind, where=where, expires_s=expires_s)
             _announce(debugger, thread, {**record, "request": request})
             debugger.set_suspend(thread, CMD_SET_BREAK)
@@ -77,7 +77,7 @@ def pause_on_error(kind: type[BaseException], error: BaseException, trace: Trace
         _watch_stops(debugger)
         thread = threading.current_thread()
         info = debugger.set_additional_thread_info(thread)
-        with _not_traced(info):
+        with tracing.not_traced(info):
             _announce(debugger, thread, records.describe_pause(trace.tb_frame, "post-mortem", error=error, trace=trace))
             debugger.stop_on_unhandled_exception(debugger, thread, info, (kind, error, trace))
         _trace_only_while_needed(debugger, info)
@@ -235,16 +235,6 @@ def _teller(worker: Any) -> Callable[[bool], None]:
     teller.pydev_do_not_trace = True  # type: ignore[attr-defined]  # pydevd's own mark for its helpers
     teller.start()
     return told.put
-
-
-@contextlib.contextmanager
-def _not_traced(info: Any) -> Iterator[None]:
-    """Keep pydevd from stopping in our own calls on the way to the user's frame."""
-    info.is_tracing += 1
-    try:
-        yield
-    finally:
-        info.is_tracing -= 1
 
 
 def _trace_only_while_needed(debugger: Any, info: Any) -> None:

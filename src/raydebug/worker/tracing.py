@@ -2,13 +2,38 @@
 
 Sources (debugpy 1.8.22, private names, held by tests/ray/test_contracts.py): `PyDB.enable_tracing`,
 `pydevd_tracing.SetTrace`, and from Python 3.12 on `pydevd_sys_monitoring.start_monitoring`, `stop_monitoring`,
-`update_monitor_events`, `restart_events`.
+`update_monitor_events`, `restart_events`, `suspend_current_thread_tracing`, `resume_current_thread_tracing`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
+
+
+@contextlib.contextmanager
+def not_traced(info: Any) -> Iterator[None]:
+    """Keep pydevd from stopping in our own calls on the way to the user's frame, and in what is evaluated at a pause.
+
+    Args:
+        info: what pydevd knows of the calling thread.
+    """
+    from _pydevd_bundle.pydevd_constants import PYDEVD_USE_SYS_MONITORING
+
+    was_monitored = False
+    if PYDEVD_USE_SYS_MONITORING:  # where `is_tracing` is not looked at
+        from _pydevd_sys_monitoring import pydevd_sys_monitoring as monitoring
+
+        was_monitored = monitoring.suspend_current_thread_tracing()
+    info.is_tracing += 1
+    try:
+        yield
+    finally:
+        info.is_tracing -= 1
+        if was_monitored:
+            monitoring.resume_current_thread_tracing()
 
 
 def trace_only_while_needed(debugger: Any, info: Any, *, others_stand: bool) -> None:

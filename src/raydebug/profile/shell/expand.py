@@ -1,132 +1,24 @@
-"""The values of a script's variables, and what its words become with them. Runs nothing."""
+"""What the words of a script become with its variables' values. Runs nothing."""
 
 from __future__ import annotations
 
-import ast
 import fnmatch
-import operator
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from raydebug.profile.shell_words import (
-    Arithmetic,
-    Operator,
-    Part,
-    Text,
-    Unreadable,
-    Variable,
-    Word,
-    read_parts,
-    read_tokens,
-)
+from raydebug.profile.shell.arithmetic import calculate
+from raydebug.profile.shell.tokens import read_parts, read_tokens
+from raydebug.profile.shell.values import Values, held_together, readable
+from raydebug.profile.shell.words import Arithmetic, Operator, Part, Text, Unreadable, Variable, Word
 
-_MATH: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.floordiv,
-    ast.Mod: operator.mod,
-}
 _CASES: dict[str, Callable[[str], str]] = {
     ",,": str.lower,
     "^^": str.upper,
     ",": lambda text: text[:1].lower() + text[1:],
     "^": lambda text: text[:1].upper() + text[1:],
 }
-# Blanks in what could not be read are held as these, from Unicode's private use area, so that no word is split at them.
-_HELD = {ord(blank): 0xE000 + ord(blank) for blank in " \t\n"}
-_RELEASED = {held: blank for blank, held in _HELD.items()}
-NUMBER_MAX = 10**15  # a product beyond is nobody's batch size
-
-
-@dataclass
-class Values:
-    """What is known of a script's variables at one of its lines.
-
-    Args:
-        inherited: the environment that the script starts in.
-        script: its path.
-        arguments: `$1`, `$2` and so on.
-        folder: where it is.
-        doubts: what makes everything that follows uncertain.
-    """
-
-    inherited: dict[str, str]
-    script: str
-    arguments: list[str]
-    folder: Path
-    doubts: set[str] = field(default_factory=set)
-    variables: dict[str, str | list[str]] = field(default_factory=dict)
-    taints: dict[str, set[str]] = field(default_factory=dict)
-    exported: set[str] = field(default_factory=set)
-    exports_all: bool = False
-    overlay: dict[str, str] = field(default_factory=dict)
-
-    def get(self, name: str) -> str | list[str] | None:
-        """Return a variable's value; None when nobody set it."""
-        found = self.variables.get(name)
-        return self.inherited.get(name) if found is None else found
-
-    def assign(self, name: str, value: str | list[str], taints: set[str], *, conditional: str = "") -> None:
-        """Set a variable.
-
-        Args:
-            name: which.
-            value: to what.
-            taints: what of the value could not be read.
-            conditional: where a condition decides whether it is set at all; a value that it has already is kept then.
-        """
-        if conditional:
-            note = f"{name} depends on a condition ({conditional}), which was not decided"
-            if self.get(name) not in (None, "", value):
-                self.taints.setdefault(name, set()).add(note)
-                return
-            taints = {*taints, note}
-        self.variables[name] = value
-        self.taints[name] = set(taints)
-
-    def assign_array(self, name: str, value: list[str], taints: set[str], *, appends: bool, conditional: str) -> None:
-        """Set an array, or lengthen it."""
-        before = self.get(name)
-        if not appends or before is None:
-            self.assign(name, value, taints, conditional=conditional)
-            return
-        if conditional:
-            taints = {*taints, f"{name} is longer under a condition ({conditional}), which was not decided"}
-        else:
-            self.variables[name] = [*(before if isinstance(before, list) else [before]), *value]
-        self.taints[name] = self.taints.get(name, set()) | taints
-
-    def append(self, name: str, value: str, taints: set[str], *, conditional: str) -> None:
-        """Lengthen a text."""
-        before = self.get(name)
-        text = before if isinstance(before, str) else ""
-        self.assign(name, text + value, taints | self.taints.get(name, set()), conditional=conditional)
-
-    def forget(self, name: str) -> None:
-        """Unset a variable."""
-        self.variables.pop(name, None)
-        self.inherited.pop(name, None)
-
-    def change_folder(self, target: str, taints: set[str], line: int) -> None:
-        """Go to another folder, if it is known which."""
-        if taints:
-            self.doubts = {*self.doubts, f"line {line}: the folder of `cd {target}` is not known"}
-        else:
-            self.folder = self.folder / Path(target).expanduser()
-
-    def environ(self) -> dict[str, str]:
-        """Return the environment of a program that starts here."""
-        mine = {
-            name: value
-            for name, value in self.variables.items()
-            if isinstance(value, str) and (self.exports_all or name in self.exported or name in self.inherited)
-        }
-        return {name: readable(value) for name, value in {**self.inherited, **mine, **self.overlay}.items()}
 
 
 class Expander:
@@ -174,7 +66,7 @@ class Expander:
     def _unread(self, source: str, why: str) -> str:
         """Return the text that stands for what could not be read, and note why; it is never split."""
         self._taints.add(why)
-        return source.translate(_HELD)
+        return held_together(source)
 
     def _part(self, part: Part) -> list[str]:
         if isinstance(part, Text):
@@ -262,10 +154,10 @@ class Expander:
         """Return the result of a plain calculation; the expression itself where it is none."""
         text = self._argument(expression)
         names = re.sub(r"[A-Za-z_]\w*", lambda name: self._number_of(name[0]), text)
-        try:
-            return str(_calculate(ast.parse(names.strip(), mode="eval").body))
-        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        result = calculate(names)
+        if result is None:
             return self._unread(f"$(({expression}))", f"$(({expression})) was not calculated")
+        return str(result)
 
     def _number_of(self, name: str) -> str:
         found = self._looked_up(Variable(name, quoted=True, source=name))
@@ -313,11 +205,6 @@ class Expander:
         return printed
 
 
-def readable(text: str) -> str:
-    """Return a text with the blanks of what could not be read as they are."""
-    return text.translate(_RELEASED)
-
-
 def _is_list(part: Part) -> bool:
     return isinstance(part, Variable) and (part.name == "@" or part.index == "@")
 
@@ -330,16 +217,3 @@ def _cut(text: str, sign: str, pattern: str) -> str:
         if fnmatch.fnmatchcase(piece, pattern):
             return text[length:] if sign[0] == "#" else text[: len(text) - length]
     return text
-
-
-def _calculate(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_calculate(node.operand)
-    if isinstance(node, ast.BinOp) and type(node.op) in _MATH:
-        result = _MATH[type(node.op)](_calculate(node.left), _calculate(node.right))
-        if abs(result) > NUMBER_MAX:
-            raise ValueError("too large")
-        return result
-    raise ValueError("no plain calculation")
