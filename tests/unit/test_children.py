@@ -104,7 +104,7 @@ WHY_NOT = {
     "no debugpy": (
         """open(os.path.join(os.path.dirname(__file__), 'debugpy.py'), 'w').write("raise ImportError('none here')")
     python(env={**os.environ, 'PYTHONPATH': os.path.dirname(__file__)})""",
-        "raydebug: <string>:2 not paused: ImportError: none here",
+        "raydebug: <string>:2 not paused: debugpy cannot be loaded (none here)",
     ),
     "no files left": (
         "fork(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4)))",
