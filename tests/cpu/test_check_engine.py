@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checked import WELL, Broken, Setup, copy_of, prove
+from checked import WELL, Broken, Setup, copy_of, prove, warm_up
 
 from raydebug.check.ladder import NAMES, PASSED, SKIPPED
 from raydebug.check.remembered import Memory
@@ -28,6 +28,7 @@ GOOD_REWARD = (
 @pytest.fixture(scope="module")
 def passed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Setup, Memory]]:
     """A set-up that has passed the whole ladder, and the memory of it."""
+    warm_up()  # it changes this process's variables, and they are a part of what is remembered
     folder = tmp_path_factory.mktemp("run")
     build_model(folder / "tiny" / "model")
     build_dataset(folder / "tiny" / "data")

@@ -14,7 +14,8 @@ _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:: .*)?$")  # what ends a traceback,
 _FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+)')
 # These say that another process failed, or wrap what did.
 _PASS_ON = ("RayTaskError", "RayActorError", "ActorDiedError", "EngineDeadError", "EngineCore initialization",
-            "InstantiationException", "See root cause above")  # fmt: skip
+            "InstantiationException", "See root cause above", "no materializable trajectories")  # fmt: skip
+_OF_PACKAGES = re.compile(r"/(?:site-packages|dist-packages|lib/python3[.\d]*)/|^<frozen ")
 _OF_TASK = re.compile(r"RayTaskError\((\w+)\)")
 LINES_MAX = 20_000
 
@@ -22,8 +23,9 @@ LINES_MAX = 20_000
 def find_first_cause(log: str) -> tuple[str, str] | None:
     """Return the exception in a log that is no other's echo, and the line of code that raised it.
 
-    The first one counts: those that follow mostly come of it. Where Ray says of what kind the error was that ended the
-    job, the first of that kind counts: one that somebody caught may stand before it.
+    One that the user's own code raised comes before all others: libraries report it on, each in its words. Else, where
+    Ray says of what kind the error was that ended the job, the first of that kind: one that somebody caught may stand
+    before it. Else the first: those that follow mostly come of it.
 
     Args:
         log: what the processes printed, each line with its speaker before it.
@@ -32,7 +34,8 @@ def find_first_cause(log: str) -> tuple[str, str] | None:
     kinds = _OF_TASK.findall(log)
     real = [one for one in found if not any(word in one[0] for word in _PASS_ON)]
     of_kind = [one for one in real if kinds and one[0].partition(":")[0].rpartition(".")[2] == kinds[-1]]
-    return next(iter(of_kind or real or found), None)
+    own = [one for one in real if one[1] and not _OF_PACKAGES.search(one[1])]
+    return next(iter(own or of_kind or real or found), None)
 
 
 def _exceptions(log: str) -> Iterator[tuple[str, str]]:

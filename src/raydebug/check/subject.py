@@ -84,6 +84,9 @@ def find_subject(command: list[str], folder: Path, name: str, profile: str | Non
     """
     from raydebug.cluster import lifecycle, state
 
+    exported: Mapping[str, str] = {}
+    if command and recognise(command) is None:
+        command, folder, exported = _in_script(command, folder)
     trainer = find_trainer(command) if command else None
     found = state.find_cluster(name)
     cluster = found if found is not None and lifecycle.is_alive(found) else None
@@ -93,19 +96,43 @@ def find_subject(command: list[str], folder: Path, name: str, profile: str | Non
     environ = None
     if isinstance(place, LocalPlace):
         base = dict(os.environ) if cluster is None else cluster_base(cluster)
-        environ = local_environ(base, cluster.flavour if cluster else flavour_here())
+        environ = {**local_environ(base, cluster.flavour if cluster else flavour_here()), **exported}
     return Subject(
         command=tuple(command),
         trainer=trainer,
         folder=folder,
         place=place,
         environ=environ,
-        caller=dict(os.environ),
+        caller={**os.environ, **exported},
         cluster=cluster,
         gpus=cluster.gpus if cluster is not None and cluster.kind == "local" else None,
         profile=profile,
         others=tuple(nodes[:-1]),
     )
+
+
+def _in_script(command: list[str], folder: Path) -> tuple[list[str], Path, dict[str, str]]:
+    """Return the training that a shell script ends in, its folder, and the variables that the script sets for it.
+
+    Raises:
+        RaydebugError: the script cannot be read, or has several trainings.
+    """
+    from raydebug.profile.script import find_trainings
+
+    found = find_trainings(command, os.environ, folder)
+    if not found:
+        return command, folder, {}
+    if len(found) > 1:
+        raise RaydebugError(
+            f"'{' '.join(command)[:120]}' runs {len(found)} trainings",
+            cause="; ".join(" ".join(one.argv)[:60] for one in found[:4]),
+            fix="check each by itself: raydebug check -- python -m verl.trainer.main_ppo ...",
+            code="check.several",
+            exit_code=Exit.USAGE,
+        )
+    (one,) = found
+    exported = {name: value for name, value in one.environ.items() if os.environ.get(name) != value}
+    return one.argv, one.folder, exported
 
 
 def _nodes(cluster: Cluster | None) -> list[tuple[str, Place]]:
