@@ -55,7 +55,7 @@ def test_every_maker_of_groups_is_known():
     assert sorted(takes) == sorted(MAKERS)
 
 
-WAITS = """import datetime, os, torch, torch.distributed as dist
+WAITS = """import datetime, os, time, torch, torch.distributed as dist
 rank, limit = int(os.environ["RANK"]), datetime.timedelta(seconds=2)
 dist.init_process_group("gloo", init_method="file://" + os.environ["MEETING"], rank=rank, world_size=2, timeout=limit)
 total = torch.ones(1)
@@ -63,7 +63,12 @@ if rank == 1:
     breakpoint()
 print("waits", flush=True)
 dist.all_reduce(total)
-print("together", total.item())
+print("together", total.item(), flush=True)
+done = os.environ["MEETING"] + ".done"
+if rank == 0:
+    open(done, "w").close()
+while not os.path.exists(done):  # one that exits first may take back what the other has not read yet
+    time.sleep(0.02)
 """
 
 
