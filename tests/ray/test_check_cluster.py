@@ -19,6 +19,11 @@ from raydebug.cluster.environment import cluster_environment
 from raydebug.cluster.state import Cluster
 from runs import raydebug
 
+pytestmark = pytest.mark.skipif(
+    "RAYDEBUG_TEST_TWO_NODES" not in os.environ,
+    reason="a second node on loopback: Ray 2.60 looks for the head at the host's outer address, where it does not listen;"
+    " RAYDEBUG_TEST_TWO_NODES=1 where that is mended",
+)
 SECOND = "127.0.0.2"
 JOIN_S = 60.0
 
