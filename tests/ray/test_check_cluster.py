@@ -21,7 +21,7 @@ from runs import raydebug
 
 pytestmark = pytest.mark.skipif(
     "RAYDEBUG_TEST_TWO_NODES" not in os.environ,
-    reason="a second node on loopback: Ray 2.60 looks for the head at the host's outer address, where it does not listen;"
+    reason="a second node on loopback: Ray 2.60 looks for the head at the outer address, where it does not listen;"
     " RAYDEBUG_TEST_TWO_NODES=1 where that is mended",
 )
 SECOND = "127.0.0.2"
