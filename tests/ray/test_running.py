@@ -30,7 +30,7 @@ def at_work(run, cluster: Cluster, how: str, who: str, seconds: str = SECONDS) -
     found: list[dict[str, Any]] = []
 
     def is_there() -> bool:
-        listed = [p for p in processes(cluster) if bool(p["worker_id"]) == (how != "fork")]  # its parent has its title
+        listed = [p for p in processes(cluster) if bool(p.get("child_of")) == (how == "fork")]
         found[:] = [p for p in listed if who in (p["actor"], p["title"], p["is_driver"] and "driver")]
         return bool(found and (found[0]["doing"] or {}).get("file"))
 

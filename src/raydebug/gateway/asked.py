@@ -153,7 +153,8 @@ def choose(target: str, lines: list[ControlLine]) -> ControlLine:
     else:
         worker = target.removeprefix(WORKER)
         named = f"worker {worker}"
-        found = [line for line in lines if worker and str(line.about.get("worker_id") or "").startswith(worker)]
+        own = [line for line in lines if not line.about.get("child_of")]  # a child has its worker's id too
+        found = [line for line in own if worker and str(line.about.get("worker_id") or "").startswith(worker)]
     if not found:
         raise Refused("process.unknown", f"{named[:60]} is {WHO_HAS_NONE}", PROCESSES)
     if len(found) > 1:
