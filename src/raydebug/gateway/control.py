@@ -18,8 +18,10 @@ DESCRIBED_WITHIN_S = 1.0
 # The actor in which Ray runs a job's driver (ray 2.60.0 dashboard/modules/job/common.py): not the user's, though it has
 # the job's environment. Held by tests/ray/test_contracts.py.
 JOB_ACTOR = "_ray_internal_job_actor_"
-LISTED = ("pid", "child_of", "ip", "node_id", "worker_id", "job", "job_id", "rank", "actor", "title", "argv", "is_driver",
-          "doing")  # fmt: skip
+LISTED = (
+    *("pid", "child_of", "ip", "node_id", "worker_id", "job", "job_id", "rank", "actor", "title", "argv"),
+    *("is_driver", "doing"),
+)
 Break = dict[str, Any]
 
 
