@@ -13,7 +13,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,16 @@ class Stock:
     dashboard: str
     gcs: str
     environment: dict[str, str]
+    jobs: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def start(self, case: str, **variables: str) -> subprocess.Popen[str]:
         """Start a driver on the cluster."""
         environment = {**self.environment, "RAY_ADDRESS": self.gcs, **variables}
         argv = [sys.executable, str(JOBS / "stock.py"), case]
-        return subprocess.Popen(argv, env=environment, cwd=JOBS, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                stderr=subprocess.STDOUT, text=True)  # fmt: skip
+        job = subprocess.Popen(argv, env=environment, cwd=JOBS, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True)  # fmt: skip
+        self.jobs.append(job)
+        return job
 
     def raydebug(self, *arguments: str, exit_code: int = 0, **variables: str) -> str:
         """Run a verb against the cluster; return stdout, or stderr where it is to fail."""
@@ -52,20 +55,36 @@ class Stock:
         return done.stderr if exit_code else done.stdout
 
     def pauses(self, count: int) -> list[dict[str, Any]]:
-        """Wait until this many workers are listed as paused."""
+        """Wait until this many workers are listed as paused, with their tasks, of which Ray hears a second later."""
         found: list[dict[str, Any]] = []
 
         def enough() -> bool:
             nonlocal found
             found = json.loads(self.raydebug("paused", "--json"))["pauses"]
-            return len(found) == count
+            return len(found) == count and all(pause["task"] for pause in found)
 
         wait_for(enough, f"{count} paused workers", START_S)
         return found
 
+    def end_jobs(self) -> None:
+        """End the jobs that still run, and wait until their workers are gone: a next test is to see its own only."""
+        for job in self.jobs:
+            job.kill()
+            job.communicate()
+        if self.jobs:
+            self.pauses(0)
+        self.jobs.clear()
+
+
+@pytest.fixture
+def stock(stock_cluster: Stock) -> Iterator[Stock]:
+    """A stock cluster on which no job of an earlier test runs."""
+    yield stock_cluster
+    stock_cluster.end_jobs()
+
 
 @pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stock]:
+def stock_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stock]:
     """A cluster with a token, started by Ray's own command and without anything of ours in its environment."""
     temp_dir = Path(tempfile.mkdtemp(prefix="rds-", dir="/tmp"))
     token_file = tmp_path_factory.mktemp("token") / "token"
