@@ -8,11 +8,19 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import typer
 
-VERBS = ["up", "ps", "run", "paused", "attach", "report", "logs", "down", "image", "tiny model", "tiny dataset"]
-VERBS += ["profile list", "profile show"]
+from raydebug.cli.app import app
+
+
+def verbs(group: Any, *before: str) -> Iterator[str]:
+    """Yield every verb of the program, those of groups with the group's word."""
+    for name, command in group.commands.items():
+        yield from verbs(command, *before, name) if hasattr(command, "commands") else [" ".join((*before, name))]
 
 
 def raydebug(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -22,12 +30,13 @@ def raydebug(*arguments: str, **variables: str) -> subprocess.CompletedProcess[s
     )
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [*verbs(typer.main.get_command(app))])
 def test_help(verb):
     """Every verb has help with an example to copy."""
     done = raydebug(*verb.split(), "--help")
     assert done.returncode == 0
     assert re.search(rf"Examples?:\s+raydebug {verb.split()[0]}", done.stdout)
+    assert "\\b" not in done.stdout  # how click is told to keep lines: a control character, not a backslash
 
 
 @pytest.mark.parametrize(

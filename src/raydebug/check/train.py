@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from raydebug import process
 from raydebug.check import command
@@ -34,11 +35,20 @@ SPOILT = re.compile(r"loss|grad_norm|kl|entropy")
 
 def check(subject: Subject) -> Checked:
     """Run the command small, and judge its log."""
-    plan = ask(subject, "plan", budget_s=PLAN_BUDGET_S, **{**subject.as_request(), "profile": "debug"})
+    plan = _plan(subject)
     if "config_error" in plan:
         return Checked([command.refused(plan["config_error"], subject.overrides)])
     code, log = _run(subject, plan["gpus"])
     return Checked(judge(code, log, subject), tuple(plan["read"]))
+
+
+def gpus_of(subject: Subject) -> int:
+    """Return how many GPUs the command asks for in the size of the profile; 0 where its config cannot be read."""
+    return int(_plan(subject).get("gpus", 0))
+
+
+def _plan(subject: Subject) -> dict[str, Any]:
+    return ask(subject, "plan", budget_s=PLAN_BUDGET_S, **{**subject.as_request(), "profile": "debug"})
 
 
 def judge(code: int | None, log: str, subject: Subject) -> list[Finding]:

@@ -13,6 +13,7 @@ from raydebug.cli import (
     breaks,
     check,
     cluster,
+    first_run,
     image,
     job,
     mode,
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 app.command()(cluster.up)
 app.command()(cluster.ps)
+app.command("try", cls=check.TwoParts)(first_run.try_)
 app.command(cls=check.TwoParts)(check.check)
 app.command(cls=check.TwoParts)(warm.warm)
 app.command()(run.run)

@@ -40,7 +40,7 @@ def attach(
     name: Name = "default",
     address: Address = None,
 ) -> None:
-    r"""Take paused tasks into a debugger with pdb's own commands: one, or many ranks at one prompt.
+    """Take paused tasks into a debugger with pdb's own commands: one, or many ranks at one prompt.
 
     \b
     Examples:

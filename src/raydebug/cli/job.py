@@ -76,7 +76,7 @@ def logs(
     name: Name = "default",
     as_json: Json = False,
 ) -> None:
-    r"""Print what the processes of a job wrote: of all, or by role and rank.
+    """Print what the processes of a job wrote: of all, or by role and rank.
 
     \b
     Examples:

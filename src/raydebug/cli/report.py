@@ -24,7 +24,7 @@ def report(
     lists: Annotated[bool, typer.Option("--list", help="List the runs that are recorded, oldest first.")] = False,
     as_json: Json = False,
 ) -> None:
-    r"""Write a page of a run: what failed first, where time and memory went, pauses, findings; or compare two runs.
+    """Write a page of a run: what failed first, where time and memory went, pauses, findings; or compare two runs.
 
     One HTML file that fetches nothing. Runs are recorded by `raydebug run`.
 

@@ -48,6 +48,38 @@ def run(
 
     Example: raydebug run --break 'my.reward:compute_score,rank=0,once' -- python train.py
     """
+    raise typer.Exit(
+        launch(
+            command,
+            name,
+            profile=profile,
+            tiny=tiny_kinds(model, data),
+            debugger=debugger,
+            breaks=breaks,
+            keep_watchdogs=keep_watchdogs,
+            detach=detach,
+            gpus=gpus,
+        )
+    )
+
+
+def launch(
+    command: list[str],
+    name: str,
+    *,
+    profile: str | None = None,
+    tiny: list[str] | None = None,
+    debugger: str | None = None,
+    breaks: list[str] | None = None,
+    keep_watchdogs: bool = False,
+    detach: bool = False,
+    gpus: int = 0,
+) -> int:
+    """Run a command as a job, on the running cluster of this name or on one of its own, and return its exit code.
+
+    Raises:
+        RaydebugError: the command cannot be run there, or one of the wishes cannot be met.
+    """
     from raydebug.cluster import lifecycle, state
     from raydebug.cluster.jobs import Job, find_program
     from raydebug.cluster.place import LocalPlace
@@ -57,7 +89,6 @@ def run(
     from raydebug.settings.debugger import choose_mode
 
     mode, origin = choose_mode(debugger, os.environ)
-    tiny = tiny_kinds(model, data)
     profile = BASE if profile is None and tiny else profile
     folder = Path.cwd()
     if profile is not None:
@@ -67,7 +98,7 @@ def run(
     cluster = found if found is not None and lifecycle.is_alive(found) else None
     place = LocalPlace(sys.executable) if cluster is None else lifecycle.place_of(cluster)
     find_program(command, folder, place)
-    require_parts(tiny, place, folder)
+    require_parts(tiny or [], place, folder)
     in_force = mode if cluster is None or origin != "default" else cluster.debugger
     job = Job(
         command=command,
@@ -75,14 +106,14 @@ def run(
         debugger=None if origin == "default" else mode,
         breaks=resolve_breaks(breaks or [], place=place, working_dir=folder),
         profile=profile,
-        tiny=tiny,
+        tiny=tiny or [],
         variables={} if keep_watchdogs or in_force == "off" else _widen_watchdogs(),
     )
     if cluster is not None:
-        raise typer.Exit(_run_job(cluster, job, detach=detach))
+        return _run_job(cluster, job, detach=detach)
     if detach:
         raise _detached_alone(name)
-    raise typer.Exit(_run_alone(job, name, gpus, mode))
+    return _run_alone(job, name, gpus, mode)
 
 
 def _look_for_training(command: list[str], folder: Path) -> None:

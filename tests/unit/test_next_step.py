@@ -1,0 +1,66 @@
+"""What a try says at its end: how it stands, and the commands that lead on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from raydebug.check.finding import Finding, error
+from raydebug.check.ladder import FAILED, PASSED, Outcome
+from raydebug.check.next_step import Tried, next_steps
+
+WELL = Tried("bash train.sh", [Outcome("env", PASSED, 0.1, 0.3)], 0, 61.4, None, cluster=True, name="default")
+
+
+def refused(finding: Finding) -> Tried:
+    """A try that a finding of stage `data` ended."""
+    return replace(WELL, outcomes=[*WELL.outcomes, Outcome("data", FAILED, 1.0, 10.0, [finding])], code=None)
+
+
+def test_well() -> None:
+    """After a small run that ended well come the check and the run at full size."""
+    assert list(next_steps(WELL)) == [
+        "tried: the checks passed, the small run ended well in 61 s",
+        "next: raydebug check -- bash train.sh",
+        "      raydebug run -- bash train.sh",
+        "      the same at its full size; `raydebug report` shows what the small run spent its time on",
+    ]
+
+
+def test_cluster_of_its_own() -> None:
+    """Who had to wait for a cluster is told how to keep one, by its name."""
+    *_, last = next_steps(replace(WELL, cluster=False, name="blue"))
+    assert last == "      raydebug up --name blue: a cluster that stays spares the next try its start"
+
+
+def test_failed_run() -> None:
+    """A run that failed without stopping is to be tried with post-mortem; one that could stop is to be mended."""
+    lines = list(next_steps(replace(WELL, code=1)))
+    assert lines[0] == "tried: the checks passed, the small run failed with code 1 after 61 s"
+    assert lines[1] == "next: raydebug try --debugger post-mortem -- bash train.sh"
+    lines = list(next_steps(replace(WELL, code=1, debugger="post-mortem")))
+    assert lines[1] == "next: mend that, and try again; what has passed is not checked twice"
+
+
+def test_failed_check() -> None:
+    """A failed stage names `--fix` where a fix is a setting, and the user's hands where it is not."""
+    setting = error(
+        "command.batch", "9 rows", why="they do not divide", fix="8", overrides={"data.train_batch_size": "8"}
+    )
+    lines = list(next_steps(refused(setting)))
+    assert lines[0] == "tried: stage data failed; nothing was run"
+    assert lines[1] == "next: raydebug check data --fix --profile debug -- bash train.sh"
+    by_hand = error("data.file-missing", "no file", why="it is not there", fix="make it")
+    assert (
+        list(next_steps(refused(by_hand)))[1] == "next: mend that, and try again; what has passed is not checked twice"
+    )
+
+
+def test_long_command_is_named() -> None:
+    """Forty overrides are not repeated."""
+    lines = list(next_steps(replace(WELL, command="python train.py " + "x=1 " * 40)))
+    assert lines[1] == "next: raydebug check -- COMMAND"
+
+
+def test_interrupted() -> None:
+    """Whoever pressed Ctrl-C is not told what to do."""
+    assert list(next_steps(replace(WELL, code=130))) == ["tried: interrupted"]
