@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -282,6 +283,35 @@ def test_run_without_a_cluster(private_state):
     assert done.returncode == 0, done.stderr
     assert "ran 42" in done.stdout
     assert state.find_cluster("alone") is None
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL], ids=["its terminal is closed", "killed"])
+def test_run_that_is_gone_takes_its_cluster_with_it(private_state, tmp_path, number):
+    """A cluster that `run` brought up for itself ends with it, however it ends, the paused job too."""
+    (tmp_path / "job.py").write_text("import ray\n\nray.init()\nbreakpoint()\n")
+    argv = [str(Path(sys.executable).parent / "raydebug"), "run", "--name", "lost", "--", "python", "job.py"]
+    running = subprocess.Popen(argv, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)  # fmt: skip
+    assert running.stderr is not None
+    assert any("next: raydebug attach" in line for line in running.stderr)
+    lost = state.load_cluster("lost")
+    family = local.marked_processes(lost)
+    running.send_signal(number)
+    running.communicate()
+    wait_for(lambda: local.marked_processes(lost) == [], "the cluster to end", 30)
+    assert len(family) > 5
+    assert not lost.temp_dir.exists()
+    assert raydebug("down", "--name", "lost").returncode == 0
+
+
+@pytest.mark.timeout(90)
+def test_orphans_are_buried(cluster, private_state, tmp_path):
+    """A process whose parent died before it leaves no zombie in a cluster that stays up for days."""
+    code = "import subprocess; print(subprocess.Popen(['sh', '-c', 'sleep 1 & echo $!'], stdout=-1).stdout.readline())"
+    done = raydebug("run", "--name", cluster.name, "--", "python", "-c", code)
+    orphan = int(re.findall(r"b'(\d+)", done.stdout)[-1])
+    wait_for(lambda: not psutil.pid_exists(orphan), f"process {orphan} to be buried", 30)
 
 
 @pytest.mark.timeout(90)

@@ -155,7 +155,7 @@ def _run_alone(job: Job, name: str, gpus: int, mode: str) -> int:
     from raydebug.cluster import local
 
     with render.waiting(f"no cluster '{name}' runs: starting one on this machine"):
-        cluster, _ = local.bring_up(local.Wish(name, gpus=gpus, debugger=mode))
+        cluster, _ = local.bring_up(local.Wish(name, gpus=gpus, debugger=mode, owner=os.getpid()))
     try:
         return _run_job(cluster, job, detach=False)
     finally:

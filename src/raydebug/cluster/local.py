@@ -40,7 +40,7 @@ print(json.dumps({"pth": pth, **{n: v(n) for n in ("raydebug", "ray", "debugpy",
 
 @dataclass(frozen=True)
 class Wish:
-    """What the user asked `up` for; None leaves the choice to us."""
+    """What the user asked `up` for; None leaves the choice to us. `owner` is a process that the cluster ends with."""
 
     name: str = state.DEFAULT_NAME
     python: str | None = None
@@ -49,6 +49,7 @@ class Wish:
     debugger: str = "breakpoint"
     dashboard_port: int | None = None
     gateway_port: int | None = None
+    owner: int | None = None
 
 
 def bring_up(wish: Wish, *, on_phase: Callable[[str], None] = lambda phase: None) -> tuple[Cluster, bool]:
@@ -83,7 +84,7 @@ def bring_up(wish: Wish, *, on_phase: Callable[[str], None] = lambda phase: None
         remembered = _clear_remains(running, folder)
         try:
             interrupts.raise_if_pressed()
-            cluster = _start(_plan(wish, python, flavour, folder, remembered))
+            cluster = _start(_plan(wish, python, flavour, folder, remembered), wish.owner)
             _wait_until_up(cluster, on_phase)
             interrupts.raise_if_pressed()
         except BaseException:
@@ -243,10 +244,10 @@ def _short_temp_dir() -> Path:
     return Path(tempfile.mkdtemp(prefix="rd-", dir=base))
 
 
-def _start(cluster: Cluster) -> Cluster:
+def _start(cluster: Cluster, owner: int | None) -> Cluster:
     import psutil
 
-    argv = [sys.executable, "-m", "raydebug.cluster.supervisor", cluster.name]
+    argv = [sys.executable, "-m", "raydebug.cluster.supervisor", cluster.name, *([str(owner)] if owner else [])]
     with (cluster.folder / "supervisor.log").open("wb") as log:
         environment = {**os.environ, names.CLUSTER_ID: cluster.id}
         supervisor = process.start(argv, env=environment, output=log, new_session=True)

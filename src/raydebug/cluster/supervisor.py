@@ -1,4 +1,6 @@
-"""`python -m raydebug.cluster.supervisor NAME`: keeps one local cluster: Ray's head and the gateway.
+"""`python -m raydebug.cluster.supervisor NAME [PID]`: keeps one local cluster: Ray's head and the gateway.
+
+With a PID the cluster is there for that process, and ends with it, however that ends.
 
 It writes what it sees to status.json, and ends everything below it on SIGTERM. Being the reaper of its descendants
 (Linux), it finds the ones whose parents have died too, so that nothing is left and nothing else is touched.
@@ -6,8 +8,10 @@ It writes what it sees to status.json, and ends everything below it on SIGTERM. 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -15,6 +19,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from typing import BinaryIO
 
 from raydebug import process
 from raydebug.cluster import state
@@ -39,45 +45,59 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 class Supervisor:
     """Starts, watches and ends the processes of one cluster."""
 
-    def __init__(self, cluster: state.Cluster) -> None:
+    def __init__(self, cluster: state.Cluster, owner: int | None = None) -> None:
         self.cluster = cluster
         self.stopping = False
+        self._owner = None if owner is None else _watch_process(owner)
         self._restarts = 0
         flavour_file = environment_dir() / "flavours" / f"{cluster.flavour}.env"
         flavour = read_variables(flavour_file) if flavour_file.is_file() else {}
         self._environment = cluster_environment(os.environ, cluster, flavour)
         self._gateway: subprocess.Popen[bytes]
         self._ray: subprocess.Popen[bytes]
+        self._started: list[subprocess.Popen[bytes]] = []
 
-    def run(self) -> int:
-        """Keep the cluster until SIGTERM; return the exit code."""
+    def run(self) -> None:
+        """Keep the cluster until SIGTERM, or until its owner is gone; nothing of it is left then."""
+        try:
+            self._keep()
+        finally:
+            self._end_all()
+
+    def _keep(self) -> None:
         self._say("starting the gateway")
         self._gateway = self._start_gateway()
         self._say("starting Ray")
         with (self.cluster.folder / "ray.log").open("wb") as log:
-            self._ray = process.start(ray_command(self.cluster), env=self._environment, output=log)
+            self._ray = self._start(ray_command(self.cluster), log)
         failure = self._wait_until_up()
-        if failure is None and not self.stopping:
+        if failure is None and not self._is_over():
             self._say("up")
             failure = self._watch()
-        if not self.stopping:
+        if not self._is_over():
             self._say("dead", failure)
             self._end_all()
-            while not self.stopping:  # `ps` can still say why; `down` ends us
+            while not self._is_over():  # `ps` can still say why; `down` ends us
                 time.sleep(POLL_S)
-        self._end_all()
-        return 0
+
+    def _is_over(self) -> bool:
+        return self.stopping or (self._owner is not None and self._owner())
 
     def _start_gateway(self) -> subprocess.Popen[bytes]:
         ports = self.cluster.ports
         argv = [sys.executable, "-m", "raydebug.gateway", "--host", self.cluster.host, "--client-port"]
         argv += [str(ports["gateway"]), "--dial-host", self.cluster.host, "--dial-port", str(ports["dial"])]
         with (self.cluster.folder / "gateway.log").open("ab") as log:
-            return process.start(argv, env=self._environment, output=log)
+            return self._start(argv, log)
+
+    def _start(self, argv: list[str], log: BinaryIO) -> subprocess.Popen[bytes]:
+        child = process.start(argv, env=self._environment, output=log)
+        self._started.append(child)
+        return child
 
     def _wait_until_up(self) -> str | None:
         deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline and not self.stopping:
+        while time.monotonic() < deadline and not self._is_over():
             if self._ray.poll() is not None:
                 return f"Ray ended while it started (exit code {self._ray.returncode}): {self.last_words('ray.log')}"
             if self._gateway.poll() is not None:
@@ -91,7 +111,7 @@ class Supervisor:
     def _watch(self) -> str | None:
         failures = dict.fromkeys(HEALTH, 0)
         checked = time.monotonic()
-        while not self.stopping:
+        while not self._is_over():
             time.sleep(POLL_S)
             if self._ray.poll() is not None:
                 return f"Ray's head ended with exit code {self._ray.returncode}: {self.last_words('ray.log')}"
@@ -102,6 +122,7 @@ class Supervisor:
                 self._gateway = self._start_gateway()
             if time.monotonic() - checked > HEALTH_PERIOD_S:
                 checked = time.monotonic()
+                self._reap_adopted()
                 for part, (purpose, path) in HEALTH.items():
                     failures[part] = 0 if self._answers(purpose, path) else failures[part] + 1
                     if failures[part] >= HEALTH_FAILURES:
@@ -132,14 +153,25 @@ class Supervisor:
         document = {"phase": phase, "reason": reason, "at": time.time()}
         state.write_json(self.cluster.folder / "status.json", document)
 
+    def _reap_adopted(self) -> None:
+        """Take leave of the dead whose own parents died before them; nobody else can, and each keeps a process id."""
+        import psutil
+
+        own = {child.pid for child in self._started}  # Popen waits for these itself
+        for one in psutil.Process().children():
+            if one.pid not in own:
+                with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
+                    if one.status() == psutil.STATUS_ZOMBIE:
+                        os.waitpid(one.pid, os.WNOHANG)
+
     def _end_all(self) -> None:
         import psutil
 
-        for child in (self._ray, self._gateway):
+        for child in self._started:
             if child.poll() is None:
                 child.terminate()
         deadline = time.monotonic() + STOP_GRACE_S
-        while time.monotonic() < deadline and (self._ray.poll() is None or self._gateway.poll() is None):
+        while time.monotonic() < deadline and any(child.poll() is None for child in self._started):
             time.sleep(0.02)
         for _ in range(20):  # a dying process may still start another
             left = psutil.Process().children(recursive=True)
@@ -166,11 +198,20 @@ def _reap() -> None:
         pass
 
 
-def main() -> int:
+def _watch_process(pid: int) -> Callable[[], bool]:
+    """Return what tells whether a process is gone; its number may be another's by then, the descriptor is its own."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return lambda: True
+    return lambda: bool(select.select([descriptor], [], [], 0)[0])
+
+
+def main() -> None:
     """Supervise the cluster named on the command line."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    supervisor = Supervisor(state.load_cluster(sys.argv[1]))
+    supervisor = Supervisor(state.load_cluster(sys.argv[1]), *map(int, sys.argv[2:]))
 
     def stop(_number: int, _frame: object) -> None:
         supervisor.stopping = True
@@ -181,8 +222,8 @@ def main() -> int:
     signal.signal(signal.SIGINT, lambda _number, _frame: None)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the cluster outlives its terminal
     os.chdir(names.CLUSTER_DIR)
-    return supervisor.run()
+    supervisor.run()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
