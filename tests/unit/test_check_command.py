@@ -10,7 +10,6 @@ import pytest
 from raydebug.check import command
 from raydebug.check.batch import judge_batch
 from raydebug.check.finding import Finding, error, warning
-from raydebug.check.first_cause import find_first_cause
 from raydebug.check.memory import estimate
 from raydebug.check.mend import Mended, mend
 from raydebug.check.model_fit import judge as judge_fit
@@ -203,57 +202,6 @@ def test_the_training_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "run.sh").write_text(line + line)
     with pytest.raises(RaydebugError, match="runs 2 trainings"):
         find_subject(["bash", "run.sh"], tmp_path, "default", None)
-
-
-ECHOES = """\
-(RewardLoopWorker pid=1) Traceback (most recent call last):
-(RewardLoopWorker pid=1)   File "/opt/venv/lib/python3.11/site-packages/verl/reward_loop.py", line 9, in f
-(RewardLoopWorker pid=1)   File "/home/me/reward.py", line 2, in compute_score
-(RewardLoopWorker pid=1) ValueError: no answer in it
-(TaskRunnerV1 pid=2) Traceback (most recent call last):
-(TaskRunnerV1 pid=2)   File "/opt/venv/lib/python3.11/site-packages/verl/replay_buffer.py", line 510, in f
-(TaskRunnerV1 pid=2) RuntimeError: Sync replay buffer selected terminal groups with no materializable trajectories.
-Traceback (most recent call last):
-  File "/opt/venv/lib/python3.11/site-packages/ray/_private/worker.py", line 1055, in get_objects
-ray.exceptions.RayTaskError(RuntimeError): ray::TaskRunnerV1.run() (pid=2, ip=127.0.0.1)
-  File "/opt/venv/lib/python3.11/site-packages/verl/replay_buffer.py", line 510, in f
-RuntimeError: Sync replay buffer selected terminal groups with no materializable trajectories.
-"""
-CAUGHT = """\
-Traceback (most recent call last):
-  File "/opt/venv/lib/python3.11/site-packages/other/optional.py", line 3, in <module>
-ModuleNotFoundError: No module named 'optional'
-(WorkerDict pid=3) Traceback (most recent call last):
-(WorkerDict pid=3)   File "/opt/venv/lib/python3.11/site-packages/torch/nn.py", line 7, in forward
-(WorkerDict pid=3) torch.OutOfMemoryError: CUDA out of memory.
-ray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.update()
-"""
-ENGINE = """\
-(EngineCore pid=5) ERROR 11-21 20:37:58 [core.py:700] Traceback (most recent call last):
-(EngineCore pid=5) ERROR 11-21 20:37:58 [core.py:700]   File "/v/site-packages/vllm/v1/worker/utils.py", line 367, in f
-(EngineCore pid=5) ERROR 11-21 20:37:58 [core.py:700] ValueError: No common block size for 7.
-Traceback (most recent call last):
-  File "/v/site-packages/vllm/v1/engine/core_client.py", line 1, in f
-RuntimeError: Engine core initialization failed. See root cause above.
-"""
-
-
-@pytest.mark.parametrize(
-    ("log", "cause"),
-    [
-        (ECHOES, ("ValueError: no answer in it", "/home/me/reward.py:2")),
-        (
-            CAUGHT,
-            ("torch.OutOfMemoryError: CUDA out of memory.", "/opt/venv/lib/python3.11/site-packages/torch/nn.py:7"),
-        ),
-        (ENGINE, ("ValueError: No common block size for 7.", "/v/site-packages/vllm/v1/worker/utils.py:367")),
-        ("all is well\n", None),
-    ],
-    ids=["the user's own before its echoes", "what ended the job before what was caught", "the engine's own", "none"],
-)
-def test_first_cause(log: str, cause: tuple[str, str] | None) -> None:
-    """Of all that a log reports, the exception that the others come of is named, with its line."""
-    assert find_first_cause(log) == cause
 
 
 def test_fixes_are_applied() -> None:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from raydebug.errors import RaydebugError
-from raydebug.joblog.errors import find_errors, judge
+from raydebug.joblog.errors import find_errors, judge_errors
 from raydebug.joblog.reading import Filter, read_pattern, read_since, stamp_of
 from raydebug.joblog.sources import Source, of_node, rank_of, select
 
@@ -137,7 +137,7 @@ Traceback (most recent call last):
 RuntimeError: Engine core initialization failed. See root cause above.
 ConnectionResetError: [Errno 104] Connection reset by peer
 """
-    verdict = judge(find_errors("driver", text.splitlines()))
+    verdict = judge_errors(find_errors("driver", text.splitlines()))
     assert verdict.first is not None
     assert verdict.first.title == "ValueError: No available memory for the cache blocks."
     assert [error.kind for error in verdict.cascade] == ["ActorDiedError", "RuntimeError", "ConnectionResetError"]
@@ -169,16 +169,16 @@ def test_what_is_no_error(line):
 def test_only_followers():
     """Where nobody tells a cause, the first that tells of an end is shown; without any error nothing is."""
     found = find_errors("driver", ["ray.exceptions.ActorDiedError: The actor died.", "EOFError: it closed"])
-    verdict = judge(found)
+    verdict = judge_errors(found)
     assert verdict.first is found[0]
-    assert judge([]).first is None
+    assert judge_errors([]).first is None
 
 
 def test_earliest_by_the_clock():
     """Where every cause has a time, the earliest is the first, whichever file it is in."""
     late = find_errors("a", ["ERROR 11-21 19:41:52 [x.py:1] ValueError: late"])
     early = find_errors("b", ["ERROR 11-21 19:41:51 [x.py:1] ValueError: early"])
-    verdict = judge([*late, *early])
+    verdict = judge_errors([*late, *early])
     assert verdict.first is early[0]
     assert verdict.first.at == "11-21 19:41:51"
 
@@ -187,3 +187,57 @@ def test_endless_traceback():
     """A traceback that never ends is given up, and what comes after is read."""
     lines = ["Traceback (most recent call last):", *["  x"] * 100_000, "KeyError: 1", "ValueError: read"]
     assert [error.title for error in find_errors("driver", lines)] == ["KeyError: 1", "ValueError: read"]
+
+
+ECHOES = """\
+(RewardLoopWorker pid=1) Traceback (most recent call last):
+(RewardLoopWorker pid=1)   File "/opt/venv/lib/python3.11/site-packages/verl/reward_loop.py", line 9, in f
+(RewardLoopWorker pid=1)   File "/home/me/reward.py", line 2, in compute_score
+(RewardLoopWorker pid=1) ValueError: no answer in it
+(TaskRunnerV1 pid=2) Traceback (most recent call last):
+(TaskRunnerV1 pid=2)   File "/opt/venv/lib/python3.11/site-packages/verl/replay_buffer.py", line 510, in f
+(TaskRunnerV1 pid=2) RuntimeError: Sync replay buffer selected terminal groups with no materializable trajectories.
+Traceback (most recent call last):
+  File "/opt/venv/lib/python3.11/site-packages/ray/_private/worker.py", line 1055, in get_objects
+ray.exceptions.RayTaskError(RuntimeError): ray::TaskRunnerV1.run() (pid=2, ip=127.0.0.1)
+  File "/opt/venv/lib/python3.11/site-packages/verl/replay_buffer.py", line 510, in f
+RuntimeError: Sync replay buffer selected terminal groups with no materializable trajectories.
+"""
+CAUGHT = """\
+Traceback (most recent call last):
+  File "/opt/venv/lib/python3.11/site-packages/other/optional.py", line 3, in <module>
+ModuleNotFoundError: No module named 'optional'
+(WorkerDict pid=3) Traceback (most recent call last):
+(WorkerDict pid=3)   File "/opt/venv/lib/python3.11/site-packages/torch/nn.py", line 7, in forward
+(WorkerDict pid=3) torch.OutOfMemoryError: CUDA out of memory.
+ray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.update() (pid=3, ip=127.0.0.1)
+  File "/opt/venv/lib/python3.11/site-packages/torch/nn.py", line 7, in forward
+torch.OutOfMemoryError: CUDA out of memory.
+"""
+ENGINE = """\
+(EngineCore pid=5) ERROR 11-21 20:37:58 [core.py:700] Traceback (most recent call last):
+(EngineCore pid=5) ERROR 11-21 20:37:58 [core.py:700]   File "/v/site-packages/vllm/v1/worker/utils.py", line 367, in f
+(EngineCore pid=5) ERROR 11-21 20:37:58 [core.py:700] ValueError: No common block size for 7.
+Traceback (most recent call last):
+  File "/v/site-packages/vllm/v1/engine/core_client.py", line 1, in f
+RuntimeError: Engine core initialization failed. See root cause above.
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (ECHOES, ("ValueError: no answer in it", "/home/me/reward.py:2")),
+        (
+            CAUGHT,
+            ("OutOfMemoryError: CUDA out of memory.", "/opt/venv/lib/python3.11/site-packages/torch/nn.py:7"),
+        ),
+        (ENGINE, ("ValueError: No common block size for 7.", "/v/site-packages/vllm/v1/worker/utils.py:367")),
+        ("all is well\n", None),
+    ],
+    ids=["the user's own before its echoes", "what ended the job before what was caught", "the engine's own", "none"],
+)
+def test_first_cause(log: str, cause: tuple[str, str] | None) -> None:
+    """Of all that a log reports, the exception that the others come of is named, with its line."""
+    first = judge_errors(find_errors("driver", log.splitlines())).first
+    assert (first and (first.title, first.place)) == cause

@@ -9,9 +9,9 @@ from typing import Any
 from raydebug.check import command
 from raydebug.check.ask import ask
 from raydebug.check.finding import Finding, error
-from raydebug.check.first_cause import find_first_cause
 from raydebug.check.stage import Checked
 from raydebug.check.subject import Subject
+from raydebug.joblog.errors import find_errors, judge_errors
 
 BUDGET_S = 60.0
 EXTRA = "actor_rollout_ref.rollout.engine_kwargs.vllm"
@@ -50,7 +50,8 @@ def judge(subject: Subject, facts: Mapping[str, Any]) -> list[Finding]:
     said = f"{failed['type']}: {_sentence(failed['message'])}"
     # An engine in a process of its own tells us only that it failed: its own traceback stands in what was printed.
     if "root cause" in failed["message"] or "initialization failed" in failed["message"]:
-        said, where = find_first_cause(facts.get("output", "")) or (said, where)
+        first = judge_errors(find_errors("vLLM", facts.get("output", "").splitlines())).first
+        said, where = (first.title, first.place) if first else (said, where)
     took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in facts["phases"].items())
     mend, overrides = _mend(said, facts["config"])
     return [

@@ -18,9 +18,9 @@ from raydebug import process
 from raydebug.check import command
 from raydebug.check.ask import ask
 from raydebug.check.finding import Finding, error
-from raydebug.check.first_cause import find_first_cause, last_words
 from raydebug.check.stage import Checked
 from raydebug.check.subject import Subject
+from raydebug.joblog.errors import find_errors, judge_errors, last_words
 
 BUDGET_S = 180.0
 LIMIT_S = 3 * BUDGET_S
@@ -61,7 +61,7 @@ def judge(code: int | None, log: str, subject: Subject) -> list[Finding]:
     """
     steps = STEP.findall(log)
     again = f"raydebug run --profile debug --debugger post-mortem -- {shlex.join(subject.command)}"
-    cause = find_first_cause(log)
+    cause = judge_errors(find_errors("the log", log.splitlines())).first
     if code == 0 and steps:
         return _numbers(steps)
     if code == 0:
@@ -78,11 +78,11 @@ def judge(code: int | None, log: str, subject: Subject) -> list[Finding]:
             error(
                 "train.out-of-time",
                 f"the training was ended after {LIMIT_S:.0f} s, {len(steps)} steps were made",
-                why=f"it said last: {last_words(log)}" + (f"; first cause: {cause[0][:200]}" if cause else ""),
+                why=f"it said last: {last_words(log)}" + (f"; first cause: {cause.title[:200]}" if cause else ""),
                 fix=f"`{again}`, then `raydebug paused` or py-spy shows what it waits for",
             )
         ]
-    what, where = cause or (last_words(log), "")
+    what, where = (cause.title, cause.place) if cause else (last_words(log), "")
     return [
         error(
             "train.failed",

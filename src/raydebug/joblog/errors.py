@@ -31,6 +31,7 @@ _OOM = re.compile(r"(?P<text>\d+ Workers \(tasks / actors\) killed due to memory
 # The last line of a traceback whose beginning is not in the file: it was cut off, or written line by line elsewhere.
 _ALONE = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?(?P<kind>[A-Z]\w*(?:Error|Exception))(?:\(\w+\))?: (?P<text>\S.*)$")
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)')
+_OF_PACKAGES = re.compile(r"/(?:site-packages|dist-packages|lib/python3[.\d]*)/|^<")
 # What a process says when another one, or its connection, has ended.
 FOLLOWERS = frozenset((
     *("RayTaskError", "RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError"),
@@ -38,10 +39,11 @@ FOLLOWERS = frozenset((
     *("LocalRayletDiedError", "EngineDeadError", "DistBackendError", "DistNetworkError", "BrokenPipeError"),
     *("ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "EOFError", "CancelledError"),
     *("KeyboardInterrupt", "SystemExit", "IncompleteReadError", "ServerDisconnectedError", "AioRpcError"),
-    *("ChildFailedError", "CalledProcessError"),
+    *("ChildFailedError", "CalledProcessError", "InstantiationException"),
 ))  # fmt: skip
 _FOLLOWING = re.compile(
-    r"Engine core initialization failed|See root cause above|Connection closed by peer"
+    r"Engine ?core initialization failed|See root cause above|Connection closed by peer"
+    r"|no materializable trajectories"  # verl 0.9.1: every rollout of a batch failed, each with an error of its own
     r"|(?:actor|worker|owner) (?:has )?died|Worker proc .* died|WorkerProc initialization failed|Failed core proc",
     re.IGNORECASE,
 )
@@ -91,11 +93,20 @@ class LoggedError:
         return self.said_by.replace(" pid=", ", pid ") or self.source
 
     @property
+    def frames(self) -> list[tuple[str, int]]:
+        """Files and lines of its traceback, innermost last."""
+        return [(found["file"], int(found["line"])) for line in self.lines if (found := _FRAME.match(line))]
+
+    @property
     def place(self) -> str:
         """The innermost line that is not of an installed package; else the innermost; empty without frames."""
-        frames = [found for line in self.lines if (found := _FRAME.match(line))]
-        own = [f for f in frames if "-packages/" not in f["file"] and not f["file"].startswith("<")]
-        return "".join(f"{f['file']}:{f['line']}" for f in (own or frames)[-1:])
+        own = [frame for frame in self.frames if not _OF_PACKAGES.search(frame[0])]
+        return "".join(f"{file}:{line}" for file, line in (own or self.frames)[-1:])
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it was raised in the user's code, and not in an installed package."""
+        return bool(self.frames) and not _OF_PACKAGES.search(self.frames[-1][0])
 
 
 @dataclass
@@ -165,8 +176,12 @@ def _told_alone(line: str) -> tuple[str, str] | None:
     return None
 
 
-def judge(errors: Sequence[LoggedError]) -> Verdict:
+def judge_errors(errors: Sequence[LoggedError]) -> Verdict:
     """Tell the first real error from what followed it.
+
+    One that the user's own code raised comes before all others: libraries report it on, each in its words. Else, where
+    an error travelled to another process, the first of that kind: one that somebody caught may stand before it. Else
+    the first: those that follow mostly come of it.
 
     Args:
         errors: of all files; where not all of them have a time, the files of those who raise before the files of those
@@ -175,8 +190,17 @@ def judge(errors: Sequence[LoggedError]) -> Verdict:
     causes = [error for error in errors if not error.follows]
     if causes and all(error.at for error in causes):
         causes.sort(key=lambda error: error.at)
-    first = causes[0] if causes else next(iter(errors), None)
+    own = [error for error in causes if error.is_own]
+    travelled = [error.kind for error in causes if error.task][-1:]
+    of_kind = [error for error in causes if error.kind in travelled]
+    first = next(iter(own or of_kind or causes or errors), None)
     return Verdict(first, [error for error in errors if error is not first])
+
+
+def last_words(log: str) -> str:
+    """Return the last line of a log that says something."""
+    lines = [_bare(line)[2].strip() for line in log.splitlines()[-200:]]
+    return next((line for line in reversed(lines) if line), "(it printed nothing)")[:300]
 
 
 def _bare(raw: str) -> tuple[str, str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raydebug.cluster.dashboard import Dashboard
-from raydebug.joblog.errors import LoggedError, Verdict, find_errors, judge
+from raydebug.joblog.errors import LoggedError, Verdict, find_errors, judge_errors
 from raydebug.joblog.sources import DRIVER, find_sources
 
 
@@ -22,4 +22,4 @@ def find_first_error(dashboard: Dashboard, job: dict[str, Any]) -> Verdict:
     found: list[LoggedError] = []
     for source in sorted(find_sources(dashboard, job), key=lambda s: s.role == DRIVER):  # the driver hears of it last
         found += find_errors(source.title, dashboard.log_text(source.node_id, source.name).splitlines())
-    return judge(found)
+    return judge_errors(found)
