@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from raydebug.check.finding import error
+from raydebug.check.ladder import FAILED, SKIPPED, Outcome
+from raydebug.check.record import record
+from raydebug.check.subject import Subject
+from raydebug.cluster.place import LocalPlace
 from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError
 from raydebug.runs import folder, recorder
@@ -16,6 +22,7 @@ from raydebug.runs.folder import RunFolder, list_runs, load_run
 from raydebug.runs.memory import Memory
 from raydebug.runs.phases import Phases
 from raydebug.runs.recorder import Recorder
+from raydebug.runs.report import write_report
 
 LOG = """\
 2026-11-21 19:36:50,665 INFO worker.py:2029 -- Connected to Ray cluster. View the dashboard
@@ -175,11 +182,33 @@ def test_finding_a_run(tmp_path: Path) -> None:
 
 
 def test_old_runs_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only so many run folders are kept: the oldest go when a new run begins."""
+    """Only so many folders of a kind are kept: the oldest go when a new one begins; checks push no run out."""
     monkeypatch.setattr(folder, "KEPT", 2)
-    for number in range(4):
-        made = RunFolder(f"r{number}")
-        made.write({"id": f"r{number}", "started": number})
+    for number, name in enumerate(("r0", "r1", "check-2", "r3", "r4", "check-5", "check-6")):
+        made = RunFolder(name)
+        made.write({"id": name, "started": number})
         os.utime(made.path / "run.json", (number, number))
-    folder.remove_oldest()
-    assert [run["id"] for run in list_runs()] == ["r2", "r3"]
+    folder.remove_oldest(folder.RUN)
+    assert [run["id"] for run in list_runs()] == ["check-2", "r3", "r4", "check-5", "check-6"]
+    folder.remove_oldest(folder.CHECK)
+    assert [run["id"] for run in list_runs()] == ["r3", "r4", "check-5", "check-6"]
+
+
+def test_check_leaves_a_folder(tmp_path: Path) -> None:
+    """A check is recorded with its stages as phases and its findings, no secret in its command, and has a page."""
+    command = ("python", "-m", "verl.trainer.main_ppo", "trainer.wandb.api_key=x1y2z3")
+    subject = Subject(command, None, tmp_path, LocalPlace(sys.executable), {}, {}, profile="debug")
+    finding = error("data.column-missing", "no column 'prompt'", why="verl reads it", fix="data.prompt_key=question")
+    outcomes = [
+        Outcome("env", SKIPPED, 0.0, 0.3, reason="it passed before"),
+        Outcome("data", FAILED, 1.5, 10.0, [finding]),
+        Outcome("model", SKIPPED, 0.0, 30.0, reason="stage data failed"),
+    ]
+    record(subject, outcomes, 1_800_000_000.0)
+    (document,) = list_runs()
+    assert (document["kind"], document["status"], document["exit_code"]) == ("check", "failed", 1)
+    assert document["phases"] == [{"name": "stage data", "start_s": 0.0, "end_s": 1.5}]
+    assert document["findings"] == [{**finding.as_json(), "stage": "data"}]
+    page = write_report([document]).read_text()
+    assert "data.column-missing" in page
+    assert "x1y2z3" not in page + json.dumps(document)

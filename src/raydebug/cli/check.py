@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -66,6 +67,7 @@ def check(
     from raydebug.check import report
     from raydebug.check.ladder import FAILED, choose_stages, climb
     from raydebug.check.mend import Mended, mend
+    from raydebug.check.record import record
     from raydebug.check.remembered import Memory
 
     chosen = choose_stages(stages or [])
@@ -86,6 +88,7 @@ def check(
             subject, chosen, memory=Memory(fresh=fresh), keep_going=keep_going, on_stage=begin, on_outcome=show
         )
 
+    started = time.time()
     outcomes = attempt(subject)
     mended = Mended(subject)
     for _ in range(FIX_ROUNDS if fix else 0):
@@ -98,6 +101,7 @@ def check(
         outcomes = attempt(mended.subject)
     if mended.changes:
         (render.say if as_json else render.out)(mended.as_command())
+    record(mended.subject, outcomes, started)
     if junit is not None:
         _write(junit, report.as_junit(outcomes))
     if as_json:

@@ -90,6 +90,7 @@ def _check(subject: Subject, tiny: list[str]) -> list[Outcome]:
     """Climb the rungs below the run: `engine` and `train` are what the run itself does."""
     from raydebug.check import report
     from raydebug.check.ladder import choose_stages, climb
+    from raydebug.check.record import record
     from raydebug.check.remembered import Memory
 
     words = ["env"] if subject.trainer is None else [w for w in ("env", "data", "model") if w not in tiny]
@@ -98,7 +99,10 @@ def _check(subject: Subject, tiny: list[str]) -> list[Outcome]:
         for line in report.as_lines(outcome):
             render.say(render.visible(line))
 
-    return climb(subject, choose_stages(words), memory=Memory(), on_outcome=show)
+    started = time.time()
+    outcomes = climb(subject, choose_stages(words), memory=Memory(), on_outcome=show)
+    record(subject, outcomes, started)
+    return outcomes
 
 
 def _run(

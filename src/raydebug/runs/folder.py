@@ -1,4 +1,4 @@
-"""Run folders: one per job under the user's state folder, with run.json and job.log, for their owner only."""
+"""Run folders: one per job or check under the user's state folder, with run.json and job.log, for their owner only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from raydebug.errors import Exit, RaydebugError
 from raydebug.settings.paths import state_dir
 
 VERSION = 1
-KEPT = 50  # runs; the oldest are removed when a new one begins
+RUN, CHECK = "run", "check"
+KEPT = 50  # of each kind; the oldest are removed when a new one begins
 DOCUMENT, LOG = "run.json", "job.log"
 LAST = "last"
 
@@ -50,9 +51,10 @@ class RunFolder:
             file.write(text)
 
 
-def remove_oldest() -> None:
-    """Remove the oldest run folders beyond those that are kept."""
-    for folder in _folders()[:-KEPT]:
+def remove_oldest(kind: str) -> None:
+    """Remove the oldest folders of a kind, `run` or `check`, beyond those that are kept."""
+    same = [folder for folder in _folders() if folder.name.startswith(f"{CHECK}-") == (kind == CHECK)]
+    for folder in same[:-KEPT]:
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from raydebug.errors import RaydebugError
 from raydebug.pause.listing import Pause, name_owner, name_place
-from raydebug.runs.folder import LOG, RunFolder, remove_oldest
+from raydebug.runs.folder import LOG, RUN, RunFolder, remove_oldest
 from raydebug.runs.memory import Memory
 from raydebug.runs.phases import Phases
-from raydebug.settings.locks import read_lock
-from raydebug.settings.paths import environment_dir
-from raydebug.settings.secrets import without_secrets
+from raydebug.settings.locks import digest_of
+from raydebug.settings.secrets import without_secret_arguments, without_secrets
 from raydebug.worker import names
 
 if TYPE_CHECKING:
@@ -40,9 +39,9 @@ class Recorder:
         self._id = str(about["submission_id"])
         self._started = (about.get("start_time") or time.time() * 1000) / 1000
         self._variables = without_secrets((about.get("runtime_env") or {}).get("env_vars") or {})
-        self._command = command
+        self._command = without_secret_arguments(command)
         self._profile = self._variables.get(names.PROFILE)
-        self._lock = _lock_digest(cluster.flavour)
+        self._lock = digest_of(cluster.flavour)
         self._phases = Phases(self._started)
         self._memory = Memory(with_children=cluster.kind == "local")
         self._changes: list[dict[str, str]] = []
@@ -51,7 +50,7 @@ class Recorder:
         self._folder: RunFolder | None = None
         with contextlib.suppress(OSError):  # a full disk is no reason not to run
             self._folder = RunFolder(self._id)
-            remove_oldest()
+            remove_oldest(RUN)
         self._write(None)
 
     def take_log(self, text: str) -> None:
@@ -129,7 +128,7 @@ class Recorder:
         now = time.time()
         cluster = self._cluster
         document = {
-            "kind": "run",
+            "kind": RUN,
             "id": self._id,
             "command": self._command,
             "cluster": {name: getattr(cluster, name) for name in ("name", "kind", "flavour", "debugger")},
@@ -151,10 +150,3 @@ class Recorder:
             self._folder.write(document)
         except OSError:
             self._folder = None
-
-
-def _lock_digest(flavour: str) -> str:
-    """Return the digest of a flavour's lock; empty where it cannot be read."""
-    with contextlib.suppress(RaydebugError):
-        return read_lock(environment_dir() / f"{flavour}.lock").body_now
-    return ""

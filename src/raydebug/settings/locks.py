@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raydebug.errors import Exit, RaydebugError
+from raydebug.settings.paths import environment_dir
 from raydebug.settings.text import NotPlainText, read_plain
 
 LOCK_BYTES_MAX = 4 * 1024 * 1024  # the largest lock is about 0.4 MB; a bigger file is no lock
@@ -214,3 +216,10 @@ def _malformed(path: Path, number: int, cause: str) -> RaydebugError:
         code="lock.malformed",
         exit_code=Exit.USAGE,
     )
+
+
+def digest_of(flavour: str) -> str:
+    """Return the digest of a flavour's lock as it lies there; empty where it cannot be read."""
+    with contextlib.suppress(RaydebugError):
+        return read_lock(environment_dir() / f"{flavour}.lock").body_now
+    return ""

@@ -7,17 +7,14 @@ be is left out, and nothing here raises.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from raydebug.runs.page.document import Change, Gpu, Pause, Phase, Process, Run, Step
-from raydebug.settings.secrets import HIDDEN, without_secrets
+from raydebug.settings.secrets import without_secret, without_secret_arguments, without_secrets
 
 MOST_TEXT = 10_000  # characters of one value: a page is for reading
 MOST_S = 10 * 365 * 86_400.0  # what lies later in a run is no measurement
-# Of a setting only names that end so: `data.prompt_key` and `max_num_batched_tokens` are no secrets.
-_SECRET_ARGUMENT = re.compile(r"(?:^|[^a-z])(?:token|api[-_.]?key|secret|password)$", re.IGNORECASE)
 
 
 def read_run(document: Mapping[str, Any]) -> Run:
@@ -26,7 +23,7 @@ def read_run(document: Mapping[str, Any]) -> Run:
     return Run(
         id=_text(document.get("id")) or "?",
         kind=_text(document.get("kind")) or "run",
-        command=_hide_arguments([_text(word) for word in command] if isinstance(command, list) else []),
+        command=without_secret_arguments([_text(word) for word in command] if isinstance(command, list) else []),
         cluster=_texts(document.get("cluster")),
         profile=_text(document.get("profile")),
         changes=[change for one in _mappings(document.get("changes")) if (change := _change(one)).key],
@@ -49,7 +46,12 @@ def read_run(document: Mapping[str, Any]) -> Run:
 
 def _change(one: Mapping[str, Any]) -> Change:
     key = _text(one.get("key"))
-    return Change(key, _hide(key, _value(one.get("old"))), _hide(key, _value(one.get("new"))), _text(one.get("why")))
+    return Change(
+        key,
+        without_secret(key, _value(one.get("old"))),
+        without_secret(key, _value(one.get("new"))),
+        _text(one.get("why")),
+    )
 
 
 def _phases(found: Any) -> list[Phase]:
@@ -121,22 +123,6 @@ def _samples(found: Any, width: int) -> list[tuple[float, ...]]:
     known = [sample for sample in samples if 0 <= sample[0] <= MOST_S and any(value >= 0 for value in sample[1:])]
     known.sort(key=lambda sample: sample[0])
     return known
-
-
-def _hide_arguments(command: list[str]) -> list[str]:
-    """Hide what stands behind `NAME=`, and the word behind `--NAME`, where the name tells of a secret."""
-    shown: list[str] = []
-    for word in command:
-        name, equals, value = word.partition("=")
-        if shown and shown[-1].startswith("-") and _SECRET_ARGUMENT.search(shown[-1]):
-            shown.append(HIDDEN)
-        else:
-            shown.append(f"{name}={_hide(name, value)}" if equals else word)
-    return shown
-
-
-def _hide(name: str, value: str) -> str:
-    return HIDDEN if value and _SECRET_ARGUMENT.search(name) else value
 
 
 def _mappings(found: Any) -> list[Mapping[str, Any]]:
