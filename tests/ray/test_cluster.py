@@ -31,8 +31,9 @@ def other(private_state):
     assert done.returncode == 0, done.stderr
     found = state.load_cluster("other")
     yield found
-    if state.find_cluster("other") is not None:
-        local.take_down(found)
+    left = state.find_cluster("other")  # a test may have brought up another of this name
+    if left is not None:
+        local.take_down(left)
 
 
 def error_of(done: subprocess.CompletedProcess[str], code: int) -> list[str]:
