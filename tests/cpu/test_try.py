@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import pytest
 from raydebug.tiny.dataset import build_dataset
 from raydebug.tiny.model import build_model
 
+ARGV = ["try", "--", "bash", "train.sh"]
 RAYDEBUG = str(Path(sys.executable).parent / "raydebug")
 FAILING = """\
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -52,40 +52,54 @@ def environment() -> Iterator[dict[str, str]]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.timeout(900)  # two trainings of two steps, each with a cluster of its own
-def test_crash_is_met_mended_and_tried_again(tmp_path: Path, environment: dict[str, str]) -> None:
-    """At a terminal the crash waits at its frame; mended, the second try checks only what changed, and ends well."""
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with a tiny model, tiny data and the user's own script."""
     build_model(tmp_path / "model")
     build_dataset(tmp_path / "data")
     (tmp_path / "train.sh").write_text(SCRIPT)
-    (tmp_path / "data" / "reward.py").write_text(FAILING)
-    argv = ["try", "--", "bash", "train.sh"]
-    with contextlib.closing(
-        pexpect.spawn(RAYDEBUG, argv, env=environment, cwd=str(tmp_path), encoding="utf-8", timeout=300)
-    ) as person:  # fmt: skip
-        try:
-            person.expect(r"model\s+passed")
-            person.expect(r"paused \d+ .*reward.py:3 compute_score .*ValueError: no answer in it")
-            person.expect(r"next: raydebug attach (\d+)")
-            assert person.match is not None
-            look = [RAYDEBUG, "attach", person.match[1], "-x", "p len(solution_str) > 0"]
-            seen = subprocess.run(look, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-            assert seen.stdout.splitlines() == ["True"], seen.stderr
-            person.sendintr()  # enough: the other answers wait for the same reason
-            person.expect("stop the job")
-            person.sendline("y")
-            person.expect("tried: interrupted")
-            person.expect(pexpect.EOF)
-        finally:
-            person.kill(signal.SIGINT)
+    return tmp_path
+
+
+@pytest.mark.timeout(600)  # a training up to its first rewards, with a cluster of its own
+def test_crash_waits_at_its_frame(project: Path, environment: dict[str, str]) -> None:
+    """A reward that fails on what the model says passes the checks; at a terminal its crash waits to be looked at."""
+    (project / "data" / "reward.py").write_text(FAILING)
+    person = pexpect.spawn(RAYDEBUG, ARGV, env=environment, cwd=str(project), encoding="utf-8", timeout=300)
+    with contextlib.closing(person):
+        person.expect(r"model\s+passed")
+        person.expect(r"paused \d+ .*reward.py:3 compute_score .*ValueError: no answer in it")
+        person.expect(r"next: raydebug attach (\d+)")
+        assert person.match is not None
+        look = [RAYDEBUG, "attach", person.match[1], "-x", "p len(solution_str) > 0"]
+        seen = subprocess.run(look, env=environment, cwd=project, capture_output=True, text=True, timeout=60)
+        assert seen.stdout.splitlines() == ["True"], seen.stderr
+        person.sendintr()  # enough: the other answers wait for the same reason
+        person.expect("stop the job")
+        person.sendline("y")
+        person.expect("tried: interrupted")
+        person.expect(pexpect.EOF)
         person.wait()
         assert person.exitstatus == 130
 
-    (tmp_path / "data" / "reward.py").write_text(FAILING.replace('raise ValueError("no answer in it")', "return 0.0"))
-    again = subprocess.run([RAYDEBUG, *argv], env=environment, cwd=tmp_path, stdin=subprocess.DEVNULL,
-                           capture_output=True, text=True, timeout=400)  # fmt: skip
-    said = PLAIN.sub("", again.stderr)
-    assert again.returncode == 0, said
+
+@pytest.mark.timeout(900)  # two trainings, the second of two steps
+def test_mended_and_tried_again(project: Path, environment: dict[str, str]) -> None:
+    """Without a terminal the crash fails the try by its name; mended, only what changed is checked; it ends well."""
+
+    def attempt(reward: str) -> tuple[int, str]:
+        (project / "data" / "reward.py").write_text(reward)
+        done = subprocess.run([RAYDEBUG, *ARGV], env=environment, cwd=project, stdin=subprocess.DEVNULL,
+                              capture_output=True, text=True, timeout=400)  # fmt: skip
+        return done.returncode, PLAIN.sub("", done.stderr)
+
+    code, said = attempt(FAILING)
+    assert code == 1, said
+    assert re.search(r"first error: ValueError: no answer in it \([^)]*, at [^)]*reward.py:3\)", said), said
+    assert "the small run failed with code 1" in said
+    assert "next: raydebug try --debugger post-mortem -- bash train.sh" in said
+    code, said = attempt(FAILING.replace('raise ValueError("no answer in it")', "return 0.0"))
+    assert code == 0, said
     assert re.search(r"^data    passed", said, re.MULTILINE), said
     assert re.search(r"^model   skipped  it passed .* ago", said, re.MULTILINE), said
     assert "tried: the checks passed, the small run ended well" in said
