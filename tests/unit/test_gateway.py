@@ -17,6 +17,7 @@ from gateway_door import TOKEN, visit
 
 from raydebug.dap import wire
 from raydebug.dap.session import ConnectionLost, RequestFailed
+from raydebug.gateway.processes import pass_through
 from raydebug.worker import handshake
 
 PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
@@ -464,6 +465,19 @@ def test_long_value_passes_through_whole(door):
     assert long["body"]["result"] == repr('\\"}' + "x" * 3_000_000)
     assert short["request_seq"] < long["request_seq"] < other["request_seq"]
     assert len({one["seq"] for one in (short, long, other)}) == 3
+
+
+@pytest.mark.parametrize("tail", [b', "seq": 26', b', "seq": 2600000026, "pydevd_cmd_id": 502'])
+def test_long_value_is_not_parsed(tail):
+    """A long value, as pydevd writes it, is handed on as it is: parsing it would take longer than all else."""
+    body = b'{"result": "' + b"x" * wire.LARGE_BYTES + b'", "type": "str", "presentationHint": {"attributes": []}}'
+    head = b'{"type": "response", "request_seq": 7, "success": true, "command": "evaluate", "body": '
+    message = head + body + tail + b"}"
+    framed = b"Content-Length: %d\r\n\r\n%b" % (len(message), message)
+    (answer,) = wire.Decoder(on_large=pass_through).feed(framed)
+    assert (answer["request_seq"], answer["command"]) == (7, "evaluate")
+    assert isinstance(answer["body"], wire.RawBody)
+    assert bytes(answer["body"]) == body
 
 
 def test_fork_of_a_paused_process(door):

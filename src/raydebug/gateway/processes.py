@@ -88,7 +88,7 @@ class Process:
             on_end=lambda: loop.call_soon(self._end),
             first_seq=REQUESTS_PER_DIAL * (dials if isinstance(dials, int) else 0) + 1,
             # One value that is too long must not end the session; a long one passes through as it is.
-            decoder=wire.Decoder(on_large=_pass_through, on_oversized=_refuse_oversized),
+            decoder=wire.Decoder(on_large=pass_through, on_oversized=_refuse_oversized),
         )
         answers = [self.session.send(command, arguments) for command, arguments in SESSION_SET_UP]
         for (command, _), answer in zip(SESSION_SET_UP, await asyncio.gather(*answers), strict=True):
@@ -284,21 +284,23 @@ def _refuse_oversized(length: int, head: bytes) -> Message:
     return wire.refusal(0, to, text)
 
 
-def _pass_through(message: bytes) -> Message | None:
+def pass_through(message: bytes) -> Message | None:
     """Return a long response with its body unparsed; None for a message that has to be looked into."""
-    head, tail = _PASSED.match(message), _SEQ.search(message, max(0, len(message) - 40))
+    head, tail = _PASSED.match(message), _SEQ.search(message, max(0, len(message) - TAIL_BYTES))
     if head is None or tail is None:
         return None
     body = wire.RawBody(memoryview(message)[head.end() : tail.start()])
     return {"type": "response", "request_seq": int(head[1]), "success": True, "command": head[2].decode(), "body": body}
 
 
-# pydevd writes a response's own fields before its body, but its `seq` last (debugpy 1.8.22, pydevd_schema.py, `to_dict`
-# of each response; pydevd_base_schema.py). Only of these two requests: in what answers the others files are named.
+# pydevd writes a response's own fields before its body, but its `seq` last, and the number of its command behind that
+# (debugpy 1.8.22, pydevd_schema.py, `to_dict` of each response; pydevd_base_schema.py; pydevd_net_command.py:77). Only
+# of these two requests: in what answers the others files are named.
+TAIL_BYTES = 80
 _PASSED = re.compile(
     rb'\{"type": "response", "request_seq": (\d+), "success": true, "command": "(evaluate|variables)", "body": (?=\{)'
 )
-_SEQ = re.compile(rb', "seq": \d+\}$')
+_SEQ = re.compile(rb', "seq": \d+(?:, "pydevd_cmd_id": \d+)?\}$')
 # pydevd writes a response's own fields before its body (debugpy 1.8.22, pydevd_schema.py, `to_dict` of each response).
 _ANSWERS = re.compile(rb'"request_seq":\s*(\d+).{0,80}?"command":\s*"(\w+)"')
 
