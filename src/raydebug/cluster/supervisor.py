@@ -204,7 +204,7 @@ def _watch_process(pid: int) -> Callable[[], bool]:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return lambda: True
-    except (OSError, AttributeError):  # a kernel before 5.3, or a Python built for one: `run` takes its cluster down where it can
+    except (OSError, AttributeError):  # a kernel before 5.3, or a Python built for one; `run` itself takes it down
         return lambda: False
     return lambda: bool(select.select([descriptor], [], [], 0)[0])
 
