@@ -211,4 +211,5 @@ def test_check_leaves_a_folder(tmp_path: Path) -> None:
     assert document["findings"] == [{**finding.as_json(), "stage": "data"}]
     page = write_report([document]).read_text()
     assert "data.column-missing" in page
+    assert "changed nothing" not in page
     assert "x1y2z3" not in page + json.dumps(document)

@@ -33,7 +33,7 @@ def run_page(document: Mapping[str, Any], folder: str = "") -> str:
         _timeline(run, axis),
         pauses_section(run),
         steps_section(run),
-        facts.changes_section(run.changes, run.profile),
+        facts.changes_section(run.changes, run.profile) if run.kind == "run" else None,  # a check changes nothing
         facts.environment_section(run),
     ]
     title = f"{run.status}: {' '.join(run.command)[:80] or run.id}"
