@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import time
@@ -191,6 +192,42 @@ def test_from_code(door, conditions, values):
     seen, err = values_at_stops(door, program, "i", len(values))
     assert seen == values
     assert ("i=5" in err) == ("log" in conditions)
+
+
+COUNTED = """\
+import raydebug
+
+def alone(n):
+    for i in range(n):
+        raydebug.breakpoint(every=40, log=f"alone {i}")
+
+def both(n):
+    for i in range(n):
+        raydebug.breakpoint(every=50, log=f"one {i}")
+        raydebug.breakpoint(every=50, log=f"two {i}")
+
+def late(n):
+    for i in range(n):
+        raydebug.breakpoint(every=60, log=f"first {i}")
+        if i >= 30:
+            raydebug.breakpoint(every=60, log=f"second {i}")
+
+for loop in (alone, both, late):
+    loop(170)
+"""
+
+
+def test_places_are_counted_apart(door):
+    """Each place has a count of its own; one that comes late to another's N moves that one's count, and once only."""
+    _, err = door.start(COUNTED).communicate(timeout=30)
+    said = [line.split(" ", 2)[2] for line in err.splitlines() if "program" in line]
+    assert [s for s in said if s.startswith("alone")] == ["alone 39", "alone 79", "alone 119", "alone 159"]
+    for name in ("one", "two"):
+        assert [s for s in said if s.startswith(name)] == [f"{name} 49", f"{name} 99", f"{name} 149"]
+    for name in ("first", "second"):
+        at = [int(s.split()[1]) for s in said if s.startswith(name)]
+        assert at[0] < 120
+        assert all(later - earlier == 60 for earlier, later in itertools.pairwise(at))
 
 
 def test_from_code_outside_a_cluster(monkeypatch, capsys):

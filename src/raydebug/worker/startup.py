@@ -14,7 +14,7 @@ from raydebug.worker import names
 TYPE_CHECKING = False  # typing.TYPE_CHECKING would cost 17 ms of imports
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import CodeType, TracebackType
+    from types import CodeType, FrameType, TracebackType
     from typing import Any
 
 # Ray reads the same variables and defaults: ray/util/rpdb.py:298, 338 (2.60.0)
@@ -45,8 +45,6 @@ def breakpoint_hook(*_args: Any, **_kwargs: Any) -> None:
 
 
 _getframe = sys._getframe
-_counts: dict[int, int] = {}
-_counted: list[CodeType] = []
 
 
 def code_breakpoint(
@@ -62,21 +60,46 @@ def code_breakpoint(
     if not when:
         return
     if every > 1:
-        frame = _getframe(1)
-        code = frame.f_code
-        # Where the calling instruction lies in memory: a code object, whose hash is slow, holds its instructions.
-        place = id(code) + frame.f_lasti
         try:
-            count = _counts[place] = _counts[place] + 1
-        except KeyError:
-            count = _counts[place] = 1
-            _counted.append(code)  # its memory is not given to another one
-        if count % every:
-            return
+            _skips[every]()
+            return  # the way of a miss: it costs two look-ups and a call
+        except (KeyError, StopIteration):
+            if not _is_time(every, _getframe(1)):
+                return
     if debugger_is_ours():
         from raydebug.worker import sites
 
         sites.in_code(_getframe(1), rank, once, max, timeout, log)
+
+
+# Each place has its own count, and to ask which place calls costs more than all the rest of a miss. So of each round of
+# N the first calls are looked at; the others are passed over by a C iterator, as long as one place asks for that N.
+LOOKED_AT = 16
+_skips: dict[int, Callable[[], object]] = {}  # by N: ends when the next call is the N-th
+_only: dict[int, int] = {}  # by N: the one place that asks for it; 0 when there are several
+_counts: dict[int, int] = {}  # by place, since its last N-th call
+_counted: list[CodeType] = []
+
+
+def _is_time(every: int, frame: FrameType) -> bool:
+    """Count a call from this frame, and say whether it is the N-th of its place."""
+    code = frame.f_code
+    place = id(code) + frame.f_lasti  # where the instruction lies; the hash of a code object is slow
+    skipped = _skips.pop(every, None) is not None
+    if place not in _counts:
+        _counts[place] = 0
+        _counted.append(code)  # its memory is not given to another one
+    is_only = _only.setdefault(every, place) == place
+    if not is_only:
+        _only[every] = 0
+    count = every if skipped and is_only else _counts[place] + 1
+    is_time = count >= every
+    _counts[place] = count = 0 if is_time else count
+    if is_only and count == LOOKED_AT:
+        from itertools import repeat
+
+        _skips[every] = repeat(None, every - 1 - count).__next__
+    return is_time
 
 
 def _ray_legacy_hook() -> None:
