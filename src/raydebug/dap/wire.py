@@ -21,6 +21,8 @@ MAX_BODY_BYTES = 16 * 1024 * 1024
 LARGE_BYTES = 64 * 1024
 HEAD_BYTES = 512  # of a message that is too long: what it answers stands there
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=str)  # json.dumps() would make one for each message
+
 
 class WireError(ValueError):
     """Bytes that are no DAP message; the text says why, and the connection has to be closed."""
@@ -28,7 +30,7 @@ class WireError(ValueError):
 
 def encode(message: Message) -> bytes:
     """Return one message as bytes, with its header."""
-    body = json.dumps(message, separators=(",", ":"), ensure_ascii=True, default=str).encode("ascii")
+    body = _ENCODER.encode(message).encode("ascii")
     return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
@@ -46,7 +48,7 @@ def encode_raw(message: Message, body: RawBody) -> bytes:
     >>> Decoder().feed(encode_raw({"seq": 3, "success": True}, RawBody(b'{"result": "x"}')))
     [{'seq': 3, 'success': True, 'body': {'result': 'x'}}]
     """
-    head = json.dumps(message, separators=(",", ":"), default=str)[:-1].encode("ascii")
+    head = _ENCODER.encode(message)[:-1].encode("ascii")
     length = len(head) + len(b',"body":}') + len(body)
     return b"".join((b"Content-Length: %d\r\n\r\n" % length, head, b',"body":', body, b"}"))
 

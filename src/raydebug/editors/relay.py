@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from raydebug.console.session import Door
 from raydebug.dap import wire
 from raydebug.dap.keepalive import OUT_OF_REACH, notice_loss
-from raydebug.dap.session import READ_BYTES, no_delay
+from raydebug.dap.session import READ_BYTES, answer_at_once
 from raydebug.dap.wire import Message
 from raydebug.errors import RaydebugError
 
@@ -99,7 +99,7 @@ class Relay:
             fix = "look with `raydebug ps`, start the cluster with `raydebug up`"
             self._refuse(attach, "the gateway does not answer", cause, fix, "gateway.unreachable")
             return
-        no_delay(gateway)
+        answer_at_once(gateway)
         notice_loss(reader, gateway)
         self._token, self._gateway = door.token, gateway
         hello = self._hello or wire.request(0, "initialize")

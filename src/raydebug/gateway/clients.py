@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from raydebug.dap import wire
-from raydebug.dap.session import READ_BYTES, ConnectionLost, RequestFailed, no_delay
+from raydebug.dap.session import READ_BYTES, ConnectionLost, RequestFailed, answer_at_once
 from raydebug.dap.wire import Message
 from raydebug.gateway import audit, refusals, requests
 from raydebug.gateway.asked import PID, WORKER, Asked
@@ -80,7 +80,7 @@ class Client:
 
     async def serve(self, first: bytes) -> None:
         """Answer the client until it leaves."""
-        no_delay(self._writer)
+        answer_at_once(self._writer)
         try:
             await self._converse(first)
         except wire.WireError as error:
