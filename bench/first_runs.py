@@ -35,7 +35,10 @@ PROFILES = ("full", "fast-load", "debug")
 FIRST_STEP = "first step"
 AS_DEBUG = ("--profile", "debug")  # which also chooses what a CPU can do: without it the check refuses, rightly
 # What a check of versions costs that imports what it asks.
-IMPORTS = "import ray, torch, transformers, vllm, verl; print([m.__version__ for m in (ray, torch, transformers, vllm, verl)])"  # noqa: E501
+IMPORTS = """
+import ray, torch, transformers, vllm, verl
+print([m.__version__ for m in (ray, torch, transformers, vllm, verl)])
+"""
 COMMAND = [
     *("python", "-m", "verl.trainer.main_ppo", "algorithm.adv_estimator=grpo"),
     *("data.train_files=data/train.parquet", "data.val_files=data/test.parquet", "data.train_batch_size=4"),
