@@ -26,7 +26,7 @@ def take_along(module: ModuleType) -> None:
     Source: ray 2.60.0 _private/workers/setup_worker.py executes a worker through
     _private/runtime_env/context.py RuntimeEnvContext.exec_worker(["DEFAULT_WORKER.py", ...], language).
     """
-    context: Any = module.RuntimeEnvContext  # type: ignore[attr-defined]
+    context: Any = module.RuntimeEnvContext
     exec_worker = context.exec_worker
 
     def exec_worker_with_hook(self: Any, arguments: list[str], language: Any) -> Any:
