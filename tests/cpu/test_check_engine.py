@@ -122,7 +122,7 @@ BROKEN = {
     ),
     "a learning rate that spoils the weights": Broken(
         "train", "train.not-a-number", "has no number for", "lower the rate",
-        lambda s: s.overrides.update({"actor_rollout_ref.actor.optim.lr": "1e38"}),
+        lambda s: s.overrides.update({"actor_rollout_ref.actor.optim.lr": "1e30"}),
         lambda s: s.overrides.pop("actor_rollout_ref.actor.optim.lr"),
     ),
 }  # fmt: skip
