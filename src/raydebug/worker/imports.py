@@ -215,3 +215,15 @@ def watch() -> None:
     script = (getattr(sys, "argv", None) or [""])[0]
     if script not in ("", "-c", "-m") and os.path.isfile(script) and breaks_in("", os.path.abspath(script)):
         sys.path_hooks.insert(0, _MainImporter(script))
+
+
+def catch_up() -> None:
+    """Do what the loading of a module would have done, for those that a warm process has loaded before its start."""
+    for name, hook in _ON_LOAD.items():
+        if name != "threading" and name in sys.modules:
+            hook(sys.modules[name])
+    if _breaks:
+        from raydebug.worker import live
+
+        reports = live.build_in(_breaks)
+        note_set([str(report["id"]) for report in reports if report["state"] == live.SET])

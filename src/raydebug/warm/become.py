@@ -1,0 +1,154 @@
+"""What a fork of a zygote does to be the process that asked: its files, environment, folder, signals, program."""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing.process
+import os
+import resource
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+from typing import Any
+
+from raydebug.warm import environment, ray_config, threads, wire
+
+FAILED = 70  # EX_SOFTWARE; said where the start could not be taken over after all
+_HIGH_FD = 800
+_F_SETSIG = 10  # linux/fcntl.h; Python's fcntl has no name for it
+
+
+def take_over(
+    request: dict[str, Any], asker: Any, ends: int, files: list[int], imported: dict[str, Any]
+) -> Callable[[], None]:
+    """Take over what the asking process had, and return what runs its program.
+
+    Args:
+        request: what it is (ask.py).
+        asker: the line to it. Nothing runs before it has said so: had it lost patience, the program would run twice.
+        ends: a pipe whose only writer it is.
+        files: its open files, in the order of their numbers in the request.
+        imported: what the imports made of the environment.
+    """
+    try:
+        _end_with(ends)
+        got = wire.receive(asker)
+        if got is None:
+            os._exit(FAILED)
+        asker.close()
+        os.setsid()
+        _take_files(request["fds"], files)
+        _take_environment(environment.after_import(imported, request["env"]))
+        os.chdir(request["cwd"])
+        os.umask(request["umask"])
+        _take_limits(request)
+        _take_signals(request)
+        _renew_secrets()
+        ray_config.refresh(os.environ)
+        threads.follow_environment()
+        _show_as(request["argv"])
+        return _program(request["argv"])
+    except BaseException:  # noqa: BLE001 - nothing of the zygote may go on in this process
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(FAILED)
+
+
+def _end_with(ends: int) -> None:
+    # The kernel sends SIGKILL when the last writer of this pipe is gone, whatever this process does then.
+    high = fcntl.fcntl(ends, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+    os.close(ends)
+    fcntl.fcntl(high, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(high, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(high, fcntl.F_SETFL, fcntl.fcntl(high, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _take_files(numbers: list[int], files: list[int]) -> None:
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD) for fd in files]
+    for fd in files:
+        os.close(fd)
+    for number, fd in zip(numbers, moved, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+
+
+def _take_environment(wanted: dict[str, str]) -> None:
+    for name in [n for n in os.environ if n not in wanted]:
+        del os.environ[name]
+    os.environ.update(wanted)
+
+
+def _take_limits(request: dict[str, Any]) -> None:
+    for number, limits in request["limits"].items():
+        resource.setrlimit(number, limits)
+    os.sched_setaffinity(0, request["affinity"])
+    if request["nice"] > os.nice(0):
+        os.nice(request["nice"] - os.nice(0))
+    try:  # Ray lets the kernel take its workers first when memory is short
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write(request["oom_score_adj"])
+    except OSError:
+        pass
+
+
+def _take_signals(request: dict[str, Any]) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what Python itself does where it is not ignored
+    for number in request["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
+
+
+def _renew_secrets() -> None:
+    # All forks would have the zygote's: what is drawn at import. `random` reseeds itself after a fork.
+    multiprocessing.process.current_process().authkey = os.urandom(32)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+def _show_as(argv: list[str]) -> None:
+    raylet = sys.modules.get("ray._raylet")
+    if raylet is not None:
+        raylet.setproctitle(" ".join(argv))  # Ray's own, which sets it again in its workers
+
+
+def _program(argv: list[str]) -> Callable[[], None]:
+    """Return what runs the program of a command line, in a module `__main__` as the interpreter makes it."""
+    sys.orig_argv = argv
+    at = environment.program_at(argv)
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    flag = argv[at]
+    if flag in ("-m", "-c"):
+        sys.argv = [flag, *argv[at + 2 :]]
+        sys.path.insert(0, os.getcwd() if flag == "-m" else "")
+    else:
+        sys.argv = argv[at:]
+        sys.path.insert(0, os.path.dirname(os.path.realpath(flag)))
+        main.__file__ = flag
+    import raydebug.worker.startup  # noqa: F401 - puts the hooks in place
+
+    if flag == "-m":
+        return lambda: _run(lambda: runpy._run_module_as_main(argv[at + 1]))  # type: ignore[attr-defined]
+    if flag == "-c":
+        source = argv[at + 1]
+        return lambda: _run(lambda: exec(compile(source, "<string>", "exec"), main.__dict__))  # noqa: S102
+    loader = SourceFileLoader("__main__", flag)
+    main.__loader__ = loader
+    return lambda: _run(lambda: exec(loader.get_code("__main__"), main.__dict__))  # type: ignore[arg-type]  # noqa: S102
+
+
+def _run(program: Callable[[], Any]) -> None:
+    try:
+        program()
+    except Exception as error:  # noqa: BLE001 - reported as the interpreter does, without our frames
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        sys.exit(1)
