@@ -43,7 +43,7 @@ class Cluster:
         supervisor_pid, supervisor_started: the process that keeps a local one, told apart by its start time.
         project: folder of this machine that a compose cluster has as /workspace.
         workers: how many worker nodes a compose cluster has.
-        warm: whether it keeps a pool of processes with the heavy imports done (raydebug/warm).
+        warm: whether it keeps a pool of processes with the heavy imports done (raydebug/zygotes).
         joined: for a cluster that we are inside of: its dashboard, door and token file, from the environment.
     """
 

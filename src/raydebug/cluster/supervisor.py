@@ -107,7 +107,7 @@ class Supervisor:
             self._pool_starts += 1
             # What `run` gives to a job: some of it is read when vLLM is imported.
             environment = {**self._environment, **widened(self._environment)}
-            argv = [self.cluster.python, "-m", "raydebug.warm.keeper"]
+            argv = [self.cluster.python, "-m", "raydebug.zygotes.keeper"]
             argv += [str(self.cluster.pool_socket), str(self.cluster.pool_status)]
             with (self.cluster.folder / "pool.log").open("ab") as log:
                 self._pool = self._start(argv, log, environment)

@@ -142,7 +142,7 @@ def _go_where_the_job_runs() -> None:
 
 
 def _is_warm() -> bool:
-    return "raydebug.warm.become" in sys.modules  # a fork of a zygote (raydebug/warm): everything is imported already
+    return "raydebug.zygotes.become" in sys.modules  # this is a fork of a zygote: all is imported
 
 
 def install() -> None:
@@ -166,7 +166,7 @@ def install() -> None:
 
 
 if names.WARM in os.environ and not _is_warm():
-    from raydebug.warm import ask
+    from raydebug.zygotes import ask
 
     ask.hand_over()
 try:

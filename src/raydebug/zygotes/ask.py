@@ -11,8 +11,8 @@ import os
 import resource
 import sys
 
-from raydebug.warm import environment, wire
 from raydebug.worker import names
+from raydebug.zygotes import environment, wire
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,16 +60,21 @@ def _ask(path: str) -> tuple[Any, int, int] | None:
     sock.connect(path)
     # The kernel ends the process that runs the program when this one, the pipe's only writer, is gone.
     ends, lives = os.pipe()
-    wire.send(sock, _describe(inherited), [ends, *inherited])
-    os.close(ends)
-    answer = wire.receive(sock)
-    if answer is None or "pid" not in answer[0]:
+    try:
+        wire.send(sock, _describe(inherited), [ends, *inherited])
+        answer = wire.receive(sock)
+        if answer is not None and "pid" in answer[0]:
+            process = os.pidfd_open(answer[0]["pid"])
+            wire.send(sock, {"go": True})
+            return sock, process, lives
+    except BaseException:
         os.close(lives)
-        sock.close()
-        return None
-    process = os.pidfd_open(answer[0]["pid"])
-    wire.send(sock, {"go": True})
-    return sock, process, lives
+        raise
+    finally:
+        os.close(ends)
+    os.close(lives)
+    sock.close()
+    return None
 
 
 def _describe(inherited: list[int]) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from raydebug.warm import environment
-from raydebug.warm.keeper import spare_setup
+from raydebug.zygotes import environment
+from raydebug.zygotes.keeper import spare_setup
 
 LIMIT_S = 30.0
 
@@ -40,7 +40,7 @@ class PoolUnderTest:
             "RAY_DEBUG": "0",
         }
         self.env.pop("PYTHONDONTWRITEBYTECODE", None)
-        argv = [sys.executable, "-m", "raydebug.warm.keeper", str(folder / "s"), str(folder / "status.json")]
+        argv = [sys.executable, "-m", "raydebug.zygotes.keeper", str(folder / "s"), str(folder / "status.json")]
         with (folder / "pool.log").open("wb") as log:
             self.keeper = subprocess.Popen(argv, env=self.env, stdout=log, stderr=log)
         self.wait_until_ready()
@@ -99,7 +99,7 @@ def pool(tmp_path: Path) -> Iterator[PoolUnderTest]:
         started.end()
 
 
-IS_WARM = "import sys; print('warm' if 'raydebug.warm.become' in sys.modules else 'cold')\n"
+IS_WARM = "import sys; print('warm' if 'raydebug.zygotes.become' in sys.modules else 'cold')\n"
 FACTS = """
 import json, os, resource, signal, sys
 print(json.dumps({
@@ -127,7 +127,7 @@ def test_a_module_run_by_m_and_a_spawned_child_are_forked(pool: PoolUnderTest) -
     """`python -m` and multiprocessing's spawn go through the pool; a spawned child hands its result back."""
     (pool.folder / "app.py").write_text(
         "import multiprocessing as m, sys\n"
-        "def work(x): return (x * 2, 'raydebug.warm.become' in sys.modules)\n"
+        "def work(x): return (x * 2, 'raydebug.zygotes.become' in sys.modules)\n"
         "if __name__ == '__main__':\n"
         "    print(m.get_context('spawn').Pool(1).map(work, [21]), sys.argv[1:])\n"
     )
@@ -303,6 +303,32 @@ def test_a_thread_at_import_makes_no_fork(pool: PoolUnderTest) -> None:
     wait_for(lambda: [z["state"] for z in pool.status["zygotes"]] == ["unfit"], pool)
     assert "an import started a thread" in pool.status["zygotes"][0]["reason"]
     assert pool.run(IS_WARM)[1] == "cold\n"
+
+
+def test_a_start_that_cannot_be_taken_over_is_a_cold_one(pool: PoolUnderTest) -> None:
+    """What fails in a fork before the program runs leaves the start to the process that asked; the pool says why."""
+    (pool.installed / "heavy.py").write_text("import os\ndef no(*_): raise OSError('no limits')\nos.nice = no\n")
+    assert pool.run(IS_WARM)[1] == "cold\n"  # for heavy has changed
+    pool.wait_until_ready()
+    assert pool.run(IS_WARM + "raise SystemExit(3)") == (3, "cold\n", "")
+    wait_for(lambda: pool.status["cold"] == 2, pool)
+    assert pool.status["last_cold"][-1]["reason"] == "OSError: no limits"
+    assert [z["running"] for z in pool.status["zygotes"]] == [0]
+
+
+def test_limits_of_process_groups_are_widened_in_forks(pool: PoolUnderTest) -> None:
+    """A name that a module bound before the fork is the widened one, for jobs that ask for it and only for them."""
+    package = pool.installed / "torch" / "distributed"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text("")
+    (package / "distributed_c10d.py").write_text("def init_process_group(timeout=None): return timeout\n")
+    (package / "__init__.py").write_text("from .distributed_c10d import *\n")
+    (pool.installed / "heavy.py").write_text("from torch.distributed import init_process_group as make\n")
+    program = IS_WARM + "import heavy; print(heavy.make())"
+    assert pool.run(program)[1] == "cold\nNone\n"
+    pool.wait_until_ready()
+    assert pool.run(program, env={"RAYDEBUG_GROUP_TIMEOUT_S": "7200"})[1] == "warm\n2:00:00\n"
+    assert pool.run(program)[1] == "warm\nNone\n"
 
 
 def test_without_a_pool_nothing_is_asked(pool: PoolUnderTest) -> None:

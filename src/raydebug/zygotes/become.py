@@ -9,53 +9,68 @@ import resource
 import runpy
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
+from socket import socket
 from types import ModuleType
 from typing import Any
 
-from raydebug.warm import environment, ray_config, threads, wire
+from raydebug.zygotes import environment, ray_config, threads, wire
 
-FAILED = 70  # EX_SOFTWARE; said where the start could not be taken over after all
+FAILED = 70  # EX_SOFTWARE; nobody but the pool sees it
 _HIGH_FD = 800
 _F_SETSIG = 10  # linux/fcntl.h; Python's fcntl has no name for it
 
 
 def take_over(
-    request: dict[str, Any], asker: Any, ends: int, files: list[int], imported: dict[str, Any]
+    request: dict[str, Any], keeper: socket, files: list[int], imported: dict[str, Any]
 ) -> Callable[[], None]:
     """Take over what the asking process had, and return what runs its program.
 
+    Nothing of the program runs before the asking process says so: had it lost patience, it would run twice. All that
+    can fail is done before it is asked to, so that it can start its program itself.
+
     Args:
         request: what it is (ask.py).
-        asker: the line to it. Nothing runs before it has said so: had it lost patience, the program would run twice.
-        ends: a pipe whose only writer it is.
-        files: its open files, in the order of their numbers in the request.
+        keeper: the line to the keeper, for a failure.
+        files: the line to it, a pipe whose only writer it is, and its open files in the order of their numbers.
         imported: what the imports made of the environment.
     """
     try:
-        _end_with(ends)
-        got = wire.receive(asker)
-        if got is None:
+        asker = socket(fileno=fcntl.fcntl(files[0], fcntl.F_DUPFD_CLOEXEC, _HIGH_FD))
+        os.close(files[0])
+        program = _prepare(request, files[1], files[2:], imported)
+    except BaseException as error:  # noqa: BLE001 - nothing of the zygote may go on in this process
+        reason = f"{type(error).__name__}: {error}"
+        wire.send(keeper, {"failed": request["id"], "pid": os.getpid(), "reason": reason})
+        os._exit(FAILED)
+    try:
+        keeper.close()
+        wire.send(asker, {"pid": os.getpid()})
+        if wire.receive(asker) is None:
             os._exit(FAILED)
         asker.close()
-        os.setsid()
-        _take_files(request["fds"], files)
-        _take_environment(environment.after_import(imported, request["env"]))
-        os.chdir(request["cwd"])
-        os.umask(request["umask"])
-        _take_limits(request)
-        _take_signals(request)
-        _renew_secrets()
-        ray_config.refresh(os.environ)
-        threads.follow_environment()
-        _show_as(request["argv"])
-        return _program(request["argv"])
-    except BaseException:  # noqa: BLE001 - nothing of the zygote may go on in this process
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(FAILED)
+    except OSError:
+        os._exit(FAILED)  # the asking process is gone
+    import raydebug.worker.startup  # noqa: F401 - puts the hooks in place
+
+    return program
+
+
+def _prepare(request: dict[str, Any], ends: int, files: list[int], imported: dict[str, Any]) -> Callable[[], None]:
+    _end_with(ends)
+    os.setsid()
+    _take_files(request["fds"], files)
+    _take_environment(environment.after_import(imported, request["env"]))
+    os.chdir(request["cwd"])
+    os.umask(request["umask"])
+    _take_limits(request)
+    _take_signals(request)
+    _renew_secrets()
+    ray_config.refresh(os.environ)
+    threads.follow_environment()
+    _show_as(request["argv"])
+    return _program(request["argv"])
 
 
 def _end_with(ends: int) -> None:
@@ -131,8 +146,6 @@ def _program(argv: list[str]) -> Callable[[], None]:
         sys.argv = argv[at:]
         sys.path.insert(0, os.path.dirname(os.path.realpath(flag)))
         main.__file__ = flag
-    import raydebug.worker.startup  # noqa: F401 - puts the hooks in place
-
     if flag == "-m":
         return lambda: _run(lambda: runpy._run_module_as_main(argv[at + 1]))  # type: ignore[attr-defined]
     if flag == "-c":

@@ -59,6 +59,11 @@ def load_with_marks() -> None:
             _places[name] = found.pop()
 
 
+def is_found() -> bool:
+    """Say whether every mark has its place."""
+    return set(_places) == set(MARKS)
+
+
 def _regions() -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     written, heaps, after = [], [], False
     with open("/proc/self/maps") as maps:

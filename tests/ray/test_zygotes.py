@@ -17,7 +17,7 @@ import pytest
 from raydebug.cluster import local
 from raydebug.cluster.pool import pool_of
 from raydebug.cluster.state import Cluster
-from raydebug.warm import ray_config
+from raydebug.zygotes import ray_config
 from runs import Run, starting_runs
 
 pytestmark = pytest.mark.timeout(180)
@@ -28,7 +28,7 @@ import ray
 import reward
 
 def kind():
-    return "warm" if "raydebug.warm.become" in sys.modules else "cold"
+    return "warm" if "raydebug.zygotes.become" in sys.modules else "cold"
 
 @ray.remote
 def task():
@@ -160,7 +160,7 @@ def test_rays_settings_in_c_can_be_found_and_written():
     """Ray's library has the marks in exactly one place each, and takes new values: what ray_config.py relies on."""
     program = (
         "import os\n"
-        "from raydebug.warm import ray_config\n"
+        "from raydebug.zygotes import ray_config\n"
         "ray_config.load_with_marks()\n"
         "from ray._raylet import Config\n"
         "before = Config.kill_worker_timeout_milliseconds()\n"

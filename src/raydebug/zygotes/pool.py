@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from raydebug.warm import environment
-from raydebug.warm.packages import LEAVES, MODULES, is_installed
 from raydebug.worker import names
+from raydebug.zygotes import environment
+from raydebug.zygotes.packages import LEAVES, MODULES, is_installed
 
 ZYGOTES = 3  # verl's driver, its workers, and vLLM's engine differ in variables that are read at import
 FAILURES = 3
@@ -36,7 +36,7 @@ class Zygote:
         self.served = 0
         self.used = time.monotonic()
         self.line, theirs = socket.socketpair()
-        code = f"from raydebug.warm.zygote import serve; serve({theirs.fileno()}, {_modules()!r}, {without!r})()"
+        code = f"from raydebug.zygotes.zygote import serve; serve({theirs.fileno()}, {_modules()!r}, {without!r})()"
         argv = [request["executable"], "-c", code]
         self.process = subprocess.Popen(  # noqa: S603 - the interpreter that asked, and our own code
             argv, env=self.environ, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, cwd="/"

@@ -9,8 +9,9 @@ import sys
 import sysconfig
 from stat import S_ISDIR
 
-from raydebug.warm import ray_config
-from raydebug.warm.environment import Record
+from raydebug.worker import imports
+from raydebug.zygotes import ray_config
+from raydebug.zygotes.environment import Record
 
 # What the processes of a training import, in this order; each that is not installed is left out.
 MODULES = (
@@ -62,9 +63,11 @@ class Loaded:
 
     def __init__(self, modules: tuple[str, ...] = MODULES, without: tuple[str, ...] = ()) -> None:
         self.left_out: list[str] = []
+        watcher = imports.watch_ahead()
         with Record() as record:
             for name in modules:
                 self._load(name, without)
+        sys.meta_path.remove(watcher)  # type: ignore[arg-type]
         self.environment = record.facts()
         self._stamps = {path: stamp(path) for path in self._files()}
 

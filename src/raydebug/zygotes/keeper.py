@@ -1,4 +1,4 @@
-"""`python -m raydebug.warm.keeper SOCKET STATUS_FILE`: the pool's door and its accounts.
+"""`python -m raydebug.zygotes.keeper SOCKET STATUS_FILE`: the pool's door and its accounts.
 
 It passes each start on to a zygote that may serve it, and says `cold` where there is none. It is the parent of what is
 left when a zygote is killed, so that the ends of its forks are told all the same.
@@ -6,6 +6,7 @@ left when a zygote is killed, so that the ends of its forks are told all the sam
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -16,9 +17,9 @@ import sys
 import time
 from typing import Any
 
-from raydebug.warm import wire
-from raydebug.warm.pool import Pool, Zygote
-from raydebug.warm.zygote import tell_end
+from raydebug.zygotes import wire
+from raydebug.zygotes.pool import Pool, Zygote
+from raydebug.zygotes.zygote import tell_end
 
 REQUEST_TIMEOUT_S = 2.0
 REAP_S = 0.2
@@ -117,11 +118,14 @@ class Keeper:
             owner, asker = self._asking.pop(message["forked"])
             zygote.served += 1
             self._running[message["pid"]] = owner, asker
-            wire.send(asker, {"pid": message["pid"]})
+        elif "failed" in message:
+            _, asker = self._running.get(message["pid"]) or self._asking[message["failed"]]
+            self._note_cold("", message["reason"])
+            _tell(asker, {"cold": message["reason"]})
         elif "refused" in message:
             _, asker = self._asking.pop(message["refused"])
             self._note_cold("", f"{message['changed']} has changed")
-            wire.send(asker, {"cold": "changed"})
+            _tell(asker, {"cold": "changed"})
             asker.close()
             self._restart(zygote, f"{message['changed']} has changed")
         elif "ended" in message and message["ended"] in self._running:
@@ -216,6 +220,11 @@ def spare_setup(request: dict[str, Any]) -> None:
         raise ValueError("not a worker")
     request["argv"] = [*argv[:at], *rest]
     request["env"] = {**request["env"], **variables}
+
+
+def _tell(asker: socket.socket, message: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError):  # it is gone
+        wire.send(asker, message)
 
 
 def _flags_of_a_worker() -> str:

@@ -1,6 +1,6 @@
 """A process with the heavy imports done. It forks for each start that the keeper passes on, and runs nothing itself.
 
-`python -c 'from raydebug.warm.zygote import serve; serve(FD, MODULES)()'`: `serve` returns in forks, with a program.
+`python -c 'from raydebug.zygotes.zygote import serve; serve(FD, MODULES)()'`: `serve` returns in forks, with a program.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from raydebug.warm import become, packages, wire
+from raydebug.zygotes import become, packages, ray_config, wire
 
 LINE_FD, WAKE_FD, WAKING_FD = 700, 701, 702  # above what a starting process has inherited
 # Of these libraries' own threads a fork is known to be safe: OpenBLAS ends its threads before a fork (its memory.c,
 # pthread_atfork), jemalloc starts its own anew in the child (its jemalloc.c, jemalloc_postfork_child).
 HARMLESS_THREADS = ("jemalloc_bg_thd",)
-_NAME = b"raydebug-warm"
+_NAME = b"raydebug-zygote"
 _PR_SET_NAME = 15  # linux/prctl.h
 
 
@@ -63,6 +63,8 @@ def _why_unfit(loaded: packages.Loaded) -> str | None:
         return f"a package loads a file that is not an installed one: {foreign[0]}"
     if len(threading.enumerate()) > 1:
         return f"an import started a thread: {threading.enumerate()[-1].name}"
+    if "ray._raylet" in sys.modules and not ray_config.is_found():
+        return "Ray's settings are not where they are expected (ray_config.py)"
     trial = os.fork()
     if trial == 0:
         os._exit(0)
@@ -130,10 +132,8 @@ class _Serving:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for asker in self._children.values():
                 asker.close()
-            self._keeper.close()
             _close([WAKE_FD, WAKING_FD])
-            asking = socket.socket(fileno=files[0])
-            return become.take_over(request, asking, files[1], files[2:], self._loaded.environment)
+            return become.take_over(request, self._keeper, files, self._loaded.environment)
         self._children[pid] = socket.socket(fileno=files[0])
         _close(files[1:])
         wire.send(self._keeper, {"forked": request["id"], "pid": pid})
