@@ -48,7 +48,7 @@ actor = Actor.remote()
 print("driver", kind(), reward.VALUE)
 print("task", *ray.get(task.remote()))
 print("actor", *ray.get(actor.look.remote()), flush=True)
-print("job", *ray.get(actor.job.remote()), flush=True)
+print("its", *ray.get(actor.job.remote()), flush=True)
 if sys.argv[1:] == ["wait"]:
     try:
         while True:
@@ -106,13 +106,14 @@ def test_what_changed_between_two_runs_is_what_the_second_uses(start, tmp_path):
         assert said(text, "driver") == ["warm", str(value)]
         assert said(text, "task") == ["warm", str(value)]
         assert said(text, "actor")[:2] == ["warm", str(value)]
-        assert said(text, "job") == ["True", "1"]
+        assert said(text, "its") == ["True", "1"]
+        assert "leaked" not in text
 
 
 def test_a_killed_worker_is_dead_for_ray(start):
     """SIGKILL of a forked worker is seen by Ray at once; its stand-in goes too."""
     job = start("wait")
-    wait_for(lambda: "job True" in job.text)
+    wait_for(lambda: "its True" in job.text)
     pid = int(said(job.text, "actor")[2])
     os.kill(pid, signal.SIGKILL)
     assert "the actor died" in job.end()
@@ -121,7 +122,7 @@ def test_a_killed_worker_is_dead_for_ray(start):
 def test_a_killed_stand_in_ends_its_worker(warm_cluster, start):
     """The process that Ray started is the worker's life: SIGKILL of it ends the worker, and Ray sees that."""
     job = start("wait")
-    wait_for(lambda: "job True" in job.text)
+    wait_for(lambda: "its True" in job.text)
     pid = int(said(job.text, "actor")[2])
     worker = psutil.Process(pid)
     assert worker.ppid() in [z["pid"] for z in pool(warm_cluster)["zygotes"]]
@@ -143,7 +144,7 @@ def stands_for(process: psutil.Process, pid: int) -> bool:
 def test_a_killed_zygote_harms_no_job(warm_cluster, start):
     """SIGKILL of the zygote leaves the job's processes at work; stopping the job then leaves no process behind."""
     job = start("wait")
-    wait_for(lambda: "job True" in job.text)
+    wait_for(lambda: "its True" in job.text)
     pid = int(said(job.text, "actor")[2])
     for zygote in pool(warm_cluster)["zygotes"]:
         os.kill(zygote["pid"], signal.SIGKILL)

@@ -148,6 +148,9 @@ def test_a_module_run_by_m_and_a_spawned_child_are_forked(pool: PoolUnderTest) -
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
         ("import ctypes; ctypes.string_at(0)", -signal.SIGSEGV),
         ("1 / 0", 1),
+        ("raise KeyboardInterrupt", -signal.SIGINT),
+        ("raise SystemExit(256 + 4)", 4),
+        ("import threading, time, sys\nthreading.Thread(target=lambda: (time.sleep(0.2), print('late'))).start()", 0),
     ],
 )
 def test_the_end_of_a_forked_program_is_that_of_the_process(pool: PoolUnderTest, program: str, code: int) -> None:
@@ -161,6 +164,26 @@ def test_an_error_is_reported_without_frames_of_the_pool(pool: PoolUnderTest) ->
     warm = pool.run("def f():\n    raise ValueError('x')\nf()\n")[2]
     cold = pool.run("def f():\n    raise ValueError('x')\nf()\n", env={"RAYDEBUG_WARM": "/nowhere"})[2]
     assert warm == cold
+    assert pool.served == 1
+
+
+def test_what_a_program_leaves_to_its_end_is_done(pool: PoolUnderTest) -> None:
+    """Threads are waited for, exit functions run, files are written, and the program's own objects go."""
+    program = """
+import atexit, sys, threading, time
+class Held:
+    def __del__(self): print("gone")
+held = Held()
+atexit.register(print, "exit function")
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+written = open("written", "w")
+written.write("all")
+sys.stdout.write("main ")
+"""
+    warm = pool.run(program)
+    assert warm == pool.run(program, env={"RAYDEBUG_WARM": "/nowhere"})
+    assert warm == (0, "main thread\nexit function\ngone\n", "")
+    assert (pool.folder / "written").read_text() == "all"
     assert pool.served == 1
 
 
@@ -323,9 +346,9 @@ def test_limits_of_process_groups_are_widened_in_forks(pool: PoolUnderTest) -> N
     (package.parent / "__init__.py").write_text("")
     (package / "distributed_c10d.py").write_text("def init_process_group(timeout=None): return timeout\n")
     (package / "__init__.py").write_text("from .distributed_c10d import *\n")
-    (pool.installed / "heavy.py").write_text("from torch.distributed import init_process_group as make\n")
-    program = IS_WARM + "import heavy; print(heavy.make())"
-    assert pool.run(program)[1] == "cold\nNone\n"
+    (pool.installed / "heavy.py").write_text("from torch.distributed import init_process_group as make_group\n")
+    program = IS_WARM + "import heavy; print(heavy.make_group())"
+    assert pool.run(program) == (0, "cold\nNone\n", "")
     pool.wait_until_ready()
     assert pool.run(program, env={"RAYDEBUG_GROUP_TIMEOUT_S": "7200"})[1] == "warm\n2:00:00\n"
     assert pool.run(program)[1] == "warm\nNone\n"

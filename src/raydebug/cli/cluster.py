@@ -73,7 +73,7 @@ def up(
         else:
             from raydebug.cluster import local
 
-            wish = local.Wish(name, python, cpus, gpus, mode, dashboard_port, gateway_port, warm)
+            wish = local.Wish(name, python, cpus, gpus, mode, dashboard_port, gateway_port, warm=warm)
             with render.phases(f"starting cluster '{name}' on this machine") as on_phase:
                 found, started = local.bring_up(wish, on_phase=on_phase)
     with interrupts.ignored():  # it stands: an exit code 130 would say that nothing is left of it

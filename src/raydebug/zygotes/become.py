@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
 import fcntl
 import multiprocessing.process
 import os
@@ -9,6 +12,7 @@ import resource
 import runpy
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from socket import socket
@@ -19,6 +23,7 @@ from raydebug.zygotes import environment, ray_config, threads, wire
 
 FAILED = 70  # EX_SOFTWARE; nobody but the pool sees it
 _HIGH_FD = 800
+_INTERRUPTED = -signal.SIGINT
 _F_SETSIG = 10  # linux/fcntl.h; Python's fcntl has no name for it
 
 
@@ -157,11 +162,44 @@ def _program(argv: list[str]) -> Callable[[], None]:
 
 
 def _run(program: Callable[[], Any]) -> None:
+    """Run a program to its end, and end as the interpreter does."""
+    code = 0
     try:
         program()
-    except Exception as error:  # noqa: BLE001 - reported as the interpreter does, without our frames
+    except SystemExit as end:
+        code = _exit_code(end.code)
+    except BaseException as error:  # noqa: BLE001 - reported as the interpreter does, without our frames
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
-        sys.exit(1)
+        code = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    _end(code)
+
+
+def _exit_code(wanted: object) -> int:
+    if wanted is None or isinstance(wanted, int):
+        return (wanted or 0) & 0xFF
+    print(wanted, file=sys.stderr)  # noqa: T201 - what Python does with it
+    return 1
+
+
+def _end(code: int) -> None:
+    """Do what the interpreter does at its end (CPython 3.11 Py_FinalizeEx), but for taking all modules apart.
+
+    These hold what the zygote has loaded and no collection may look at (zygote.py, gc.freeze): libraries in C would
+    report it as leaked, on the job's own stderr.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    names = sys.modules["__main__"].__dict__
+    for name in [n for n in names if n != "__builtins__"]:
+        names[name] = None  # what the program holds goes: its files are closed
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the program may have closed it
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)
+    if code == _INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code)
