@@ -76,12 +76,10 @@ def main() -> None:
 
 def edit(path: Path) -> None:
     """Let the reward function say that it is the edited one."""
-    lines = path.read_text().splitlines(keepends=True)
-    at = next(i for i, line in enumerate(lines) if line.startswith("def compute_score"))
-    while not lines[at].rstrip().endswith(":"):
-        at += 1
-    lines.insert(at + 1, "    print('the edited reward', flush=True)\n")
-    path.write_text("".join(lines))
+    text = path.read_text(encoding="utf-8")
+    first = "    text = solution_str"
+    assert first in text
+    path.write_text(text.replace(first, f"    print('the edited reward', flush=True)\n{first}"), encoding="utf-8")
 
 
 def wait_for_pool(cluster: Cluster) -> None:

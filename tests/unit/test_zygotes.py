@@ -138,6 +138,21 @@ def test_a_module_run_by_m_and_a_spawned_child_are_forked(pool: PoolUnderTest) -
     assert pool.served == 2
 
 
+def test_a_module_that_the_zygote_has_is_run_anew(pool: PoolUnderTest) -> None:
+    """`python -m` runs a module as the program without a warning that it is loaded already."""
+    package = pool.installed / "tools"
+    package.mkdir()
+    (package / "__init__.py").write_text("import tools.run\n")
+    (package / "run.py").write_text("if __name__ == '__main__':\n    " + IS_WARM.replace("\n", "\n    ") + "\n")
+    (pool.installed / "heavy.py").write_text("import tools\n")
+    assert pool.run(IS_WARM)[1] == "cold\n"
+    pool.wait_until_ready()
+    environ = {**pool.env, "RAYDEBUG_JOB": "test", "PYTHONWARNINGS": ""}
+    argv = [sys.executable, "-m", "tools.run"]
+    done = subprocess.run(argv, env=environ, cwd=pool.folder, capture_output=True, text=True, timeout=LIMIT_S)
+    assert (done.stdout, done.stderr) == ("warm\n", "")
+
+
 @pytest.mark.parametrize(
     ("program", "code"),
     [

@@ -152,6 +152,7 @@ def _program(argv: list[str]) -> Callable[[], None]:
         sys.path.insert(0, os.path.dirname(os.path.realpath(flag)))
         main.__file__ = flag
     if flag == "-m":
+        _forget(argv[at + 1])  # runpy warns of a module that it finds loaded, and would leave that as a second one
         return lambda: _run(lambda: runpy._run_module_as_main(argv[at + 1]))  # type: ignore[attr-defined]
     if flag == "-c":
         source = argv[at + 1]
@@ -159,6 +160,14 @@ def _program(argv: list[str]) -> Callable[[], None]:
     loader = SourceFileLoader("__main__", flag)
     main.__loader__ = loader
     return lambda: _run(lambda: exec(loader.get_code("__main__"), main.__dict__))  # type: ignore[arg-type]  # noqa: S102
+
+
+def _forget(name: str) -> None:
+    if hasattr(sys.modules.get(name), "__path__"):
+        name += ".__main__"
+    package, _, last = name.rpartition(".")
+    if sys.modules.pop(name, None) is not None and package in sys.modules:
+        vars(sys.modules[package]).pop(last, None)
 
 
 def _run(program: Callable[[], Any]) -> None:
