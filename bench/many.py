@@ -10,6 +10,8 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bench import measuring
 from bench.doors import (
     WAIT_S,
@@ -26,6 +28,7 @@ ACTORS = 32
 TASKS = (100, 1_000, 9_000)
 COMMAND = Path(sys.executable).parent / "raydebug"
 IDLE_S = 10.0
+SETTLE_S, SETTLED_PERCENT = 180.0, 20.0  # thousands of tasks leave Ray busy for a while: that is not what is measured
 ROUNDS = 5  # of the dear ones; a repetition of the others is a call
 
 
@@ -43,9 +46,17 @@ async def measure(sides: list[Side], repetitions: int) -> Samples:
     for tasks in TASKS:
         await ours.ask("tasks", tasks - done)
         done = tasks
+        await asyncio.to_thread(_settle)
         for _ in range(repetitions):
             samples.add(f"paused_{tasks}", RAYDEBUG, await asyncio.to_thread(_time_paused, ours.cluster.name))
     return samples.samples
+
+
+def _settle() -> None:
+    """Wait until the machine has little else to do."""
+    deadline = time.monotonic() + SETTLE_S
+    while psutil.cpu_percent(2.0) > SETTLED_PERCENT and time.monotonic() < deadline:
+        pass
 
 
 async def _attach_all(one: Side, samples: measuring.Collected) -> None:

@@ -26,8 +26,8 @@ from bench.figures import RAYDEBUG, STOCK, Samples
 from raydebug.cluster.ports import choose_ports
 from raydebug.dap.session import DapSession
 from raydebug.gateway.control import Control
+from raydebug.gateway.dial_ins import DialIns
 from raydebug.gateway.pauses import Pauses
-from raydebug.gateway.processes import DialIns
 
 EVALUATES = 200  # in a repetition, whose value is their median
 BIG_MIB = 12

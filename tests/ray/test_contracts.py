@@ -57,6 +57,21 @@ def test_ray_worker_counts_paused_threads():
     assert "update_worker_num_paused_threads" in inspect.getsource(Worker.worker_paused_by_debugger)
 
 
+def test_ray_starts_workers_of_another_python_by_their_program():
+    """Ray executes the program of a worker, its first argument, in the Python that a context names."""
+    from ray._private.runtime_env.context import RuntimeEnvContext
+    from ray._private.workers import setup_worker
+
+    context = RuntimeEnvContext()
+    assert (context.command_prefix, context.py_executable) == ([], sys.executable)
+    assert context.override_worker_entrypoint is None
+    assert list(inspect.signature(RuntimeEnvContext.exec_worker).parameters) == ["self", "passthrough_args", "language"]
+    source = inspect.getsource(RuntimeEnvContext.exec_worker)
+    assert "[*self.command_prefix, *executable, *passthrough_args]" in source
+    source = Path(setup_worker.__file__).read_text()
+    assert "runtime_env_context.exec_worker(remaining_args, " in source
+
+
 def test_ray_listens_on_loopback_by_this_variable():
     """RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 makes Ray take 127.0.0.1 for its node's address."""
     from ray._private import ray_constants, services

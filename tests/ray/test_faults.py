@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pexpect
+import psutil
 import pytest
 
 from environments import without
@@ -123,6 +124,21 @@ def test_worker_without_debugpy(run, tmp_path: Path) -> None:
     assert f"went on: 41 {python}" in said
     assert said.count("not paused: debugpy cannot be loaded (No module named 'debugpy')") == 1
     assert "Ray Debugpy Debugger will not work" not in said, "Ray's own warning, one for each breakpoint that is passed"
+
+
+@pytest.mark.timeout(120)
+def test_s7_worker_of_another_python(run, tmp_path: Path) -> None:
+    """S7: a worker whose environment has no raydebug pauses as any other: in the list, with no adapter of Ray's."""
+    python = without(tmp_path / "bare", "raydebug")
+    (found,) = (tmp_path / "bare").rglob("raydebug.pth")
+    found.unlink()
+    job: Run = run("--", "python", "other_python.py", python)
+    for _ in range(3):
+        (pause,) = job.pauses(1)
+        worker = psutil.Process(pause["pid"])
+        assert worker.children(recursive=True) == [], "debugpy's adapter, which listens"
+        assert "40" in job.attach(pause["id"], "p x", "c")
+    assert f"went on: 41 {python}" in job.end()
 
 
 def _alive(pid: int) -> bool:

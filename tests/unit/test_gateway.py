@@ -17,7 +17,7 @@ from gateway_door import TOKEN, visit
 
 from raydebug.dap import wire
 from raydebug.dap.session import ConnectionLost, RequestFailed
-from raydebug.gateway.processes import pass_through
+from raydebug.gateway.long_values import pass_through
 from raydebug.worker import handshake
 
 PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from raydebug.check.finding import Finding
 from raydebug.check.subject import Subject
+
+if TYPE_CHECKING:
+    from raydebug.check.ladder import Outcome
+
+ROUNDS = 5  # a fix may bring to light what it covered
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,30 @@ class Mended:
         words = [*(f"-u{name}" for name in self.unset), *(f"{name}={value}" for name, value in self.exported)]
         line = shlex.join(self.subject.command)
         return f"env {shlex.join(words)} {line}" if words else line
+
+
+def mend_until_done(
+    subject: Subject, attempt: Callable[[Subject], list[Outcome]], on_change: Callable[[str], None]
+) -> tuple[Mended, list[Outcome]]:
+    """Check, apply the fixes, and check again, until no finding has a fix left.
+
+    Args:
+        subject: what is checked first.
+        attempt: checks a subject.
+        on_change: told each change as it is made, in words.
+
+    Returns:
+        The mended subject, and how its last check went.
+    """
+    mended, outcomes = Mended(subject), attempt(subject)
+    for _ in range(ROUNDS):
+        after = mend(mended, [finding for outcome in outcomes for finding in outcome.findings])
+        if after == mended:
+            break
+        for change in after.changes[len(mended.changes) :]:
+            on_change(change)
+        mended, outcomes = after, attempt(after.subject)
+    return mended, outcomes
 
 
 def mend(before: Mended, findings: Sequence[Finding]) -> Mended:

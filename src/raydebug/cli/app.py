@@ -25,6 +25,7 @@ from raydebug.cli import (
     vscode,
     warm,
 )
+from raydebug.cli.two_parts import TwoParts
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -35,9 +36,9 @@ app = typer.Typer(
 )
 app.command()(cluster.up)
 app.command()(cluster.ps)
-app.command("try", cls=check.TwoParts)(first_run.try_)
-app.command(cls=check.TwoParts)(check.check)
-app.command(cls=check.TwoParts)(warm.warm)
+app.command("try", cls=TwoParts)(first_run.try_)
+app.command(cls=TwoParts)(check.check)
+app.command(cls=TwoParts)(warm.warm)
 app.command()(run.run)
 app.command()(pauses.paused)
 app.command()(attach.attach)

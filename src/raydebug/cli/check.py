@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from raydebug import render
 from raydebug.cli.options import Json, Name
+from raydebug.cli.two_parts import command_of, needed_command_of
 from raydebug.errors import Exit, RaydebugError
 
 if TYPE_CHECKING:
     from raydebug.check.ladder import Outcome
     from raydebug.check.stage import Stage
     from raydebug.check.subject import Subject
-
-COMMAND = "raydebug.command"
-FIX_ROUNDS = 5  # a fix may bring to light what it covered
-
-
-class TwoParts(TyperCommand):
-    """A verb whose own words stand before `--`, and the user's command behind it."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep what stands behind the first `--` apart: it is no argument of ours."""
-        at = args.index("--") if "--" in args else len(args)
-        ctx.meta[COMMAND] = args[at + 1 :]
-        return super().parse_args(ctx, args[:at])
 
 
 def check(
@@ -66,13 +53,12 @@ def check(
     """
     from raydebug.check import report
     from raydebug.check.ladder import FAILED, choose_stages, climb
-    from raydebug.check.mend import Mended, mend
+    from raydebug.check.mend import Mended, mend_until_done
     from raydebug.check.record import record
     from raydebug.check.remembered import Memory
 
     chosen = choose_stages(stages or [])
-    command: list[str] = ctx.meta[COMMAND]
-    subject = _subject(command, name, profile, needs_command=any(stage.needs_command for stage in chosen))
+    subject = _subject(ctx, name, profile, needs_command=any(stage.needs_command for stage in chosen))
 
     def show(outcome: Outcome) -> None:
         if not as_json:
@@ -89,16 +75,10 @@ def check(
         )
 
     started = time.time()
-    outcomes = attempt(subject)
-    mended = Mended(subject)
-    for _ in range(FIX_ROUNDS if fix else 0):
-        after = mend(mended, [finding for outcome in outcomes for finding in outcome.findings])
-        if after == mended:
-            break
-        for change in after.changes[len(mended.changes) :]:
-            render.say(f"fix: {render.visible(change)}")
-        mended = after
-        outcomes = attempt(mended.subject)
+    if fix:
+        mended, outcomes = mend_until_done(subject, attempt, lambda it: render.say(f"fix: {render.visible(it)}"))
+    else:
+        mended, outcomes = Mended(subject), attempt(subject)
     if mended.changes:
         (render.say if as_json else render.out)(mended.as_command())
     record(mended.subject, outcomes, started)
@@ -109,22 +89,15 @@ def check(
     raise typer.Exit(Exit.FAILED if any(outcome.status == FAILED for outcome in outcomes) else Exit.OK)
 
 
-def _subject(command: list[str], name: str, profile: str | None, *, needs_command: bool) -> Subject:
+def _subject(ctx: typer.Context, name: str, profile: str | None, *, needs_command: bool) -> Subject:
     from raydebug.check.subject import find_subject
+    from raydebug.profile.load import load_profile
 
-    if needs_command and not command:
-        raise RaydebugError(
-            "there is no command to check",
-            cause="the training command stands behind `--`, as for `raydebug run`",
-            fix="raydebug check -- python -m verl.trainer.main_ppo ...; `raydebug check env` needs none",
-            code="check.no-command",
-            exit_code=Exit.USAGE,
-        )
+    if needs_command:
+        needed_command_of(ctx, "to check", or_else="; `raydebug check env` needs none")
     if profile is not None:
-        from raydebug.profile.load import load_profile
-
         load_profile(profile)
-    return find_subject(command, Path.cwd(), name, profile)
+    return find_subject(command_of(ctx), Path.cwd(), name, profile)
 
 
 def _write(path: Path, text: str) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raydebug import render
-from raydebug.cli.check import COMMAND
 from raydebug.cli.options import Debugger, Name, TinyData, TinyModel, tiny_kinds
+from raydebug.cli.two_parts import needed_command_of
 from raydebug.errors import Exit, RaydebugError
 
 if TYPE_CHECKING:
@@ -39,15 +39,7 @@ def try_(
     """
     from raydebug.check.next_step import Tried, next_steps
 
-    command: list[str] = ctx.meta[COMMAND]
-    if not command:
-        raise RaydebugError(
-            "there is no command to try",
-            cause="the training command stands behind `--`, as for `raydebug run`",
-            fix="raydebug try -- python -m verl.trainer.main_ppo ...",
-            code="try.no-command",
-            exit_code=Exit.USAGE,
-        )
+    command = needed_command_of(ctx, "to try")
     tiny = tiny_kinds(model, data)
     if debugger is None and sys.stdin.isatty():
         debugger = "post-mortem"

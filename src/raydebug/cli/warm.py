@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from raydebug import render
-from raydebug.cli.check import COMMAND
 from raydebug.cli.options import Json, Name
+from raydebug.cli.two_parts import needed_command_of
 from raydebug.errors import Exit, RaydebugError
 
 LIMIT_S = 3600.0  # 1 TB at 300 MB/s
@@ -32,15 +32,7 @@ def warm(
     """
     from raydebug.check.subject import find_subject
 
-    command: list[str] = ctx.meta[COMMAND]
-    if not command:
-        raise RaydebugError(
-            "there is no command to read ahead for",
-            cause="the training command stands behind `--`, as for `raydebug run`",
-            fix="raydebug warm -- python -m verl.trainer.main_ppo ...",
-            code="warm.no-command",
-            exit_code=Exit.USAGE,
-        )
+    command = needed_command_of(ctx, "to read ahead for")
     subject = find_subject(command, Path.cwd(), name, profile)
     request = json.dumps(subject.as_request())
     with render.waiting("reading what the command will read"):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import time
 from collections.abc import Callable
 
 from raydebug.dap import wire
-from raydebug.dap.session import READ_BYTES, ConnectionLost, RequestFailed, answer_at_once
+from raydebug.dap.session import READ_BYTES, ConnectionLost, RequestFailed
 from raydebug.dap.wire import Message
 from raydebug.gateway import audit, refusals, requests
 from raydebug.gateway.asked import PID, WORKER, Asked
+from raydebug.gateway.connection import Connection
 from raydebug.gateway.parent import TARGET, Parent
 from raydebug.gateway.paths import PathMap
 from raydebug.gateway.pauses import Pause, Pauses
@@ -23,11 +23,9 @@ from raydebug.worker import handshake
 
 AUTHENTICATION_TIMEOUT_S = 5.0
 MAX_UNPROVEN_BYTES = 4 * 1024
-# A client that does not read what it asks for: its further requests wait; over the second limit it is cut off.
+# Of a client that does not read what it asks for, further requests wait.
 MAX_IN_FLIGHT = 16
-MAX_UNSENT_BYTES = 32 * 1024 * 1024
 LOOK_FOR_END_S = 1.0
-LAST_WORDS_S, MAX_DROPPED_BYTES = 0.5, 1024 * 1024
 
 
 class Client:
@@ -56,8 +54,7 @@ class Client:
         self._pauses = pauses
         self._asked = asked
         self._reader = reader
-        self._writer = writer
-        self._seq = itertools.count(1)
+        self._to = Connection(reader, writer, self._cut_off)
         self._tries = tries
         self._on_proven = on_proven
         self._attaching: asyncio.Task[None] | None = None
@@ -76,29 +73,19 @@ class Client:
     @property
     def title(self) -> str:
         """Name the client for the log."""
-        return audit.title_of(self.name, self._writer.get_extra_info("peername"))
+        return audit.title_of(self.name, self._to.peer)
 
     async def serve(self, first: bytes) -> None:
         """Answer the client until it leaves."""
-        answer_at_once(self._writer)
         try:
             await self._converse(first)
         except wire.WireError as error:
-            self._say(str(error))
-            await self._let_read()
+            self._to.say(f"raydebug: {error}")
+            await self._to.let_read()
         except (OSError, TimeoutError):
             pass  # gone, or it did not attach in time
         finally:
             self._leave()
-
-    async def _let_read(self) -> None:
-        """Let the client read the last words: a close with input unread resets the connection, and they are lost."""
-        dropped = 0
-        with contextlib.suppress(OSError, TimeoutError):
-            self._writer.write_eof()
-            async with asyncio.timeout(LAST_WORDS_S):
-                while dropped < MAX_DROPPED_BYTES and (data := await self._reader.read(READ_BYTES)):
-                    dropped += len(data)
 
     async def _converse(self, data: bytes) -> None:
         decoder = wire.Decoder(max_body_bytes=MAX_UNPROVEN_BYTES)
@@ -110,7 +97,7 @@ class Client:
                     return
                 if self._guessed is not None:
                     await self._tries.answer_late()
-                    self.refuse(*self._guessed)
+                    self._to.refuse(*self._guessed)
                     self._guessed = None
                 await self._have_room()
             if self.proven:
@@ -124,11 +111,11 @@ class Client:
 
     async def _have_room(self) -> None:
         """Wait until the client has read enough of what it has asked for: its further requests stay in its socket."""
-        while self._in_flight >= MAX_IN_FLIGHT and not (self._writer.is_closing() or self._reader.at_eof()):
+        while self._in_flight >= MAX_IN_FLIGHT and not self._to.has_ended:
             self._answered.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._answered.wait(), LOOK_FOR_END_S)
-        await self._writer.drain()
+        await self._to.drain()
 
     # Requests
 
@@ -140,25 +127,25 @@ class Client:
             if refused.code == refusals.WRONG_TOKEN:
                 self._guessed = (message, refused)  # answered when its time has come
             else:
-                self.refuse(message, refused)
+                self._to.refuse(message, refused)
             return True
 
     def _answer_request(self, message: Message, command: str, arguments: Message) -> bool:
         if command == "initialize":
             self.name = str(arguments.get("clientName") or "a client")[:80]
             self._starts_sessions = arguments.get("supportsStartDebuggingRequest") is True
-            self.answer(message, requests.capabilities())
+            self._to.answer(message, requests.capabilities())
         elif command == "attach":
             self._attach(message, arguments)
         elif command == "disconnect":
-            self.answer(message)
+            self._to.answer(message)
             return False
         elif not self.proven:
             raise refusals.not_proven(command)
         elif self._parent is not None:
             self._parent.take(message)
         elif command == "configurationDone":
-            self.answer(message)
+            self._to.answer(message)
             self._configured = True
             self._show_stop()
         elif command in requests.HANDED_ON:
@@ -183,16 +170,16 @@ class Client:
             self._attaching = asyncio.ensure_future(self._attach_to(message, target, bool(arguments.get("steal"))))
 
     def _become_parent(self, message: Message, arguments: Message) -> None:
-        own = self._writer.get_extra_info("sockname") or ("127.0.0.1", 0)
-        self._parent = Parent(self, self._pauses, arguments, own[:2], starts_sessions=self._starts_sessions)
+        own = self._to.own_address
+        self._parent = Parent(self._to, self._pauses, arguments, own, starts_sessions=self._starts_sessions)
         audit.note("watch", self.title, job=arguments.get("job"), ranks=arguments.get("ranks"))
-        self.answer(message)
-        self.send(wire.event(0, "initialized"))
+        self._to.answer(message)
+        self._to.send(wire.event(0, "initialized"))
 
     async def _attach_to(self, message: Message, target: str, steal: bool) -> None:
         try:
             if target.startswith((PID, WORKER)):
-                pause = await self._asked.pause(target, self.title, self._inform, steal=steal)
+                pause = await self._asked.pause(target, self.title, self._to.say, steal=steal)
                 if pause.client is not None:
                     pause = self._find(pause.id, steal=steal)
             else:
@@ -200,12 +187,12 @@ class Client:
         except Refused as refused:
             self._attaching = None
             audit.note("refuse", self.title, target=target, reason=refused.code)
-            self.refuse(message, refused)
+            self._to.refuse(message, refused)
             return
         self.follow(pause)
         audit.note("attach", self.title, pause)
-        self.answer(message, {"pause": pause.describe()})
-        self.send(wire.event(0, "initialized"))
+        self._to.answer(message, {"pause": pause.describe()})
+        self._to.send(wire.event(0, "initialized"))
         self._show_stop()  # to a client that sent all at once, its configuration behind its `attach`
 
     def _find(self, pause_id: str, *, steal: bool) -> Pause:
@@ -247,27 +234,29 @@ class Client:
         self._answered.set()
         if done.cancelled() or done.exception() is not None:
             if message.get("command") in requests.RESUMING:  # it went on, and to its end before it could say so
-                self.answer(message)
+                self._to.answer(message)
                 return
-            self.refuse(message, refusals.process_gone())
+            self._to.refuse(message, refusals.process_gone())
             return
         answer = done.result()
         if answer.get("success") and message.get("command") == "continue":
             audit.note("resume", self.title, pause)
             pause.process.let_go(pause, "it was continued")
         if isinstance(answer.get("body"), wire.RawBody):
-            self._send_raw(message, answer["body"])
+            self._to.send_raw(message, answer["body"])
             return
         body = self._paths.translate_body(answer.get("body"))
-        self.send({**answer, "body": body, "seq": 0, "request_seq": message.get("seq", 0)})
+        self._to.send({**answer, "body": body, "seq": 0, "request_seq": message.get("seq", 0)})
 
     def _read_source(self, message: Message, pause: Pause, path: str) -> None:
         async def read() -> None:
             try:
-                self.answer(message, await read_source(pause, path))
+                self._to.answer(message, await read_source(pause, path))
             except (RequestFailed, ConnectionLost, TimeoutError, LookupError) as error:
                 fix = "stop the thread first, then open the file again"
-                self.refuse(message, Refused("source.unreadable", str(error) or f"{path} was not read in time", fix))
+                self._to.refuse(
+                    message, Refused("source.unreadable", str(error) or f"{path} was not read in time", fix)
+                )
 
         task = asyncio.ensure_future(read())
         self._reading.add(task)
@@ -303,58 +292,24 @@ class Client:
     def forward(self, message: Message) -> None:
         """Hand an event on to the client."""
         if self._configured:
-            self.send({**message, "body": self._paths.translate_body(message.get("body")), "seq": 0})
+            self._to.send({**message, "body": self._paths.translate_body(message.get("body")), "seq": 0})
 
     def lost(self, reason: str) -> None:
         """Tell the client that its process is gone, and end."""
-        self._say(reason)
-        self.send(wire.event(0, "terminated", {"reason": reason}))
+        self._to.say(f"raydebug: {reason}")
+        self._to.send(wire.event(0, "terminated", {"reason": reason}))
         self._leave()
 
     def _show_stop(self) -> None:
         pause = self.pause
         if self._configured and pause is not None and pause.stopped is not None:
-            self.send(wire.event(0, "stopped", {**pause.stopped, "pause": pause.describe()}))
+            self._to.send(wire.event(0, "stopped", {**pause.stopped, "pause": pause.describe()}))
 
-    # The connection
+    # The end
 
-    def answer(self, message: Message, body: Message | None = None) -> None:
-        """Send the response to a request."""
-        self.send(wire.response(0, message, body))
-
-    def refuse(self, message: Message, refused: Refused) -> None:
-        """Send the failed response to a request, with the reason."""
-        text = str(refused)
-        error = {"id": 1, "format": text, "showUser": True, "code": refused.code, "fix": refused.fix}
-        self.send(wire.refusal(0, message, text, {"error": error}))
-
-    def send(self, message: Message) -> None:
-        """Send a message; a client that reads nothing at all is cut off."""
-        if self._reads():
-            self._writer.write(wire.encode({**message, "seq": next(self._seq)}))
-
-    def _send_raw(self, message: Message, body: wire.RawBody) -> None:
-        if self._reads():
-            answer = wire.response(next(self._seq), message)
-            del answer["body"]
-            self._writer.write(wire.encode_raw(answer, body))
-
-    def _reads(self) -> bool:
-        """Say whether the client is there; one that reads nothing at all is cut off."""
-        if self._writer.is_closing():
-            return False
-        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-            audit.note("refuse", self.title, self.pause, reason="it does not read what it asks for")
-            self._leave()
-            self._writer.transport.abort()
-            return False
-        return True
-
-    def _say(self, text: str) -> None:
-        self.send(wire.event(0, "output", {"category": "important", "output": f"raydebug: {text}\n"}))
-
-    def _inform(self, text: str) -> None:
-        self.send(wire.event(0, "output", {"category": "important", "output": f"{text}\n"}))
+    def _cut_off(self) -> None:
+        audit.note("refuse", self.title, self.pause, reason="it does not read what it asks for")
+        self._leave()
 
     def _leave(self) -> None:
         """Let go of the pause; its thread stays where it is, for the next client."""
@@ -371,4 +326,4 @@ class Client:
             if pause.client is self:
                 pause.client = None
                 self._pauses.changed()
-        self._writer.close()
+        self._to.close()

@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from raydebug.dap import wire
 from raydebug.dap.wire import Message
+from raydebug.gateway.connection import Connection
 from raydebug.gateway.pauses import Pause, Pauses
 from raydebug.gateway.refusals import Refused
 from raydebug.pause.ranks import parse_ranks
-
-if TYPE_CHECKING:
-    from raydebug.gateway.clients import Client
 
 TARGET = "all"
 # A terminal that waits for the next pause, or a session that waits for this process's next one, takes it first.
@@ -39,7 +37,7 @@ class Parent:
     """Tells a client of every pause that it wants to see.
 
     Args:
-        client: the conversation; it has proven itself.
+        to: the client, which has proven itself.
         pauses: all of the cluster.
         arguments: of its `attach`: what the sessions of the pauses inherit, and `job` and `ranks`.
         address: where the client reached this gateway, for sessions whose configuration does not say where to go.
@@ -50,9 +48,9 @@ class Parent:
     """
 
     def __init__(
-        self, client: Client, pauses: Pauses, arguments: Message, address: tuple[str, int], *, starts_sessions: bool
+        self, to: Connection, pauses: Pauses, arguments: Message, address: tuple[str, int], *, starts_sessions: bool
     ) -> None:
-        self._client = client
+        self._to = to
         self._pauses = pauses
         self._arguments = arguments
         self._address = address
@@ -67,18 +65,18 @@ class Parent:
         command = str(message.get("command"))
         arguments = message.get("arguments") or {}
         if command == "configurationDone":
-            self._client.answer(message)
+            self._to.answer(message)
             if self._watching is None:
                 self._watching = asyncio.ensure_future(self._tell_of_pauses())
         elif command in ("setBreakpoints", "setFunctionBreakpoints"):
             asked = arguments.get("breakpoints") or []
             unset = [{"verified": False, "message": WHERE_BREAKPOINTS_COUNT, **_line(one)} for one in asked]
-            self._client.answer(message, {"breakpoints": unset})
+            self._to.answer(message, {"breakpoints": unset})
         elif command in EMPTY:
-            self._client.answer(message, EMPTY[command])
+            self._to.answer(message, EMPTY[command])
         else:
             fix = "use the session of a pause; each opens by itself"
-            self._client.refuse(message, Refused("parent.no-pause", f"no pause is here for '{command}'", fix))
+            self._to.refuse(message, Refused("parent.no-pause", f"no pause is here for '{command}'", fix))
 
     def end(self) -> None:
         """Tell of no more pauses."""
@@ -112,9 +110,9 @@ class Parent:
 
     def _tell(self, configuration: Message) -> None:
         if self._starts_sessions:
-            self._client.send(wire.request(0, "startDebugging", {"request": "attach", "configuration": configuration}))
+            self._to.send(wire.request(0, "startDebugging", {"request": "attach", "configuration": configuration}))
         else:
-            self._client.send(wire.event(0, "debugpyAttach", {**configuration, "request": "attach"}))
+            self._to.send(wire.event(0, "debugpyAttach", {**configuration, "request": "attach"}))
 
 
 def child_configuration(arguments: Message, pause: Message, address: tuple[str, int]) -> Message:

@@ -1,33 +1,23 @@
-"""Processes that dialled in: the proof, the held debug session with pydevd, and what it reports."""
+"""Processes that dialled in: the held debug session with pydevd, and what it reports."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import re
-import weakref
 from typing import Any
 
 from raydebug.dap import wire
-from raydebug.dap.keepalive import OUT_OF_REACH, notice_loss
+from raydebug.dap.keepalive import OUT_OF_REACH
 from raydebug.dap.session import ConnectionLost, DapSession, RequestFailed
 from raydebug.dap.wire import Message
-from raydebug.gateway.control import Control
+from raydebug.gateway.long_values import pass_through, refuse_oversized
 from raydebug.gateway.pauses import Pause, Pauses
-from raydebug.worker import handshake
 
 log = logging.getLogger("raydebug.gateway")
 
-PROOF_TIMEOUT_S = 5.0
-MAX_UNPROVEN_BYTES = 16 * 1024
-MAX_UNPROVEN = 64  # at one time; further ones wait their turn, as every process of a job may dial in one moment
-CONTROL = "control"  # worker/dial.py
 LOCATE_STEP_AFTER_S = 0.05  # after a step its client's own questions go first: pydevd answers one at a time
 OWNER = ("thread", "job_id", "task", "task_id", "attempt", "actor", "actor_id")
-# A process whose node is out of reach is given up once it has not acknowledged what it was asked for this long, or was
-# silent for about 20 s. A container that stands still (docker pause) and a busy process acknowledge: their kernel does.
-UNACKNOWLEDGED_S = 6.0
 REQUESTS_PER_DIAL = 1_000_000  # numbers tell an answer to an earlier connection of a process from one to this
 PAUSE_EVENT = "raydebugPause"  # worker/standing.py sends it just before the thread stops
 BROKEN_OFF_EVENT = "raydebugPauseBrokenOff"  # and this when it stands no longer by itself
@@ -88,7 +78,7 @@ class Process:
             on_end=lambda: loop.call_soon(self._end),
             first_seq=REQUESTS_PER_DIAL * (dials if isinstance(dials, int) else 0) + 1,
             # One value that is too long must not end the session; a long one passes through as it is.
-            decoder=wire.Decoder(on_large=pass_through, on_oversized=_refuse_oversized),
+            decoder=wire.Decoder(on_large=pass_through, on_oversized=refuse_oversized),
         )
         answers = [self.session.send(command, arguments) for command, arguments in SESSION_SET_UP]
         for (command, _), answer in zip(SESSION_SET_UP, await asyncio.gather(*answers), strict=True):
@@ -219,98 +209,3 @@ class Process:
         for client in list(self.clients):
             client.lost(told)
         log.info("process gone: %s", told)
-
-
-class DialIns:
-    """The port that processes dial: proves each of them, then holds its session."""
-
-    def __init__(self, token: str, pauses: Pauses, control: Control) -> None:
-        self._token = token
-        self._pauses = pauses
-        self._control = control
-        self._turns = asyncio.Semaphore(MAX_UNPROVEN)
-        self._by_instance: weakref.WeakValueDictionary[str, Process] = weakref.WeakValueDictionary()
-
-    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take one connection; whoever cannot prove to hold the token learns nothing and leaves no trace."""
-        peer = writer.get_extra_info("peername")
-        try:
-            async with asyncio.timeout(PROOF_TIMEOUT_S), self._turns:
-                purpose, about = await self._prove(reader, writer)
-            notice_loss(reader, writer, unacknowledged_s=UNACKNOWLEDGED_S)
-            if purpose == CONTROL:
-                await self._control.serve(about, reader, writer)
-                return
-            process = Process(about, self._pauses)
-            await self._supersede(process)
-            await process.hold(reader, writer)
-            log.info("process dialled in: %s", process.title)
-        except (OSError, TimeoutError, wire.WireError, RequestFailed, ConnectionLost, ValueError) as error:
-            log.warning("dial-in from %s refused: %s", peer, error or type(error).__name__)
-            writer.close()
-
-    async def _supersede(self, process: Process) -> None:
-        earlier = self._by_instance.get(process.instance)
-        if process.instance:
-            self._by_instance[process.instance] = process
-        if earlier is not None and not earlier.ended:
-            await earlier.superseded()
-
-    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, dict[str, Any]]:
-        decoder = wire.Decoder(max_header_bytes=256, max_body_bytes=MAX_UNPROVEN_BYTES)
-        hello = await _receive(reader, decoder, "hello")
-        theirs, mine = str(hello.get("nonce", "")), handshake.new_nonce()
-        if len(theirs) < handshake.NONCE_BYTES:
-            raise ConnectionRefusedError("no nonce")
-        proof = handshake.gateway_proof(self._token, theirs, mine)
-        writer.write(wire.encode(wire.event(1, "proof", {"nonce": mine, "proof": proof})))
-        answer = await _receive(reader, decoder, "proof")
-        if not handshake.same(handshake.process_proof(self._token, theirs, mine), answer.get("proof")):
-            writer.write(wire.encode(wire.event(2, "refused", {"reason": "wrong token"})))
-            raise ConnectionRefusedError("wrong token")
-        writer.write(wire.encode(wire.event(2, "welcome", {})))
-        return str(answer.get("purpose")), dict(answer.get("process") or {})
-
-
-def _refuse_oversized(length: int, head: bytes) -> Message:
-    """Return what stands in for a message of pydevd that is over the limit: the refusal of the request it answers."""
-    answered = _ANSWERS.search(head)
-    mib, limit_mib = length / 2**20, wire.MAX_BODY_BYTES / 2**20
-    text = f"the answer has {mib:.0f} MiB, more than the {limit_mib:.0f} MiB that are shown"
-    if answered is None:
-        log.warning("a message of a process was passed over: %d bytes", length)
-        return wire.event(0, "output", {"category": "important", "output": f"raydebug: {text}\n"})
-    to = {"seq": int(answered[1]), "command": answered[2].decode("ascii", "replace")}
-    return wire.refusal(0, to, text)
-
-
-def pass_through(message: bytes) -> Message | None:
-    """Return a long response with its body unparsed; None for a message that has to be looked into."""
-    head, tail = _PASSED.match(message), _SEQ.search(message, max(0, len(message) - TAIL_BYTES))
-    if head is None or tail is None:
-        return None
-    body = wire.RawBody(memoryview(message)[head.end() : tail.start()])
-    return {"type": "response", "request_seq": int(head[1]), "success": True, "command": head[2].decode(), "body": body}
-
-
-# pydevd writes a response's own fields before its body, but its `seq` last, and the number of its command behind that
-# (debugpy 1.8.22, pydevd_schema.py, `to_dict` of each response; pydevd_base_schema.py; pydevd_net_command.py:77). Only
-# of these two requests: in what answers the others files are named.
-TAIL_BYTES = 80
-_PASSED = re.compile(
-    rb'\{"type": "response", "request_seq": (\d+), "success": true, "command": "(evaluate|variables)", "body": (?=\{)'
-)
-_SEQ = re.compile(rb', "seq": \d+(?:, "pydevd_cmd_id": \d+)?\}$')
-# pydevd writes a response's own fields before its body (debugpy 1.8.22, pydevd_schema.py, `to_dict` of each response).
-_ANSWERS = re.compile(rb'"request_seq":\s*(\d+).{0,80}?"command":\s*"(\w+)"')
-
-
-async def _receive(reader: asyncio.StreamReader, decoder: wire.Decoder, name: str) -> dict[str, Any]:
-    while True:
-        data = await reader.read(4096)
-        if not data:
-            raise ConnectionResetError("closed before it proved itself")
-        for message in decoder.feed(data):  # the process sends its next message only after our answer
-            if message.get("event") != name:
-                raise ConnectionRefusedError(f"'{message.get('event')}' instead of '{name}'")
-            return dict(message.get("body") or {})

@@ -13,9 +13,9 @@ from raydebug.gateway import web
 from raydebug.gateway.asked import Asked
 from raydebug.gateway.clients import AUTHENTICATION_TIMEOUT_S, MAX_UNPROVEN_BYTES, Client
 from raydebug.gateway.control import Control
+from raydebug.gateway.dial_ins import DialIns
 from raydebug.gateway.expiry import LIMIT_S, Expiry
 from raydebug.gateway.pauses import Pauses
-from raydebug.gateway.processes import DialIns
 from raydebug.gateway.tries import WrongTries
 
 log = logging.getLogger("raydebug.gateway")

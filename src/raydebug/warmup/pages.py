@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-READ_BYTES = 8 * 2**20
+READ_BYTES = 256 * 1024  # stays in a processor's own cache: with 8 MiB each byte goes to memory once more
 LOOK_BYTES = 2**30  # of a mapping at a time: mincore needs a byte for each page
 SHARE_OF_MEMORY = 0.5  # of what is available: the training needs the rest
+_IS_RESIDENT = bytes(byte & 1 for byte in range(256))  # mincore: the other bits are undefined
 _NO_LIMIT = 2**60  # cgroups without a limit say a number near 2**63
 
 
@@ -57,7 +58,7 @@ def resident_bytes(path: Path) -> int:
                 del view  # the mapping cannot be closed while its address is held
                 if failed:
                     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
-            found += min(length, sum(page & 1 for page in bytes(pages)) * mmap.PAGESIZE)
+            found += min(length, bytes(pages).translate(_IS_RESIDENT).count(1) * mmap.PAGESIZE)
     return found
 
 

@@ -100,12 +100,20 @@ def _widen_groups_on_demand(module: ModuleType) -> None:
     watchdogs.widen_groups(module)
 
 
+def _go_into_other_pythons(module: ModuleType) -> None:
+    if names.OPEN not in os.environ:
+        from raydebug.worker import another_python
+
+        another_python.take_along(module)
+
+
 # Source: ray 2.60.0 util/rpdb.py:298 and 343 call `ray.util.debugpy.set_trace` and `_post_mortem`.
 # torch: what a child of a training process (vLLM's engine, a data loader's worker) imports; it takes seconds anyway.
 _ON_LOAD = {
     "ray.util.debugpy": _take_over_ray_and_open_line,
     "ray.util.rpdb": _take_over_legacy,
     "ray._private.function_manager": _tell_children,
+    "ray._private.runtime_env.context": _go_into_other_pythons,
     "threading": watch_threads,
     "torch": _open_control_line,
     "torch.distributed.distributed_c10d": _widen_groups,

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from raydebug.runs.folder import RUN
 from raydebug.runs.page.document import Change, Gpu, Pause, Phase, Process, Run, Step
 from raydebug.settings.secrets import without_secret, without_secret_arguments, without_secrets
 
@@ -22,7 +23,7 @@ def read_run(document: Mapping[str, Any]) -> Run:
     command = document.get("command")
     return Run(
         id=_text(document.get("id")) or "?",
-        kind=_text(document.get("kind")) or "run",
+        kind=_text(document.get("kind")) or RUN,
         command=without_secret_arguments([_text(word) for word in command] if isinstance(command, list) else []),
         cluster=_texts(document.get("cluster")),
         profile=_text(document.get("profile")),

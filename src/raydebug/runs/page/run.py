@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from raydebug.runs.folder import RUN
 from raydebug.runs.page import curves, facts, memory, words
 from raydebug.runs.page.document import Run
 from raydebug.runs.page.markup import Markup, tag
@@ -33,7 +34,7 @@ def run_page(document: Mapping[str, Any], folder: str = "") -> str:
         _timeline(run, axis),
         pauses_section(run),
         steps_section(run),
-        facts.changes_section(run.changes, run.profile) if run.kind == "run" else None,  # a check changes nothing
+        facts.changes_section(run.changes, run.profile) if run.kind == RUN else None,  # a check changes nothing
         facts.environment_section(run),
     ]
     title = f"{run.status}: {' '.join(run.command)[:80] or run.id}"
