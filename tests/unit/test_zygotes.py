@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from raydebug.zygotes import environment
+from raydebug.zygotes import ask, environment
 from raydebug.zygotes.keeper import spare_setup
 
 LIMIT_S = 30.0
@@ -376,6 +376,25 @@ def test_without_a_pool_nothing_is_asked(pool: PoolUnderTest) -> None:
     done = subprocess.run([sys.executable, str(script)], env=pool.env, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("cold\n", "")
     assert pool.run(IS_WARM, env={"RAYDEBUG_WARM": "/nowhere"}) == (0, "cold\n", "")
+
+
+def test_what_may_be_forked() -> None:
+    """Ray's workers always; of a job its programs and spawned children, not a worker of another Python."""
+    worker, job = "/x/ray/_private/workers/default_worker.py", {"RAYDEBUG_JOB": "1"}
+    spawned = [
+        "python",
+        "-B",
+        "-c",
+        "from multiprocessing.spawn import spawn_main; spawn_main()",
+        "--multiprocessing-fork",
+    ]
+    another = ["python", "/x/raydebug/worker/another_python.py", worker]
+    assert ask.is_wanted(["python", "-u", worker, "--a=1"], {})
+    assert ask.is_wanted(["python", "-X", "dev", "-m", "verl.trainer.main_ppo"], job)
+    assert ask.is_wanted(spawned, job)
+    for argv in (["python"], ["python", "-c", "print(1)"], another, ["python", "tool"]):
+        assert not ask.is_wanted(argv, job)
+    assert not ask.is_wanted(spawned, {})
 
 
 def test_a_value_that_the_import_sets_is_as_good_as_the_one_it_found() -> None:

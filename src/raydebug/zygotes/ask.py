@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ANSWER_TIMEOUT_S = 20.0  # fifty starts at one time take their turns
 # Ray 2.60.0 starts a worker of a job with an environment by the second, which becomes the first by exec.
 RAY_WORKERS = ("/ray/_private/workers/default_worker.py", "/ray/_private/workers/setup_worker.py")
+ANOTHER_PYTHON = "/raydebug/worker/another_python.py"  # may have no raydebug of its own
 SPAWN = "from multiprocessing.spawn import spawn_main"  # CPython 3.11, 3.12 multiprocessing/spawn.py:84
 _UNKNOWN_END = 1
 _NOT_OURS = (32, 33)  # glibc keeps these signals for itself
@@ -46,7 +47,7 @@ def is_wanted(argv: list[str], environ: Mapping[str, str]) -> bool:
     program = argv[at] if at < len(argv) else ""
     if program.endswith(RAY_WORKERS):
         return True
-    if names.JOB not in environ:
+    if names.JOB not in environ or program.endswith(ANOTHER_PYTHON):
         return False
     if program == "-c":
         return argv[at + 1].startswith(SPAWN)
