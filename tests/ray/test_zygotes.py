@@ -110,6 +110,38 @@ def test_what_changed_between_two_runs_is_what_the_second_uses(start, tmp_path):
         assert "leaked" not in text
 
 
+PAUSING = """
+import sys
+import ray
+import reward
+import yaml
+
+@ray.remote
+def task():
+    breakpoint()
+    return reward.score(yaml.safe_load("20")), "raydebug.zygotes.become" in sys.modules
+
+ray.init()
+print("score", *ray.get(task.remote()))
+"""
+
+
+def test_forks_pause_as_started_processes_do(warm_cluster, tmp_path):
+    """breakpoint() pauses in a fork; so do breaks from outside in the user's module and in one that the zygote has."""
+    (tmp_path / "pausing.py").write_text(PAUSING)
+    (tmp_path / "reward.py").write_text("def score(value):\n    return value + 1\n")
+    breaks = ("--break", "reward.py:score", "--break", "yaml:safe_load")
+    places = []
+    with starting_runs(warm_cluster, tmp_path) as starting:
+        job = starting(*breaks, "--", "python", "pausing.py")
+        for _ in range(3):
+            (pause,) = job.pauses(1)
+            places.append(pause["function"])
+            job.attach(pause["id"], "c")
+        assert said(job.end(), "score") == ["21", "True"]
+    assert places == ["task", "safe_load", "score"]
+
+
 def test_a_killed_worker_is_dead_for_ray(start):
     """SIGKILL of a forked worker is seen by Ray at once; its stand-in goes too."""
     job = start("wait")
@@ -176,3 +208,35 @@ def test_rays_settings_in_c_can_be_found_and_written():
     assert done.stdout.strip() == f"5000 7 {wanted}", done.stderr
     assert ctypes.sizeof(ctypes.c_void_p) == 8
     assert set(ray_config.MARKS) == set(wanted)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("ray_config.LIBRARY = '/other.so'", "Ray's settings are not where they are expected (ray_config.py)"),
+        ("packages.ray_config.MARKS = {'RAY_OTHER': b'f1e2d3c4'}", "Ray's settings are not where"),
+    ],
+    ids=["another library", "another name"],
+)
+def test_a_ray_whose_settings_are_elsewhere_is_not_forked(program, said):
+    """Where a mark is not found in exactly one place, the zygote is unfit: its workers start as ever."""
+    program = (
+        "from raydebug.zygotes import packages, ray_config, zygote\n"
+        f"{program}\n"
+        "print(zygote._why_unfit(packages.Loaded(('ray',))))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith(said), done.stderr
+
+
+def test_values_that_do_not_fit_rays_settings_are_refused():
+    """A job id of another length is not written; the fork then leaves the start to the process that asked."""
+    program = (
+        "from raydebug.zygotes import ray_config\n"
+        "ray_config.load_with_marks()\n"
+        "for value in ('1', '010000000'):\n"
+        "    try: ray_config.refresh({'RAY_JOB_ID': value})\n"
+        "    except ray_config.NotFound as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "RAY_JOB_ID is '1'\nRAY_JOB_ID is '010000000'\n", done.stderr
