@@ -147,7 +147,7 @@ def test_a_module_that_the_zygote_has_is_run_anew(pool: PoolUnderTest) -> None:
     (pool.installed / "heavy.py").write_text("import tools\n")
     assert pool.run(IS_WARM)[1] == "cold\n"
     pool.wait_until_ready()
-    environ = {**pool.env, "RAYDEBUG_JOB": "test", "PYTHONWARNINGS": ""}
+    environ = {**pool.env, "RAYDEBUG_JOB": "test"}
     argv = [sys.executable, "-m", "tools.run"]
     done = subprocess.run(argv, env=environ, cwd=pool.folder, capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.stdout, done.stderr) == ("warm\n", "")

@@ -240,7 +240,7 @@ def watch() -> None:
 def watch_ahead() -> _Watcher:
     """Install what must be in place when others bind a module's names, in a process that others are forked from."""
     watcher = _Watcher({"torch.distributed.distributed_c10d": _widen_groups_on_demand})
-    sys.meta_path.insert(0, watcher)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, watcher)
     return watcher
 
 

@@ -165,10 +165,14 @@ def install() -> None:
         driver.lay_profile()
 
 
-if names.WARM in os.environ and not _is_warm():
+def _hand_over() -> None:
     from raydebug.zygotes import ask
 
     ask.hand_over()
+
+
+if names.WARM in os.environ and not _is_warm():
+    _hand_over()
 try:
     install()
 except Exception as error:  # noqa: BLE001 - whatever goes wrong here must not harm the job

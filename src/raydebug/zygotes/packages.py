@@ -67,7 +67,7 @@ class Loaded:
         with Record() as record:
             for name in modules:
                 self._load(name, without)
-        sys.meta_path.remove(watcher)  # type: ignore[arg-type]
+        sys.meta_path.remove(watcher)
         self.environment = record.facts()
         self._stamps = {path: stamp(path) for path in self._files()}
 
