@@ -29,6 +29,10 @@ _Flavour = Annotated[
     str | None, typer.Option(help="compose: core, cpu or cuda (default: cuda with a GPU).", metavar="FLAVOUR")
 ]
 _Workers = Annotated[int, typer.Option(help="compose: how many worker nodes.", min=0, metavar="N")]
+_Warm = Annotated[
+    bool,
+    typer.Option("--warm", help="local: keep processes with torch, vLLM and verl imported; runs start in seconds."),
+]
 _DashboardPort = Annotated[int | None, typer.Option(help="Default: 8265 if free. 0 takes a free one.", metavar="PORT")]
 _GatewayPort = Annotated[int | None, typer.Option(help="Default: 5678 if free. 0 takes a free one.", metavar="PORT")]
 
@@ -44,6 +48,7 @@ def up(
     debugger: Debugger = None,
     dashboard_port: _DashboardPort = None,
     gateway_port: _GatewayPort = None,
+    warm: _Warm = False,
     as_json: Json = False,
 ) -> None:
     """Start a cluster: Ray's head, its dashboard, and the gateway that every breakpoint dials.
@@ -68,7 +73,7 @@ def up(
         else:
             from raydebug.cluster import local
 
-            wish = local.Wish(name, python, cpus, gpus, mode, dashboard_port, gateway_port)
+            wish = local.Wish(name, python, cpus, gpus, mode, dashboard_port, gateway_port, warm=warm)
             with render.phases(f"starting cluster '{name}' on this machine") as on_phase:
                 found, started = local.bring_up(wish, on_phase=on_phase)
     with interrupts.ignored():  # it stands: an exit code 130 would say that nothing is left of it
@@ -77,6 +82,8 @@ def up(
             return
         if not started:
             render.say(f"cluster '{name}' runs already:")
+        if warm and not found.warm:
+            render.say("note: it has no pool (--warm is for a local cluster that is started anew)")
         _show(found)
 
 
@@ -135,6 +142,7 @@ def _show(cluster: Any) -> None:
 def describe(cluster: Any) -> dict[str, Any]:
     """Return the JSON document of `raydebug ps --json`."""
     from raydebug.cluster import lifecycle
+    from raydebug.cluster.pool import pool_of
 
     return {
         "version": 1,
@@ -145,6 +153,7 @@ def describe(cluster: Any) -> dict[str, Any]:
         "gateway": {"host": cluster.gateway_host, "port": cluster.gateway_port},
         "token_file": str(cluster.token_file),
         "nodes": lifecycle.nodes_of(cluster),
+        "pool": pool_of(cluster),
     }
 
 
@@ -172,6 +181,8 @@ def ps(
         _show(cluster)
         rows = [[str(n[k] or "") for k in ("role", "ip", "state", "node_id", "reason")] for n in document["nodes"]]
         render.table(None, ["role", "ip", "state", "node", "reason"], rows)
+        if document["pool"] is not None:
+            _show_pool(document["pool"])
         others = sorted(set(state.known_names()) - {name})
         if others:
             render.say(f"other clusters: {', '.join(others)} (--name)")
@@ -198,6 +209,19 @@ def _show_processes(cluster: Any, *, as_json: bool) -> None:
         rows.append([str(one["pid"]), one["ip"], (one["worker_id"] or "")[:12], one["job"], name_process(one), state])
     render.table(None, ["pid", "ip", "worker", "job", "who", "at"], rows)
     render.say(f"next: raydebug attach --pid {found[0]['pid']}{name_option(cluster.name)}")
+
+
+def _show_pool(pool: dict[str, Any]) -> None:
+    """Show what a warm cluster's pool holds, and what did not start from it."""
+    columns = ["zygote", "pid", "state", "modules", "MiB own", "MiB shared", "served", "running"]
+    keys = ("number", "pid", "state", "modules", "own_mib", "shared_mib", "served", "running")
+    render.table("pool", columns, [[str(z[key]) for key in keys] for z in pool["zygotes"]])
+    for zygote in pool["zygotes"]:
+        for left_out in [*zygote["left_out"], *([zygote["reason"]] if zygote["reason"] else [])]:
+            render.say(f"zygote {zygote['number']}: {left_out}")
+    if pool["cold"]:
+        last = pool["last_cold"][-1]
+        render.say(f"{pool['cold']} cold starts; the last one: {last['reason']}")
 
 
 def down(name: Name = "default") -> None:

@@ -21,7 +21,7 @@ DROPPED = (
     "REMOTE_PDB_HOST",
 )
 
-OURS_TO_SET = (names.PATIENCE, names.OPEN)  # these of ours the user may give to `up`
+OURS_TO_SET = (names.PATIENCE, names.OPEN, names.WARM_MODULES)  # these of ours the user may give to `up`
 
 
 def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapping[str, str]) -> dict[str, str]:
@@ -55,6 +55,7 @@ def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapp
         names.GATEWAY: f"{cluster.host}:{cluster.ports['dial']}",
         names.TOKEN_PATH: str(cluster.token_file),
         names.CLUSTER_ID: cluster.id,
+        **({names.WARM: str(cluster.pool_socket)} if cluster.warm else {}),
     }
 
 

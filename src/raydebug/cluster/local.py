@@ -50,6 +50,7 @@ class Wish:
     dashboard_port: int | None = None
     gateway_port: int | None = None
     owner: int | None = None
+    warm: bool = False
 
 
 def bring_up(wish: Wish, *, on_phase: Callable[[str], None] = lambda phase: None) -> tuple[Cluster, bool]:
@@ -231,6 +232,7 @@ def _plan(wish: Wish, python: str, flavour: str, folder: Path, remembered: dict[
             gpus=wish.gpus,
             debugger=wish.debugger,
             flavour=flavour,
+            warm=wish.warm,
             created=time.time(),
         )
         state.save_cluster(cluster)

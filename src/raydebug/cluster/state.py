@@ -43,6 +43,7 @@ class Cluster:
         supervisor_pid, supervisor_started: the process that keeps a local one, told apart by its start time.
         project: folder of this machine that a compose cluster has as /workspace.
         workers: how many worker nodes a compose cluster has.
+        warm: whether it keeps a pool of processes with the heavy imports done (raydebug/zygotes).
         joined: for a cluster that we are inside of: its dashboard, door and token file, from the environment.
     """
 
@@ -62,6 +63,7 @@ class Cluster:
     supervisor_started: float = 0.0
     project: str = ""
     workers: int = 0
+    warm: bool = False
     joined: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
@@ -90,6 +92,16 @@ class Cluster:
     def gateway_port(self) -> int:
         """The gateway's port for clients."""
         return int(self.joined["door"].rpartition(":")[2]) if self.joined else self.ports["gateway"]
+
+    @property
+    def pool_socket(self) -> Path:
+        """Where a warm cluster's processes ask for their start."""
+        return self.temp_dir / "warm.sock"
+
+    @property
+    def pool_status(self) -> Path:
+        """What the pool of a warm cluster says of itself."""
+        return self.folder / "pool.json"
 
     @property
     def token_file(self) -> Path:

@@ -26,6 +26,7 @@ from raydebug import process
 from raydebug.cluster import state
 from raydebug.cluster.environment import cluster_environment, ray_command, read_variables
 from raydebug.settings.paths import environment_dir
+from raydebug.settings.watchdogs import widened
 from raydebug.worker import names
 
 START_TIMEOUT_S = 90.0
@@ -39,6 +40,7 @@ HEALTH = {
     "Ray's head (gcs_server)": ("dashboard", "/api/gcs_healthz"),
 }
 GATEWAY_RESTARTS = 5
+POOL_RESTARTS = 5
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
@@ -56,6 +58,8 @@ class Supervisor:
         self._gateway: subprocess.Popen[bytes]
         self._ray: subprocess.Popen[bytes]
         self._started: list[subprocess.Popen[bytes]] = []
+        self._pool: subprocess.Popen[bytes] | None = None
+        self._pool_starts = 0
 
     def run(self) -> None:
         """Keep the cluster until SIGTERM, or until its owner is gone; nothing of it is left then."""
@@ -72,6 +76,7 @@ class Supervisor:
             self._ray = self._start(ray_command(self.cluster), log)
         failure = self._wait_until_up()
         if failure is None and not self._is_over():
+            self._keep_pool()
             self._say("up")
             failure = self._watch()
         if not self._is_over():
@@ -90,10 +95,22 @@ class Supervisor:
         with (self.cluster.folder / "gateway.log").open("ab") as log:
             return self._start(argv, log)
 
-    def _start(self, argv: list[str], log: BinaryIO) -> subprocess.Popen[bytes]:
-        child = process.start(argv, env=self._environment, output=log)
+    def _start(self, argv: list[str], log: BinaryIO, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        child = process.start(argv, env=env or self._environment, output=log)
         self._started.append(child)
         return child
+
+    def _keep_pool(self) -> None:
+        """Start a warm cluster's pool, and start it again where it has ended; without it processes start as ever."""
+        ended = self._pool is None or self._pool.poll() is not None
+        if self.cluster.warm and ended and self._pool_starts <= POOL_RESTARTS:
+            self._pool_starts += 1
+            # What `run` gives to a job: some of it is read when vLLM is imported.
+            environment = {**self._environment, **widened(self._environment)}
+            argv = [self.cluster.python, "-m", "raydebug.zygotes.keeper"]
+            argv += [str(self.cluster.pool_socket), str(self.cluster.pool_status)]
+            with (self.cluster.folder / "pool.log").open("ab") as log:
+                self._pool = self._start(argv, log, environment)
 
     def _wait_until_up(self) -> str | None:
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -120,6 +137,7 @@ class Supervisor:
                     return f"the gateway ended {self._restarts} times: {self.last_words('gateway.log')}"
                 self._restarts += 1
                 self._gateway = self._start_gateway()
+            self._keep_pool()
             if time.monotonic() - checked > HEALTH_PERIOD_S:
                 checked = time.monotonic()
                 self._reap_adopted()

@@ -10,6 +10,7 @@ from raydebug.worker import job_log, names
 
 TYPE_CHECKING = False  # as in startup.py
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import CodeType, ModuleType
     from typing import Any
 
@@ -17,21 +18,28 @@ if TYPE_CHECKING:
 class _Watcher:
     """A meta path finder that answers only for modules that we put a hook into; one look-up for every other import."""
 
+    def __init__(self, hooks: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._hooks = hooks
+
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if fullname not in _ON_LOAD:
+        if fullname not in self._hooks:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.origin is not None:
-            spec.loader = _TellingLoader(fullname, spec.origin)
+            spec.loader = _TellingLoader(fullname, spec.origin, self._hooks[fullname])
         return spec
 
 
 class _TellingLoader(SourceFileLoader):
     """Loads a module as ever, then lets us put our hooks into it."""
 
+    def __init__(self, fullname: str, path: str, hook: Callable[[ModuleType], None]) -> None:
+        super().__init__(fullname, path)
+        self._hook = hook
+
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-        _ON_LOAD[module.__name__](module)
+        self._hook(module)
 
 
 def _take_over_ray(module: ModuleType) -> None:
@@ -83,9 +91,13 @@ def _take_over_ray_and_open_line(module: ModuleType) -> None:
 
 def _widen_groups(module: ModuleType) -> None:
     if names.GROUP_TIMEOUT in os.environ:
-        from raydebug.worker import watchdogs
+        _widen_groups_on_demand(module)
 
-        watchdogs.widen_groups(module)
+
+def _widen_groups_on_demand(module: ModuleType) -> None:
+    from raydebug.worker import watchdogs
+
+    watchdogs.widen_groups(module)
 
 
 def _go_into_other_pythons(module: ModuleType) -> None:
@@ -213,7 +225,7 @@ def watch() -> None:
     """Install the finder and, where there are breakpoints from outside, what builds them in."""
     if "threading" in sys.modules:
         watch_threads(sys.modules["threading"])
-    sys.meta_path.insert(0, _Watcher())
+    sys.meta_path.insert(0, _Watcher(_ON_LOAD))
     if not os.environ.get(names.BREAKS):
         return
     import json
@@ -223,3 +235,22 @@ def watch() -> None:
     script = (getattr(sys, "argv", None) or [""])[0]
     if script not in ("", "-c", "-m") and os.path.isfile(script) and breaks_in("", os.path.abspath(script)):
         sys.path_hooks.insert(0, _MainImporter(script))
+
+
+def watch_ahead() -> _Watcher:
+    """Install what must be in place when others bind a module's names, in a process that others are forked from."""
+    watcher = _Watcher({"torch.distributed.distributed_c10d": _widen_groups_on_demand})
+    sys.meta_path.insert(0, watcher)
+    return watcher
+
+
+def catch_up() -> None:
+    """Do what the loading of a module would have done, for those that a warm process has loaded before its start."""
+    for name, hook in _ON_LOAD.items():
+        if name != "threading" and name in sys.modules:
+            hook(sys.modules[name])
+    if _breaks:
+        from raydebug.worker import live
+
+        reports = live.build_in(_breaks)
+        note_set([str(report["id"]) for report in reports if report["state"] == live.SET])

@@ -44,3 +44,9 @@ PATIENCE = "RAYDEBUG_PATIENCE_S"
 
 ANCESTOR = "RAYDEBUG_ANCESTOR"
 """JSON of the Ray process that a child descends from; set by that process itself (worker/descent.py)."""
+
+WARM = "RAYDEBUG_WARM"
+"""Unix socket of a warm cluster's pool: processes that have the heavy imports done (raydebug/zygotes)."""
+
+WARM_MODULES = "RAYDEBUG_WARM_MODULES"
+"""What the pool imports, separated by commas, given to `up --warm`; default: what a verl training imports."""

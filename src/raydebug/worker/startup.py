@@ -141,6 +141,10 @@ def _go_where_the_job_runs() -> None:
         os.chdir(folder)
 
 
+def _is_warm() -> bool:
+    return "raydebug.zygotes.become" in sys.modules  # this is a fork of a zygote: all is imported
+
+
 def install() -> None:
     """Put the hooks in place: breakpoint(), uncaught errors, imports to watch, the profile of a training driver."""
     sys.breakpointhook = breakpoint_hook
@@ -149,6 +153,8 @@ def install() -> None:
     from raydebug.worker import imports
 
     imports.watch()
+    if _is_warm():
+        imports.catch_up()
     if _is_part_of_ray():
         _go_where_the_job_runs()
         return
@@ -159,6 +165,14 @@ def install() -> None:
         driver.lay_profile()
 
 
+def _hand_over() -> None:
+    from raydebug.zygotes import ask
+
+    ask.hand_over()
+
+
+if names.WARM in os.environ and not _is_warm():
+    _hand_over()
 try:
     install()
 except Exception as error:  # noqa: BLE001 - whatever goes wrong here must not harm the job

@@ -15,25 +15,32 @@ from raydebug.worker import job_log, names
 
 # Source: torch 2.11 and 2.13 distributed/distributed_c10d.py; device_mesh.py makes its groups by the last two.
 MAKERS = ("init_process_group", "new_group", "split_group")
+_MARK = "_raydebug_widens"
 
 _group_limit_s: float | None = None
 
 
 def widen_groups(module: ModuleType) -> None:
-    """Raise the timeout of every process group that `torch.distributed` makes to the one wanted; never lower it."""
-    wanted = os.environ.get(names.GROUP_TIMEOUT, "")
-    if wanted.isdigit():
-        for name in MAKERS:
-            if hasattr(module, name):
-                setattr(module, name, _widening(getattr(module, name), datetime.timedelta(seconds=int(wanted))))
+    """Raise the timeout of every process group that `torch.distributed` makes to the one wanted; never lower it.
+
+    What is wanted is asked at each call: a process that others are forked from loads torch before that is known.
+    """
+    for name in MAKERS:
+        make = getattr(module, name, None)
+        if make is not None and not hasattr(make, _MARK):
+            setattr(module, name, _widening(make))
 
 
-def _widening(make: Callable[..., Any], wanted: datetime.timedelta) -> Callable[..., Any]:
+def _widening(make: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(make)
 
     @functools.wraps(make)
     def make_group(*args: Any, **kwargs: Any) -> Any:
         global _group_limit_s
+        seconds = os.environ.get(names.GROUP_TIMEOUT, "")
+        if not seconds.isdigit():
+            return make(*args, **kwargs)
+        wanted = datetime.timedelta(seconds=int(seconds))
         try:
             given = signature.bind(*args, **kwargs)
             asked = given.arguments.get("timeout")
@@ -45,6 +52,7 @@ def _widening(make: Callable[..., Any], wanted: datetime.timedelta) -> Callable[
             job_log.write(f"the timeout of a process group is not widened: {error}")
         return make(*args, **kwargs)
 
+    setattr(make_group, _MARK, True)
     return make_group
 
 

@@ -1,0 +1,214 @@
+"""What a fork of a zygote does to be the process that asked: its files, environment, folder, signals, program."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import fcntl
+import multiprocessing.process
+import os
+import resource
+import runpy
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
+from socket import socket
+from types import ModuleType
+from typing import Any
+
+from raydebug.zygotes import environment, ray_config, threads, wire
+
+FAILED = 70  # EX_SOFTWARE; nobody but the pool sees it
+_HIGH_FD = 800
+_INTERRUPTED = -signal.SIGINT
+_F_SETSIG = 10  # linux/fcntl.h; Python's fcntl has no name for it
+
+
+def take_over(
+    request: dict[str, Any], keeper: socket, files: list[int], imported: dict[str, Any]
+) -> Callable[[], None]:
+    """Take over what the asking process had, and return what runs its program.
+
+    Nothing of the program runs before the asking process says so: had it lost patience, it would run twice. All that
+    can fail is done before it is asked to, so that it can start its program itself.
+
+    Args:
+        request: what it is (ask.py).
+        keeper: the line to the keeper, for a failure.
+        files: the line to it, a pipe whose only writer it is, and its open files in the order of their numbers.
+        imported: what the imports made of the environment.
+    """
+    try:
+        asker = socket(fileno=fcntl.fcntl(files[0], fcntl.F_DUPFD_CLOEXEC, _HIGH_FD))
+        os.close(files[0])
+        program = _prepare(request, files[1], files[2:], imported)
+    except BaseException as error:  # noqa: BLE001 - nothing of the zygote may go on in this process
+        reason = f"{type(error).__name__}: {error}"
+        wire.send(keeper, {"failed": request["id"], "pid": os.getpid(), "reason": reason})
+        os._exit(FAILED)
+    try:
+        keeper.close()
+        wire.send(asker, {"pid": os.getpid()})
+        if wire.receive(asker) is None:
+            os._exit(FAILED)
+        asker.close()
+    except OSError:
+        os._exit(FAILED)  # the asking process is gone
+    import raydebug.worker.startup  # noqa: F401 - puts the hooks in place
+
+    return program
+
+
+def _prepare(request: dict[str, Any], ends: int, files: list[int], imported: dict[str, Any]) -> Callable[[], None]:
+    _end_with(ends)
+    os.setsid()
+    _take_files(request["fds"], files)
+    _take_environment(environment.after_import(imported, request["env"]))
+    os.chdir(request["cwd"])
+    os.umask(request["umask"])
+    _take_limits(request)
+    _take_signals(request)
+    _renew_secrets()
+    ray_config.refresh(os.environ)
+    threads.follow_environment()
+    _show_as(request["argv"])
+    return _program(request["argv"])
+
+
+def _end_with(ends: int) -> None:
+    # The kernel sends SIGKILL when the last writer of this pipe is gone, whatever this process does then.
+    high = fcntl.fcntl(ends, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+    os.close(ends)
+    fcntl.fcntl(high, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(high, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(high, fcntl.F_SETFL, fcntl.fcntl(high, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _take_files(numbers: list[int], files: list[int]) -> None:
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD) for fd in files]
+    for fd in files:
+        os.close(fd)
+    for number, fd in zip(numbers, moved, strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+
+
+def _take_environment(wanted: dict[str, str]) -> None:
+    for name in [n for n in os.environ if n not in wanted]:
+        del os.environ[name]
+    os.environ.update(wanted)
+
+
+def _take_limits(request: dict[str, Any]) -> None:
+    for number, limits in request["limits"].items():
+        resource.setrlimit(number, limits)
+    os.sched_setaffinity(0, request["affinity"])
+    if request["nice"] > os.nice(0):
+        os.nice(request["nice"] - os.nice(0))
+    try:  # Ray lets the kernel take its workers first when memory is short
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write(request["oom_score_adj"])
+    except OSError:
+        pass
+
+
+def _take_signals(request: dict[str, Any]) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what Python itself does where it is not ignored
+    for number in request["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
+
+
+def _renew_secrets() -> None:
+    # All forks would have the zygote's: what is drawn at import. `random` reseeds itself after a fork.
+    multiprocessing.process.current_process().authkey = os.urandom(32)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+def _show_as(argv: list[str]) -> None:
+    raylet = sys.modules.get("ray._raylet")
+    if raylet is not None:
+        raylet.setproctitle(" ".join(argv))  # Ray's own, which sets it again in its workers
+
+
+def _program(argv: list[str]) -> Callable[[], None]:
+    """Return what runs the program of a command line, in a module `__main__` as the interpreter makes it."""
+    sys.orig_argv = argv
+    at = environment.program_at(argv)
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    flag = argv[at]
+    if flag in ("-m", "-c"):
+        sys.argv = [flag, *argv[at + 2 :]]
+        sys.path.insert(0, os.getcwd() if flag == "-m" else "")
+    else:
+        sys.argv = argv[at:]
+        sys.path.insert(0, os.path.dirname(os.path.realpath(flag)))
+        main.__file__ = flag
+    if flag == "-m":
+        _forget(argv[at + 1])  # runpy warns of a module that it finds loaded, and would leave that as a second one
+        return lambda: _run(lambda: runpy._run_module_as_main(argv[at + 1]))  # type: ignore[attr-defined]
+    if flag == "-c":
+        source = argv[at + 1]
+        return lambda: _run(lambda: exec(compile(source, "<string>", "exec"), main.__dict__))  # noqa: S102
+    loader = SourceFileLoader("__main__", flag)
+    main.__loader__ = loader
+    return lambda: _run(lambda: exec(loader.get_code("__main__"), main.__dict__))  # type: ignore[arg-type]  # noqa: S102
+
+
+def _forget(name: str) -> None:
+    if hasattr(sys.modules.get(name), "__path__"):
+        name += ".__main__"
+    package, _, last = name.rpartition(".")
+    if sys.modules.pop(name, None) is not None and package in sys.modules:
+        vars(sys.modules[package]).pop(last, None)
+
+
+def _run(program: Callable[[], Any]) -> None:
+    """Run a program to its end, and end as the interpreter does."""
+    code = 0
+    try:
+        program()
+    except SystemExit as end:
+        code = _exit_code(end.code)
+    except BaseException as error:  # noqa: BLE001 - reported as the interpreter does, without our frames
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        code = _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    _end(code)
+
+
+def _exit_code(wanted: object) -> int:
+    if wanted is None or isinstance(wanted, int):
+        return (wanted or 0) & 0xFF
+    print(wanted, file=sys.stderr)  # noqa: T201 - what Python does with it
+    return 1
+
+
+def _end(code: int) -> None:
+    """Do what the interpreter does at its end (CPython 3.11 Py_FinalizeEx), but for taking all modules apart.
+
+    These hold what the zygote has loaded and no collection may look at (zygote.py, gc.freeze): libraries in C would
+    report it as leaked, on the job's own stderr.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    names = sys.modules["__main__"].__dict__
+    for name in [n for n in names if n != "__builtins__"]:
+        names[name] = None  # what the program holds goes: its files are closed
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # the program may have closed it
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)
+    if code == _INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code)
