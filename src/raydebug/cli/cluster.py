@@ -136,6 +136,8 @@ def _show(cluster: Any) -> None:
     render.out(f"dashboard  {cluster.dashboard}")
     render.out(f"gateway    {cluster.gateway_host}:{cluster.gateway_port}")
     render.out(f"token      {cluster.token_file}")
+    if cluster.warm:
+        render.out(f"pool       raydebug ps{name_option(cluster.name)} shows what it holds; it loads for half a minute")
     render.say(f"next: raydebug run{name_option(cluster.name)} -- python your_program.py")
 
 
