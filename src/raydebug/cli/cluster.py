@@ -85,6 +85,8 @@ def up(
         if warm and not found.warm:
             render.say("note: it has no pool (--warm is for a local cluster that is started anew)")
         _show(found)
+        if found.warm:
+            render.say("its pool loads for half a minute; `raydebug ps` shows what it holds")
 
 
 def _other_kind(name: str, asked: str | None) -> Any:
@@ -136,8 +138,6 @@ def _show(cluster: Any) -> None:
     render.out(f"dashboard  {cluster.dashboard}")
     render.out(f"gateway    {cluster.gateway_host}:{cluster.gateway_port}")
     render.out(f"token      {cluster.token_file}")
-    if cluster.warm:
-        render.out(f"pool       raydebug ps{name_option(cluster.name)} shows what it holds; it loads for half a minute")
     render.say(f"next: raydebug run{name_option(cluster.name)} -- python your_program.py")
 
 
