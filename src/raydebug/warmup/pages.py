@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-READ_BYTES = 256 * 1024  # stays in a processor's own cache: with 8 MiB each byte goes to memory once more
+READ_BYTES = 128 * 1024  # stays in a processor's own cache: with 8 MiB each byte goes to memory once more
 LOOK_BYTES = 2**30  # of a mapping at a time: mincore needs a byte for each page
 SHARE_OF_MEMORY = 0.5  # of what is available: the training needs the rest
 _IS_RESIDENT = bytes(byte & 1 for byte in range(256))  # mincore: the other bits are undefined
