@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from bench.training import COMMAND, RAYDEBUG, evict, place, run
 from raydebug.warmup.pages import warm
 
 HERE = Path(__file__).parent
-QUICK = 4  # repetitions of what takes seconds
+QUICK = 4  # repetitions of what takes seconds; even, for turns
 BIG_BYTES = 2 * 2**30
 STAGES = ("env", "data", "model", "engine", "train")
 AS_DEBUG = ("--profile", "debug")  # which also chooses what a CPU can do: without it the check refuses, rightly
@@ -49,6 +50,7 @@ def main() -> None:
         for _ in range(QUICK):
             measure_env(samples, folder)
             measure_reading(samples, folder)
+        samples["rate_ratio"] = [statistics.median(samples["warm_rate"]) / statistics.median(samples["cat_rate"])]
         for _ in range(options.repetitions):
             measure_ladder(samples, folder)
     about = {**before, "load_after": measuring.machine()["load"], "repetitions": options.repetitions}
@@ -72,8 +74,8 @@ def measure_env(samples: Samples, folder: Path) -> None:
 def measure_reading(samples: Samples, folder: Path) -> None:
     """One repetition of reading a file that is not in memory: as `raydebug warm` does, and by `cat`.
 
-    Both right after it was put out of memory: on a virtual machine the same takes half as long again some idle seconds
-    later, by cat as by us, so that the whole command beside a cat would compare what came before.
+    They take turns at being first: on a virtual machine the second reading of a new file takes half as long again as the
+    first, by cat as by us, and so does one after some idle seconds.
     """
     big = folder / "model" / "model-big.safetensors"
     if not big.exists():
@@ -82,7 +84,6 @@ def measure_reading(samples: Samples, folder: Path) -> None:
                 file.write(os.urandom(2**24))
     try:
         for key in ("warm", "cat") if len(samples.get("cat_rate", ())) % 2 else ("cat", "warm"):
-            cat(big)  # both come after the same: the memory that a reading fills is that of the last one
             evict(big)
             began = time.perf_counter()
             if key == "warm":
@@ -91,7 +92,6 @@ def measure_reading(samples: Samples, folder: Path) -> None:
             else:
                 cat(big)
             samples.setdefault(f"{key}_rate", []).append(BIG_BYTES / (time.perf_counter() - began) / 1e6)
-        samples.setdefault("rate_ratio", []).append(samples["warm_rate"][-1] / samples["cat_rate"][-1])
     finally:
         big.unlink()
 
