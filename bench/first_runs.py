@@ -74,8 +74,8 @@ def measure_env(samples: Samples, folder: Path) -> None:
 def measure_reading(samples: Samples, folder: Path) -> None:
     """One repetition of reading a file that is not in memory: as `raydebug warm` does, and by `cat`.
 
-    They take turns at being first: on a virtual machine the second reading of a new file takes half as long again as the
-    first, by cat as by us, and so does one after some idle seconds.
+    They take turns at being first: on a virtual machine the second reading of a new file takes half as long again as
+    the first, by cat as by us, and so does one after some idle seconds.
     """
     big = folder / "model" / "model-big.safetensors"
     if not big.exists():
