@@ -289,6 +289,11 @@ def test_run_without_a_cluster(private_state):
     assert state.find_cluster("alone") is None
 
 
+def heeds_hangups() -> None:
+    """Take SIGHUP as ever: under nohup these tests, and all that they start, ignore it."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL], ids=["its terminal is closed", "killed"])
 def test_run_that_is_gone_takes_its_cluster_with_it(private_state, tmp_path, number):
@@ -296,7 +301,7 @@ def test_run_that_is_gone_takes_its_cluster_with_it(private_state, tmp_path, num
     (tmp_path / "job.py").write_text("import ray\n\nray.init()\nbreakpoint()\n")
     argv = [str(Path(sys.executable).parent / "raydebug"), "run", "--name", "lost", "--", "python", "job.py"]
     running = subprocess.Popen(argv, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)  # fmt: skip
+                               stderr=subprocess.PIPE, text=True, preexec_fn=heeds_hangups)  # fmt: skip
     assert running.stderr is not None
     assert any("next: raydebug attach" in line for line in running.stderr)
     lost = state.load_cluster("lost")
