@@ -59,14 +59,14 @@ def test_ray_worker_counts_paused_threads():
 
 def test_ray_starts_workers_of_another_python_by_their_program():
     """Ray executes the program of a worker, its first argument, in the Python that a context names."""
-    from ray._private.runtime_env.context import RuntimeEnvContext
+    from ray._private.runtime_env import context
     from ray._private.workers import setup_worker
 
-    context = RuntimeEnvContext()
-    assert (context.command_prefix, context.py_executable) == ([], sys.executable)
-    assert context.override_worker_entrypoint is None
-    assert list(inspect.signature(RuntimeEnvContext.exec_worker).parameters) == ["self", "passthrough_args", "language"]
-    source = inspect.getsource(RuntimeEnvContext.exec_worker)
+    found = context.RuntimeEnvContext()
+    assert (found.command_prefix, found.py_executable) == ([], sys.executable)
+    assert found.override_worker_entrypoint is None
+    source = Path(context.__file__).read_text()  # the function itself is replaced where our hook is
+    assert "def exec_worker(self, passthrough_args: List[str], language: Language):" in source
     assert "[*self.command_prefix, *executable, *passthrough_args]" in source
     source = Path(setup_worker.__file__).read_text()
     assert "runtime_env_context.exec_worker(remaining_args, " in source
