@@ -94,11 +94,12 @@ def test_follow_as_run_does(cluster: Cluster) -> None:
     )
     wait_for(lambda: any(p["job"] == submission_id for p in fetch_pauses(cluster)), "the pause")
     (pause,) = (p for p in fetch_pauses(cluster) if p["job"] == submission_id)
+    assert following.stderr is not None
+    assert any(f"next: raydebug attach {pause['id']} --name {cluster.name}" in line for line in following.stderr)
     subprocess.run([str(RAYDEBUG), "attach", pause["id"], "--name", cluster.name, "-x", "c"], check=True, timeout=30,
                    stdin=subprocess.DEVNULL, capture_output=True)  # fmt: skip
-    printed, said = following.communicate(timeout=60)
+    printed, _ = following.communicate(timeout=60)
     assert "done: task" in printed
-    assert f"next: raydebug attach {pause['id']} --name {cluster.name}" in said
     assert following.returncode == 0
     run = load_run(submission_id)  # what the follower has left
     assert (run["status"], run["exit_code"], run["command"]) == ("succeeded", 0, ["python", "cases.py", "task"])
