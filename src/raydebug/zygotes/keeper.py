@@ -19,10 +19,11 @@ from typing import Any
 
 from raydebug.zygotes import wire
 from raydebug.zygotes.pool import Pool, Zygote
-from raydebug.zygotes.zygote import tell_end
+from raydebug.zygotes.zygote import LINE_FD, tell_end
 
 REQUEST_TIMEOUT_S = 2.0
 REAP_S = 0.2
+_LONG = ("tops", "environment")  # of what a zygote says of itself: not for the log
 COLD_KEPT = 20  # reasons of cold starts that `ps` can show
 SETUP_WORKER = "/ray/_private/workers/setup_worker.py"
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -83,9 +84,14 @@ class Keeper:
                 asker.close()
 
     def _pass_on(self, asker: socket.socket, request: dict[str, Any], files: list[int]) -> None:
-        spare_setup(request)
         program = " ".join(request["argv"][1:4])[:120]
-        if any(fd >= _HIGHEST_FD for fd in request["fds"]) or not {0, 1, 2} <= set(request["fds"]):
+        try:
+            spare_setup(request)
+        except ValueError as error:
+            self._note_cold(program, str(error))
+            wire.send(asker, {"cold": str(error)})
+            return
+        if any(fd >= LINE_FD for fd in request["fds"]) or not {0, 1, 2} <= set(request["fds"]):
             zygote, reason = None, "its open files have unusual numbers"
         else:
             zygote, reason = self._pool.choose(request)
@@ -187,10 +193,6 @@ class Keeper:
         with open(fresh, "w", encoding="utf-8") as file:
             json.dump(document, file)
         os.replace(fresh, self._status)
-
-
-_HIGHEST_FD = 700  # zygote.LINE_FD: what is above is its own
-_LONG = ("tops", "environment")
 
 
 def spare_setup(request: dict[str, Any]) -> None:
