@@ -14,6 +14,8 @@ from raydebug.cli.two_parts import command_of, needed_command_of
 from raydebug.errors import Exit, RaydebugError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from raydebug.check.ladder import Outcome
     from raydebug.check.stage import Stage
     from raydebug.check.subject import Subject
@@ -60,19 +62,11 @@ def check(
     chosen = choose_stages(stages or [])
     subject = _subject(ctx, name, profile, needs_command=any(stage.needs_command for stage in chosen))
 
-    def show(outcome: Outcome) -> None:
-        if not as_json:
-            for line in report.as_lines(outcome):
-                render.out(render.visible(line))
-
-    def begin(stage: Stage) -> None:
-        if stage.budget_s > 2 and not as_json:
-            render.say(f"{stage.name} ... (up to {stage.budget_s:.0f} s)")
+    on_stage, on_outcome = _narration(as_json=as_json)
 
     def attempt(subject: Subject) -> list[Outcome]:
-        return climb(
-            subject, chosen, memory=Memory(fresh=fresh), keep_going=keep_going, on_stage=begin, on_outcome=show
-        )
+        memory = Memory(fresh=fresh)
+        return climb(subject, chosen, memory=memory, keep_going=keep_going, on_stage=on_stage, on_outcome=on_outcome)
 
     started = time.time()
     if fix:
@@ -87,6 +81,22 @@ def check(
     if as_json:
         render.out_json(report.as_json(outcomes))
     raise typer.Exit(Exit.FAILED if any(outcome.status == FAILED for outcome in outcomes) else Exit.OK)
+
+
+def _narration(*, as_json: bool) -> tuple[Callable[[Stage], None], Callable[[Outcome], None]]:
+    """Return what tells of a stage that begins and of how it went; with --json the document says it all."""
+    from raydebug.check import report
+
+    def begin(stage: Stage) -> None:
+        if stage.budget_s > 2 and not as_json:
+            render.say(f"{stage.name} ... (up to {stage.budget_s:.0f} s)")
+
+    def end(outcome: Outcome) -> None:
+        if not as_json:
+            for line in report.as_lines(outcome):
+                render.out(render.visible(line))
+
+    return begin, end
 
 
 def _subject(ctx: typer.Context, name: str, profile: str | None, *, needs_command: bool) -> Subject:
