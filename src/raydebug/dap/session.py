@@ -11,8 +11,10 @@ from typing import Any
 
 from raydebug.dap import wire
 from raydebug.dap.keepalive import notice_loss
+from raydebug.dap.tap import Tap
 from raydebug.dap.wire import Message
 
+OnAnswer = Callable[[Message | None], object]
 READ_BYTES = 256 * 1024
 # asyncio makes room for 256 KiB before each recv(), memory that malloc fetches from the kernel and gives back each
 # time: 41 us a message where 64 KiB cost 11 us. Source: CPython 3.11 asyncio/selector_events.py:755, `max_size`.
@@ -41,6 +43,8 @@ class DapSession:
         on_end: called once when the connection has ended.
         decoder: bytes already read from the connection may sit in it.
         first_seq: number of our first request.
+        take_at_once: returns the response that some bytes are, whole and unparsed, or None. What it returns goes to
+            whoever has asked in the moment in which it arrives.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class DapSession:
         on_end: Callable[[], object] | None = None,
         decoder: wire.Decoder | None = None,
         first_seq: int = 1,
+        take_at_once: Callable[[bytes], Message | None] | None = None,
     ) -> None:
         self._reader = reader
         self._writer = writer
@@ -59,11 +64,13 @@ class DapSession:
         self._on_end = on_end
         self._decoder = decoder or wire.Decoder()
         self._seq = itertools.count(first_seq)
-        self._waiting: dict[int, asyncio.Future[Message]] = {}
+        self._waiting: dict[int, asyncio.Future[Message] | OnAnswer] = {}
         self.events: asyncio.Queue[Message | None] = asyncio.Queue()
         self.ended = False
         self.failure: OSError | None = None  # why the connection broke, where it did not just end
         answer_at_once(writer)
+        self._take_at_once = take_at_once
+        self._tap = Tap(writer, self._answered) if take_at_once is not None else None
         self._task = asyncio.ensure_future(self._read())
 
     @classmethod
@@ -89,6 +96,21 @@ class DapSession:
         self._writer.write(wire.encode(wire.request(seq, command, arguments)))
         return future
 
+    def send_raw(self, command: str, arguments: wire.RawJson, on_answer: OnAnswer) -> None:
+        """Send a request whose arguments nobody has parsed.
+
+        Args:
+            command: of the request.
+            arguments: of the request.
+            on_answer: called with the response, whose body may be unparsed too; with None when the session ends first.
+        """
+        seq = next(self._seq)
+        if self.ended:
+            asyncio.get_running_loop().call_soon(on_answer, None)
+            return
+        self._waiting[seq] = on_answer
+        self._writer.write(wire.raw_request(seq, command, arguments))
+
     async def request(
         self, command: str, arguments: Message | None = None, *, timeout_s: float | None = 30.0
     ) -> Message:
@@ -102,7 +124,7 @@ class DapSession:
         async with asyncio.timeout(timeout_s):
             answer = await self.send(command, arguments)
         body: Message = answer.get("body") or {}
-        if isinstance(body, wire.RawBody):
+        if isinstance(body, wire.RawJson):
             body = body.parsed()
         if not answer.get("success"):
             raise RequestFailed(command, str(answer.get("message") or f"'{command}' failed"), body)
@@ -137,6 +159,8 @@ class DapSession:
             while data := await self._reader.read(READ_BYTES):
                 for message in self._decoder.feed(data):
                     self._take(message)
+                if self._tap is not None and not self._decoder.has_begun:
+                    self._tap.nothing_waits()
         except OSError as error:
             self.failure = error
         except wire.WireError:
@@ -147,9 +171,12 @@ class DapSession:
     def _take(self, message: Message) -> None:
         kind = message.get("type")
         if kind == "response":
-            future = self._waiting.pop(message.get("request_seq", -1), None)
-            if future is not None and not future.done():
-                future.set_result(message)
+            waiting = self._waiting.pop(message.get("request_seq", -1), None)
+            if isinstance(waiting, asyncio.Future):
+                if not waiting.done():
+                    waiting.set_result(message)
+            elif waiting is not None:  # in its turn, as whoever awaits a future
+                asyncio.get_running_loop().call_soon(waiting, message)
         elif kind == "event":
             if self._on_event is not None:
                 self._on_event(message)
@@ -158,15 +185,30 @@ class DapSession:
         elif kind == "request":  # a reverse request (runInTerminal, startDebugging): we offer none
             self._writer.write(wire.encode(wire.refusal(next(self._seq), message, "not supported")))
 
+    def _answered(self, data: bytes) -> bool:
+        """Give a response that can be handed on as it is to whoever has asked; say whether the bytes were one."""
+        assert self._take_at_once is not None
+        message = self._take_at_once(data)
+        if message is None:
+            return False
+        waiting = self._waiting.get(message["request_seq"])
+        if waiting is None or isinstance(waiting, asyncio.Future):
+            return False
+        del self._waiting[message["request_seq"]]
+        waiting(message)
+        return True
+
     def _end(self) -> None:
         if self.ended:
             return
         self.ended = True
         self._writer.close()
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(ConnectionLost("the session ended"))
-                future.exception()  # nobody may be waiting any more; that is no error of its own
+        for waiting in self._waiting.values():
+            if not isinstance(waiting, asyncio.Future):
+                asyncio.get_running_loop().call_soon(waiting, None)
+            elif not waiting.done():
+                waiting.set_exception(ConnectionLost("the session ended"))
+                waiting.exception()  # nobody may be waiting any more; that is no error of its own
         self._waiting.clear()
         self.events.put_nowait(None)
         if self._on_end is not None:

@@ -34,23 +34,33 @@ def encode(message: Message) -> bytes:
     return b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
-class RawBody(bytes):
-    """The body of a response as JSON text that nobody has parsed: to be handed on as it is."""
+class RawJson(bytes):
+    """A request's arguments or a response's body as JSON text that nobody has parsed: to be handed on as it is."""
 
     def parsed(self) -> Message:
         """Return what it says."""
         return _parse(bytes(self))
 
 
-def encode_raw(message: Message, body: RawBody) -> bytes:
-    """Return a message, which has no body, with one that is JSON text already.
+def raw_request(seq: int, command: str, arguments: RawJson) -> bytes:
+    """Return a request as bytes, with its header.
 
-    >>> Decoder().feed(encode_raw({"seq": 3, "success": True}, RawBody(b'{"result": "x"}')))
-    [{'seq': 3, 'success': True, 'body': {'result': 'x'}}]
+    >>> Decoder().feed(raw_request(3, "scopes", RawJson(b'{"frameId": 2}')))
+    [{'seq': 3, 'type': 'request', 'command': 'scopes', 'arguments': {'frameId': 2}}]
     """
-    head = _ENCODER.encode(message)[:-1].encode("ascii")
-    length = len(head) + len(b',"body":}') + len(body)
-    return b"".join((b"Content-Length: %d\r\n\r\n" % length, head, b',"body":', body, b"}"))
+    head = b'{"seq":%d,"type":"request","command":"%b","arguments":' % (seq, command.encode("ascii"))
+    return b"Content-Length: %d\r\n\r\n%b%b}" % (len(head) + len(arguments) + 1, head, arguments)
+
+
+def raw_response(seq: int, to: Message, body: RawJson) -> bytes:
+    """Return the successful response to the request `to` as bytes, with its header.
+
+    >>> Decoder().feed(raw_response(4, {"seq": 3, "command": "scopes"}, RawJson(b"{}")))
+    [{'seq': 4, 'type': 'response', 'request_seq': 3, 'success': True, 'command': 'scopes', 'body': {}}]
+    """
+    numbers = (seq, to.get("seq", 0), to["command"].encode("ascii"))
+    head = b'{"seq":%d,"type":"response","request_seq":%d,"success":true,"command":"%b","body":' % numbers
+    return b"Content-Length: %d\r\n\r\n%b%b}" % (len(head) + len(body) + 1, head, body)
 
 
 class Decoder:
@@ -81,6 +91,11 @@ class Decoder:
         self._body_bytes: int | None = None
         self._head = b""  # of a body that is passed over
         self._passed_bytes = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a message has begun to arrive and its end is still to come."""
+        return bool(self._buffer) or self._body_bytes is not None
 
     @property
     def pending(self) -> int:

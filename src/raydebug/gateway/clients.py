@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Callable
 
 from raydebug.dap import wire
 from raydebug.dap.session import READ_BYTES, ConnectionLost, RequestFailed
+from raydebug.dap.tap import Tap
 from raydebug.dap.wire import Message
-from raydebug.gateway import audit, refusals, requests
+from raydebug.gateway import audit, refusals, requests, unparsed
 from raydebug.gateway.asked import PID, WORKER, Asked
 from raydebug.gateway.connection import Connection
 from raydebug.gateway.parent import TARGET, Parent
@@ -89,6 +91,7 @@ class Client:
 
     async def _converse(self, data: bytes) -> None:
         decoder = wire.Decoder(max_body_bytes=MAX_UNPROVEN_BYTES)
+        tap: Tap | None = None
         deadline = asyncio.get_running_loop().time() + AUTHENTICATION_TIMEOUT_S
         left = MAX_UNPROVEN_BYTES  # bytes that it may still send without the token
         while data:
@@ -102,6 +105,9 @@ class Client:
                 await self._have_room()
             if self.proven:
                 decoder.max_body_bytes = wire.MAX_BODY_BYTES
+                tap = tap or self._to.tap(self._pass_on)
+                if not decoder.has_begun:
+                    tap.nothing_waits()
             else:
                 left -= len(data)
                 if left <= 0:
@@ -227,22 +233,34 @@ class Client:
             pause.stopped = None
         future = pause.process.session.send(command, arguments)
         self._in_flight += 1
-        future.add_done_callback(lambda done: self._hand_back(message, pause, done))
+        future.add_done_callback(lambda done: self._hand_back(message, pause, _answer_of(done)))
 
-    def _hand_back(self, message: Message, pause: Pause, done: asyncio.Future[Message]) -> None:
+    def _pass_on(self, data: bytes) -> bool:
+        """Hand a question on without a look inside; say whether the bytes were one for which there is room."""
+        pause = self.pause
+        if pause is None or pause.process.ended or self._in_flight >= MAX_IN_FLIGHT:
+            return False
+        message = unparsed.question(data)
+        if message is None or (self._paths and message["command"] in unparsed.NAMING_FILES):
+            return False
+        self._in_flight += 1
+        on_answer = functools.partial(self._hand_back, message, pause)
+        pause.process.session.send_raw(message["command"], message["arguments"], on_answer)
+        return True
+
+    def _hand_back(self, message: Message, pause: Pause, answer: Message | None) -> None:
         self._in_flight -= 1
         self._answered.set()
-        if done.cancelled() or done.exception() is not None:
+        if answer is None:
             if message.get("command") in requests.RESUMING:  # it went on, and to its end before it could say so
                 self._to.answer(message)
                 return
             self._to.refuse(message, refusals.process_gone())
             return
-        answer = done.result()
         if answer.get("success") and message.get("command") == "continue":
             audit.note("resume", self.title, pause)
             pause.process.let_go(pause, "it was continued")
-        if isinstance(answer.get("body"), wire.RawBody):
+        if isinstance(answer.get("body"), wire.RawJson):
             self._to.send_raw(message, answer["body"])
             return
         body = self._paths.translate_body(answer.get("body"))
@@ -327,3 +345,7 @@ class Client:
                 pause.client = None
                 self._pauses.changed()
         self._to.close()
+
+
+def _answer_of(done: asyncio.Future[Message]) -> Message | None:
+    return None if done.cancelled() or done.exception() is not None else done.result()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from raydebug.dap import wire
 from raydebug.dap.session import READ_BYTES, answer_at_once
+from raydebug.dap.tap import Tap
 from raydebug.dap.wire import Message
 from raydebug.gateway.refusals import Refused
 
@@ -47,6 +48,10 @@ class Connection:
         """Whether nothing more comes or goes."""
         return self._writer.is_closing() or self._reader.at_eof()
 
+    def tap(self, take: Callable[[bytes], bool]) -> Tap:
+        """Offer what the client sends to `take` before the stream gets it."""
+        return Tap(self._writer, take)
+
     def answer(self, message: Message, body: Message | None = None) -> None:
         """Send the response to a request."""
         self.send(wire.response(0, message, body))
@@ -66,12 +71,10 @@ class Connection:
         if self._reads():
             self._writer.write(wire.encode({**message, "seq": next(self._seq)}))
 
-    def send_raw(self, message: Message, body: wire.RawBody) -> None:
+    def send_raw(self, message: Message, body: wire.RawJson) -> None:
         """Send the response to a request, with a body that is JSON text already."""
         if self._reads():
-            answer = wire.response(next(self._seq), message)
-            del answer["body"]
-            self._writer.write(wire.encode_raw(answer, body))
+            self._writer.write(wire.raw_response(next(self._seq), message, body))
 
     def _reads(self) -> bool:
         if self._writer.is_closing():

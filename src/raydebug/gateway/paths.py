@@ -30,6 +30,10 @@ class PathMap:
         self._references: dict[str, int] = {}
         self._files: dict[int, str] = {}
 
+    def __bool__(self) -> bool:
+        """Say whether any name differs."""
+        return bool(self._pairs)
+
     @classmethod
     def of(cls, arguments: Message) -> PathMap:
         """Read the mappings out of the arguments of an `attach`.

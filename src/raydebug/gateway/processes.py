@@ -11,7 +11,8 @@ from raydebug.dap import wire
 from raydebug.dap.keepalive import OUT_OF_REACH
 from raydebug.dap.session import ConnectionLost, DapSession, RequestFailed
 from raydebug.dap.wire import Message
-from raydebug.gateway.long_values import pass_through, refuse_oversized
+from raydebug.gateway import unparsed
+from raydebug.gateway.long_values import refuse_oversized
 from raydebug.gateway.pauses import Pause, Pauses
 
 log = logging.getLogger("raydebug.gateway")
@@ -78,7 +79,8 @@ class Process:
             on_end=lambda: loop.call_soon(self._end),
             first_seq=REQUESTS_PER_DIAL * (dials if isinstance(dials, int) else 0) + 1,
             # One value that is too long must not end the session; a long one passes through as it is.
-            decoder=wire.Decoder(on_large=pass_through, on_oversized=refuse_oversized),
+            decoder=wire.Decoder(on_large=unparsed.answer, on_oversized=refuse_oversized),
+            take_at_once=unparsed.framed_answer,
         )
         answers = [self.session.send(command, arguments) for command, arguments in SESSION_SET_UP]
         for (command, _), answer in zip(SESSION_SET_UP, await asyncio.gather(*answers), strict=True):
