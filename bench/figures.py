@@ -40,6 +40,7 @@ FIGURES = (
     Figure("way_direct", "evaluate at a plain program, straight (p50 of 200)", "ms"),
     Figure("way", "... through the gateway; stock: through socat", "ms"),
     Figure("way_added", "... what it adds", "ms"),
+    Figure("way_copied", "... what an asyncio relay adds that only copies (bench/copying.py)", "ms"),
     Figure("way_ratio", "... what it adds, as a multiple of what socat adds", "x", 1.5),
     Figure("way_mib_direct", "a value of 12 MiB, straight, per MiB", "ms"),
     Figure("way_mib", "... through the gateway; stock: through socat", "ms"),

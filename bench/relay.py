@@ -1,7 +1,8 @@
 """`python -m bench.relay`: what the gateway adds between a debugger and a paused process, beside a plain relay (socat).
 
-The same paused program and the same questions over three ways: straight to the bench (which proves itself to the
-program as a gateway does, and speaks to its pydevd), through socat to the bench, and through a gateway.
+The same paused program and the same questions over four ways: straight to the bench (which proves itself to the
+program as a gateway does, and speaks to its pydevd), through socat to the bench, through an asyncio program that only
+copies, and through a gateway.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ from raydebug.gateway.control import Control
 from raydebug.gateway.dial_ins import DialIns
 from raydebug.gateway.pauses import Pauses
 
-EVALUATES = 200  # in a repetition, whose value is their median
+TURNS, EVALUATES = (
+    10,
+    20,
+)  # in a repetition, whose value is the median of all: the machine's speed changes by the second
 BIG_MIB = 12
 PROGRAM = f"def look():\n    big = 'x' * ({BIG_MIB} << 20)\n    breakpoint()\nlook()\n"
 WAIT_S = 30.0
@@ -37,7 +41,7 @@ Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 async def measure(_sides: list[Side], repetitions: int) -> Samples:
-    """Measure the three ways, taking turns."""
+    """Measure the ways, taking turns."""
     samples = measuring.Collected()
     if shutil.which("socat") is None:
         print("no socat here: what the gateway adds is not measured", file=sys.stderr)
@@ -47,16 +51,18 @@ async def measure(_sides: list[Side], repetitions: int) -> Samples:
         (folder / "token").write_text(secrets.token_hex(32))
         (folder / "program.py").write_text(PROGRAM)
         ways = {
-            "direct": await stack.enter_async_context(_direct(folder, through_socat=False)),
-            "socat": await stack.enter_async_context(_direct(folder, through_socat=True)),
+            "direct": await stack.enter_async_context(_direct(folder)),
+            "socat": await stack.enter_async_context(_direct(folder, _socat)),
+            "copying": await stack.enter_async_context(_direct(folder, _copying)),
             "gateway": await stack.enter_async_context(_gateway(folder)),
         }
         for _ in range(repetitions):
-            taken = {name: await _evaluate(*way) for name, way in ways.items()}
+            taken = await _take_turns(ways)
             samples.add("way_direct", RAYDEBUG, taken["direct"])
             samples.add("way", RAYDEBUG, taken["gateway"])
             samples.add("way", STOCK, taken["socat"])
-            big = {name: await _fetch(*way) for name, way in ways.items()}
+            samples.add("way_copied", STOCK, taken["copying"] - taken["direct"])
+            big = {name: await _fetch(*way) for name, way in ways.items() if name != "copying"}
             samples.add("way_mib_direct", RAYDEBUG, big["direct"])
             samples.add("way_mib", RAYDEBUG, big["gateway"])
             samples.add("way_mib", STOCK, big["socat"])
@@ -76,13 +82,16 @@ def _compare(samples: measuring.Collected) -> None:
         samples.add("way_mib_ratio", RAYDEBUG, ours / socats)
 
 
-async def _evaluate(ask: Ask, frame: int) -> float:
-    spans = []
-    for _ in range(EVALUATES):
-        start = time.perf_counter()
-        await ask("evaluate", {"expression": "1 + 1", "frameId": frame, "context": "repl"})
-        spans.append((time.perf_counter() - start) * 1000)
-    return statistics.median(spans)
+async def _take_turns(ways: dict[str, tuple[Ask, int]]) -> dict[str, float]:
+    """Return how long an evaluate takes by each way, in ms."""
+    spans: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(TURNS):
+        for name, (ask, frame) in ways.items():
+            for _ in range(EVALUATES):
+                start = time.perf_counter()
+                await ask("evaluate", {"expression": "1 + 1", "frameId": frame, "context": "repl"})
+                spans[name].append((time.perf_counter() - start) * 1000)
+    return {name: statistics.median(values) for name, values in spans.items()}
 
 
 async def _fetch(ask: Ask, frame: int) -> float:
@@ -93,19 +102,19 @@ async def _fetch(ask: Ask, frame: int) -> float:
 
 
 @contextlib.asynccontextmanager
-async def _direct(folder: Path, *, through_socat: bool) -> AsyncIterator[tuple[Ask, int]]:
-    """Be the gateway of a program that pauses, and ask its pydevd."""
+async def _direct(
+    folder: Path, through: Callable[[int, int], list[str]] | None = None
+) -> AsyncIterator[tuple[Ask, int]]:
+    """Be the gateway of a program that pauses, and ask its pydevd; `through` makes the argv of a relay between."""
     pauses = Pauses()
     dial_ins = DialIns((folder / "token").read_text(), pauses, Control())
     server = await asyncio.start_server(dial_ins.accept, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     relay = None
-    if through_socat:
+    if through is not None:
         behind = port
         port = choose_ports({}, {}, ())["dial"]
-        relay = _run(
-            ["socat", f"TCP-LISTEN:{port},bind=127.0.0.1,fork,reuseaddr,nodelay", f"TCP:127.0.0.1:{behind},nodelay"], {}
-        )
+        relay = _run(through(port, behind), {})
         await asyncio.sleep(0.5)
     program = _start(folder, port)
     try:
@@ -120,6 +129,14 @@ async def _direct(folder: Path, *, through_socat: bool) -> AsyncIterator[tuple[A
             relay.terminate()
             relay.wait()
         server.close()
+
+
+def _socat(port: int, behind: int) -> list[str]:
+    return ["socat", f"TCP-LISTEN:{port},bind=127.0.0.1,fork,reuseaddr,nodelay", f"TCP:127.0.0.1:{behind},nodelay"]
+
+
+def _copying(port: int, behind: int) -> list[str]:
+    return [sys.executable, "-m", "bench.copying", str(port), str(behind)]
 
 
 @contextlib.asynccontextmanager
