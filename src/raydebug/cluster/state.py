@@ -8,7 +8,6 @@ import fcntl
 import json
 import os
 import re
-import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -264,6 +263,8 @@ def make_token(folder: Path) -> Path:
         # O_EXCL: neither an older file nor a link that somebody laid there is written through.
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w", encoding="ascii") as file:
+            import secrets  # 6 ms, which no other command need wait for
+
             file.write(secrets.token_hex(TOKEN_BYTES))
         path.chmod(0o600)
     return path
