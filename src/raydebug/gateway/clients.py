@@ -238,7 +238,7 @@ class Client:
     def _pass_on(self, data: bytes) -> bool:
         """Hand a question on without a look inside; say whether the bytes were one for which there is room."""
         pause = self.pause
-        if pause is None or pause.process.ended or self._in_flight >= MAX_IN_FLIGHT:
+        if pause is None or pause.process.ended or self._in_flight >= MAX_IN_FLIGHT or self._to.unsent_bytes:
             return False
         message = unparsed.question(data)
         if message is None or (self._paths and message["command"] in unparsed.NAMING_FILES):

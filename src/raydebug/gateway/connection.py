@@ -48,6 +48,11 @@ class Connection:
         """Whether nothing more comes or goes."""
         return self._writer.is_closing() or self._reader.at_eof()
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What it was sent and has not read, but for what its kernel keeps for it."""
+        return self._writer.transport.get_write_buffer_size()
+
     def tap(self, take: Callable[[bytes], bool]) -> Tap:
         """Offer what the client sends to `take` before the stream gets it."""
         return Tap(self._writer, take)
@@ -79,7 +84,7 @@ class Connection:
     def _reads(self) -> bool:
         if self._writer.is_closing():
             return False
-        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+        if self.unsent_bytes > MAX_UNSENT_BYTES:
             self._on_deaf()
             self._writer.transport.abort()
             return False
