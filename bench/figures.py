@@ -29,6 +29,7 @@ class Figure:
 FIGURES = (
     Figure("evaluate", "evaluate at a pause (p50 of 20)", "ms", 1.0),
     Figure("step", "step + stackTrace + scopes + variables", "ms", 5.0),
+    Figure("step_again", "... each of five steps right behind it (p50)", "ms", 5.0),
     Figure("warm_stack", "warm breakpoint() -> stack shown", "s", 0.1),
     Figure("first_attachable", "first pause of a process: breakpoint() -> a client can attach", "s", 0.4),
     Figure("first_stack", "first pause of a process: breakpoint() -> stack shown", "s", 0.4),
