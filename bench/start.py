@@ -35,7 +35,7 @@ async def measure(_sides: list[Side], repetitions: int) -> Samples:
             with_hook, without = (statistics.median(kind) for kind in zip(*spans, strict=True))
             samples.add(key, RAYDEBUG, with_hook)
             samples.add(key, STOCK, without)
-            samples.add(f"{key}_extra", RAYDEBUG, with_hook - without)
+            samples.add(f"{key}_extra", RAYDEBUG, statistics.median(one - other for one, other in spans))
         whole, own = _import_ms(on)
         samples.add("start_import", RAYDEBUG, whole)
         samples.add("start_import_own", RAYDEBUG, own)

@@ -27,7 +27,7 @@ FIGURES = {
     "evaluate": "one expression at a pause",
     "step": "a step, with stack, scopes and variables",
     "calls_later": "Python calls of a worker after its pause is over (1 = as without a debugger)",
-    "start_ray_extra": "added to the start of each Python process",
+    "start_extra": "added to the start of a Python process, at most (an empty program)",
 }
 
 
