@@ -20,10 +20,10 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        from raydebug.cli.app import app
+        from raydebug.cli.app import app_for
 
-        code = app(args=[a for i, a in enumerate(arguments) if not (a == "--debug" and i < len(own))],
-                   prog_name="raydebug", standalone_mode=False)  # fmt: skip
+        code = app_for(arguments)(args=[a for i, a in enumerate(arguments) if not (a == "--debug" and i < len(own))],
+                                  prog_name="raydebug", standalone_mode=False)  # fmt: skip
     except RaydebugError as failure:
         render.error(failure, as_json="--json" in own)
         if debug:

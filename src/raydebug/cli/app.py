@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from typer.main import get_command_name
 
 import raydebug
 from raydebug import render
@@ -54,6 +57,26 @@ app.command()(cluster.down)
 app.command()(image.image)
 app.add_typer(profile.app, name="profile")
 app.add_typer(tiny.app, name="tiny")
+
+
+def app_for(arguments: Sequence[str]) -> typer.Typer:
+    """Return the app with the asked verb alone, or whole where the first word is none of them.
+
+    Typer makes the parsers of all verbs before it looks which one is asked for: 20 ms of each command.
+    """
+    word = next((one for one in arguments if one != "--debug"), None)
+    commands = [one for one in app.registered_commands if word == _name_of(one)]
+    groups = [one for one in app.registered_groups if word == one.name]
+    if not commands and not groups:
+        return app
+    narrowed = copy.copy(app)
+    narrowed.registered_commands, narrowed.registered_groups = commands, groups
+    return narrowed
+
+
+def _name_of(command: typer.models.CommandInfo) -> str:
+    assert command.callback is not None
+    return command.name or get_command_name(command.callback.__name__)
 
 
 def _version(wanted: bool) -> None:
