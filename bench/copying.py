@@ -6,6 +6,8 @@ import asyncio
 import socket
 import sys
 
+from raydebug.dap.session import RECEIVE_BYTES
+
 
 class _End(asyncio.Protocol):
     """One end of a connection; what arrives goes to the other."""
@@ -18,6 +20,7 @@ class _End(asyncio.Protocol):
         assert isinstance(transport, asyncio.WriteTransport)
         self.transport = transport
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        transport.max_size = RECEIVE_BYTES  # type: ignore[attr-defined]
 
     def data_received(self, data: bytes) -> None:
         if self.other is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import sys
+from itertools import repeat
 
 from raydebug.worker import imports, job_log, startup
 
@@ -29,14 +30,14 @@ class Site:
         definition: "id", "where" and "policy" (pause/policy.py) of the breakpoint.
     """
 
-    __slots__ = ("_every", "_said", "armed", "definition", "reached", "stops")
+    __slots__ = ("_every", "_misses", "_said", "armed", "definition", "stops")
 
     def __init__(self, definition: dict[str, Any]) -> None:
         self.definition = definition
         self.armed = True
-        self.reached = 0
         self.stops = 0
         self._every: int = (definition.get("policy") or {}).get("every", 1)
+        self._misses = repeat(None, self._every - 1)
         self._said: set[str] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -45,17 +46,22 @@ class Site:
 
     def at(self) -> None:
         """Pause the calling frame, if it is time."""
-        self.reached += 1
-        if self.reached % self._every or not self.armed:  # the way of a miss: nothing above this line may cost
+        for _ in self._misses:  # the way of a miss: nothing counts as fast as an iterator of C
             return
         frame = sys._getframe(1)
-        if self.is_wanted(frame):
+        if self._is_time() and self.is_wanted(frame):
             self.pause(frame)
 
     def is_due(self) -> bool:
         """Say whether a log point says something this time."""
-        self.reached += 1
-        return not self.reached % self._every and self.armed and self.is_wanted(sys._getframe(1))
+        for _ in self._misses:
+            return False
+        return self._is_time() and self.is_wanted(sys._getframe(1))
+
+    def _is_time(self) -> bool:
+        """Begin the next round of misses, and say whether the breakpoint is still set; else there are only misses."""
+        self._misses = repeat(None, self._every - 1) if self.armed else repeat(None)
+        return self.armed
 
     def say(self, text: str) -> None:
         """Write a log point's line to the job's log."""
@@ -110,6 +116,9 @@ class Site:
             return False
         return all(_COMPARE[compare](step, number) for compare, number in wanted)
 
+
+for _passed_over in (Site.at, Site.is_due, Site.say):
+    startup.pass_over_when_compiling(_passed_over)
 
 _sites: dict[str, Site] = {}
 _in_code: dict[tuple[CodeType, int], Site] = {}

@@ -13,7 +13,7 @@ from raydebug.worker import names
 
 TYPE_CHECKING = False  # typing.TYPE_CHECKING would cost 17 ms of imports
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import CodeType, FrameType, TracebackType
     from typing import Any
 
@@ -61,7 +61,7 @@ def code_breakpoint(
         return
     if every > 1:
         try:
-            _skips[every]()
+            next(_skips[every])
             return  # the way of a miss: it costs two look-ups and a call
         except (KeyError, StopIteration):
             if not _is_time(every, _getframe(1)):
@@ -72,10 +72,20 @@ def code_breakpoint(
         sites.in_code(_getframe(1), rank, once, max, timeout, log)
 
 
+def pass_over_when_compiling(function: Callable[..., Any]) -> None:
+    """Let torch.compile not look into a function: what counts there it would compile anew for each count.
+
+    Source: the attribute of torch.compiler.disable; torch 2.13.0, _dynamo/symbolic_convert.py:5737. It needs no torch.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+
+
+pass_over_when_compiling(code_breakpoint)
+
 # Each place has its own count, and to ask which place calls costs more than all the rest of a miss. So of each round of
 # N the first calls are looked at; the others are passed over by a C iterator, as long as one place asks for that N.
 LOOKED_AT = 16
-_skips: dict[int, Callable[[], object]] = {}  # by N: ends when the next call is the N-th
+_skips: dict[int, Iterator[None]] = {}  # by N: ends when the next call is the N-th
 _only: dict[int, int] = {}  # by N: the one place that asks for it; 0 when there are several
 _counts: dict[int, int] = {}  # by place, since its last N-th call
 _counted: list[CodeType] = []
@@ -98,7 +108,7 @@ def _is_time(every: int, frame: FrameType) -> bool:
     if is_only and count == LOOKED_AT:
         from itertools import repeat
 
-        _skips[every] = repeat(None, every - 1 - count).__next__
+        _skips[every] = repeat(None, every - 1 - count)
     return is_time
 
 

@@ -1,0 +1,54 @@
+"""Breakpoints in functions that torch.compile compiles."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import raydebug, torch
+import torch._dynamo
+def double(x):
+    y = x * 2
+    %s
+    z = y + 1
+    return z
+compiled = torch.compile(double, backend="eager")
+for i in range(40):
+    compiled(torch.ones(2) * i)
+print(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+"""
+LIMIT_S = 120.0
+MOST_GRAPHS = 2  # before the breakpoint and behind it; 8 is where torch gives up and warns
+
+
+@pytest.mark.parametrize(
+    "policy", [{"every": 100}, {"rank": [1]}, {"if": "x[0] > 100"}], ids=lambda one: next(iter(one))
+)
+def test_misses_from_outside(tmp_path, policy):
+    """A breakpoint that does not stop compiles its function not once more with each call, and draws no warning."""
+    program = tmp_path / "program.py"
+    breaks = [{"id": "b1", "where": "program.py:6", "file": str(program), "line": 6, "policy": policy}]
+    graphs, said = run_below_a_cluster(program, "pass", RAYDEBUG_BREAKS=json.dumps(breaks))
+    assert (graphs <= MOST_GRAPHS, said) == (True, ""), graphs
+
+
+@pytest.mark.parametrize("given", ["every=100", "rank=1", "when=False"])
+def test_misses_in_the_code(tmp_path, given):
+    """So does `raydebug.breakpoint()`."""
+    graphs, said = run_below_a_cluster(tmp_path / "program.py", f"raydebug.breakpoint({given})")
+    assert (graphs <= MOST_GRAPHS, said) == (True, ""), graphs
+
+
+def run_below_a_cluster(program, line, **variables):
+    """Run the program with a line in its function; return how many graphs torch made of it, and what it said."""
+    program.write_text(PROGRAM % line)
+    done = subprocess.run(
+        [sys.executable, str(program)], env={**os.environ, "RAYDEBUG_GATEWAY": "127.0.0.1:1", "RANK": "0", **variables},
+        capture_output=True, text=True, check=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    return int(done.stdout), done.stderr
