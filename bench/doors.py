@@ -158,8 +158,8 @@ class Side:
 
 
 @contextlib.asynccontextmanager
-async def side(name: str, cluster: Cluster, actors: int) -> AsyncIterator[Side]:
-    """Start the program under the debugger on a head, with so many actors, each in a fresh process."""
+async def side(name: str, cluster: Cluster) -> AsyncIterator[Side]:
+    """Start the program under the debugger on a head; a measurement has it start as many actors as it needs."""
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.target", cluster.address),
         env=heads.client_environment(cluster),
@@ -169,7 +169,6 @@ async def side(name: str, cluster: Cluster, actors: int) -> AsyncIterator[Side]:
     )
     one = Side(name, cluster, program)
     try:
-        await one.ask("start", actors)
         yield one
     finally:
         for answer in one.answers:  # still open when a measurement broke off

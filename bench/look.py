@@ -15,6 +15,8 @@ EVALUATES, STEPS = 20, 5  # in a repetition, whose value is their median
 async def measure(sides: list[Side], repetitions: int) -> Samples:
     """Measure `evaluate`, and a step with all that a debugger fetches after it, in one pause of each side's worker."""
     samples = measuring.Collected()
+    for one in sides:
+        await one.ask("start", 1)  # thirty idle workers take a fifth of two cores
     paused = {one: await one.take_pause("walk", 0, 1000) for one in sides}
     for _ in range(repetitions):
         for one, (held, _) in paused.items():

@@ -42,6 +42,7 @@ async def measure(sides: list[Side], repetitions: int) -> Samples:
     ours = sides[0]
     assert ours.name == RAYDEBUG
     await _idle(ours, samples)
+    await sides[1].ask("start", 0)  # what they cost while they idle is not what is measured
     done = 0
     for tasks in TASKS:
         await ours.ask("tasks", tasks - done)

@@ -55,7 +55,7 @@ def _ignore_interrupts() -> None:
 async def _measure(programs: Sequence[Measure], repetitions: int, clusters: Sequence[Any]) -> Samples:
     async with contextlib.AsyncExitStack() as stack:
         named = zip((RAYDEBUG, STOCK), clusters, strict=False)
-        sides = [await stack.enter_async_context(side(name, cluster, repetitions)) for name, cluster in named]
+        sides = [await stack.enter_async_context(side(name, cluster)) for name, cluster in named]
         samples: Samples = {}
         for program in programs:
             samples |= await program(sides, repetitions)

@@ -22,6 +22,8 @@ SETTLE_S = 0.3  # after leaving, until the process counts as left
 async def measure(sides: list[Side], repetitions: int) -> Samples:
     """Measure first pauses and calls, one actor a repetition, then warm pauses of the first actor."""
     samples = measuring.Collected()
+    for one in sides:
+        await one.ask("start", repetitions)
     with tempfile.TemporaryDirectory(prefix="rd-bench-") as folder:
         for actor in range(repetitions):
             before = {one.name: await one.ask("measure", actor) for one in sides}
