@@ -44,6 +44,15 @@ def test_misses_in_the_code(tmp_path, given):
     assert (graphs <= MOST_GRAPHS, said) == (True, ""), graphs
 
 
+def test_hits(tmp_path):
+    """One that is due is reached, with the values of that call."""
+    program = tmp_path / "program.py"
+    policy = {"every": 15, "log": "y={y.tolist()}"}
+    breaks = [{"id": "b1", "where": "program.py:6", "file": str(program), "line": 6, "policy": policy}]
+    _, said = run_below_a_cluster(program, "pass", RAYDEBUG_BREAKS=json.dumps(breaks))
+    assert said == "".join(f"raydebug: {program}:6 y={y}\n" for y in ([28.0, 28.0], [58.0, 58.0]))
+
+
 def run_below_a_cluster(program, line, **variables):
     """Run the program with a line in its function; return how many graphs torch made of it, and what it said."""
     program.write_text(PROGRAM % line)
