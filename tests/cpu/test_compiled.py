@@ -8,6 +8,13 @@ import subprocess
 import sys
 
 import pytest
+from gateway_door import open_door
+from paused_programs import PausedProgram
+
+from raydebug.console.attach_group import attach_group
+from raydebug.console.selection import Selection
+from raydebug.console.session import Door
+from raydebug.pause.listing import fetch_pauses
 
 PROGRAM = """
 import raydebug, torch
@@ -51,6 +58,22 @@ def test_hits(tmp_path):
     breaks = [{"id": "b1", "where": "program.py:6", "file": str(program), "line": 6, "policy": policy}]
     _, said = run_below_a_cluster(program, "pass", RAYDEBUG_BREAKS=json.dumps(breaks))
     assert said == "".join(f"raydebug: {program}:6 y={y}\n" for y in ([28.0, 28.0], [58.0, 58.0]))
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("disabled", [False, True], ids=["compiled", "disabled"])
+def test_pause(tmp_path, disabled):
+    """A pause knows that variables may be missing; torch neither compiles nor warns of what the pause runs."""
+    variables = {"TORCH_COMPILE_DISABLE": "1"} if disabled else {}
+    with open_door(tmp_path) as door:
+        program = PausedProgram(door, tmp_path, PROGRAM % "breakpoint() if len(x) == 2 else None", LIMIT_S, **variables)
+        try:
+            assert program.pause["compiled"] is not disabled
+            console = Door(door.gateway_host, door.gateway_port, door.token)
+            attach_group(console, Selection(), lambda: fetch_pauses(door), commands=["p x", "n", "n", "p z"])
+        finally:
+            program.close()
+    assert "Warning" not in program.complained
 
 
 def run_below_a_cluster(program, line, **variables):

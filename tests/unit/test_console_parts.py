@@ -257,6 +257,17 @@ def test_heading_of_a_breakpoint() -> None:
     )
 
 
+def test_heading_in_a_compiled_function() -> None:
+    """Where torch.compile runs the function, the heading says that variables are missing, and how to have them."""
+    pause = {"kind": "breakpoint", "pid": 42, "compiled": True}
+    shown = screen.heading(pause, function="f", place="a.py:7", paint=PLAIN)
+    assert shown.splitlines()[2:] == [
+        "  pid 42",
+        "  torch.compile runs this function: variables that only its graph needs are",
+        "  not set. They are with TORCH_COMPILE_DISABLE=1 in the job's environment.",
+    ]
+
+
 def test_heading_of_a_child() -> None:
     """A child of a worker is told apart from the worker itself, in the heading and in the list."""
     pause = {"kind": "breakpoint", "actor": "vLLMHttpServer", "pid": 42, "child_of": 41, "job_id": "02000000"}

@@ -11,6 +11,10 @@ from raydebug.dap.wire import Message
 from raydebug.render import visible
 
 EXCEPTION_LINES = 12
+COMPILED = (
+    "torch.compile runs this function: variables that only its graph needs are",
+    "not set. They are with TORCH_COMPILE_DISABLE=1 in the job's environment.",
+)
 
 
 def heading(pause: Message, *, exception: str = "", function: str = "", place: str = "", depth: str = "", paint: Paint,
@@ -35,6 +39,8 @@ def heading(pause: Message, *, exception: str = "", function: str = "", place: s
         lines += [paint(f"  {line}", "red") for line in shown[:EXCEPTION_LINES] + more]
     lines.append(f"  {visible(place, keep='')}")
     lines += [paint(line, "dim") for line in _wrapped([*who(pause), depth], width)]
+    if pause.get("compiled"):
+        lines += [f"  {line}" for line in COMPILED]
     return "\n".join(lines)
 
 

@@ -18,7 +18,7 @@ ENDED_REMEMBERED = 10_000
 SHOWN = (
     *("kind", "file", "line", "function", "thread", "exception", "where", "rank", "step", "pid"),
     *("child_of", "ip", "node_id", "worker_id", "job_id", "job", "task", "task_id"),
-    *("attempt", "actor", "actor_id", "watchdog"),
+    *("attempt", "actor", "actor_id", "compiled", "watchdog"),
 )
 
 

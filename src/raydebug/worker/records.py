@@ -9,7 +9,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-from raydebug.worker import names, training_step, watchdogs
+from raydebug.worker import compiled, names, training_step, watchdogs
 
 STARTS_DRIVERS = "ray.dashboard.modules.job.job_supervisor"  # Ray 2.60: an actor, whose child is the job's driver
 # torch.distributed and verl name a process's place so (torch/distributed/run.py docs; verl 0.9.1
@@ -89,6 +89,7 @@ def describe_pause(
         "exception": None if error is None else _describe_error(error),
         "where": where,
         "expires_s": expires_s,
+        "compiled": compiled.is_compiled(frame),
         "watchdog": _quietly(watchdogs.nearest),
         "step": _quietly(lambda: training_step.step_of(frame)),
         "pid": os.getpid(),
