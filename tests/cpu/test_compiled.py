@@ -15,16 +15,17 @@ from raydebug.console.attach_group import attach_group
 from raydebug.console.selection import Selection
 from raydebug.console.session import Door
 from raydebug.pause.listing import fetch_pauses
+from raydebug.worker import startup
 
 PROGRAM = """
-import raydebug, torch
+import os, raydebug, torch
 import torch._dynamo
 def double(x):
     y = x * 2
     %s
     z = y + 1
     return z
-compiled = torch.compile(double, backend="eager")
+compiled = torch.compile(double, backend="eager", fullgraph="FULL" in os.environ)
 for i in range(40):
     compiled(torch.ones(2) * i)
 print(torch._dynamo.utils.counters["stats"]["unique_graphs"])
@@ -74,6 +75,15 @@ def test_pause(tmp_path, disabled):
         finally:
             program.close()
     assert "Warning" not in program.complained
+
+
+def test_one_graph_only(tmp_path):
+    """Where a function has to be one graph, torch refuses our breakpoints as any; its error says what to do."""
+    program = tmp_path / "program.py"
+    breaks = [{"id": "b1", "where": "program.py:6", "file": str(program), "line": 6, "policy": {}}]
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        run_below_a_cluster(program, "pass", RAYDEBUG_BREAKS=json.dumps(breaks), FULL="1")
+    assert startup.NO_GRAPH in failed.value.stderr
 
 
 def run_below_a_cluster(program, line, **variables):
