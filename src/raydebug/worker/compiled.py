@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from types import FrameType, ModuleType
 
@@ -21,8 +22,9 @@ def pass_over() -> None:
     if rules is None or rules is _told:
         return
     _told = rules
-    for package in PASSED_OVER:
-        rules.add(package)
+    with contextlib.suppress(Exception):  # of another torch: a warning in the log is no reason not to pause
+        for package in PASSED_OVER:
+            rules.add(package)
 
 
 def is_compiled(frame: FrameType) -> bool:
