@@ -15,7 +15,7 @@ from raydebug.console.attach_group import attach_group
 from raydebug.console.selection import Selection
 from raydebug.console.session import Door
 from raydebug.pause.listing import fetch_pauses
-from raydebug.worker import startup
+from raydebug.worker.compiled import NO_GRAPH
 
 PROGRAM = """
 import os, raydebug, torch
@@ -83,7 +83,7 @@ def test_one_graph_only(tmp_path):
     breaks = [{"id": "b1", "where": "program.py:6", "file": str(program), "line": 6, "policy": {}}]
     with pytest.raises(subprocess.CalledProcessError) as failed:
         run_below_a_cluster(program, "pass", RAYDEBUG_BREAKS=json.dumps(breaks), FULL="1")
-    assert startup.NO_GRAPH in failed.value.stderr
+    assert NO_GRAPH in failed.value.stderr
 
 
 def run_below_a_cluster(program, line, **variables):

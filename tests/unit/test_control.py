@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -216,3 +218,25 @@ def test_malformed_request(door, body):
     assert answer.status == 400
     assert json.loads(answer.read())["error"]["code"] == "http.malformed"
     assert fetch_breaks(door) == []
+
+
+SITE = """
+from raydebug.worker.sites import Site
+
+for every in (1, 3):
+    site = Site({"id": "b1", "where": "lib.py:1", "policy": {"every": every}})
+    once_round = [False] * (every - 1) + [True]
+    assert [site.is_due() for _ in once_round] == once_round
+    site.armed = False
+    assert not any(site.is_due() for _ in range(10))
+    site.arm()
+    assert [site.is_due() for _ in 2 * once_round] == 2 * once_round
+    site.is_due()
+    site.arm()  # as each new gateway asks for it: a count that runs goes on
+    assert [site.is_due() for _ in once_round[1:]] == once_round[1:]
+"""
+
+
+def test_site_that_was_removed_and_is_set_again():
+    """A removed breakpoint passes all calls over; one that is set again stops as a new one does."""
+    subprocess.run([sys.executable, "-c", SITE], check=True)

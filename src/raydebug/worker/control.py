@@ -137,7 +137,7 @@ class _ControlLine:
             sites.disarm(break_id)
         added = change.get("add", [])
         for definition in added:
-            sites.restore(definition).armed = True
+            sites.restore(definition).arm()
             imports.add_break(definition)
         for report in live.build_in(added) if added else []:
             self.report(report)

@@ -103,6 +103,15 @@ def _widen_groups_on_demand(module: ModuleType) -> None:
     watchdogs.widen_groups(module)
 
 
+def _stay_out_of_graphs(module: ModuleType) -> None:
+    from raydebug.worker import compiled
+
+    try:
+        compiled.stay_out(module)
+    except Exception as error:  # noqa: BLE001 - another torch: the job goes on, and its breakpoints too
+        job_log.write(f"torch.compile looks into breakpoints here: {type(error).__name__}: {error}")
+
+
 def _go_into_other_pythons(module: ModuleType) -> None:
     if names.OPEN not in os.environ:
         from raydebug.worker import another_python
@@ -119,6 +128,7 @@ _ON_LOAD = {
     "ray._private.runtime_env.context": _go_into_other_pythons,
     "threading": watch_threads,
     "torch": _open_control_line,
+    "torch._dynamo.trace_rules": _stay_out_of_graphs,
     "torch.distributed.distributed_c10d": _widen_groups,
 }
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-from raydebug.worker import compiled, dial, job_log, records, requirement, tracing
+from raydebug.worker import dial, job_log, records, requirement, tracing
 
 _pausing = threading.local()
 
@@ -108,7 +108,6 @@ def _guard(refuse: Callable[[str], None] = lambda _: None) -> Iterator[bool]:
     _pausing.now = True
     dial.about_to_pause.add(threading.get_ident())
     try:
-        compiled.pass_over()
         yield True
     except dial.NoGateway as error:
         _log(f"not paused: {error}")

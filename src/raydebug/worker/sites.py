@@ -63,6 +63,11 @@ class Site:
         self._misses = repeat(None, self._every - 1) if self.armed else repeat(None)
         return self.armed
 
+    def arm(self) -> None:
+        """Let it stop again after it was removed; its count begins anew."""
+        if not self.armed:
+            self.armed, self._misses = True, repeat(None, self._every - 1)
+
     def say(self, text: str) -> None:
         """Write a log point's line to the job's log."""
         frame = sys._getframe(1)
@@ -116,9 +121,6 @@ class Site:
             return False
         return all(_COMPARE[compare](step, number) for compare, number in wanted)
 
-
-for _passed_over in (Site.at, Site.is_due, Site.say):
-    startup.pass_over_when_compiling(_passed_over)
 
 _sites: dict[str, Site] = {}
 _in_code: dict[tuple[CodeType, int], Site] = {}

@@ -72,23 +72,6 @@ def code_breakpoint(
         sites.in_code(_getframe(1), rank, once, max, timeout, log)
 
 
-NO_GRAPH = (
-    "a breakpoint of raydebug's cannot be part of a graph, and fullgraph=True allows nothing beside it: "
-    "remove it, or set TORCH_COMPILE_DISABLE=1, for vLLM enforce_eager"
-)
-
-
-def pass_over_when_compiling(function: Callable[..., Any]) -> None:
-    """Let torch.compile not look into a function: what counts there it would compile anew for each count.
-
-    Source: torch 2.13.0, _dynamo/symbolic_convert.py:5737: the attributes of torch.compiler.disable, with no torch.
-    """
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    function._torchdynamo_disable_msg = NO_GRAPH  # type: ignore[attr-defined]
-
-
-pass_over_when_compiling(code_breakpoint)
-
 # Each place has its own count, and to ask which place calls costs more than all the rest of a miss. So of each round of
 # N the first calls are looked at; the others are passed over by a C iterator, as long as one place asks for that N.
 LOOKED_AT = 16
