@@ -24,7 +24,7 @@ class RaydebugError(Exception):
     Args:
         what: what failed, with the value; no full stop.
         cause: the command, variable or file, and what it said.
-        fix: one command or change that mends it.
+        fix: one command or change that solves it.
         code: a stable word for scripts, such as `cluster.not-found`.
         exit_code: what the process exits with.
     """

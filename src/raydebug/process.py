@@ -81,7 +81,7 @@ def start(
     cwd: Path | None = None,
     new_session: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a program that goes on beside us, its stdout and stderr in `output`."""
+    """Start a program in the background, with stdout and stderr in `output`."""
     log.debug("start: %s", shlex.join(argv))
     return subprocess.Popen(  # noqa: S603 - as above
         list(argv),

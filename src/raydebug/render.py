@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
     from raydebug.errors import RaydebugError
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+MINUS = "\N{MINUS SIGN}"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # ECMA-48 SGR, the only control sequence that a terminal may be sent
+_CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # ECMA-48 CSI sequences, colours included
+_SGR_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+_MARKS = "\u061c\u200e\u200f"  # bidi marks that have the direction of a letter (UAX 9)
 _BIDI = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
@@ -45,13 +49,82 @@ def visible_log(text: str, *, colour: bool) -> str:
     return "".join(visible(piece) + shown for piece, shown in zip(pieces, [*colours, ""], strict=True))
 
 
+def without_ansi(text: str) -> str:
+    """Return text without ANSI colours and other control sequences."""
+    return _CONTROL.sub("", text)
+
+
 def colour_wanted() -> bool:
     """Say whether stdout is a terminal that may show colours (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
+class Paint:
+    """Wraps text in terminal colours, or leaves it alone.
+
+    Args:
+        colour: whether the reader is a terminal that wants colour.
+    """
+
+    def __init__(self, colour: bool = False) -> None:
+        self.colour = colour
+
+    @classmethod
+    def for_stdout(cls) -> Paint:
+        """Return colours when stdout is a terminal, NO_COLOR is unset (https://no-color.org) and TERM is not dumb."""
+        return cls(sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb")
+
+    def __call__(self, text: str, *styles: str) -> str:
+        """Return `text` in the given styles (bold, dim, red, green, yellow, cyan)."""
+        if not self.colour or not text:
+            return text
+        return f"\x1b[{';'.join(_SGR_CODES[style] for style in styles)}m{text}\x1b[0m"
+
+    def code(self, lines: list[str]) -> list[str]:
+        """Return lines of Python in colour, one for one."""
+        if not self.colour or not lines:
+            return lines
+        from pygments import highlight  # 40 ms that a script does not need
+        from pygments.formatters import TerminalFormatter
+        from pygments.lexers import PythonLexer
+
+        # Blank lines at the ends have to survive, or line numbers would shift.
+        painted = highlight("\n".join(lines), PythonLexer(stripnl=False, ensurenl=False), TerminalFormatter()).split(
+            "\n"
+        )
+        return painted[: len(lines)] if len(painted) >= len(lines) else lines
+
+
+def duration(seconds: float | None, *, whole: bool = False) -> str:
+    """Return a time span: `12 ms`, `3.21 s`, `42.0 s`, `3m12s`, `1h04m`, `2d03h`; `?` for None.
+
+    Args:
+        seconds: its length.
+        whole: without fractions of a second: `3 s`.
+    """
+    if seconds is None:
+        return "?"
+    seconds = round(seconds) if whole else seconds
+    if seconds < 0:
+        return MINUS + duration(-seconds, whole=whole)
+    if seconds == 0 or (whole and seconds < 60):
+        return f"{seconds:.0f} s"
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 9.995:
+        return f"{seconds:.2f} s"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours // 24}d{hours % 24:02d}h"
+
+
 def _hidden(c: str) -> bool:
-    return unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or unicodedata.bidirectional(c) in _BIDI
+    category = unicodedata.category(c)
+    return category in ("Cc", "Cs", "Zl", "Zp") or c in _MARKS or unicodedata.bidirectional(c) in _BIDI
 
 
 def _escaped(c: str) -> str:
@@ -76,7 +149,7 @@ def out_json(document: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Narrate on stderr: what is happening, what to type next."""
+    """Print a line of narration on stderr: progress, next steps."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
@@ -116,7 +189,7 @@ def table(title: str | None, columns: list[str], rows: list[list[str]], *, to_st
 
 @contextmanager
 def phases(what: str) -> Iterator[Callable[[str], None]]:
-    """Show a spinner with what is waited for right now; give the function that is told each new phase."""
+    """Show a spinner with the current phase; yield the function to call with each new phase."""
     if not sys.stderr.isatty():
         say(f"{what} ...")
         yield lambda phase: say(f"  {phase}")

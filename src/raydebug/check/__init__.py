@@ -1,7 +1,7 @@
-"""The ladder of checks: what would stop a training later, found before it starts.
+"""`raydebug check`: find what would stop a training before it starts, in stages from cheap to expensive.
 
-Reading order: `finding` and `codes` (what a check says), `subject` (which command, where), `stage` (what a rung is),
-`ladder` (the rungs in their order), then one file per stage: `env`, `data` (with `command` and `batch`), `model` (with
-`memory`), `engine`, `train`. `inside` gathers the facts in the cluster's own Python; the stages judge them and touch
-nothing. `remembered` keeps what passed, `report` writes it down, `mend` applies fixes.
+Reading order: `target` (the command and where it would run), `stages` (their order), then one file per stage: `env`,
+`data` (with `reward`), `model` (with `model_fit`), `engine`, `train`; `config` has the rules that several stages share.
+`probes` gathers facts in the cluster's own Python (`run_probe` starts it); the stages judge them and touch nothing.
+`cache` skips stages that passed, `autofix` applies fixes, `output` writes the result.
 """

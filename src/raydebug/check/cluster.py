@@ -10,27 +10,26 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raydebug.check import env, env_gpu, env_limits
-from raydebug.check.ask import NoAnswer, facts_of
-from raydebug.check.finding import Finding, error, note
-from raydebug.check.inside.wire import BUSY_TIMES, MARK
-from raydebug.check.stage import Checked
-from raydebug.check.subject import Subject
-from raydebug.cluster import jobs
+from raydebug.check.probes import BUSY_TIMES, MARK, Facts
+from raydebug.check.run_probe import NoAnswer, StageResult, facts_of
+from raydebug.check.target import Target
 from raydebug.cluster.dashboard import ENDED, Dashboard
 from raydebug.errors import Exit, RaydebugError
+from raydebug.findings import Finding, error, note
+from raydebug.jobs.submit import Job, submit
 
 BUDGET_S = 60.0
 CLOCK_OFF_S = 2.0  # logs of two nodes no longer tell what came first; tokens and certificates bear more
 POLL_S = 0.3
 
 
-def check(subject: Subject) -> Checked:
-    """Ask the running cluster's nodes about themselves and each other, and judge it.
+def check(target: Target) -> StageResult:
+    """Gather facts about the nodes of the running cluster and judge them.
 
     Raises:
         RaydebugError: no cluster runs.
     """
-    if subject.cluster is None:
+    if target.cluster is None:
         raise RaydebugError(
             "no cluster runs that could be checked",
             cause="`raydebug check cluster` asks the nodes of a running one",
@@ -38,18 +37,18 @@ def check(subject: Subject) -> Checked:
             code="check.no-cluster",
             exit_code=Exit.USAGE,
         )
-    return Checked(judge(_ask(subject)))
+    return StageResult(judge(_ask(target)))
 
 
-def _ask(subject: Subject) -> dict[str, Any]:
-    """Run the question as a job on the cluster and return its facts."""
-    assert subject.cluster is not None
-    backend = "nccl" if subject.cluster.flavour == "cuda" else "gloo"
+def _ask(target: Target) -> Facts:
+    """Run the probe as a job on the cluster and return its facts."""
+    assert target.cluster is not None
+    backend = "nccl" if target.cluster.flavour == "cuda" else "gloo"
     request = {"question": "cluster", "backend": backend, "limit_s": 3 * BUDGET_S}
-    command = ["python", "-m", "raydebug.check.inside", json.dumps(request)]
-    job = jobs.Job(command=command, working_dir=subject.place.folder(subject.folder), debugger="off")
-    submission_id = jobs.submit(subject.cluster, job)
-    dashboard = Dashboard(subject.cluster)
+    command = ["python", "-m", "raydebug.check.probes", json.dumps(request)]
+    job = Job(command=command, working_dir=target.place.folder(target.folder), debugger="off")
+    submission_id = submit(target.cluster, job)
+    dashboard = Dashboard(target.cluster)
     deadline = time.monotonic() + 3 * BUDGET_S * BUSY_TIMES
     try:
         while dashboard.job(submission_id)["status"] not in ENDED:
@@ -68,7 +67,7 @@ def _ask(subject: Subject) -> dict[str, Any]:
             error(
                 "cluster.no-job",
                 "the cluster did not run the job that asks it",
-                why=f"{shlex.join(command[:3])} said last: {last[0][:300]}",
+                why=f"{shlex.join(command[:3])} printed last: {last[0][:300]}",
                 fix="see `raydebug ps` and `raydebug logs head`",
             )
         )
@@ -106,7 +105,7 @@ def _nodes(nodes: list[Mapping[str, Any]]) -> Iterator[Finding]:
 
 
 def _environments(nodes: list[Mapping[str, Any]]) -> Iterator[Finding]:
-    """Yield what is wrong with single nodes, named, and in what they differ."""
+    """Yield the faults of single nodes, by name, and the differences between nodes."""
     if not nodes:
         return
     first, *others = nodes

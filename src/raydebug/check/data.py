@@ -1,51 +1,50 @@
-"""Stage `data`: files, rows, columns, prompt lengths and the reward function, as the trainer will meet them."""
+"""Stage `data`: files, rows, columns, prompt lengths and the reward function, as the trainer will read them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from raydebug.check import command, reward
-from raydebug.check.ask import ask
-from raydebug.check.finding import Finding, error, note, warning
-from raydebug.check.stage import Checked
-from raydebug.check.subject import Subject
+from raydebug.check import config as config_rules
+from raydebug.check import reward
+from raydebug.check.run_probe import StageResult, run_probe
+from raydebug.check.target import Target
+from raydebug.findings import Finding, error, note, warning
+from raydebug.trainers.config import TrainingConfig
 
 BUDGET_S = 10.0
-# The columns that verl reads, with the key of the config that names one. Source: verl 0.9.1
-# utils/dataset/rl_dataset.py (prompt_key), experimental/reward_loop/reward_manager/naive.py (the other two by name).
-NAMED = {"prompt": "data.prompt_key"}
+# The columns that a reward needs. Source: verl 0.9.1 experimental/reward_loop/reward_manager/naive.py.
 NEEDED_BY_REWARD = ("data_source", "reward_model")
 MAKE_ONE = "`raydebug tiny dataset DIR` makes one that is right, to compare with"
 
 Facts = Mapping[str, Any]
 
 
-def check(subject: Subject) -> Checked:
-    """Ask the cluster's Python for the data behind the command, and judge it."""
-    facts = ask(subject, "data", budget_s=BUDGET_S, **subject.as_request())
-    return Checked(judge(subject, facts), tuple(facts.get("read", ())))
+def check(target: Target) -> StageResult:
+    """Gather facts about the command's data in the cluster's Python and judge them."""
+    facts = run_probe(target, "data", budget_s=BUDGET_S, **target.as_request())
+    return StageResult(judge(target, facts), tuple(facts.get("read", ())))
 
 
-def judge(subject: Subject, facts: Facts) -> list[Finding]:
+def judge(target: Target, facts: Facts) -> list[Finding]:
     """Return the findings about a command's data. Pure."""
-    if "config_error" in facts:
-        return [command.refused(facts["config_error"], subject.overrides)]
-    config = facts["config"]
-    found = command.judge(config, subject, facts)
-    found += _files(facts["splits"])
+    if refused := config_rules.refused(target, facts):
+        return refused
+    config = target.config(facts["config"])
+    found = config_rules.judge(target, facts)
+    found += _files(config, facts["splits"])
     if any(finding.severity == "error" and finding.code.startswith("data.") for finding in found):
         return found  # columns and rows of what cannot be read
     found += _columns(config, facts["splits"])
     found += _rows(config, facts)
     found += _lengths(config, facts["lengths"])
-    found += reward.judge(facts["reward"])
+    found += reward.judge(facts["reward"], config.keys)
     return found
 
 
-def _files(splits: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Finding]:
+def _files(config: TrainingConfig, splits: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Finding]:
     for split, files in splits.items():
-        key = f"data.{split}_files"
+        key = config.keys[f"{split}_data"]
         if not files:
             yield error(
                 "data.file-missing",
@@ -101,23 +100,23 @@ def _file(key: str, file: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _columns(config: Mapping[str, Any], splits: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Finding]:
-    prompt = config["data"]["prompt_key"]
+def _columns(config: TrainingConfig, splits: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Finding]:
+    prompt, prompt_key = config.get("prompt_column"), config.keys["prompt_column"]
     for split, files in splits.items():
         read = [file for file in files if "columns" in file]
         for file in read:
-            yield from _columns_of(f"data.{split}_files", file, prompt)
+            yield from _columns_of(config.keys[f"{split}_data"], file, prompt, prompt_key)
         kinds = {tuple(sorted(file["columns"])) for file in read}
         if len(kinds) > 1:
             yield error(
                 "data.columns-differ",
-                f"the files of data.{split}_files have different columns",
+                f"the files of {config.keys[f'{split}_data']} have different columns",
                 why="; ".join(f"{file['path']}: {', '.join(file['columns'])}" for file in read)[:300],
                 fix="write them with the same columns; verl puts them one behind the other",
             )
 
 
-def _columns_of(key: str, file: Mapping[str, Any], prompt: str) -> Iterator[Finding]:
+def _columns_of(key: str, file: Mapping[str, Any], prompt: str, prompt_key: str) -> Iterator[Finding]:
     columns: Mapping[str, str] = file["columns"]
     has = f"{file['path']} has {', '.join(columns) or 'no column'}"
     if prompt not in columns:
@@ -125,9 +124,9 @@ def _columns_of(key: str, file: Mapping[str, Any], prompt: str) -> Iterator[Find
         yield error(
             "data.column-missing",
             f"{key}: there is no column '{prompt}'",
-            why=f"{has}; data.prompt_key names it",
-            fix=f"data.prompt_key={other}" if other else f"add it: a list of messages; {MAKE_ONE}",
-            overrides={"data.prompt_key": other} if other else {},
+            why=f"{has}; {prompt_key} names it",
+            fix=f"{prompt_key}={other}" if other else f"add it: a list of messages; {MAKE_ONE}",
+            overrides={prompt_key: other} if other else {},
         )
     elif "role" not in columns[prompt] or not columns[prompt].startswith(("list", "large_list")):
         yield error(
@@ -162,17 +161,16 @@ def _columns_of(key: str, file: Mapping[str, Any], prompt: str) -> Iterator[Find
         )
 
 
-def _rows(config: Mapping[str, Any], facts: Facts) -> Iterator[Finding]:
-    data = config["data"]
+def _rows(config: TrainingConfig, facts: Facts) -> Iterator[Finding]:
     rows = {split: sum(file.get("rows", 0) for file in files) for split, files in facts["splits"].items()}
     remote = {split: any(file["remote"] for file in files) for split, files in facts["splits"].items()}
-    limit = data.get("train_max_samples") or -1
+    limit = config.get("train_samples") or -1
     train = min(rows["train"], limit) if limit > 0 else rows["train"]
-    wanted = data.get("gen_batch_size") or data["train_batch_size"]
+    wanted = config.get("generation_batch_size") or config.get("train_batch_size")
     if not isinstance(wanted, int) or remote["train"]:
         return
     lengths = facts["lengths"]
-    dropped = lengths.get("too_long", 0) if data.get("filter_overlong_prompts") else 0
+    dropped = lengths.get("too_long", 0) if config.get("filter_long_prompts") else 0
     whole = lengths.get("measured") == rows["train"]
     left = train - dropped if whole else train
     if left < wanted:
@@ -184,7 +182,7 @@ def _rows(config: Mapping[str, Any], facts: Facts) -> Iterator[Finding]:
             + "the loader drops what does not fill a batch: it yields nothing (StopIteration, or 0 steps)",
             fix=" ".join(f"{key}={value}" for key, value in smaller.items())
             if smaller
-            else "more rows, or a smaller data.train_batch_size",
+            else f"more rows, or a smaller {config.keys['train_batch_size']}",
             overrides=smaller,
         )
     if rows["val"] == 0 and not remote["val"]:
@@ -192,25 +190,23 @@ def _rows(config: Mapping[str, Any], facts: Facts) -> Iterator[Finding]:
             "data.too-few-rows",
             "the validation data has no rows",
             why="its loader takes all rows as one batch: 'batch_size should be a positive integer value, but got 0'",
-            fix="data.val_files=PATH; the training file will do",
+            fix=f"{config.keys['val_data']}=PATH; the training file will do",
         )
 
 
-def _fitting(config: Mapping[str, Any], rows: int) -> dict[str, str | None]:
+def _fitting(config: TrainingConfig, rows: int) -> dict[str, str | None]:
     """Return overrides that make the batch as large as the rows allow; none where nothing does."""
-    ranks = config["trainer"]["n_gpus_per_node"] * config["trainer"]["nnodes"]
-    batch = rows // ranks * ranks
+    batch = rows // config.ranks * config.ranks
     if batch < 1:
         return {}
-    actor = config["actor_rollout_ref"]["actor"]
-    smaller: dict[str, str | None] = {"data.train_batch_size": str(batch)}
-    if actor["ppo_mini_batch_size"] > batch or batch % actor["ppo_mini_batch_size"]:
-        smaller["actor_rollout_ref.actor.ppo_mini_batch_size"] = str(batch)
+    smaller: dict[str, str | None] = {config.keys["train_batch_size"]: str(batch)}
+    mini = config.get("mini_batch_size")
+    if mini > batch or batch % mini:
+        smaller[config.keys["mini_batch_size"]] = str(batch)
     return smaller
 
 
-def _lengths(config: Mapping[str, Any], lengths: Mapping[str, Any]) -> Iterator[Finding]:
-    data = config["data"]
+def _lengths(config: TrainingConfig, lengths: Mapping[str, Any]) -> Iterator[Finding]:
     if "unknown" in lengths:
         yield note(
             "data.lengths-unknown",
@@ -224,26 +220,26 @@ def _lengths(config: Mapping[str, Any], lengths: Mapping[str, Any]) -> Iterator[
             "data.prompt-template",
             f"the chat template cannot render the prompt of row {lengths['row']}",
             why=f"{lengths['refused']}; its roles are {', '.join(map(str, lengths['roles']))}",
-            fix="use roles that the template knows, or set actor_rollout_ref.model.custom_chat_template",
+            fix=f"use roles that the template knows, or set {config.keys['chat_template']}",
         )
         return
-    limit = data["max_prompt_length"]
+    key, limit = config.keys["prompt_tokens"], config.get("prompt_tokens")
     if not lengths["too_long"]:
         return
     share = f"{lengths['too_long']} of {lengths['measured']} prompts have more than max_prompt_length={limit} tokens"
     longest = f"the longest has {lengths['longest']} (row {lengths['longest_row']})"
-    if data.get("filter_overlong_prompts"):
+    if config.get("filter_long_prompts"):
         yield warning(
             "data.prompt-too-long",
             f"{share} and are left out",
-            why=f"data.filter_overlong_prompts=True; {longest}",
-            fix=f"data.max_prompt_length={lengths['longest']} keeps them",
+            why=f"{config.keys['filter_long_prompts']}=True; {longest}",
+            fix=f"{key}={lengths['longest']} keeps them",
         )
     else:
         yield error(
             "data.prompt-too-long",
             share,
             why=f"verl 0.9 cuts off their beginning, whatever data.truncation says; {longest}",
-            fix=f"data.max_prompt_length={lengths['longest']}, or data.filter_overlong_prompts=True",
-            overrides={"data.max_prompt_length": str(lengths["longest"])},
+            fix=f"{key}={lengths['longest']}, or {config.keys['filter_long_prompts']}=True",
+            overrides={key: str(lengths["longest"])},
         )

@@ -6,60 +6,61 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from raydebug.check import command
-from raydebug.check.ask import ask
-from raydebug.check.finding import Finding, error
-from raydebug.check.stage import Checked
-from raydebug.check.subject import Subject
-from raydebug.joblog.errors import find_errors, judge_errors
+from raydebug.check import config as config_rules
+from raydebug.check.run_probe import StageResult, run_probe
+from raydebug.check.target import Target
+from raydebug.findings import Finding, error
+from raydebug.jobs.first_error import find_errors, judge_errors
+from raydebug.trainers.config import TrainingConfig
 
 BUDGET_S = 60.0
-EXTRA = "actor_rollout_ref.rollout.engine_kwargs.vllm"
-ROLLOUT = "actor_rollout_ref.rollout"
 CODES_BY_PHASE = {
     "import": "engine.import",
     "settings": "engine.settings",
     "engine": "engine.start",
     "token": "engine.token",
 }
-# What vLLM says -> what to do. Source: vllm 0.24 and 0.28, v1/core/kv_cache_utils.py, v1/worker/utils.py.
+# What vLLM says -> the fix, with our words for the trainer's keys. Source: vllm 0.24 and 0.28,
+# v1/core/kv_cache_utils.py, v1/worker/utils.py.
 KNOWN = (
     (r"larger than the available KV cache|No available memory for the cache blocks",
-     f"a smaller {ROLLOUT}.max_model_len, or a larger gpu_memory_utilization (on a CPU VLLM_CPU_KVCACHE_SPACE)"),
+     "a smaller {rollout_model_tokens}, or a larger gpu_memory_utilization (on a CPU VLLM_CPU_KVCACHE_SPACE)"),
     (r"Free memory on device|CUDA out of memory",
-     f"free the GPU (`nvidia-smi` names who holds it), or a smaller {ROLLOUT}.gpu_memory_utilization"),
-    (r"Sleep mode is not supported", f"+{ROLLOUT}.enable_sleep_mode=False {ROLLOUT}.free_cache_engine=False"),
+     "free the GPU (`nvidia-smi` names its processes), or a smaller {gpu_memory}"),
+    (r"Sleep mode is not supported", "+{sleep_mode}=False {free_cache}=False"),
     (r"undefined symbol|cannot open shared object", "install vLLM and torch of one lock again: they do not fit"),
 )  # fmt: skip
 
 
-def check(subject: Subject) -> Checked:
-    """Let the cluster's Python start vLLM, and judge how it went."""
-    facts = ask(subject, "engine", budget_s=BUDGET_S, **{**subject.as_request(), "profile": subject.profile or "debug"})
-    return Checked(judge(subject, facts), tuple(facts.get("read", ())))
+def check(target: Target) -> StageResult:
+    """Start vLLM in the cluster's Python and judge the result."""
+    facts = run_probe(
+        target, "engine", budget_s=BUDGET_S, **{**target.as_request(), "profile": target.profile or "debug"}
+    )
+    return StageResult(judge(target, facts), tuple(facts.get("read", ())))
 
 
-def judge(subject: Subject, facts: Mapping[str, Any]) -> list[Finding]:
+def judge(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
     """Return the findings about a start of vLLM. Pure."""
-    if "config_error" in facts:
-        return [command.refused(facts["config_error"], subject.overrides)]
+    if refused := config_rules.refused(target, facts):
+        return refused
     if "failed" not in facts:
         return []
     phase = facts["phase"]
     failed, where = facts["failed"], facts["failed"]["where"]
     said = f"{failed['type']}: {_sentence(failed['message'])}"
-    # An engine in a process of its own tells us only that it failed: its own traceback stands in what was printed.
+    # An engine in a process of its own reports only that it failed: its own traceback is in the output.
     if "root cause" in failed["message"] or "initialization failed" in failed["message"]:
         first = judge_errors(find_errors("vLLM", facts.get("output", "").splitlines())).first
         said, where = (first.title, first.place) if first else (said, where)
     took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in facts["phases"].items())
-    mend, overrides = _mend(said, facts["config"])
+    fix, overrides = _fix(said, target.config(facts["config"]))
     return [
         error(
             CODES_BY_PHASE[phase],
             f"vLLM fails at '{phase}': {said[:300]}",
             why=f"{where} raised it ({took})",
-            fix=mend,
+            fix=fix,
             overrides=overrides,
         )
     ]
@@ -71,18 +72,20 @@ def _sentence(message: str) -> str:
     return re.sub(r" \[type=.*?\]$", "", ": ".join(lines))
 
 
-def _mend(said: str, config: Mapping[str, Any]) -> tuple[str, dict[str, str | None]]:
+def _fix(said: str, config: TrainingConfig) -> tuple[str, dict[str, str | None]]:
     """Return the fix: of the command's own setting that vLLM's words name, else of what is known, else a hint."""
-    extra = ((config["actor_rollout_ref"]["rollout"].get("engine_kwargs") or {}).get("vllm")) or {}
-    own = {key: value for key, value in extra.items() if key != "distributed_executor_backend"}
+    prefix = config.keys["vllm_options"]
+    own = {
+        key: value for key, value in (config.get("vllm_options") or {}).items() if key != "distributed_executor_backend"
+    }
     for key, value in own.items():
         words = {key, key.removeprefix("kv_"), str(value)} - {"True", "False", "None", "1"}
         if any(re.search(rf"(?<![\w]){re.escape(word)}(?![\w])", said) for word in words):
-            return f"take {EXTRA}.{key} out, or give it a value that vLLM takes", {f"{EXTRA}.{key}": None}
+            return f"take {prefix}.{key} out, or give it a value that vLLM takes", {f"{prefix}.{key}": None}
     for pattern, fix in KNOWN:
         if re.search(pattern, said):
-            return fix, {}
+            return fix.format(**config.keys), {}
     if own:
-        named = ", ".join(f"{EXTRA}.{key}" for key in own)
+        named = ", ".join(f"{prefix}.{key}" for key in own)
         return f"take out what the command adds for vLLM, one by one: {named}", {}
     return "run `raydebug check engine --json` for all that was printed, and look at the line that raised it", {}

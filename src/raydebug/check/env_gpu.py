@@ -1,12 +1,17 @@
-"""GPUs: are they there, does the driver fit the CUDA of torch, is their memory free?"""
+"""GPUs: present, a driver that fits torch's CUDA, free memory; and how NCCL would communicate between them. Pure.
+
+Source of the NCCL rules: NCCL's user guide, environment variables (NCCL_P2P_DISABLE, NCCL_IB_DISABLE, NCCL_NET,
+NCCL_SOCKET_IFNAME). NCCL loads libibverbs.so.1 at run time, opens /dev/infiniband/uverbs*, and falls back to TCP
+sockets.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from raydebug.check.finding import Finding, error, warning
-from raydebug.cluster.preflight import DRIVER_LEAST, DRIVER_LEAST_WITH_COMPAT, NO_COMPAT
+from raydebug.cluster.compose.preflight import DRIVER_LEAST, DRIVER_LEAST_WITH_COMPAT, NO_COMPAT
+from raydebug.findings import Finding, error, note, warning
 
 # CUDA major -> the driver that it needs, and the one that it needs with cuda-compat on datacenter GPUs.
 # Source: CUDA 13.0 release notes, table 3; https://docs.nvidia.com/deploy/cuda-compatibility.
@@ -19,7 +24,7 @@ def judge(facts: Mapping[str, Any], *, on_cpu: bool, wants_training: bool) -> It
     """Return what is wrong with the GPUs. Pure.
 
     Args:
-        facts: of `inside/env.py`.
+        facts: of `probes/env.py`.
         on_cpu: VERL_PLATFORM=cpu: none are used.
         wants_training: a training is to run, so that one is needed.
     """
@@ -56,7 +61,7 @@ def judge(facts: Mapping[str, Any], *, on_cpu: bool, wants_training: bool) -> It
             "env.gpu-old",
             f"{old[0]['name']} has compute capability {old[0]['capability']}, FlashAttention 2 needs 8.0",
             why="its kernels end with 'FlashAttention only supports Ampere GPUs or newer'",
-            fix="+actor_rollout_ref.model.override_config.attn_implementation=sdpa and use_remove_padding=False",
+            fix="the trainer's settings attn_implementation=sdpa and use_remove_padding=False",
         )
 
 
@@ -93,3 +98,51 @@ def _capability(gpu: Mapping[str, Any]) -> float:
         return float(gpu["capability"])
     except ValueError:
         return FLASH_CAPABILITY
+
+
+NOT_FOR_NCCL = ("lo", "docker", "br-", "veth")  # beginnings of interfaces' names that NCCL takes last
+
+
+def judge_nccl(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """Return how NCCL would communicate, if there are GPUs. Pure."""
+    count = len(facts["gpus"])
+    if not count:
+        return
+    why_no_verbs = why_sockets(facts)
+    cards = ", ".join(facts["infiniband"])[:80]
+    between = f"InfiniBand ({cards})" if why_no_verbs is None else f"TCP sockets over {_interface(facts)}"
+    within = ""
+    if count > 1:
+        off = facts["variables"].get("NCCL_P2P_DISABLE") == "1"
+        within = f"{'shared memory' if off else 'P2P (NVLink or PCIe)'} between the {count} GPUs of this node, and "
+    fix = "nothing to do on one node"
+    if why_no_verbs is not None and facts["infiniband"]:
+        fix = "with several nodes: add docker-compose.rdma.yml after the other files (docs/07-containers.md)"
+    yield note(
+        "env.nccl",
+        f"NCCL would use {within}{between} between nodes",
+        why=why_no_verbs or "its cards, their device files and libibverbs.so.1 are there",
+        fix=fix,
+    )
+
+
+def why_sockets(facts: Mapping[str, Any]) -> str | None:
+    """Return why NCCL would not use InfiniBand; None if it would. Pure."""
+    variables = facts["variables"]
+    if variables.get("NCCL_IB_DISABLE") == "1":
+        return "NCCL_IB_DISABLE=1 is set"
+    if variables.get("NCCL_NET", "").lower() == "socket":
+        return f"NCCL_NET={variables['NCCL_NET']} is set"
+    if not facts["infiniband"]:
+        return "there are no InfiniBand or RoCE cards (/sys/class/infiniband)"
+    if not facts["verbs"]["devices"]:
+        return "there are cards, but no /dev/infiniband/uverbs* that this user can open"
+    if not facts["verbs"]["library"]:
+        return "there are cards, but no libibverbs.so.1 (apt-get install libibverbs1 ibverbs-providers)"
+    return None
+
+
+def _interface(facts: Mapping[str, Any]) -> str:
+    named = facts["variables"].get("NCCL_SOCKET_IFNAME")
+    fitting = [one for one in facts["interfaces"] if not one.startswith(NOT_FOR_NCCL)]
+    return str(named or next(iter(fitting), "the loopback interface"))

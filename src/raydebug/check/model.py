@@ -1,72 +1,71 @@
-"""Stage `model`: config, tokenizer, chat template, weights, who knows the architecture, and whether it all fits."""
+"""Stage `model`: config, tokenizer, chat template, weights, support of the architecture, and memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from raydebug.check import command, model_fit, model_shards
-from raydebug.check.ask import ask
-from raydebug.check.finding import Finding, error, warning
-from raydebug.check.stage import Checked
-from raydebug.check.subject import Subject
+from raydebug.check import config as config_rules
+from raydebug.check import model_fit
+from raydebug.check.run_probe import StageResult, run_probe
+from raydebug.check.target import Target
+from raydebug.findings import Finding, error, warning
 
 BUDGET_S = 30.0
-PATH = "actor_rollout_ref.model.path"
-TRUST = "actor_rollout_ref.model.trust_remote_code"
 
 Facts = Mapping[str, Any]
 
 
-def check(subject: Subject) -> Checked:
-    """Ask the cluster's Python for the model behind the command, and judge it."""
-    facts = ask(subject, "model", budget_s=BUDGET_S, **subject.as_request())
-    return Checked(judge(subject, facts), tuple(facts.get("read", ())))
+def check(target: Target) -> StageResult:
+    """Gather facts about the command's model in the cluster's Python and judge them."""
+    facts = run_probe(target, "model", budget_s=BUDGET_S, **target.as_request())
+    return StageResult(judge(target, facts), tuple(facts.get("read", ())))
 
 
-def judge(subject: Subject, facts: Facts) -> list[Finding]:
+def judge(target: Target, facts: Facts) -> list[Finding]:
     """Return the findings about a command's model. Pure."""
-    if "config_error" in facts:
-        return [command.refused(facts["config_error"], subject.overrides)]
+    if refused := config_rules.refused(target, facts):
+        return refused
+    keys = target.checks.keys
     if "json" not in facts:
-        return list(_nothing_there(facts))
-    found = [*_architecture(facts), *_tokenizer(facts)]
-    found += model_shards.judge(facts)
+        return list(_nothing_there(facts, keys["model"]))
+    found = [*_architecture(facts, keys), *_tokenizer(facts, keys)]
+    found += judge_shards(facts)
     if "sizes" in facts:
-        found += model_fit.judge(facts, facts["variables"])
+        found += model_fit.judge(target, facts, facts["variables"])
     return found
 
 
-def _nothing_there(facts: Facts) -> Iterator[Finding]:
+def _nothing_there(facts: Facts, key: str) -> Iterator[Finding]:
     path = facts["path"]
     if facts.get("remote"):
         yield warning(
             "model.path",
             f"{path} is fetched by the trainer; it was not looked at",
             why="a check fetches nothing",
-            fix=f"copy it here and name the folder with {PATH} to have it checked",
+            fix=f"copy it here and name the folder with {key} to have it checked",
         )
     elif facts.get("is_file"):
         yield error(
             "model.path",
-            f"{PATH}: {path} is a file",
+            f"{key}: {path} is a file",
             why="transformers and vLLM want the folder with config.json in it",
-            fix=f"{PATH}={path.rpartition('/')[0] or '.'}",
-            overrides={PATH: path.rpartition("/")[0] or "."},
+            fix=f"{key}={path.rpartition('/')[0] or '.'}",
+            overrides={key: path.rpartition("/")[0] or "."},
         )
     elif facts["folder"] is None and facts.get("is_hub"):
         yield error(
             "model.not-cached",
             f"{path} is neither a folder here nor in the Hub's cache",
             why="a check fetches nothing, and with HF_HUB_OFFLINE=1 the training cannot either",
-            fix=f"`hf download {path}` where the training runs (HF_TOKEN for a gated one), or {PATH}=FOLDER",
+            fix=f"`hf download {path}` where the training runs (HF_TOKEN for a gated one), or {key}=FOLDER",
         )
     elif facts["folder"] is None:
         yield error(
             "model.path",
-            f"{PATH}: there is no folder {path}",
+            f"{key}: there is no folder {path}",
             why="where the training runs; transformers would take it for a name on the Hub: 'Repo id must be ...'",
-            fix=f"{PATH}=FOLDER, as the cluster sees it (containers see your project as /workspace)",
+            fix=f"{key}=FOLDER, as the cluster sees it (containers see your project as /workspace)",
         )
     elif "config_broken" in facts:
         yield error(
@@ -88,7 +87,7 @@ def _nothing_there(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _architecture(facts: Facts) -> Iterator[Finding]:
+def _architecture(facts: Facts, keys: Mapping[str, str]) -> Iterator[Finding]:
     said = facts["json"]
     names = said.get("architectures") or []
     name, kind = (names or ["?"])[0], said.get("model_type")
@@ -97,7 +96,8 @@ def _architecture(facts: Facts) -> Iterator[Finding]:
             "model.remote-code",
             f"{facts['path']} needs code of its own: {', '.join(map(str, facts['remote_code'].values()))[:120]}",
             why=f"transformers {facts['transformers_version']} has no model_type '{kind}'; a check does not run it",
-            fix=f"read that code, then {TRUST}=True data.trust_remote_code=True; the check runs it then too",
+            fix=f"read that code, then {keys['trust_remote_code']}=True {keys['data_trust_remote_code']}=True;"
+            " the check runs it then too",
         )
         return
     if len(names) != 1:
@@ -121,7 +121,7 @@ def _architecture(facts: Facts) -> Iterator[Finding]:
             "model.config",
             f"transformers refuses config.json: {facts['config_refused']['type']}",
             why=facts["config_refused"]["message"].replace("\n", " ")[:250],
-            fix="mend that value in config.json, or copy the file again",
+            fix="correct that value in config.json, or copy the file again",
         )
         return
     if not facts["class_known"] and not said.get("auto_map"):
@@ -153,12 +153,12 @@ def _architecture(facts: Facts) -> Iterator[Finding]:
         yield error(
             "model.architecture",
             f"vLLM has no model for {name}",
-            why=f"none of its {vllm['models']} architectures, and transformers' class cannot stand in for it",
+            why=f"none of its {vllm['models']} architectures, and transformers' class cannot replace it",
             fix="a model among those of vLLM's list of supported models",
         )
 
 
-def _tokenizer(facts: Facts) -> Iterator[Finding]:
+def _tokenizer(facts: Facts, keys: Mapping[str, str]) -> Iterator[Finding]:
     found = facts["tokenizer"]
     if "remote_code" in facts and "failed" in found:
         return  # it needs the model's own code too
@@ -168,7 +168,7 @@ def _tokenizer(facts: Facts) -> Iterator[Finding]:
             f"the tokenizer of {facts['path']} cannot be loaded",
             why=f"{found['failed']['type']}: {found['failed']['message'].replace(chr(10), ' ')[:250]}",
             fix="copy tokenizer.json and tokenizer_config.json of the model again, or name another folder with "
-            "actor_rollout_ref.model.tokenizer_path",
+            + keys["tokenizer"],
         )
         return
     if not found["template"]:
@@ -176,21 +176,21 @@ def _tokenizer(facts: Facts) -> Iterator[Finding]:
             "model.chat-template",
             "the tokenizer has no chat template",
             why="verl renders every prompt with it: 'Cannot use chat template functions ...'",
-            fix="the instruct variant of the model, or actor_rollout_ref.model.custom_chat_template=TEMPLATE",
+            fix=f"the instruct variant of the model, or {keys['chat_template']}=TEMPLATE",
         )
     elif "template_failed" in found:
         yield error(
             "model.chat-template",
             "the chat template cannot render one message of a user",
             why=f"{found['template_failed']['type']}: {found['template_failed']['message'][:200]}",
-            fix="mend chat_template.jinja, or set actor_rollout_ref.model.custom_chat_template",
+            fix=f"fix chat_template.jinja, or set {keys['chat_template']}",
         )
     elif not found["says_it"]:
         yield error(
             "model.chat-template",
             "the chat template leaves out what the user says",
             why="a rendered message does not hold its own content: each prompt would be the same",
-            fix="mend chat_template.jinja, or set actor_rollout_ref.model.custom_chat_template",
+            fix=f"fix chat_template.jinja, or set {keys['chat_template']}",
         )
     if found["eos"] is None:
         yield error(
@@ -206,4 +206,93 @@ def _tokenizer(facts: Facts) -> Iterator[Finding]:
             f"the tokenizer has ids up to {found['largest_id']}, the model's embedding {width} rows",
             why="an id beyond it is a device-side assert ('index out of range') at some step",
             fix="the tokenizer that belongs to the model, or resize_token_embeddings and save both",
+        )
+
+
+COPY_AGAIN = "copy or download that file again (`hf download` checks what it wrote)"
+
+
+def judge_shards(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """Return what is wrong with the weights of a model."""
+    found, path = facts["shards"], facts["path"]
+    if "index_broken" in found:
+        yield error(
+            "model.shard",
+            f"{path}/model.safetensors.index.json cannot be read",
+            why=found["index_broken"],
+            fix=COPY_AGAIN,
+        )
+        return
+    if not found["shards"]:
+        yield _no_weights(path, found["others"])
+        return
+    bad = [shard for shard in found["shards"] if "wrong" in shard]
+    for shard in bad[:3]:
+        yield _bad_shard(path, shard, len(bad))
+    if found["lost_count"]:
+        yield error(
+            "model.shard",
+            f"{found['lost_count']} tensors that the index promises are in no file",
+            why=f"such as {', '.join(found['lost'])}",
+            fix="files of two downloads are mixed: " + COPY_AGAIN.replace("that file", "the model"),
+        )
+    if not bad:
+        yield from _against_config(facts, found)
+
+
+def _no_weights(path: str, others: list[str]) -> Finding:
+    if others:
+        return warning(
+            "model.weights",
+            f"{path} has no .safetensors, but {', '.join(others)}",
+            why="weights in pickle files are read whole by each rank, and run code when they are loaded",
+            fix="save_pretrained(..., safe_serialization=True) once",
+        )
+    return error(
+        "model.weights",
+        f"{path} has no weights",
+        why="neither .safetensors nor .bin files are there",
+        fix="copy the whole model; a folder with config and tokenizer alone is half of it",
+    )
+
+
+def _bad_shard(path: str, shard: Mapping[str, Any], count: int) -> Finding:
+    name, more = f"{path}/{shard['name']}", f" (one of {count} files)" if count > 1 else ""
+    what, why = {
+        "missing": (f"{name} is not there", "the index names it"),
+        "pointer": (f"{name} is a pointer of git-lfs, not the file", "`git lfs pull` was not run"),
+        "empty": (f"{name} is empty", f"it has {shard.get('bytes')} bytes"),
+        "header": (f"{name} is no safetensors file", shard.get("said", "")),
+        "truncated": (
+            f"{name} is cut off",
+            f"its header promises {shard.get('expected')} bytes, it has {shard.get('bytes')}",
+        ),
+        "longer": (
+            f"{name} is longer than its header says",
+            f"{shard.get('bytes')} bytes, not {shard.get('expected')}",
+        ),
+    }[shard["wrong"]]
+    fix = "git lfs pull" if shard["wrong"] == "pointer" else COPY_AGAIN
+    return error("model.shard", what + more, why=why, fix=fix)
+
+
+def _against_config(facts: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[Finding]:
+    sizes, shape, layers = facts.get("sizes", {}), found["embedding"], found["layers"]
+    if "quantization_config" in facts["json"]:
+        return  # packed weights have other shapes
+    wanted = [sizes.get("vocab_size"), sizes.get("hidden_size")]
+    if shape is not None and None not in wanted and list(shape) != wanted:
+        yield error(
+            "model.config-mismatch",
+            f"vocab_size, hidden_size: config.json says {wanted[0]}, {wanted[1]}, the weights {shape[0]}, {shape[1]}",
+            why="loading ends with 'size mismatch', or vLLM with an assertion in its weight loader",
+            fix="the config.json that belongs to these weights",
+        )
+    expected = sizes.get("num_hidden_layers")
+    if layers is not None and expected is not None and layers < expected:
+        yield error(
+            "model.config-mismatch",
+            f"config.json says {expected} layers, the weights have {layers}",
+            why="the others would start from random numbers, with one warning of transformers",
+            fix="the config.json that belongs to these weights, or all of their files",
         )

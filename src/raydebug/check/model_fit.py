@@ -1,27 +1,77 @@
-"""Does the model fit the command: contexts, heads, attention, and the memory that there is? Pure."""
+"""Rules about a model and a command: contexts, heads, attention, and an estimate of the memory. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from raydebug.check.finding import Finding, error, warning
-from raydebug.check.memory import GIB, STATEFUL, Estimate, estimate, in_gib
+from raydebug.check.config import is_on_cpu
+from raydebug.check.target import Target
+from raydebug.findings import Finding, error, warning
+from raydebug.trainers.config import TrainingConfig
 
-ROLLOUT = "actor_rollout_ref.rollout"
-FSDP = "actor_rollout_ref.actor.fsdp_config"
+GIB = 1024**3
+BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2, "half": 2, "auto": 2}
+# Layers with a state of fixed size per sequence instead of a cache that grows with it.
+STATEFUL = ("mamba", "linear_attention", "recurrent", "conv", "short_conv")
+Sizes: TypeAlias = Mapping[str, int]
 ENGINE_EXTRA_BYTES = GIB  # what vLLM takes for activations and CUDA graphs, about
 
 
-def judge(facts: Mapping[str, Any], variables: Mapping[str, str]) -> Iterator[Finding]:
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes on each GPU.
+
+    Args:
+        training: parameters, gradients and optimizer of actor and critic that stay on the GPU.
+        rollout_weights: vLLM's own copy of the weights.
+        cache_per_token: of the KV cache, for one token of one sequence; 0 if the model has no cache that grows.
+        sequence: tokens of the longest sequence that vLLM has to serve.
+    """
+
+    training: int
+    rollout_weights: int
+    cache_per_token: int
+    sequence: int
+
+    @property
+    def one_sequence(self) -> int:
+        """Bytes of the KV cache for one sequence of full length: vLLM refuses to start with less."""
+        return self.cache_per_token * self.sequence
+
+
+def estimate(config: TrainingConfig, trained_bytes: int, sizes: Sizes, parameters: int, *, stateful: bool) -> Estimate:
+    """Return the large parts of what a training takes on each GPU.
+
+    Source: vLLM keeps weights and KV cache inside gpu_memory_utilization of each GPU, split by tensor parallelism.
+
+    Args:
+        config: of the command.
+        trained_bytes: of parameters, gradients and optimizer, as the trainer shards them.
+        sizes: of the model, as its config names them.
+        parameters: of the model.
+        stateful: whether some of its layers keep a state instead of a cache.
+    """
+    split = config.get("tensor_parallel")
+    return Estimate(
+        training=trained_bytes,
+        rollout_weights=parameters * BYTES.get(config.get("rollout_dtype", "bfloat16"), 2) // split,
+        cache_per_token=_cache_per_token(sizes, split, stateful=stateful),
+        sequence=config.get("rollout_model_tokens") or sizes.get("max_position_embeddings", 0),
+    )
+
+
+def judge(target: Target, facts: Mapping[str, Any], variables: Mapping[str, str]) -> Iterator[Finding]:
     """Return what does not fit.
 
     Args:
-        facts: of `inside/model.py`, with the model's sizes.
+        target: whose command it is.
+        facts: of `probes/model.py`, with the model's sizes.
         variables: of the training.
     """
-    config, sizes = facts["config"], facts["sizes"]
-    on_cpu = variables.get("VERL_PLATFORM", "").strip().lower() == "cpu"
+    config, sizes = target.config(facts["config"]), facts["sizes"]
+    on_cpu = is_on_cpu(variables)
     yield from _context(config, sizes)
     yield from _heads(config, sizes)
     if not on_cpu:
@@ -30,18 +80,17 @@ def judge(facts: Mapping[str, Any], variables: Mapping[str, str]) -> Iterator[Fi
     if any("wrong" in shard for shard in facts["shards"]["shards"]) or not parameters:
         return
     stateful = any(word in kind for kind in facts["layer_types"] for word in STATEFUL)
-    needed = estimate(config, sizes, parameters, stateful=stateful)
+    needed = estimate(config, target.checks.trained_bytes(config, parameters), sizes, parameters, stateful=stateful)
     if on_cpu:
-        yield from _on_cpu(needed, variables, facts["memory_bytes"], sizes)
+        yield from _on_cpu(config, needed, variables, facts["memory_bytes"], sizes)
     else:
         yield from _on_gpu(config, needed, facts.get("gpu_bytes"), sizes)
 
 
-def _context(config: Mapping[str, Any], sizes: Mapping[str, int]) -> Iterator[Finding]:
-    data, limit = config["data"], sizes.get("max_position_embeddings")
-    asked = config["actor_rollout_ref"]["rollout"].get("max_model_len")
-    prompt, answer = data["max_prompt_length"], data["max_response_length"]
-    key = f"{ROLLOUT}.max_model_len"
+def _context(config: TrainingConfig, sizes: Sizes) -> Iterator[Finding]:
+    limit, asked = sizes.get("max_position_embeddings"), config.get("rollout_model_tokens")
+    prompt, answer = config.get("prompt_tokens"), config.get("response_tokens")
+    key, prompt_key, answer_key = (config.keys[w] for w in ("rollout_model_tokens", "prompt_tokens", "response_tokens"))
     if limit is not None and asked is not None and asked > limit:
         yield error(
             "model.context",
@@ -59,39 +108,38 @@ def _context(config: Mapping[str, Any], sizes: Mapping[str, int]) -> Iterator[Fi
             "model.context",
             f"prompts of up to {prompt} tokens leave no room in a context of {room}",
             why="verl 0.9.1 raises 'leaves no room to generate' at the first prompt of that length",
-            fix=f"data.max_prompt_length={max(1, room - answer)}" + ("" if asked is None else f", or a larger {key}"),
-            overrides={"data.max_prompt_length": str(max(1, room - answer))},
+            fix=f"{prompt_key}={max(1, room - answer)}" + ("" if asked is None else f", or a larger {key}"),
+            overrides={prompt_key: str(max(1, room - answer))},
         )
     elif room < prompt + answer:
         yield warning(
             "model.context",
             f"a prompt of {prompt} and an answer of {answer} tokens do not fit a context of {room} together",
             why="answers to the longest prompts are cut short",
-            fix=f"data.max_response_length={room - prompt}",
-            overrides={"data.max_response_length": str(room - prompt)},
+            fix=f"{answer_key}={room - prompt}",
+            overrides={answer_key: str(room - prompt)},
         )
 
 
-def _heads(config: Mapping[str, Any], sizes: Mapping[str, int]) -> Iterator[Finding]:
-    split = config["actor_rollout_ref"]["rollout"]["tensor_model_parallel_size"]
+def _heads(config: TrainingConfig, sizes: Sizes) -> Iterator[Finding]:
+    split, key = config.get("tensor_parallel"), config.keys["tensor_parallel"]
     heads = sizes.get("num_attention_heads")
     if heads and heads % split:
         fitting = next(n for n in range(min(split, heads), 0, -1) if heads % n == 0)
         yield error(
             "model.heads",
-            f"tensor_model_parallel_size={split} does not divide the model's {heads} attention heads",
+            f"{key.rpartition('.')[2]}={split} does not divide the model's {heads} attention heads",
             why="vLLM: 'Total number of attention heads must be divisible by tensor parallel size'",
-            fix=f"{ROLLOUT}.tensor_model_parallel_size={fitting}",
-            overrides={f"{ROLLOUT}.tensor_model_parallel_size": str(fitting)},
+            fix=f"{key}={fitting}",
+            overrides={key: str(fitting)},
         )
 
 
-def _attention(config: Mapping[str, Any], *, has_flash: bool) -> Iterator[Finding]:
-    model = config["actor_rollout_ref"]["model"]
-    asked = (model.get("override_config") or {}).get("attn_implementation") or "flash_attention_2"
+def _attention(config: TrainingConfig, *, has_flash: bool) -> Iterator[Finding]:
+    asked = config.get("attention") or "flash_attention_2"
     if asked == "flash_attention_2" and not has_flash:
-        changes = {"+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
-                   "actor_rollout_ref.model.use_remove_padding": "False"}  # fmt: skip
+        attention, padding = config.keys["attention"], config.keys["remove_padding"]
+        changes: dict[str, str | None] = {f"+{attention}": "sdpa", padding: "False"}
         yield error(
             "model.attention",
             "actor and reference model want flash_attention_2, and flash-attn is not installed",
@@ -103,7 +151,7 @@ def _attention(config: Mapping[str, Any], *, has_flash: bool) -> Iterator[Findin
 
 
 def _on_cpu(
-    needed: Estimate, variables: Mapping[str, str], memory_bytes: int, sizes: Mapping[str, int]
+    config: TrainingConfig, needed: Estimate, variables: Mapping[str, str], memory_bytes: int, sizes: Sizes
 ) -> Iterator[Finding]:
     asked = variables.get("VLLM_CPU_KVCACHE_SPACE", "")
     given = int(asked) * GIB if asked.isdecimal() else 0
@@ -116,7 +164,7 @@ def _on_cpu(
             variables={"VLLM_CPU_KVCACHE_SPACE": "1"},
         )
     elif given:
-        yield from _cache(needed, given, "VLLM_CPU_KVCACHE_SPACE", sizes)
+        yield from _cache(config, needed, given, "VLLM_CPU_KVCACHE_SPACE", sizes)
     total = needed.training + needed.rollout_weights + given
     if total > memory_bytes:
         yield error(
@@ -128,14 +176,12 @@ def _on_cpu(
         )
 
 
-def _on_gpu(
-    config: Mapping[str, Any], needed: Estimate, gpu_bytes: int | None, sizes: Mapping[str, int]
-) -> Iterator[Finding]:
+def _on_gpu(config: TrainingConfig, needed: Estimate, gpu_bytes: int | None, sizes: Sizes) -> Iterator[Finding]:
     if not gpu_bytes:
         return
-    share = float(config["actor_rollout_ref"]["rollout"].get("gpu_memory_utilization") or 0.5)
+    share, key = float(config.get("gpu_memory") or 0.5), config.keys["gpu_memory"]
+    offload: dict[str, str | None] = {config.keys[w]: "True" for w in ("offload_parameters", "offload_optimizer")}
     if needed.training > gpu_bytes:
-        offload = {f"{FSDP}.param_offload": "True", f"{FSDP}.optimizer_offload": "True"}
         yield error(
             "model.memory",
             f"each rank needs about {in_gib(needed.training)} for parameters, gradients and optimizer",
@@ -151,30 +197,46 @@ def _on_gpu(
             f"gpu_memory_utilization={share:g} gives vLLM {in_gib(share * gpu_bytes)}, its weights alone take "
             f"{in_gib(needed.rollout_weights)}",
             why="'No available memory for the cache blocks'",
-            fix=f"a larger {ROLLOUT}.gpu_memory_utilization or {ROLLOUT}.tensor_model_parallel_size",
+            fix=f"a larger {key} or {config.keys['tensor_parallel']}",
         )
         return
-    yield from _cache(needed, room, f"{ROLLOUT}.gpu_memory_utilization", sizes)
+    yield from _cache(config, needed, room, key, sizes)
     if share * gpu_bytes + needed.training > gpu_bytes:
         yield warning(
             "model.memory",
             f"vLLM's {in_gib(share * gpu_bytes)} and the training's {in_gib(needed.training)} are more than a GPU has",
             why=f"{in_gib(gpu_bytes)}; both are there while answers are generated",
-            fix=f"{FSDP}.param_offload=True {FSDP}.optimizer_offload=True, or a smaller gpu_memory_utilization",
-            overrides={f"{FSDP}.param_offload": "True", f"{FSDP}.optimizer_offload": "True"},
+            fix=" ".join(f"{key}=True" for key in offload) + ", or a smaller gpu_memory_utilization",
+            overrides=offload,
         )
 
 
-def _cache(needed: Estimate, room: int, owner: str, sizes: Mapping[str, int]) -> Iterator[Finding]:
+def _cache(config: TrainingConfig, needed: Estimate, room: int, owner: str, sizes: Sizes) -> Iterator[Finding]:
     """Judge whether the KV cache holds one sequence of full length: vLLM does not start otherwise."""
     if not needed.cache_per_token or needed.one_sequence <= room:
         return
-    tokens = room // needed.cache_per_token
+    key, tokens = config.keys["rollout_model_tokens"], room // needed.cache_per_token
     yield error(
         "model.kv-cache",
         f"one sequence of {needed.sequence} tokens takes {in_gib(needed.one_sequence)} of KV cache, "
         f"{in_gib(room)} are there",
         why=f"{owner} decides it; vLLM: 'larger than the available KV cache memory'",
-        fix=f"{ROLLOUT}.max_model_len={tokens}; without it, it is the model's {sizes.get('max_position_embeddings')}",
-        overrides={f"{ROLLOUT}.max_model_len": str(tokens)} if tokens else {},
+        fix=f"{key}={tokens}; without it, it is the model's {sizes.get('max_position_embeddings')}",
+        overrides={key: str(tokens)} if tokens else {},
     )
+
+
+def _cache_per_token(sizes: Mapping[str, int], split: int, *, stateful: bool) -> int:
+    layers, heads = sizes.get("num_hidden_layers", 0), sizes.get("num_attention_heads", 0)
+    if stateful or not layers or not heads:
+        return 0
+    if "kv_lora_rank" in sizes:  # multi-head latent attention: one compressed vector for all heads, on each rank
+        return layers * (sizes["kv_lora_rank"] + sizes.get("qk_rope_head_dim", 0)) * 2
+    width = sizes.get("head_dim") or sizes.get("hidden_size", 0) // heads
+    kept = max(1, sizes.get("num_key_value_heads", heads) // split)
+    return 2 * layers * kept * width * 2
+
+
+def in_gib(count: float) -> str:
+    """Return a number of bytes for people: 1.5 GiB, 12 MiB."""
+    return f"{count / GIB:.1f} GiB" if count >= GIB / 10 else f"{count / 1024**2:.1f} MiB"

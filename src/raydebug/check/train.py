@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shlex
@@ -12,56 +13,46 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 from raydebug import process
-from raydebug.check import command
-from raydebug.check.ask import ask
-from raydebug.check.finding import Finding, error
-from raydebug.check.stage import Checked
-from raydebug.check.subject import Subject
-from raydebug.joblog.errors import find_errors, judge_errors, last_words
+from raydebug.check import config as config_rules
+from raydebug.check.run_probe import StageResult
+from raydebug.check.target import Target
+from raydebug.findings import Finding, error
+from raydebug.jobs.first_error import find_errors, judge_errors, last_words
 
 BUDGET_S = 180.0
 LIMIT_S = 3 * BUDGET_S
-PLAN_BUDGET_S = 10.0
 END_S = 40.0  # what `run` may take to end its job and its cluster
 LOG_BYTES_MAX = 8 * 1024 * 1024
-STEP = re.compile(r"\bstep:(\d+) - (.*)")  # verl 0.9.1 utils/logger/aggregate_logger.py, concat_dict_to_str
-NOT_A_NUMBER = re.compile(r"([\w/@.-]+):(?:np\.\w+\()?(nan|-?inf)\b")
 # Losses and gradients that are no numbers have spoilt the weights; other metrics may have nothing to divide by.
 SPOILT = re.compile(r"loss|grad_norm|kl|entropy")
+# What `raydebug run` prints last when it refuses or ends the job itself (errors.py).
+REFUSED = re.compile(r"^error: (.+)\ncause: (.+)\nfix: (.+)\s*\Z", re.MULTILINE)
 
 
-def check(subject: Subject) -> Checked:
+def check(target: Target) -> StageResult:
     """Run the command small, and judge its log."""
-    plan = _plan(subject)
-    if "config_error" in plan:
-        return Checked([command.refused(plan["config_error"], subject.overrides)])
-    code, log = _run(subject, plan["gpus"])
-    return Checked(judge(code, log, subject), tuple(plan["read"]))
+    planned = config_rules.plan(target, "debug", with_files=True)
+    if refused := config_rules.refused(target, planned):
+        return StageResult(refused)
+    code, log = _run(target)
+    return StageResult(judge(code, log, target), tuple(planned["read"]))
 
 
-def gpus_of(subject: Subject) -> int:
-    """Return how many GPUs the command asks for in the size of the profile; 0 where its config cannot be read."""
-    return int(_plan(subject).get("gpus", 0))
-
-
-def _plan(subject: Subject) -> dict[str, Any]:
-    return ask(subject, "plan", budget_s=PLAN_BUDGET_S, **{**subject.as_request(), "profile": "debug"})
-
-
-def judge(code: int | None, log: str, subject: Subject) -> list[Finding]:
+def judge(code: int | None, log: str, target: Target) -> list[Finding]:
     """Return the findings about a run. Pure.
 
     Args:
         code: its exit code; None where it was ended for its time.
         log: what it printed.
-        subject: whose it is.
+        target: whose it is.
     """
-    steps = STEP.findall(log)
-    again = f"raydebug run --profile debug --debugger post-mortem -- {shlex.join(subject.command)}"
-    cause = judge_errors(find_errors("the log", log.splitlines())).first
+    assert target.program is not None
+    lines = log.splitlines()
+    steps = [step for line in lines if (step := target.program.trainer.step_of(line)) is not None]
+    again = f"raydebug run --profile debug --debugger post-mortem -- {shlex.join(target.command)}"
+    cause = judge_errors(find_errors("the log", lines)).first
     if code == 0 and steps:
         return _numbers(steps)
     if code == 0:
@@ -69,7 +60,7 @@ def judge(code: int | None, log: str, subject: Subject) -> list[Finding]:
             error(
                 "train.no-step",
                 "the training ended well, and made no step",
-                why=f"no line 'step:1 - ...' is in its log; it said last: {last_words(log)}",
+                why=f"no line 'step:1 - ...' is in its log; it printed last: {last_words(log)}",
                 fix="trainer.total_epochs must be 1 or more, and the data hold a batch",
             )
         ]
@@ -78,9 +69,13 @@ def judge(code: int | None, log: str, subject: Subject) -> list[Finding]:
             error(
                 "train.out-of-time",
                 f"the training was ended after {LIMIT_S:.0f} s, {len(steps)} steps were made",
-                why=f"it said last: {last_words(log)}" + (f"; first cause: {cause.title[:200]}" if cause else ""),
+                why=f"it printed last: {last_words(log)}" + (f"; first cause: {cause.title[:200]}" if cause else ""),
                 fix=f"`{again}`, then `raydebug paused` or py-spy shows what it waits for",
             )
+        ]
+    if refused := REFUSED.search(log):
+        return [
+            error("train.not-run", f"the training could not run: {refused[1]}", why=refused[2], fix=refused[3].strip())
         ]
     what, where = (cause.title, cause.place) if cause else (last_words(log), "")
     return [
@@ -93,9 +88,9 @@ def judge(code: int | None, log: str, subject: Subject) -> list[Finding]:
     ]
 
 
-def _numbers(steps: list[tuple[str, str]]) -> list[Finding]:
+def _numbers(steps: list[tuple[int, dict[str, float]]]) -> list[Finding]:
     for number, metrics in steps:
-        bad = [name for name, _ in NOT_A_NUMBER.findall(metrics) if SPOILT.search(name)]
+        bad = [name for name, value in metrics.items() if not math.isfinite(value) and SPOILT.search(name)]
         if bad:
             return [
                 error(
@@ -108,16 +103,17 @@ def _numbers(steps: list[tuple[str, str]]) -> list[Finding]:
     return []
 
 
-def _run(subject: Subject, gpus: int) -> tuple[int | None, str]:
+def _run(target: Target) -> tuple[int | None, str]:
     """Run the command as `raydebug run` does, on the running cluster or on one of its own, and return code and log."""
-    cluster = subject.cluster
-    where = ["--name", cluster.name] if cluster else ["--name", f"check-{os.getpid()}", "--gpus", str(gpus)]
+    cluster = target.cluster
+    name = cluster.name if cluster else f"check-{os.getpid()}"
     argv = [
         sys.executable,
         "-m",
         "raydebug",
         "run",
-        *where,
+        "--name",
+        name,
         "--profile",
         "debug",
         "--debugger",
@@ -128,7 +124,7 @@ def _run(subject: Subject, gpus: int) -> tuple[int | None, str]:
         log = Path(folder) / "log"
         with log.open("wb") as output:
             running = process.start(
-                [*argv, "--", *subject.command], env=_environ(subject), output=output, cwd=subject.folder
+                [*argv, "--", *target.command], env=_environ(target), output=output, cwd=target.folder
             )
             try:
                 code: int | None = running.wait(LIMIT_S)
@@ -140,13 +136,13 @@ def _run(subject: Subject, gpus: int) -> tuple[int | None, str]:
     return code, text[-LOG_BYTES_MAX:].decode(errors="replace")
 
 
-def _environ(subject: Subject) -> dict[str, str]:
+def _environ(target: Target) -> dict[str, str]:
     """Return the environment of `raydebug run`: the caller's; RAY_DEBUG would clash with --debugger."""
-    return {name: value for name, value in subject.caller.items() if not name.startswith("RAY_DEBUG")}
+    return {name: value for name, value in target.caller.items() if not name.startswith("RAY_DEBUG")}
 
 
 def _end(running: subprocess.Popen[bytes]) -> None:
-    """End a run that goes on, as Ctrl-C does: it ends its job, and the cluster that it brought up."""
+    """End a running `raydebug run` as Ctrl-C does: it stops its job and the cluster that it started."""
     deadline = time.monotonic() + END_S
     while running.poll() is None and time.monotonic() < deadline:
         running.send_signal(signal.SIGINT)

@@ -19,11 +19,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character must not end a session
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    words = [word for at, word in enumerate(arguments) if not (word == "--debug" and at < len(own))]
     try:
-        from raydebug.cli.app import app_for
-
-        code = app_for(arguments)(args=[a for i, a in enumerate(arguments) if not (a == "--debug" and i < len(own))],
-                                  prog_name="raydebug", standalone_mode=False)  # fmt: skip
+        code = _call(words)
     except RaydebugError as failure:
         render.error(failure, as_json="--json" in own)
         if debug:
@@ -37,6 +35,20 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - the single rescue
         _exit_for(error, debug=debug)
     sys.exit(code if isinstance(code, int) else Exit.OK)
+
+
+def _call(words: list[str]) -> object:
+    """Call the verb that the words name; without a verb, or with a group alone, print help."""
+    from raydebug.cli.app import RENAMED, app_for
+    from raydebug.cli.options import say_renamed
+
+    if words and words[0] in RENAMED:
+        say_renamed(words[0], RENAMED[words[0]])
+        words = [RENAMED[words[0]], *words[1:]]
+    app = app_for(words)
+    if not words or (len(words) == 1 and app.registered_groups and words[0] == app.registered_groups[0].name):
+        words = [*words, "--help"]
+    return app(args=words, prog_name="raydebug", standalone_mode=False)
 
 
 def _log_commands() -> None:

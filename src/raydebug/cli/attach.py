@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raydebug.cli.options import Address, Name
 from raydebug.errors import Exit, RaydebugError
+from raydebug.protocol import messages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from raydebug.cluster.state import Cluster
-    from raydebug.console.selection import Selection
+    from raydebug.console.group import Selection
+    from raydebug.protocol.listings import ListedPause
 
 _TARGET_HELP = "A pause of `raydebug paused`, `next` (waits for it) or `all`. Default: the only one that waits."
 _RANKS_HELP = "These ranks at one prompt, such as 0,3-5; those that pause later join."
@@ -47,7 +49,7 @@ def attach(
       raydebug attach                              the only pause that waits
       raydebug attach 3                            this one; `h` at the prompt lists the commands
       raydebug attach next --timeout 600           waits for the next one
-      raydebug attach next -x w -x "p loss" -x c   a script: look, then let it go on
+      raydebug attach next -x w -x "p loss" -x c   a script: look, then resume it
       raydebug attach all                          all at one prompt: @0,3 p x, @* bt, diff loss, c @*
       raydebug attach --ranks 0-7 -x "diff grad_norm" -x ranks
       raydebug attach --job 04000000               all ranks of one job
@@ -56,11 +58,10 @@ def attach(
       raydebug attach --pid 7311                   a process that works: pauses it, then attaches
     """
     from raydebug.cli.pauses import find
-    from raydebug.cluster.head import named_if_lost
-    from raydebug.console.attach import attach_pause
-    from raydebug.console.attach_group import attach_group
-    from raydebug.console.session import Door
-    from raydebug.pause.listing import fetch_pauses
+    from raydebug.cluster.lifecycle import named_if_lost
+    from raydebug.console.attach import attach_group, attach_pause
+    from raydebug.console.session import GatewayAddress
+    from raydebug.gateway.gateway_client import fetch_pauses
 
     process = _process(pid, worker, others=(target, ranks, job))
     selection = _selection(target, ranks, job, steal=steal)
@@ -69,7 +70,7 @@ def attach(
         if selection is not None or process is not None:
             raise _needs_gateway(option)
         raise typer.Exit(_attach_stock(cluster, option, target, execute or (), timeout))
-    door = Door(cluster.gateway_host, cluster.gateway_port, cluster.token)
+    door = GatewayAddress(cluster.gateway_host, cluster.gateway_port, cluster.token)
     with named_if_lost(cluster):
         if selection is not None:
             commands = execute or ()
@@ -94,11 +95,11 @@ def _attach_stock(
     cluster: Cluster, option: str, target: str | None, commands: Sequence[str], timeout: float | None
 ) -> int:
     from raydebug.console.attach import attach_pause
-    from raydebug.console.stock_session import StockDoor
-    from raydebug.pause.listing import fetch_pauses
+    from raydebug.console.unmanaged_session import UnmanagedCluster
+    from raydebug.gateway.gateway_client import fetch_pauses
 
     chosen = target or _choose(fetch_pauses(cluster), option)
-    door = StockDoor(lambda: fetch_pauses(cluster))
+    door = UnmanagedCluster(lambda: fetch_pauses(cluster))
     return attach_pause(door, chosen, cluster=cluster.name, commands=commands, timeout_s=timeout)
 
 
@@ -122,7 +123,7 @@ def _process(pid: str | None, worker: str | None, *, others: tuple[str | None, .
         raise _no_process(f"--pid {pid}", "a process id is a number; on one of several nodes: 7311@172.18.0.3")
     if worker is not None and not re.fullmatch(r"[0-9a-f]{4,56}", worker):
         raise _no_process(f"--worker {worker}", "a Ray worker id has 56 hexadecimal digits; its first 4 or more do")
-    return f"pid:{pid}" if pid is not None else f"worker:{worker}"
+    return f"{messages.PID}{pid}" if pid is not None else f"{messages.WORKER}{worker}"
 
 
 def _no_process(option: str, cause: str) -> RaydebugError:
@@ -130,7 +131,7 @@ def _no_process(option: str, cause: str) -> RaydebugError:
     return RaydebugError(f"{option} names no process", cause=cause, fix=fix, code="usage", exit_code=Exit.USAGE)
 
 
-def _choose(pauses: list[dict[str, Any]], option: str) -> str:
+def _choose(pauses: list[ListedPause], option: str) -> str:
     from raydebug.cli.pauses import show_table
     from raydebug.console.attach import choose_pause
 
@@ -146,8 +147,8 @@ def _selection(target: str | None, ranks: str | None, job: str | None, *, steal:
     Raises:
         RaydebugError: an id beside a selection, or no list of ranks.
     """
-    from raydebug.console.selection import Selection
-    from raydebug.pause.ranks import parse_ranks
+    from raydebug.console.group import Selection
+    from raydebug.gateway.breakpoint_specs import parse_ranks
 
     if ranks is None and job is None and target != "all":
         return None

@@ -1,4 +1,4 @@
-"""`raydebug check`: what would stop a training later, found before it starts."""
+"""`raydebug check`: find what would stop a training, before it starts."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Json, Name
-from raydebug.cli.two_parts import command_of, needed_command_of
+from raydebug.cli.options import Json, Name, command_of, needed_command_of
 from raydebug.errors import Exit, RaydebugError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from raydebug.check.ladder import Outcome
-    from raydebug.check.stage import Stage
-    from raydebug.check.subject import Subject
+    from raydebug.check.stages import Outcome, Stage
+    from raydebug.check.target import Target
 
 
 def check(
@@ -26,18 +24,14 @@ def check(
     stages: Annotated[
         list[str] | None,
         typer.Argument(
-            help="env, data, model, engine, train: these only; or cluster. The command stands behind `--`.",
+            help="env, data, model, engine, train: these only; or cluster. Put the training command after `--`.",
             metavar="[STAGE]... -- COMMAND...",
         ),
     ] = None,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Go on with the next stages when one fails.")
-    ] = False,
+    keep_going: Annotated[bool, typer.Option("--keep-going", help="Run the next stages too when one fails.")] = False,
     fix: Annotated[
         bool,
-        typer.Option(
-            "--fix", help="Apply fixes that are settings or variables, check again, print the mended command."
-        ),
+        typer.Option("--fix", help="Apply fixes that are settings or variables, check again, print the fixed command."),
     ] = False,
     profile: Annotated[
         str | None, typer.Option(help="Check the command as this profile would run it: debug.", metavar="PROFILE")
@@ -53,39 +47,39 @@ def check(
 
     Example: raydebug check -- python -m verl.trainer.main_ppo data.train_files=train.parquet
     """
-    from raydebug.check import report
-    from raydebug.check.ladder import FAILED, choose_stages, climb
-    from raydebug.check.mend import Mended, mend_until_done
-    from raydebug.check.record import record
-    from raydebug.check.remembered import Memory
+    from raydebug.check import output
+    from raydebug.check.autofix import Fixed, fix_until_done
+    from raydebug.check.cache import Cache
+    from raydebug.check.output import record
+    from raydebug.check.stages import FAILED, choose_stages, run_stages
 
     chosen = choose_stages(stages or [])
-    subject = _subject(ctx, name, profile, needs_command=any(stage.needs_command for stage in chosen))
+    target = _subject(ctx, name, profile, needs_command=any(stage.needs_command for stage in chosen))
 
     on_stage, on_outcome = _narration(as_json=as_json)
 
-    def attempt(subject: Subject) -> list[Outcome]:
-        memory = Memory(fresh=fresh)
-        return climb(subject, chosen, memory=memory, keep_going=keep_going, on_stage=on_stage, on_outcome=on_outcome)
+    def attempt(target: Target) -> list[Outcome]:
+        cache = Cache(fresh=fresh)
+        return run_stages(target, chosen, cache=cache, keep_going=keep_going, on_stage=on_stage, on_outcome=on_outcome)
 
     started = time.time()
     if fix:
-        mended, outcomes = mend_until_done(subject, attempt, lambda it: render.say(f"fix: {render.visible(it)}"))
+        fixed, outcomes = fix_until_done(target, attempt, lambda it: render.say(f"fix: {render.visible(it)}"))
     else:
-        mended, outcomes = Mended(subject), attempt(subject)
-    if mended.changes:
-        (render.say if as_json else render.out)(mended.as_command())
-    record(mended.subject, outcomes, started)
+        fixed, outcomes = Fixed(target), attempt(target)
+    if fixed.changes:
+        (render.say if as_json else render.out)(fixed.as_command())
+    record(fixed.target, outcomes, started)
     if junit is not None:
-        _write(junit, report.as_junit(outcomes))
+        _write(junit, output.as_junit(outcomes))
     if as_json:
-        render.out_json(report.as_json(outcomes))
+        render.out_json(output.as_json(outcomes))
     raise typer.Exit(Exit.FAILED if any(outcome.status == FAILED for outcome in outcomes) else Exit.OK)
 
 
 def _narration(*, as_json: bool) -> tuple[Callable[[Stage], None], Callable[[Outcome], None]]:
-    """Return what tells of a stage that begins and of how it went; with --json the document says it all."""
-    from raydebug.check import report
+    """Return the callbacks that print a stage's begin and outcome; with --json they print nothing."""
+    from raydebug.check import output
 
     def begin(stage: Stage) -> None:
         if stage.budget_s > 2 and not as_json:
@@ -93,21 +87,21 @@ def _narration(*, as_json: bool) -> tuple[Callable[[Stage], None], Callable[[Out
 
     def end(outcome: Outcome) -> None:
         if not as_json:
-            for line in report.as_lines(outcome):
+            for line in output.as_lines(outcome):
                 render.out(render.visible(line))
 
     return begin, end
 
 
-def _subject(ctx: typer.Context, name: str, profile: str | None, *, needs_command: bool) -> Subject:
-    from raydebug.check.subject import find_subject
+def _subject(ctx: typer.Context, name: str, profile: str | None, *, needs_command: bool) -> Target:
+    from raydebug.check.target import find_target
     from raydebug.profile.load import load_profile
 
     if needs_command:
         needed_command_of(ctx, "to check", or_else="; `raydebug check env` needs none")
     if profile is not None:
         load_profile(profile)
-    return find_subject(command_of(ctx), Path.cwd(), name, profile)
+    return find_target(command_of(ctx), Path.cwd(), name, profile)
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""`raydebug job`: jobs outlive the terminal; see what they are, what they say, and what went wrong first."""
+"""`raydebug job`: list, follow, stop and wait for jobs; their logs and their first error."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from raydebug.errors import Exit, RaydebugError
 
 if TYPE_CHECKING:
     from raydebug.cluster.dashboard import Dashboard
-    from raydebug.joblog.errors import LoggedError, Verdict
-    from raydebug.joblog.sources import Source
+    from raydebug.jobs.first_error import LoggedError, Verdict
+    from raydebug.jobs.logs import Source
 
 TRACEBACK_LINES = 24  # of the first error, for people; --json has all
 
-app = typer.Typer(no_args_is_help=True, help="The jobs of a cluster: list, status, logs, stop, wait.")
+app = typer.Typer(help="The jobs of a cluster: list, status, logs, stop, wait.")
 _Job = Annotated[str | None, typer.Argument(metavar="[JOB]", help="Its id, or the beginning of it; default: the last.")]
 
 
@@ -44,7 +44,7 @@ def list_jobs(name: Name = "default", as_json: Json = False) -> None:
 
 @app.command()
 def status(job: _Job = None, name: Name = "default", as_json: Json = False) -> None:
-    """Say how a job stands; the exit code is 0 whatever that is.
+    """Show the state of a job; the exit code is 0 in every state.
 
     Example: raydebug job status
     """
@@ -65,7 +65,7 @@ def logs(
         str | None, typer.Option(metavar="ROLE", help="driver, task, or a part of an actor's class: worker, engine.")
     ] = None,
     rank: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only this rank of a training group.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job has ended.")] = False,
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="30s, 10m, 2h, or a moment; by the time stamps in the logs.")
     ] = None,
@@ -85,13 +85,11 @@ def logs(
       raydebug job logs --follow --grep 'loss|reward'
       raydebug job logs --first-error                  why it failed
     """
-    from raydebug.joblog import reading
+    from raydebug.jobs.logs import Filter, follow_lines, read_pattern, read_since
 
     dashboard = _dashboard(name)
     found = _find(dashboard, job)
-    wanted = reading.Filter(
-        None if since is None else reading.read_since(since), None if grep is None else reading.read_pattern(grep)
-    )
+    wanted = Filter(None if since is None else read_since(since), None if grep is None else read_pattern(grep))
     if first_error:
         raise typer.Exit(_show_first_error(dashboard, found, as_json=as_json))
     shows_all = role is not None or rank is not None
@@ -107,9 +105,9 @@ def logs(
         import asyncio
 
         try:
-            asyncio.run(reading.follow(dashboard, look, lambda: _has_ended(dashboard, found), show, wanted))
+            asyncio.run(follow_lines(dashboard, look, lambda: _has_ended(dashboard, found), show, wanted))
         except KeyboardInterrupt:
-            render.say(f"left; job {found['submission_id']} goes on if it has not ended")
+            render.say(f"left; job {found['submission_id']} continues if it has not ended")
             raise typer.Exit(Exit.INTERRUPTED) from None
         return
     sources = look()
@@ -126,7 +124,7 @@ def stop(job: _Job = None, name: Name = "default") -> None:
 
     Example: raydebug job stop raydebug-194151-06d8c8
     """
-    from raydebug.joblog.reading import wait_until
+    from raydebug.jobs.logs import wait_until
 
     dashboard = _dashboard(name)
     found = _find(dashboard, job)
@@ -150,8 +148,8 @@ def wait(
 
     Example: raydebug job wait --timeout 3600
     """
-    from raydebug.cluster.jobs import exit_code_of
-    from raydebug.joblog.reading import wait_until
+    from raydebug.jobs.follow import exit_code_of
+    from raydebug.jobs.logs import wait_until
 
     dashboard = _dashboard(name)
     found = _find(dashboard, job)
@@ -173,12 +171,12 @@ def wait(
 
 @app.command("attach-log")
 def attach_log(job: _Job = None, name: Name = "default") -> None:
-    """Follow a job as `raydebug run` does: its log, its pauses, its exit code; Ctrl-C asks whether it is to stop.
+    """Follow a job as `raydebug run` does: its log, its pauses, its exit code; Ctrl-C asks whether to stop it.
 
     Example: raydebug job attach-log
     """
-    from raydebug.cli.follow import follow_job
-    from raydebug.cluster.state import load_cluster
+    from raydebug.cluster.find import load_cluster
+    from raydebug.jobs.terminal import follow_job
 
     found = _find(_dashboard(name), job)
     raise typer.Exit(follow_job(load_cluster(name), found["submission_id"]))
@@ -189,7 +187,7 @@ def attach_log(job: _Job = None, name: Name = "default") -> None:
 
 def _dashboard(name: str) -> Dashboard:
     from raydebug.cluster.dashboard import Dashboard
-    from raydebug.cluster.state import load_cluster
+    from raydebug.cluster.find import load_cluster
 
     return Dashboard(load_cluster(name))
 
@@ -224,12 +222,12 @@ def _has_ended(dashboard: Dashboard, job: dict[str, Any]) -> bool:
 
 
 def _sources(dashboard: Dashboard, submission_id: str, role: str | None, rank: int | None) -> list[Source]:
-    """Return the files asked for; without a role and a rank the driver's: Ray copies what workers write there."""
-    from raydebug.joblog import sources
+    """Return the wanted files; without a role and a rank the driver's, to which Ray copies the workers' output."""
+    from raydebug.jobs.logs import DRIVER, find_sources, select_sources
 
     job = next(job for job in dashboard.submitted_jobs() if job["submission_id"] == submission_id)
-    chosen = sources.DRIVER if role is None and rank is None else role
-    return sources.select(sources.find_sources(dashboard, job), chosen, rank)
+    chosen = DRIVER if role is None and rank is None else role
+    return select_sources(find_sources(dashboard, job), chosen, rank)
 
 
 def _nothing_written(dashboard: Dashboard, submission_id: str, role: str | None, rank: int | None) -> RaydebugError:
@@ -246,7 +244,8 @@ def _nothing_written(dashboard: Dashboard, submission_id: str, role: str | None,
 
 def _describe(job: dict[str, Any]) -> dict[str, Any]:
     from raydebug.cluster.dashboard import ENDED
-    from raydebug.cluster.jobs import command_of, exit_code_of
+    from raydebug.jobs.follow import exit_code_of
+    from raydebug.jobs.submit import command_of
 
     message = (job.get("message") or "").partition(", last available logs")[0].strip()
     return {
@@ -265,13 +264,11 @@ def _text(value: object) -> str:
 
 
 def _time(job: dict[str, Any]) -> str:
-    from raydebug.pause.listing import age
-
-    return age((job["ended"] or time.time()) - job["started"]) if job["started"] else "?"
+    return render.duration((job["ended"] or time.time()) - job["started"], whole=True) if job["started"] else "?"
 
 
 def _show_first_error(dashboard: Dashboard, job: dict[str, Any], *, as_json: bool) -> int:
-    from raydebug.joblog.first import find_first_error
+    from raydebug.jobs.first_error import find_first_error
 
     with render.waiting(f"reading what the processes of job {job['submission_id']} wrote"):
         verdict = find_first_error(dashboard, job)
@@ -298,7 +295,7 @@ def _show_verdict(verdict: Verdict) -> None:
     assert first is not None
     render.out(render.visible(f"first error: {first.title}"))
     render.out(render.visible(f"  raised by {first.who}" + (f", at {first.place}" if first.place else "")))
-    lines = [line for line in first.lines if line.strip(" ^~")]  # markers: Ray drops the lines that they stand under
+    lines = [line for line in first.lines if line.strip(" ^~")]  # markers: Ray drops the lines that they mark
     if len(lines) > TRACEBACK_LINES:
         render.out(f"    ... {len(lines) - TRACEBACK_LINES} lines before")
     for line in lines[-TRACEBACK_LINES:]:
@@ -308,5 +305,5 @@ def _show_verdict(verdict: Verdict) -> None:
         same = "the same error, seen by others" if error.title == first.title else error.kind
         counted[same] = counted.get(same, 0) + 1
     if counted:
-        told = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in counted.items())
-        render.out(render.visible(f"  followed by: {told}; --json has them"))
+        kinds = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in counted.items())
+        render.out(render.visible(f"  followed by: {kinds}; --json has them"))

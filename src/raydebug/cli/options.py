@@ -1,13 +1,20 @@
-"""Options that several verbs share, worded once."""
+"""Options that several verbs share, and the user's command after `--`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
+from raydebug import render
 from raydebug.errors import Exit, RaydebugError
 
+_COMMAND = "raydebug.command"
+GPUS_HELP = (
+    "Logical GPUs of a cluster that this starts. Default: the GPUs that the driver lists; on a CPU as many as the"
+    " training asks for."
+)
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="Which cluster, where several run side by side.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 Address = Annotated[
@@ -34,6 +41,11 @@ Debugger = Annotated[
 ]
 
 
+def say_renamed(old: str, new: str) -> None:
+    """Print one line that names the new spelling of a verb or an option."""
+    render.say(f"note: `raydebug {old}` is now `raydebug {new}`; the old spelling works in this release only")
+
+
 def tiny_kinds(model: str | None, data: str | None) -> list[str]:
     """Return what --model and --data ask to be swapped in.
 
@@ -54,3 +66,42 @@ def tiny_kinds(model: str | None, data: str | None) -> list[str]:
             )
         kinds.append(kind)
     return kinds
+
+
+class PassThrough(TyperCommand):
+    """A verb that takes the user's command after `--`, with whatever options that command has."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Set the user's command aside, and parse the rest."""
+        at = args.index("--") if "--" in args else len(args)
+        ctx.meta[_COMMAND] = args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
+
+
+def command_of(ctx: typer.Context) -> list[str]:
+    """Return the user's command; empty without one."""
+    command: list[str] = ctx.meta[_COMMAND]
+    return command
+
+
+def needed_command_of(ctx: typer.Context, purpose: str, *, or_else: str = "") -> list[str]:
+    """Return the user's command.
+
+    Args:
+        ctx: of the verb.
+        purpose: what the command is needed for, such as `to try`.
+        or_else: what works without one, added to the fix.
+
+    Raises:
+        RaydebugError: there is none.
+    """
+    command = command_of(ctx)
+    if not command:
+        raise RaydebugError(
+            f"there is no command {purpose}",
+            cause="the training command comes after `--`, as for `raydebug run`",
+            fix=f"{ctx.command_path} -- python -m verl.trainer.main_ppo ...{or_else}",
+            code=f"{ctx.info_name}.no-command",
+            exit_code=Exit.USAGE,
+        )
+    return command

@@ -1,9 +1,9 @@
-"""`raydebug paused`: what waits for a debugger."""
+"""`raydebug paused`: the pauses of a cluster."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,7 @@ from raydebug.cli.options import Address, Json, Name
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
+    from raydebug.protocol.listings import ListedPause
 
 WATCH_PERIOD_S = 0.5
 
@@ -20,17 +21,17 @@ def paused(
     name: Name = "default",
     address: Address = None,
     as_json: Json = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on showing each new pause until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show each new pause until Ctrl-C.")] = False,
 ) -> None:
     """List every pause of the cluster.
 
     Example: raydebug paused --watch
     """
-    from raydebug.pause.listing import Pause, fetch_pauses
+    from raydebug.gateway.gateway_client import fetch_pauses
 
     cluster, option = find(name, address)
 
-    def show(pauses: list[Pause]) -> None:
+    def show(pauses: list[ListedPause]) -> None:
         if as_json:
             render.out_json({"version": 1, "pauses": pauses})
             return
@@ -56,20 +57,30 @@ def paused(
 
 
 def find(name: str, address: str | None) -> tuple[Cluster, str]:
-    """Return the cluster that is meant, and the option that names it in a command that we recommend."""
-    from raydebug.cluster import state, stock
+    """Return the cluster, and the option that names it in suggested commands."""
+    from raydebug.cluster import state
+    from raydebug.cluster.find import load_cluster
+    from raydebug.cluster.unmanaged import cluster_at
 
     if address is None:
-        return state.load_cluster(name), state.name_option(name)
-    return stock.cluster_at(address), f" --address {address}"
+        return load_cluster(name), state.name_option(name)
+    return cluster_at(address), f" --address {address}"
 
 
-def show_table(pauses: list[dict[str, Any]], *, to_stderr: bool = False) -> None:
-    """Print pauses as a table: on stdout where they are what was asked for, else on stderr."""
-    from raydebug.pause.listing import age, name_owner, name_place
+def show_table(pauses: list[ListedPause], *, to_stderr: bool = False) -> None:
+    """Print pauses as a table, on stdout or stderr."""
+    from raydebug.gateway.gateway_client import name_owner, name_place
 
     rows = [
-        [p["id"], p["kind"] or "?", name_place(p), p["exception"] or "", name_owner(p), age(p["since_s"]), p["state"]]
+        [
+            p["id"],
+            p["kind"] or "?",
+            name_place(p),
+            p["exception"] or "",
+            name_owner(p),
+            render.duration(p["since_s"], whole=True),
+            p["state"],
+        ]
         for p in pauses
     ]
     render.table(None, ["id", "kind", "where", "exception", "who", "since", "state"], rows, to_stderr=to_stderr)

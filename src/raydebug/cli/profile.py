@@ -11,9 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Json, Name, TinyData, TinyModel, tiny_kinds
+from raydebug.cli.options import Json, Name, PassThrough, TinyData, TinyModel, command_of, needed_command_of, tiny_kinds
 
-app = typer.Typer(no_args_is_help=True, help="Profiles: how big a run is, and what one would change in your command.")
+app = typer.Typer(help="Profiles: how big a run is, and what one would change in your command.")
+
+
+DEFAULT_PROFILE = "debug"
 
 
 @app.command("list")
@@ -32,12 +35,13 @@ def list_profiles(as_json: Json = False) -> None:
     render.table(None, ["profile", "what it makes of a run"], [[p.name, p.summary] for p in profiles])
 
 
-@app.command()
+@app.command(cls=PassThrough)
 def show(
-    profile: Annotated[str, typer.Argument(metavar="PROFILE", help="As `profile list` has it.")],
-    command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND...", help="A training command, or a shell script that runs one.")
-    ],
+    ctx: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PROFILE] -- COMMAND...", help="Default: debug. The command may be a shell script."),
+    ] = None,
     model: TinyModel = None,
     data: TinyData = None,
     verl: Annotated[
@@ -52,6 +56,8 @@ def show(
     """
     from raydebug.profile.explain import explain
 
+    profile, *before = words or [DEFAULT_PROFILE]
+    command = before + (command_of(ctx) if before else needed_command_of(ctx, "to show"))
     environ, elsewhere = _surroundings(name)
     documents = explain(
         command,
@@ -73,30 +79,34 @@ def show(
 
 def _surroundings(name: str) -> tuple[dict[str, str], Any]:
     """Return the environment of a job, and the place to ask where that is not this Python on this machine."""
-    from raydebug.cluster import lifecycle, local, state
-    from raydebug.cluster.environment import read_variables
-    from raydebug.cluster.place import LocalPlace
+    from raydebug.cluster import lifecycle, local
+    from raydebug.cluster.find import find_cluster
+    from raydebug.cluster.runner import LocalRunner
     from raydebug.errors import RaydebugError
-    from raydebug.settings.paths import environment_dir
+    from raydebug.settings.flavours import flavour_variables
 
-    found = state.find_cluster(name)
+    found = find_cluster(name)
     cluster = found if found is not None and lifecycle.is_alive(found) else None
     if cluster is not None:
-        place, flavour = lifecycle.place_of(cluster), cluster.flavour
+        place, flavour = lifecycle.runner_of(cluster), cluster.flavour
     else:
-        place = LocalPlace(sys.executable)
+        place = LocalRunner(sys.executable)
         try:
-            flavour = local.probe_environment(sys.executable)
+            flavour = local.probe_environment(sys.executable).flavour
         except RaydebugError:  # no cluster can start here; a command can be looked at all the same
             flavour = "core"
-    file = environment_dir() / "flavours" / f"{flavour}.env"
-    environ = {**(read_variables(file) if file.is_file() else {}), **os.environ}
-    is_here = isinstance(place, LocalPlace) and place.python == sys.executable
+    environ = {**flavour_variables(flavour), **os.environ}
+    is_here = isinstance(place, LocalRunner) and place.python == sys.executable
     return environ, None if is_here else place
 
 
 def _print(profile: str, document: dict[str, Any]) -> None:
-    of = f"verl {document['verl']}" if document["verl"] else "a verl that names no version"
+    from raydebug.trainers.recognise import recognise
+
+    program = recognise(document["argv"])
+    assert program is not None
+    name = program.trainer.name
+    of = f"{name} {document[name]}" if document[name] else f"a {name} that names no version"
     render.say(f"{profile} over {document['trainer']} of {of}: {len(document['changes'])} changes")
     rows = [
         [c["key"], f"{c['old']} -> {'(taken out)' if c['new'] is None else c['new']}", c["why"], c["saving"]]

@@ -1,4 +1,4 @@
-"""`raydebug report`: what is left of a run, as one page."""
+"""`raydebug report`: a run as one page."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from raydebug import render
 from raydebug.cli.options import Json
 from raydebug.errors import Exit, RaydebugError
+from raydebug.render import duration
 
 
 def report(
@@ -34,8 +35,8 @@ def report(
       raydebug report raydebug-0629 --open
       raydebug report raydebug-0629 raydebug-0712 --output compared.html
     """
-    from raydebug.runs.folder import LAST, list_runs, load_run
-    from raydebug.runs.report import write_report
+    from raydebug.jobs.run_folder import LAST, list_runs, load_run
+    from raydebug.report.write import write_report
 
     if lists:
         _list(list_runs(), as_json=as_json)
@@ -72,16 +73,16 @@ def _document(documents: list[dict[str, Any]]) -> dict[str, Any]:
         return documents[0]
     from dataclasses import asdict
 
-    from raydebug.runs.page.differences import find_differences
-    from raydebug.runs.page.reading import read_run
+    from raydebug.report.compare import find_differences
+    from raydebug.report.document import read_run
 
     found = find_differences(*(read_run(document) for document in documents))
     return {"version": 1, "runs": documents, "differences": [asdict(one) for one in found]}
 
 
 def _list(documents: list[dict[str, Any]], *, as_json: bool) -> None:
-    from raydebug.runs.page import words
-    from raydebug.runs.page.reading import read_run
+    from raydebug.report import units
+    from raydebug.report.document import read_run
 
     runs = [read_run(document) for document in documents]
     if as_json:
@@ -91,6 +92,6 @@ def _list(documents: list[dict[str, Any]], *, as_json: bool) -> None:
     if not runs:
         render.say("no run is recorded: `raydebug run -- COMMAND` records one")
         return
-    rows = [[r.id, r.status, words.moment(r.started), words.seconds(r.took_s), " ".join(r.command)[:80]] for r in runs]
+    rows = [[r.id, r.status, units.moment(r.started), duration(r.took_s), " ".join(r.command)[:80]] for r in runs]
     render.table(None, ["id", "status", "started", "took", "command"], rows)
     render.say(f"next: raydebug report {runs[-1].id}")

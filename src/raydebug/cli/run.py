@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Debugger, Name, TinyData, TinyModel, tiny_kinds
+from raydebug.cli.options import GPUS_HELP, Debugger, Name, TinyData, TinyModel, tiny_kinds
 from raydebug.errors import Exit, RaydebugError
 
 if TYPE_CHECKING:
-    from raydebug.cluster.jobs import Job
+    from raydebug.check.config import Need
     from raydebug.cluster.state import Cluster
+    from raydebug.jobs.submit import Job
 
 
 def run(
     command: Annotated[list[str], typer.Argument(help="The command, after `--`.", metavar="-- COMMAND...")],
     profile: Annotated[
         str | None,
-        typer.Option(help="Lay a profile over a training command, such as debug: `profile list`.", metavar="PROFILE"),
+        typer.Option(help="Apply a profile to a training command, such as debug: `profile list`.", metavar="PROFILE"),
     ] = None,
     model: TinyModel = None,
     data: TinyData = None,
@@ -41,7 +42,7 @@ def run(
         typer.Option("--keep-watchdogs", help="Leave the time limits alone by which torch and vLLM end long pauses."),
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Leave the job running and return at once.")] = False,
-    gpus: Annotated[int, typer.Option(help="Logical GPUs, when this brings a cluster up.", min=0, metavar="N")] = 0,
+    gpus: Annotated[int | None, typer.Option(help=GPUS_HELP, min=0, metavar="N")] = None,
     name: Name = "default",
 ) -> None:
     """Run a command as a job on the cluster; without a cluster, bring a local one up and take it down after.
@@ -73,17 +74,19 @@ def launch(
     breaks: list[str] | None = None,
     keep_watchdogs: bool = False,
     detach: bool = False,
-    gpus: int = 0,
+    gpus: int | None = None,
 ) -> int:
     """Run a command as a job, on the running cluster of this name or on one of its own, and return its exit code.
 
     Raises:
         RaydebugError: the command cannot be run there, or one of the wishes cannot be met.
     """
-    from raydebug.cluster import lifecycle, state
-    from raydebug.cluster.jobs import Job, find_program
-    from raydebug.cluster.place import LocalPlace
-    from raydebug.pause.breaks import resolve_breaks
+    from raydebug.check.config import find_need
+    from raydebug.cluster import lifecycle
+    from raydebug.cluster.find import find_cluster
+    from raydebug.cluster.runner import LocalRunner
+    from raydebug.gateway.breakpoint_specs import resolve_breaks
+    from raydebug.jobs.submit import Job, find_program
     from raydebug.profile.load import BASE, load_profile
     from raydebug.profile.swap import require_parts
     from raydebug.settings.debugger import choose_mode
@@ -94,10 +97,13 @@ def launch(
     if profile is not None:
         load_profile(profile)
         _look_for_training(command, folder)
-    found = state.find_cluster(name)
+    found = find_cluster(name)
     cluster = found if found is not None and lifecycle.is_alive(found) else None
-    place = LocalPlace(sys.executable) if cluster is None else lifecycle.place_of(cluster)
+    place = LocalRunner(sys.executable) if cluster is None else lifecycle.runner_of(cluster)
     find_program(command, folder, place)
+    if cluster is None and detach:
+        raise _detached_alone(name)
+    gpus = fit_gpus(find_need(command, folder, name, profile), cluster, gpus, name)
     require_parts(tiny or [], place, folder)
     in_force = mode if cluster is None or origin != "default" else cluster.debugger
     job = Job(
@@ -111,9 +117,44 @@ def launch(
     )
     if cluster is not None:
         return _run_job(cluster, job, detach=detach)
-    if detach:
-        raise _detached_alone(name)
     return _run_alone(job, name, gpus, mode)
+
+
+def fit_gpus(need: Need | None, cluster: Cluster | None, asked: int | None, name: str) -> int:
+    """Return how many logical GPUs the cluster has, or is to have where this starts it.
+
+    Args:
+        need: of the command; None where it is not known.
+        cluster: the one that runs.
+        asked: the user's --gpus, for a cluster that this starts.
+        name: the cluster's name.
+
+    Raises:
+        RaydebugError: the command asks for more.
+    """
+    from raydebug.cluster import resources
+    from raydebug.cluster.lifecycle import gpus_of
+    from raydebug.cluster.state import name_option
+
+    if cluster is not None:
+        there = gpus_of(cluster)
+        why = "its nodes have no more"
+        fix = f"`raydebug down{name_option(name)}`, then `raydebug up{name_option(name)} --gpus N`"
+    elif asked is None and need is not None and need.on_cpu:
+        return need.gpus
+    else:
+        there = resources.choose_gpus(asked, os.environ)
+        why = resources.why_so_many(asked, os.environ)
+        fix = f"--gpus {need.gpus}" if need is not None and need.on_cpu else "run it where there are as many GPUs"
+    if need is not None and there is not None and need.gpus > there:
+        raise RaydebugError(
+            f"the command asks for {need.gpus} GPUs, cluster '{name}' has {there}",
+            cause=f"trainer.n_gpus_per_node times trainer.nnodes is {need.gpus}; {why}",
+            fix=f"{fix}, or a smaller trainer.n_gpus_per_node",
+            code="run.gpus",
+            exit_code=Exit.USAGE,
+        )
+    return there or 0
 
 
 def _look_for_training(command: list[str], folder: Path) -> None:
@@ -152,10 +193,13 @@ def _widen_watchdogs() -> dict[str, str]:
 
 def _run_alone(job: Job, name: str, gpus: int, mode: str) -> int:
     """Run a job on a local cluster that is there for it alone."""
+    from raydebug.cli.status import warn_without_token
     from raydebug.cluster import local
+    from raydebug.cluster.up_options import UpOptions
 
     with render.waiting(f"no cluster '{name}' runs: starting one on this machine"):
-        cluster, _ = local.bring_up(local.Wish(name, gpus=gpus, debugger=mode, owner=os.getpid()))
+        cluster, _ = local.bring_up(UpOptions(name=name, gpus=gpus, debugger=mode, owner=os.getpid()))
+    warn_without_token(cluster)
     try:
         return _run_job(cluster, job, detach=False)
     finally:
@@ -164,13 +208,13 @@ def _run_alone(job: Job, name: str, gpus: int, mode: str) -> int:
 
 
 def _run_job(cluster: Cluster, job: Job, *, detach: bool) -> int:
-    from raydebug.cluster import jobs
+    from raydebug.jobs.submit import submit
 
-    submission_id = jobs.submit(cluster, job)
+    submission_id = submit(cluster, job)
     render.say(f"job {submission_id}: {' '.join(job.command)[:200]}")
     if detach:
         render.out(submission_id)
         return Exit.OK
-    from raydebug.cli.follow import follow_job  # asyncio costs every other verb 30 ms
+    from raydebug.jobs.terminal import follow_job  # asyncio costs every other verb 30 ms
 
     return follow_job(cluster, submission_id)

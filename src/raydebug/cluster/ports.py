@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import json
+import os
 import random
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from pathlib import Path
 
+from raydebug.cluster import state
 from raydebug.errors import Exit, RaydebugError
 
-# Ray's default range for workers is 10002-19999, the kernel's for outgoing connections 32768-60999.
-RANGE = range(20000, 32000)
+# Ray's default range for workers is 10002-19999, the kernel's for outgoing connections 32768-60999. Tests that run side
+# by side have a part of it each (tests/conftest.py): between the choice of a port and its use another could choose it.
+FIRST, END = (int(port) for port in os.environ.get("RAYDEBUG_TEST_PORTS", "20000-32000").split("-"))
+RANGE = range(FIRST, END)
 DEFAULTS = {"dashboard": 8265, "gateway": 5678}
 PURPOSES = (
     *("dashboard", "gateway", "dial", "gcs", "client_server", "agent", "agent_grpc", "runtime_env", "metrics"),
@@ -18,7 +26,7 @@ PURPOSES = (
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Say whether a port can be listened on: on this address, and on all of them, as a foreign server may hold it."""
+    """Return whether a port is free on this address and on the wildcard address, which another server may hold."""
     for address in (host, ""):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -38,11 +46,11 @@ def choose_ports(
     """Return a port for every purpose.
 
     Args:
-        asked: ports that the user named, by purpose; these and no others will do. 0 asks for any that is free, and not
-            for the one that everybody's first cluster has.
-        remembered: what an earlier cluster of this name had; taken again where still free.
-        taken: ports of other clusters, also of those that are just starting.
-        purposes: what the ports are for.
+        asked: ports that the user named, by purpose; no other port is taken for these. 0 takes any free port, and not
+            the default one.
+        remembered: ports of an earlier cluster of this name; taken again if free.
+        taken: ports of other clusters, also of those that are starting.
+        purposes: the purposes that need a port.
 
     Raises:
         RaydebugError: a port that the user named is taken.
@@ -58,6 +66,26 @@ def choose_ports(
         port = next((p for p in candidates if p and p not in used and is_free(p)), None)
         chosen[purpose] = port or _any_free(used)
     return chosen
+
+
+@contextlib.contextmanager
+def choosing_ports(name: str) -> Iterator[list[int]]:
+    """Hold the lock under which ports are chosen, and yield the ports of all other clusters."""
+    path = state.clusters_dir() / "ports.lock"
+    with state.writing(path):
+        file = path.open("w")
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        others = (state.read_record(other) for other in state.known_names() if other != name)
+        yield [port for other in others if other is not None for port in other.ports.values()]
+
+
+def remembered_ports(folder: Path) -> dict[str, int]:
+    """Return the ports of an earlier cluster in this folder."""
+    with contextlib.suppress(OSError, ValueError):
+        ports: dict[str, int] = json.loads((folder / "ports.json").read_text())
+        return ports
+    return {}
 
 
 def _any_free(used: Collection[int]) -> int:
@@ -85,7 +113,7 @@ def _taken(purpose: str, port: int) -> RaydebugError:
 
 
 def owner_of(port: int) -> str:
-    """Return who listens on a port, in words."""
+    """Return the program that listens on a port, in words."""
     import psutil
 
     try:

@@ -1,9 +1,9 @@
-"""`python -m raydebug.cluster.supervisor NAME [PID]`: keeps one local cluster: Ray's head and the gateway.
+"""`python -m raydebug.cluster.supervisor NAME [PID]`: supervise one local cluster: Ray's head and the gateway.
 
-With a PID the cluster is there for that process, and ends with it, however that ends.
+With a PID the cluster ends when that process ends, for any reason.
 
-It writes what it sees to status.json, and ends everything below it on SIGTERM. Being the reaper of its descendants
-(Linux), it finds the ones whose parents have died too, so that nothing is left and nothing else is touched.
+It writes the cluster's state to status.json, and ends all its descendants on SIGTERM. As a child subreaper (Linux) it
+also finds those whose parents have died, so that nothing is left and nothing else is touched.
 """
 
 from __future__ import annotations
@@ -12,36 +12,55 @@ import contextlib
 import ctypes
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from raydebug import process
-from raydebug.cluster import state
-from raydebug.cluster.environment import cluster_environment, ray_command, read_variables
-from raydebug.settings.paths import environment_dir
+from raydebug.cluster import audit_log, private_folder, ray_node, state
+from raydebug.cluster.environment import cluster_environment, ray_command
+from raydebug.cluster.find import load_cluster
+from raydebug.errors import RaydebugError
+from raydebug.protocol import variables
+from raydebug.settings.flavours import flavour_variables
 from raydebug.settings.watchdogs import widened
-from raydebug.worker import names
 
-START_TIMEOUT_S = 90.0
 POLL_S = 0.15
-HEALTH_PERIOD_S = 2.0
-HEALTH_FAILURES = 3
+REAP_PERIOD_S = 2.0
+START_PROBE_TIMEOUT_S = 2.0
 STOP_GRACE_S = 2.6  # Ray's own way out takes 2 s when idle; a running job would make it wait for up to 30 s
-# `ray start --block` does not end when its raylet is gone, and late when its GCS is: ask both.
-HEALTH = {
-    "the raylet": ("agent", "/api/local_raylet_healthz"),
-    "Ray's head (gcs_server)": ("dashboard", "/api/gcs_healthz"),
-}
-GATEWAY_RESTARTS = 5
-POOL_RESTARTS = 5
+RESTARTS, RESTARTS_WINDOW_S = 5, 600.0  # of the gateway, and of the pool
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+
+
+class Restarts:
+    """A limit on restarts within a sliding window of time.
+
+    Args:
+        limit: how many restarts are allowed within the window.
+        window_s: length of the window, in seconds.
+        clock: returns a monotonic time in seconds.
+    """
+
+    def __init__(self, limit: int, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit, self._window_s, self._clock = limit, window_s, clock
+        self._times: list[float] = []
+
+    def take(self) -> bool:
+        """Count a restart and return True; return False where the limit is reached."""
+        now = self._clock()
+        self._times = [t for t in self._times if now - t < self._window_s]
+        if len(self._times) >= self._limit:
+            return False
+        self._times.append(now)
+        return True
+
+    def reset(self) -> None:
+        """Forget the restarts so far."""
+        self._times.clear()
 
 
 class Supervisor:
@@ -50,49 +69,63 @@ class Supervisor:
     def __init__(self, cluster: state.Cluster, owner: int | None = None) -> None:
         self.cluster = cluster
         self.stopping = False
+        self.gateway_wanted = False  # `up` requests a restart of a gateway that stays down
         self._owner = None if owner is None else _watch_process(owner)
-        self._restarts = 0
-        flavour_file = environment_dir() / "flavours" / f"{cluster.flavour}.env"
-        flavour = read_variables(flavour_file) if flavour_file.is_file() else {}
-        self._environment = cluster_environment(os.environ, cluster, flavour)
+        self._gateway_restarts = Restarts(RESTARTS, RESTARTS_WINDOW_S)
+        self._pool_restarts = Restarts(RESTARTS, RESTARTS_WINDOW_S)
+        self._status: dict[str, Any] = {"phase": "starting", "reason": None, "gateway": None, "ray": None}
+        self._environment = cluster_environment(os.environ, cluster, flavour_variables(cluster.flavour))
         self._gateway: subprocess.Popen[bytes]
         self._ray: subprocess.Popen[bytes]
         self._started: list[subprocess.Popen[bytes]] = []
         self._pool: subprocess.Popen[bytes] | None = None
-        self._pool_starts = 0
+        self._node: ray_node.RayNode | None = None
 
     def run(self) -> None:
-        """Keep the cluster until SIGTERM, or until its owner is gone; nothing of it is left then."""
+        """Run the cluster until SIGTERM or the end of its owner, then end all of it."""
         try:
             self._keep()
         finally:
             self._end_all()
 
     def _keep(self) -> None:
-        self._say("starting the gateway")
-        self._gateway = self._start_gateway()
-        self._say("starting Ray")
-        with (self.cluster.folder / "ray.log").open("wb") as log:
-            self._ray = self._start(ray_command(self.cluster), log)
-        failure = self._wait_until_up()
+        failure = self._not_private()
+        if failure is None:
+            self._say(phase="starting the gateway")
+            self._gateway = self._start_gateway()
+            self._say(phase="starting Ray")
+            with (self.cluster.folder / "ray.log").open("wb") as log:
+                self._ray = self._start(ray_command(self.cluster), log)
+            failure = self._wait_until_up()
         if failure is None and not self._is_over():
             self._keep_pool()
-            self._say("up")
+            self._say(phase="up")
             failure = self._watch()
         if not self._is_over():
-            self._say("dead", failure)
+            self._say(phase="dead", reason=failure)
             self._end_all()
-            while not self._is_over():  # `ps` can still say why; `down` ends us
+            while not self._is_over():  # `ps` still shows the reason; `down` ends us
                 time.sleep(POLL_S)
 
     def _is_over(self) -> bool:
         return self.stopping or (self._owner is not None and self._owner())
 
+    def _not_private(self) -> str | None:
+        """Return why another user could access the cluster's folders; None if no other user can."""
+        try:
+            for folder in (self.cluster.folder, self.cluster.temp_dir):
+                private_folder.check(folder)
+        except RaydebugError as failure:
+            return f"{failure.what}: {failure.cause}"
+        return None
+
     def _start_gateway(self) -> subprocess.Popen[bytes]:
         ports = self.cluster.ports
         argv = [sys.executable, "-m", "raydebug.gateway", "--host", self.cluster.host, "--client-port"]
         argv += [str(ports["gateway"]), "--dial-host", self.cluster.host, "--dial-port", str(ports["dial"])]
-        with (self.cluster.folder / "gateway.log").open("ab") as log:
+        path = self.cluster.folder / "gateway.log"
+        argv += ["--log-file", str(path), "--audit-file", str(audit_log.file_of(self.cluster.name))]
+        with path.open("ab") as log:  # for what Python itself prints
             return self._start(argv, log)
 
     def _start(self, argv: list[str], log: BinaryIO, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
@@ -100,62 +133,102 @@ class Supervisor:
         self._started.append(child)
         return child
 
+    def _keep_gateway(self) -> None:
+        """Restart a gateway that has ended; at the limit it stays down until `up` requests it. Ray is not touched."""
+        if self.gateway_wanted:
+            self.gateway_wanted = False
+            self._gateway_restarts.reset()
+            self._say(gateway=None)
+        if self._gateway.poll() is None or self._status["gateway"] is not None:
+            return
+        if self._gateway_restarts.take():
+            self._gateway = self._start_gateway()
+            return
+        # No line of its log: what a peer sends can be in there.
+        self._say(
+            gateway=f"it has ended {RESTARTS + 1} times within {RESTARTS_WINDOW_S / 60:.0f} minutes, the last time with"
+            f" {_ending(self._gateway.returncode)} (its log: {self.cluster.folder / 'gateway.log'});"
+            f" `raydebug up{state.name_option(self.cluster.name)}` starts it again, until then the job's pauses wait"
+        )
+
     def _keep_pool(self) -> None:
-        """Start a warm cluster's pool, and start it again where it has ended; without it processes start as ever."""
+        """Start the pre-forked processes, and restart them after their end; without them processes start as usual."""
         ended = self._pool is None or self._pool.poll() is not None
-        if self.cluster.warm and ended and self._pool_starts <= POOL_RESTARTS:
-            self._pool_starts += 1
+        if self.cluster.prefork and ended and (self._pool is None or self._pool_restarts.take()):
             # What `run` gives to a job: some of it is read when vLLM is imported.
             environment = {**self._environment, **widened(self._environment)}
-            argv = [self.cluster.python, "-m", "raydebug.zygotes.keeper"]
+            argv = [self.cluster.python, "-m", "raydebug.prefork.server"]
             argv += [str(self.cluster.pool_socket), str(self.cluster.pool_status)]
             with (self.cluster.folder / "pool.log").open("ab") as log:
                 self._pool = self._start(argv, log, environment)
 
     def _wait_until_up(self) -> str | None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline and not self._is_over():
+        startup = ray_node.Startup(self.cluster.ray_logs)
+        while not self._is_over():
             if self._ray.poll() is not None:
                 return f"Ray ended while it started (exit code {self._ray.returncode}): {self.last_words('ray.log')}"
             if self._gateway.poll() is not None:
                 return f"the gateway ended while it started: {self.last_words('gateway.log')}"
-            ready = self._answers("agent", "/api/local_raylet_healthz") and self._answers("gateway", "/health")
-            if ready and self._answers("dashboard", "/api/v0/nodes?limit=1"):
+            missing = self._first_missing()
+            if missing is None:
                 return None
+            if over := startup.is_over():
+                return f"{over} (waiting for {missing}): {self.last_words('ray.log')}"
+            if line := startup.line(missing):
+                self._say(phase=line)
             time.sleep(POLL_S)
-        return f"Ray was not up after {START_TIMEOUT_S:.0f} s: {self.last_words('ray.log')}"
+        return None
 
     def _watch(self) -> str | None:
-        failures = dict.fromkeys(HEALTH, 0)
-        checked = time.monotonic()
+        self._node = ray_node.RayNode(self._ray.pid, self._health_pages(), self.cluster.token)
+        reaped = time.monotonic()
         while not self._is_over():
             time.sleep(POLL_S)
             if self._ray.poll() is not None:
                 return f"Ray's head ended with exit code {self._ray.returncode}: {self.last_words('ray.log')}"
-            if self._gateway.poll() is not None:
-                if self._restarts >= GATEWAY_RESTARTS:
-                    return f"the gateway ended {self._restarts} times: {self.last_words('gateway.log')}"
-                self._restarts += 1
-                self._gateway = self._start_gateway()
+            self._keep_gateway()
             self._keep_pool()
-            if time.monotonic() - checked > HEALTH_PERIOD_S:
-                checked = time.monotonic()
+            if time.monotonic() - reaped > REAP_PERIOD_S:
+                reaped = time.monotonic()
                 self._reap_adopted()
-                for part, (purpose, path) in HEALTH.items():
-                    failures[part] = 0 if self._answers(purpose, path) else failures[part] + 1
-                    if failures[part] >= HEALTH_FAILURES:
-                        logs = self.cluster.temp_dir / "session_latest" / "logs"
-                        return f"{part} does not answer any more; Ray's logs say more: {logs}"
+            found = self._node.look()
+            if found.state == "dead":
+                return f"{found.reason}; Ray's logs say more: {self.cluster.ray_logs}"
+            if found.state == "hung" and self.cluster.end_when_hung:
+                return f"hung: {found.reason}"
+            self._note(found)
         return None
 
-    def _answers(self, purpose: str, path: str) -> bool:
-        url = f"http://{self.cluster.host}:{self.cluster.ports[purpose]}{path}"
-        asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {self.cluster.token}"})
-        try:
-            with _NO_PROXY.open(asked, timeout=2.0) as answer:
-                return bool(answer.status == 200)
-        except (OSError, urllib.error.URLError, ValueError):
-            return False
+    def _note(self, found: ray_node.Condition) -> None:
+        """Record in the status and the log that Ray is slow or hung, or answers again; nothing is ended."""
+        was = self._status["ray"]
+        if found.state == "up":
+            if was is not None:
+                _log(f"Ray answers again after {time.time() - was['since']:.0f} s")
+                self._say(ray=None)
+        elif was is None or was["state"] != found.state:
+            _log(f"Ray is {found.state}: {found.reason}")
+            self._say(ray={"state": found.state, "since": time.time() - found.silent_s, "reason": found.reason})
+
+    def _health_pages(self) -> dict[str, str]:
+        # `ray start --block` does not end when its raylet is gone, and late when its GCS is: both are watched.
+        return {
+            ray_node.RAYLET: self._url("agent", "/api/local_raylet_healthz"),
+            ray_node.GCS: self._url("dashboard", "/api/gcs_healthz"),
+        }
+
+    def _first_missing(self) -> str | None:
+        """Return the first part that does not answer yet; None if all do."""
+        pages = {
+            "the raylet's agent": self._url("agent", "/api/local_raylet_healthz"),
+            "the gateway": self._url("gateway", "/health"),
+            "Ray's dashboard": self._url("dashboard", "/api/v0/nodes?limit=1"),
+        }
+        answers = (ray_node.ask(url, self.cluster.token, START_PROBE_TIMEOUT_S) == "ok" for url in pages.values())
+        return next((name for name, answer in zip(pages, answers, strict=True) if not answer), None)
+
+    def _url(self, purpose: str, path: str) -> str:
+        return f"http://{self.cluster.host}:{self.cluster.ports[purpose]}{path}"
 
     def last_words(self, log: str) -> str:
         """Return the last lines that a child wrote, on one line."""
@@ -167,15 +240,15 @@ class Supervisor:
         errors = [line for line in lines if "error" in line.lower()]
         return " / ".join((errors or lines)[-2:]) or "(it printed nothing)"
 
-    def _say(self, phase: str, reason: str | None = None) -> None:
-        document = {"phase": phase, "reason": reason, "at": time.time()}
-        state.write_json(self.cluster.folder / "status.json", document)
+    def _say(self, **changes: Any) -> None:
+        self._status = {**self._status, **changes, "at": time.time()}
+        state.write_status(self.cluster, self._status)
 
     def _reap_adopted(self) -> None:
-        """Take leave of the dead whose own parents died before them; nobody else can, and each keeps a process id."""
+        """Reap zombie descendants that were reparented to us."""
         import psutil
 
-        own = {child.pid for child in self._started}  # Popen waits for these itself
+        own = {child.pid for child in self._started}  # Popen reaps these itself
         for one in psutil.Process().children():
             if one.pid not in own:
                 with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
@@ -185,13 +258,15 @@ class Supervisor:
     def _end_all(self) -> None:
         import psutil
 
+        if self._node is not None:
+            self._node.close()
         for child in self._started:
             if child.poll() is None:
                 child.terminate()
         deadline = time.monotonic() + STOP_GRACE_S
         while time.monotonic() < deadline and any(child.poll() is None for child in self._started):
             time.sleep(0.02)
-        for _ in range(20):  # a dying process may still start another
+        for _ in range(20):  # a process that ends may still start another
             left = psutil.Process().children(recursive=True)
             if not left:
                 break
@@ -202,10 +277,15 @@ class Supervisor:
                     continue
             psutil.wait_procs(left, timeout=0.2)
             _reap()
-        shutil.rmtree(self.cluster.temp_dir, ignore_errors=True)
+        private_folder.remove(self.cluster.temp_dir)
 
 
-_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+def _log(text: str) -> None:
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", flush=True)  # noqa: T201 - supervisor.log
+
+
+def _ending(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
 
 
 def _reap() -> None:
@@ -217,7 +297,7 @@ def _reap() -> None:
 
 
 def _watch_process(pid: int) -> Callable[[], bool]:
-    """Return what tells whether a process is gone; its number may be another's by then, the descriptor is its own."""
+    """Return a function that tells whether a process has ended, by its descriptor: its pid may be reused."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -231,17 +311,21 @@ def main() -> None:
     """Supervise the cluster named on the command line."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    supervisor = Supervisor(state.load_cluster(sys.argv[1]), *map(int, sys.argv[2:]))
+    supervisor = Supervisor(load_cluster(sys.argv[1]), *map(int, sys.argv[2:]))
 
     def stop(_number: int, _frame: object) -> None:
         supervisor.stopping = True
 
+    def want_gateway(_number: int, _frame: object) -> None:
+        supervisor.gateway_wanted = True
+
     signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGUSR1, want_gateway)
     # Ctrl-C is `up`'s to answer, by SIGTERM. A handler, for SIG_IGN would be inherited by Ray's workers, and there
     # `ray.cancel` is a simulated SIGINT (ray 2.60.0 _raylet.pyx kill_main_task): it would do nothing.
     signal.signal(signal.SIGINT, lambda _number, _frame: None)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the cluster outlives its terminal
-    os.chdir(names.CLUSTER_DIR)
+    os.chdir(variables.CLUSTER_DIR)
     supervisor.run()
 
 

@@ -1,40 +1,40 @@
-"""`raydebug attach`: take a pause, then talk with a person, or run a script."""
+"""`raydebug attach`: take one pause or several, then talk with a person at a prompt, or run a script."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Sequence
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from raydebug import render
-from raydebug.console.debugger import Debugger
+from raydebug.console import commands
+from raydebug.console.debugger import CommandFailed
+from raydebug.console.group import Group, Selection
 from raydebug.console.interrupt import Interrupted, ignore_interrupts, interruptible
-from raydebug.console.paint import Paint
-from raydebug.console.screen import opening
-from raydebug.console.script import STOP_TIMEOUT_S, from_list, from_stdin, run_script
-from raydebug.console.session import DebugSession, Door, Output
-from raydebug.console.stock_session import StockDoor
+from raydebug.console.labels import joined
+from raydebug.console.rank_session import RankSession
+from raydebug.console.session import GatewayAddress
+from raydebug.console.unmanaged_session import UnmanagedCluster
+from raydebug.console.view import opening
 from raydebug.errors import Exit, RaydebugError
+from raydebug.protocol.listings import ListedPause
+from raydebug.render import Paint
 from raydebug.settings.paths import state_dir
 
-NEXT = "next"
-PROCESS = ("pid:", "worker:")  # gateway/asked.py
-# pydevd's advice after 3 s of an evaluation (pydevd_net_command_factory_json.py, 1.8.22): the prompt says its own. And
-# the gateway's last words, which come again as the reason of its `terminated`.
-_SAID_BETTER = ("Evaluating: ", "raydebug: ")
+STOP_TIMEOUT_S = 60.0  # of a script
 
 
-def choose_pause(pauses: Sequence[dict[str, Any]], suffix: str = "") -> str:
-    """Return the id of the only pause that waits.
+def choose_pause(pauses: Sequence[ListedPause], suffix: str = "") -> str:
+    """Return the id of the only waiting pause.
 
     Args:
         pauses: those of the cluster.
-        suffix: what a command needs to name the cluster: "" or " --name NAME".
+        suffix: the option that names the cluster in suggested commands: "" or " --name NAME".
 
     Raises:
-        RaydebugError: none waits, or several do; says how to choose.
+        RaydebugError: no pause waits, or several do; the fix says how to choose.
     """
     waiting = [pause for pause in pauses if pause.get("state") == "waiting"]
     if len(waiting) == 1:
@@ -58,7 +58,7 @@ def choose_pause(pauses: Sequence[dict[str, Any]], suffix: str = "") -> str:
 
 
 def attach_pause(
-    door: Door | StockDoor,
+    address: GatewayAddress | UnmanagedCluster,
     target: str,
     *,
     cluster: str,
@@ -67,101 +67,144 @@ def attach_pause(
     steal: bool = False,
     history_dir: Path | None = None,
 ) -> Exit:
-    """Attach to a pause and stay until the person leaves or the script ends.
+    """Attach to one pause and stay until the person leaves or the script ends.
 
     Args:
-        door: the gateway, or what stands in where there is none.
+        address: the gateway, or a cluster without one.
         target: a pause's id, `next`, or a process: `pid:PID`, `pid:PID@IP`, `worker:ID`.
-        cluster: its name, for what is said while waiting.
-        commands: of `-x`; none: from stdin, which is a prompt when it is a terminal.
+        cluster: its name, shown while waiting.
+        commands: of `-x`; if empty, lines of stdin, or a prompt when stdin is a terminal.
         timeout_s: limit in seconds of the wait for `next` or a process, and of each wait for a stop in a script.
-        steal: take the pause from a client that holds it.
-        history_dir: where the history of the prompt is kept; None: this user's state directory.
+        steal: take the pause from the client that holds it.
+        history_dir: folder for the history of the prompt; None: this user's state directory.
 
     Raises:
         RaydebugError: refused, lost, or out of time.
     """
-    return asyncio.run(_attach(door, target, cluster, commands, timeout_s, steal, history_dir))
+
+    def attach(group: Group) -> Awaitable[None]:
+        return group.attach_one(target, cluster=cluster, steal=steal, timeout_s=timeout_s)
+
+    return asyncio.run(_converse(address, attach, commands, timeout_s, history_dir))
 
 
-async def _attach(
-    door: Door | StockDoor,
-    target: str,
-    cluster: str,
+def attach_group(
+    address: GatewayAddress,
+    selection: Selection,
+    list_pauses: Callable[[], list[ListedPause]],
+    *,
+    commands: Sequence[str] = (),
+    timeout_s: float | None = None,
+    history_dir: Path | None = None,
+) -> Exit:
+    """Attach to every pause of a selection and stay until the person leaves or the script ends.
+
+    Args:
+        address: the gateway.
+        selection: which pauses.
+        list_pauses: asks the gateway for all of its pauses; blocks.
+        commands: as of `attach_pause`.
+        timeout_s: limit in seconds of the wait for the pauses, and of each wait for stops in a script.
+        history_dir: as of `attach_pause`.
+
+    Raises:
+        RaydebugError: no pause could be attached, all are lost, or out of time.
+    """
+
+    def attach(group: Group) -> Awaitable[None]:
+        return group.attach_selection(selection, list_pauses, timeout_s=timeout_s)
+
+    return asyncio.run(_converse(address, attach, commands, timeout_s, history_dir))
+
+
+async def _converse(
+    address: GatewayAddress | UnmanagedCluster,
+    attach: Callable[[Group], Awaitable[None]],
     commands: Sequence[str],
     timeout_s: float | None,
-    steal: bool,
     history_dir: Path | None,
 ) -> Exit:
     ignore_interrupts()
-    paint = Paint.for_stdout()
     interactive = not commands and sys.stdin.isatty()
+    group = Group(address, Paint.for_stdout(), interactive=interactive)
     try:
-        session = await _open(door, target, cluster, timeout_s, steal)
-    except Interrupted:
-        return Exit.INTERRUPTED
-    try:
-        debugger = Debugger(session, paint, interactive=interactive)
+        await interruptible(attach(group))
         if interactive:
-            from raydebug.console.prompt import Conversation  # prompt_toolkit costs 100 ms that a script does not need
+            from raydebug.console.prompt import Prompt  # prompt_toolkit costs 100 ms that a script does not need
 
-            return await Conversation(debugger, history_dir or state_dir()).run()
-        if not commands:
-            render.out(await opening(debugger))
+            return await Prompt(group, history_dir or state_dir()).run()
+        if group.lone and group.current is not None and not commands:
+            render.out(await opening(group.current.debugger))
         lines = from_list(commands) if commands else from_stdin()
-        return await run_script(debugger, lines, timeout_s=STOP_TIMEOUT_S if timeout_s is None else timeout_s)
+        return await run_script(group, lines, timeout_s=STOP_TIMEOUT_S if timeout_s is None else timeout_s)
     except Interrupted:
         return Exit.INTERRUPTED
     finally:
-        if not (session.stays_paused or session.running or session.ended.is_set()):
-            render.say("the task goes on: without a gateway nothing holds a pause that no debugger has")
-        await session.leave()
+        await group.leave()
 
 
-async def _open(
-    door: Door | StockDoor, target: str, cluster: str, timeout_s: float | None, steal: bool
-) -> DebugSession:
-    opened = door.open(target, steal=steal, on_output=_show_output)
-    if target.startswith(PROCESS):
-        return await _open_process(opened, target, timeout_s)
-    if target != NEXT:
-        return await interruptible(opened)
-    try:
-        async with asyncio.timeout(timeout_s):
-            with render.waiting(f"waits for the next pause of cluster '{cluster}'; Ctrl-C leaves"):
-                return await interruptible(opened)
-    except TimeoutError as error:
-        raise RaydebugError(
-            f"no pause came within {timeout_s:g} s",
-            cause=f"no thread of cluster '{cluster}' stopped while we waited",
-            fix="wait longer with --timeout SECONDS, or see what runs with `raydebug ps`",
-            code="pause.none-in-time",
-            exit_code=Exit.TIMEOUT,
-        ) from error
+async def from_list(lines: Iterable[str]) -> AsyncIterator[str]:
+    """Yield the commands of `-x`."""
+    for line in lines:
+        yield line
 
 
-async def _open_process(opened: Awaitable[DebugSession], target: str, timeout_s: float | None) -> DebugSession:
-    try:
-        async with asyncio.timeout(timeout_s):
-            with render.waiting(f"asks {target} to pause; Ctrl-C leaves it alone"):
-                return await interruptible(opened)
-    except TimeoutError as error:
-        raise RaydebugError(
-            f"{target} did not stop within {timeout_s:g} s",
-            cause="its thread did not come to a line of the user's code; what it does is said above",
-            fix="wait longer (without --timeout: until Ctrl-C), or set a breakpoint with `raydebug break add`",
-            code="process.not-stopped",
-            exit_code=Exit.TIMEOUT,
-        ) from error
+async def from_stdin() -> AsyncIterator[str]:
+    """Yield lines of stdin as they arrive; a program may write them one at a time."""
+    loop, queue = asyncio.get_running_loop(), asyncio.Queue[str]()
+
+    def read() -> None:
+        for line in iter(sys.stdin.readline, ""):
+            loop.call_soon_threadsafe(queue.put_nowait, line)
+        loop.call_soon_threadsafe(queue.put_nowait, "")
+
+    # A daemon thread: a pipe that is never closed must not keep us from leaving.
+    threading.Thread(target=read, name="stdin", daemon=True).start()
+    while line := await queue.get():
+        yield line
 
 
-def _show_output(output: Output) -> None:
-    """Print what code that we run prints, and log points; of the rest, what is important.
+async def run_script(group: Group, lines: AsyncIterator[str], *, timeout_s: float = STOP_TIMEOUT_S) -> Exit:
+    """Run commands one after the other; return at the first that fails at any rank. A final `c` is not waited for.
 
-    Nothing else comes as `stdout`: the job's own output is not redirected, it is in its log.
+    Args:
+        group: the attached pauses.
+        lines: the commands; a line may hold several, separated by `;;`.
+        timeout_s: limit of each wait for a stop, in seconds.
+
+    Raises:
+        RaydebugError: all sessions are lost, or a stop did not come in time.
+        Interrupted: Ctrl-C.
     """
-    text = render.visible(output.text)
-    if output.category == "stdout":
-        render.out_raw(text)
-    elif output.category in ("important", "stderr") and not output.text.startswith(_SAID_BETTER):
-        render.say(text.rstrip("\n"))
+    async for line in lines:
+        for command in commands.split(line):
+            try:
+                sessions, rest = group.address(command)
+                await _wait_stopped(group, sessions, timeout_s)
+                sessions, rest = group.address(command)  # a process may have ended meanwhile
+            except CommandFailed as failed:
+                render.say(f"*** {failed}")
+                return Exit.FAILED
+            if not sessions:
+                return group.ended()
+            if not group.show(await interruptible(group.run(sessions, rest)), rest):
+                return Exit.FAILED
+            if any(session.debugger.leaving for session in sessions):
+                return Exit.OK
+            await _wait_stopped(group, [session for session in sessions if session.stepping], timeout_s)
+    return Exit.OK
+
+
+async def _wait_stopped(group: Group, sessions: list[RankSession], timeout_s: float) -> None:
+    late = await interruptible(group.wait_stopped(sessions, timeout_s=timeout_s))
+    if not late:
+        return
+    session = late[0].debugger.session
+    name = f"process {session.pause.get('pid', '?')}" if group.lone else joined([one.label for one in late])
+    raise RaydebugError(
+        f"no stop within {timeout_s:g} s",
+        cause=f"{name} {'has' if len(late) == 1 else 'have'} been running since '{session.resumed_by}'",
+        fix="wait longer with --timeout SECONDS, or see `raydebug ps --processes`",
+        code="session.no-stop",
+        exit_code=Exit.TIMEOUT,
+    )

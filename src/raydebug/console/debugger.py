@@ -1,42 +1,41 @@
-"""What the commands of the debugger share: the session, sources, breakpoints, and how values are asked for."""
+"""What all commands share: the session, sources, breakpoints and evaluation; and the record of one command."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from raydebug.console import values
-from raydebug.console.breakpoints import Breakpoints
-from raydebug.console.frames import Frame
-from raydebug.console.paint import Paint
+from raydebug.console import probes
+from raydebug.console.breakpoint_table import BreakpointTable
+from raydebug.console.frames import Frame, Function, function_at, read_local
 from raydebug.console.session import DebugSession, EvaluationFailed
-from raydebug.console.source import Function, function_at, read_local
-from raydebug.dap.wire import Message
-from raydebug.render import visible
+from raydebug.protocol.wire import Message
+from raydebug.render import Paint, visible
 
-TYPED_VALUE_CHARS = 4_000  # of a value that a person asked for: two screens
-SCRIPT_VALUE_CHARS = 60_000  # pydevd 1.8.22 cuts what it answers after 2**16
+TYPED_VALUE_CHARS = 4_000  # of a value at the prompt: two screens
+SCRIPT_VALUE_CHARS = 60_000  # pydevd 1.8.22 cuts values after 2**16
 
 
 class CommandFailed(Exception):
-    """A command could not do what it was asked for; the text is for people, without the `***`."""
+    """A command failed; the message is for the user, without the `***`."""
 
 
 def name_rank(pause: Message) -> str:
-    """Return how a lone pause is called."""
+    """Return the name of a single pause."""
     return f"rank {pause['rank']}" if pause.get("rank") is not None else f"pause {pause.get('id', '?')}"
 
 
 class Debugger:
-    """One person's (or script's) view of a debug session.
+    """The state of one debug session at a prompt or in a script.
 
     Args:
         session: the attached pause.
         paint: colours of the screen.
-        interactive: whether a person types; a script is never asked anything.
+        interactive: whether a person types; a script is asked no questions.
         print_text: where text of the paused process goes while a command runs.
     """
 
@@ -52,19 +51,19 @@ class Debugger:
         self.paint = paint
         self.interactive = interactive
         self.print_text = print_text
-        self.breakpoints = Breakpoints(session)
+        self.breakpoints = BreakpointTable(session)
         self.displayed: dict[str, str] = {}
         self.listed_to: int | None = None  # last line that `list` showed; None: begin at the current line
         self.steps_left: list[str] = []  # of a step that takes several, one after each stop
         self.leaving = False
         self.value_chars = TYPED_VALUE_CHARS if interactive else SCRIPT_VALUE_CHARS
         self.label = name_rank(session.pause)
-        self.peers: Callable[[], Sequence[Debugger]] = lambda: (self,)  # the ranks at this prompt, itself among them
+        self.peers: Callable[[], Sequence[Debugger]] = lambda: (self,)  # all ranks at this prompt, this one included
         self._files: dict[str, list[str]] = {}
 
     @property
     def width(self) -> int:
-        """Columns of the terminal, asked anew each time: it can be resized."""
+        """Columns of the terminal, read each time: it can be resized."""
         return shutil.get_terminal_size().columns
 
     @property
@@ -94,26 +93,28 @@ class Debugger:
         try:
             answer = await self.session.evaluate(code)
         except EvaluationFailed as failed:
-            raise CommandFailed(visible(values.exception_line(str(failed)))) from failed
+            raise CommandFailed(visible(probes.exception_line(str(failed)))) from failed
         return None if answer is None else visible(answer)
 
     async def document(self, code: str, *, long: bool = False) -> Any:
-        """Evaluate code whose value is JSON, and return what it says.
+        """Evaluate code whose value is JSON, and return the document.
 
         Args:
             code: an expression.
-            long: its value may be over 64 KiB; then it has to be one that can be evaluated twice, after a failure.
+            long: its value may exceed 64 KiB; after a failure the code is evaluated a second time.
 
         Raises:
             CommandFailed: it raised, or its value is cut off.
         """
         try:
             if long:
-                with contextlib.suppress(ValueError):  # a failure reads like a value here; below it is one
+                with contextlib.suppress(
+                    ValueError
+                ):  # in `clipboard` context errors come back as values; `repl` below raises them
                     return json.loads(await self.session.evaluate(code, context="clipboard") or "null")
             return json.loads(await self.session.evaluate(code) or "null")
         except EvaluationFailed as failed:
-            raise CommandFailed(visible(values.exception_line(str(failed)))) from failed
+            raise CommandFailed(visible(probes.exception_line(str(failed)))) from failed
         except ValueError as error:
             raise CommandFailed("the answer is too long to be read") from error
 
@@ -121,25 +122,25 @@ class Debugger:
         """Return the text when it is one expression.
 
         Raises:
-            CommandFailed: it is none, in Python's own words.
+            CommandFailed: it is not; the message is Python's own.
         """
         try:
-            return values.check_expression(text)
-        except values.NotPython as error:
+            return probes.check_expression(text)
+        except probes.NotPython as error:
             raise CommandFailed(str(error)) from error
 
     # Sources
 
     async def lines(self, frame: Frame) -> list[str]:
-        """Return a frame's source: the file on this machine, else the one that the process sees; empty when neither.
+        """Return the source of a frame: the file on this machine, else in the process; empty when there is none.
 
-        The file here may be another one than there; a checkout shared by both is the usual case.
+        The two files may differ; usually both sides share one checkout.
         """
         if frame.path not in self._files:
             found = read_local(frame.path)
             if found is None:
-                # Not DAP's `source`: where there is no text, pydevd 1.8.22 answers it with decompiled nonsense,
-                # and does not say so (seen with Ray's _raylet.pyx).
+                # Not DAP's `source`: for a file without text pydevd 1.8.22 returns decompiled nonsense (seen with
+                # Ray's _raylet.pyx).
                 code = f"__import__('json').dumps(__import__('linecache').getlines({frame.path!r}))"
                 with contextlib.suppress(CommandFailed):
                     found = await self.document(code, long=True)
@@ -154,3 +155,25 @@ class Debugger:
     async def function(self) -> Function | None:
         """Return the function that the selected frame is in; None for a module."""
         return function_at(await self.lines(self.frame), self.frame.line)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command.
+
+    Args:
+        names: its name and aliases, pdb's own.
+        usage, help: for `help`.
+        run: the handler; returns the text to print.
+        bare: it takes no argument (so `n + 1` cannot step by mistake).
+        needs: the name of its argument, when that is required.
+        of_all: its output is about every rank at the prompt, so it is run once.
+    """
+
+    names: tuple[str, ...]
+    usage: str
+    help: str
+    run: Callable[[Debugger, str], Awaitable[str]]
+    bare: bool = False
+    needs: str = ""
+    of_all: bool = False

@@ -1,16 +1,21 @@
-"""The stack of a paused thread: which frame is selected, and which frames are the reader's own."""
+"""Where a paused thread is: its stack with the selected frame, and source text with the current line marked."""
 
 from __future__ import annotations
 
+import ast
 import re
+import tokenize
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from raydebug.console.paint import Paint
-from raydebug.dap.wire import Message
-from raydebug.render import visible
+from raydebug.protocol.wire import Message
+from raydebug.render import Paint, visible
 
-# Frames between the reader's code and the bottom of the stack: Ray's worker loop, and what stops the process.
-_NOT_THE_READERS = re.compile(r"/(site|dist)-packages/(ray|debugpy)/|/ray/_private/|(^|/)_raylet\.pyx$")
+# Frames below user code: Ray's worker loop; and above it: what stops the thread.
+_NOT_USER_CODE = re.compile(r"/(site|dist)-packages/(ray|debugpy)/|/ray/_private/|(^|/)_raylet\.pyx$")
+AROUND = 5  # lines before and after the current one, as pdb's `list`
+_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Frame:
         source = frame.get("source") or {}
         return cls(
             id=frame["id"],
-            # pydevd marks where a post-mortem thread really is; the reader asked where the exception came from.
+            # pydevd marks the frame that a post-mortem thread is in; the user wants the frame that raised.
             function=str(frame.get("name", "?")).removesuffix(" (Current frame)"),
             path=str(source.get("path") or source.get("name") or "?"),
             line=int(frame.get("line", 0)),
@@ -37,7 +42,7 @@ class Frame:
     @property
     def folded(self) -> bool:
         """Whether the frame is Ray's or the debugger's own."""
-        return _NOT_THE_READERS.search(self.path) is not None
+        return _NOT_USER_CODE.search(self.path) is not None
 
     @property
     def place(self) -> str:
@@ -50,11 +55,11 @@ class Stack:
 
     frames: list[Frame] = field(default_factory=list)
     selected: int = 0
-    unfolded: bool = False  # the reader has asked for Ray's frames too
+    unfolded: bool = False  # `w all` has shown Ray's frames too
 
     @classmethod
     def parse(cls, frames: list[Message]) -> Stack:
-        """Read a stackTrace response; the newest frame that is the reader's own is selected."""
+        """Read a stackTrace response; the newest frame of user code is selected."""
         parsed = [Frame.parse(frame) for frame in frames]
         own = (index for index, frame in enumerate(parsed) if not frame.folded)
         return cls(parsed, next(own, 0))
@@ -64,9 +69,9 @@ class Stack:
         return self.frames[self.selected] if self.frames else None
 
     def move(self, older_by: int) -> bool:
-        """Select another frame, at most as far as the stack goes; False when it cannot move at all.
+        """Select another frame, at most the last one; return False when there is none in that direction.
 
-        Ray's own frames are passed over, unless the reader has asked for them.
+        Ray's frames are skipped, unless `w all` has shown them.
         """
         open_to = self._towards(older_by, folded=False) if not self.unfolded else self._beyond(older_by)
         if not open_to:
@@ -75,7 +80,7 @@ class Stack:
         return True
 
     def folded_beyond(self, older_by: int) -> int:
-        """Return how many of Ray's frames lie on the way in a direction."""
+        """Return the number of Ray's frames in a direction."""
         return len(self._towards(older_by, folded=True))
 
     def _towards(self, older_by: int, *, folded: bool) -> list[int]:
@@ -91,7 +96,7 @@ def where(stack: Stack, source_line: dict[int, str], *, all_frames: bool = False
     Args:
         stack: the frames.
         source_line: source text by frame id; a frame without one shows its place only.
-        all_frames: also show Ray's own frames, which are folded into one line otherwise.
+        all_frames: also show Ray's frames, which are otherwise folded into one line.
         paint: colours.
     """
     paint = paint or Paint()
@@ -118,3 +123,92 @@ def _fold(hidden: int, paint: Paint) -> list[str]:
         return []
     frames = "1 frame" if hidden == 1 else f"{hidden} frames"
     return [paint(f"  ... {frames} of Ray (`w all` shows them)", "dim")]
+
+
+@dataclass(frozen=True)
+class Function:
+    """The innermost function around a line; first and last count from 1 and include decorators."""
+
+    name: str
+    first: int
+    last: int
+    arguments: tuple[str, ...]
+    statements: tuple[int, ...]  # first lines of its own statements, without those of inner functions
+
+
+def read_local(path: str) -> list[str] | None:
+    """Return the lines of a file on this machine; None if there is no such file, or it is not Python text."""
+    if not Path(path).is_file():
+        return None
+    try:
+        with tokenize.open(path) as file:
+            return file.read().splitlines()
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return None
+
+
+def function_at(lines: list[str], line: int) -> Function | None:
+    """Return the innermost function around a line; None for module level and for text that does not parse."""
+    try:
+        tree = ast.parse("\n".join(lines))
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    found: _Function | None = None
+    for node in ast.walk(tree):  # breadth first: a deeper one comes later and replaces the outer
+        if isinstance(node, _Function) and _first_line(node) <= line <= (node.end_lineno or node.lineno):
+            found = node
+    if found is None:
+        return None
+    return Function(
+        name=getattr(found, "name", "<lambda>"),
+        first=_first_line(found),
+        last=found.end_lineno or found.lineno,
+        arguments=_arguments(found.args),
+        statements=tuple(sorted(set(_statement_lines(found)))),
+    )
+
+
+def _first_line(node: _Function) -> int:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+def _arguments(spec: ast.arguments) -> tuple[str, ...]:
+    plain = [*spec.posonlyargs, *spec.args]
+    star = [spec.vararg] if spec.vararg else []
+    double = [spec.kwarg] if spec.kwarg else []
+    return tuple(argument.arg for argument in [*plain, *star, *spec.kwonlyargs, *double])
+
+
+def _statement_lines(function: ast.AST) -> list[int]:
+    lines = []
+    for child in ast.iter_child_nodes(function):
+        if isinstance(child, ast.stmt):
+            lines.append(child.lineno)
+        if not isinstance(child, (_Function, ast.ClassDef)):
+            lines += _statement_lines(child)
+    return lines
+
+
+def listing(
+    lines: list[str],
+    first: int,
+    last: int,
+    *,
+    current: int | None = None,
+    breakpoints: Collection[int] = (),
+    paint: Paint | None = None,
+) -> str:
+    """Return lines first..last (from 1) with their numbers, `B` at breakpoints and `->` at the current line."""
+    paint = paint or Paint()
+    first, last = max(1, first), min(len(lines), last)
+    width = max(4, len(str(last)))
+    code = paint.code([visible(line) for line in lines[first - 1 : last]])
+    shown = []
+    for number, text in enumerate(code, start=first):
+        here = number == current
+        mark = (paint("B", "red", "bold") if number in breakpoints else " ") + (
+            paint("->", "green", "bold") if here else "  "
+        )
+        shown.append(f"{paint(str(number).rjust(width), *(('bold',) if here else ('dim',)))} {mark} {text}".rstrip())
+    return "\n".join(shown)

@@ -1,4 +1,7 @@
-"""Several pauses at one prompt: they are attached at the same time, join as they come, and leave when they end."""
+"""The pauses of one conversation: they are attached, join as they begin, and leave when they end.
+
+A single pause is a group of one: its lines have no label, and the loss of its session is the error that ends the group.
+"""
 
 from __future__ import annotations
 
@@ -6,78 +9,155 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from raydebug import render
 from raydebug.console import commands
 from raydebug.console.debugger import CommandFailed
 from raydebug.console.labels import NotAnAddress, joined, label, pick, split_address
-from raydebug.console.member import Member
-from raydebug.console.paint import Paint
-from raydebug.console.screen import location
-from raydebug.console.selection import Pause, Selection
-from raydebug.console.session import DebugSession, Door
+from raydebug.console.rank_session import RankSession
+from raydebug.console.session import DebugSession, GatewayAddress
+from raydebug.console.unmanaged_session import UnmanagedCluster
+from raydebug.console.view import location
 from raydebug.errors import Exit, RaydebugError
-from raydebug.render import visible
+from raydebug.protocol import messages
+from raydebug.protocol.listings import ListedPause
+from raydebug.render import Paint, visible
 
-_LOOK_PERIOD_S = 0.5
-_Outcome = tuple[Member, str | CommandFailed]
+NEXT = "next"
+_POLL_PERIOD_S = 0.5
+_Outcome = tuple[RankSession, str | CommandFailed]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The pauses that `attach all`, `--ranks` and `--job` ask for.
+
+    Args:
+        ranks: only these; None: all, also those without a rank.
+        job: only of this job, by its submission id or Ray's own job id.
+        steal: also pauses that other clients hold.
+    """
+
+    ranks: frozenset[int] | None = None
+    job: str | None = None
+    steal: bool = False
+
+    def __str__(self) -> str:
+        words = "pauses" if self.ranks is None else f"ranks {', '.join(map(str, sorted(self.ranks)))}"
+        return words if self.job is None else f"{words} of job {self.job}"
+
+    def takes(self, pause: ListedPause) -> bool:
+        """Return whether a pause belongs to the selection, no matter which client holds it."""
+        if self.ranks is not None and pause.get("rank") not in self.ranks:
+            return False
+        return self.job is None or self.job in (pause.get("job"), pause.get("job_id"))
+
+    def split(self, pauses: Iterable[ListedPause]) -> tuple[list[ListedPause], list[ListedPause]]:
+        """Return the pauses to attach, by rank, then oldest first; and those that other clients hold."""
+        mine = [pause for pause in pauses if self.takes(pause)]
+        free = [pause for pause in mine if self.steal or pause.get("state") == "waiting"]
+        free.sort(key=lambda pause: (pause.get("rank") is None, pause.get("rank") or 0))
+        return free, [pause for pause in mine if not self.steal and pause.get("state") != "waiting"]
+
+    def missing(self, pauses: Iterable[ListedPause]) -> set[int]:
+        """Return the requested ranks that these pauses lack."""
+        return set(self.ranks or ()) - {pause["rank"] for pause in pauses if pause.get("rank") is not None}
 
 
 class Group:
-    """The pauses at a prompt.
+    """The pauses of a conversation. Attach them with `attach_one` or `attach_selection`.
 
     Args:
-        door: the gateway.
-        selection: which pauses belong here.
-        list_pauses: asks the gateway for all of its pauses; blocks.
+        address: the gateway, or a cluster without one.
         paint: colours.
+        interactive: whether a person types.
     """
 
-    def __init__(self, door: Door, selection: Selection, list_pauses: Callable[[], list[Pause]], paint: Paint) -> None:
-        self.selection = selection
-        self.members: list[Member] = []
-        self.current: Member | None = None
+    def __init__(self, address: GatewayAddress | UnmanagedCluster, paint: Paint, *, interactive: bool) -> None:
+        self.sessions: list[RankSession] = []
+        self.current: RankSession | None = None
+        self.lone = False
         self.empty = asyncio.Event()
-        self._door, self._list_pauses, self._paint = door, list_pauses, paint
+        self.paint = paint
+        self._address, self._interactive = address, interactive
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: set[str] = set()
-        self._left_on_purpose = True
+        self._all_resumed = True  # no session ended but by `c` and the end of its process
 
     # Joining and leaving
 
-    async def begin(self, *, whole: bool, timeout_s: float | None) -> None:
-        """Attach all pauses of the selection that wait; where there is none yet, wait for it.
+    async def attach_one(self, target: str, *, cluster: str, steal: bool, timeout_s: float | None) -> None:
+        """Attach one pause; see `attach.attach_pause`.
 
-        Args:
-            whole: wait until every rank that the selection names is there.
-            timeout_s: limit of the wait, in seconds.
+        Raises:
+            RaydebugError: refused, or out of time.
+        """
+        self.lone = True
+        rank_session = RankSession(1, None, None, self.paint)
+        opened = self._address.open(target, steal=steal, on_output=rank_session.hear)
+        if target.startswith((messages.PID, messages.WORKER)):
+            late = RaydebugError(
+                f"{target} did not stop within {timeout_s or 0:g} s",
+                cause="its thread did not reach a line of the user's code; the messages above say what it runs",
+                fix="wait longer (without --timeout: until Ctrl-C), or set a breakpoint with `raydebug break add`",
+                code="process.not-stopped",
+                exit_code=Exit.TIMEOUT,
+            )
+            session = await _in_time(opened, timeout_s, f"asks {target} to pause; Ctrl-C leaves it alone", late)
+        elif target == NEXT:
+            late = RaydebugError(
+                f"no pause came within {timeout_s or 0:g} s",
+                cause=f"no thread of cluster '{cluster}' stopped while we waited",
+                fix="wait longer with --timeout SECONDS, or see what runs with `raydebug ps`",
+                code="pause.none-in-time",
+                exit_code=Exit.TIMEOUT,
+            )
+            waits = f"waits for the next pause of cluster '{cluster}'; Ctrl-C leaves"
+            session = await _in_time(opened, timeout_s, waits, late)
+        else:
+            session = await opened
+        self.current = rank_session
+        self._add(rank_session, session)
+
+    async def attach_selection(
+        self, selection: Selection, list_pauses: Callable[[], list[ListedPause]], *, timeout_s: float | None
+    ) -> None:
+        """Attach all waiting pauses of a selection; if there are none yet, wait for one (a script: for every rank).
 
         Raises:
             RaydebugError: none came in time, or none could be attached.
         """
-        free, held = self.selection.split(await asyncio.to_thread(self._list_pauses))
-        if not free or (whole and self.selection.missing(free)):
-            free, held = await self._wait(whole, timeout_s)
+        self._selection, self._list_pauses = selection, list_pauses
+        free, held = await self._split()
+        if self._incomplete(free):
+            free, held = await self._wait(timeout_s)
         failures = await self._join(free)
         self._tell_held(held)
-        if not self.members:
+        if not self.sessions:
             raise failures[0]
         self._watch(self._look_for_more())
 
-    async def _wait(self, whole: bool, timeout_s: float | None) -> tuple[list[Pause], list[Pause]]:
-        free, held = self.selection.split(await asyncio.to_thread(self._list_pauses))
+    async def _split(self) -> tuple[list[ListedPause], list[ListedPause]]:
+        return self._selection.split(await asyncio.to_thread(self._list_pauses))
+
+    def _incomplete(self, free: list[ListedPause]) -> bool:
+        return not free or (not self._interactive and bool(self._selection.missing(free)))
+
+    async def _wait(self, timeout_s: float | None) -> tuple[list[ListedPause], list[ListedPause]]:
+        free, held = await self._split()
         try:
             async with asyncio.timeout(timeout_s):
-                with render.waiting(f"waits for {self.selection}; Ctrl-C leaves"):
-                    while not free or (whole and self.selection.missing(free)):
-                        await asyncio.sleep(_LOOK_PERIOD_S)
-                        free, held = self.selection.split(await asyncio.to_thread(self._list_pauses))
+                with render.waiting(f"waits for {self._selection}; Ctrl-C leaves"):
+                    while self._incomplete(free):
+                        await asyncio.sleep(_POLL_PERIOD_S)
+                        free, held = await self._split()
         except TimeoutError as error:
-            missing = ", ".join(map(str, sorted(self.selection.missing(free))))
+            missing = ", ".join(map(str, sorted(self._selection.missing(free))))
             raise RaydebugError(
-                f"{self.selection}: not all paused within {timeout_s:g} s",
+                f"{self._selection}: not all paused within {timeout_s:g} s",
                 cause=f"missing: {f'ranks {missing}' if missing else 'no such pause waits'}"
                 + (f"; {len(held)} held by other clients" if held else ""),
                 fix="wait longer with --timeout SECONDS, or see `raydebug paused`",
@@ -86,67 +166,71 @@ class Group:
             ) from error
         return free, held
 
-    async def _join(self, pauses: Iterable[Pause]) -> list[RaydebugError]:
-        """Attach pauses at the same time; return why some could not be."""
-        taken = {member.label for member in self.members}
-        coming: list[tuple[Member, Pause]] = []
+    async def _join(self, pauses: Iterable[ListedPause]) -> list[RaydebugError]:
+        """Attach pauses concurrently; return the failures."""
+        taken = {session.label for session in self.sessions}
+        coming: list[tuple[RankSession, ListedPause]] = []
         for pause in pauses:
             number = next(self._numbers)
             name = label(pause.get("rank"), number, taken)
             taken.add(name)
-            coming.append((Member(number, name, pause.get("rank"), self._paint), pause))
-        results = await asyncio.gather(*(self._attach(member, pause) for member, pause in coming))
-        if self.current is None and self.members:
-            self.current = self.members[0]
+            coming.append((RankSession(number, name, pause.get("rank"), self.paint), pause))
+        results = await asyncio.gather(*(self._attach(session, pause) for session, pause in coming))
+        if self.current is None and self.sessions:
+            self.current = self.sessions[0]
         return [failure for failure in results if failure is not None]
 
-    async def _attach(self, member: Member, pause: Pause) -> RaydebugError | None:
+    async def _attach(self, rank_session: RankSession, pause: ListedPause) -> RaydebugError | None:
         try:
-            session = await DebugSession.attach(
-                self._door, str(pause["id"]), steal=self.selection.steal, on_output=member.hear
+            session = await self._address.open(
+                str(pause["id"]), steal=self._selection.steal, on_output=rank_session.hear
             )
         except RaydebugError as failure:
-            if self.members:
-                member.say(f"not taken: {visible(failure.cause, keep='')}", tell=render.say)
+            if self.sessions:
+                rank_session.say(f"not attached: {visible(failure.cause, keep='')}", to=render.say)
             return failure
-        member.take(session)
-        member.debugger.peers = lambda: [one.debugger for one in self.members]
-        self.members.append(member)
-        self.members.sort(key=lambda one: (one.rank is None, one.rank or 0, one.number))
-        self._watch(self._until_gone(member))
+        self._add(rank_session, session)
         return None
+
+    def _add(self, rank_session: RankSession, session: DebugSession) -> None:
+        rank_session.begin(session, interactive=self.lone and self._interactive)
+        rank_session.debugger.peers = lambda: [one.debugger for one in self.sessions]
+        self.sessions.append(rank_session)
+        self.sessions.sort(key=lambda one: (one.rank is None, one.rank or 0, one.number))
+        self._watch(self._until_gone(rank_session))
 
     async def _look_for_more(self) -> None:
         while True:
-            await asyncio.sleep(_LOOK_PERIOD_S)
-            with contextlib.suppress(RaydebugError):  # a gateway that is gone ends the sessions, and they tell it
-                free, held = self.selection.split(await asyncio.to_thread(self._list_pauses))
-                known = {str(member.debugger.session.pause.get("id")) for member in self.members}
-                before = set(self.members)
+            await asyncio.sleep(_POLL_PERIOD_S)
+            with contextlib.suppress(RaydebugError):  # when the gateway is gone, the sessions end and report it
+                free, held = await self._split()
+                known = {str(one.debugger.session.pause.get("id")) for one in self.sessions}
+                before = set(self.sessions)
                 await self._join(pause for pause in free if str(pause["id"]) not in known)
-                for member in self.members:
-                    if member not in before:
-                        member.say(f"joined: {await location(member.debugger)}")
+                for one in self.sessions:
+                    if one not in before:
+                        one.say(f"joined: {await location(one.debugger)}")
                 self._tell_held(pause for pause in held if str(pause["id"]) not in known)
 
-    def _tell_held(self, pauses: Iterable[Pause]) -> None:
+    def _tell_held(self, pauses: Iterable[ListedPause]) -> None:
         new = [pause for pause in pauses if str(pause["id"]) not in self._held]
         self._held.update(str(pause["id"]) for pause in new)
         if new:
             ids = ", ".join(str(pause["id"]) for pause in new)
             render.say(f"left out, another client holds them: pause {ids} (--steal takes them over)")
 
-    async def _until_gone(self, member: Member) -> None:
-        session = member.debugger.session
+    async def _until_gone(self, rank_session: RankSession) -> None:
+        session = rank_session.debugger.session
         await session.ended.wait()
-        self.members.remove(member)
-        self._left_on_purpose &= session.process_gone and session.running and session.resumed_by == "continue"
-        member.say(f"left: {visible(session.lost().cause, keep='')}")
-        if self.current is member:
-            self.current = self.members[0] if self.members else None
-            if self.current is not None:
-                self.current.say("is the current one now")
-        if not self.members:
+        self.sessions.remove(rank_session)
+        self._all_resumed &= session.process_gone and session.running and session.resumed_by == "continue"
+        if not self.lone:
+            rank_session.say(f"left: {visible(session.lost().cause, keep='')}")
+            if self.current is rank_session:
+                self.current = self.sessions[0] if self.sessions else None
+                if self.current is not None:
+                    self.current.say("is the current one now")
+        if not self.sessions:
             self.empty.set()
 
     def _watch(self, work: Coroutine[Any, Any, None]) -> None:
@@ -155,19 +239,20 @@ class Group:
         task.add_done_callback(self._tasks.discard)
 
     async def leave(self) -> None:
-        """Let go of all pauses; those that stand stay paused."""
-        followers = [member.stopping for member in self.members if member.stopping is not None]
-        for task in [*self._tasks, *followers]:
+        """Detach from all pauses; suspended threads stay paused."""
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*(member.debugger.session.leave() for member in self.members), return_exceptions=True)
+        await asyncio.gather(*(session.leave() for session in self.sessions), return_exceptions=True)
 
     def ended(self) -> Exit:
-        """Return the exit code when nobody is left.
+        """Return the exit code after the last session has ended.
 
         Raises:
-            RaydebugError: they did not end because they were let go on.
+            RaydebugError: a session ended for another reason than `c`.
         """
-        if self._left_on_purpose:
+        if self.lone and self.current is not None:
+            raise self.current.debugger.session.lost()
+        if self._all_resumed:
             return Exit.OK
         raise RaydebugError(
             "the session ended: no pause is left",
@@ -179,59 +264,84 @@ class Group:
 
     # Commands
 
-    def address(self, line: str) -> tuple[list[Member], str]:
-        """Return whom a command is for, and the command; an address alone makes its rank the current one.
+    def address(self, line: str) -> tuple[list[RankSession], str]:
+        """Return which pauses a command is for, and the command; an address alone makes its rank the current one.
 
         Raises:
-            CommandFailed: nobody is meant by it.
+            CommandFailed: the address names no pause.
         """
-        known = [(member.number, member.rank) for member in self.members]
+        if self.lone:
+            return list(self.sessions), line
+        known = [(session.number, session.rank) for session in self.sessions]
         try:
             to, command = split_address(line, is_command=commands.parse(line)[0] is not None)
             if to is None:
-                return ([self.current] if self.current else []), command
+                return [one for one in self.sessions if one is self.current], command
             numbers = pick(to, known)
         except NotAnAddress as error:
             raise CommandFailed(str(error)) from error
-        members = [member for member in self.members if member.number in numbers]
+        sessions = [session for session in self.sessions if session.number in numbers]
         if not command:
-            if len(members) != 1:
-                raise CommandFailed(f"@{to} is {joined([one.label for one in members])}: name one of them alone")
-            self.current = members[0]
-        return members, command
+            if len(sessions) != 1:
+                raise CommandFailed(f"@{to} is {joined([one.label for one in sessions])}: name one of them alone")
+            self.current = sessions[0]
+        return sessions, command
 
-    async def run(self, members: list[Member], command: str) -> list[_Outcome]:
-        """Run a command at several pauses at the same time; one that speaks of all is run once."""
+    async def run(self, sessions: list[RankSession], command: str) -> list[_Outcome]:
+        """Run a command at several pauses concurrently; a command about all ranks is run once."""
         parsed, _ = commands.parse(command)
         if parsed is not None and parsed.of_all:
-            members = members[:1]
-        results = await asyncio.gather(*(self._run_at(member, command) for member in members))
-        return list(zip(members, results, strict=True))
+            sessions = sessions[:1]
+        results = await asyncio.gather(*(self._run_at(session, command) for session in sessions))
+        return list(zip(sessions, results, strict=True))
 
-    async def _run_at(self, member: Member, command: str) -> str | CommandFailed:
+    async def _run_at(self, session: RankSession, command: str) -> str | CommandFailed:
         if not command:
-            return "runs" if member.running else await location(member.debugger)
+            return "is running" if session.running else await location(session.debugger)
         try:
-            return await member.run(command)
+            return await session.run(command)
         except RaydebugError as lost:
+            if self.lone:
+                raise
             return CommandFailed(lost.what)
 
     def show(self, outcomes: list[_Outcome], command: str) -> bool:
-        """Print what a command said at each; False when it failed somewhere."""
+        """Print the output of a command at each pause; return False when it failed at any."""
         parsed, _ = commands.parse(command)
-        for member, text in outcomes:
+        for session, text in outcomes:
             if isinstance(text, CommandFailed):
-                member.say(self._paint(f"*** {text}", "red"), tell=render.say)
+                session.say(self.paint(f"*** {text}", "red"), to=render.say)
             elif text and parsed is not None and parsed.of_all:
                 render.out(text)
             elif text:
-                member.say(text)
+                session.say(text)
         return not any(isinstance(text, CommandFailed) for _, text in outcomes)
 
-    @staticmethod
-    async def wait_stopped(members: Iterable[Member], *, timeout_s: float | None = None) -> list[Member]:
-        """Wait until the threads of these have stopped, or are gone; return those that still run."""
-        tasks = {member.stopping for member in members if member.stopping is not None and not member.stopping.done()}
+    async def wait_stopped(
+        self, sessions: Iterable[RankSession], *, timeout_s: float | None = None
+    ) -> list[RankSession]:
+        """Wait until the threads of these sessions have stopped, or are gone; return those that still run.
+
+        Raises:
+            RaydebugError: the only session of the group is lost.
+        """
+        waited = [one for one in sessions if one.stopping is not None]
+        tasks = [one.stopping for one in waited if one.stopping is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
-        return [member for member in members if member.stopping is not None and not member.stopping.done()]
+        for task in tasks:
+            if task.done() and task.exception() is not None and self.lone:
+                await task
+        return [one for one in waited if one.stopping is not None and not one.stopping.done()]
+
+
+async def _in_time(
+    opened: Coroutine[Any, Any, DebugSession], timeout_s: float | None, what: str, late: RaydebugError
+) -> DebugSession:
+    """Wait for a session and show `what` meanwhile; raise `late` after timeout_s seconds."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            with render.waiting(what):
+                return await opened
+    except TimeoutError as error:
+        raise late from error

@@ -1,4 +1,4 @@
-"""Ctrl-C while something is waited for: stop the waiting, nothing else."""
+"""Ctrl-C while we wait: it ends the wait, or interrupts the evaluation in the paused process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-NOT_WAITED_FOR = "*** not waited for any longer; the code still runs there, and what comes next waits for it"
+GAVE_UP = "*** stopped waiting; the code still runs in the process, and the next command waits for it"
 
 
 class Interrupted(Exception):
@@ -16,25 +16,25 @@ class Interrupted(Exception):
 
 
 async def interruptible(awaitable: Awaitable[T]) -> T:
-    """Wait for something until it is there, or Ctrl-C.
+    """Wait for an awaitable, or until Ctrl-C.
 
     Raises:
         Interrupted: Ctrl-C came first; the awaitable is cancelled.
     """
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(awaitable)
-    asked = False
+    pressed = False
 
     def stop() -> None:
-        nonlocal asked
-        asked = True
+        nonlocal pressed
+        pressed = True
         task.cancel()
 
     loop.add_signal_handler(signal.SIGINT, stop)
     try:
         return await task
     except asyncio.CancelledError:
-        if asked:
+        if pressed:
             raise Interrupted from None
         raise
     finally:
@@ -42,22 +42,22 @@ async def interruptible(awaitable: Awaitable[T]) -> T:
 
 
 def ignore_interrupts() -> None:
-    """Take Ctrl-C from Python's default, which would break off in the middle of a command."""
+    """Replace Python's default handler of Ctrl-C, which would raise in the middle of a command."""
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)
 
 
 async def interruptible_there(
     running: asyncio.Future[T], interrupt: Callable[[], Awaitable[None]], *, timeout_s: float = 1.5
 ) -> T:
-    """Wait for what runs in a paused process; Ctrl-C interrupts it there, and its own answer tells how it ended.
+    """Wait for a command that runs in a paused process; Ctrl-C interrupts it there, and its response is returned.
 
     Args:
         running: the command.
         interrupt: raises KeyboardInterrupt in the process.
-        timeout_s: how long the answer may take after that, in seconds.
+        timeout_s: limit of the response after that, in seconds.
 
     Raises:
-        Interrupted: the code there did not listen; nobody waits for it any longer.
+        Interrupted: the code did not end; the command is cancelled on this side only.
     """
     try:
         return await interruptible(asyncio.shield(running))

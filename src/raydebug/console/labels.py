@@ -5,19 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 
-from raydebug.pause.ranks import parse_ranks
+from raydebug.gateway.breakpoint_specs import parse_ranks
 
 ALL = "*"
-_ADDRESSED = re.compile(r"@\s*(\*|all\b|[#\d,-]+)(?:\s+(.*))?", re.DOTALL)
-_ADDRESSED_BEHIND = re.compile(r"(.*\S)\s+@(\*|[#\d][#\d,-]*)", re.DOTALL)
+_ADDRESS_FIRST = re.compile(r"@\s*(\*|all\b|[#\d,-]+)(?:\s+(.*))?", re.DOTALL)
+_ADDRESS_AT_END = re.compile(r"(.*\S)\s+@(\*|[#\d][#\d,-]*)", re.DOTALL)
 
 
 class NotAnAddress(ValueError):
-    """The words behind an `@` name nothing; the text says why."""
+    """The text after an `@` names no pause; the message says why."""
 
 
 def label(rank: int | None, number: int, taken: Collection[str]) -> str:
-    """Return a pause's name: its rank, where it has one, else its number; both where another one has the rank.
+    """Return the label of a pause: its rank, else its number; both where another pause has the same rank.
 
     >>> label(3, 1, []), label(3, 2, ["rank 3"]), label(None, 3, [])
     ('rank 3', 'rank 3 #2', '#3')
@@ -28,7 +28,7 @@ def label(rank: int | None, number: int, taken: Collection[str]) -> str:
 
 
 def joined(labels: Sequence[str]) -> str:
-    """Return the names of several pauses in as few words as they need.
+    """Return the labels of several pauses, with runs of ranks abbreviated.
 
     >>> joined(["rank 0", "rank 1", "rank 2", "rank 7"]), joined(["rank 7"]), joined(["#1", "#2", "rank 0"])
     ('ranks 0-2, 7', 'rank 7', 'rank 0, #1, #2')
@@ -52,14 +52,14 @@ def _runs(ranks: list[int]) -> Iterable[str]:
 
 
 def split_address(line: str, *, is_command: bool) -> tuple[str | None, str]:
-    """Return whom a line is for (None: the current one) and what is to be done; `c @*` means `@* c`.
+    """Return the address of a line (None: the current pause) and the command; `c @*` means `@* c`.
 
     Args:
         line: as typed.
-        is_command: whether the line begins with the name of a command; elsewhere `a @0` may be Python.
+        is_command: whether the line begins with the name of a command; else `a @0` may be Python.
 
     Raises:
-        NotAnAddress: it begins with `@`, and names nothing.
+        NotAnAddress: it begins with `@` and names no pause.
 
     >>> split_address("@0,3 p x", is_command=False), split_address("@3", is_command=False)
     (('0,3', 'p x'), ('3', ''))
@@ -68,12 +68,12 @@ def split_address(line: str, *, is_command: bool) -> tuple[str | None, str]:
     """
     line = line.strip()
     if line.startswith("@"):
-        found = _ADDRESSED.fullmatch(line)
+        found = _ADDRESS_FIRST.fullmatch(line)
         if found is None:
             raise NotAnAddress(f"{line.split()[0]} names no ranks; write @0,3 or @* or @#1")
         return (ALL if found[1] == "all" else found[1]), (found[2] or "").strip()
-    behind = _ADDRESSED_BEHIND.fullmatch(line) if is_command else None
-    return (behind[2], behind[1]) if behind else (None, line)
+    at_end = _ADDRESS_AT_END.fullmatch(line) if is_command else None
+    return (at_end[2], at_end[1]) if at_end else (None, line)
 
 
 def pick(address: str, known: Sequence[tuple[int, int | None]]) -> list[int]:
@@ -84,7 +84,7 @@ def pick(address: str, known: Sequence[tuple[int, int | None]]) -> list[int]:
         known: number and rank of each pause.
 
     Raises:
-        NotAnAddress: a rank or number that is not there.
+        NotAnAddress: no pause has that rank or number.
     """
     if address == ALL:
         return [number for number, _ in known]

@@ -1,130 +1,314 @@
-"""The prompt at one pause: a person types commands."""
+"""The prompt: reads lines with history, completion and a status line, runs them, and prints stops as they come."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
+import re
+from collections.abc import AsyncGenerator, Callable, Iterable
 from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+from prompt_toolkit.formatted_text import ANSI
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.patch_stdout import patch_stdout
 
 from raydebug import render
 from raydebug.console import commands
 from raydebug.console.debugger import CommandFailed, Debugger
-from raydebug.console.interrupt import NOT_WAITED_FOR, Interrupted, interruptible, interruptible_there
-from raydebug.console.keyboard import Ended, Keyboard
-from raydebug.console.screen import opening
-from raydebug.console.status import status
-from raydebug.console.stops import next_stop
+from raydebug.console.group import Group
+from raydebug.console.interrupt import GAVE_UP, Interrupted, interruptible, interruptible_there
+from raydebug.console.rank_session import RankSession
+from raydebug.console.view import opening, status
+from raydebug.dap.session import RequestFailed
 from raydebug.errors import Exit, RaydebugError
 
-_QUIET_S = 0.3  # a step shorter than this needs no word about waiting
+_COMPLETION_TIMEOUT_S = 1.0
+_STATUS_PERIOD_S = 1.0
+_QUIET_S = 0.3  # a step shorter than this is not announced as running
 _SLOW_S = 2.0
-_LEAVES = "Leaving lets the task go on: without a gateway nothing holds it. [y]es, leave; [b]ack to the debugger: "
-_GOES_ON = "Does the task go on? [y]es, [n]o: it stays paused, [b]ack to the debugger: "
+_HISTORIES = "debugger_history"
+_ADDRESS = re.compile(r"@[#\d,*-]+\s+")
+_RESUME_ONE = "Resume the task? [y]es, [n]o: it stays paused, [b]ack to the debugger: "
+_RESUME_ALL = "Resume the tasks? [y]es, all; [n]o: they stay paused; [b]ack to the debugger: "
+_LEAVE_UNMANAGED = "Without a gateway, leaving resumes the task. [y]es, leave; [b]ack to the debugger: "
 
 
-class Conversation:
-    """A person at the prompt.
+class _LeftRunning(Exception):
+    """The person stopped waiting for the next stop, or the process ended after `c`."""
+
+
+class Prompt:
+    """A person at the prompt of one pause or several.
 
     Args:
-        debugger: an attached debugger.
-        state_dir: where the history is kept.
+        group: the attached pauses.
+        state_dir: folder of the histories.
     """
 
-    def __init__(self, debugger: Debugger, state_dir: Path) -> None:
-        self._debugger = debugger
-        self._keyboard = Keyboard(state_dir, lambda: debugger, lambda: status(debugger))
+    def __init__(self, group: Group, state_dir: Path) -> None:
+        self._group, self._paint = group, group.paint
+        self._keyboard = Keyboard(state_dir, self._debugger, self._status)
+
+    def _debugger(self) -> Debugger | None:
+        return self._group.current.debugger if self._group.current else None
+
+    def _status(self) -> str:
+        debugger = self._debugger()
+        return "" if debugger is None else status(debugger, others=len(self._group.sessions) - 1)
 
     async def run(self) -> Exit:
-        """Talk until the person leaves or the session ends.
+        """Read and run lines until the person leaves or the last session ends.
 
         Raises:
             RaydebugError: the session is lost.
         """
-        render.out(await opening(self._debugger))
-        while True:
-            if self._debugger.session.running and not await self._until_stop():
-                return Exit.OK
-            line = await self._read()
-            if line is None:
-                self._debugger.leaving = True
-            elif not await self._run(line):
-                return Exit.OK
-            if self._debugger.leaving and await self._left():
-                return Exit.OK
-
-    async def _read(self) -> str | None:
-        """Return the next line to run; None for Ctrl-D."""
-        session = self._debugger.session
-        rank = session.pause.get("rank")
-        label = f"(raydebug {rank}) " if rank is not None else "(raydebug) "
+        debugger = self._debugger()
+        if self._group.lone and debugger is not None:
+            render.out(await opening(debugger))
+        else:
+            await self._run("ranks")
+            hint = "@0,3 p x asks ranks 0 and 3, @* all; @3 alone makes rank 3 the current one; h"
+            render.say(self._paint(hint, "dim"))
         try:
-            return await self._keyboard.command(self._debugger.paint(label, "bold"), session.ended)
+            while True:
+                await self._until_stop()
+                line = await self._keyboard.command(self._paint(self._label(), "bold"), self._group.empty)
+                if (line is None or await self._run(line)) and await self._leave():
+                    return Exit.OK
         except Ended:
-            raise session.lost() from None
+            return self._group.ended()
+        except _LeftRunning:
+            return Exit.OK
+
+    def _label(self) -> str:
+        current = self._group.current
+        if not self._group.lone:
+            return f"(raydebug {current.label if current else '-'}) "
+        rank = current.debugger.session.pause.get("rank") if current else None
+        return f"(raydebug {rank}) " if rank is not None else "(raydebug) "
 
     async def _run(self, line: str) -> bool:
-        """Run the commands of a line; False when the person left while the thread ran."""
+        """Run the commands of a line; return whether the person wants to leave."""
         for command in commands.split(line):
-            if self._debugger.session.running and not await self._until_stop():
-                return False
+            await self._until_stop()
             try:
-                text = await self._outcome(command)
+                sessions, rest = self._group.address(command)
+                if not self._group.show(await self._outcomes(sessions, rest), rest):
+                    break
+                if not self._group.lone:
+                    await interruptible(self._group.wait_stopped([one for one in sessions if one.stepping]))
             except CommandFailed as failed:
-                render.out(self._debugger.paint(f"*** {failed}", "red"))
+                render.out(self._paint(f"*** {failed}", "red"))
                 break
             except Interrupted:
-                render.out(NOT_WAITED_FOR)
+                render.out(GAVE_UP)
                 break
-            if text:
-                render.out(text)
-            if self._debugger.leaving:
-                break
-        return True
+            if any(session.debugger.leaving for session in sessions):
+                for session in sessions:
+                    session.debugger.leaving = False
+                return True
+        return False
 
-    async def _outcome(self, command: str) -> str:
-        running = asyncio.ensure_future(commands.run(self._debugger, command))
-        telling = asyncio.get_running_loop().call_later(_SLOW_S, self._tell_slow, command)
+    async def _outcomes(
+        self, sessions: list[RankSession], command: str
+    ) -> list[tuple[RankSession, str | CommandFailed]]:
+        async def interrupt() -> None:
+            await asyncio.gather(*(session.debugger.session.interrupt() for session in self._group.sessions))
+
+        def tell_slow() -> None:
+            render.say(self._paint(f"'{command}' is still running; Ctrl-C interrupts it", "dim"))
+
+        running = asyncio.ensure_future(self._group.run(sessions, command))
+        slow = asyncio.get_running_loop().call_later(_SLOW_S, tell_slow)
         try:
-            return await interruptible_there(running, self._debugger.session.interrupt)
+            return await interruptible_there(running, interrupt)
         finally:
-            telling.cancel()
+            slow.cancel()
 
-    def _tell_slow(self, command: str) -> None:
-        render.say(self._debugger.paint(f"'{command}' still runs there; Ctrl-C interrupts it", "dim"))
+    async def _until_stop(self) -> None:
+        """Wait until the only pause of the group has stopped again; among several, each prints its own stops.
 
-    async def _until_stop(self) -> bool:
-        """Show the next stop; False when the person goes, or the process has ended as it may."""
-        session = self._debugger.session
-        stopping = asyncio.ensure_future(next_stop(self._debugger))
+        Raises:
+            _LeftRunning: the person has left it running, or its process ended as it may.
+            RaydebugError: the session is lost.
+        """
+        current = self._group.current
+        if not self._group.lone or current is None or not current.running:
+            return
+        session = current.debugger.session
         try:
-            await interruptible(asyncio.wait([stopping], timeout=_QUIET_S))
-            if not stopping.done():
-                render.say(
-                    self._debugger.paint("running; waits for the next stop here, Ctrl-C leaves it running", "dim")
-                )
-            render.out(await interruptible(stopping))
+            if await interruptible(self._group.wait_stopped([current], timeout_s=_QUIET_S)):
+                render.say(self._paint("running; waiting for the next stop, Ctrl-C leaves it running", "dim"))
+            await interruptible(self._group.wait_stopped([current]))
         except Interrupted:
-            stopping.cancel()
-            render.say("left; the task runs on")
-            return False
+            render.say("left; the task keeps running")
+            raise _LeftRunning from None
         except RaydebugError:
-            if session.process_gone and session.resumed_by == "continue":
-                render.say(f"process {session.pause.get('pid', '?')} has ended")
-                return False
-            raise
+            if not (session.process_gone and session.resumed_by == "continue"):
+                raise
+            render.say(f"process {session.pause.get('pid', '?')} has ended")
+            raise _LeftRunning from None
+
+    async def _leave(self) -> bool:
+        """Ask whether to resume what is paused; return False to go back to the debugger."""
+        lone = self._group.lone
+        paused = [session for session in self._group.sessions if not session.running]
+        if not paused and not lone:
+            render.say("left; the tasks keep running")
+            return True
+        held = all(session.debugger.session.stays_paused for session in paused)
+        question = _LEAVE_UNMANAGED if not held else _RESUME_ONE if lone else _RESUME_ALL
+        resume = await self._keyboard.yes_or_no(question, self._group.empty)
+        if resume is None or (not resume and not held):
+            return False
+        if resume:
+            resuming = (session.debugger.session.resume("continue") for session in paused)
+            await asyncio.gather(*resuming, return_exceptions=not lone)
+        else:
+            again = (
+                "stays paused; `raydebug attach` brings" if lone else "they stay paused; `raydebug attach all` brings"
+            )
+            render.say(f"{again} you back")
         return True
 
-    async def _left(self) -> bool:
-        """Ask whether the task goes on; False takes the person back to the debugger."""
-        self._debugger.leaving = False
-        session = self._debugger.session
+
+class Ended(Exception):
+    """The last session ended while the person typed."""
+
+
+class Names(Completer):
+    """Completes commands, and names and attributes of the selected frame."""
+
+    def __init__(self, debugger: Callable[[], Debugger | None]) -> None:
+        self._debugger = debugger
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        """Return nothing: the frame can be asked only asynchronously, below."""
+        return ()
+
+    async def get_completions_async(
+        self, document: Document, complete_event: CompleteEvent
+    ) -> AsyncGenerator[Completion, None]:
+        """Yield completions of the text before the cursor."""
+        text = _ADDRESS.sub("", document.text_before_cursor.lstrip())
+        typed = re.search(r"\w*$", text)
+        token = typed[0] if typed else ""
+        if text == token:
+            for name in sorted(commands.BY_NAME):
+                if token and name.startswith(token):
+                    yield Completion(name, -len(token), display_meta=commands.BY_NAME[name].help)
+        for label in await self._ask(text):
+            if label.startswith(token) and (token or text.endswith(".")):
+                yield Completion(label, -len(token))
+
+    async def _ask(self, text: str) -> list[str]:
+        debugger = self._debugger()
+        if debugger is None or debugger.frame_or_none is None or debugger.session.running or not text:
+            return []
+        frame = debugger.session.stack.frames[debugger.session.stack.selected]
+        arguments = {"text": text, "column": len(text) + 1, "frameId": frame.id}
+        with contextlib.suppress(RequestFailed, RaydebugError):
+            answer = await debugger.session.request("completions", arguments, timeout_s=_COMPLETION_TIMEOUT_S)
+            return [render.visible(str(target.get("label", "")), keep="") for target in answer.get("targets") or []]
+        return []
+
+
+def project_of(folder: Path) -> Path:
+    """Return the project of a folder: the nearest parent with a .git, else the folder itself."""
+    return next((one for one in (folder, *folder.parents) if (one / ".git").exists()), folder)
+
+
+def history_file(state_dir: Path, project: Path) -> Path:
+    """Return the history file of a project; two projects with the same name have two files."""
+    name = re.sub(r"[^\w.-]", "_", project.name)[:40] or "root"
+    return state_dir / _HISTORIES / f"{name}-{hashlib.blake2b(str(project).encode()).hexdigest()[:8]}"
+
+
+def _history(file: Path) -> History:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file.touch(mode=0o600)
+    except OSError:
+        return InMemoryHistory()  # a read-only home must not prevent debugging
+    return FileHistory(str(file))
+
+
+class Keyboard:
+    """Reads lines from a person.
+
+    Args:
+        state_dir: folder of the histories.
+        debugger: returns the one whose names are completed.
+        status: returns the text of the line below the prompt; empty: no such line.
+    """
+
+    def __init__(
+        self, state_dir: Path, debugger: Callable[[], Debugger | None], status: Callable[[], str] = lambda: ""
+    ) -> None:
+        self._prompt: PromptSession[str] = PromptSession(
+            history=_history(history_file(state_dir, project_of(Path.cwd()))),
+            completer=Names(debugger),
+            complete_while_typing=False,
+            interrupt_exception=Interrupted,  # a KeyboardInterrupt in a task would end the whole event loop
+            bottom_toolbar=lambda: status() or None,
+            refresh_interval=_STATUS_PERIOD_S,
+        )
+        # A session of its own keeps its answers out of the history.
+        self._question: PromptSession[str] = PromptSession(interrupt_exception=Interrupted)
+        self._last = ""
+
+    async def command(self, label: str, ended: asyncio.Event) -> str | None:
+        """Return the next line to run; None for Ctrl-D, empty for Ctrl-C.
+
+        Raises:
+            Ended: `ended` was set first.
+        """
         try:
-            goes_on = await self._keyboard.goes_on(_GOES_ON if session.stays_paused else _LEAVES, session.ended)
-        except Ended:
-            raise session.lost() from None
-        if goes_on:
-            await session.resume("continue")
-        elif goes_on is not None and not session.stays_paused:
-            return False
-        elif goes_on is not None:
-            render.say("stays paused; `raydebug attach` brings you back")
-        return goes_on is not None
+            line = await self._ask(self._prompt, label, ended)
+        except Interrupted:
+            return ""
+        except EOFError:
+            return None
+        if line.strip():
+            self._last = line
+            return line
+        return self._last  # pdb: an empty line runs the last command again
+
+    async def yes_or_no(self, question: str, ended: asyncio.Event) -> bool | None:
+        """Ask a question; return None to go back to the debugger.
+
+        Raises:
+            Ended: `ended` was set first.
+        """
+        while True:
+            try:
+                answer = await self._ask(self._question, question, ended)
+            except Interrupted:
+                return None
+            except EOFError:
+                return False
+            word = answer.strip().lower()
+            if word in ("y", "yes", "go"):
+                return True
+            if word in ("n", "no", "s", "stay"):
+                return False
+            if word in ("b", "back"):
+                return None
+
+    async def _ask(self, prompt: PromptSession[str], label: str, ended: asyncio.Event) -> str:
+        with patch_stdout(raw=True):
+            typing = asyncio.ensure_future(prompt.prompt_async(ANSI(label)))
+            ending = asyncio.ensure_future(ended.wait())
+            await asyncio.wait([typing, ending], return_when=asyncio.FIRST_COMPLETED)
+            if not typing.done():
+                with contextlib.suppress(Exception):  # it may be ending already
+                    prompt.app.exit(exception=EOFError())
+                with contextlib.suppress(EOFError, Interrupted):
+                    await typing
+                raise Ended
+            ending.cancel()
+            return typing.result()

@@ -1,4 +1,4 @@
-"""One debug session with a pause: attach, ask about frames and values, step, go on, let go."""
+"""A debug session with one pause: attach, evaluate, step, resume, detach."""
 
 from __future__ import annotations
 
@@ -14,35 +14,40 @@ from raydebug.console import probes
 from raydebug.console.frames import Stack
 from raydebug.dap.keepalive import OUT_OF_REACH
 from raydebug.dap.session import ConnectionLost, DapSession, RequestFailed
-from raydebug.dap.wire import Message
 from raydebug.errors import Exit, RaydebugError
+from raydebug.protocol.wire import Message
 
-_REFUSALS = {"auth.wrong-token": Exit.USAGE, "pause.busy": Exit.TAKEN, "process.asked": Exit.TAKEN}
+_REFUSALS = {
+    "auth.wrong-token": Exit.USAGE,
+    "auth.missing-token": Exit.USAGE,
+    "pause.busy": Exit.TAKEN,
+    "process.asked": Exit.TAKEN,
+}
 _GONE = "pause.gone"
 _REQUEST_TIMEOUT_S = 30.0
-_WORD_TIMEOUT_S = 1.0
+_REASON_TIMEOUT_S = 1.0
 _INTERRUPT_TIMEOUT_S = 5.0
 
 
-class Door(NamedTuple):
-    """Where a gateway answers, and the token that it asks for."""
+class GatewayAddress(NamedTuple):
+    """Host and port of a gateway, and the token that it requires."""
 
     host: str
     port: int
     token: str
 
     async def open(self, target: str, *, steal: bool, on_output: Callable[[Output], None]) -> DebugSession:
-        """Take a pause; see `DebugSession.attach`."""
+        """Attach a pause; see `DebugSession.attach`."""
         return await DebugSession.attach(self, target, steal=steal, on_output=on_output)
 
 
 class EvaluationFailed(Exception):
-    """An expression or statement raised in the paused process; the text is the whole traceback."""
+    """An expression or statement raised in the paused process; the message is the whole traceback."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """Text that the process wrote while it was ours, with DAP's category (stdout, stderr, important)."""
+    """Output of the attached process, with DAP's category (stdout, stderr, important)."""
 
     category: str
     text: str
@@ -52,11 +57,10 @@ class DebugSession:
     """An attached pause. Make one with `attach`.
 
     Args:
-        dap: the conversation with the gateway; its events go to `on_event`.
-        on_output: called with what the process writes.
+        on_output: called with the output of the process.
     """
 
-    stays_paused = True  # whoever leaves without a `c` finds it paused again
+    stays_paused = True  # the thread stays paused when we disconnect
 
     def __init__(self, on_output: Callable[[Output], None]) -> None:
         self._on_output = on_output
@@ -66,7 +70,7 @@ class DebugSession:
         self._why_ended = ""
         self._evaluating: list[str] = []
         self.ended = asyncio.Event()
-        self._since_s, self._heard_at = 0.0, time.monotonic()
+        self._since_s, self._received_at = 0.0, time.monotonic()
         self.pause: Message = {}
         self.stop: Message = {}
         self.stack = Stack()
@@ -76,70 +80,84 @@ class DebugSession:
 
     @classmethod
     async def attach(
-        cls, door: Door, target: str, *, steal: bool = False, on_output: Callable[[Output], None] = lambda _: None
+        cls,
+        address: GatewayAddress,
+        target: str,
+        *,
+        steal: bool = False,
+        on_output: Callable[[Output], None] = lambda _: None,
     ) -> DebugSession:
-        """Take a pause and wait until its stack is here.
+        """Attach a pause and wait for its stack.
 
         Args:
-            door: the gateway.
-            target: a pause's id; `next` for the next pause, or a process that works: waits without a limit.
-            steal: take it from a client that holds it.
-            on_output: called with what the process writes.
+            address: the gateway.
+            target: a pause's id; or `next` or a running process, for which it waits without a limit.
+            steal: take it from the client that holds it.
+            on_output: called with the output of the process.
 
         Raises:
-            RaydebugError: no gateway there, or it refused; the gateway's own words.
+            RaydebugError: no gateway answers, or it refused; then with the gateway's cause and fix.
         """
         self = cls(on_output)
-        self._address = f"{door.host}:{door.port}"
+        self._address = f"{address.host}:{address.port}"
         try:
-            self._dap = await DapSession.connect(door.host, door.port, on_event=self._take, on_end=self._end)
+            self._dap = await DapSession.connect(address.host, address.port, on_event=self._take, on_end=self._end)
         except (OSError, TimeoutError) as error:
             raise RaydebugError(
-                f"no gateway answers at {door.host}:{door.port}",
+                f"no gateway answers at {address.host}:{address.port}",
                 cause=f"the connection failed: {error or 'no answer in 5 s'}",
                 fix="look with `raydebug ps`, start the cluster with `raydebug up`",
                 code="gateway.unreachable",
                 exit_code=Exit.SESSION_LOST,
             ) from error
         try:
-            await self._open(door, target, steal=steal)
+            await self._open(address, target, steal=steal)
         except BaseException:
             await self._dap.close()
             raise
         return self
 
-    async def _open(self, door: Door, target: str, *, steal: bool) -> None:
+    async def _open(self, address: GatewayAddress, target: str, *, steal: bool) -> None:
         hello = {"clientID": "raydebug", "clientName": f"raydebug attach (pid {os.getpid()})", "adapterID": "raydebug",
                  "pathFormat": "path", "linesStartAt1": True, "columnsStartAt1": True}  # fmt: skip
         await self.request("initialize", hello)
         try:
-            # No limit: with `next` the gateway answers when a pause is there, and the job may take hours to get there.
-            arguments = {"token": door.token, "target": target, "steal": steal}
+            # No limit: with `next` the gateway answers when a pause begins, which may take hours.
+            arguments = {"token": address.token, "target": target, "steal": steal}
             answer = await self.request("attach", arguments, timeout_s=None)
         except RequestFailed as refused:
             raise explain_refusal(refused) from refused
         self._note_pause(answer.get("pause") or {})
         await self.request("configurationDone")
-        await self.wait_stop(timeout_s=_REQUEST_TIMEOUT_S)
+        try:
+            await self.wait_stop(timeout_s=_REQUEST_TIMEOUT_S)
+        except TimeoutError as error:
+            raise RaydebugError(
+                f"the thread of pause {self.pause.get('id')} has not stopped within {_REQUEST_TIMEOUT_S:.0f} s",
+                cause="it is still running the step that an earlier client requested",
+                fix="attach again later: the pause is listed where the step ends",
+                code="session.no-stop",
+                exit_code=Exit.SESSION_LOST,
+            ) from error
 
-    # Asking
+    # Requests
 
     async def request(
         self, command: str, arguments: Message | None = None, *, timeout_s: float | None = _REQUEST_TIMEOUT_S
     ) -> Message:
-        """Send a request and return its answer's body.
+        """Send a request and return the body of its response.
 
         Raises:
             RequestFailed: refused.
-            RaydebugError: the session is lost, or no answer came in time.
+            RaydebugError: the session is lost, or no response came in time.
         """
         try:
             return await self._dap.request(command, arguments, timeout_s=timeout_s)
         except RequestFailed as refused:
             if refusal_code(refused) != _GONE:
                 raise
-            with contextlib.suppress(TimeoutError):  # the gateway says next why the process is gone
-                async with asyncio.timeout(_WORD_TIMEOUT_S):
+            with contextlib.suppress(TimeoutError):  # `terminated` follows, with the reason
+                async with asyncio.timeout(_REASON_TIMEOUT_S):
                     await self.ended.wait()
             raise self.lost() from refused
         except ConnectionLost as error:
@@ -154,12 +172,12 @@ class DebugSession:
             ) from error
 
     async def evaluate(self, code: str, *, context: str = "repl") -> str | None:
-        """Run an expression or statement in the selected frame and return its value as text; None for None.
+        """Evaluate an expression or statement in the selected frame and return its value as text; None for None.
 
         Args:
             code: the expression or statement.
-            context: DAP's; pydevd cuts values at 64 KiB in `repl` and never in `clipboard`, but there a failure is
-                answered as if it were the value, and what the code prints goes to the job's log.
+            context: DAP's. pydevd cuts values at 64 KiB in `repl`, never in `clipboard`; but there it returns a failure
+                as if it were the value, and the output of the code goes to the job's log.
 
         Raises:
             EvaluationFailed: it raised, or does not parse.
@@ -172,7 +190,7 @@ class DebugSession:
         try:
             body = await self.request("evaluate", arguments, timeout_s=None)
         except asyncio.CancelledError:
-            raise  # nobody waits for it any longer, and it still runs there
+            raise  # it still runs there: `interrupt` needs to know it
         except RequestFailed as failed:
             self._evaluating.remove(code)
             raise EvaluationFailed(str(failed.body.get("result") or failed)) from failed
@@ -180,13 +198,13 @@ class DebugSession:
             self._evaluating.remove(code)
             raise
         self._evaluating.remove(code)
-        # pydevd answers None with an empty text and no type (pydevd_comm.py internal_evaluate_expression_json, 1.8.22).
+        # pydevd sends None as an empty text without a type (pydevd_comm.py internal_evaluate_expression_json, 1.8.22).
         return str(body.get("result", "")) if body.get("type") else None
 
     async def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in the code that we evaluate there; only in the main thread it also ends a sleep."""
+        """Raise KeyboardInterrupt in the code that we evaluate; only in the main thread this also ends a sleep."""
         for code in list(self._evaluating):
-            # Without a frame another thread of the process runs it: the paused one is busy.
+            # Without a frame, another thread than the busy paused one evaluates it.
             arguments = {"expression": probes.as_interrupt(code), "context": "watch"}
             with contextlib.suppress(RequestFailed, RaydebugError, ConnectionLost, TimeoutError):
                 await self._dap.request("evaluate", arguments, timeout_s=_INTERRUPT_TIMEOUT_S)
@@ -202,20 +220,20 @@ class DebugSession:
         answer = await self.request("variables", {"variablesReference": scopes[0]["variablesReference"]})
         return list(answer.get("variables") or [])
 
-    # Moving
+    # Resuming
 
     async def resume(self, command: str) -> None:
-        """Let the thread run: `continue`, `next`, `stepIn` or `stepOut`; then use `wait_stop`."""
-        while not self._stops.empty():  # a stop from before has nothing to say about what comes now
+        """Resume the thread by `continue`, `next`, `stepIn` or `stepOut`; then call `wait_stop`."""
+        while not self._stops.empty():  # stops from before this resume
             self._stops.get_nowait()
         await self.request(command, {"threadId": self.stop.get("threadId", 0)})
         self.running, self.resumed_by = True, command
 
     async def wait_stop(self, *, timeout_s: float | None = None) -> bool:
-        """Wait until the thread, or another one of the process, stops; read its stack.
+        """Wait until this thread or another one of the process stops, and read its stack.
 
         Returns:
-            Whether a new pause began (a breakpoint), not just a step's end.
+            True if a new pause began (a breakpoint), False at the end of a step.
 
         Raises:
             RaydebugError: the session is lost.
@@ -251,27 +269,27 @@ class DebugSession:
     @property
     def paused_for_s(self) -> float:
         """Seconds since the pause began; a step begins none."""
-        return self._since_s + time.monotonic() - self._heard_at
+        return self._since_s + time.monotonic() - self._received_at
 
     @property
     def post_mortem(self) -> bool:
-        """Whether the thread stopped because of an exception: its frames are over, nothing can be stepped."""
+        """Whether the thread stopped because of an exception: its frames have ended and cannot be stepped."""
         return self.stop.get("reason") == "exception"
 
     async def leave(self) -> None:
-        """Let go of the pause: a thread that is paused stays paused for the next client."""
+        """Disconnect; a paused thread stays paused for the next client."""
         if not self.ended.is_set():
-            await self.interrupt()  # what nobody waits for any longer would keep the paused thread busy for good
-            with contextlib.suppress(ConnectionLost, RequestFailed, TimeoutError):  # we leave anyway
+            await self.interrupt()  # abandoned evaluations would keep the paused thread busy for good
+            with contextlib.suppress(ConnectionLost, RequestFailed, TimeoutError):  # the connection is closed next
                 await self._dap.request("disconnect", timeout_s=2.0)
         await self._dap.close()
 
-    # What arrives
+    # Events
 
     def _note_pause(self, pause: Message) -> None:
         self.pause = pause
         since = pause.get("since_s")
-        self._since_s, self._heard_at = float(since) if isinstance(since, (int, float)) else 0.0, time.monotonic()
+        self._since_s, self._received_at = float(since) if isinstance(since, (int, float)) else 0.0, time.monotonic()
 
     def _take(self, message: Message) -> None:
         body = message.get("body") or {}
@@ -294,7 +312,7 @@ class DebugSession:
         return self.ended.is_set() and bool(self._why_ended)
 
     def lost(self) -> RaydebugError:
-        """Return the error that says who is gone: the process, the gateway, or the way to it."""
+        """Return the error that names what is lost: the process, the gateway, or the network between."""
         if self._why_ended:
             gone = "the process ended" in self._why_ended
             lost = (
@@ -320,7 +338,7 @@ class DebugSession:
             )
         return RaydebugError(
             "the session ended: the gateway is gone",
-            cause="it closed the connection without a word about the process",
+            cause="it closed the connection without a reason",
             fix="look at the cluster with `raydebug ps`; a paused process stays paused",
             code="session.gateway-gone",
             exit_code=Exit.SESSION_LOST,
@@ -328,13 +346,13 @@ class DebugSession:
 
 
 def explain_refusal(refused: RequestFailed) -> RaydebugError:
-    """Turn a gateway's refusal into our error, with its own cause and fix."""
+    """Return the error for a refusal, with the cause and fix that the gateway gave."""
     error = refused.body.get("error") or {}
     code = refusal_code(refused) or "attach.refused"
     what = "the process cannot be paused" if code.startswith("process.") else "the pause cannot be attached"
     return RaydebugError(
-        what if code != "auth.wrong-token" else "the gateway refused us",
-        cause=str(error.get("format") or refused),
+        "the gateway refused the attach" if code.startswith("auth.") else what,
+        cause=str(error.get("cause") or refused),
         fix=str(error.get("fix") or "list the pauses with `raydebug paused`"),
         code=code,
         exit_code=_REFUSALS.get(code, Exit.FAILED),
@@ -342,6 +360,6 @@ def explain_refusal(refused: RequestFailed) -> RaydebugError:
 
 
 def refusal_code(refused: RequestFailed) -> str:
-    """Return the gateway's code of a refusal; empty where pydevd itself refused."""
+    """Return the gateway's error code of a refusal; empty when pydevd refused."""
     error = refused.body.get("error")
     return str(error.get("code") or "") if isinstance(error, dict) else ""

@@ -1,1 +1,1 @@
-"""The Debug Adapter Protocol: wire.py frames messages, session.py holds one conversation."""
+"""The Debug Adapter Protocol: one conversation over a TCP connection."""

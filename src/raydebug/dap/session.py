@@ -1,4 +1,4 @@
-"""One DAP conversation over one connection: requests get their responses, events queue up."""
+"""One DAP conversation over one connection: requests get their responses, events are queued or handled at once."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from raydebug.dap import wire
-from raydebug.dap.keepalive import notice_loss
-from raydebug.dap.tap import Tap
-from raydebug.dap.wire import Message
+from raydebug.dap.keepalive import watch_peer
+from raydebug.protocol import wire
+from raydebug.protocol.wire import Message
 
-OnAnswer = Callable[[Message | None], object]
 READ_BYTES = 256 * 1024
-# asyncio makes room for 256 KiB before each recv(), memory that malloc fetches from the kernel and gives back each
-# time: 41 us a message where 64 KiB cost 11 us. Source: CPython 3.11 asyncio/selector_events.py:755, `max_size`.
+# asyncio allocates 256 KiB for each recv(), which malloc gets from the kernel and returns each time: 41 us a message
+# instead of 11 us with 64 KiB. Source: CPython 3.11 asyncio/selector_events.py:755, `max_size`.
 RECEIVE_BYTES = 64 * 1024
 
 
@@ -31,20 +29,18 @@ class RequestFailed(Exception):
 
 
 class ConnectionLost(Exception):
-    """The connection ended while somebody waited on it."""
+    """The connection ended before a response or an event arrived."""
 
 
 class DapSession:
-    """A conversation that we lead: we send requests, the other side answers and sends events.
+    """The client side of a DAP conversation.
 
     Args:
         reader, writer: the connection.
         on_event: called with every event as it arrives; without it, events wait in `events`.
         on_end: called once when the connection has ended.
-        decoder: bytes already read from the connection may sit in it.
-        first_seq: number of our first request.
-        take_at_once: returns the response that some bytes are, whole and unparsed, or None. What it returns goes to
-            whoever has asked in the moment in which it arrives.
+        decoder: may contain bytes that were already read from the connection.
+        first_seq: number of the first request.
     """
 
     def __init__(
@@ -56,7 +52,6 @@ class DapSession:
         on_end: Callable[[], object] | None = None,
         decoder: wire.Decoder | None = None,
         first_seq: int = 1,
-        take_at_once: Callable[[bytes], Message | None] | None = None,
     ) -> None:
         self._reader = reader
         self._writer = writer
@@ -64,13 +59,11 @@ class DapSession:
         self._on_end = on_end
         self._decoder = decoder or wire.Decoder()
         self._seq = itertools.count(first_seq)
-        self._waiting: dict[int, asyncio.Future[Message] | OnAnswer] = {}
+        self._waiting: dict[int, asyncio.Future[Message]] = {}
         self.events: asyncio.Queue[Message | None] = asyncio.Queue()
         self.ended = False
-        self.failure: OSError | None = None  # why the connection broke, where it did not just end
-        answer_at_once(writer)
-        self._take_at_once = take_at_once
-        self._tap = Tap(writer, self._answered) if take_at_once is not None else None
+        self.failure: OSError | None = None  # why the connection broke; None if it was closed
+        reduce_latency(writer)
         self._task = asyncio.ensure_future(self._read())
 
     @classmethod
@@ -78,11 +71,11 @@ class DapSession:
         """Open a connection to host:port.
 
         Raises:
-            OSError: nothing answers there.
+            OSError: nothing listens there, or the connection timed out.
         """
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(host, port)
-        notice_loss(reader, writer)
+        watch_peer(reader, writer)
         return cls(reader, writer, **options)
 
     def send(self, command: str, arguments: Message | None = None) -> asyncio.Future[Message]:
@@ -95,21 +88,6 @@ class DapSession:
         self._waiting[seq] = future
         self._writer.write(wire.encode(wire.request(seq, command, arguments)))
         return future
-
-    def send_raw(self, command: str, arguments: wire.RawJson, on_answer: OnAnswer) -> None:
-        """Send a request whose arguments nobody has parsed.
-
-        Args:
-            command: of the request.
-            arguments: of the request.
-            on_answer: called with the response, whose body may be unparsed too; with None when the session ends first.
-        """
-        seq = next(self._seq)
-        if self.ended:
-            asyncio.get_running_loop().call_soon(on_answer, None)
-            return
-        self._waiting[seq] = on_answer
-        self._writer.write(wire.raw_request(seq, command, arguments))
 
     async def request(
         self, command: str, arguments: Message | None = None, *, timeout_s: float | None = 30.0
@@ -124,14 +102,12 @@ class DapSession:
         async with asyncio.timeout(timeout_s):
             answer = await self.send(command, arguments)
         body: Message = answer.get("body") or {}
-        if isinstance(body, wire.RawJson):
-            body = body.parsed()
         if not answer.get("success"):
             raise RequestFailed(command, str(answer.get("message") or f"'{command}' failed"), body)
         return body
 
     async def next_event(self, *names: str, timeout_s: float | None = None) -> Message:
-        """Return the next event with one of these names (any, when none is given); others are passed over.
+        """Return the next event with one of these names (any, when none is given); others are skipped.
 
         Raises:
             ConnectionLost: the connection ended first.
@@ -159,44 +135,29 @@ class DapSession:
             while data := await self._reader.read(READ_BYTES):
                 for message in self._decoder.feed(data):
                     self._take(message)
-                if self._tap is not None and not self._decoder.has_begun:
-                    self._tap.nothing_waits()
         except OSError as error:
             self.failure = error
         except wire.WireError:
-            pass  # a broken connection and a broken message end the session alike
+            pass  # a broken message ends the session too
         finally:
             self._end()
 
     def _take(self, message: Message) -> None:
         kind = message.get("type")
+        if not isinstance(message.get("body", {}), dict):
+            message["body"] = {}
         if kind == "response":
-            waiting = self._waiting.pop(message.get("request_seq", -1), None)
-            if isinstance(waiting, asyncio.Future):
-                if not waiting.done():
-                    waiting.set_result(message)
-            elif waiting is not None:  # in its turn, as whoever awaits a future
-                asyncio.get_running_loop().call_soon(waiting, message)
+            seq = message.get("request_seq")
+            waiting = self._waiting.pop(seq, None) if isinstance(seq, int) else None
+            if waiting is not None and not waiting.done():
+                waiting.set_result(message)
         elif kind == "event":
             if self._on_event is not None:
                 self._on_event(message)
             else:
                 self.events.put_nowait(message)
-        elif kind == "request":  # a reverse request (runInTerminal, startDebugging): we offer none
+        elif kind == "request":  # a reverse request (runInTerminal, startDebugging): not supported
             self._writer.write(wire.encode(wire.refusal(next(self._seq), message, "not supported")))
-
-    def _answered(self, data: bytes) -> bool:
-        """Give a response that can be handed on as it is to whoever has asked; say whether the bytes were one."""
-        assert self._take_at_once is not None
-        message = self._take_at_once(data)
-        if message is None:
-            return False
-        waiting = self._waiting.get(message["request_seq"])
-        if waiting is None or isinstance(waiting, asyncio.Future):
-            return False
-        del self._waiting[message["request_seq"]]
-        waiting(message)
-        return True
 
     def _end(self) -> None:
         if self.ended:
@@ -204,19 +165,17 @@ class DapSession:
         self.ended = True
         self._writer.close()
         for waiting in self._waiting.values():
-            if not isinstance(waiting, asyncio.Future):
-                asyncio.get_running_loop().call_soon(waiting, None)
-            elif not waiting.done():
+            if not waiting.done():
                 waiting.set_exception(ConnectionLost("the session ended"))
-                waiting.exception()  # nobody may be waiting any more; that is no error of its own
+                waiting.exception()  # mark it as retrieved: its waiter may have been cancelled
         self._waiting.clear()
         self.events.put_nowait(None)
         if self._on_end is not None:
             self._on_end()
 
 
-def answer_at_once(writer: asyncio.StreamWriter) -> None:
-    """Make a connection quick for small messages: with Nagle's algorithm each request costs 44 ms."""
+def reduce_latency(writer: asyncio.StreamWriter) -> None:
+    """Reduce the latency of small messages: with Nagle's algorithm each request takes 44 ms."""
     sock = writer.get_extra_info("socket")
     if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -11,15 +11,16 @@ import time
 from pathlib import Path
 
 from raydebug import process, render
-from raydebug.cluster.state import load_cluster
+from raydebug.cluster.find import load_cluster
 from raydebug.demo.training import Training
 from raydebug.errors import Exit, RaydebugError
-from raydebug.pause.listing import Pause, fetch_pauses
+from raydebug.gateway.gateway_client import fetch_pauses
+from raydebug.protocol.listings import ListedPause
 
 NAME = "demo"
 JOB_LIMIT_S = 480.0
 PAUSE_LIMIT_S = 300.0
-COMMAND_LIMIT_S = 300.0  # beyond their own limits, whose words say more: `up` waits 240 s (cluster/compose.py)
+COMMAND_LIMIT_S = 300.0  # beyond their own limits, whose words say more: `up` waits 240 s (compose/project.py)
 REWARD = "data/reward.py:compute_score"
 UPDATE = (
     "verl.trainer.ppo.core_algos:compute_policy_loss_vanilla"  # verl 0.9.1; called by the actor for each micro batch
@@ -104,16 +105,16 @@ class Demo:
             time.sleep(0.2)
 
     def look_at_pauses(self, training: Training) -> None:
-        """Show the first pause of each breakpoint in full, and let every pause go on."""
+        """Show the first pause of each breakpoint in full, and resume every pause."""
         waiting = [p for p in fetch_pauses(load_cluster(NAME)) if p["state"] == "waiting"]
         if not waiting:
             return
-        paused_since = time.monotonic() - max(p["since_s"] for p in waiting)
+        paused_since = time.monotonic() - max(p["since_s"] or 0.0 for p in waiting)
         for pause in waiting:
             self.look_at(pause)
         training.phases.paused_s += time.monotonic() - paused_since
 
-    def look_at(self, pause: Pause) -> None:
+    def look_at(self, pause: ListedPause) -> None:
         """Attach to one pause."""
         self.pauses += 1
         function = str(pause["function"])

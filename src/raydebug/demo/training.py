@@ -1,4 +1,4 @@
-"""The demo's training at work: `raydebug run` in a process of its own, its log read as it arrives."""
+"""The demo's training: `raydebug run` in a process of its own, its log read as it arrives."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 from raydebug import process
 from raydebug.errors import Exit, RaydebugError
-from raydebug.runs.phases import Phases
+from raydebug.jobs.phases import Phases
+from raydebug.render import without_ansi
 
 STEP = re.compile(r"\bstep:\d+ - .*")
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Training:
@@ -39,7 +39,7 @@ class Training:
 
     @property
     def is_running(self) -> bool:
-        """Whether the job goes on."""
+        """Whether the job still runs."""
         return self.process.poll() is None
 
     @property
@@ -85,7 +85,7 @@ class Training:
                         return
                     time.sleep(0.1)
                     continue
-                self._take(_COLOUR.sub("", line))
+                self._take(without_ansi(line))
 
     def _take(self, line: str) -> None:
         self.phases.take(line, time.monotonic())

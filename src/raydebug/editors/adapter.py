@@ -1,7 +1,7 @@
-"""A debug adapter on stdin and stdout, as editors start one: finds the cluster, knows the token, reaches the gateway.
+"""A debug adapter on stdin and stdout: forwards an editor's DAP messages to the gateway and adds the token.
 
-`raydebug adapter` runs it, and VS Code runs this file by its path (`debugAdapterPath`). The configuration names the
-cluster (`"cluster": "default"`), so no address and no token stands in it, and it holds when the cluster is a new one.
+`raydebug adapter` runs it, and VS Code runs this file by its path (`debugAdapterPath`). The configuration names only
+the cluster (`"cluster": "default"`): it contains no address and no token, and stays valid when the cluster is replaced.
 """
 
 from __future__ import annotations
@@ -9,27 +9,36 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # by its path: this folder is no place to import from, the one that holds the package is
+if __name__ == "__main__":  # run by its path: import from the folder of the package, not from this one
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
 
-from raydebug.cluster.state import DEFAULT_NAME, load_cluster
-from raydebug.console.session import Door
-from raydebug.dap.wire import Message
-from raydebug.editors.relay import Relay
+from raydebug.cluster.find import load_cluster
+from raydebug.cluster.state import DEFAULT_NAME
+from raydebug.console.session import GatewayAddress
+from raydebug.dap.keepalive import OUT_OF_REACH, watch_peer
+from raydebug.dap.session import READ_BYTES, reduce_latency
 from raydebug.errors import RaydebugError
+from raydebug.protocol import wire
+from raydebug.protocol.wire import Message
+
+CONNECT_TIMEOUT_S = 5.0
+# The gateway is known only after `attach`; its other capabilities follow as a `capabilities` event.
+INITIAL_CAPABILITIES = {"supportsConfigurationDoneRequest": True}
 
 
-def find_door(arguments: Message) -> Door:
-    """Return the door of the cluster that the arguments of an `attach` name.
+def find_address(arguments: Message) -> GatewayAddress:
+    """Return the gateway of the cluster that the arguments of an `attach` name.
 
     Raises:
-        RaydebugError: there is no such cluster, or its token cannot be read.
+        RaydebugError: no such cluster, or its token cannot be read.
     """
     cluster = load_cluster(str(arguments.get("cluster") or DEFAULT_NAME))
     try:
-        return Door(cluster.gateway_host, cluster.gateway_port, cluster.token)
+        return GatewayAddress(cluster.gateway_host, cluster.gateway_port, cluster.token)
     except (OSError, ValueError) as error:
         raise RaydebugError(
             f"the token of cluster '{cluster.name}' cannot be read",
@@ -40,7 +49,7 @@ def find_door(arguments: Message) -> Door:
 
 
 def serve() -> None:
-    """Speak DAP on stdin and stdout until either side leaves."""
+    """Speak DAP on stdin and stdout until either side disconnects."""
     asyncio.run(_serve())
 
 
@@ -50,7 +59,153 @@ async def _serve() -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sys.stdout)
     writer = asyncio.StreamWriter(transport, protocol, None, loop)
-    await Relay(reader, writer, find_door).run()
+    await Relay(reader, writer, find_address).run()
+
+
+class Relay:
+    """Forwards the messages of one client to a gateway, and back.
+
+    Args:
+        reader, writer: the client.
+        find_address: returns the gateway for the arguments of the client's `attach`; may raise RaydebugError.
+        target: the pause to attach, in place of the one in the request; None: as requested.
+        first: bytes of the client that were read already.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        find_address: Callable[[Message], GatewayAddress],
+        target: str | None = None,
+        first: bytes = b"",
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._find_address = find_address
+        self._target = target
+        self._first = first
+        self._hello: Message = {}
+        self._token = ""
+        self._gateway: asyncio.StreamWriter | None = None
+        self._backward: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Forward until either side disconnects; paused threads stay paused."""
+        try:
+            await self._forward()
+        except (OSError, wire.WireError):
+            pass  # the client is gone, or does not speak DAP
+        finally:
+            if self._gateway is not None:
+                self._gateway.close()
+            if self._backward is not None:
+                with contextlib.suppress(OSError, wire.WireError, asyncio.CancelledError):
+                    await self._backward
+            self._writer.close()
+
+    # Client to gateway
+
+    async def _forward(self) -> None:
+        async for message in _messages(self._reader, self._first):
+            command = message.get("command") if message.get("type") == "request" else None
+            if self._gateway is not None:
+                self._gateway.write(wire.encode(self._with_token(message) if command == "attach" else message))
+                await self._gateway.drain()
+                continue
+            if command == "initialize":
+                self._hello = message
+                self._send(wire.response(0, message, dict(INITIAL_CAPABILITIES)))
+            elif command == "attach":
+                await self._open(message)
+            elif command == "disconnect":
+                self._send(wire.response(0, message))
+                return
+            elif command is not None:
+                self._send(wire.refusal(0, message, f"'{command}' before 'attach'"))
+            await self._writer.drain()
+
+    async def _open(self, attach: Message) -> None:
+        arguments = attach.get("arguments")
+        try:
+            address = self._find_address(arguments if isinstance(arguments, dict) else {})
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                reader, gateway = await asyncio.open_connection(address.host, address.port)
+        except RaydebugError as failure:
+            self._refuse(attach, failure.what, failure.cause, failure.fix, failure.code)
+            return
+        except (OSError, TimeoutError) as error:
+            cause = f"the connection failed: {error or 'no answer in 5 s'}"
+            fix = "look with `raydebug ps`, start the cluster with `raydebug up`"
+            self._refuse(attach, "the gateway does not answer", cause, fix, "gateway.unreachable")
+            return
+        reduce_latency(gateway)
+        watch_peer(reader, gateway)
+        self._token, self._gateway = address.token, gateway
+        hello = self._hello or wire.request(0, "initialize")
+        gateway.write(wire.encode(hello) + wire.encode(self._with_token(attach)))
+        self._backward = asyncio.ensure_future(self._forward_back(reader))
+
+    def _with_token(self, attach: Message) -> Message:
+        arguments = attach.get("arguments")
+        fixed = {} if self._target is None else {"target": self._target}
+        with_token = {**(arguments if isinstance(arguments, dict) else {}), **fixed, "token": self._token}
+        return {**attach, "arguments": with_token}
+
+    # Gateway to client
+
+    async def _forward_back(self, reader: asyncio.StreamReader) -> None:
+        end_sent = False
+        why = "the gateway closed the session"
+        try:
+            async for message in _messages(reader):
+                if message.get("command") == "initialize" and message.get("type") == "response":
+                    self._send(wire.event(0, "capabilities", {"capabilities": message.get("body") or {}}))
+                else:
+                    self._send(_without_token(message))
+                end_sent = end_sent or message.get("event") == "terminated" or message.get("command") == "disconnect"
+                await self._writer.drain()
+        except OSError as error:
+            if error.errno in OUT_OF_REACH:
+                why = f"the gateway is out of reach: {error.strerror}; the task stays paused"
+        except wire.WireError:
+            pass
+        finally:
+            with contextlib.suppress(OSError):
+                if not end_sent:
+                    self._send(wire.event(0, "terminated", {"reason": why}))
+                self._reader.feed_eof()
+
+    def _send(self, message: Message) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(wire.encode(message))
+
+    def _refuse(self, request: Message, what: str, cause: str, fix: str, code: str) -> None:
+        text = f"{what}: {cause}; {fix}"
+        error = {"id": 1, "format": text, "showUser": True, "code": code, "fix": fix}
+        self._send(wire.refusal(0, request, text, {"error": error}))
+
+
+async def _messages(reader: asyncio.StreamReader, first: bytes = b"") -> AsyncIterator[Message]:
+    decoder = wire.Decoder()
+    data = first or await reader.read(READ_BYTES)
+    while data:
+        for message in decoder.feed(data):
+            yield message
+        data = await reader.read(READ_BYTES)
+
+
+def _without_token(message: Message) -> Message:
+    """Return a message for the client: a `startDebugging` request without the token."""
+    if message.get("command") == "startDebugging" and message.get("type") == "request":
+        arguments = message.get("arguments") or {}
+        return {**message, "arguments": {**arguments, "configuration": _dropped(arguments.get("configuration"))}}
+    return message
+
+
+def _dropped(configuration: object) -> Message:
+    given = configuration if isinstance(configuration, dict) else {}
+    return {name: value for name, value in given.items() if name != "token"}
 
 
 if __name__ == "__main__":

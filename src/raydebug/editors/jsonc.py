@@ -1,4 +1,4 @@
-r"""JSON as VS Code writes it, with comments and trailing commas; each value's place is kept, to change no other.
+r"""Parse JSON with comments and trailing commas, as VS Code writes it, with the position of each value.
 
 >>> text = '{\n  // mine\n  "a": [1, 2,],\n}'
 >>> root = parse(text)
@@ -23,7 +23,7 @@ _WORD = re.compile(r"[-+.\w]+")
 
 
 class JsoncError(ValueError):
-    """Text that is no JSON, with the line (from 1) where it ends to be."""
+    """Text that is not JSON, with the line (from 1) of the error."""
 
     def __init__(self, line: int, what: str) -> None:
         super().__init__(f"line {line}: {what}")
@@ -32,7 +32,7 @@ class JsoncError(ValueError):
 
 @dataclass
 class Node:
-    """A value and where it stands: text[start:end]."""
+    """A value and its position: text[start:end]."""
 
     value: Any
     start: int
@@ -42,16 +42,16 @@ class Node:
 
 
 def parse(text: str) -> Node:
-    """Read a document.
+    """Parse a document.
 
     Raises:
-        JsoncError: it is none.
+        JsoncError: it is not JSON.
     """
     parser = _Parser(text)
     node = parser.value(parser.skip(0), 0)
     rest = parser.skip(node.end)
     if rest != len(text):
-        raise parser.error(rest, "the document has ended before this")
+        raise parser.error(rest, "text after the end of the document")
     return node
 
 
@@ -66,7 +66,7 @@ class _Parser:
         found = _BLANK.match(self._text, at)
         assert found is not None
         if self._text.startswith("/*", found.end()):
-            raise self.error(found.end(), "a comment that does not end")
+            raise self.error(found.end(), "an unterminated comment")
         return found.end()
 
     def value(self, at: int, depth: int) -> Node:
@@ -79,11 +79,11 @@ class _Parser:
             return self._array(at, depth)
         found = (_STRING if first == '"' else _WORD).match(self._text, at)
         if found is None:
-            raise self.error(at, f"a value is expected, not {first!r}" if first else "it ends too early")
+            raise self.error(at, f"a value is expected, not {first!r}" if first else "unexpected end")
         try:
             return Node(json.loads(found[0]), at, found.end())
         except ValueError as error:
-            raise self.error(at, f"{found[0][:40]} is no value") from error
+            raise self.error(at, f"{found[0][:40]} is not a value") from error
 
     def _object(self, at: int, depth: int) -> Node:
         node = Node({}, at, at)

@@ -1,21 +1,19 @@
 """VS Code's launch.json: one configuration with which F5 opens every pause of a cluster.
 
-No token stands in it. VS Code's Python debugger starts the program that `debugAdapterPath` names as its adapter, and
-that one finds the cluster and reads the token (adapter.py). Source: microsoft/vscode-python-debugger accf683 (2026.7),
-src/extension/debugger/adapter/factory.ts:60-100: an `attach` with `listen`, without `connect`, is spoken over the
-adapter's stdin and stdout; nothing else looks at `listen` then.
+It contains no token. VS Code's Python debugger starts the program of `debugAdapterPath` as its adapter, which finds the
+cluster and reads the token (adapter.py). Source: microsoft/vscode-python-debugger accf683 (2026.7),
+src/extension/debugger/adapter/factory.ts:60-100: an `attach` with `listen` and without `connect` uses the adapter's
+stdin and stdout, and `listen` has no other effect.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from raydebug.atomic_write import atomic_write
 from raydebug.cluster.state import Cluster
 from raydebug.editors import adapter, jsonc
 from raydebug.errors import Exit, RaydebugError
@@ -25,7 +23,7 @@ Configuration = dict[str, Any]
 FILE = Path(".vscode") / "launch.json"
 MAX_FILE_BYTES = 1024 * 1024
 INDENT = 2
-# Where ours is there already these are brought up to date; the rest of it is its owner's.
+# Keys that are updated in an existing configuration of ours; the user may have changed the others.
 OURS = ("type", "request", "listen", "debugAdapterPath", "debugAdapterPython", "cluster")
 
 
@@ -33,11 +31,11 @@ def configuration_for(cluster: Cluster, folder: Path) -> Configuration:
     """Return the configuration that attaches to a cluster.
 
     Args:
-        cluster: which.
-        folder: what the editor has open.
+        cluster: the cluster.
+        folder: the folder that the editor has open.
 
     Raises:
-        RaydebugError: the cluster's containers do not see the folder.
+        RaydebugError: the folder is not mounted in the containers of the cluster.
     """
     configuration: Configuration = {
         "name": f"raydebug: {cluster.name}",
@@ -50,28 +48,22 @@ def configuration_for(cluster: Cluster, folder: Path) -> Configuration:
         "target": "all",
         "justMyCode": False,
     }
-    there = _name_there(cluster, folder)
-    if there != str(folder):
-        configuration["pathMappings"] = [{"localRoot": "${workspaceFolder}", "remoteRoot": there}]
+    from raydebug.cluster.lifecycle import runner_of
+
+    remote = runner_of(cluster).folder(folder)
+    if remote != str(folder):
+        configuration["pathMappings"] = [{"localRoot": "${workspaceFolder}", "remoteRoot": remote}]
     return configuration
 
 
-def _name_there(cluster: Cluster, folder: Path) -> str:
-    if cluster.kind == "joined":  # this is a container of the cluster: one mount, one name
-        return str(folder)
-    from raydebug.cluster.lifecycle import place_of
-
-    return place_of(cluster).folder(folder)
-
-
 def write_configuration(configuration: Configuration, folder: Path) -> tuple[Path, bool]:
-    """Put the configuration into a folder's launch.json; all else in that file stays as it is.
+    """Write the configuration into the launch.json of a folder; the rest of the file stays as it is.
 
     Returns:
         The file, and whether it had to be changed.
 
     Raises:
-        RaydebugError: the file is there and is no launch.json, or cannot be written.
+        RaydebugError: the existing file is not a launch.json, or cannot be written.
     """
     path = folder / FILE
     try:
@@ -90,11 +82,11 @@ def merge(text: str, configuration: Configuration) -> str:
     """Return the text of a launch.json with the configuration in it.
 
     Args:
-        text: of the file as it is; empty where there is none.
-        configuration: goes to the end of the list, or into the one of its name.
+        text: the present content; empty if there is no file.
+        configuration: appended to the list, or merged into the one with the same name.
 
     Raises:
-        JsoncError: the text is no launch.json.
+        JsoncError: the text is not a launch.json.
     """
     mark = "\ufeff" if text.startswith("\ufeff") else ""
     text = text.removeprefix(mark)
@@ -107,7 +99,7 @@ def merge(text: str, configuration: Configuration) -> str:
 
 
 def _change(text: str, root: jsonc.Node, configuration: Configuration) -> tuple[int, int, str]:
-    """Return which part of the text is replaced, and by what."""
+    """Return start and end of the text to replace, and the new text."""
     if not isinstance(root.value, dict):
         raise jsonc.JsoncError(1, "an object is expected: { ... }")
     listed = root.members.get("configurations")
@@ -116,7 +108,7 @@ def _change(text: str, root: jsonc.Node, configuration: Configuration) -> tuple[
         comma = "," if root.members else ""
         return root.start + 1, root.start + 1, f'\n  "configurations": {_indented(block, INDENT)}{comma}'
     if not isinstance(listed.value, list):
-        raise jsonc.JsoncError(text.count("\n", 0, listed.start) + 1, '"configurations" is no list')
+        raise jsonc.JsoncError(text.count("\n", 0, listed.start) + 1, '"configurations" is not a list')
     for node in listed.items:
         if isinstance(node.value, dict) and node.value.get("name") == configuration["name"]:
             updated = {**configuration, **node.value, **{name: configuration[name] for name in OURS}}
@@ -133,7 +125,7 @@ def _change(text: str, root: jsonc.Node, configuration: Configuration) -> tuple[
 
 
 def _column(text: str, at: int) -> int:
-    """Return how far the line of a place is indented."""
+    """Return the indentation of the line at a position."""
     line = text[text.rfind("\n", 0, at) + 1 : at]
     return len(line) - len(line.lstrip())
 
@@ -150,40 +142,24 @@ def _read(path: Path) -> str:
     if not path.exists():
         return ""
     if not path.is_file():
-        raise OSError("it is no file")
+        raise OSError("it is not a file")
     if path.stat().st_size > MAX_FILE_BYTES:
         raise OSError(f"it is larger than {MAX_FILE_BYTES} bytes")
     return path.read_bytes().decode("utf-8")
 
 
 def _write(path: Path, text: str) -> None:
-    """Write the file, whole or not at all; a link stays a link, and its rights stay as they are."""
+    """Write the file atomically; a link stays a link, and the mode stays as it is."""
     path.parent.mkdir(exist_ok=True)
     path = path.resolve()
-    handle, fresh = tempfile.mkstemp(dir=path.parent, prefix=".launch-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o644 & ~_umask()
-        Path(fresh).chmod(mode)
-        Path(fresh).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(fresh).unlink()
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+    atomic_write(path, text, mode=path.stat().st_mode & 0o777 if path.exists() else None)
 
 
 def _bad_file(path: Path, cause: str) -> RaydebugError:
     return RaydebugError(
         f"{path} was not changed",
         cause=cause,
-        fix="mend it, or see what belongs there with `raydebug vscode --print`",
+        fix="correct it by hand; `raydebug vscode --print` shows the configuration to add",
         code="vscode.bad-file",
         exit_code=Exit.USAGE,
     )

@@ -1,1 +1,1 @@
-"""The one door to every pause: processes dial in on one port, clients (terminals, editors, HTTP) come by another."""
+"""The gateway: processes dial in on one port, clients (terminals, editors, HTTP) connect on the other."""

@@ -1,4 +1,4 @@
-"""Control lines: the processes of jobs that are there and work, what they do, and the breakpoints they are told of."""
+"""Control channels: the running processes of jobs, what they do, and the breakpoints set in them from outside."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import asyncio
 import itertools
 import logging
 import time
-from typing import Any
+from typing import Any, cast
 
-from raydebug.dap import wire
+from raydebug.protocol import messages, records, wire
+from raydebug.protocol.listings import BreakpointState, ListedBreakpoint, ListedProcess
+from raydebug.protocol.records import BadRecord, BreakpointReport, BreakpointSpec, WorkRecord
+from raydebug.protocol.wire import Message
 
 log = logging.getLogger("raydebug.gateway")
 
 READ_BYTES = 64 * 1024
 MAX_BREAKS = 1000
-DESCRIBED_WITHIN_S = 1.0
+MAX_DIGITS = 9  # of a breakpoint's number
+MAX_REFUSALS = 100  # of one process, until they are read
+DESCRIBE_TIMEOUT_S = 1.0
 # The actor in which Ray runs a job's driver (ray 2.60.0 dashboard/modules/job/common.py): not the user's, though it has
 # the job's environment. Held by tests/ray/test_contracts.py.
 JOB_ACTOR = "_ray_internal_job_actor_"
@@ -22,22 +27,25 @@ LISTED = (
     *("pid", "child_of", "ip", "node_id", "worker_id", "job", "job_id", "rank", "actor", "title", "argv"),
     *("is_driver", "doing"),
 )
-Break = dict[str, Any]
 
 
-class ControlLine:
-    """One process's control line.
+class ControlChannel:
+    """The control channel of one process.
 
     Args:
-        about: what the process told about itself (worker/records.py).
+        about: the process's description of itself (protocol/records.py).
         writer: its connection.
+
+    Raises:
+        BadRecord: the description is not what protocol/records.py expects.
     """
 
-    def __init__(self, about: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        self.about = about
-        self.reports: dict[str, dict[str, Any]] = {}
-        self.refusals: dict[str, str] = {}
-        self.news = asyncio.Event()
+    def __init__(self, about: Any, writer: asyncio.StreamWriter) -> None:
+        # The response to DESCRIBE adds the other fields.
+        self.about = cast(WorkRecord, records.read(about, records.ProcessRecord, "the process"))
+        self.reports: dict[str, BreakpointReport] = {}  # by breakpoint
+        self.refusals: dict[str, str] = {}  # by pause request
+        self.news = asyncio.Event()  # a refusal, or the end
         self.answers = True
         self._peer = (writer.get_extra_info("peername") or ("",))[0]
         self._writer = writer
@@ -56,31 +64,37 @@ class ControlLine:
 
     @property
     def instance(self) -> str:
-        """Tell one process from another (worker/dial.py)."""
+        """Id of the process, the same in each of its dial-ins."""
         return str(self.about.get("instance") or "")
 
-    async def ask_what_it_does(self) -> None:
-        """Let the process describe itself anew; `answers` says whether it did so in time."""
+    async def update(self) -> None:
+        """Fetch a new description of the process; `answers` says whether it came in time."""
         self._described.clear()
-        self.tell("describe", {})
+        self.send(messages.DESCRIBE, {})
         try:
-            await asyncio.wait_for(self._described.wait(), DESCRIBED_WITHIN_S)
+            await asyncio.wait_for(self._described.wait(), DESCRIBE_TIMEOUT_S)
         except TimeoutError:
             self.answers = False
 
-    def describe(self) -> dict[str, Any]:
-        """Return what a list of processes shows of it."""
+    def describe(self) -> ListedProcess:
+        """Return the fields of the process in the list of processes."""
         shown = {name: self.about.get(name) for name in LISTED}
-        return {**shown, "ip": shown["ip"] or self._peer, "answers": self.answers}
+        return cast(ListedProcess, {**shown, "ip": shown["ip"] or self._peer, "answers": self.answers})
 
-    def take(self, event: str, body: dict[str, Any]) -> None:
-        """Note what the process says of itself and of a pause that it was asked for."""
-        if event == "described":
-            self.about.update(body)
+    def take(self, event: str, body: Any) -> None:
+        """Handle a description of the process, or the refusal of a requested pause.
+
+        Raises:
+            BadRecord: the message is not what protocol/records.py expects.
+        """
+        if event == messages.DESCRIBED:
+            self.about.update(records.read(body, WorkRecord, "the description"))
             self.answers = True
             self._described.set()
-        elif event == "refused":
-            self.refusals[str(body.get("request"))] = str(body.get("cause") or "it does not say why")
+        elif event == messages.PAUSE_REFUSED:
+            refusal = records.read(body, records.Refusal, "the refusal")
+            if len(self.refusals) < MAX_REFUSALS:
+                self.refusals[refusal.get("request", "")] = refusal.get("cause", "it does not say why")
             self.news.set()
 
     def end(self) -> None:
@@ -88,116 +102,139 @@ class ControlLine:
         self._writer.close()
         self.news.set()
 
-    def tell(self, event: str, body: dict[str, Any]) -> None:
-        """Send it a message."""
+    def send(self, event: str, body: Message) -> None:
+        """Send the process a message."""
         if not self._writer.is_closing():
             self._writer.write(wire.encode(wire.event(next(self._seq), event, body)))
 
-    def report(self, break_id: str) -> dict[str, Any]:
-        """Return how a breakpoint stands in this process, as far as it has said."""
-        stands = self.reports.get(break_id, {"state": "told", "message": ""})
-        return {"pid": self.about.get("pid"), "ip": self.about.get("ip"), **stands}
+    def report(self, break_id: str) -> BreakpointState:
+        """Return the state of a breakpoint in this process, as far as the process has reported it."""
+        report = self.reports.get(break_id, {"state": messages.TOLD, "message": ""})
+        state, message = report.get("state", ""), report.get("message", "")
+        return {"pid": self.about.get("pid"), "ip": self.about.get("ip"), "state": state, "message": message}
 
-    def concerns(self, definition: Break) -> bool:
-        """Say whether a breakpoint is one for this process."""
+    def concerns(self, definition: BreakpointSpec) -> bool:
+        """Say whether a breakpoint applies to this process."""
         return definition.get("job") in (None, self.about.get("job"))
 
 
 class Control:
-    """All control lines, and all breakpoints that were set from outside."""
+    """All control channels, and all breakpoints that were set from outside."""
 
     def __init__(self) -> None:
-        self.lines: set[ControlLine] = set()
-        self._breaks: dict[str, Break] = {}
+        self.channels: set[ControlChannel] = set()
+        self._breaks: dict[str, BreakpointSpec] = {}
         self._removed: set[str] = set()
         self._last_id = 0
 
-    async def serve(self, about: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Keep one proven line until it ends."""
-        line = ControlLine(about, writer)
+    async def serve(self, about: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one authenticated channel until it ends.
+
+        Raises:
+            BadRecord: the process's description is refused by protocol/records.py.
+        """
+        channel = ControlChannel(about, writer)
         decoder = wire.Decoder()
         try:
             while data := await reader.read(READ_BYTES):
                 for message in decoder.feed(data):
-                    self._take(line, message)
+                    try:
+                        self._take(channel, message)
+                    except BadRecord as error:
+                        log.warning("process %s: a record is refused: %s", channel.title, error)
         except (OSError, wire.WireError):
-            pass  # the process has ended, or cannot be understood: its line ends
+            pass  # the process has ended, or sends something else: the channel ends
         finally:
-            self.lines.discard(line)
-            line.end()
+            self.channels.discard(channel)
+            channel.end()
 
-    async def described(self) -> list[ControlLine]:
-        """Return the lines of the user's processes, each described anew, by node and process id."""
-        await asyncio.gather(*(line.ask_what_it_does() for line in self.lines))
-        users = [line for line in self.lines if JOB_ACTOR not in str(line.about.get("actor"))]
-        return sorted(users, key=lambda line: (str(line.describe()["ip"]), int(line.about.get("pid") or 0)))
+    async def described(self) -> list[ControlChannel]:
+        """Return the channels of the user's processes with new descriptions, by node and process id."""
+        await asyncio.gather(*(channel.update() for channel in self.channels))
+        users = [channel for channel in self.channels if JOB_ACTOR not in str(channel.about.get("actor"))]
+        return sorted(users, key=lambda one: (str(one.describe()["ip"]), int(one.about.get("pid") or 0)))
 
-    def add(self, definitions: list[Break], job: str | None) -> list[Break]:
-        """Set breakpoints in every process of a job, or of all jobs, that is there or starts later.
+    def add(self, definitions: list[BreakpointSpec], job: str | None) -> list[BreakpointSpec]:
+        """Set breakpoints in every process of a job, or of all jobs, including processes that start later.
+
+        Args:
+            definitions: the breakpoints.
+            job: submission id; None for all jobs.
 
         Returns:
-            The same with the ids that they got.
+            The breakpoints with their ids.
 
         Raises:
             ValueError: one is no breakpoint, or there are too many.
         """
         if len(self._breaks) + len(definitions) > MAX_BREAKS:
             raise ValueError(f"more than {MAX_BREAKS} breakpoints")
-        if not all(isinstance(d, dict) and isinstance(d.get("where"), str) and d.get("source") for d in definitions):
+        if not all(one.get("where") and one.get("source") for one in definitions):
             raise ValueError('a breakpoint has "where", "source", and "line" or "function"')
-        added = []
+        added: list[BreakpointSpec] = []
         for definition in definitions:
             self._last_id += 1
-            added.append({**definition, "id": f"b{self._last_id}", "job": job, "since": time.time()})
-            self._breaks[added[-1]["id"]] = added[-1]
-        for line in self.lines:
-            mine = [d for d in added if line.concerns(d)]
-            if mine:
-                line.tell("breaks", {"add": mine})
-        log.info("breakpoints set: %s", ", ".join(f"{d['id']} {d['where']}" for d in added))
+            number = f"b{self._last_id}"
+            self._breaks[number] = {**definition, "id": number, "job": job, "since": time.time()}
+            added.append(self._breaks[number])
+        for channel in self.channels:
+            concerned = [one for one in added if channel.concerns(one)]
+            if concerned:
+                channel.send(messages.BREAKS, {"add": concerned})
+        log.info("breakpoints set: %s", ", ".join(f"{one['id']} {one['where']}" for one in added))
         return added
 
     def remove(self, break_ids: list[str]) -> list[str]:
-        """Remove breakpoints, and return the ids of those that were there."""
-        gone = [break_id for break_id in break_ids if self._breaks.pop(break_id, None) is not None]
-        self._removed.update(gone)
-        for line in self.lines:
-            if gone:
-                line.tell("breaks", {"remove": gone})
-        return gone
+        """Remove breakpoints, and return the ids of those that existed."""
+        removed = [break_id for break_id in break_ids if self._breaks.pop(break_id, None) is not None]
+        self._removed.update(removed)
+        for channel in self.channels:
+            if removed:
+                channel.send(messages.BREAKS, {"remove": removed})
+        return removed
 
     def forget_job(self, job: str) -> None:
-        """Forget the breakpoints of a job that has ended."""
-        self.remove([d["id"] for d in self._breaks.values() if d.get("job") == job])
+        """Remove the breakpoints of a job that has ended."""
+        self.remove([one["id"] for one in self._breaks.values() if one.get("job") == job])
 
-    def describe_breaks(self) -> list[dict[str, Any]]:
-        """Return every breakpoint with the states it has in the processes that it concerns."""
-        described = []
-        for definition in self._breaks.values():
-            lines = [line for line in self.lines if line.concerns(definition)]
-            about = {name: definition.get(name) for name in ("id", "where", "policy", "job", "source")}
-            described.append({**about, "processes": [line.report(definition["id"]) for line in lines]})
-        return described
+    def describe_breaks(self) -> list[ListedBreakpoint]:
+        """Return every breakpoint with its states in the processes to which it applies."""
+        return [
+            {
+                "id": one["id"],
+                "where": one["where"],
+                "policy": one.get("policy"),
+                "job": one.get("job"),
+                "source": one.get("source"),
+                "processes": [channel.report(one["id"]) for channel in self.channels if channel.concerns(one)],
+            }
+            for one in self._breaks.values()
+        ]
 
-    def _take(self, line: ControlLine, message: dict[str, Any]) -> None:
-        body = dict(message.get("body") or {})
-        if message.get("event") == "known":
-            self._welcome(line, list(body.get("breaks") or ()), set(body.get("set") or ()))
-        elif message.get("event") == "break":
-            line.reports[str(body.get("id"))] = {k: str(body.get(k) or "") for k in ("state", "message")}
+    def _take(self, channel: ControlChannel, message: Message) -> None:
+        body = message.get("body")
+        if message.get("event") == messages.KNOWN:
+            known = records.read(body, records.KnownBreakpoints, "the list of breakpoints")
+            self._welcome(channel, known.get("breaks", []), set(known.get("set", ())))
+        elif message.get("event") == messages.BREAK:
+            report = records.read(body, BreakpointReport, "the report of a breakpoint")
+            if len(channel.reports) < MAX_BREAKS or report.get("id") in channel.reports:
+                state, text = report.get("state", ""), report.get("message", "")
+                channel.reports[report.get("id", "")] = {"state": state, "message": text}
         else:
-            line.take(str(message.get("event")), body)
+            channel.take(str(message.get("event")), body)
 
-    def _welcome(self, line: ControlLine, known: list[Break], standing: set[str]) -> None:
-        """Tell a new line what changed since its process started; learn from it what an earlier gateway knew."""
-        self.lines.add(line)
-        there = {str(d.get("id")) for d in known}
-        for definition in known:
-            break_id = str(definition.get("id"))
-            if break_id not in self._breaks and break_id not in self._removed and definition.get("where"):
+    def _welcome(self, channel: ControlChannel, known: list[BreakpointSpec], compiled_in: set[str]) -> None:
+        """Send a new channel the changes since its process started; learn the breakpoints of an earlier gateway."""
+        self.channels.add(channel)
+        by_id = {definition["id"]: definition for definition in known if "id" in definition}
+        for break_id, definition in by_id.items():
+            is_new = break_id not in self._breaks and break_id not in self._removed
+            if is_new and definition.get("where") and len(self._breaks) < MAX_BREAKS:
                 self._breaks[break_id] = definition
-                number = break_id.removeprefix("b")
-                self._last_id = max(self._last_id, int(number) if number.isdigit() else 0)
-            line.reports[break_id] = {"state": "set" if break_id in standing else "waiting", "message": ""}
-        missing = [d for d in self._breaks.values() if d["id"] not in there and line.concerns(d)]
-        line.tell("breaks", {"add": missing, "remove": sorted(self._removed & there)})
+                number = break_id.removeprefix("b")[:MAX_DIGITS]
+                self._last_id = max(self._last_id, int(number) if number.isdecimal() else 0)
+            state = messages.SET if break_id in compiled_in else messages.WAITING
+            channel.reports[break_id] = {"state": state, "message": ""}
+        missing = [one for one in self._breaks.values() if one["id"] not in by_id and channel.concerns(one)]
+        channel.send(messages.BREAKS, {"add": missing, "remove": sorted(self._removed & by_id.keys())})

@@ -1,33 +1,41 @@
-"""What a client may ask: checked before anything of it reaches a process. Pure."""
+"""The requests that a client may send, checked before they reach a process, and the refusals of all others. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from raydebug.dap import wire
-from raydebug.dap.wire import Message
-from raydebug.gateway import refusals
+from raydebug.protocol import wire
+from raydebug.protocol.wire import Message
 
-MAX_DEPTH = 64  # of a request's JSON: pydevd's own parser must get by with the stack that it has
-# What a client may ask of pydevd; nothing else is handed on. `terminate` and the like stay out: a debugger that
-# leaves must not take a training worker with it.
-HANDED_ON = frozenset(
+WRONG_TOKEN = "auth.wrong-token"  # noqa: S105 - a code, not a token
+MISSING_TOKEN = "auth.missing-token"  # noqa: S105 - as above
+LOOK = "list the pauses with `raydebug paused`"
+MAX_DEPTH = 64  # of a request's JSON: pydevd's own parser recurses
+# Only these requests are forwarded to pydevd. Not `terminate` and its like: a debugger that leaves must not end a
+# training worker. Not `goto`: Python can only jump from a trace function, and a pause has none (debugpy 1.8.22,
+# pydevd.py:3026 `set_next_statement`).
+FORWARDED = frozenset(
     {
         *("threads", "stackTrace", "scopes", "variables", "evaluate", "setVariable", "setExpression", "source"),
         *("completions", "exceptionInfo", "modules", "next", "stepIn", "stepOut", "stepInTargets", "continue"),
-        *("pause", "goto", "gotoTargets", "setBreakpoints", "setFunctionBreakpoints", "setExceptionBreakpoints"),
+        *("pause", "setBreakpoints", "setFunctionBreakpoints", "setExceptionBreakpoints"),
     }
 )
 SUPPORTED = (
     *("supportsConfigurationDoneRequest", "supportsConditionalBreakpoints", "supportsHitConditionalBreakpoints"),
     *("supportsFunctionBreakpoints", "supportsLogPoints", "supportsEvaluateForHovers", "supportsClipboardContext"),
     *("supportsSetVariable", "supportsSetExpression", "supportsCompletionsRequest", "supportsExceptionInfoRequest"),
-    *("supportsModulesRequest", "supportsDelayedStackTraceLoading", "supportsValueFormattingOptions"),
+    *(
+        "supportsStepInTargetsRequest",
+        "supportsModulesRequest",
+        "supportsDelayedStackTraceLoading",
+        "supportsValueFormattingOptions",
+    ),
 )
-RESUMING = frozenset({"continue", "next", "stepIn", "stepOut", "goto"})
+RESUMING = frozenset({"continue", "next", "stepIn", "stepOut"})
 
-# What pydevd goes by in the arguments of the requests above.
+# The arguments of these requests that pydevd reads, by type.
 NUMBERS = frozenset(
     {
         *("threadId", "frameId", "variablesReference", "sourceReference", "levels", "startFrame", "start", "count"),
@@ -43,6 +51,67 @@ LISTS: dict[str, Callable[[Any], bool]] = {
 LEFT_OUT = frozenset({"exceptionOptions", "filterOptions"})  # not among `SUPPORTED`
 
 
+class Refused(Exception):
+    """A refused request; `code` and `fix` are part of the client's error message."""
+
+    def __init__(self, code: str, message: str, fix: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.fix = fix
+
+
+def wrong_token() -> Refused:
+    """Return the refusal of a token that is not this cluster's."""
+    fix = "take the token from the file that `raydebug ps` names (`--name` for another cluster)"
+    return Refused(WRONG_TOKEN, "the token is not this cluster's", fix)
+
+
+def missing_token() -> Refused:
+    """Return the refusal of a client that sends no token."""
+    fix = (
+        'start `raydebug adapter`, which knows the token, or add "token": "..." from the file that `raydebug ps` names'
+    )
+    return Refused(MISSING_TOKEN, "no token was sent", fix)
+
+
+def no_child_sessions() -> Refused:
+    """Return the refusal of target `all` to a client without `startDebugging`."""
+    fix = 'attach to one pause: "target": "3" (an id of `raydebug paused`), or "target": "next" for the next one'
+    text = "this client does not offer startDebugging, so that no session of a pause could be opened in it"
+    return Refused("attach.no-child-sessions", text, fix)
+
+
+def not_proven(command: str) -> Refused:
+    """Return the refusal of a request that came before the token."""
+    return Refused("auth.first", f"'{command}' before 'attach'", "send 'attach' with the token")
+
+
+def process_gone() -> Refused:
+    """Return the refusal of a request to a process that has ended."""
+    return Refused("pause.gone", "the process has ended", LOOK)
+
+
+def not_paused(thread_id: object) -> Refused:
+    """Return the refusal of a step or `continue` for a thread that is not paused."""
+    fix = "resume a thread that `stopped` has named, or leave the threadId out"
+    return Refused("request.not-paused", f"thread {thread_id} of the process is not paused", fix)
+
+
+def failed(why: str) -> Refused:
+    """Return the refusal of a request that the process could not answer."""
+    return Refused("request.failed", why, "stop the thread first, then ask again")
+
+
+def unknown(command: str) -> Refused:
+    """Return the refusal of a request that is not forwarded to processes."""
+    return Refused("request.unknown", f"'{command}' is not offered here", "leave it out")
+
+
+def malformed(why: str) -> Refused:
+    """Return the refusal of a request that violates the protocol."""
+    return Refused("request.malformed", f"the request is malformed: {why}", "send it as the protocol has it")
+
+
 def capabilities() -> Message:
     """Return the answer to `initialize`."""
     filters = [{"filter": "uncaught", "label": "Uncaught Exceptions", "default": True}]
@@ -53,45 +122,45 @@ def read(message: Message) -> tuple[str, Message]:
     """Return a request's command and arguments.
 
     Raises:
-        WireError: it cannot be answered.
-        Refused: they are of the wrong kind, or nested so deep that somebody's parser might give up.
+        WireError: the request has no valid number, so no response can name it.
+        Refused: an argument has the wrong type, or the arguments are nested too deep for pydevd's parser.
     """
     if not isinstance(message.get("seq", 0), int):
-        raise wire.WireError("a request's seq is not a number")  # nothing that an answer could name
+        raise wire.WireError("a request's seq is not a number")
     command, arguments = message.get("command"), message.get("arguments")
     if not isinstance(command, str):
-        raise refusals.malformed("its command is no text")
+        raise malformed("its command is no text")
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
-        raise refusals.malformed("its arguments are no object")
+        raise malformed("its arguments are no object")
     if _is_deep(arguments):
-        raise refusals.malformed(f"its arguments are nested deeper than {MAX_DEPTH}")
-    if command in HANDED_ON:
+        raise malformed(f"its arguments are nested deeper than {MAX_DEPTH}")
+    if command in FORWARDED:
         arguments = _checked(arguments)
         _check_breakpoints(command, arguments)
     return command, arguments
 
 
 def _checked(given: Any) -> Message:
-    """Return an object of a request without what is null, its known fields being of their kind.
+    """Return an object of a request without null fields, after a check of the types of known fields.
 
-    pydevd's reader ends, and with it the session, on a path or a line of another kind (debugpy 1.8.22,
+    pydevd's reader thread, and with it the session, ends on a path or a line of another type (debugpy 1.8.22,
     pydevd_process_net_command_json.py, on_setbreakpoints_request).
     """
     if not isinstance(given, dict):
-        raise refusals.malformed("an object is expected")
+        raise malformed("an object is expected")
     checked: Message = {}
     for name, value in given.items():
         if value is None or name in LEFT_OUT:
             continue
         if name in NUMBERS and not _is_number(value):
-            raise refusals.malformed(f"'{name}' is no number")
+            raise malformed(f"'{name}' is no number")
         if name in TEXTS and not _is_text(value):
-            raise refusals.malformed(f"'{name}' is no text")
+            raise malformed(f"'{name}' is no text")
         if name in LISTS:
             if not isinstance(value, list) or not all(LISTS[name](one) for one in value):
-                raise refusals.malformed(f"'{name}' is no such list")
+                raise malformed(f"'{name}' is no such list")
             value = [_checked(one) if isinstance(one, dict) else one for one in value]
         checked[name] = _checked(value) if name in ("source", "format") else value
     return checked
@@ -100,9 +169,9 @@ def _checked(given: Any) -> Message:
 def _check_breakpoints(command: str, arguments: Message) -> None:
     needed = {"setBreakpoints": "line", "setFunctionBreakpoints": "name"}.get(command)
     if command == "setBreakpoints" and not arguments.get("source", {}).get("path"):
-        raise refusals.malformed("it names no file")
+        raise malformed("it names no file")
     if needed and not all(needed in one for one in arguments.get("breakpoints", ())):
-        raise refusals.malformed(f"a breakpoint has no {needed}")
+        raise malformed(f"a breakpoint has no {needed}")
 
 
 def _is_number(value: Any) -> bool:
@@ -110,7 +179,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    # No file's name has a NUL in it, and half of a surrogate pair cannot be one either.
+    # Neither NUL nor a lone surrogate can be part of a file name.
     return isinstance(value, str) and "\0" not in value and not any("\ud800" <= c <= "\udfff" for c in value)
 
 
@@ -129,7 +198,7 @@ def _is_deep(value: Any) -> bool:
 
 
 def source_reference(arguments: Message) -> Any:
-    """Return the reference that a `source` request asks for; the older field is beside the newer one."""
+    """Return the reference in a `source` request: in `source`, or in the older field beside it."""
     source = arguments.get("source")
     inside = source.get("sourceReference") if isinstance(source, dict) else None
     return inside or arguments.get("sourceReference")

@@ -1,28 +1,38 @@
-"""The gateway's two ports: one for processes that dial in, one for clients (DAP and HTTP told apart by first bytes)."""
+"""The gateway's two ports: one for processes that dial in, one for clients (DAP and HTTP, by the first bytes)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import signal
-from collections import OrderedDict
+import socket
+import weakref
 from dataclasses import dataclass
+from typing import Any
 
-from raydebug.dap.keepalive import notice_loss
-from raydebug.gateway import web
-from raydebug.gateway.asked import Asked
-from raydebug.gateway.clients import AUTHENTICATION_TIMEOUT_S, MAX_UNPROVEN_BYTES, Client
+from raydebug.dap.keepalive import watch_peer
+from raydebug.dap.session import ConnectionLost, RequestFailed
+from raydebug.gateway.authentication import AuthThrottle, ProcessAuthentication
+from raydebug.gateway.background import LIMIT_S, Background, Expiry
+from raydebug.gateway.board import Board
+from raydebug.gateway.client import AUTHENTICATION_TIMEOUT_S, MAX_UNPROVEN_BYTES, Client, Services
 from raydebug.gateway.control import Control
-from raydebug.gateway.dial_ins import DialIns
-from raydebug.gateway.expiry import LIMIT_S, Expiry
-from raydebug.gateway.pauses import Pauses
-from raydebug.gateway.tries import WrongTries
+from raydebug.gateway.http import HttpApi
+from raydebug.gateway.listener import Listener, Pieces, Unproven, streams_of
+from raydebug.gateway.pause_requests import PauseRequests
+from raydebug.gateway.process_events import ProcessEvents
+from raydebug.gateway.processes import Process
+from raydebug.protocol import messages, wire
 
 log = logging.getLogger("raydebug.gateway")
 
-MAX_UNPROVEN = 64
 HTTP_METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ")
 HINT = b"raydebug gateway: this port speaks DAP and HTTP; attach with `raydebug attach`.\r\n"
+HELLO_TIMEOUT_S = 5.0
+PROOF_TIMEOUT_S = 5.0
+# The session of a process on a lost node ends after this time without an acknowledgement, or after about 20 s of
+# silence. The kernel of a busy process or of a frozen container (docker pause) still acknowledges.
+UNACKNOWLEDGED_S = 6.0
 
 
 @dataclass(frozen=True)
@@ -36,18 +46,20 @@ class Ports:
 
 
 class Gateway:
-    """The door to every pause of one cluster."""
+    """The server of one cluster."""
 
-    def __init__(self, token: str, pause_limit_s: float = LIMIT_S) -> None:
-        self._token = token
-        self.pauses = Pauses()
+    def __init__(self, token: str, pause_limit_s: float = LIMIT_S, hosts: tuple[str, ...] = ()) -> None:
+        self.board = Board()
         self.control = Control()
-        self.asked = Asked(self.control, self.pauses)
-        self._tries = WrongTries()
-        self._web = web.Web(token, self.pauses, self.control, self.asked, self._tries)
-        self.dial_ins = DialIns(token, self.pauses, self.control)
-        self._expiry = Expiry(self.pauses, pause_limit_s)
-        self._unproven: OrderedDict[asyncio.StreamWriter, None] = OrderedDict()
+        self.background = Background()
+        self._hosts = hosts
+        self._services = Services(token, self.board, PauseRequests(self.control, self.board), AuthThrottle())
+        self._http = HttpApi(self._services, self.control, self.background)
+        self._authentication = ProcessAuthentication(token)
+        self._processes: weakref.WeakValueDictionary[str, Process] = weakref.WeakValueDictionary()  # by instance
+        self._expiry = Expiry(self.board, pause_limit_s)
+        # Separate budgets: connections that send single bytes cannot displace a client whose first message is whole.
+        self._silent, self._unproven, self._unproven_dials = Unproven(), Unproven(), Unproven()
 
     async def start(self, ports: Ports) -> Ports:
         """Listen, and return the ports as they are.
@@ -55,47 +67,97 @@ class Gateway:
         Raises:
             OSError: a port is taken.
         """
-        clients = await asyncio.start_server(self._accept_client, ports.host, ports.client_port, backlog=512)
-        dials = await asyncio.start_server(self.dial_ins.accept, ports.dial_host, ports.dial_port, backlog=512)
-        self._servers = (clients, dials)
-        self._expiring = asyncio.ensure_future(self._expiry.watch())
-        client_port, dial_port = (s.sockets[0].getsockname()[1] for s in self._servers)
-        log.info("listening: clients on %s:%d, processes on %s:%d", ports.host, client_port, ports.dial_host, dial_port)
-        return Ports(ports.host, client_port, ports.dial_host, dial_port)
+        clients = Listener(ports.host, ports.client_port, self._accept_client)
+        dials = Listener(ports.dial_host, ports.dial_port, self._accept_process)
+        self._listeners = (clients, dials)
+        self._http.allow_hosts((ports.host, *self._hosts))
+        self.background.start("expiry", self._expiry.watch)
+        host, dial_host = ports.host, ports.dial_host
+        log.info("listening: clients on %s:%d, processes on %s:%d", host, clients.port, dial_host, dials.port)
+        return Ports(host, clients.port, dial_host, dials.port)
 
-    async def _accept_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._unproven[writer] = None
-        if len(self._unproven) > MAX_UNPROVEN:  # the oldest goes: whoever has a token shows it in milliseconds
-            oldest, _ = self._unproven.popitem(last=False)
-            oldest.transport.abort()
-
-        def proven() -> None:
-            self._unproven.pop(writer, None)
-
-        try:
-            notice_loss(reader, writer)
+    async def _accept_client(self, connection: socket.socket, peer: str) -> None:
+        with self._silent.holding(peer):
             async with asyncio.timeout(AUTHENTICATION_TIMEOUT_S):
-                first = await reader.read(MAX_UNPROVEN_BYTES)
-            if first.startswith(HTTP_METHODS):
-                await self._web.serve(first, reader, writer)
-            elif first[:1] in (b"C", b"c"):  # Content-Length, Content-Type
-                client = Client(self._token, self.pauses, self.asked, reader, writer, self._tries, on_proven=proven)
-                await client.serve(first)
-            elif first:
-                writer.write(HINT)
-        except (OSError, TimeoutError):
-            pass  # gone, or silent for too long
-        finally:
-            proven()
+                first = await _first_message(connection)
+        if not first:
+            return
+        with self._unproven.holding(peer) as proven:
+            reader, writer = await streams_of(connection)
+            try:
+                watch_peer(reader, writer)
+                if first.startswith(HTTP_METHODS):
+                    await self._http.serve(first, reader, writer, proven)
+                elif first[:1] in b"Cc":  # Content-Length, Content-Type
+                    await Client(self._services, reader, writer, on_proven=proven).serve(first)
+                else:
+                    writer.write(HINT)
+            finally:
+                writer.close()
+
+    async def _accept_process(self, connection: socket.socket, peer: str) -> None:
+        """Authenticate one dial-in; a peer without the token learns nothing and leaves no trace."""
+        try:
+            with self._unproven_dials.holding(peer):
+                async with asyncio.timeout(HELLO_TIMEOUT_S):
+                    nonce = await self._authentication.receive_hello(connection)
+            async with asyncio.timeout(PROOF_TIMEOUT_S):
+                purpose, about = await self._authentication.prove(connection, nonce)
+                reader, writer = await streams_of(connection)
+        except (OSError, TimeoutError, wire.WireError) as error:
+            why = str(error) or "no proof in time"
+            log.warning("dial-in from %s refused: %s", peer, why, extra={"stranger": peer})
+            return
+        watch_peer(reader, writer, unacknowledged_s=UNACKNOWLEDGED_S)
+        try:
+            if purpose == messages.CONTROL:
+                await self.control.serve(about, reader, writer)
+            else:
+                await self._hold_process(about, reader, writer)
+        except (OSError, TimeoutError, RequestFailed, ConnectionLost, ValueError) as error:  # also BadRecord, WireError
+            log.warning("dial-in from %s refused: %s", peer, str(error) or type(error).__name__)
             writer.close()
 
+    async def _hold_process(self, about: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        process = Process(about)
+        earlier = self._processes.get(process.instance)
+        if process.instance:
+            self._processes[process.instance] = process
+        if earlier is not None and not earlier.ended:
+            await earlier.superseded()
+        events = ProcessEvents(process, self.board)
+        await process.hold(reader, writer, events.take, events.end)
+        log.info("process dialled in: %s", process.title)
 
-async def serve(token: str, ports: Ports, pause_limit_s: float = LIMIT_S) -> None:
-    """Run a gateway until SIGTERM or SIGINT."""
+
+async def _first_message(connection: socket.socket) -> bytes:
+    """Read up to the end of a header, as far as the bytes can become a message of DAP or HTTP."""
+    data, pieces = b"", Pieces()
+    while b"\r\n\r\n" not in data and len(data) < MAX_UNPROVEN_BYTES:
+        if not any(method.startswith(data[: len(method)]) for method in (b"C", b"c", *HTTP_METHODS)):
+            break
+        more = await asyncio.get_running_loop().sock_recv(connection, MAX_UNPROVEN_BYTES - len(data))
+        if not more:
+            break
+        data += more
+        if b"\r\n\r\n" not in data:
+            await pieces.wait()
+    return data
+
+
+async def serve(token: str, ports: Ports, pause_limit_s: float = LIMIT_S, hosts: tuple[str, ...] = ()) -> None:
+    """Run a gateway until SIGTERM or SIGINT.
+
+    Args:
+        token: the cluster's.
+        ports: where it listens.
+        pause_limit_s: how long a pause without a debugger waits; 0 for no limit.
+        hosts: names beside loopback and the address where it listens, under which HTTP requests may reach it.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    gateway = Gateway(token, pause_limit_s)
+    gateway = Gateway(token, pause_limit_s, hosts)
     await gateway.start(ports)
     await stop.wait()

@@ -1,8 +1,7 @@
-"""Profiles: how big a run is. Settings laid over the user's own training command, explained line by line.
+"""Profiles: settings that change the size of a run, applied to the user's own training command and explained.
 
-Reading order: `recognise` (is this a training command?), `load` (env/profiles/NAME.yaml), `keys` and its tables (our
-words in each trainer's own), `installed` and `compose` (the trainer's version and config, read from its files),
-`settings` and `overlay` (the new command, and why), `fit` (numbers that divide each other), `swap` (tiny model, tiny
-data), `lay` (all of it over one command), `apply` (inside a job's driver). For `raydebug profile show`: `script` and
-the folder `shell` (the trainings of a shell script, read without running it), `explain`.
+Reading order: `load` (env/profiles/NAME.yaml), `overlay` (a profile over the arguments of a training), `swap` (tiny
+model, tiny data), `apply_profile` (all of it for one command, also inside a job's driver). For `raydebug profile show`:
+`script` and `shell` (the trainings of a shell script, read without running it), `explain`. What a trainer calls a
+setting is in `raydebug.trainers`.
 """

@@ -1,4 +1,4 @@
-"""What a profile would make of a command where it would run: each training in it, without starting anything."""
+"""`raydebug profile show`: apply a profile to each training that a command runs, without starting anything."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from raydebug.errors import Exit, RaydebugError
-from raydebug.profile.lay import lay, no_training
+from raydebug.profile.apply_profile import apply_profile, no_training
 from raydebug.profile.script import Training, find_trainings
 
-# What of an environment decides how a profile is laid.
+# The variables that decide how a profile is applied.
 _DECIDING = ("VERL_PLATFORM", "WORLD_SIZE")
 
 
-class Place(Protocol):
-    """Where commands run (cluster/place.py)."""
+class Runner(Protocol):
+    """Where commands run (cluster/runner.py)."""
 
     def folder(self, here: Path) -> str:
         """Return what a folder of this machine is called there."""
@@ -35,7 +35,7 @@ def explain(
     folder: Path,
     tiny: Sequence[str] = (),
     version: str | None = None,
-    elsewhere: Place | None = None,
+    elsewhere: Runner | None = None,
 ) -> list[dict[str, Any]]:
     """Return the document of each training command that a command runs, in their order.
 
@@ -49,7 +49,7 @@ def explain(
         elsewhere: the place of a cluster that has another Python, or other files, than this process; None for here.
 
     Raises:
-        RaydebugError: it holds no training that we know, its script cannot be read, or the profile cannot be laid.
+        RaydebugError: it runs no known training, its script cannot be read, or the profile cannot be applied.
     """
     trainings = find_trainings(command, environ, folder)
     if not trainings:
@@ -69,13 +69,13 @@ def _search(training: Training) -> list[str]:
 
 def _look_here(training: Training, asked: dict[str, Any]) -> dict[str, Any]:
     search = [*_search(training), *sys.path]
-    return lay(**asked, environ=training.environ, folder=training.folder, search=search).as_json()
+    return apply_profile(**asked, environ=training.environ, folder=training.folder, search=search).as_json()
 
 
-def _ask(place: Place, training: Training, asked: dict[str, Any]) -> dict[str, Any]:
+def _ask(place: Runner, training: Training, asked: dict[str, Any]) -> dict[str, Any]:
     environ = {name: training.environ[name] for name in _DECIDING if name in training.environ}
     request = json.dumps({**asked, "environ": environ, "search": _search(training)})
-    printed = place.run_python(["-m", "raydebug.profile.lay", request], training.folder)
+    printed = place.run_python(["-m", "raydebug.profile.apply_profile", request], training.folder)
     answer: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
     if "error" in answer:
         said = answer["error"]

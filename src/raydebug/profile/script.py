@@ -1,8 +1,8 @@
 """Find the training commands of a shell script without running it: what is read, what is not, and why.
 
 Assignments, exports, defaults, arrays and arguments are followed; conditions are not: both branches are read, and a
-value that depends on one is said to. What only a run can tell (the output of a command, a file that is sourced) stays
-as it is written, and is said too. A run needs none of this: the profile is laid where the trainer starts.
+value that depends on one gets a note. What only a run can tell (the output of a command, a file that is sourced) stays
+as it is written, and gets a note too. A run needs none of this: the profile is applied where the trainer starts.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from raydebug.errors import Exit, RaydebugError
-from raydebug.profile.places import is_file
-from raydebug.profile.recognise import recognise
 from raydebug.profile.shell.statements import Statements
 from raydebug.profile.shell.tokens import read_tokens
-from raydebug.profile.shell.values import Values
-from raydebug.profile.shell.words import Unreadable
-from raydebug.settings.text import NotPlainText, decode, read_bounded
+from raydebug.profile.shell.values import Unreadable, Values
+from raydebug.settings.strict_file import NotPlainText, decode, read_bounded
+from raydebug.trainers.config import is_file
+from raydebug.trainers.recognise import recognise
 
 SCRIPT_BYTES_MAX = 256 * 1024
 NESTED_AT_MOST = 4
@@ -31,7 +30,7 @@ class Training:
     """A training command that was found.
 
     Args:
-        argv: the command as it would run; what could not be read stands in it as it is written.
+        argv: the command as it would run; what could not be read is left as it is written.
         environ: the environment that it would run in, as far as it was read.
         folder: where it would run.
         notes: what of it could not be read, and why.
@@ -119,7 +118,7 @@ class _Reading:
 
 
 def _training_starts(argv: list[str]) -> Iterator[list[str]]:
-    """Yield the command from its interpreter or launcher on: env, nohup, uv run and their like stand before it."""
+    """Yield the command from its interpreter or launcher on: env, nohup, uv run and the like may precede it."""
     if not argv or Path(argv[0]).name in _TALK:
         return
     for at, word in enumerate(argv):

@@ -1,4 +1,4 @@
-"""`--model tiny` and `--data tiny`: what is swapped in for the user's, made like the user's where the command runs."""
+"""`--model tiny` and `--data tiny`: tiny replacements of the user's own, made like them where the command runs."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import Protocol
 from raydebug import process
 from raydebug.errors import Exit, RaydebugError
 from raydebug.profile.load import Rule
-from raydebug.profile.places import at_home, is_file
-from raydebug.profile.recognise import Trainer
-from raydebug.profile.settings import Settings
 from raydebug.tiny.shape import HEADS
+from raydebug.trainers.config import expand_home, is_file
+from raydebug.trainers.settings import Settings
+from raydebug.trainers.trainer import Program
 
 _PARTS = {"model": ("torch", "transformers"), "data": ("pyarrow",)}
 OURS = ".raydebug"  # below the job's folder: every node of the cluster sees that
 ROWS_AT_LEAST = 16
 BUILD_LIMIT_S = 300.0
 
-# What a tiny model asks of the rest; laid with the profile, so that the numbers fit each other.
+# What a tiny model requires of other settings; applied with the profile, so that the numbers fit each other.
 MODEL_RULES = (
     Rule("tensor_parallel", "at_most", HEADS, "a tiny model has no more heads"),
     Rule("sequence_parallel", "at_most", HEADS, "a tiny model has no more heads"),
@@ -71,7 +71,7 @@ class Build:
 
 
 def hide_from_git(ours: Path) -> None:
-    """Keep what a run leaves in our folder below the user's project out of its commits."""
+    """Add a .gitignore to our folder in the user's project."""
     ours.mkdir(exist_ok=True)
     (ours / ".gitignore").write_text("*\n", encoding="utf-8")
 
@@ -87,15 +87,15 @@ def _as_said(failure: process.CommandFailed) -> RaydebugError:
     return failure
 
 
-class Place(Protocol):
-    """Where a cluster's Python is (cluster/place.py)."""
+class Runner(Protocol):
+    """Where a cluster's Python is (cluster/runner.py)."""
 
     def run_python(self, arguments: list[str], working_dir: Path) -> str:
         """Run the cluster's Python there and return what it printed."""
 
 
-def require_parts(kinds: Sequence[str], place: Place, folder: Path) -> None:
-    """Refuse a swap before anything starts, where the cluster's Python lacks what makes tiny ones.
+def require_parts(kinds: Sequence[str], place: Runner, folder: Path) -> None:
+    """Refuse a swap before anything starts if the cluster's Python cannot make tiny models or data.
 
     Raises:
         RaydebugError: torch, transformers or pyarrow is missing there.
@@ -116,17 +116,17 @@ def require_parts(kinds: Sequence[str], place: Place, folder: Path) -> None:
         )
 
 
-def swap_in(kinds: Sequence[str], settings: Settings, trainer: Trainer, folder: Path) -> list[Build]:
-    """Put the tiny ones in the place of the user's, and return what has to be made.
+def swap_in(kinds: Sequence[str], settings: Settings, program: Program, folder: Path) -> list[Build]:
+    """Replace the user's model or data by tiny ones, and return what has to be made.
 
     Args:
         kinds: `model`, `data` or both.
         settings: the command's, after the profile.
-        trainer: whose command it is.
+        program: recognised in the command.
         folder: where it runs.
 
     Raises:
-        RaydebugError: nothing tiny can stand for the user's data.
+        RaydebugError: nothing tiny can replace the user's data.
     """
     builds = []
     # Absolute: the trainer's workers may run in another folder than a driver that a script has sent elsewhere.
@@ -134,7 +134,7 @@ def swap_in(kinds: Sequence[str], settings: Settings, trainer: Trainer, folder: 
     if "model" in kinds:
         builds.append(_swap_model(settings, folder, tiny))
     if "data" in kinds:
-        builds.append(_swap_data(settings, trainer, folder, tiny))
+        builds.append(_swap_data(settings, program, folder, tiny))
     return builds
 
 
@@ -155,7 +155,7 @@ def _swap_model(settings: Settings, folder: Path, tiny: Path) -> Build:
 
 def _local_model(said: str, folder: Path) -> Path | None:
     """Return the folder of a model: itself, or the snapshot of a hub's model in the cache."""
-    named = folder / at_home(said)
+    named = folder / expand_home(said)
     if said and is_file(named / "config.json"):
         return named.resolve()
     # Source: huggingface_hub 1.x file_download.py: models--ORG--NAME/{refs/main, snapshots/COMMIT}.
@@ -168,13 +168,13 @@ def _local_model(said: str, folder: Path) -> Path | None:
     return snapshot if is_file(snapshot / "config.json") else None
 
 
-def _swap_data(settings: Settings, trainer: Trainer, folder: Path, tiny: Path) -> Build:
+def _swap_data(settings: Settings, program: Program, folder: Path, tiny: Path) -> Build:
     rows = max(ROWS_AT_LEAST, 2 * (settings.whole("train_batch_size") or 1))
     train, test = (_first_file(settings.text(word), folder) for word in ("train_data", "val_data"))
     if train is None:
         target, like = tiny / f"data-additions-{rows}", ["--rows", str(rows)]
         why = f"{rows} additions; {settings.text('train_data')} is not on this machine, to take rows from"
-        _judge_additions(settings, trainer, target, why)
+        _judge_additions(settings, program, target, why)
     else:
         files = [train, *([test] if test else [])]
         target = tiny / f"data-{_digest(*files, salt=str(rows))}"
@@ -186,15 +186,15 @@ def _swap_data(settings: Settings, trainer: Trainer, folder: Path, tiny: Path) -
     return Build("dataset", target, tuple(like))
 
 
-def _judge_additions(settings: Settings, trainer: Trainer, target: Path, why: str) -> None:
-    """Let the dataset's own reward function judge it: the user's knows other questions.
+def _judge_additions(settings: Settings, program: Program, target: Path, why: str) -> None:
+    """Use the tiny dataset's own reward function: the user's expects other questions.
 
     Raises:
         RaydebugError: this trainer reads other columns.
     """
     if not settings.has("prompt_column"):
         raise RaydebugError(
-            f"there is no tiny data for {trainer.module}",
+            f"there is no tiny data for {program.module}",
             cause=f"{settings.text('train_data')} is not on this machine, and no other rows have the columns it reads",
             fix="give data that is there: data.train_files=PATH",
             code="profile.no-tiny-data",
@@ -209,12 +209,12 @@ def _judge_additions(settings: Settings, trainer: Trainer, target: Path, why: st
 def _first_file(said: str | None, folder: Path) -> Path | None:
     """Return the first file of a setting such as `[a.parquet,b.parquet]`, if it is on this machine."""
     first = (said or "").strip("[]").split(",")[0].strip().strip("'\"")
-    file = folder / at_home(first)
+    file = folder / expand_home(first)
     return file.resolve() if first and is_file(file) else None
 
 
 def _digest(*files: Path, salt: str = "") -> str:
-    """Return a name for what is made of these files: another when one of them changes."""
+    """Return a digest of these files, which changes with any of them."""
     about = [f"{file} {file.stat().st_mtime_ns} {file.stat().st_size}" for file in files]
     return hashlib.sha256("\n".join([*about, salt]).encode()).hexdigest()[:10]
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from raydebug.errors import Exit, RaydebugError
-
-RAY_DEBUG = "RAY_DEBUG"
-RAY_DEBUG_POST_MORTEM = "RAY_DEBUG_POST_MORTEM"
+from raydebug.protocol.variables import RAY_DEBUG, RAY_DEBUG_POST_MORTEM
 
 # What Ray does with the two: ray/util/rpdb.py:298, 322, 338 (2.60.0).
 MODES: dict[str, dict[str, str]] = {

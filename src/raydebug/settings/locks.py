@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from raydebug.atomic_write import atomic_write
 from raydebug.errors import Exit, RaydebugError
 from raydebug.settings.paths import environment_dir
-from raydebug.settings.text import NotPlainText, read_plain
+from raydebug.settings.strict_file import NotPlainText, read_plain
 
 LOCK_BYTES_MAX = 4 * 1024 * 1024  # the largest lock is about 0.4 MB; a bigger file is no lock
 _TITLE = "# raydebug lock, made by `nox -s lock`: change the .in file, not this one"
@@ -60,7 +61,7 @@ def read_inputs(flavour: str, env: Path, dependencies: Iterable[str] = (), optio
         flavour: which `<flavour>.in`, with the files it includes and its `<flavour>.overrides`.
         env: the folder of the pins.
         dependencies: raydebug's own dependencies, from pyproject.toml.
-        options: what else the resolver was told, such as the Python version.
+        options: further options of the resolver, such as the Python version.
 
     Raises:
         RaydebugError: `lock.unreadable`, a file is missing or is not plain text.
@@ -86,9 +87,7 @@ def write_lock(path: Path, *, flavour: str, python: str, inputs: Iterable[str], 
     """Write a lock with its header, in one step."""
     fields = {"flavour": flavour, "python": python, "inputs": digest(inputs), "body": digest(body.splitlines())}
     header = "".join(f"# {name}: {fields[name]}\n" for name in _HEADER_FIELDS)
-    draft = path.with_suffix(".lock.new")
-    draft.write_text(f"{_TITLE}\n{header}{body}", encoding="utf-8")
-    draft.replace(path)
+    atomic_write(path, f"{_TITLE}\n{header}{body}", mode=None)
 
 
 def read_lock(path: Path) -> Lock:

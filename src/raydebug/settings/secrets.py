@@ -26,7 +26,7 @@ def is_secret(name: str) -> bool:
 
 
 def without_secret_arguments(command: Sequence[str]) -> list[str]:
-    """Return a command with what stands behind `NAME=`, or behind `--NAME`, hidden where the name tells of a secret.
+    """Return a command with the values after `NAME=` and `--NAME` hidden where the name is that of a secret.
 
     >>> without_secret_arguments(["train.py", "wandb.api_key=x", "--token", "y", "data.prompt_key=prompt"])
     ['train.py', 'wandb.api_key=(hidden)', '--token', '(hidden)', 'data.prompt_key=prompt']

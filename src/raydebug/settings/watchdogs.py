@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from raydebug.worker import names
+from raydebug.protocol import variables
 
 WIDE_S = 24 * 3600
 
@@ -30,7 +30,7 @@ class Watchdog:
 # Not here: Ray's health checks (they ask raylets, which no pause stops).
 WATCHDOGS = (
     Watchdog(
-        names.GROUP_TIMEOUT,
+        variables.GROUP_TIMEOUT,
         600,
         "a collective that waits for a paused rank: torch's process groups (600 s for NCCL alone, 1800 s for others; "
         "verl's are others, as it asks for gloo and NCCL together)",
@@ -38,9 +38,9 @@ WATCHDOGS = (
         "key nccl_timeout is read by nothing); raised by worker/watchdogs.py",
     ),
     Watchdog(
-        names.NCCL_HEARTBEAT,
+        variables.NCCL_HEARTBEAT,
         480,
-        "a process whose NCCL collective stands still: torch's monitor kills it",
+        "a process whose NCCL collective hangs: torch's monitor kills it",
         "torch 2.11 csrc/distributed/c10d/ProcessGroupNCCL.hpp",
     ),
     Watchdog(

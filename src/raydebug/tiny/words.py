@@ -49,7 +49,7 @@ def train() -> Any:
 def retrain(original: Any) -> Any:
     """Return a tokenizer of the same kind, special tokens and chat template, with a small vocabulary.
 
-    One that cannot be trained anew (no `tokenizers` backend) is returned as it is, its whole vocabulary kept.
+    One that cannot be retrained (no `tokenizers` backend) is returned as it is, its whole vocabulary kept.
     """
     if not getattr(original, "is_fast", False):
         return original

@@ -1,4 +1,4 @@
-"""Pauses a frame: dial the gateway, tell it what stopped, wait in pydevd until a debugger lets go.
+"""Pause a frame: dial the gateway, announce the pause, wait in pydevd until a client resumes the thread.
 
 Sources (debugpy 1.8.22, private names, held by tests/ray/test_contracts.py): `PyDB.set_suspend`,
 `PyDB.do_wait_suspend`, `PyDB.stop_on_unhandled_exception`, `BaseSchema._translate_id_to_dap`;
@@ -16,7 +16,10 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-from raydebug.worker import dial, job_log, records, requirement, tracing
+from raydebug.protocol import variables
+from raydebug.protocol.records import PauseRecord
+from raydebug.worker import job, pydevd_session, records, tracing
+from raydebug.worker.dial_in import NoGateway
 
 _pausing = threading.local()
 
@@ -30,15 +33,60 @@ def pause_at(
     request: str | None = None,
     refuse: Callable[[str], None] = lambda _: None,
 ) -> bool:
-    """Pause at a frame; says why in the log and returns at once where that cannot be.
+    """Pause at a frame; if that is impossible, log the reason and return at once.
 
     Args:
         frame: the user's frame.
         kind: `breakpoint` or `requested`.
-        where: the breakpoint from outside that stops here, as the user wrote it.
-        expires_s: after how many seconds without a debugger it goes on; None for the gateway's own limit.
-        request: whose question it is that stops here.
-        refuse: is told as well why it does not pause.
+        where: the breakpoint from outside that was hit, as the user wrote it.
+        expires_s: seconds without a client after which it resumes; None for the gateway's own limit.
+        request: the request that it answers.
+        refuse: receives the reason too if it does not pause.
+
+    Returns:
+        Whether it has paused.
+    """
+
+    def describe() -> PauseRecord:
+        return {**records.describe_pause(frame, kind, where=where, expires_s=expires_s), "request": request}
+
+    def suspend(debugger: Any, thread: threading.Thread, _info: Any) -> None:
+        from _pydevd_bundle.pydevd_comm_constants import CMD_SET_BREAK
+
+        debugger.set_suspend(thread, CMD_SET_BREAK)
+        debugger.do_wait_suspend(thread, frame, "line", None)
+
+    return _pause(describe, suspend, refuse)
+
+
+def pause_on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> bool:
+    """Pause at the frame that raised; cancellations and errors that another task has passed on are let through.
+
+    Returns:
+        Whether it has paused.
+    """
+    if trace is None or not issubclass(kind, Exception) or _was_shown_elsewhere(error):
+        return False
+
+    def suspend(debugger: Any, thread: threading.Thread, info: Any) -> None:
+        debugger.stop_on_unhandled_exception(debugger, thread, info, (kind, error, trace))
+
+    return _pause(
+        lambda: records.describe_pause(trace.tb_frame, "post-mortem", error=error, trace=trace), suspend, lambda _: None
+    )
+
+
+def _pause(
+    describe: Callable[[], PauseRecord],
+    suspend: Callable[[Any, threading.Thread, Any], None],
+    refuse: Callable[[str], None],
+) -> bool:
+    """Announce a pause of the calling thread and suspend it.
+
+    Args:
+        describe: makes its record.
+        suspend: waits in pydevd; gets the debugger, the thread, and pydevd's info about it.
+        refuse: receives the reason if it does not pause.
 
     Returns:
         Whether it has paused.
@@ -46,81 +94,54 @@ def pause_at(
     with _guard(refuse) as may_pause:
         if not may_pause:
             return False
-        debugger = dial.connected_debugger()
+        debugger = pydevd_session.connected_debugger(_log)
         _watch_stops(debugger)
         thread = threading.current_thread()
         info = debugger.set_additional_thread_info(thread)
-        from _pydevd_bundle.pydevd_comm_constants import CMD_SET_BREAK
-
         with tracing.not_traced(info):
-            record = records.describe_pause(frame, kind, where=where, expires_s=expires_s)
-            _announce(debugger, thread, {**record, "request": request})
-            debugger.set_suspend(thread, CMD_SET_BREAK)
-            debugger.do_wait_suspend(thread, frame, "line", None)
+            _announce(debugger, thread, describe())
+            suspend(debugger, thread, info)
         _trace_only_while_needed(debugger, info)
         return True
     return False
 
 
-def pause_on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> bool:
-    """Pause at the frame that raised; a cancelled or merely passed-on error of another task is let through.
-
-    Returns:
-        Whether it has paused.
-    """
-    if trace is None or not issubclass(kind, Exception) or _was_shown_elsewhere(error):
-        return False
-    with _guard() as may_pause:
-        if not may_pause:
-            return False
-        debugger = dial.connected_debugger()
-        _watch_stops(debugger)
-        thread = threading.current_thread()
-        info = debugger.set_additional_thread_info(thread)
-        with tracing.not_traced(info):
-            _announce(debugger, thread, records.describe_pause(trace.tb_frame, "post-mortem", error=error, trace=trace))
-            debugger.stop_on_unhandled_exception(debugger, thread, info, (kind, error, trace))
-        _trace_only_while_needed(debugger, info)
-        return True
-    return False
-
-
-def break_off(thread: threading.Thread, why: str) -> None:
-    """Let a paused thread of this process run on, and tell the gateway why; nothing where it is not paused."""
+def resume(thread: threading.Thread, why: str) -> None:
+    """Resume a paused thread of this process without a client, and report why; nothing if it is not paused."""
     import pydevd
 
     debugger = pydevd.get_global_debugger()
-    if debugger is None or not dial.standing_of(debugger).stands(_dap_id(thread)):
+    if debugger is None or not pydevd_session.suspended_threads(debugger).is_suspended(_dap_id(thread)):
         return
     from _pydevd_bundle import pydevd_thread_lifecycle
 
-    dial.standing_of(debugger).broken_off(_dap_id(thread), why)
+    pydevd_session.suspended_threads(debugger).broken_off(_dap_id(thread), why)
     pydevd_thread_lifecycle.internal_run_thread(thread, debugger.set_additional_thread_info)
 
 
 @contextlib.contextmanager
 def _guard(refuse: Callable[[str], None] = lambda _: None) -> Iterator[bool]:
-    """Keep a failure of ours away from the job, and a pause from starting inside a pause of the same thread."""
+    """Log our failures instead of raising them, and refuse a pause inside a pause of the same thread."""
     if getattr(_pausing, "now", False):
         refuse("its thread is paused already")
         yield False
         return
     _pausing.now = True
-    dial.about_to_pause.add(threading.get_ident())
+    pydevd_session.about_to_pause.add(threading.get_ident())
     try:
         yield True
-    except dial.NoGateway as error:
+    except NoGateway as error:
         _log(f"not paused: {error}")
         refuse(str(error))
-    except requirement.NoDebugger as error:
-        _say_once(f"not paused: {error}")
+    except pydevd_session.NoDebugger as error:
+        _log_once(f"not paused: {error}")
         refuse(str(error))
-    except Exception as error:  # noqa: BLE001 - the job goes on whatever happens to its debugger
+    except Exception as error:  # noqa: BLE001 - a failure of the debugger must not harm the job
         _log(f"not paused: {type(error).__name__}: {error}")
         refuse(f"{type(error).__name__}: {error}")
     finally:
         _pausing.now = False
-        dial.about_to_pause.discard(threading.get_ident())
+        pydevd_session.about_to_pause.discard(threading.get_ident())
 
 
 def say(text: str, at: str) -> None:
@@ -135,16 +156,16 @@ def _log(text: str, *, at: str | None = None) -> None:
         while frame.f_back is not None and _is_machinery(frame):
             frame = frame.f_back
         at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    job_log.write(f"{at} {text}")
+    job.log(f"{at} {text}")
 
 
-_said: set[str] = set()
+_logged: set[str] = set()
 
 
-def _say_once(text: str) -> None:
-    """Write a line to the job's log that holds for this process from now on."""
-    if text not in _said:
-        _said.add(text)
+def _log_once(text: str) -> None:
+    """Write a line to the job's log, the first time only."""
+    if text not in _logged:
+        _logged.add(text)
         _log(text)
 
 
@@ -158,10 +179,12 @@ def _was_shown_elsewhere(error: BaseException) -> bool:
     return exceptions is not None and isinstance(error, exceptions.RayError)
 
 
-def _announce(debugger: Any, thread: threading.Thread, record: dict[str, Any]) -> None:
-    dial.standing_of(debugger).announce(_dap_id(thread), record)
+def _announce(debugger: Any, thread: threading.Thread, record: PauseRecord) -> None:
+    pydevd_session.suspended_threads(debugger).announce(_dap_id(thread), record)
     what = record["exception"] or record["kind"]
-    _log(f"paused ({what}); look at it with: raydebug attach", at=f"{record['file']}:{record['line']}")
+    name = os.environ.get(variables.CLUSTER_NAME)
+    command = f"raydebug attach --name {name}" if name else "raydebug attach"
+    _log(f"paused ({what}); look at it with: {command}", at=f"{record['file']}:{record['line']}")
 
 
 def _dap_id(thread: threading.Thread) -> int:
@@ -172,58 +195,56 @@ def _dap_id(thread: threading.Thread) -> int:
 
 
 def _watch_stops(debugger: Any) -> None:
-    """Keep count of the threads that stand, at every stop of this process: for the line to the gateway, and Ray's own.
+    """Track suspended threads at every stop of this process, for the reconnecting socket and for Ray.
 
-    Ray shows its count in its dashboard and to its tools.
+    Ray shows their number in its dashboard and to its tools.
     """
-    if getattr(debugger, "_raydebug_watches", False):
+    if getattr(debugger, "_raydebug_tracks", False):
         return
-    debugger._raydebug_watches = True
-    standing, wait = dial.standing_of(debugger), debugger.do_wait_suspend
-    tell_ray: Callable[[bool], None] = lambda begins: None  # noqa: E731
+    debugger._raydebug_tracks = True
+    suspended, wait = pydevd_session.suspended_threads(debugger), debugger.do_wait_suspend
+    report_to_ray: Callable[[bool], None] = lambda begins: None  # noqa: E731
     if records.is_ray_process():
-        tell_ray = _teller(sys.modules["ray._private.worker"].global_worker)
+        report_to_ray = _ray_reporter(sys.modules["ray._private.worker"].global_worker)
 
     def do_wait_suspend(thread: threading.Thread, *args: Any, **kwargs: Any) -> Any:
         thread_id = _dap_id(thread)
-        standing.begins(thread_id)
-        tell_ray(True)
+        suspended.begins(thread_id)
+        report_to_ray(True)
         try:
             return wait(thread, *args, **kwargs)
         except BaseException as error:  # Ray raises KeyboardInterrupt in the thread of a task that is cancelled
-            _stand_no_longer(thread.additional_info)  # type: ignore[attr-defined]
-            standing.broken_off(thread_id, f"{type(error).__name__} was raised in it: the task is cancelled, or ended")
+            _mark_running(thread.additional_info)  # type: ignore[attr-defined]
+            suspended.broken_off(thread_id, f"{type(error).__name__} was raised in it: the task is cancelled, or ended")
             raise
         finally:
-            tell_ray(False)
+            report_to_ray(False)
             info: Any = thread.additional_info  # type: ignore[attr-defined]
-            standing.ends(thread_id, steps=info.pydev_step_cmd != -1)
-            if (
-                info.pydev_step_cmd == -1
-            ):  # the stop may have been a step's, in a loop that never comes back to pause_at
+            suspended.ends(thread_id, steps=info.pydev_step_cmd != -1)
+            if info.pydev_step_cmd == -1:  # it may end a step, in a loop that never returns to pause_at
                 _trace_only_while_needed(debugger, info)
 
     debugger.do_wait_suspend = do_wait_suspend
 
 
-def _stand_no_longer(info: Any) -> None:
+def _mark_running(info: Any) -> None:
     from _pydevd_bundle.pydevd_constants import STATE_RUN
 
     info.pydev_state = STATE_RUN
     info.pydev_step_cmd = -1
 
 
-def _teller(worker: Any) -> Callable[[bool], None]:
-    """Return a function that tells Ray of a stop (True) and of its end (False), in order and without waiting.
+def _ray_reporter(worker: Any) -> Callable[[bool], None]:
+    """Return a function that reports the begin (True) and the end (False) of a stop to Ray, in order, without waiting.
 
     Each is a call to Ray's head (about 1 ms): a step would cost two of them.
     """
-    told: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    events: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
-    def tell() -> None:
+    def report() -> None:
         stops: list[Any] = []
         while True:
-            begins = told.get()
+            begins = events.get()
             with contextlib.suppress(Exception):
                 if begins:
                     stops.append(worker.worker_paused_by_debugger())
@@ -231,19 +252,18 @@ def _teller(worker: Any) -> Callable[[bool], None]:
                 elif stops:
                     stops.pop().__exit__(None, None, None)
 
-    teller = threading.Thread(target=tell, name="raydebug", daemon=True)
-    teller.pydev_do_not_trace = True  # type: ignore[attr-defined]  # pydevd's own mark for its helpers
-    teller.start()
-    return told.put
+    reporter = threading.Thread(target=report, name="raydebug", daemon=True)
+    reporter.pydev_do_not_trace = True  # type: ignore[attr-defined]  # pydevd's own mark for its helpers
+    reporter.start()
+    return events.put
 
 
 def _trace_only_while_needed(debugger: Any, info: Any) -> None:
-    tracing.trace_only_while_needed(debugger, info, others_stand=dial.standing_of(debugger).is_anybody())
+    tracing.trace_only_while_needed(debugger, info, others_suspended=pydevd_session.suspended_threads(debugger).any)
 
 
 def _forget_pauses_of_parent() -> None:
     _pausing.now = False
-    dial.about_to_pause.clear()
 
 
 os.register_at_fork(after_in_child=_forget_pauses_of_parent)

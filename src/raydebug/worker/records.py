@@ -1,4 +1,4 @@
-"""What the gateway learns about a process and about one pause of it. Never raises: a missing fact is None."""
+"""Describe this process and a pause of it for the gateway. Never raises: an unknown fact is None."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-from raydebug.worker import compiled, names, training_step, watchdogs
+from raydebug.protocol import variables
+from raydebug.protocol.records import PauseRecord, ProcessRecord, WorkRecord
+from raydebug.worker import torch_compile, training_step, watchdogs
 
 STARTS_DRIVERS = "ray.dashboard.modules.job.job_supervisor"  # Ray 2.60: an actor, whose child is the job's driver
-# torch.distributed and verl name a process's place so (torch/distributed/run.py docs; verl 0.9.1
-# single_controller/base/worker.py reads the same ones).
+MAX_NAME = 250  # characters of a function, thread, task or actor; the gateway accepts 1 KB (protocol/records.py)
+# The variables of torch.distributed (torch/distributed/run.py docs); verl 0.9.1 single_controller/base/worker.py reads
+# the same ones.
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
-def describe_process() -> dict[str, Any]:
-    """Return what stays the same for the whole life of this process; a child of a Ray process has that one's ids."""
+def describe_process() -> ProcessRecord:
+    """Return what stays the same for the life of this process; a child of a Ray process has the ids of its ancestor."""
     context = _ray_context()
     inherited = _ancestor() if context is None else {}
     return {
@@ -28,28 +31,30 @@ def describe_process() -> dict[str, Any]:
         "argv": _short(" ".join(getattr(sys, "orig_argv", [])), 300),
         "cwd": _quietly(os.getcwd),
         "rank": rank(),
-        "job": os.environ.get(names.JOB),
+        "job": os.environ.get(variables.JOB),
         "child_of": inherited.get("pid"),
         "ip": _quietly(lambda: _ray_worker().node_ip_address) if context else inherited.get("ip"),
-        "node_id": _quietly(context.get_node_id) if context else inherited.get("node_id"),
-        "worker_id": _quietly(context.get_worker_id) if context else inherited.get("worker_id"),
+        "node_id": _get(context, "node_id") if context else inherited.get("node_id"),
+        "worker_id": _get(context, "worker_id") if context else inherited.get("worker_id"),
         "is_driver": _quietly(lambda: _ray_worker().mode == sys.modules["ray._private.worker"].SCRIPT_MODE),
     }
 
 
 def describe_ray_process() -> dict[str, Any] | None:
-    """Return the ids that children of this process are told; None where it is no worker that runs the user's code."""
+    """Return the ids to export to children; None if this process is no worker that runs the user's code."""
     context = _ray_context()
     if context is None:
         return None
-    instance = next(iter(_ray_worker().actors.values()), None)
-    if type(instance).__module__ == STARTS_DRIVERS:
+    if type(_actor_instance()).__module__ == STARTS_DRIVERS:
         return None
     about = describe_process()
     return {
-        **{name: about[name] for name in ("pid", "ip", "node_id", "worker_id")},
-        "job_id": _quietly(context.get_job_id),
-        "actor_id": _quietly(context.get_actor_id),
+        "pid": about["pid"],
+        "ip": about["ip"],
+        "node_id": about["node_id"],
+        "worker_id": about["worker_id"],
+        "job_id": _get(context, "job_id"),
+        "actor_id": _get(context, "actor_id"),
         "actor": _quietly(lambda: _actor_name(context)),
     }
 
@@ -62,7 +67,7 @@ def describe_pause(
     trace: TracebackType | None = None,
     where: str | None = None,
     expires_s: float | None = None,
-) -> dict[str, Any]:
+) -> PauseRecord:
     """Return the record of a pause.
 
     Args:
@@ -70,8 +75,8 @@ def describe_pause(
         kind: `breakpoint`, `post-mortem` or `requested`.
         error: the exception of a post-mortem pause.
         trace: its traceback.
-        where: the breakpoint from outside that stops here, as the user wrote it.
-        expires_s: after how many seconds without a debugger it goes on by itself.
+        where: the breakpoint from outside that was hit, as the user wrote it.
+        expires_s: seconds without a client after which it resumes.
     """
     line = frame.f_lineno
     if trace is not None:
@@ -84,49 +89,49 @@ def describe_pause(
         "kind": kind,
         "file": frame.f_code.co_filename,
         "line": line,
-        "function": frame.f_code.co_qualname,
-        "thread": threading.current_thread().name,
+        "function": _short(frame.f_code.co_qualname, MAX_NAME),
+        "thread": _short(threading.current_thread().name, MAX_NAME),
         "exception": None if error is None else _describe_error(error),
         "where": where,
         "expires_s": expires_s,
-        "compiled": compiled.is_compiled(frame),
+        "compiled": torch_compile.is_compiled(frame),
         "watchdog": _quietly(watchdogs.nearest),
         "step": _quietly(lambda: training_step.step_of(frame)),
         "pid": os.getpid(),
         "rank": rank(),
-        "job_id": _quietly(context.get_job_id) if context else inherited.get("job_id"),
-        "task_id": _quietly(context.get_task_id) if context else None,
-        "task": _quietly(context.get_task_name) if context else None,
+        "job_id": _get(context, "job_id") if context else inherited.get("job_id"),
+        "task_id": _get(context, "task_id"),
+        "task": _quietly(lambda: _short(_get(context, "task_name"), MAX_NAME)),
         "attempt": _quietly(attempt) if context else None,
-        "actor_id": _quietly(context.get_actor_id) if context else inherited.get("actor_id"),
+        "actor_id": _get(context, "actor_id") if context else inherited.get("actor_id"),
         "actor": _quietly(lambda: _actor_name(context)) if context else inherited.get("actor"),
     }
 
 
 def _ancestor() -> dict[str, Any]:
-    """Return the ids of the Ray process that this one descends from; empty where there is none."""
-    told = _quietly(lambda: json.loads(os.environ[names.ANCESTOR]))
-    return told if isinstance(told, dict) and told.get("pid") != os.getpid() else {}
+    """Return the ids of the Ray process that this one descends from; empty if there is none."""
+    ids = _quietly(lambda: json.loads(os.environ[variables.ANCESTOR]))
+    return ids if isinstance(ids, dict) and ids.get("pid") != os.getpid() else {}
 
 
-def describe_work() -> dict[str, Any]:
-    """Return what of this process changes while it lives, and any thread may ask."""
+def describe_work() -> WorkRecord:
+    """Return the facts of this process that change; any thread may call it."""
     context = _ray_context()
     return {
         "title": _quietly(_title),
-        "job_id": _quietly(context.get_job_id) if context else None,
+        "job_id": _get(context, "job_id"),
         "actor": _quietly(lambda: _actor_name(context)) if context else None,
     }
 
 
 def _title() -> str:
-    # What `ps` shows: Ray names a worker by the task that it runs, vLLM its engine (setproctitle).
+    # As in `ps`: Ray puts the running task into a worker's title, vLLM the engine's name (setproctitle).
     with open("/proc/self/cmdline", "rb") as file:
         return _short(file.read().replace(b"\0", b" ").decode(errors="replace").strip(), 300)
 
 
 def attempt() -> int | None:
-    """Return the how manyth attempt at its task the calling thread makes, from 1; None where that is not known.
+    """Return the 1-based attempt number of the current task, or None if unknown.
 
     Source: ray 2.60.0 _raylet.pyx `CoreWorker.get_current_task_attempt_number`, which counts from 0. In the thread of
     an event loop (async actors) it says 0 whatever the attempt.
@@ -143,7 +148,7 @@ def _runs_event_loop() -> bool:
 
 
 def rank() -> int | None:
-    """Return this process's rank in its training group, where it has one."""
+    """Return this process's rank in its training group, or None."""
     for variable in RANK_VARIABLES:
         value = os.environ.get(variable, "")
         if value.isdigit():
@@ -152,7 +157,7 @@ def rank() -> int | None:
 
 
 def is_ray_process() -> bool:
-    """Say whether this very process (not the one that it was forked from) is connected to Ray."""
+    """Say whether this process itself (not its parent before a fork) is connected to Ray."""
     return _ray_context() is not None
 
 
@@ -171,7 +176,7 @@ _ray_pid: int | None = None
 
 
 def note_ray_process() -> None:
-    """Remember which process loaded Ray: in a fork of it Ray's own calls would hang or abort."""
+    """Remember which process loaded Ray: in a fork of it Ray's calls would hang or abort."""
     global _ray_pid
     _ray_pid = os.getpid()
 
@@ -181,13 +186,25 @@ def _forked_from_ray() -> bool:
 
 
 def _actor_name(context: Any) -> str | None:
-    actor_id = context.get_actor_id()
-    if actor_id is None:
+    if _get(context, "actor_id") is None:
         return None
-    name = context.get_actor_name()
-    instance = next(iter(_ray_worker().actors.values()), None)
+    name = _get(context, "actor_name")
+    instance = _actor_instance()
     kind = None if instance is None else type(instance).__name__
-    return f"{kind} {name}" if kind and name else (name or kind)
+    both = f"{kind} {name}" if kind and name else (name or kind)
+    return _short(both, MAX_NAME) if both else None
+
+
+def _actor_instance() -> Any:
+    return _quietly(lambda: next(iter(_ray_worker().actors.values()), None))
+
+
+def _get(context: Any, fact: str) -> Any:
+    """Return a fact of Ray's runtime context; None without a context or a getter for it.
+
+    Source: ray 2.41.0 to 2.60.0 runtime_context.py, `RuntimeContext.get_<fact>`; `get_task_name` came with 2.41.
+    """
+    return _quietly(lambda: getattr(context, f"get_{fact}")())
 
 
 def _describe_error(error: BaseException) -> str:

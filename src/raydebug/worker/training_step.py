@@ -1,11 +1,11 @@
-"""Which training step a frame belongs to, where its callers know. Looks at plain attributes: runs no user code."""
+"""Find the training step of a frame in its callers. Reads plain attributes: runs no user code."""
 
 from __future__ import annotations
 
 from types import FrameType
 from typing import Any
 
-# verl 0.9.1 counts in `self.global_steps` of its trainer and hands it on with the batch: in a DataProto's
+# verl 0.9.1 counts in `self.global_steps` of its trainer and passes it along with the batch: in a DataProto's
 # `meta_info["global_steps"]`, in a TensorDict's "global_steps", once for the batch or once for each of its rows
 # (tensordict 0.10 NonTensorData, NonTensorStack). transformers 5.9 Trainer counts in `self.state.global_step`.
 NAMES = ("global_steps", "global_step")
@@ -13,7 +13,7 @@ MAX_FRAMES = 60
 
 
 def step_of(frame: FrameType | None) -> int | None:
-    """Return the step that the nearest caller knows, or None."""
+    """Return the step in the nearest caller that has one, or None."""
     for _ in range(MAX_FRAMES):
         if frame is None:
             return None

@@ -1,4 +1,4 @@
-"""Widens the time limits of torch's process groups, and knows which limit strikes a paused process first."""
+"""Raise the timeouts of torch's process groups, and find the timeout that ends a paused process first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from raydebug.worker import job_log, names
+from raydebug.protocol import variables
+from raydebug.protocol.records import Watchdog
+from raydebug.worker import job
 
 # Source: torch 2.11 and 2.13 distributed/distributed_c10d.py; device_mesh.py makes its groups by the last two.
 MAKERS = ("init_process_group", "new_group", "split_group")
@@ -21,9 +23,9 @@ _group_limit_s: float | None = None
 
 
 def widen_groups(module: ModuleType) -> None:
-    """Raise the timeout of every process group that `torch.distributed` makes to the one wanted; never lower it.
+    """Raise the timeout of every new process group of `torch.distributed` to RAYDEBUG_GROUP_TIMEOUT_S; never lower it.
 
-    What is wanted is asked at each call: a process that others are forked from loads torch before that is known.
+    The variable is read at each call: a process to fork from loads torch before it is set.
     """
     for name in MAKERS:
         make = getattr(module, name, None)
@@ -37,7 +39,7 @@ def _widening(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def make_group(*args: Any, **kwargs: Any) -> Any:
         global _group_limit_s
-        seconds = os.environ.get(names.GROUP_TIMEOUT, "")
+        seconds = os.environ.get(variables.GROUP_TIMEOUT, "")
         if not seconds.isdigit():
             return make(*args, **kwargs)
         wanted = datetime.timedelta(seconds=int(seconds))
@@ -49,22 +51,22 @@ def _widening(make: Callable[..., Any]) -> Callable[..., Any]:
             args, kwargs = given.args, given.kwargs
             _group_limit_s = max(wanted, asked or wanted).total_seconds()
         except TypeError as error:  # a call that torch itself will refuse, or another signature
-            job_log.write(f"the timeout of a process group is not widened: {error}")
+            job.log(f"the timeout of a process group is not widened: {error}")
         return make(*args, **kwargs)
 
     setattr(make_group, _MARK, True)
     return make_group
 
 
-def nearest() -> dict[str, Any] | None:
-    """Return the limit that strikes first while this process is paused: its name, and after how many seconds."""
+def nearest() -> Watchdog | None:
+    """Return the timeout that ends this process first while it is paused."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_initialized():
         return None
     limits: list[tuple[float, str]] = []
     if _group_limit_s is not None:
         limits.append((_group_limit_s, "torch process group"))
-    heartbeat = os.environ.get(names.NCCL_HEARTBEAT, "")
+    heartbeat = os.environ.get(variables.NCCL_HEARTBEAT, "")
     if heartbeat.isdigit() and distributed.get_backend() == "nccl":
-        limits.append((float(heartbeat), names.NCCL_HEARTBEAT))
+        limits.append((float(heartbeat), variables.NCCL_HEARTBEAT))
     return {"name": min(limits)[1], "after_s": min(limits)[0]} if limits else None

@@ -1,17 +1,28 @@
-"""What the words of a script become with its variables' values. Runs nothing."""
+"""Expand the words of a script with the values of its variables. Runs nothing."""
 
 from __future__ import annotations
 
+import ast
 import fnmatch
+import operator
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-from raydebug.profile.shell.arithmetic import calculate
 from raydebug.profile.shell.tokens import read_parts, read_tokens
-from raydebug.profile.shell.values import Values, held_together, readable
-from raydebug.profile.shell.words import Arithmetic, Operator, Part, Text, Unreadable, Variable, Word
+from raydebug.profile.shell.values import (
+    Arithmetic,
+    Operator,
+    Part,
+    Text,
+    Unreadable,
+    Values,
+    Variable,
+    Word,
+    held_together,
+    readable,
+)
 
 _CASES: dict[str, Callable[[str], str]] = {
     ",,": str.lower,
@@ -22,7 +33,7 @@ _CASES: dict[str, Callable[[str], str]] = {
 
 
 class Expander:
-    """Makes words into what a program would get, and collects what could not be read."""
+    """Expands words into a program's arguments and collects what could not be read."""
 
     def __init__(self, values: Values) -> None:
         self._values = values
@@ -64,7 +75,7 @@ class Expander:
         return [*done, current] if current is not None else done
 
     def _unread(self, source: str, why: str) -> str:
-        """Return the text that stands for what could not be read, and note why; it is never split."""
+        """Return a placeholder for what could not be read, and note why; it is never split."""
         self._taints.add(why)
         return held_together(source)
 
@@ -217,3 +228,35 @@ def _cut(text: str, sign: str, pattern: str) -> str:
         if fnmatch.fnmatchcase(piece, pattern):
             return text[length:] if sign[0] == "#" else text[: len(text) - length]
     return text
+
+
+NUMBER_MAX = 10**15  # no batch size is larger
+_MATH: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def calculate(expression: str) -> int | None:
+    """Return the value of a plain calculation; None for anything else."""
+    try:
+        return _value_of(ast.parse(expression.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+
+
+def _value_of(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value_of(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in _MATH:
+        result = _MATH[type(node.op)](_value_of(node.left), _value_of(node.right))
+        if abs(result) > NUMBER_MAX:
+            raise ValueError("too large")
+        return result
+    raise ValueError("no plain calculation")

@@ -1,4 +1,4 @@
-"""Go through the statements of a script: its assignments are carried out, its programs are told, nothing runs."""
+"""Interpret the statements of a script: assignments are evaluated, programs are reported, nothing runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TypeAlias
 
 from raydebug.profile.shell.expand import Expander
 from raydebug.profile.shell.tokens import read_tokens
-from raydebug.profile.shell.values import Values
-from raydebug.profile.shell.words import Array, Operator, Text, Token, Unreadable, Word
+from raydebug.profile.shell.values import Array, Operator, Text, Token, Unreadable, Values, Word
 
 Run: TypeAlias = Callable[[Values, list[str], frozenset[str]], None]
 EVALS_AT_MOST = 8
@@ -18,11 +17,11 @@ _DECLARING = ("export", "declare", "local", "readonly", "typeset")
 
 
 class Statements:
-    """Goes through the tokens of a script, command by command.
+    """Reads the tokens of a script, command by command.
 
     Args:
         values: its variables, which change.
-        run: told each command that is a program's, with what is known there and what of its words could not be read.
+        run: called with each program's command, the values known there, and notes about words that could not be read.
     """
 
     def __init__(self, values: Values, run: Run, evals: int = 0) -> None:
@@ -34,7 +33,7 @@ class Statements:
         self._after_condition = False
 
     def read(self, tokens: list[Token]) -> None:
-        """Go through all of them."""
+        """Read all statements."""
         at = 0
         command: list[Word | Array] = []
         while at < len(tokens):
@@ -63,7 +62,7 @@ class Statements:
         return word.plain in (*_OPEN, *_CLOSE, *_PASSED, "function")
 
     def _structure(self, word: str, tokens: list[Token], at: int) -> int:
-        """Open or close a block of the script; return where it goes on."""
+        """Open or close a block of the script; return the index of the next statement."""
         if word in _CLOSE:
             if self._open:
                 self._open.pop()
@@ -120,7 +119,7 @@ class Statements:
         self._values.overlay = before
 
     def _assignments(self, command: list[Word | Array]) -> int:
-        """Carry out the assignments that a command begins with; return how many there are.
+        """Evaluate the assignments at the start of a command; return their number.
 
         Those before a program hold for it alone.
         """
@@ -171,7 +170,7 @@ class Statements:
                 self._values.exported.add(name)
 
     def _built_in(self, argv: list[str], words: list[Word], notes: set[str]) -> None:
-        """Do what a command of the shell itself does to the script's values; hand any other on."""
+        """Apply a shell builtin to the script's values; report any other command."""
         program, *rest = argv
         line = words[0].line
         if program == "cd":

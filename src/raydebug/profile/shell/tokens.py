@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from raydebug.profile.shell.words import (
+from raydebug.profile.shell.values import (
     Arithmetic,
     Array,
     Operator,
@@ -40,7 +40,7 @@ def read_tokens(text: str) -> list[Token]:
 
 
 def read_parts(text: str) -> tuple[Part, ...]:
-    """Return the parts of a word that stands alone, such as the default in `${NAME:-default}`."""
+    """Return the parts of a single word, such as the default in `${NAME:-default}`."""
     return _Reader(text).word(until="", quoted=False)
 
 
@@ -179,7 +179,7 @@ class _Reader:
         return Text("$", quoted)
 
     def _bracketed(self, opening: str, closing: str) -> str:
-        """Return what stands up to the closing bracket of one that is open, brackets and quotes inside it heeded."""
+        """Return the text up to the matching closing bracket."""
         begun, line, depth = self._at, self._line(), 0
         pairs = {"(": ")", "{": "}"}
         inner = opening[-1]

@@ -1,23 +1,113 @@
-"""What is known of a script's variables at one of its lines."""
+"""What a script is made of (words, parts, variables), and the values that its variables have while it is read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
-from raydebug.profile.places import at_home
+from raydebug.trainers.config import expand_home
+
+
+class Unreadable(Exception):
+    """Text that is no shell script, or not one that is understood.
+
+    Args:
+        line: where, counted from 1.
+        why: what is wrong.
+    """
+
+    def __init__(self, line: int, why: str) -> None:
+        super().__init__(f"line {line}: {why}")
+        self.line = line
+        self.why = why
+
+
+@dataclass(frozen=True)
+class Text:
+    """Literal characters."""
+
+    text: str
+    quoted: bool
+
+
+@dataclass(frozen=True)
+class Variable:
+    """`$NAME` or `${NAME...}`; what follows the name is kept as it is written."""
+
+    name: str
+    quoted: bool
+    index: str = ""
+    operator: str = ""
+    argument: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Output:
+    """`$(COMMAND)`."""
+
+    command: str
+    quoted: bool
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """`$((EXPRESSION))`."""
+
+    expression: str
+    quoted: bool
+
+
+Part: TypeAlias = Text | Variable | Output | Arithmetic
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word: its parts, in order."""
+
+    parts: tuple[Part, ...]
+    line: int
+
+    @property
+    def plain(self) -> str | None:
+        """The word, where nothing in it is quoted or expanded: a keyword can be one."""
+        texts = [part.text for part in self.parts if isinstance(part, Text) and not part.quoted]
+        return "".join(texts) if len(texts) == len(self.parts) else None
+
+
+@dataclass(frozen=True)
+class Array:
+    """`NAME=(...)` or `NAME+=(...)`."""
+
+    name: str
+    appends: bool
+    words: tuple[Word, ...]
+    line: int
+
+
+@dataclass(frozen=True)
+class Operator:
+    """`;`, `&&`, `|`, a newline and their like."""
+
+    text: str
+    line: int
+
+
+Token: TypeAlias = Word | Array | Operator
+
 
 # Blanks in what could not be read are held as these, from Unicode's private use area, so that no word is split at them.
 _HELD = {ord(blank): 0xE000 + ord(blank) for blank in " \t\n"}
 _RELEASED = {held: blank for blank, held in _HELD.items()}
 
 
-VALUE_CHARS_MAX = 64 * 1024  # nobody's setting; a value that doubles in each line is cut off here
+VALUE_CHARS_MAX = 64 * 1024  # no setting is longer; a value that doubles in each line is cut off here
 VALUE_WORDS_MAX = 4096
 
 
 def held_together(source: str) -> str:
-    """Return the text that stands for what could not be read, with blanks at which no word is split."""
+    """Return the placeholder of what could not be read, with blanks at which no word is split."""
     return source.translate(_HELD)
 
 
@@ -50,7 +140,7 @@ class Values:
     overlay: dict[str, str] = field(default_factory=dict)
 
     def get(self, name: str) -> str | list[str] | None:
-        """Return a variable's value; None when nobody set it."""
+        """Return a variable's value; None if it is not set."""
         found = self.variables.get(name)
         return self.inherited.get(name) if found is None else found
 
@@ -109,7 +199,7 @@ class Values:
         if taints:
             self.doubts = {*self.doubts, f"line {line}: the folder of `cd {target}` is not known"}
         else:
-            self.folder = self.folder / at_home(target)
+            self.folder = self.folder / expand_home(target)
 
     def environ(self) -> dict[str, str]:
         """Return the environment of a program that starts here."""

@@ -1,0 +1,123 @@
+"""The rules about a command's config, and the GPUs that it asks for.
+
+`judge` calls the rules of the trainer, and adds the settings that a CPU needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from raydebug.check.probes import Facts
+from raydebug.check.run_probe import NoAnswer, run_probe
+from raydebug.check.target import Target, find_target
+from raydebug.errors import RaydebugError
+from raydebug.findings import Finding, error
+from raydebug.profile.load import load_profile
+from raydebug.trainers.config import TrainingConfig, value_at
+from raydebug.trainers.keys import newest_column
+from raydebug.trainers.recognise import TRAINERS
+
+# The words of the `cpu` part of the profile `debug` without which a training fails on a CPU; the others only make it
+# smaller. Values and reasons are in the profile.
+NEEDED_ON_CPU = ("device", "actor_strategy", "critic_strategy", "attention", "remove_padding", "critic_remove_padding",
+                 "fused_kernels", "free_cache", "sleep_mode")  # fmt: skip
+
+
+def judge(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
+    """Return what is wrong with a command's config.
+
+    Args:
+        target: whose command it is.
+        facts: `config`, `variables` of the training, `gpus` of the machine, and `verdict` of the trainer itself.
+    """
+    config, checks = target.config(facts["config"]), target.checks
+    found = checks.judge(config, facts, target.gpus)
+    if any(finding.code.startswith("command.value") for finding in found):
+        return found  # the other rules need these values
+    if is_on_cpu(facts["variables"]):
+        found += _on_cpu(target, config)
+    if facts["verdict"] is not None and not any(finding.severity == "error" for finding in found):
+        found.append(checks.judge_verdict(facts["verdict"]))
+    return found
+
+
+def refused(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
+    """Return the finding for a command whose config cannot be composed; empty if it was."""
+    if "config_error" not in facts:
+        return []
+    return [target.checks.refused(facts["config_error"], target.arguments)]
+
+
+def is_on_cpu(variables: Mapping[str, str]) -> bool:
+    """Return whether a training with these variables runs on the CPU."""
+    return any(trainer.on_cpu(variables) for trainer in TRAINERS)
+
+
+def _on_cpu(target: Target, config: TrainingConfig) -> Iterator[Finding]:
+    """Return the settings that have to differ on a CPU, as one finding."""
+    assert target.program is not None
+    trainer, column = target.program.trainer, newest_column(target.program.name)
+    changes: dict[str, str | None] = {}
+    reasons = []
+    for rule in load_profile("debug").rules:
+        key = column.get(rule.word)
+        if key is None or rule.only_on != "cpu" or rule.kind != "set" or rule.word not in NEEDED_ON_CPU:
+            continue
+        if key.only_with is not None and not trainer.in_use(key.only_with, partial(value_at, config.values)):
+            continue
+        if config.get(rule.word) != rule.value:
+            changes[f"{'++' if key.added else ''}{key.path}"] = str(rule.value)
+            reasons.append(f"{key.path.rpartition('.')[2]}: {rule.why}")
+    if changes:
+        yield error(
+            "command.cpu",
+            f"{len(changes)} settings of the command cannot work on a CPU (VERL_PLATFORM=cpu)",
+            why="; ".join(reasons),
+            fix=" ".join(f"{key}={value}" for key, value in changes.items()) + " (or --profile debug, which sets them)",
+            overrides=changes,
+        )
+
+
+PLAN_BUDGET_S = 10.0
+
+
+@dataclass(frozen=True)
+class Need:
+    """The demand of a training command.
+
+    Args:
+        gpus: logical GPUs over all nodes, with the profile applied.
+        on_cpu: whether it trains on the CPU (VERL_PLATFORM=cpu), where a logical GPU is a number and no device.
+    """
+
+    gpus: int
+    on_cpu: bool
+
+
+def find_need(command: list[str], folder: Path, name: str, profile: str | None) -> Need | None:
+    """Return the demand of a command; None if it is no known training or its config cannot be read.
+
+    Args:
+        command: the user's.
+        folder: where it runs.
+        name: of the cluster that it would join.
+        profile: the profile that is applied to it.
+    """
+    try:
+        target = find_target(command, folder, name, profile)
+        facts = plan(target, profile, with_files=False)
+    except (RaydebugError, NoAnswer):
+        return None  # the run itself says what is wrong
+    if target.program is None or "gpus" not in facts:
+        return None
+    return Need(int(facts["gpus"]), is_on_cpu(target.environ or {}))
+
+
+def plan(target: Target, profile: str | None, *, with_files: bool) -> Facts:
+    """Return `gpus` and, with_files, `read` of a command, or Hydra's `config_error` (check/probes/plan.py)."""
+    request = {**target.as_request(), "profile": profile, "with_files": with_files}
+    return run_probe(target, "plan", budget_s=PLAN_BUDGET_S, **request)

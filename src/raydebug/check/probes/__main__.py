@@ -1,0 +1,138 @@
+"""`python -m raydebug.check.probes REQUEST`: one request in JSON, one line of JSON as the answer.
+
+The work is done in a child process, which may import anything and run the user's own code. This process imports
+nothing heavy: it keeps the child's words apart from the answer, and ends the child with all that it started when its
+time is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from typing import Any
+
+from raydebug.check.probes import BUSY_TIMES, MARK, Facts
+from raydebug.findings import describe_exception
+
+OUTPUT_BYTES_MAX = 64 * 1024
+CHUNK = 65536
+
+
+def main() -> None:
+    """Answer one request and print the answer."""
+    request = json.loads(sys.argv[1])
+    answer = run_apart(request, limit_s=float(request["limit_s"]))
+    sys.stdout.write(f"\n{MARK}{json.dumps(answer, default=str)}\n")
+    sys.stdout.flush()
+
+
+def run_apart(request: Facts, *, limit_s: float) -> Facts:
+    """Answer a request in a child process.
+
+    Args:
+        request: `question` names the module, the rest is its own.
+        limit_s: after so many seconds the child and all that it started are killed. Seconds in which it could have
+            run and had to wait for a processor do not count, up to `BUSY_TIMES` the limit: a busy machine is no fault.
+
+    Returns:
+        `facts`, what the module found; or one of `failed` (an exception: type, message, where, traceback), `signal`
+        (the child died of it) and `late` (True: it was killed). And `output`, what was printed meanwhile.
+    """
+    answer_end, child_answer = os.pipe()
+    output_end, child_output = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _be_the_child(request, child_answer, child_output)
+    os.close(child_answer)
+    os.close(child_output)
+    try:
+        said, output, late = _listen(child, answer_end, output_end, limit_s)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        status = os.waitpid(child, 0)[1]
+    answer: Facts = {"output": output}
+    if late:
+        return {**answer, "late": True}
+    if said:
+        return {**answer, **json.loads(said)}
+    return {**answer, "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else -os.WEXITSTATUS(status)}
+
+
+def _be_the_child(request: Facts, answer_end: int, output_end: int) -> None:
+    os.setsid()
+    os.dup2(output_end, 1)
+    os.dup2(output_end, 2)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    try:
+        said: Facts = {"facts": _gather(request)}
+    except BaseException as failure:  # noqa: BLE001 - the user's own code may raise anything, SystemExit too
+        said = {"failed": describe_exception(failure)}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with os.fdopen(answer_end, "w", encoding="utf-8") as file:
+        json.dump(said, file, default=str)
+    os._exit(0)  # neither exit handlers nor threads of others keep us
+
+
+def _gather(request: Facts) -> Any:
+    from importlib import import_module
+
+    # The names are ours (check/run_probe.py); nothing of a user's becomes one.
+    return import_module(f"raydebug.check.probes.{request['question']}").gather(request)
+
+
+def _listen(child: int, answer_end: int, output_end: int, limit_s: float) -> tuple[bytes, str, bool]:
+    """Read both pipes until the answer is whole, the child is gone, or the time is over."""
+    said, output = bytearray(), bytearray()
+    started = time.monotonic()
+    deadline = started + limit_s
+    while True:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            deadline = started + limit_s + min(_waited_s(child), limit_s * (BUSY_TIMES - 1))
+            if deadline <= time.monotonic():
+                return bytes(said), _shortened(output), True
+            continue
+        ready, _, _ = select.select([answer_end, output_end], [], [], left_s)
+        if output_end in ready:
+            output += os.read(output_end, CHUNK)
+            if len(output) > 4 * OUTPUT_BYTES_MAX:  # the first cause is at the beginning, the last words are at the end
+                del output[OUTPUT_BYTES_MAX : -2 * OUTPUT_BYTES_MAX]
+        if answer_end in ready:
+            piece = os.read(answer_end, CHUNK)
+            said += piece
+            if not piece:  # a grandchild may hold the other pipe for ever
+                return bytes(said), _shortened(output + _rest(output_end)), False
+
+
+def _waited_s(pid: int) -> float:
+    """Return how long a process waited for a processor while it could run (proc(5): schedstat, second field)."""
+    try:
+        with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:  # noqa: PTH123 - pathlib is not imported here
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _rest(pipe: int) -> bytes:
+    os.set_blocking(pipe, False)
+    with contextlib.suppress(BlockingIOError):
+        return os.read(pipe, CHUNK)
+    return b""
+
+
+def _shortened(output: bytes | bytearray) -> str:
+    text = bytes(output).decode(errors="replace")
+    if len(text) <= OUTPUT_BYTES_MAX:
+        return text
+    return text[: OUTPUT_BYTES_MAX // 2] + "\n...\n" + text[-OUTPUT_BYTES_MAX // 2 :]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The config of a command, composed by its trainer, and what else the probes of a training share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from raydebug.check.probes import Facts
+from raydebug.trainers.config import CannotCompose, TrainingConfig
+from raydebug.trainers.recognise import recognise
+from raydebug.trainers.trainer import Checks
+
+
+def checks_of(request: Facts) -> Checks:
+    """Return the rules of the program that a request's command runs.
+
+    Raises:
+        CannotCompose: it runs none that can be checked.
+    """
+    program = recognise(request["command"])
+    checks = program.trainer.checks(program.name) if program is not None else None
+    if checks is None:
+        raise CannotCompose("NoTrainer", "the command is no training that can be checked")
+    return checks
+
+
+def compose(request: Facts) -> tuple[Any, TrainingConfig]:
+    """Return the config of a command: as the trainer's library has it, and as plain values.
+
+    Args:
+        request: `command`, the argv; `profile`, applied to it first if it is not None.
+
+    Raises:
+        CannotCompose: the trainer's library refuses the command.
+    """
+    command, checks = request["command"], checks_of(request)
+    program = recognise(command)
+    assert program is not None
+    arguments = list(command[program.arguments_at :])
+    if request.get("profile"):
+        from raydebug.profile.apply_profile import apply_profile
+
+        search = sys.path if sys.flags.safe_path else ["", *sys.path]
+        folder = Path.cwd()
+        applied = apply_profile(command, profile=request["profile"], environ=os.environ, folder=folder, search=search)
+        arguments = list(applied.overlay.argv)
+    live, plain = checks.compose(arguments)
+    return live, TrainingConfig(plain, checks.keys)
+
+
+def variables() -> dict[str, str]:
+    """Return the variables that rules about a config need; of a secret only whether it is set."""
+    names = ("VERL_PLATFORM", "VLLM_CPU_KVCACHE_SPACE", "WANDB_MODE")
+    found = {name: os.environ[name] for name in names if name in os.environ}
+    return {**found, **({"WANDB_API_KEY": "(set)"} if os.environ.get("WANDB_API_KEY") else {})}
+
+
+def read_by(request: Facts, *more: Any) -> list[str]:
+    """Return the files and folders that a result depends on, those of packages and of the command's configs included.
+
+    Args:
+        request: its `command` may name folders of configs.
+        more: the probe's own paths; None is left out.
+    """
+    packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    said = [
+        value for option, value in _options(request["command"]) if option in ("--config-path", "--config-dir", "-cp")
+    ]
+    modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    here = os.getcwd() + os.sep  # noqa: PTH109 - a prefix of text
+    own = [file for file in modules if isinstance(file, str) and file.startswith(here)]
+    every = [*packages, *said, *own, *(str(path) for path in more if path is not None)]
+    return sorted({os.path.abspath(os.path.expanduser(path)) for path in every})  # noqa: PTH111
+
+
+def _options(command: list[str]) -> Iterator[tuple[str, str]]:
+    for word, after in zip(command, [*command[1:], ""], strict=True):
+        option, sign, value = word.partition("=")
+        yield option, value if sign else after

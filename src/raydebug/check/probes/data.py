@@ -1,0 +1,228 @@
+"""Facts about a training's data: files, columns, prompt lengths by its tokenizer, the reward function on three rows."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from raydebug.check.probes import Facts
+from raydebug.check.probes.config import checks_of, compose, read_by, variables
+from raydebug.check.probes.env import list_gpus
+from raydebug.findings import describe_exception
+from raydebug.trainers.config import CannotCompose, TrainingConfig
+from raydebug.trainers.trainer import Checks
+
+SAMPLE_ROWS = 2000
+SAMPLE_S = 2.0  # measuring lengths ends after so many seconds, wherever it is
+REWARD_ROWS = 3
+SPLITS = {"train": "train_data", "val": "val_data"}
+
+
+def gather(request: Facts) -> Facts:
+    """Return the config and what its data files hold; or Hydra's refusal."""
+    try:
+        live, config = compose(request)
+    except CannotCompose as refusal:
+        return refusal.as_facts()
+    splits = {split: [_look(path) for path in paths_of(config.get(word))] for split, word in SPLITS.items()}
+    rows: list[Facts] = next((file["sample"] for file in splits["train"] if file.get("sample")), [])
+    facts: Facts = {
+        "config": config.values,
+        "variables": variables(),
+        "gpus": len(list_gpus()["gpus"]),
+        "splits": splits,
+        "lengths": _lengths(config, rows),
+        "reward": try_reward(checks_of(request), config, rows[:REWARD_ROWS]),
+        "verdict": checks_of(request).verdict(live),
+    }
+    for files in splits.values():
+        for file in files:
+            file.pop("sample", None)
+    paths = [file["path"] for files in splits.values() for file in files]
+    tokenizer = config.get("tokenizer") or config.get("model")
+    facts["read"] = read_by(request, *paths, facts["reward"]["path"], tokenizer)
+    return facts
+
+
+def paths_of(value: Any) -> list[str]:
+    """Return the files that a setting names: one path or several."""
+    return [str(path) for path in value] if isinstance(value, list) else [str(value)] if value else []
+
+
+def _look(path: str) -> Facts:
+    """Return facts about one file: kind, columns with types, number of rows, the first rows."""
+    file = Path(os.path.expanduser(path))  # noqa: PTH111 - as verl does: utils/fs.py
+    found: Facts = {"path": path, "exists": file.exists(), "is_file": file.is_file(), "remote": "://" in path}
+    if not found["is_file"]:
+        if file.is_dir():
+            found["holds"] = sorted(p.name for p in file.iterdir())[:20]
+        elif not found["exists"]:
+            found["beside"] = sorted(p.name for p in file.parent.glob("*"))[:50] if file.parent.is_dir() else None
+        return found
+    found["bytes"] = file.stat().st_size
+    try:
+        if path.endswith(".parquet"):
+            found |= _parquet(file)
+        elif path.endswith((".json", ".jsonl")):
+            found |= _json(file)
+        else:
+            found["format"] = file.suffix or "none"
+    except Exception as failure:  # noqa: BLE001 - pyarrow raises its own and the system's errors
+        found["unreadable"] = str(failure).partition(chr(10))[0][:300]
+    return found
+
+
+def _parquet(file: Path) -> Facts:
+    from pyarrow import parquet
+
+    opened = parquet.ParquetFile(file)
+    batch = next(opened.iter_batches(batch_size=SAMPLE_ROWS), None)
+    rows = [] if batch is None else batch.to_pylist()
+    return {
+        "columns": {field.name: str(field.type) for field in opened.schema_arrow},
+        "rows": opened.metadata.num_rows,
+        "sample": rows,
+    }
+
+
+def _json(file: Path) -> Facts:
+    """Read JSON as `datasets` does: by pyarrow, a line for a row."""
+    import json
+
+    import pyarrow
+
+    text = file.read_text(encoding="utf-8").lstrip()
+    rows = json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.splitlines() if line]
+    table = pyarrow.Table.from_pylist(rows)
+    columns = {field.name: str(field.type) for field in table.schema}
+    return {"columns": columns, "rows": table.num_rows, "sample": rows[:SAMPLE_ROWS]}
+
+
+def _lengths(config: TrainingConfig, rows: list[Facts]) -> Facts:
+    """Return the lengths of the prompts in tokens, or why they could not be measured."""
+    limit, column = config.get("prompt_tokens"), config.get("prompt_column")
+    prompts = [row[column] for row in rows if row.get(column) is not None]
+    if not prompts or not isinstance(limit, int):
+        return {"unknown": "no prompts were read"}
+    if not _are_messages(prompts[0]):
+        return {"unknown": "the prompts are no lists of messages"}
+    try:
+        tokenizer = load_tokenizer(config)
+    except Exception as failure:  # noqa: BLE001 - whatever it is, stage `model` names it
+        return {"unknown": f"{type(failure).__name__}: {str(failure).partition(chr(10))[0][:200]}"}
+    if not tokenizer.chat_template:
+        return {"unknown": "the tokenizer has no chat template"}
+    options = dict(config.get("template_options") or {})
+    deadline = time.monotonic() + SAMPLE_S
+    lengths: list[int] = []
+    for index, prompt in enumerate(prompts):
+        try:
+            said = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False, **options)
+            lengths.append(len(tokenizer(said, add_special_tokens=False)["input_ids"]))
+        except Exception as failure:  # noqa: BLE001 - a template is a program: TemplateError, TypeError, KeyError
+            return {"row": index, "refused": f"{type(failure).__name__}: {str(failure).partition(chr(10))[0][:200]}",
+                    "roles": [m.get("role") for m in prompt][:8]}  # fmt: skip
+        if time.monotonic() > deadline:
+            break
+    return {
+        "measured": len(lengths),
+        "longest": max(lengths),
+        "longest_row": lengths.index(max(lengths)),
+        "too_long": sum(length > limit for length in lengths),
+    }
+
+
+def _are_messages(prompt: Any) -> bool:
+    return isinstance(prompt, list) and all(isinstance(one, dict) for one in prompt)
+
+
+def load_tokenizer(config: TrainingConfig) -> Any:
+    """Return the model's tokenizer, from disk or the Hub's cache; nothing is fetched, no code of the model is run.
+
+    Source: verl 0.9.1 workers/config/model.py: tokenizer_path, else hf_config_path, else path; custom_chat_template.
+    """
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
+    from transformers import AutoTokenizer
+
+    path = os.path.expanduser(str(config.get("tokenizer") or config.get("model")))  # noqa: PTH111
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=bool(config.get("trust_remote_code")))
+    if config.get("chat_template"):
+        tokenizer.chat_template = config.get("chat_template")
+    return tokenizer
+
+
+SOLUTION = "The answer is 1."  # in place of what a model generates
+CALL_LIMIT_S = 5.0
+
+
+def try_reward(checks: Checks, config: TrainingConfig, rows: list[Facts]) -> Facts:
+    """Return what the reward function of a command returned for rows of its data."""
+    reward = checks.reward_function(config)
+    found: Facts = {"path": reward.path, "name": reward.name, "manager": reward.manager, "calls": []}
+    if not reward.path and reward.by_model:
+        return {**found, "skipped": "a reward model scores"}
+    try:
+        function = _load_function(str(reward.path), reward.name, found) if reward.path else checks.own_reward()
+    except Exception as failure:  # noqa: BLE001 - the user's own code
+        return {**found, "import": describe_exception(failure)}
+    if function is None:
+        return found
+    for index, row in enumerate(rows):
+        try:
+            arguments = {**checks.reward_arguments(row, SOLUTION), **reward.options}
+        except (KeyError, TypeError):
+            called = {"skipped": "the row lacks a column"}  # the rules about columns report it
+        else:
+            called = _call_reward(function, arguments)
+        found["calls"].append({"row": index, "source": row.get("data_source"), **called})
+    return found
+
+
+def _load_function(path: str, name: str, found: Facts) -> Any:
+    """Return the function as verl 0.9.1 utils/import_utils.py load_extern_object would; None if it is not there."""
+    import importlib
+    import importlib.util
+
+    if path.startswith("pkg://"):
+        module = importlib.import_module(path.removeprefix("pkg://").replace("/", "."))
+    else:
+        file = Path(path.removeprefix("file://"))
+        if not file.is_file():
+            found["missing"] = str(file)
+            return None
+        spec = importlib.util.spec_from_file_location(f"custom_module_{abs(hash(os.path.abspath(file)))}", file)
+        if spec is None or spec.loader is None:
+            found["missing"] = f"{file} (no Python file)"
+            return None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not callable(function):
+        functions = inspect.getmembers(module, inspect.isfunction)
+        found["missing_function"] = [n for n, f in functions if f.__module__ == module.__name__]
+        return None
+    return function
+
+
+def _call_reward(function: Any, arguments: Facts) -> Facts:
+    try:
+        value = function(**arguments)
+        if inspect.isawaitable(value):
+            value = asyncio.run(asyncio.wait_for(_whole(value), CALL_LIMIT_S))
+    except Exception as failure:  # noqa: BLE001 - the user's own code
+        return {"raised": describe_exception(failure)}
+    score: Any = value.get("score") if isinstance(value, dict) else value
+    try:
+        usable = math.isfinite(float(score))
+    except (TypeError, ValueError):
+        usable = False
+    return {"value": repr(value)[:200], "usable": usable}
+
+
+async def _whole(awaitable: Any) -> Any:
+    return await awaitable

@@ -1,0 +1,57 @@
+"""Start vLLM with a command's settings and let it generate one token, phase by phase."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from raydebug.check.probes import Facts
+from raydebug.check.probes.config import checks_of, compose, read_by
+from raydebug.findings import describe_exception
+from raydebug.trainers.config import CannotCompose
+
+PROMPT = "What is 1 plus 2?"
+
+
+def gather(request: Facts) -> Facts:
+    """Return the seconds of each phase and the token, or the phase that failed and its first cause."""
+    try:
+        _, config = compose(request)
+    except CannotCompose as refusal:
+        return refusal.as_facts()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    facts: Facts = {"config": config.values, "phases": {}}
+    try:
+        _start(checks_of(request).engine_options(config), facts)
+    except BaseException as failure:  # noqa: BLE001 - argument errors of vLLM end the program
+        facts["failed"] = describe_exception(failure)
+    facts["read"] = read_by(request, config.get("model"))
+    return facts
+
+
+def _start(options: Facts, facts: Facts) -> None:
+    with _phase(facts, "import"):
+        import vllm
+        from vllm.engine.arg_utils import EngineArgs
+    with _phase(facts, "settings"):
+        arguments = EngineArgs(**options)
+        arguments.create_engine_config()
+    with _phase(facts, "engine"):
+        engine = vllm.LLM(**options)
+    with _phase(facts, "token"):
+        sampling = vllm.SamplingParams(max_tokens=1, temperature=0.0)
+        answer = engine.generate([PROMPT], sampling, use_tqdm=False)[0]
+        facts["token"] = answer.outputs[0].text
+        facts["tokens"] = len(answer.outputs[0].token_ids)
+
+
+@contextmanager
+def _phase(facts: Facts, name: str) -> Iterator[None]:
+    facts["phase"] = name
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        facts["phases"][name] = round(time.monotonic() - started, 2)

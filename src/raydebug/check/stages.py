@@ -1,0 +1,169 @@
+"""The stages in their order, cheapest first, and how they are run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from raydebug.check.cache import Cache
+from raydebug.check.run_probe import NoAnswer, StageResult
+from raydebug.check.target import Target
+from raydebug.errors import Exit, RaydebugError
+from raydebug.findings import Finding
+from raydebug.render import duration
+
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the check: the module of this folder with its name, which is imported at its first use.
+
+    Args:
+        name: its name on the command line.
+        needs_command: whether it needs a training command.
+    """
+
+    name: str
+    needs_command: bool = True
+
+    @property
+    def budget_s(self) -> float:
+        """How long it should take on two cores."""
+        budget_s: float = self._module().BUDGET_S
+        return budget_s
+
+    def check(self, target: Target) -> StageResult:
+        """Gather facts and judge them."""
+        result: StageResult = self._module().check(target)
+        return result
+
+    def _module(self) -> Any:
+        return import_module(f"raydebug.check.{self.name}")
+
+
+STAGES = (Stage("env", needs_command=False), Stage("data"), Stage("model"), Stage("engine"), Stage("train"))
+NAMES = tuple(stage.name for stage in STAGES)
+CLUSTER = Stage("cluster", needs_command=False)  # runs only if it is named
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one stage.
+
+    Args:
+        stage: its name.
+        status: `passed`, `failed` or `skipped`.
+        seconds: how long it took.
+        budget_s: how long it should take.
+        findings: what it found; of a skipped stage, what it found when it passed.
+        reason: why it was skipped.
+    """
+
+    stage: str
+    status: str
+    seconds: float
+    budget_s: float
+    findings: list[Finding] = field(default_factory=list)
+    reason: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `--json` prints of it."""
+        return {
+            "stage": self.stage,
+            "status": self.status,
+            "seconds": round(self.seconds, 3),
+            "budget_s": self.budget_s,
+            "findings": [finding.as_json() for finding in self.findings],
+            "reason": self.reason,
+        }
+
+
+def choose_stages(names: Sequence[str]) -> list[Stage]:
+    """Return the stages of these names in their order; all of them if none is named.
+
+    Raises:
+        RaydebugError: there is no such stage.
+    """
+    for name in names:
+        if name not in (*NAMES, CLUSTER.name):
+            raise RaydebugError(
+                f"there is no stage '{name}'",
+                cause=f"the stages are: {', '.join(NAMES)}, and {CLUSTER.name}; put the training command after `--`",
+                fix="raydebug check env data -- python -m verl.trainer.main_ppo ...",
+                code="check.unknown-stage",
+                exit_code=Exit.USAGE,
+            )
+    chosen = [stage for stage in STAGES if not names or stage.name in names]
+    return [CLUSTER, *chosen] if CLUSTER.name in names else chosen
+
+
+def run_stages(
+    target: Target,
+    stages: Sequence[Stage],
+    *,
+    cache: Cache | None = None,
+    keep_going: bool = False,
+    on_stage: Callable[[Stage], None] = lambda stage: None,
+    on_outcome: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """Run the stages until one fails.
+
+    Args:
+        target: what is result.
+        stages: in their order.
+        cache: of stages that passed; None runs each stage and stores nothing.
+        keep_going: run the remaining stages after a failure too.
+        on_stage: called when a stage starts.
+        on_outcome: called with the outcome of each stage.
+    """
+    outcomes: list[Outcome] = []
+    for stage in stages:
+        failed = next((o.stage for o in outcomes if o.status == FAILED), None)
+        if failed is not None and not keep_going:
+            outcome = Outcome(stage.name, SKIPPED, 0.0, stage.budget_s, reason=f"stage {failed} failed")
+        else:
+            outcome = _from_cache(target, stage, cache) or _run(target, stage, cache, on_stage)
+        outcomes.append(outcome)
+        on_outcome(outcome)
+    return outcomes
+
+
+def _from_cache(target: Target, stage: Stage, cache: Cache | None) -> Outcome | None:
+    record = cache.load(target, stage.name) if cache is not None else None
+    if record is None:
+        return None
+    age = duration(max(0.0, time.time() - record.at), whole=True)
+    reason = (
+        f"it passed {age} ago in {record.seconds:.1f} s, and nothing that it looked at has changed since"
+        " (--fresh checks again)"
+    )
+    return Outcome(stage.name, SKIPPED, 0.0, stage.budget_s, record.findings, reason)
+
+
+def _run(target: Target, stage: Stage, cache: Cache | None, on_stage: Callable[[Stage], None]) -> Outcome:
+    on_stage(stage)
+    started = time.monotonic()
+    try:
+        result = stage.check(target)
+    except NoAnswer as failure:
+        result = StageResult([failure.finding])
+    seconds = time.monotonic() - started
+    findings = _unique(result.findings)
+    if any(finding.severity == "error" for finding in findings):
+        return Outcome(stage.name, FAILED, seconds, stage.budget_s, findings)
+    if cache is not None and result.read:
+        cache.store(target, stage.name, seconds, findings, result.read)
+    return Outcome(stage.name, PASSED, seconds, stage.budget_s, findings)
+
+
+def _unique(findings: list[Finding]) -> list[Finding]:
+    """Return the findings, errors first, each once: train and test data often have the same fault."""
+    order = {"error": 0, "warning": 1, "note": 2}
+    seen: dict[tuple[str, str], Finding] = {}
+    for finding in sorted(findings, key=lambda f: order[f.severity]):
+        seen.setdefault((finding.code, finding.what), finding)
+    return list(seen.values())

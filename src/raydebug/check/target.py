@@ -1,0 +1,181 @@
+"""The target of a check: a training command, where it would run, and its environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raydebug.check.probes import Facts
+from raydebug.cluster.environment import DROPPED
+from raydebug.cluster.lifecycle import gpus_of
+from raydebug.cluster.runner import LocalRunner, Runner
+from raydebug.cluster.state import Cluster
+from raydebug.errors import Exit, RaydebugError
+from raydebug.settings.flavours import flavour_here, flavour_variables
+from raydebug.trainers.config import TrainingConfig
+from raydebug.trainers.recognise import TRAINERS, recognise
+from raydebug.trainers.trainer import Checks, Program
+
+
+@dataclass(frozen=True)
+class Target:
+    """A command under check.
+
+    Args:
+        command: the whole command; empty where only the environment is checked.
+        program: the trainer's program that it runs; None without a command.
+        folder: where it runs, on this machine.
+        place: where its programs are.
+        environ: the whole environment that its processes would have; None where the place has one of its own.
+        caller: the environment of the user.
+        cluster: the running cluster that it would join.
+        gpus: how many logical GPUs that cluster has; None without one, or where it does not answer.
+        profile: the name of a profile that is applied to it.
+        others: the cluster's other nodes, as far as this machine reaches them: name and place.
+    """
+
+    command: tuple[str, ...]
+    program: Program | None
+    folder: Path
+    place: Runner
+    environ: Mapping[str, str] | None
+    caller: Mapping[str, str]
+    cluster: Cluster | None = None
+    gpus: int | None = None
+    profile: str | None = None
+    others: tuple[tuple[str, Runner], ...] = ()
+
+    @property
+    def arguments(self) -> list[str]:
+        """The program's own arguments."""
+        return list(self.command[self.program.arguments_at :]) if self.program else []
+
+    @property
+    def checks(self) -> Checks:
+        """The rules of its program; without a command, those of the first trainer that has some."""
+        trainer = self.program.trainer if self.program else TRAINERS[0]
+        names = (self.program.name,) if self.program else trainer.programs()
+        return next(checks for name in names if (checks := trainer.checks(name)) is not None)
+
+    def config(self, values: Mapping[str, Any]) -> TrainingConfig:
+        """Return a config that a probe has composed."""
+        return TrainingConfig(values, self.checks.keys)
+
+    def as_request(self) -> Facts:
+        """Return the part of a probe's request that describes the command."""
+        return {"command": list(self.command), "profile": self.profile}
+
+
+def find_program(command: list[str]) -> Program:
+    """Return the program that a command runs.
+
+    Raises:
+        RaydebugError: it is no training that raydebug can check.
+    """
+    program = recognise(command)
+    if program is not None and program.trainer.checks(program.name) is not None:
+        return program
+    raise RaydebugError(
+        f"'{' '.join(command)[:120]}' is no training that raydebug can check",
+        cause=f"it does not run {TRAINERS[0].example.split()[-1]}",
+        fix=f"raydebug check -- {TRAINERS[0].example} data.train_files=... ; `raydebug check env` needs none",
+        code="check.no-training",
+        exit_code=Exit.USAGE,
+    )
+
+
+def find_target(command: list[str], folder: Path, name: str, profile: str | None) -> Target:
+    """Return the target: a command as it would run on the cluster of this name, or on one that `run` would start.
+
+    Raises:
+        RaydebugError: the command is no training, or the cluster cannot run it from here.
+    """
+    from raydebug.cluster import lifecycle
+    from raydebug.cluster.find import find_cluster
+
+    exported: Mapping[str, str] = {}
+    if command and recognise(command) is None:
+        command, folder, exported = _in_script(command, folder)
+    program = find_program(command) if command else None
+    found = find_cluster(name)
+    cluster = found if found is not None and lifecycle.is_alive(found) else None
+    nodes = _nodes(cluster)
+    place = nodes[-1][1]  # a worker where there is one: it has the GPUs
+    place.folder(folder)
+    environ = None
+    if isinstance(place, LocalRunner):
+        base = dict(os.environ) if cluster is None else cluster_base(cluster)
+        environ = {**local_environ(base, cluster.flavour if cluster else flavour_here()), **exported}
+    return Target(
+        command=tuple(command),
+        program=program,
+        folder=folder,
+        place=place,
+        environ=environ,
+        caller={**os.environ, **exported},
+        cluster=cluster,
+        gpus=gpus_of(cluster) if cluster is not None else None,
+        profile=profile,
+        others=tuple(nodes[:-1]),
+    )
+
+
+def _in_script(command: list[str], folder: Path) -> tuple[list[str], Path, dict[str, str]]:
+    """Return the training that a shell script ends in, its folder, and the variables that the script sets for it.
+
+    Raises:
+        RaydebugError: the script cannot be read, or has several trainings.
+    """
+    from raydebug.profile.script import find_trainings
+
+    found = find_trainings(command, os.environ, folder)
+    if not found:
+        return command, folder, {}
+    if len(found) > 1:
+        raise RaydebugError(
+            f"'{' '.join(command)[:120]}' runs {len(found)} trainings",
+            cause="; ".join(" ".join(one.argv)[:60] for one in found[:4]),
+            fix=f"check each by itself: raydebug check -- {TRAINERS[0].example} ...",
+            code="check.several",
+            exit_code=Exit.USAGE,
+        )
+    (one,) = found
+    exported = {name: value for name, value in one.environ.items() if os.environ.get(name) != value}
+    return one.argv, one.folder, exported
+
+
+def _nodes(cluster: Cluster | None) -> list[tuple[str, Runner]]:
+    """Return where programs can be asked to run on this machine: containers of the cluster, head first."""
+    from raydebug.cluster.kinds import kind_of
+
+    if cluster is None:
+        return [("this machine", LocalRunner(sys.executable))]
+    return kind_of(cluster).runners()
+
+
+def local_environ(caller: Mapping[str, str], flavour: str) -> dict[str, str]:
+    """Return what a job's processes have on a local cluster, as far as it can matter to a training.
+
+    Args:
+        caller: the environment of `raydebug up`, or of the check where no cluster runs.
+        flavour: of the cluster's Python.
+    """
+    kept = {k: v for k, v in caller.items() if k not in DROPPED and not k.startswith(("RAYDEBUG_", "RAY_DEBUG"))}
+    return {**flavour_variables(flavour), **kept, "PYTHONUNBUFFERED": "1"}
+
+
+def cluster_base(cluster: Cluster) -> dict[str, str]:
+    """Return the environment that a local cluster was brought up with; the caller's own where it cannot be read."""
+    import psutil
+
+    from raydebug.cluster.local import supervisor_of
+
+    supervisor = supervisor_of(cluster)
+    try:
+        return dict(supervisor.environ()) if supervisor is not None else dict(os.environ)
+    except psutil.Error:
+        return dict(os.environ)

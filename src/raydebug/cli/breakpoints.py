@@ -1,0 +1,92 @@
+"""`raydebug break`: breakpoints set, listed and removed while jobs run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raydebug import render
+from raydebug.cli.options import Json, Name
+from raydebug.protocol import messages
+
+app = typer.Typer(help="Set, list and remove breakpoints while jobs run.")
+
+REPORTS_WITHIN_S = 2.0
+
+
+@app.command()
+def add(
+    where: Annotated[
+        str, typer.Argument(metavar="WHERE", help="As --break takes it: file.py:LINE or module:function, conditions.")
+    ],
+    job: Annotated[str | None, typer.Option(help="Only in this job. Default: in every one.", metavar="ID")] = None,
+    name: Name = "default",
+    as_json: Json = False,
+) -> None:
+    """Set a breakpoint in the processes of running jobs, and in those that start later.
+
+    Example: raydebug break add 'my/reward.py:42,rank=0,if=score > 1,once'
+    """
+    from raydebug.cluster import lifecycle
+    from raydebug.cluster.find import load_cluster
+    from raydebug.gateway.breakpoint_specs import resolve_breaks
+    from raydebug.gateway.gateway_client import describe_break_states, fetch_breaks, set_breaks
+
+    cluster = load_cluster(name)
+    found = resolve_breaks([where], place=lifecycle.runner_of(cluster), working_dir=Path.cwd())
+    (added,) = set_breaks(cluster, found, job=job)
+    deadline = time.monotonic() + REPORTS_WITHIN_S
+    while True:  # each process says what came of it
+        (one,) = [b for b in fetch_breaks(cluster) if b["id"] == added["id"]]
+        if time.monotonic() > deadline or all(p["state"] != messages.TOLD for p in one["processes"]):
+            break
+        time.sleep(0.05)
+    if as_json:
+        render.out_json({"version": 1, "break": one})
+        return
+    render.out(render.visible(f"{one['id']}  {where}  ({describe_break_states(one)})", keep=""))
+
+
+@app.command("list")
+def list_breaks(name: Name = "default", as_json: Json = False) -> None:
+    """List the breakpoints that were set from outside, with --break or `break add`, and how they stand.
+
+    Example: raydebug break list --json
+    """
+    from raydebug.cluster.find import load_cluster
+    from raydebug.gateway.breakpoint_specs import describe
+    from raydebug.gateway.gateway_client import describe_break_states, fetch_breaks
+
+    breaks = fetch_breaks(load_cluster(name))
+    if as_json:
+        render.out_json({"version": 1, "breaks": breaks})
+        return
+    if not breaks:
+        render.say("no breakpoints were set from outside; next: raydebug break add WHERE")
+        return
+    rows = [
+        [b["id"], b["where"], describe(b["policy"] or {}), b["job"] or "all jobs", describe_break_states(b)]
+        for b in breaks
+    ]
+    render.table(None, ["id", "where", "only if", "job", "processes"], rows)
+
+
+@app.command()
+def rm(
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids as `break list` shows them, or `all`.")],
+    name: Name = "default",
+) -> None:
+    """Remove breakpoints; a task that is paused at one stays paused.
+
+    Example: raydebug break rm b1 b2
+    """
+    from raydebug.cluster.find import load_cluster
+    from raydebug.gateway.gateway_client import fetch_breaks, remove_break
+
+    cluster = load_cluster(name)
+    for break_id in [b["id"] for b in fetch_breaks(cluster)] if ids == ["all"] else ids:
+        remove_break(cluster, break_id)
+        render.out(f"removed {render.visible(break_id, keep='')}")

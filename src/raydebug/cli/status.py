@@ -1,0 +1,213 @@
+"""`raydebug ps`, `logs` and `mode`: the state of a cluster."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raydebug import render
+from raydebug.cli.options import Json, Name
+from raydebug.errors import Exit
+
+if TYPE_CHECKING:
+    from raydebug.cluster.state import Cluster
+
+
+def show_cluster(cluster: Cluster) -> None:
+    """Print a cluster's addresses and the next command."""
+    from raydebug.cluster.kinds import kind_of
+    from raydebug.cluster.state import name_option
+
+    render.out(f"cluster    {cluster.name} ({cluster.kind}, {cluster.flavour}, debugger: {cluster.debugger})")
+    render.out(f"dashboard  {cluster.dashboard}")
+    render.out(f"gateway    {cluster.gateway_host}:{cluster.gateway_port}")
+    render.out(f"token      {cluster.token_file}")
+    render.say(f"next: {kind_of(cluster).next_step.format(name=name_option(cluster.name))}")
+
+
+def warn_without_token(cluster: Cluster) -> None:
+    """Warn that the dashboard of a Ray before 2.52 runs code for every user who can connect to it."""
+    from raydebug.settings.tested import has_token_mode
+
+    if cluster.ray and not has_token_mode(cluster.ray):
+        render.say(
+            f"warning: Ray {cluster.ray} has no token (2.52 and later have one): any user of this machine can run code "
+            f"as you through {cluster.dashboard}"
+        )
+
+
+def describe(cluster: Cluster) -> dict[str, Any]:
+    """Return the JSON document of `raydebug ps --json`."""
+    from raydebug.cluster import lifecycle
+    from raydebug.cluster.kinds import kind_of
+    from raydebug.gateway.gateway_client import fetch_status
+
+    gateway = lifecycle.gateway_of(cluster)
+    gateway |= fetch_status(cluster) if gateway["state"] == "up" else {"tasks": [], "problem": None}
+    return {
+        "version": 1,
+        "name": cluster.name,
+        "kind": cluster.kind,
+        "address": cluster.address,
+        "dashboard": cluster.dashboard,
+        "gateway": gateway,
+        "token_file": str(cluster.token_file),
+        "nodes": lifecycle.nodes_of(cluster),
+        "pool": kind_of(cluster).prefork_pool(),
+    }
+
+
+def ps(
+    name: Name = "default",
+    as_json: Json = False,
+    processes: Annotated[
+        bool, typer.Option("--processes", help="Show instead the processes that `attach --pid` can stop.")
+    ] = False,
+) -> None:
+    """Show a cluster and its nodes, and why a node is dead.
+
+    Example: raydebug ps --json
+    """
+    from raydebug.cluster import state
+    from raydebug.cluster.find import load_cluster
+    from raydebug.gateway.gateway_client import describe_failed_tasks
+
+    cluster = load_cluster(name)
+    if processes:
+        _show_processes(cluster, as_json=as_json)
+        return
+    document = describe(cluster)
+    if as_json:
+        render.out_json(document)
+    else:
+        show_cluster(cluster)
+        if document["gateway"]["state"] == "down":
+            render.out(f"the gateway is down: {document['gateway']['reason']}")
+        rows = [[str(n[k] or "") for k in ("role", "ip", "state", "node_id", "reason")] for n in document["nodes"]]
+        render.table(None, ["role", "ip", "state", "node", "reason"], rows)
+        for line in describe_failed_tasks(document["gateway"]):
+            render.say(render.visible(line))
+        if document["pool"] is not None:
+            _show_pool(document["pool"])
+        others = sorted(set(state.known_names()) - {name})
+        if others:
+            render.say(f"other clusters: {', '.join(others)} (--name)")
+    head_ended = any(n["state"] in ("dead", "exited") and n["role"] == "head" for n in document["nodes"])
+    if head_ended or document["gateway"]["state"] == "down":
+        raise typer.Exit(Exit.FAILED)
+
+
+def _show_processes(cluster: Cluster, *, as_json: bool) -> None:
+    from raydebug.cluster.state import name_option
+    from raydebug.gateway.gateway_client import fetch_processes, name_process
+
+    found = fetch_processes(cluster)
+    if as_json:
+        render.out_json({"version": 1, "processes": found})
+        return
+    if not found:
+        render.say("no process of a job is there that could be stopped")
+        return
+    rows = []
+    for one in found:
+        doing = one["doing"] or {}
+        at = f"{PurePath(doing['file']).name}:{doing['line']} {doing['function']}" if doing.get("file") else ""
+        state = f"paused: {', '.join(one['pauses'])}" if one["pauses"] else at if one["answers"] else "does not answer"
+        rows.append(
+            [str(one["pid"]), one["ip"], (one["worker_id"] or "")[:12], one["job"] or "", name_process(one), state]
+        )
+    render.table(None, ["pid", "ip", "worker", "job", "who", "at"], rows)
+    render.say(f"next: raydebug attach --pid {found[0]['pid']}{name_option(cluster.name)}")
+
+
+def _show_pool(pool: dict[str, Any]) -> None:
+    """Show the pre-forked processes, and how many processes did not start from them."""
+    columns = ["zygote", "pid", "state", "modules", "MiB own", "MiB shared", "served", "running"]
+    keys = ("number", "pid", "state", "modules", "own_mib", "shared_mib", "served", "running")
+    render.table("pool", columns, [[str(z[key]) for key in keys] for z in pool["zygotes"]])
+    for zygote in pool["zygotes"]:
+        for left_out in [*zygote["left_out"], *([zygote["reason"]] if zygote["reason"] else [])]:
+            render.say(f"zygote {zygote['number']}: {left_out}")
+    if pool["cold"]:
+        last = pool["last_cold"][-1]
+        render.say(f"{pool['cold']} cold starts; the last one: {last['reason']}")
+
+
+def logs(
+    service: Annotated[str | None, typer.Argument(help="head, worker or gateway. Default: all.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until Ctrl-C.")] = False,
+    audit: Annotated[
+        bool, typer.Option("--audit", help="Who attached to which pause, of the last 30 days; after `down` too.")
+    ] = False,
+    name: Name = "default",
+    as_json: Annotated[bool, typer.Option("--json", help="With --audit: one JSON document.")] = False,
+) -> None:
+    """Show the logs of the cluster's own programs (for a job: `job logs`).
+
+    \b
+    Examples:
+      raydebug logs gateway
+      raydebug logs --audit        who attached, resumed, was refused: also of clusters that are down
+    """
+    if audit:
+        _show_audit(name, as_json=as_json)
+        return
+    from raydebug.cluster.find import load_cluster
+    from raydebug.cluster.kinds import kind_of
+
+    raise typer.Exit(kind_of(load_cluster(name)).show_logs(service, follow=follow))
+
+
+def _show_audit(name: str, *, as_json: bool) -> None:
+    """Show the audit lines that are kept of the clusters of this name; the cluster need not run."""
+    from raydebug.cluster import audit_log
+    from raydebug.cluster.find import find_cluster
+    from raydebug.cluster.kinds import kind_of
+
+    cluster = find_cluster(name)
+    if cluster is not None:
+        kind_of(cluster).keep_audit_lines()
+    lines = [one for line in audit_log.read(name) if (one := audit_log.describe(line))]
+    if as_json:
+        render.out_json({"version": 1, "audit": lines})
+        return
+    for one in lines:
+        render.out(render.visible(f"{one['at']} {one['text']}"))
+    if not lines:
+        render.say(f"no audit line of a cluster '{name}' is kept")
+
+
+def mode(name: Name = "default", as_json: Json = False) -> None:
+    """Show which debugger is live in the cluster and in each running job, and where that came from.
+
+    Example: raydebug mode --json
+    """
+    from raydebug.cluster.dashboard import ENDED, Dashboard
+    from raydebug.cluster.find import load_cluster
+    from raydebug.settings.debugger import mode_variables
+
+    cluster = load_cluster(name)
+    live = [_line("cluster", mode_variables(cluster.debugger), "raydebug up")]
+    for job in Dashboard(cluster).jobs():
+        if job["status"] in ENDED or not job.get("submission_id"):
+            continue
+        own = (job.get("runtime_env") or {}).get("env_vars") or {}
+        variables = {**mode_variables(cluster.debugger), **{k: v for k, v in own.items() if k.startswith("RAY_DEBUG")}}
+        origin = "raydebug run --debugger" if any(k.startswith("RAY_DEBUG") for k in own) else "the cluster"
+        live.append(_line(job["submission_id"], variables, origin))
+    if as_json:
+        render.out_json({"version": 1, "modes": live})
+        return
+    rows = [
+        [one["for"], one["debugger"], " ".join(f"{k}={v}" for k, v in one["variables"].items()), one["from"]]
+        for one in live
+    ]
+    render.table(None, ["for", "debugger", "variables", "from"], rows)
+
+
+def _line(what: str, variables: dict[str, str], origin: str) -> dict[str, Any]:
+    from raydebug.settings.debugger import mode_of
+
+    return {"for": what, "debugger": mode_of(variables), "variables": variables, "from": origin}

@@ -1,0 +1,1 @@
+"""Clusters in containers: `docker compose` and the Docker engine."""

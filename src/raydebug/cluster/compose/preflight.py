@@ -1,0 +1,264 @@
+"""Checks before a cluster of containers is created: image, GPU and driver, ports, disk, shared memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raydebug import process
+from raydebug.cluster import state
+from raydebug.cluster.compose.engine import Engine
+from raydebug.errors import Exit, RaydebugError
+from raydebug.settings.flavours import FLAVOURS
+
+# Layers of containers and their logs (three files of 20 MB each, docker-compose.yml), with room for a run's own files.
+ENGINE_FREE_BYTES = 1024**3
+STATE_FREE_BYTES = 16 * 1024**2  # tokens, records and logs
+# The CUDA that flavour cuda is built on (Dockerfile), and the drivers that it runs with: from 580 on everywhere; on
+# datacenter GPUs from 535 on, with the image's cuda-compat. Source: CUDA 13.0 release notes, table 3, and
+# https://docs.nvidia.com/deploy/cuda-compatibility (forward compatibility).
+CUDA_MAJOR = 13
+DRIVER_LEAST, DRIVER_LEAST_WITH_COMPAT = 580, 535
+NO_COMPAT = ("GeForce", "RTX", "Quadro", "TITAN")  # in the names of GPUs that are none for a datacenter
+DRIVER_QUERY = ("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")
+DRIVER_TIMEOUT_S = 20.0  # without persistence mode the driver loads first
+
+
+def check_machine(found: Engine, flavour: str | None, workers: int) -> str:
+    """Check that this machine can run the requested cluster, and return its flavour.
+
+    Raises:
+        RaydebugError: an image, a GPU, its driver or room is missing, or the flavour cannot be.
+    """
+    chosen = choose_flavour(flavour, workers, found.has_gpu_runtime())
+    check_image(found, chosen)
+    check_disk(state.clusters_dir(), engine_folder(found.data_folder(), os.environ.get("DOCKER_HOST", "")))
+    if chosen == "cuda":
+        check_driver()
+    return chosen
+
+
+def choose_flavour(asked: str | None, workers: int, has_gpu: bool) -> str:
+    """Return the flavour to start: the requested one, or the one that fits the engine. Pure.
+
+    Raises:
+        RaydebugError: there is no such flavour, or it cannot run here.
+    """
+    flavour = asked or ("cuda" if has_gpu else "cpu")
+    if flavour not in FLAVOURS:
+        raise RaydebugError(
+            f"there is no flavour '{flavour}'",
+            cause=f"--flavour takes one of: {', '.join(FLAVOURS)}",
+            fix="use `--flavour cpu` on a machine without a GPU",
+            code="flavour.unknown",
+            exit_code=Exit.USAGE,
+        )
+    if flavour == "cuda" and not has_gpu:
+        raise RaydebugError(
+            "Docker cannot give a GPU to a container here",
+            cause="the engine has neither a runtime 'nvidia' nor a CDI device nvidia.com/gpu (`docker info`)",
+            fix="install nvidia-container-toolkit and run `nvidia-ctk runtime configure`, or use `--flavour cpu`",
+            code="engine.no-gpu",
+            exit_code=Exit.NO_ENGINE,
+        )
+    if flavour == "cuda" and workers > 1:
+        raise RaydebugError(
+            f"{workers} workers of flavour cuda would share each GPU",
+            cause="every worker container of a host sees all of its GPUs, and Ray would hand each of them out again",
+            fix="use --workers 1, or join further hosts (docs/07-containers.md)",
+            code="gpu.shared",
+            exit_code=Exit.USAGE,
+        )
+    return flavour
+
+
+def check_image(found: Engine, flavour: str) -> None:
+    """Check that the engine has the flavour's image.
+
+    Raises:
+        RaydebugError: it does not (exit 5).
+    """
+    image = os.environ.get("RAYDEBUG_IMAGE") or f"raydebug:{flavour}"  # docker-compose.yml
+    if found.image_labels(image) is None:
+        raise RaydebugError(
+            f"there is no image {image} on this machine",
+            cause="the Docker engine does not list it",
+            fix=f"`raydebug image --flavour {flavour}` in a checkout, or `raydebug up --cluster local`",
+            code="image.missing",
+            exit_code=Exit.NO_ENGINE,
+        )
+
+
+def refuse_foreign_ports(asked: dict[str, int | None], found: Engine) -> None:
+    """Refuse a port that a container publishes, by the container's name: the system lists docker-proxy at most.
+
+    Raises:
+        RaydebugError: a container publishes it (exit 3).
+    """
+    for purpose, port in asked.items():
+        owner = found.publisher_of(port) if port else None
+        if owner:
+            raise RaydebugError(
+                f"port {port} for the {purpose} is taken",
+                cause=f"container {owner} publishes it",
+                fix=f"end it, or choose another port with --{purpose}-port (0 takes a free one)",
+                code="port.taken",
+                exit_code=Exit.TAKEN,
+            )
+
+
+def check_disk(state_folder: Path, engine_folder: Path | None) -> None:
+    """Check for free space where the engine and raydebug write.
+
+    Args:
+        state_folder: raydebug's own.
+        engine_folder: DockerRootDir of an engine of this machine; None for one elsewhere.
+
+    Raises:
+        RaydebugError: too little is free (exit 3).
+    """
+    places = [(state_folder, STATE_FREE_BYTES, "raydebug's state", "XDG_STATE_HOME on a larger disk")]
+    if engine_folder is not None:
+        fix = "make room there: `docker system df` shows what takes it, `docker system prune` removes what nothing uses"
+        places.append((engine_folder, ENGINE_FREE_BYTES, "the Docker engine", fix))
+    for folder, needed_bytes, whose, fix in places:
+        have_bytes = free_bytes(folder)
+        if have_bytes < needed_bytes:
+            raise RaydebugError(
+                f"the disk of {whose} is full",
+                cause=f"{folder} has {have_bytes} bytes free, a cluster needs {needed_bytes}",
+                fix=fix,
+                code="disk.full",
+                exit_code=Exit.TAKEN,
+            )
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the free space for a user where this folder is, or will be created."""
+    for place in (folder, *folder.parents):
+        try:
+            found = os.statvfs(place)
+        except OSError:  # not made yet, or its folder is closed to this user
+            continue
+        return found.f_bavail * found.f_frsize
+    return 0
+
+
+def engine_folder(docker_root: str, docker_host: str) -> Path | None:
+    """Return the engine's folder if it is on this machine, else None.
+
+    Args:
+        docker_root: DockerRootDir of `docker info`.
+        docker_host: DOCKER_HOST; empty: docker's own default, a socket here.
+    """
+    folder = Path(docker_root)
+    is_here = docker_host in ("", "default") or docker_host.startswith("unix://")
+    # Where the engine runs in a virtual machine (Docker Desktop) the socket is here, and its folder is not.
+    return folder if is_here and docker_root and folder.is_dir() else None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as nvidia-smi lists it."""
+
+    driver: str
+    name: str
+
+
+def check_driver() -> None:
+    """Check the NVIDIA driver of this machine against the CUDA of flavour cuda; without nvidia-smi nothing is checked.
+
+    Raises:
+        RaydebugError: it is too old, or does not answer (exit 5).
+    """
+    if shutil.which(DRIVER_QUERY[0]) is None:
+        return
+    try:
+        printed = process.run(DRIVER_QUERY, timeout_s=DRIVER_TIMEOUT_S)
+    except process.CommandFailed as failure:
+        raise RaydebugError(
+            "the NVIDIA driver does not answer",
+            cause=failure.cause,
+            fix="load it (`sudo modprobe nvidia`), or reboot after an update of the driver; or use `--flavour cpu`",
+            code="gpu.no-driver",
+            exit_code=Exit.NO_ENGINE,
+        ) from failure
+    for gpu in parse_gpus(printed):
+        refuse_old_driver(gpu)
+
+
+def parse_gpus(printed: str) -> list[Gpu]:
+    """Return the GPUs in nvidia-smi's answer; other lines are ignored. Pure."""
+    rows = (line.partition(",") for line in printed.splitlines())
+    return [Gpu(driver.strip(), name.strip()) for driver, _, name in rows if driver.strip()[:1].isdigit()]
+
+
+def refuse_old_driver(gpu: Gpu) -> None:
+    """Check one GPU's driver. Pure.
+
+    Raises:
+        RaydebugError: it is too old for the image's CUDA (exit 5).
+    """
+    major = int(gpu.driver.partition(".")[0])
+    has_compat = not any(word in gpu.name for word in NO_COMPAT)
+    if major >= (DRIVER_LEAST_WITH_COMPAT if has_compat else DRIVER_LEAST):
+        return
+    compat = f", or {DRIVER_LEAST_WITH_COMPAT} on this datacenter GPU" if has_compat else ""
+    raise RaydebugError(
+        f"the NVIDIA driver {gpu.driver} is too old for CUDA {CUDA_MAJOR}",
+        cause=f"{gpu.name} has it; the image of flavour cuda needs {DRIVER_LEAST} or newer{compat}",
+        fix=f"install driver {DRIVER_LEAST} or newer on this host, or use `--flavour cpu`",
+        code="gpu.old-driver",
+        exit_code=Exit.NO_ENGINE,
+    )
+
+
+def refuse_small_shared_memory(settings: Mapping[str, Any]) -> None:
+    """Check that each node's object store fits in its shared memory: Ray would put it on disk, without an error. Pure.
+
+    Args:
+        settings: output of `docker compose config --format json`.
+
+    Raises:
+        RaydebugError: it does not fit (exit 2).
+    """
+    for name, service in settings["services"].items():
+        store = str((service.get("environment") or {}).get("OBJECT_STORE_BYTES") or "")
+        shm = str(service.get("shm_size") or "")
+        if not (store.isdecimal() and shm.isdecimal()) or int(store) <= int(shm):  # the entrypoint refuses other words
+            continue
+        raise RaydebugError(
+            f"the object store ({store} bytes) does not fit in shared memory",
+            cause=f"OBJECT_STORE_BYTES={store}, and SHM_SIZE gives a {name} {shm} bytes",
+            fix="a larger SHM_SIZE, or a smaller OBJECT_STORE_BYTES, in your environment or .env",
+            code="shm.too-small",
+            exit_code=Exit.USAGE,
+        )
+
+
+def refuse_large_memory(settings: Mapping[str, Any], host_bytes: int) -> None:
+    """Check that no container may take more memory than the machine has: the kernel would end host processes. Pure.
+
+    Args:
+        settings: output of `docker compose config --format json`.
+        host_bytes: memory of the engine's machine.
+
+    Raises:
+        RaydebugError: a container may (exit 2).
+    """
+    for name, service in settings["services"].items():
+        limit = str(service.get("mem_limit") or "")
+        if not limit.isdecimal() or int(limit) <= host_bytes:
+            continue
+        variable = {"head": "HEAD_MEMORY", "worker": "WORKER_MEMORY"}.get(name, "mem_limit")
+        raise RaydebugError(
+            f"{variable} is larger than this machine's memory",
+            cause=f"a {name} may take {limit} bytes, and the machine has {host_bytes}",
+            fix=f"unset {variable} (environment, .env): `raydebug up` chooses one that fits; `up --dry-run` shows it",
+            code="memory.too-large",
+            exit_code=Exit.USAGE,
+        )

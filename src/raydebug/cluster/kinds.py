@@ -1,0 +1,314 @@
+"""What can be seen and done of a cluster on this machine, by its kind: the only place that tells kinds apart."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from raydebug import render
+from raydebug.cluster import state
+from raydebug.cluster.dashboard import Dashboard
+from raydebug.cluster.runner import ContainerRunner, LocalRunner, Runner
+from raydebug.cluster.state import Cluster
+from raydebug.errors import Exit, RaydebugError
+
+CONTAINER_ENDS_S = 1.5
+
+Node = dict[str, Any]
+
+
+class Kind:
+    """A cluster that raydebug did not start: nothing is known but what its dashboard and gateway answer.
+
+    Args:
+        cluster: which one.
+    """
+
+    next_step = "raydebug run{name} -- python your_program.py"
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def take_down(self) -> list[str]:
+        """End what `up` started and forget it; return what would not end."""
+        raise RaydebugError(
+            "this cluster is not ended from inside of it",
+            cause="RAYDEBUG_DASHBOARD names it: this is a container of its network",
+            fix="end it on its host: `raydebug down`, or `docker compose down`",
+            code="cluster.joined",
+            exit_code=Exit.USAGE,
+        )
+
+    def is_alive(self) -> bool:
+        """Return whether the cluster runs."""
+        return True
+
+    def runners(self) -> list[tuple[str, Runner]]:
+        """Return where programs can run, by the node's name, head first; the last one is a worker if there is one."""
+        return [("this machine", self.runner())]
+
+    def runner(self) -> Runner:
+        """Return where the cluster's Python and the user's files are."""
+        return LocalRunner(self.cluster.python)
+
+    def gpus(self) -> int | None:
+        """Return the logical GPUs of all nodes together; None if the cluster does not answer."""
+        try:
+            nodes = Dashboard(self.cluster).nodes()
+        except RaydebugError:
+            return None
+        return int(sum(node["resources_total"].get("GPU", 0) for node in nodes if node["state"] == "ALIVE"))
+
+    def head_programs(self) -> list[str]:
+        """Return the command lines of the head's processes; empty if they cannot be seen."""
+        return []
+
+    def why_head_ended(self) -> str | None:
+        """Ask the supervisor or the container why the head ended; None if it has not, or cannot be asked."""
+        return None
+
+    def broken_nodes(self) -> list[Node]:
+        """Return the nodes of a cluster whose head cannot be asked; empty if it can."""
+        return []
+
+    def silences_s(self) -> dict[str, float]:
+        """Return the nodes that run and do not answer: seconds since the last answer, by address."""
+        return {}
+
+    def why_gateway_down(self) -> str | None:
+        """Return why the gateway is down; None while it is up."""
+        return None
+
+    def prefork_pool(self) -> dict[str, Any] | None:
+        """Return the pre-forked processes; None for a cluster that keeps none."""
+        return None
+
+    def show_logs(self, service: str | None, *, follow: bool) -> int:
+        """Print the logs of the cluster's own programs, and return an exit code."""
+        return Exit.OK
+
+    def keep_audit_lines(self) -> None:
+        """Copy audit lines that would end with the cluster to the user's state folder."""
+
+
+class LocalKind(Kind):
+    """A cluster of processes on this machine, kept by its supervisor."""
+
+    LOGS = (("head", "ray.log"), ("gateway", "gateway.log"))
+
+    def take_down(self) -> list[str]:
+        """End the supervisor and all processes of the cluster."""
+        from raydebug.cluster import local
+
+        return [f"pid {pid}" for pid in local.take_down(self.cluster)]
+
+    def is_alive(self) -> bool:
+        """Return whether the supervisor runs."""
+        from raydebug.cluster import local
+
+        return local.is_alive(self.cluster)
+
+    def gpus(self) -> int | None:
+        """Return the logical GPUs that `up` has given it."""
+        return self.cluster.gpus
+
+    def head_programs(self) -> list[str]:
+        """Return the command lines of the cluster's processes."""
+        from raydebug.cluster import local
+
+        return local.programs(self.cluster)
+
+    def why_head_ended(self) -> str | None:
+        """Return the reason in the supervisor's status."""
+        if not self.is_alive():
+            return "its supervisor is gone (killed, or the machine was restarted)"
+        return state.read_status(self.cluster).get("reason")
+
+    def broken_nodes(self) -> list[Node]:
+        """Return the head as the supervisor sees it, unless it is up and answers."""
+        host = self.cluster.host
+        if not self.is_alive():
+            return [node_row("head", host, "dead", "its supervisor is gone (killed, or the machine was restarted)")]
+        status = state.read_status(self.cluster)
+        if status["phase"] != "up":
+            condition = "dead" if status["phase"] == "dead" else "starting"
+            return [node_row("head", host, condition, status["reason"] or status["phase"])]
+        ray = status.get("ray")
+        if not ray:
+            return []
+        if ray["state"] == "hung":
+            return [node_row("head", host, "hung", f"hung: {ray['reason']}")]
+        return [node_row("head", host, *slow(time.time() - ray["since"]))]
+
+    def why_gateway_down(self) -> str | None:
+        """Return the reason in the supervisor's status."""
+        status = state.read_status(self.cluster)
+        if not self.is_alive() or status["phase"] == "dead":
+            return "it ended with the cluster"
+        return status.get("gateway")
+
+    def prefork_pool(self) -> dict[str, Any] | None:
+        """Return the pool's own document, with the memory in MiB of each process.
+
+        Own memory is what a process alone holds; shared memory is held by its forks too, and counts once.
+        """
+        if not self.cluster.prefork:
+            return None
+        try:
+            pool: dict[str, Any] = json.loads(self.cluster.pool_status.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {"pid": None, "zygotes": [], "cold": 0, "last_cold": []}
+        for zygote in pool["zygotes"]:
+            zygote["own_mib"], zygote["shared_mib"] = _memory_mib(zygote["pid"])
+        return pool
+
+    def show_logs(self, service: str | None, *, follow: bool) -> int:
+        """Print Ray's and the gateway's log files."""
+        for part, file in self.LOGS:
+            folder = self.cluster.folder
+            for path in [*sorted(folder.glob(f"{file}.*"), reverse=True), folder / file]:
+                if service in (None, part) and path.is_file():
+                    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                        render.out(f"{part} | {render.visible(line)}")
+        return Exit.OK
+
+
+class ComposeKind(Kind):
+    """A cluster of containers that `up` started."""
+
+    def take_down(self) -> list[str]:
+        """Remove containers and networks."""
+        from raydebug.cluster.compose.lifecycle import take_down
+
+        return take_down(self.cluster)
+
+    def is_alive(self) -> bool:
+        """Return whether the head's container runs."""
+        return any(c.service == "head" and c.state == "running" for c in self._containers())
+
+    def runner(self) -> Runner:
+        """Return the head's container."""
+        return ContainerRunner(self.cluster)
+
+    def runners(self) -> list[tuple[str, Runner]]:
+        """Return the running containers of nodes."""
+        nodes = [c for c in self._containers() if c.service in ("head", "worker") and c.state == "running"]
+        found: list[tuple[str, Runner]] = [(c.name, ContainerRunner(self.cluster, c.name)) for c in nodes]
+        return found or [("head", self.runner())]
+
+    def head_programs(self) -> list[str]:
+        """Return the command lines of the processes in the head's container."""
+        from raydebug.cluster.compose.project import programs_of_head
+
+        return programs_of_head(self.cluster)
+
+    def why_head_ended(self) -> str | None:
+        """Return why the head's container is not ready, waiting CONTAINER_ENDS_S for its end to be listed."""
+        from raydebug.cluster.compose.project import explain
+
+        deadline = time.monotonic() + CONTAINER_ENDS_S
+        while True:  # for a moment the engine lists a container that ends as running
+            heads = [c for c in self._containers() if c.service == "head"]
+            why = explain(heads[0]) if heads else "its containers are gone"
+            if why is not None or time.monotonic() > deadline:
+                return why
+            time.sleep(0.1)
+
+    def broken_nodes(self) -> list[Node]:
+        """Return all containers, unless the head's runs."""
+        from raydebug.cluster.compose.project import explain
+
+        found = self._containers()
+        heads = [c for c in found if c.service == "head"]
+        if heads and heads[0].state == "running":
+            return []
+        nodes = [node_row(c.service, c.address, c.state, explain(c)) for c in found]
+        return nodes or [node_row("head", self.cluster.host, "dead", "its containers are gone")]
+
+    def silences_s(self) -> dict[str, float]:
+        """Return for how long health checks of nodes have failed."""
+        return {c.address: c.silent_s for c in self._containers() if c.service != "gateway" and c.silent_s}
+
+    def why_gateway_down(self) -> str | None:
+        """Return what is wrong with the gateway's container."""
+        from raydebug.cluster.compose.project import explain
+
+        found = [c for c in self._containers() if c.service == "gateway"]
+        return explain(found[0]) if found else "its container is gone"
+
+    def show_logs(self, service: str | None, *, follow: bool) -> int:
+        """Run `docker compose logs`."""
+        from raydebug.cluster.compose.project import show_logs
+
+        return show_logs(self.cluster, service, follow=follow)
+
+    def keep_audit_lines(self) -> None:
+        """Copy the gateway's audit lines from Docker's log."""
+        from raydebug.cluster.compose.project import keep_audit_lines
+
+        keep_audit_lines(self.cluster)
+
+    def _containers(self) -> list[Any]:
+        from raydebug.cluster.compose.project import containers
+
+        return containers(self.cluster)
+
+
+class ByHandKind(Kind):
+    """A cluster of containers that docker compose started without raydebug."""
+
+    next_step = "docker compose run --rm job python your_program.py"
+
+    def take_down(self) -> list[str]:
+        """Refuse."""
+        name = self.cluster.name
+        raise RaydebugError(
+            f"cluster '{name}' was not started by raydebug",
+            cause=f"docker compose started it, as project '{name}'",
+            fix=f"docker compose --project-name {name} down --remove-orphans",
+            code="cluster.by-hand",
+            exit_code=Exit.USAGE,
+        )
+
+    def runner(self) -> Runner:
+        """Return the head's container."""
+        return ContainerRunner(self.cluster)
+
+    def show_logs(self, service: str | None, *, follow: bool) -> int:
+        """Run `docker compose logs`."""
+        from raydebug.cluster.compose.project import show_logs_by_hand
+
+        return show_logs_by_hand(self.cluster.name, service, follow=follow)
+
+
+_KINDS: dict[str, type[Kind]] = {
+    "local": LocalKind,
+    "compose": ComposeKind,
+    "by-hand": ByHandKind,
+}
+
+
+def kind_of(cluster: Cluster) -> Kind:
+    """Return what can be seen and done of a cluster."""
+    return _KINDS.get(cluster.kind, Kind)(cluster)
+
+
+def slow(silent_s: float) -> tuple[str, str]:
+    """Return the state and the reason of a node that does not answer."""
+    return "slow", f"slow: no answer for {silent_s:.0f} s"
+
+
+def node_row(role: str, ip: str, condition: str, reason: str | None) -> Node:
+    """Return a node as `raydebug ps --json` shows it; Ray's id of it is not known here."""
+    return {"node_id": None, "ip": ip, "role": role, "state": condition, "reason": reason}
+
+
+def _memory_mib(pid: int) -> tuple[int, int]:
+    import psutil
+
+    try:
+        memory = psutil.Process(pid).memory_full_info()
+    except psutil.Error:
+        return 0, 0
+    return memory.uss >> 20, (memory.rss - memory.uss) >> 20

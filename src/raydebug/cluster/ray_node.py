@@ -1,0 +1,269 @@
+"""Decides whether a Ray node is alive: one rule for a local cluster's supervisor and for entrypoints/node.py.
+
+A node is dead when its raylet or GCS process has ended, or when a port that has answered refuses connections. A process
+that exists and gives no answer is slow: a machine that is busy with a training is no reason to end the training. Only
+after HUNG_AFTER_S without any answer is it called hung, and its owner decides what becomes of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from raydebug import process
+from raydebug.errors import RaydebugError
+
+PROBE_PERIOD_S = 2.0
+PROBE_TIMEOUT_S = 10.0
+SLOW_AFTER_S = 5.0
+HUNG_AFTER_S = 300.0
+REFUSALS = 2  # one after the other; a full backlog drops connections, it does not refuse them
+START_LIMIT_S = 300.0
+START_QUIET_S = 90.0  # a start whose logs have not grown for so long has failed
+START_LINE_S = 10.0
+STACK_TIMEOUT_S = 30.0
+STACK_FRAMES = 8
+# Ray's own processes, children of `ray start` (ray 2.60.0 _private/services.py), by the names that the kernel has.
+RAYLET, GCS = "the raylet", "Ray's head (gcs_server)"
+PROGRAMS = {"raylet": RAYLET, "gcs_server": GCS}
+# Who serves a page: Python, so that py-spy can show its stack.
+_SERVERS = {RAYLET: ("ray::DashboardAgent", "/dashboard/agent.py"), GCS: ("/dashboard/dashboard.py",)}
+
+_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+Answer = Literal["ok", "none", "refused"]
+
+
+def ask(url: str, token: str = "", timeout_s: float = PROBE_TIMEOUT_S) -> Answer:
+    """Ask a health page once.
+
+    Args:
+        url: of the page.
+        token: the cluster's, where the page wants one.
+        timeout_s: limit in seconds.
+
+    Returns:
+        `ok` for status 200, `refused` where nothing listens, `none` for all else: no answer in time, or the page says
+        that the part behind it gives none within 0.1 s (ray 2.60.0 dashboard/modules/reporter/utils.py).
+    """
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        request = urllib.request.Request(url, headers=headers)  # noqa: S310 - our own http:// addresses
+        with _NO_PROXY.open(request, timeout=timeout_s) as answer:
+            return "ok" if answer.status == 200 else "none"
+    except urllib.error.URLError as error:
+        return "refused" if isinstance(error.reason, ConnectionRefusedError) else "none"
+    except (OSError, ValueError):
+        return "none"
+
+
+class Part:
+    """The results of the probes of one part of a node.
+
+    Args:
+        name: of the part, as messages say it.
+        clock: returns a monotonic time in seconds.
+    """
+
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name = name
+        self._clock = clock
+        self._answered = clock()
+        self._refusals = 0
+
+    def note(self, answer: Answer) -> None:
+        """Record the outcome of a probe."""
+        self._refusals = self._refusals + 1 if answer == "refused" else 0
+        if answer == "ok":
+            self._answered = self._clock()
+
+    @property
+    def refuses(self) -> bool:
+        """Whether its port has refused connections often enough to count as closed."""
+        return self._refusals >= REFUSALS
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since its last answer."""
+        return self._clock() - self._answered
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The condition of a node.
+
+    Args:
+        state: `up`, `slow` (nothing is ended), `hung` (the owner decides) or `dead`.
+        reason: one line that says why; empty for `up`.
+        silent_s: seconds since the last answer of a part that is slow or hung.
+    """
+
+    state: Literal["up", "slow", "hung", "dead"] = "up"
+    reason: str = ""
+    silent_s: float = 0.0
+
+
+def judge(ended: list[str], parts: list[Part]) -> Condition:
+    """Return the condition of a node from its processes and probes. Pure.
+
+    Args:
+        ended: the names of its processes that have ended.
+        parts: the results of its health pages.
+    """
+    if ended:  # the raylet's end ends the others, so both names are possible
+        return Condition("dead", f"{' and '.join(ended)} {'has' if len(ended) == 1 else 'have'} ended")
+    for part in parts:
+        if part.refuses:
+            return Condition("dead", f"{part.name} is gone: its health page refuses connections")
+    slowest = max(parts, key=lambda part: part.silent_s)
+    reason = f"no answer for {slowest.silent_s:.0f} s from {slowest.name}, whose process exists"
+    if slowest.silent_s >= HUNG_AFTER_S:
+        return Condition("hung", reason, slowest.silent_s)
+    if slowest.silent_s >= SLOW_AFTER_S:
+        return Condition("slow", reason, slowest.silent_s)
+    return Condition()
+
+
+class RayNode:
+    """Watch a running node: its processes by their ids, its health pages in threads of their own.
+
+    Args:
+        ray_pid: process id of its `ray start --block`.
+        pages: URL of the health page of each part, by the part's name (PROGRAMS).
+        token: the cluster's.
+    """
+
+    def __init__(self, ray_pid: int, pages: Mapping[str, str], token: str = "") -> None:
+        self._ray = psutil.Process(ray_pid)
+        self._programs = {PROGRAMS[name]: one for one in _below(self._ray) if (name := _name(one)) in PROGRAMS}
+        self._parts = [Part(name) for name in pages]
+        self._closed = threading.Event()
+        self._stack = ""
+        for part, url in zip(self._parts, pages.values(), strict=True):
+            threading.Thread(target=self._probe, args=(part, url, token), daemon=True).start()
+
+    def close(self) -> None:
+        """End the probes: after the node's end its ports may be another program's."""
+        self._closed.set()
+
+    def look(self) -> Condition:
+        """Return the node's condition now. Fast, except the first time that it is hung."""
+        found = judge([name for name, one in self._programs.items() if not _is_alive(one)], self._parts)
+        if found.state != "hung":
+            self._stack = ""
+            return found
+        if not self._stack:
+            self._stack = self._explain_silence()
+        return replace(found, reason=f"{found.reason}; {self._stack}")
+
+    def _probe(self, part: Part, url: str, token: str) -> None:
+        while not self._closed.wait(PROBE_PERIOD_S):
+            part.note(ask(url, token))
+
+    def _explain_silence(self) -> str:
+        """Return the state of the processes behind the silent part, and the stack of the one that is Python."""
+        part = max(self._parts, key=lambda part: part.silent_s).name
+        said = [f"{part}: {_state(self._programs[part])}"] if part in self._programs else []
+        for one in _below(self._ray):
+            if _serves(one, _SERVERS[part]):
+                said.append(f"stack of its page's process ({_state(one)}): {stack_of(one.pid)}")
+                break
+        return "; ".join(said)
+
+
+class Startup:
+    """How long to wait for a starting node: as long as Ray's logs grow, up to a limit.
+
+    Args:
+        logs: folder of Ray's logs; it may not exist yet.
+        clock: returns a monotonic time in seconds.
+    """
+
+    def __init__(self, logs: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logs, self._clock = logs, clock
+        self._began = self._grew = self._said = clock()
+        self._size_bytes = 0
+
+    def is_over(self) -> str | None:
+        """Return why waiting longer is useless; None while it is not."""
+        now, size_bytes = self._clock(), _size_bytes(self._logs)
+        if size_bytes != self._size_bytes:
+            self._size_bytes, self._grew = size_bytes, now
+        if now - self._began >= START_LIMIT_S:
+            return f"Ray has not come up within {START_LIMIT_S:.0f} s"
+        if now - self._grew >= START_QUIET_S:
+            return f"Ray has not come up, and its logs have not grown for {START_QUIET_S:.0f} s"
+        return None
+
+    def line(self, waits_for: str) -> str | None:
+        """Return a progress line every START_LINE_S; None in between."""
+        now = self._clock()
+        if now - self._said < START_LINE_S:
+            return None
+        self._said = now
+        return f"waiting for {waits_for} for {now - self._began:.0f} s; Ray's logs grew {now - self._grew:.0f} s ago"
+
+
+def stack_of(pid: int) -> str:
+    """Return the stack of a Python process on one line, innermost frame first, or why py-spy cannot tell it."""
+    spy = Path(sys.executable).parent / "py-spy"  # ray[default] brings it
+    if not spy.exists():
+        return "(py-spy is not installed)"
+    try:  # --nonblocking: a process that is stopped cannot be stopped again
+        text = process.run([str(spy), "dump", "--nonblocking", "--pid", str(pid)], timeout_s=STACK_TIMEOUT_S)
+    except RaydebugError as failure:
+        return f"({failure.cause})"
+    frames = [line.strip() for line in text.splitlines() if line.startswith("    ")]
+    return " < ".join(frames[:STACK_FRAMES])
+
+
+def _is_alive(one: psutil.Process) -> bool:
+    try:
+        return one.is_running() and one.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _below(ray: psutil.Process) -> list[psutil.Process]:
+    try:
+        return list(ray.children(recursive=True))
+    except psutil.Error:  # it has ended
+        return []
+
+
+def _name(one: psutil.Process) -> str:
+    try:
+        return one.name()
+    except psutil.Error:
+        return ""
+
+
+def _serves(one: psutil.Process, programs: tuple[str, ...]) -> bool:
+    try:
+        return any(argument.endswith(programs) for argument in one.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _state(one: psutil.Process) -> str:
+    try:
+        return f"pid {one.pid}, {one.status()}"
+    except psutil.Error:
+        return f"pid {one.pid}, gone"
+
+
+def _size_bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.glob("*"):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size
+    return total

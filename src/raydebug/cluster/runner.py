@@ -1,0 +1,162 @@
+"""Run a program where the jobs of a cluster run, and translate paths: this machine, or containers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from raydebug import process
+from raydebug.cluster.state import Cluster, name_option
+from raydebug.errors import Exit, RaydebugError
+
+WORKSPACE = "/workspace"  # docker-compose.yml mounts the project there
+IMAGE_PYTHON = "/opt/venv/bin/python"  # Dockerfile
+PYTHON_TIMEOUT_S = 30.0
+
+
+class Runner(Protocol):
+    """Where a job will run, for `run`, `check` and the profiles."""
+
+    def folder(self, here: Path) -> str:
+        """Return the path there of a folder of this machine.
+
+        Raises:
+            RaydebugError: it does not exist there.
+        """
+
+    def here(self, there: str) -> Path:
+        """Return where a file of the cluster is on this machine, the inverse of `folder`."""
+
+    def has_program(self, name: str, working_dir: Path) -> bool:
+        """Return whether a job started in this folder finds the program."""
+
+    def run_python(
+        self,
+        arguments: list[str],
+        working_dir: Path,
+        *,
+        environ: Mapping[str, str] | None = None,
+        timeout_s: float = PYTHON_TIMEOUT_S,
+    ) -> str:
+        """Run the cluster's Python there and return what it printed.
+
+        Args:
+            arguments: what follows the interpreter.
+            working_dir: a folder of this machine; the program runs in the same folder there.
+            environ: its whole environment on this machine; containers have their own.
+            timeout_s: limit in seconds on this machine.
+        """
+
+
+@dataclass(frozen=True)
+class LocalRunner:
+    """This machine.
+
+    Args:
+        python: the cluster's interpreter.
+    """
+
+    python: str
+
+    def folder(self, here: Path) -> str:
+        """Return the folder itself."""
+        return str(here)
+
+    def here(self, there: str) -> Path:
+        """Return the file itself."""
+        return Path(there)
+
+    def has_program(self, name: str, working_dir: Path) -> bool:
+        """Look on the PATH that the cluster has: its interpreter's folder comes first."""
+        if "/" in name:
+            return (working_dir / name).is_file()
+        path = os.pathsep.join([str(Path(self.python).parent), os.environ.get("PATH", "")])
+        return shutil.which(name, path=path) is not None
+
+    def run_python(
+        self,
+        arguments: list[str],
+        working_dir: Path,
+        *,
+        environ: Mapping[str, str] | None = None,
+        timeout_s: float = PYTHON_TIMEOUT_S,
+    ) -> str:
+        """Run the cluster's Python in a folder."""
+        return process.run([self.python, *arguments], cwd=working_dir, env=environ, timeout_s=timeout_s)
+
+
+@dataclass(frozen=True)
+class ContainerRunner:
+    """The containers of a cluster, where the user's project is mounted.
+
+    Args:
+        cluster: a cluster in containers.
+        container: name of the one in which programs run; None for the head.
+    """
+
+    cluster: Cluster
+    container: str | None = None
+
+    def folder(self, here: Path) -> str:
+        """Return the path in the containers of a folder of the project.
+
+        Raises:
+            RaydebugError: it is outside of the project, which no container sees.
+        """
+        with contextlib.suppress(ValueError):
+            return str(WORKSPACE / here.resolve().relative_to(self.cluster.project))
+        raise RaydebugError(
+            f"the containers of cluster '{self.cluster.name}' do not see {here}",
+            cause=f"they have {self.cluster.project} as {WORKSPACE}, and nothing else of this machine",
+            fix="run from there, or `raydebug down` and `raydebug up` from the folder of your project",
+            code="run.outside-project",
+            exit_code=Exit.USAGE,
+        )
+
+    def here(self, there: str) -> Path:
+        """Return a file of the project on this machine; any other path as it is."""
+        path = Path(there)
+        return self.cluster.project / path.relative_to(WORKSPACE) if path.is_relative_to(WORKSPACE) else path
+
+    def has_program(self, name: str, working_dir: Path) -> bool:
+        """Ask the head."""
+        question = "import shutil, sys; sys.exit(shutil.which(sys.argv[1]) is None)"
+        code, _ = self._run(["-c", question, name], working_dir)
+        return code == 0
+
+    def run_python(
+        self,
+        arguments: list[str],
+        working_dir: Path,
+        *,
+        environ: Mapping[str, str] | None = None,
+        timeout_s: float = PYTHON_TIMEOUT_S,
+    ) -> str:
+        """Run the image's Python in the container, whose environment the jobs have too."""
+        code, printed = self._run(arguments, working_dir)
+        if code != 0:
+            raise process.CommandFailed([IMAGE_PYTHON, *arguments], code, printed, fix="see `raydebug ps`")
+        return printed
+
+    def _run(self, arguments: list[str], working_dir: Path) -> tuple[int, str]:
+        from raydebug.cluster.compose import engine
+        from raydebug.cluster.compose.project import project_of
+
+        found = engine.connect()
+        wanted = self.container
+        every = found.containers(project_of(self.cluster.name))
+        fitting = [c for c in every if (c.name == wanted if wanted else c.service == "head")]
+        if not fitting or fitting[0].state != "running":
+            raise RaydebugError(
+                f"cluster '{self.cluster.name}' has no running {wanted or 'head'}",
+                cause=f"its container is {fitting[0].state if fitting else 'gone'}",
+                fix=f"see `raydebug ps{name_option(self.cluster.name)}`",
+                code="cluster.no-head",
+                exit_code=Exit.SESSION_LOST,
+            )
+        return found.run_in(fitting[0], [IMAGE_PYTHON, *arguments], self.folder(working_dir))

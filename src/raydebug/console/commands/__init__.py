@@ -1,0 +1,113 @@
+"""The table of the debugger's commands, and the parser of a typed line."""
+
+from __future__ import annotations
+
+import re
+
+from raydebug.console.commands import breakpoints, inspect, ranks, step
+from raydebug.console.debugger import Command, CommandFailed, Debugger
+
+_WORD = re.compile(r"([a-z]+)(?:\s+(.*)|)", re.DOTALL)
+_ASSIGNS = re.compile(r"(=|[-+*/%&|^@]=|//=|\*\*=|<<=|>>=|:=)(?!=)|:\s*\w+\s*=")
+_NOT_HERE = frozenset(
+    {"alias", "unalias", "commands", "condition", "disable", "enable", "ignore", "interact", "j", "jump", "restart",
+     "run", "rv", "retval", "debug", "exceptions"}
+)  # fmt: skip
+
+
+_BESIDE = (
+    ("! CODE", "Run Python in the frame; so does any line that is no command."),
+    ("@0,3 COMMAND", "With several ranks at the prompt: at ranks 0 and 3; @0-7, @* (all), @#2 (no rank); also `c @*`."),
+    ("@3", "Make rank 3 the current one: commands without an @ are for it."),
+)
+
+
+async def _help(debugger: Debugger, argument: str) -> str:
+    if argument:
+        command = BY_NAME.get(argument)
+        if command is None:
+            raise CommandFailed(f"No help for {argument!r}")
+        aliases = ", ".join(command.names)
+        return f"{command.usage}\n  {command.help}\n  names: {aliases}"
+    width = max(len(command.usage) for command in TABLE)
+    lines = [f"{command.usage.ljust(width)}  {command.help}" for command in TABLE]
+    return "\n".join([*lines, *(f"{usage.ljust(width)}  {words}" for usage, words in _BESIDE)])
+
+
+TABLE = (
+    *inspect.COMMANDS,
+    *step.COMMANDS,
+    *breakpoints.COMMANDS,
+    *ranks.COMMANDS,
+    Command(("h", "help"), "h [command]", "This table, or one command.", _help),
+)
+BY_NAME = {name: command for command in TABLE for name in command.names}
+
+
+def split(line: str) -> list[str]:
+    """Split a line into commands at `;;`, as pdb does, but not inside quotes.
+
+    >>> split("n;; p x")
+    ['n', 'p x']
+    >>> split("p ';;'")
+    ["p ';;'"]
+    """
+    parts, start, quote = [], 0, ""
+    for index, character in enumerate(line):
+        if quote:
+            quote = "" if character == quote and line[index - 1] != "\\" else quote
+        elif character in "'\"":
+            quote = character
+        elif line.startswith(";;", index) and index >= start:
+            parts.append(line[start:index])
+            start = index + 2
+    return [part.strip() for part in [*parts, line[start:]] if part.strip()]
+
+
+def parse(line: str) -> tuple[Command | None, str]:
+    """Return the command that a line names, and its argument; no command for Python code.
+
+    A name that is assigned to is no command, nor is one with a bracket, dot or operator directly behind it
+    (`l.append(1)`, `a = 5`, `list(x)`); except `p(x)` and `pp(x)`, which mean the same either way.
+
+    >>> parse("p x + 1")[0].names, parse("p x + 1")[1]
+    (('p',), 'x + 1')
+    >>> parse("c = 5")[0], parse("list(x)")[0]
+    (None, None)
+    """
+    line = line.strip()
+    if line.startswith("!"):
+        return None, line[1:].strip()
+    if line.startswith("?"):
+        return BY_NAME["h"], line[1:].strip()
+    bracket = re.match(r"(p|pp)(\(.*\))$", line, re.DOTALL)
+    found = bracket or _WORD.fullmatch(line)
+    if found is None or found[1] not in BY_NAME or _ASSIGNS.match(found[2] or ""):
+        return None, line
+    return BY_NAME[found[1]], (found[2] or "").strip()
+
+
+async def run(debugger: Debugger, line: str) -> str:
+    """Run one command or line of Python and return its output.
+
+    Raises:
+        CommandFailed: the message is for the user.
+    """
+    command, argument = parse(line)
+    if command is None:
+        if not argument:
+            return ""
+        if argument.startswith("@"):  # among several pauses the group has removed it
+            raise CommandFailed("one pause is attached here; `raydebug attach all` takes several")
+        try:
+            return await inspect.run_code(debugger, argument)
+        except CommandFailed as failed:
+            word = argument.split()[0]
+            if word in _NOT_HERE and "Error" in str(failed):
+                raise CommandFailed(f"pdb's {word!r} is not offered here; `h` lists what is") from failed
+            raise
+    if command.bare and argument:
+        raise CommandFailed(f"{line.split()[0]!r} takes no argument; for an expression write: ! {line}")
+    if command.needs and not argument:
+        raise CommandFailed(f"{command.names[0]} needs {command.needs}: {command.usage}")
+    return await command.run(debugger, argument)

@@ -1,0 +1,252 @@
+"""HTTP on the clients' port: GET /health; with the token GET /status, /pauses, /processes; POST /pause; /breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, TypedDict
+
+import h11
+
+from raydebug.gateway import logs, requests
+from raydebug.gateway.background import Background
+from raydebug.gateway.client import Services
+from raydebug.gateway.control import Control, ControlChannel
+from raydebug.gateway.requests import Refused
+from raydebug.protocol import handshake, records
+from raydebug.protocol.listings import ListedProcess
+
+REQUEST_TIMEOUT_S = 5.0
+MAX_REQUEST_BYTES = 8 * 1024
+MAX_BODY_BYTES = 1024 * 1024
+WRONG_TOKEN, CONFLICT, MISDIRECTED, TIMED_OUT = 401, 409, 421, 504
+PAUSE_WITHIN_S, PAUSE_AT_MOST_S = 10.0, 3600.0
+PATHS = "/health, /status, /pauses, /processes, /pause, /breaks and /jobs/ID"
+Answer = tuple[int, dict[str, Any]]
+
+
+class BreakpointsRequest(TypedDict, total=False):
+    """Body of `POST /breaks`."""
+
+    breaks: list[records.BreakpointSpec]
+    job: records.Name | None
+
+
+class PauseQuestion(TypedDict, total=False):
+    """Body of `POST /pause`."""
+
+    target: records.Name
+    timeout_s: float
+
+
+class HttpApi:
+    """Answers HTTP requests.
+
+    Args:
+        services: shared by all clients.
+        control: the processes and their breakpoints.
+        background: the gateway's tasks.
+    """
+
+    def __init__(self, services: Services, control: Control, background: Background) -> None:
+        self._services = services
+        self._control = control
+        self._background = background
+        self._hosts: frozenset[str] = frozenset()
+
+    def allow_hosts(self, hosts: Iterable[str]) -> None:
+        """Accept requests for these host names too; loopback is always accepted."""
+        self._hosts = frozenset(host.lower() for host in hosts if host)
+
+    async def serve(
+        self,
+        first: bytes,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        on_proven: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Answer one HTTP request and close; `on_proven` is called when it has shown the token."""
+        peer = writer.get_extra_info("peername")
+        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_REQUEST_BYTES)
+        request: h11.Request | None = None
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                request = await _receive(connection, first, reader)
+                status, body = self._refuse(request)
+                sent = b"" if status else await _receive_body(connection, reader)
+            if status == 0:
+                on_proven()
+                status, body = await self._respond(request, sent, reader, peer)
+        except h11.RemoteProtocolError as error:
+            status, body = 400, _refusal("http.malformed", str(error))
+        except (OSError, TimeoutError):
+            writer.close()
+            return
+        if status == WRONG_TOKEN:
+            await self._services.throttle.delay_answer(logs.name_client("HTTP", peer), peer)
+        data = json.dumps(body).encode()
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(data))), ("Connection", "close")]
+        if connection.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            writer.write(connection.send(h11.Response(status_code=status, headers=headers)) or b"")
+            if request is None or request.method != b"HEAD":  # a response to HEAD has no body
+                writer.write(connection.send(h11.Data(data=data)) or b"")
+        await writer.drain()
+        writer.close()
+
+    def _refuse(self, request: h11.Request) -> Answer:
+        """Return the response to a request that needs no token or has no right one; status 0 accepts the request."""
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers}
+        host = host_of(headers.get("host", ""))
+        if not _is_loopback(host) and host not in self._hosts:  # a web page whose name resolves to us (DNS rebinding)
+            fix = "use a loopback address, or set RAYDEBUG_ALLOWED_HOSTS=NAME where the gateway starts"
+            return MISDIRECTED, _refusal("http.host", "this gateway is not known by that host name", fix)
+        if "origin" in headers:  # a request from a web page
+            return 403, _refusal("http.origin", "requests from web pages are refused")
+        if _path(request) == "/health" and request.method == b"GET":
+            return 200, {"status": "ok"}
+        if not handshake.same(f"Bearer {self._services.token}", headers.get("authorization", "")):
+            refused = requests.wrong_token() if headers.get("authorization") else requests.missing_token()
+            return WRONG_TOKEN, _refusal(refused.code, str(refused), refused.fix)
+        return 0, {}
+
+    async def _respond(self, request: h11.Request, sent: bytes, reader: asyncio.StreamReader, peer: object) -> Answer:
+        route: tuple[str, ...] = (request.method.decode("latin-1"), *_path(request).strip("/").split("/"))
+        board = self._services.board
+        try:
+            match route:
+                case ("GET", "status"):
+                    return 200, {"version": 1, "tasks": self._background.describe()}
+                case ("GET", "pauses"):
+                    return 200, {"version": 1, "pauses": [board.describe(pause) for pause in board.listed()]}
+                case ("GET", "processes"):
+                    channels = await self._control.described()
+                    return 200, {"version": 1, "processes": [self._describe(one) for one in channels]}
+                case ("POST", "pause"):
+                    return await _unless_gone(self._pause(_document(sent), peer), reader)
+                case ("GET", "breaks"):
+                    return 200, {"version": 1, "breaks": self._control.describe_breaks()}
+                case ("POST", "breaks"):
+                    wanted = records.read(_document(sent), BreakpointsRequest, "the request")
+                    return 200, {"version": 1, "breaks": self._control.add(wanted["breaks"], wanted.get("job"))}
+                case ("DELETE", "breaks", break_id):
+                    return 200, {"version": 1, "removed": self._control.remove([break_id])}
+                case ("DELETE", "jobs", job):
+                    self._control.forget_job(job)
+                    return 200, {"version": 1}
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            return 400, _refusal("http.malformed", f"{type(error).__name__}: {error}")
+        return 404, _refusal("http.not-found", f"there are {PATHS}")
+
+    def _describe(self, channel: ControlChannel) -> ListedProcess:
+        pauses = self._services.board.of_instance(channel.instance)
+        return {**channel.describe(), "pauses": [pause.id for pause in pauses]}
+
+    async def _pause(self, document: dict[str, Any], peer: object) -> Answer:
+        wanted = records.read(document, PauseQuestion, "the question")
+        locations: list[str] = []
+        board = self._services.board
+        timeout_s = float(wanted.get("timeout_s", PAUSE_WITHIN_S))
+        if not 0 < timeout_s <= PAUSE_AT_MOST_S:
+            raise ValueError(f"timeout_s is from 0 to {PAUSE_AT_MOST_S:g}")
+        try:
+            async with asyncio.timeout(timeout_s):
+                pause = await self._services.pause_requests.pause(
+                    wanted["target"], logs.name_client("POST /pause", peer), locations.append
+                )
+        except Refused as refused:
+            return CONFLICT, _refusal(refused.code, str(refused), refused.fix)
+        except TimeoutError:
+            what = locations[-1] if locations else "it did not reach a line of the user's code"
+            return TIMED_OUT, _refusal("process.not-stopped", f"not paused within {timeout_s:g} s: {what}")
+        pause.reserved = False
+        board.changed()
+        return 200, {"version": 1, "pause": board.describe(pause)}
+
+
+async def _receive(connection: h11.Connection, data: bytes, reader: asyncio.StreamReader) -> h11.Request:
+    while True:
+        connection.receive_data(data)
+        event = connection.next_event()
+        if isinstance(event, h11.Request):
+            return event
+        if event is not h11.NEED_DATA:
+            raise h11.RemoteProtocolError("no request")
+        data = await reader.read(4096)
+
+
+async def _receive_body(connection: h11.Connection, reader: asyncio.StreamReader) -> bytes:
+    """Read the body of an authenticated request."""
+    body = b""
+    while True:
+        event = connection.next_event()
+        if event is h11.NEED_DATA:
+            connection.receive_data(await reader.read(4096))
+        elif isinstance(event, h11.Data):
+            body += event.data
+            if len(body) > MAX_BODY_BYTES:
+                raise h11.RemoteProtocolError("the body is too large")
+        else:
+            return body
+
+
+def _document(sent: bytes) -> dict[str, Any]:
+    """Return the JSON object of a request's body.
+
+    Raises:
+        ValueError: it is not one, or is nested too deep for the parser.
+    """
+    try:
+        document = json.loads(sent)
+    except RecursionError as error:
+        raise ValueError("the body is nested too deep") from error
+    if not isinstance(document, dict):
+        raise ValueError("the body is not a JSON object")
+    return document
+
+
+def host_of(header: str) -> str:
+    """Return the name or address in a Host header, without its port.
+
+    >>> [host_of(one) for one in ("LOCALHOST:5678", "[::1]:5678", "gateway", "127.0.0.1:80", "")]
+    ['localhost', '::1', 'gateway', '127.0.0.1', '']
+    """
+    if header.startswith("["):
+        return header[1:].partition("]")[0].lower()
+    return header.partition(":")[0].lower()
+
+
+def _is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost" or host.endswith(".localhost")
+
+
+def _path(request: h11.Request) -> str:
+    return request.target.decode("latin-1").partition("?")[0]
+
+
+async def _unless_gone(answering: Coroutine[Any, Any, Answer], reader: asyncio.StreamReader) -> Answer:
+    """Return an answer, unless the client closes the connection first.
+
+    Raises:
+        ConnectionResetError: the client closed the connection.
+    """
+    answer = asyncio.ensure_future(answering)
+    leaving = asyncio.ensure_future(reader.read(1))
+    try:
+        await asyncio.wait({answer, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise ConnectionResetError("the client has left")
+        return answer.result()
+    finally:
+        for task in (answer, leaving):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, OSError):
+                await task
+
+
+def _refusal(code: str, message: str, fix: str | None = None) -> dict[str, Any]:
+    return {"error": {"code": code, "message": message, **({"fix": fix} if fix else {})}}

@@ -1,0 +1,151 @@
+"""A listening port of the gateway, and the budget of connections that have not shown the token.
+
+At most ACCEPTS_PER_TURN connections are accepted in one turn of the event loop, and each is read in the next turn. So a
+peer with its proof in its first packet is authenticated before other connections, however many, can displace it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+log = logging.getLogger("raydebug.gateway")
+
+ACCEPTS_PER_TURN = 64
+BACKLOG = 4096  # connections that wait in the kernel, which limits it to net.core.somaxconn
+NO_FILES_PAUSE_S = 0.5  # when no file descriptor is free
+MAX_UNPROVEN = 2048  # of one kind, at one time
+FILES_PER_UNPROVEN = 8  # the three budgets of a gateway take at most three eighths of its file descriptors
+# For peers without the token that send single bytes: a wake-up for each byte of a thousand such peers would occupy a
+# core. The first message of a peer with the token arrives whole.
+FIRST_PIECE_WAIT_S = 0.05
+
+
+class Unproven:
+    """A budget of connections that have not shown the token: beyond the limit the oldest one is closed.
+
+    Args:
+        limit: connections at one time; None for MAX_UNPROVEN, or fewer where few files may be open.
+    """
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit or min(MAX_UNPROVEN, max(16, _file_limit() // FILES_PER_UNPROVEN))
+        self._tasks: dict[asyncio.Task[Any], str] = {}  # oldest first
+
+    @contextlib.contextmanager
+    def holding(self, peer: str) -> Iterator[Callable[[], None]]:
+        """Count the calling task's connection while it is unauthenticated; the task of a displaced one is cancelled.
+
+        Args:
+            peer: the address of the other side.
+
+        Yields:
+            A function to call as soon as the connection is authenticated.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks[task] = peer
+        if len(self._tasks) > self._limit:
+            oldest = next(iter(self._tasks))
+            gone = self._tasks.pop(oldest)
+            oldest.cancel()
+            why = "closed a connection from %s: it had not shown the token, and %d newer ones wait"
+            log.warning(why, gone, self._limit, extra={"stranger": gone})
+
+        def proven() -> None:
+            self._tasks.pop(task, None)
+
+        try:
+            yield proven
+        finally:
+            proven()
+
+
+class Listener:
+    """Accepts the connections of one port.
+
+    Args:
+        host, port: where to listen; port 0 takes any free one.
+        serve: called with each connection and its peer's address, in a task of its own. The connection is closed
+            when it returns, unless `streams_of` has taken it.
+
+    Raises:
+        OSError: the port is taken.
+    """
+
+    def __init__(self, host: str, port: int, serve: Callable[[socket.socket, str], Awaitable[None]]) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        self._socket.setblocking(False)
+        self._serve = serve
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop.add_reader(self._socket, self._accept)
+
+    @property
+    def port(self) -> int:
+        """The actual port."""
+        return int(self._socket.getsockname()[1])
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                connection, address = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # no file descriptor is free
+                log.error("accepting no connections for %s s: %s", NO_FILES_PAUSE_S, error)
+                self._loop.remove_reader(self._socket)
+                self._loop.call_later(NO_FILES_PAUSE_S, self._loop.add_reader, self._socket, self._accept)
+                return
+            connection.setblocking(False)
+            task = self._loop.create_task(self._run(connection, str(address[0])))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, connection: socket.socket, peer: str) -> None:
+        try:
+            await self._serve(connection, peer)
+        except (OSError, TimeoutError):
+            pass  # the peer has closed the connection, or was silent for too long
+        except asyncio.CancelledError:
+            pass  # displaced, or the gateway shuts down
+        except Exception:
+            log.exception("a connection from %s ended by an error in the gateway", peer, extra={"stranger": peer})
+        finally:
+            connection.close()
+
+
+class Pieces:
+    """The waits between the pieces of a message that does not arrive whole: each is twice as long as the one before."""
+
+    def __init__(self) -> None:
+        self._wait_s = FIRST_PIECE_WAIT_S
+
+    async def wait(self) -> None:
+        """Let more bytes gather in the kernel."""
+        await asyncio.sleep(self._wait_s)
+        self._wait_s *= 2
+
+
+async def streams_of(connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return the streams of an accepted connection; they own its file descriptor now."""
+    taken = socket.socket(fileno=connection.detach())
+    taken.setblocking(False)
+    return await asyncio.open_connection(sock=taken)
+
+
+def raise_file_limit() -> None:
+    """Raise this process's limit of open files to the hard limit."""
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+
+
+def _file_limit() -> int:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_UNPROVEN * FILES_PER_UNPROVEN if limit == resource.RLIM_INFINITY else limit

@@ -1,0 +1,201 @@
+"""Pauses of running processes on request: find the process, ask it over its control channel, wait for the pause."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import PurePath
+from typing import Any
+
+from raydebug.dap.session import ConnectionLost, RequestFailed
+from raydebug.gateway import logs
+from raydebug.gateway.board import Board, Pause
+from raydebug.gateway.control import Control, ControlChannel
+from raydebug.gateway.process_events import resume
+from raydebug.gateway.requests import LOOK, Refused
+from raydebug.protocol import messages
+
+FIRST_REPORT_AFTER_S, NEXT_REPORT_AFTER_S = 1.5, 5.0
+RESUME_TIMEOUT_S = 10.0
+PROCESSES = "see the processes that can be paused with `raydebug ps --processes`"
+NOT_FOUND = (
+    "no process of a job that has a control channel: it ended, is not of a job that `raydebug run` started, has not "
+    "imported ray or torch yet, or runs with the debugger off or legacy"
+)
+
+
+class PauseRequests:
+    """Pauses running processes.
+
+    Args:
+        control: their control channels.
+        board: the cluster's pauses.
+    """
+
+    def __init__(self, control: Control, board: Board) -> None:
+        self._control = control
+        self._board = board
+        self._ids = itertools.count(1)
+        self._requesters: dict[str, tuple[str, float]] = {}  # by process: who requested a pause, and when
+        self._resuming: set[asyncio.Task[None]] = set()
+
+    async def pause(self, target: str, requester: str, say: Callable[[str], None], *, steal: bool = False) -> Pause:
+        """Return a pause of a process: one that waits there already, or a new one at the current line.
+
+        When cancelled, it withdraws the request; a thread that pauses nevertheless is resumed at once.
+
+        Args:
+            target: `pid:PID`, `pid:PID@IP` or `worker:ID` (a prefix of the id is enough).
+            requester: who requests it (`logs.name_client`), for the log and for other requesters.
+            say: called with the location of the process while it does not pause.
+            steal: return also a pause that another client holds.
+
+        Raises:
+            Refused: there is no such process, or it cannot be paused.
+        """
+        channel = choose(target, await self._control.described())
+        there = self._board.of_instance(channel.instance)
+        if there:
+            free = [pause for pause in there if self._board.is_free(pause)]
+            return _reserve(free[0]) if free else there[0] if steal else self._refuse_held(there[0])
+        if channel.instance in self._requesters:
+            who, since = self._requesters[channel.instance]
+            text = f"{who} has been waiting for it for {time.time() - since:.0f} s"
+            raise Refused("process.asked", text, "wait, or use that client")
+        logs.audit("ask", requester, process=channel.title)
+        self._requesters[channel.instance] = (requester, time.time())
+        try:
+            return await self._request(channel, say)
+        finally:
+            del self._requesters[channel.instance]
+
+    async def _request(self, channel: ControlChannel, say: Callable[[str], None]) -> Pause:
+        request = f"r{next(self._ids)}"
+        paused: asyncio.Future[Pause] = asyncio.get_running_loop().create_future()
+        self._board.claim(request, lambda pause: paused.set_result(_reserve(pause)))
+        channel.send(messages.PAUSE_REQUEST, {"request": request})
+        reporting = asyncio.ensure_future(self._report_location(channel, say))
+        other = asyncio.ensure_future(self._other_pause(channel))
+        ending = asyncio.ensure_future(_end_or_refusal(channel, request))
+        waiting: set[asyncio.Future[Any]] = {paused, other, ending}
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if other.done() and not paused.done():
+                self._withdraw(channel, request, paused)
+                return _reserve(other.result())
+            if not paused.done():
+                raise ending.result()
+            return paused.result()
+        except BaseException:
+            self._withdraw(channel, request, paused)
+            raise
+        finally:
+            for task in (reporting, other, ending):
+                task.cancel()
+
+    async def _other_pause(self, channel: ControlChannel) -> Pause:
+        """Return a pause that begins in the process meanwhile, at a breakpoint: it serves as well."""
+        while True:
+            await self._board.change()
+            for pause in self._board.of_instance(channel.instance):
+                if self._board.is_free(pause):
+                    return pause
+
+    def _withdraw(self, channel: ControlChannel, request: str, paused: asyncio.Future[Pause]) -> None:
+        channel.send(messages.WITHDRAW, {"request": request})
+        self._board.claim(request, self._resume)  # its thread may be about to pause
+        if paused.done() and not paused.cancelled():
+            self._resume(paused.result())
+
+    def _resume(self, pause: Pause) -> None:
+        async def run() -> None:
+            with contextlib.suppress(RequestFailed, ConnectionLost, TimeoutError):
+                reason = "the client that requested the pause has left"
+                await resume(self._board, pause, reason, timeout_s=RESUME_TIMEOUT_S)
+
+        task = asyncio.ensure_future(run())
+        self._resuming.add(task)
+        task.add_done_callback(self._resuming.discard)
+
+    def _refuse_held(self, pause: Pause) -> Pause:
+        holder = self._board.holder(pause)
+        held = "another client" if holder is None else holder.name
+        raise Refused("pause.busy", f"it is paused already (pause {pause.id}), and {held} holds the pause", LOOK)
+
+    async def _report_location(self, channel: ControlChannel, say: Callable[[str], None]) -> None:
+        last, wait_s = "", FIRST_REPORT_AFTER_S
+        while True:
+            await asyncio.sleep(wait_s)
+            await channel.update()
+            text = f"pid {channel.about.get('pid')}: {describe_location(channel)}"
+            if text != last:
+                say(text)
+            last, wait_s = text, NEXT_REPORT_AFTER_S
+
+
+def choose(target: str, channels: list[ControlChannel]) -> ControlChannel:
+    """Return the channel of the process that a target names.
+
+    Raises:
+        Refused: no process matches, or several do.
+    """
+    if target.startswith(messages.PID):
+        pid, _, ip = target.removeprefix(messages.PID).partition("@")
+        named = f"process {pid}" + (f" at {ip}" if ip else "")
+        found = [one for one in channels if str(one.about.get("pid")) == pid and ip in ("", one.describe()["ip"])]
+    else:
+        worker = target.removeprefix(messages.WORKER)
+        named = f"worker {worker}"
+        own = [one for one in channels if not one.about.get("child_of")]  # a child has its worker's id too
+        found = [one for one in own if worker and str(one.about.get("worker_id") or "").startswith(worker)]
+    if not found:
+        raise Refused("process.unknown", f"{named[:60]} is {NOT_FOUND}", PROCESSES)
+    if len(found) > 1:
+        which = "; ".join(_candidate(one) for one in found[:8])
+        raise Refused(
+            "process.ambiguous", f"{len(found)} processes are {named[:60]}: {which}", f"name one: {_option(found[0])}"
+        )
+    return found[0]
+
+
+def describe_location(channel: ControlChannel) -> str:
+    """Return the location of the active thread of a process that does not pause."""
+    if not channel.answers:
+        return "it does not answer: native code holds Python's lock (GIL) there, or the process is stopped from outside"
+    doing = channel.about.get("doing") or {}
+    thread = doing.get("thread")
+    if not doing.get("file"):
+        return f"its {thread} runs no Python code"
+    inside = f", inside {doing['inside']}" if doing.get("inside") else ""
+    text = f": {doing['text']}" if doing.get("text") else ""
+    place = f"{PurePath(str(doing['file'])).name}:{doing.get('line')} {doing.get('function')}"
+    return f"its {thread} is at {place}{inside}{text}  (it pauses at the next line of the user's Python code)"
+
+
+def _reserve(pause: Pause) -> Pause:
+    pause.reserved = True
+    return pause
+
+
+async def _end_or_refusal(channel: ControlChannel, request: str) -> Refused:
+    while True:
+        channel.news.clear()
+        if request in channel.refusals:
+            text = f"it cannot be paused: {channel.refusals.pop(request)}"
+            return Refused("process.refused", text, "see the job's log")
+        if channel.ended:
+            return Refused("process.ended", "the process has ended", PROCESSES)
+        await channel.news.wait()
+
+
+def _candidate(channel: ControlChannel) -> str:
+    about = channel.describe()
+    return f"{_option(channel)} ({about['title'] or about['argv']}, job {about['job']})"
+
+
+def _option(channel: ControlChannel) -> str:
+    about = channel.describe()
+    return f"--worker {str(about['worker_id'])[:12]}" if about["worker_id"] else f"--pid {about['pid']}@{about['ip']}"

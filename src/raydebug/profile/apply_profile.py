@@ -1,0 +1,187 @@
+"""Apply a profile to one whole command: for `profile show`, for the checks, and in the driver of a job.
+
+`python -m raydebug.profile.apply_profile REQUEST` prints JSON: for a container or another Python.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from raydebug import render
+from raydebug.errors import Exit, RaydebugError
+from raydebug.profile.load import load_profile
+from raydebug.profile.overlay import Overlay, overlay_profile
+from raydebug.profile.swap import MODEL_RULES, OURS, Build, hide_from_git, swap_in
+from raydebug.protocol import variables
+from raydebug.trainers.keys import modules_known
+from raydebug.trainers.recognise import TRAINERS, recognise
+from raydebug.trainers.settings import Change
+from raydebug.trainers.trainer import Installed, Program
+
+
+@dataclass(frozen=True)
+class AppliedProfile:
+    """A command with a profile applied.
+
+    Args:
+        program: recognised in the command.
+        installed: the trainer as it is installed.
+        overlay: the changes and their reasons.
+        argv: the new command.
+        builds: tiny models and datasets to be made before it starts.
+    """
+
+    program: Program
+    installed: Installed
+    overlay: Overlay
+    argv: list[str]
+    builds: list[Build]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the document of `profile show --json`."""
+        return {
+            "version": 1,
+            "trainer": self.program.module,
+            self.program.trainer.name: self.installed.version,
+            "keys_of": self.overlay.version,
+            "changes": [asdict(change) for change in self.overlay.changes],
+            "missing": [asdict(one) for one in self.overlay.missing],
+            "made": [{"what": build.what, "target": str(build.target)} for build in self.builds],
+            "notes": self.overlay.notes,
+            "argv": self.argv,
+        }
+
+
+def apply_profile(
+    argv: Sequence[str],
+    *,
+    profile: str,
+    environ: Mapping[str, str],
+    folder: Path,
+    search: Sequence[str],
+    tiny: Sequence[str] = (),
+    version: str | None = None,
+) -> AppliedProfile:
+    """Apply a profile to a command.
+
+    Args:
+        argv: the whole command, from its interpreter or torchrun on.
+        profile: the profile's name.
+        environ: its environment.
+        folder: its working directory.
+        search: where its Python looks for modules, in order.
+        tiny: what is replaced by a tiny one: `model`, `data`.
+        version: the version to assume, whatever is installed.
+
+    Raises:
+        RaydebugError: it is no known training, or the profile cannot be applied to it.
+    """
+    program = recognise(argv)
+    if program is None:
+        raise no_training(argv)
+    rules = load_profile(profile)
+    if "model" in tiny:
+        rules = replace(rules, rules=rules.rules + MODEL_RULES)
+    installed = program.trainer.read_config(program, argv, folder=folder, search=search)
+    if version is not None and version != installed.version:
+        installed = Installed(version, None, f"{program.trainer.name} {version} was asked for")
+    launcher_at = program.arguments_at if program.launcher_at is None else program.launcher_at
+    program_at = max(launcher_at, program.arguments_at - 1)
+    overlay = overlay_profile(
+        rules,
+        program,
+        argv[program.arguments_at :],
+        environ,
+        installed=installed,
+        launcher=argv[launcher_at:program_at],
+    )
+    builds = swap_in(tiny, overlay.settings, program, folder)
+    new = [*argv[:launcher_at], *overlay.launcher, *argv[program_at : program.arguments_at], *overlay.argv]
+    return AppliedProfile(program, installed, overlay, new, builds)
+
+
+def apply_in_driver(argv: Sequence[str], *, profile: str, tiny: Sequence[str] = ()) -> list[str] | None:
+    """Return the new sys.argv[1:] of a training command, and print the changes into the job's log.
+
+    Args:
+        argv: the whole command, as `sys.orig_argv` has it.
+        profile: the profile's name.
+        tiny: what is replaced by a tiny one: `model`, `data`.
+
+    Returns:
+        The new arguments; None if the command is no known training.
+
+    Raises:
+        RaydebugError: the profile is unknown or cannot be applied to this command, or nothing tiny can be made.
+    """
+    if recognise(argv) is None:
+        return None
+    # `python -m` puts the working folder first, only after site has run; with -P or -I it does not at all.
+    search = sys.path if sys.flags.safe_path else ["", *sys.path]
+    applied = apply_profile(argv, profile=profile, environ=os.environ, folder=Path.cwd(), search=search, tiny=tiny)
+    program, overlay = applied.program, applied.overlay
+    if any(f"{OURS}/" in str(change.new) for change in overlay.changes):
+        hide_from_git(Path(OURS))
+    is_first = os.environ.get("RANK", "0") == "0"
+    for build in applied.builds:
+        if is_first:
+            render.say(f"raydebug: making a tiny {build.what} in {build.target}")
+        build.make(os.environ)
+    if is_first:
+        _record(overlay.changes)
+        render.say(f"raydebug: the profile '{profile}' changes {len(overlay.changes)} settings of {program.module}:")
+        for line in (*overlay.changes, *overlay.notes):
+            render.say(f"  {line}")
+        if overlay.missing:
+            render.say(f"  left alone, it has no key for: {', '.join(one.setting for one in overlay.missing)}")
+    first = program.arguments_at if program.launcher_at is None else program.launcher_at
+    return applied.argv[first:]
+
+
+def _record(changes: Sequence[Change]) -> None:
+    """Append the changes to the job's file in Ray's log folder, where the recorder of the run reads them."""
+    job = os.environ.get(variables.JOB)
+    if not job:
+        return
+    folder = Path(os.environ.get(variables.RAY_LOGS) or variables.CONTAINER_RAY_LOGS)
+    path = folder / variables.PROFILE_REPORT.format(job=job)
+    try:
+        earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        rows = [*earlier, *(change.as_json() for change in changes)]
+        path.write_text(json.dumps(rows), encoding="utf-8")
+    except (OSError, ValueError) as failure:
+        render.say(f"raydebug: the profile's changes are not recorded: {failure}")
+
+
+def no_training(argv: Sequence[str]) -> RaydebugError:
+    """Return the error for a command that is no training."""
+    return RaydebugError(
+        f"'{' '.join(argv)[:120]}' is no training command that raydebug knows",
+        cause=f"those are python or torchrun with -m {modules_known()}",
+        fix=f"raydebug profile show debug -- {TRAINERS[0].example} ...",
+        code="profile.no-training",
+        exit_code=Exit.USAGE,
+    )
+
+
+def main(request: str) -> int:
+    """Answer one request of `profile show` with JSON."""
+    asked = json.loads(request)
+    folder = Path.cwd()
+    search = [*asked.pop("search"), *sys.path]
+    try:
+        answer = apply_profile(**asked, folder=folder, search=search).as_json()
+    except RaydebugError as failure:
+        answer = {**failure.as_json(), "exit_code": failure.exit_code}
+    sys.stdout.write(json.dumps(answer) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,92 @@
+"""JSON documents that the gateway returns over HTTP: its lists of pauses, processes, breakpoints and its own tasks."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from raydebug.protocol.records import Location, Policy, Watchdog
+
+
+class ListedPause(TypedDict, total=False):
+    """A pause in GET /pauses and `raydebug paused --json`; None for facts that are unknown."""
+
+    id: str
+    kind: str | None
+    file: str | None
+    line: int | None
+    function: str | None
+    thread: str | None
+    exception: str | None
+    where: str | None
+    rank: int | None
+    step: int | None
+    pid: int
+    child_of: int | None
+    ip: str | None
+    node_id: str | None
+    worker_id: str | None
+    job_id: str | None
+    job: str | None
+    task: str | None
+    task_id: str | None
+    attempt: int | None
+    actor: str | None
+    actor_id: str | None
+    compiled: bool | None
+    watchdog: Watchdog | None
+    since_s: float | None
+    expires_in_s: float | None
+    state: str  # waiting or attached
+    # Only of clusters without a gateway:
+    is_driver: bool
+    threads: int
+    debugger_port: int | None
+
+
+class ListedProcess(TypedDict, total=False):
+    """A process in GET /processes and `raydebug ps --processes --json`."""
+
+    pid: int
+    child_of: int | None
+    ip: str
+    node_id: str | None
+    worker_id: str | None
+    job: str | None
+    job_id: str | None
+    rank: int | None
+    actor: str | None
+    title: str | None
+    argv: str | None
+    is_driver: bool | None
+    doing: Location | None
+    answers: bool
+    pauses: list[str]
+
+
+class BreakpointState(TypedDict):
+    """The state of a breakpoint in one process."""
+
+    pid: int | None
+    ip: str | None
+    state: str  # set, waiting, told or failed (messages.py)
+    message: str
+
+
+class ListedBreakpoint(TypedDict):
+    """A breakpoint in GET /breaks and `raydebug break list --json`."""
+
+    id: str
+    where: str
+    policy: Policy | None
+    job: str | None
+    source: str | None
+    processes: list[BreakpointState]
+
+
+class GatewayTask(TypedDict):
+    """A background task of the gateway in GET /status."""
+
+    name: str
+    state: str  # running or restarting
+    restarts: int
+    reason: str | None

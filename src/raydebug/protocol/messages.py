@@ -1,0 +1,41 @@
+"""Names of the messages between a job's process and the gateway, and the targets that a client attaches to."""
+
+# Handshake, in this order; REFUSED ends it at any point.
+HELLO, PROOF, WELCOME, REFUSED = "hello", "proof", "welcome", "refused"
+
+# Purpose of a dial-in: a session with pydevd, or the control channel.
+PAUSE, CONTROL = "pause", "control"
+
+# DAP events of our own in a session with pydevd.
+PAUSE_EVENT = "raydebugPause"
+"""Sent just before a thread stops: {threadId, record: PauseRecord}."""
+BROKEN_OFF_EVENT = "raydebugPauseBrokenOff"
+"""A suspended thread was resumed without a client, e.g. its task was cancelled: {threadId, reason}."""
+
+# Control channel, gateway to process.
+BREAKS = "breaks"
+"""Breakpoints to add and to remove: {add: [BreakpointSpec], remove: [id]}."""
+DESCRIBE = "describe"
+"""Requests DESCRIBED."""
+PAUSE_REQUEST = "pause"
+"""Requests a pause at the current line: {request}."""
+WITHDRAW = "withdraw"
+"""Cancels a PAUSE_REQUEST: {request}."""
+
+# Control channel, process to gateway.
+KNOWN = "known"
+"""The first message: breakpoints the process was started with, and those compiled in: {breaks, set}."""
+BREAK = "break"
+"""State of one breakpoint in the process: {id, state, message}."""
+SET, WAITING, FAILED = "set", "waiting", "failed"
+"""States of a breakpoint in a process: compiled in, its file is not loaded yet, impossible."""
+TOLD = "told"
+"""The gateway's own: sent to the process, which has not answered yet."""
+DESCRIBED = "described"
+"""Answer to DESCRIBE: a WorkRecord."""
+PAUSE_REFUSED = "refused"
+"""Why a requested pause is impossible: {request, cause}."""
+
+# Targets of `attach`, beside the number of a pause.
+PID, WORKER = "pid:", "worker:"
+"""`pid:PID`, `pid:PID@IP`, and `worker:ID` (a prefix of the id is enough)."""

@@ -1,0 +1,312 @@
+"""What processes report about themselves, their pauses and their breakpoints: one definition for both ends.
+
+Code of a job can read the cluster's token, so a process may send anything. `read` checks each field of a record against
+its type and size before any of it reaches a list: a wrong field refuses the whole record, and unknown fields are
+dropped. A fact that the process does not know is null, and is dropped as well.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypedDict, TypeVar, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
+
+NAME_BYTES = 1024  # of a function, thread, actor, id
+TEXT_BYTES = 64 * 1024  # of a path, an exception, an expression
+MAX_NUMBER = 2**63
+MAX_ITEMS = 1000  # of a list
+
+Record = TypeVar("Record")
+_Read = Callable[[Any], Any]
+
+
+class BadRecord(ValueError):
+    """A record with a field of a wrong type or size; the text names the field and repeats nothing of its value."""
+
+
+def read(given: Any, kind: type[Record], what: str = "the record") -> Record:
+    """Return the fields of a record that its type has and that are not null.
+
+    Args:
+        given: what was received.
+        kind: a TypedDict of this module, or one made of the same types.
+        what: names the record in the reason.
+
+    Raises:
+        BadRecord: it is no object, or a field is not what its type says.
+    """
+    if not isinstance(given, dict):
+        raise BadRecord(f"{what} is not an object")
+    found = {}
+    for field, read_field in _readers(cast(Any, kind)).items():
+        value = given.get(field)
+        if value is not None:
+            try:
+                found[field] = read_field(value)
+            except BadRecord as error:
+                raise BadRecord(f"'{field}' of {what} is not {error}") from None
+    return cast(Record, found)
+
+
+# Types of fields. The function in an annotation reads one value, or raises BadRecord with what was expected.
+
+
+def _text(limit_bytes: int) -> _Read:
+    def read_text(value: Any) -> str:
+        if not isinstance(value, str) or len(value) > limit_bytes or len(_encoded(value)) > limit_bytes:
+            raise BadRecord(f"a text of at most {limit_bytes} bytes")
+        return value
+
+    return read_text
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _read_number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MAX_NUMBER:  # nor NaN
+        raise BadRecord("a finite number")
+    return value
+
+
+def _read_integer(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= MAX_NUMBER:
+        raise BadRecord("a whole number")
+    return value
+
+
+def _read_flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise BadRecord("true or false")
+    return value
+
+
+def _read_comparison(value: Any) -> list[Any]:
+    if not isinstance(value, list) or len(value) != 2 or value[0] not in (">=", "<=", "==", ">", "<"):
+        raise BadRecord("a list of an operator and a number")
+    return [value[0], _read_integer(value[1])]
+
+
+def _list_of(read_item: _Read) -> _Read:
+    def read_list(value: Any) -> list[Any]:
+        if not isinstance(value, list) or len(value) > MAX_ITEMS:
+            raise BadRecord(f"a list of at most {MAX_ITEMS}")
+        return [read_item(item) for item in value]
+
+    return read_list
+
+
+def _object_of(kind: type[Any]) -> _Read:
+    def read_object(value: Any) -> Any:
+        try:
+            return read(value, kind, "it")
+        except BadRecord as error:
+            raise BadRecord(f"as expected: {error}") from None
+
+    return read_object
+
+
+_PLAIN: dict[Any, _Read] = {int: _read_integer, float: _read_number, bool: _read_flag}
+
+
+@functools.cache
+def _readers(kind: Any) -> dict[str, _Read]:
+    return {field: _reader(hint) for field, hint in get_type_hints(kind, include_extras=True).items()}
+
+
+def _reader(hint: Any) -> _Read:
+    if get_origin(hint) is Annotated:
+        reader: _Read = hint.__metadata__[0]
+        return reader
+    if get_origin(hint) in (Union, UnionType):
+        (known,) = (member for member in get_args(hint) if member is not NoneType)
+        return _reader(known)
+    if get_origin(hint) is list:
+        return _list_of(_reader(get_args(hint)[0]))
+    return _object_of(hint) if is_typeddict(hint) else _PLAIN[hint]
+
+
+Name = Annotated[str, _text(NAME_BYTES)]
+Text = Annotated[str, _text(TEXT_BYTES)]
+Comparison = Annotated[list[Any], _read_comparison]
+"""An operator and a whole number: [">=", 3]."""
+
+
+# Processes
+
+
+class ProcessRecord(TypedDict, total=False):
+    """What stays the same for the whole life of a process; a child of a Ray process has the ids of that process."""
+
+    pid: int
+    ppid: int
+    python: Name
+    argv: Text
+    cwd: Text | None
+    rank: int | None
+    job: Name | None
+    child_of: int | None
+    ip: Name | None
+    node_id: Name | None
+    worker_id: Name | None
+    is_driver: bool | None
+    instance: Name  # identifies the process: a process id may be used again
+    dials: int  # counts the dial-ins of a process
+
+
+class Location(TypedDict, total=False):
+    """Where a thread runs: the user's innermost frame, and in `inside` what that frame has called."""
+
+    thread: Name
+    file: Text
+    line: int
+    function: Name
+    text: Text
+    inside: Text
+
+
+class WorkRecord(ProcessRecord, total=False):
+    """The answer to `describe`: what a process is and what its active thread does now."""
+
+    job_id: Name | None
+    actor: Name | None
+    title: Text | None
+    doing: Location
+
+
+# Pauses
+
+
+class Watchdog(TypedDict, total=False):
+    """A time limit of torch that ends a process which is paused for longer."""
+
+    name: Name
+    after_s: float
+
+
+class PauseRecord(TypedDict, total=False):
+    """A suspended thread: where it is, and which task, actor and job it belongs to."""
+
+    kind: Name
+    file: Text | None
+    line: int | None
+    function: Name | None
+    thread: Name | None
+    exception: Text | None
+    where: Text | None  # the breakpoint from outside that was hit, as the user wrote it
+    expires_s: float | None  # seconds without a client after which it resumes
+    stood_s: float  # seconds for which it was suspended before this dial-in
+    request: Name | None  # the request that it answers
+    compiled: bool
+    watchdog: Watchdog | None
+    step: int | None
+    pid: int
+    rank: int | None
+    job_id: Name | None
+    task_id: Name | None
+    task: Name | None
+    attempt: int | None
+    actor_id: Name | None
+    actor: Name | None
+
+
+class Announcement(TypedDict, total=False):
+    """Body of PAUSE_EVENT."""
+
+    threadId: int
+    record: PauseRecord
+
+
+class BrokenOff(TypedDict, total=False):
+    """Body of BROKEN_OFF_EVENT."""
+
+    threadId: int
+    reason: Text
+
+
+class Refusal(TypedDict, total=False):
+    """Body of PAUSE_REFUSED."""
+
+    request: Name
+    cause: Text
+
+
+# Breakpoints from outside
+
+Policy = TypedDict(
+    "Policy",
+    {
+        "if": Text,
+        "log": Text,
+        "every": int,
+        "max": int,
+        "timeout_s": float,
+        "rank": list[int],
+        "step": list[Comparison],
+    },
+    total=False,
+)
+"""The conditions of a breakpoint."""
+
+
+class BreakpointSpec(TypedDict, total=False):
+    """A breakpoint from outside; `module` or `file`, and `line` or `function`, say where it is."""
+
+    id: Name
+    where: Text  # as the user wrote it
+    module: Name
+    file: Text
+    line: int
+    function: Name
+    source: Text  # the file on the node
+    policy: Policy
+    job: Name | None  # None: every job
+    since: float
+
+
+class KnownBreakpoints(TypedDict, total=False):
+    """Body of KNOWN."""
+
+    breaks: list[BreakpointSpec]
+    set: list[Name]
+
+
+class BreakpointReport(TypedDict, total=False):
+    """Body of BREAK: the state of a breakpoint in a process."""
+
+    id: Name
+    state: Name
+    message: Text
+
+
+# What the gateway itself reads of pydevd's messages; clients get them whole.
+
+
+class ThreadEvent(TypedDict, total=False):
+    """Body of `thread`."""
+
+    threadId: int
+    reason: Name
+
+
+class StoppedEvent(TypedDict, total=False):
+    """Body of `stopped`; its reason, of any length, is passed on unread."""
+
+    threadId: int
+
+
+class Source(TypedDict, total=False):
+    """A source file of a frame."""
+
+    path: Text
+
+
+class Frame(TypedDict, total=False):
+    """The innermost frame in the response to `stackTrace`."""
+
+    id: int
+    name: Text
+    line: int
+    source: Source

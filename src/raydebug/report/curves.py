@@ -1,0 +1,204 @@
+"""The curves of the timeline: step durations, memory of processes and nodes, memory and load of GPUs. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from raydebug.jobs.recorder import NODE
+from raydebug.render import duration
+from raydebug.report import units
+from raydebug.report.document import Gpu, Process, Run
+from raydebug.report.downsample import COLUMNS, Point, downsample, peak, stack
+from raydebug.report.page import SERIES, Markup, join, number, percent, tag
+from raydebug.report.plot import Axis, area, ceiling, draw_curve, plot, round_mib, scale_labels, stretched
+from raydebug.report.waterfall import track
+
+MOST_GPUS = 16
+
+
+def step_row(run: Run, axis: Axis) -> list[Markup]:
+    """Return the row of step durations."""
+    if not run.steps:
+        return []
+    took = [step.seconds for step in run.steps]
+    high = ceiling(max(took))
+    if len(run.steps) <= COLUMNS // 2:
+        bars = [
+            tag("rect", tag("title", f"step {s.step}: {duration(s.seconds)}"), x=axis.at(s.end_s - s.seconds),
+                width=axis.span(max(0.0, s.end_s - s.seconds), s.end_s), y=percent(1 - s.seconds / high),
+                height=percent(s.seconds / high), class_="step")
+            for s in run.steps
+        ]  # fmt: skip
+        drawn = join(bars)
+    else:
+        points = [(step.end_s, step.seconds) for step in run.steps]
+        drawn = stretched(draw_curve(axis, points, 0.0, high, "s1"))
+    median = sorted(took)[len(took) // 2]
+    label = f"duration of {units.counted(len(took), 'step')}: median {duration(median)}"
+    how = [tag("b", duration(median)), tag("span", "median", class_="unit"),
+           tag("span", f"{duration(min(took))} to {duration(max(took))}", class_="range")]  # fmt: skip
+    drawing = plot(axis, drawn, scale_labels(duration(high)), label=label, class_="curves low")
+    return [track(["step duration", _times(len(took))], drawing, how, "curved")]
+
+
+def _times(count: int) -> Markup:
+    return tag("span", f" \N{MULTIPLICATION SIGN}{count:,}", class_="times")
+
+
+def gpu_rows(run: Run, axis: Axis) -> list[Markup]:
+    """Return a row for each GPU: memory in use and utilisation, both in percent."""
+    return [_gpu_row(gpu, axis) for gpu in run.gpus[:MOST_GPUS]]
+
+
+def _gpu_row(gpu: Gpu, axis: Axis) -> Markup:
+    most = peak(gpu.samples)
+    total = gpu.total_mib or most or 1.0
+    used = [(at, 100 * value / total) for at, value, _ in gpu.samples if math.isfinite(value)]
+    busy = [(at, value) for at, _, value in gpu.samples if math.isfinite(value)]
+    held = downsample(used)
+    full = held.high or held.middle
+    shapes = [
+        tag("path", d=area(axis, [(x, 0.0) for x, _ in full], full, 0.0, 100.0), class_="area s1"),
+        draw_curve(axis, busy, 0.0, 100.0, "halo")[-1],
+        draw_curve(axis, busy, 0.0, 100.0, "s2")[-1],
+    ]
+    mean = sum(value for _, value in busy) / len(busy) if busy else None
+    of = f" of {units.mebibytes(gpu.total_mib)}" if gpu.total_mib else ""
+    mean_words = "? busy" if mean is None else f"{number(round(mean))} % busy"
+    label = f"{gpu.name}: memory at most {units.mebibytes(most)}{of}, {mean_words} on average"
+    drawing = plot(axis, stretched(shapes), scale_labels("100 %"), label=label, class_="curves low")
+    how = [tag("b", units.mebibytes(most)), tag("span", f"at most{of}", class_="unit"),
+           tag("span", f"{mean_words} (line)", class_="range")]  # fmt: skip
+    return track([gpu.name, tag("span", f" {gpu.node}", class_="where") if gpu.node else None], drawing, how, "curved")
+
+
+MOST_NODES = 8
+_LETTERS = "ABCDEF"
+_ROOM = 0.1  # of a plot's height: smallest thickness of a band with a letter
+_COLUMNS_OF_A_LETTER = 12
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node's memory.
+
+    Args:
+        name: its address.
+        processes: of the run, the largest first.
+        bands: the band of each process in the plot; the last band is for all others.
+        columns: memory of each band over time.
+        whole: memory of all processes of the node, also of other programs; empty if unknown.
+    """
+
+    name: str
+    processes: list[Process]
+    bands: list[int]
+    columns: list[tuple[float, list[float]]]
+    whole: list[Point]
+
+    @property
+    def most(self) -> float:
+        """The highest sum of the run's processes at one moment."""
+        return max((sum(values) for _, values in self.columns), default=0.0)
+
+    @property
+    def top(self) -> float:
+        """The highest value of its plot."""
+        return max(self.most, max((y for _, y in self.whole), default=0.0))
+
+
+def memory_rows(run: Run, axis: Axis) -> list[Markup]:
+    """Return a row for each node, all with the same scale."""
+    named: dict[str, list[Process]] = {}
+    for process in run.memory:
+        named.setdefault(process.node, []).append(process)
+    nodes = [_node(name, processes, axis) for name, processes in named.items()]
+    # The largest nodes are drawn; the note of the section has the number of all.
+    kept = sorted(nodes, key=lambda node: -node.most)[:MOST_NODES]
+    high = round_mib(max((node.top for node in kept), default=0.0))
+    return [_memory_row(node, axis, high) for node in nodes if node in kept]
+
+
+def memory_sum(run: Run, axis: Axis) -> list[Point]:
+    """Return the memory of all processes of the run by column; if none is known, that of the nodes."""
+    own = [process for process in run.memory if process.name != NODE]
+    series = [points_of(process) for process in own or run.memory]
+    return [(x, values[0]) for x, values in stack(series, [0] * len(series), axis.length)] if series else []
+
+
+def points_of(process: Process) -> list[Point]:
+    """Return the samples of a process as points."""
+    return [(sample[0], sample[1]) for sample in process.samples]
+
+
+def _node(name: str, found: Sequence[Process], axis: Axis) -> Node:
+    processes = sorted((p for p in found if p.name != NODE), key=lambda process: -peak(process.samples))
+    own = len(processes) if len(processes) <= SERIES else SERIES - 1
+    bands = [min(index, own) for index in range(len(processes))]
+    columns = stack([points_of(process) for process in processes], bands, axis.length)
+    whole = [point for process in found if process.name == NODE for point in points_of(process)]
+    return Node(name, processes, bands, columns if processes else [], whole)
+
+
+def _memory_row(node: Node, axis: Axis, high: float) -> Markup:
+    shapes, letters = _bands(node, axis, high)
+    line = [draw_curve(axis, node.whole, 0.0, high, style)[-1] for style in ("halo", "whole")] if node.whole else []
+    whole = f"; all of the node {units.mebibytes(max(y for _, y in node.whole))}" if node.whole else ""
+    count = units.counted(len(node.processes), "process", "processes")
+    label = f"memory of {count}: at most {units.mebibytes(node.most)} at once{whole}"
+    scale = scale_labels(units.round_size(high))
+    drawing = plot(axis, stretched(shapes, line), letters, scale, label=label, class_="curves")
+    how = [
+        [tag("b", units.mebibytes(node.most)), tag("span", "at most", class_="unit")] if node.processes else None,
+        tag("span", f"whole node (line) {units.mebibytes(max(y for _, y in node.whole))}", class_="range")
+        if node.whole else None,
+        _legend(node) if node.processes else None,
+    ]  # fmt: skip
+    what = ["memory", tag("span", f" {node.name}", class_="where") if node.name else None]
+    return track(what, drawing, how, "curved tall")
+
+
+def _bands(node: Node, axis: Axis, high: float) -> tuple[list[Markup], list[Markup]]:
+    """Return the areas of the bands, and the letters of those with room."""
+    floor: list[Point] = [(x, 0.0) for x, _ in node.columns]
+    shapes: list[Markup] = []
+    letters: list[Markup] = []
+    for band in range(max(node.bands, default=-1) + 1):
+        top = [(x, below + values[band]) for (x, below), (_, values) in zip(floor, node.columns, strict=True)]
+        shapes.append(tag("path", d=area(axis, floor, top, 0.0, high), class_=f"area {_colour(band, node.bands)}"))
+        if place := _label_place(floor, top, high):
+            x, y = axis.at(place[0]), percent(place[1])
+            letters.append(tag("text", _LETTERS[band], x=x, y=y, dy="4", class_="letter"))
+        floor = top
+    return shapes, letters
+
+
+def _label_place(lower: Sequence[Point], upper: Sequence[Point], high: float) -> Point | None:
+    """Return the place for the letter of a band, close to the middle; None if it is too thin."""
+    thick = [(over - under) / high for (_, under), (_, over) in zip(lower, upper, strict=True)]
+    enough = max(_ROOM, 0.8 * max(thick))
+    roomy = [index for index, room in enumerate(thick) if room >= enough]
+    if len(roomy) < _COLUMNS_OF_A_LETTER:
+        return None
+    index = min(roomy, key=lambda index: abs(index - len(thick) // 2))
+    return upper[index][0], 1 - (upper[index][1] + lower[index][1]) / 2 / high
+
+
+def _colour(band: int, bands: Sequence[int]) -> str:
+    is_rest = band == SERIES - 1 and bands.count(band) > 1
+    return f"s{SERIES if is_rest else band + 1}"
+
+
+def _legend(node: Node) -> Markup:
+    """Return the legend of letters and processes, the uppermost band first."""
+    entries = []
+    for band in range(max(node.bands), -1, -1):
+        inside = [process for process, of in zip(node.processes, node.bands, strict=True) if of == band]
+        name = inside[0].name if len(inside) == 1 else f"{len(inside)} others"
+        most = units.mebibytes(max(peak(process.samples) for process in inside))
+        size = most if len(inside) == 1 else f"each up to {most}"
+        swatch = tag("span", _LETTERS[band], class_=f"swatch {_colour(band, node.bands)}")
+        entries.append(tag("li", swatch, tag("span", name, class_="name"), tag("span", size, class_="size")))
+    return tag("ul", entries, class_="legend", aria_label="processes")

@@ -1,0 +1,276 @@
+"""A run as values from which a page can be drawn, read from its document (run.json, version 1). Pure.
+
+A run that was killed leaves an incomplete document, and that is when a report is needed most: what is missing or
+impossible is left out, and reading never raises.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from raydebug.jobs.run_folder import RUN
+from raydebug.settings.secrets import without_secret, without_secret_arguments, without_secrets
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of the run; `end_s` is None while it is open."""
+
+    name: str
+    start_s: float
+    end_s: float | None
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step; metrics may be NaN or infinite."""
+
+    step: int
+    end_s: float
+    seconds: float
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Process:
+    """The memory of a process: samples of (seconds, MiB), in order."""
+
+    name: str
+    node: str
+    samples: list[tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU: samples of (seconds, MiB in use, % busy), in order; NaN for an unknown value."""
+
+    name: str
+    node: str
+    total_mib: float
+    samples: list[tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Pause:
+    """A pause; `end_s` is None for one that was not resumed."""
+
+    id: str
+    where: str
+    kind: str
+    who: str
+    exception: str
+    start_s: float
+    end_s: float | None
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that the profile changed, with its values as text."""
+
+    key: str
+    old: str
+    new: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run or a check, as its page shows it; findings and the first error are as in the document."""
+
+    id: str
+    kind: str
+    command: list[str]
+    cluster: dict[str, str]
+    profile: str
+    changes: list[Change]
+    variables: dict[str, str]
+    lock: dict[str, str]
+    started: float | None
+    ended: float | None
+    status: str
+    exit_code: int | None
+    first_error: dict[str, str] | None
+    phases: list[Phase]
+    steps: list[Step]
+    memory: list[Process]
+    gpus: list[Gpu]
+    pauses: list[Pause]
+    findings: list[dict[str, str]]
+    log: str
+
+    @property
+    def took_s(self) -> float | None:
+        """Seconds from start to end; None for a run that has not ended, or whose clock was set back."""
+        if self.started is None or self.ended is None or self.ended < self.started:
+            return None
+        return self.ended - self.started
+
+    @property
+    def samples(self) -> list[list[tuple[float, ...]]]:
+        """The samples of every process and GPU."""
+        return [process.samples for process in self.memory] + [gpu.samples for gpu in self.gpus]
+
+    @cached_property
+    def length_s(self) -> float:
+        """The length of the time axis: the last known moment of the run; never 0."""
+        known = [self.took_s or 0.0]
+        known += [moment for phase in self.phases for moment in (phase.start_s, phase.end_s or 0.0)]
+        known += [moment for pause in self.pauses for moment in (pause.start_s, pause.end_s or 0.0)]
+        known += [step.end_s for step in self.steps]
+        known += [samples[-1][0] for samples in self.samples]
+        return max(known) or 1.0
+
+
+MOST_TEXT = 10_000  # characters of one value
+MOST_S = 10 * 365 * 86_400.0  # a later moment is a broken measurement
+
+
+def read_run(document: Mapping[str, Any]) -> Run:
+    """Return the run of a document, without the parts that are missing or malformed."""
+    command = document.get("command")
+    return Run(
+        id=_text(document.get("id")) or "?",
+        kind=_text(document.get("kind")) or RUN,
+        command=without_secret_arguments([_text(word) for word in command] if isinstance(command, list) else []),
+        cluster=_texts(document.get("cluster")),
+        profile=_text(document.get("profile")),
+        changes=[change for one in _mappings(document.get("changes")) if (change := _change(one)).key],
+        variables=without_secrets(_texts(document.get("variables"))),
+        lock=_texts(document.get("lock")),
+        started=_number(document.get("started")),
+        ended=_number(document.get("ended")),
+        status=_text(document.get("status")) or "unknown",
+        exit_code=code if isinstance(code := document.get("exit_code"), int) else None,
+        first_error=_texts(document.get("first_error")) or None,
+        phases=sorted(_phases(document.get("phases")), key=lambda phase: phase.start_s),
+        steps=sorted(_steps(document.get("steps")), key=lambda step: step.end_s),
+        memory=_memory(document.get("memory")),
+        gpus=_gpus(document.get("gpus")),
+        pauses=sorted(_pauses(document.get("pauses")), key=lambda pause: pause.start_s),
+        findings=[_texts(one) for one in _mappings(document.get("findings"))],
+        log=_text(document.get("log")),
+    )
+
+
+def _change(one: Mapping[str, Any]) -> Change:
+    key = _text(one.get("key"))
+    return Change(
+        key,
+        without_secret(key, _value(one.get("old"))),
+        without_secret(key, _value(one.get("new"))),
+        _text(one.get("why")),
+    )
+
+
+def _phases(found: Any) -> list[Phase]:
+    spans = [(one, _span(one)) for one in _mappings(found)]
+    return [Phase(_text(one.get("name")) or "?", *span) for one, span in spans if span]
+
+
+def _pauses(found: Any) -> list[Pause]:
+    return [
+        Pause(
+            _text(one.get("id")), _text(one.get("where")) or "?", _text(one.get("kind")) or "?", _text(one.get("who")),
+            _text(one.get("exception")), *span,
+        )
+        for one in _mappings(found)
+        if (span := _span(one))
+    ]  # fmt: skip
+
+
+def _seconds(value: Any) -> float | None:
+    """Return a moment of the run, at least 0 (clocks of machines may differ); None if it is impossible."""
+    seconds = _number(value)
+    return None if seconds is None or abs(seconds) > MOST_S else max(0.0, seconds)
+
+
+def _span(one: Mapping[str, Any]) -> tuple[float, float | None] | None:
+    start, end = _seconds(one.get("start_s")), _seconds(one.get("end_s"))
+    if start is None:
+        return None
+    return start, None if end is None else max(start, end)
+
+
+def _steps(found: Any) -> list[Step]:
+    steps = []
+    for one in _mappings(found):
+        end, took, step = _seconds(one.get("end_s")), _seconds(one.get("seconds")), _number(one.get("step"))
+        if end is not None and took is not None and step is not None:
+            steps.append(Step(int(step), end, took, _metrics(one.get("metrics"))))
+    return steps
+
+
+def _metrics(found: Any) -> dict[str, float]:
+    metrics = {}
+    for name, value in found.items() if isinstance(found, Mapping) else ():
+        if isinstance(value, int | float | str):
+            try:
+                metrics[str(name)] = float(value)  # "NaN" too: strict JSON cannot write it otherwise
+            except (ValueError, OverflowError):
+                continue
+    return metrics
+
+
+def _memory(found: Any) -> list[Process]:
+    read = ((one, _samples(one.get("samples"), 2)) for one in _mappings(found))
+    return [Process(_text(one.get("process")) or "?", _text(one.get("node")), s) for one, s in read if s]
+
+
+def _gpus(found: Any) -> list[Gpu]:
+    read = ((one, _samples(one.get("samples"), 3)) for one in _mappings(found))
+    return [
+        Gpu(_text(one.get("name")) or "GPU", _text(one.get("node")), _number(one.get("total_mib")) or 0.0, samples)
+        for one, samples in read
+        if samples
+    ]
+
+
+def _samples(found: Any, width: int) -> list[tuple[float, ...]]:
+    rows = (row for row in found if isinstance(row, list) and len(row) == width) if isinstance(found, list) else ()
+    samples = (tuple([_or_nan(value) for value in row]) for row in rows)
+    known = [sample for sample in samples if 0 <= sample[0] <= MOST_S and any(value >= 0 for value in sample[1:])]
+    known.sort(key=lambda sample: sample[0])
+    return known
+
+
+def _mappings(found: Any) -> list[Mapping[str, Any]]:
+    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+
+
+def _texts(found: Any) -> dict[str, str]:
+    return {str(key): _text(value) for key, value in found.items()} if isinstance(found, Mapping) else {}
+
+
+def _text(value: Any) -> str:
+    text = "" if value is None else str(value)
+    if len(text) > MOST_TEXT:
+        return f"{text[:MOST_TEXT]} ... and {len(text) - MOST_TEXT:,} more characters"
+    return text
+
+
+def _value(value: Any) -> str:
+    """Return a setting's value as YAML and Hydra write it."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else _text(value)
+
+
+def _or_nan(value: Any) -> float:
+    """Return a measurement; NaN for any other value. A run has hundreds of thousands of them."""
+    if type(value) is float and 0 <= value < math.inf:
+        return value
+    number = _number(value)
+    return math.nan if number is None or number < 0 else number
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None

@@ -1,0 +1,193 @@
+"""HTML and SVG as values, and the page around them. Pure.
+
+A plain string is text: it is always escaped, with control characters made visible. The page is one file that fetches
+nothing and runs only its own program. Text has a contrast of 4.5:1 on every background that it can have, curves and
+bars 3:1 (WCAG 2.2, 1.4.3 and 1.4.11); tests/unit/test_report.py computes both. The series differ without red beside
+green, and also by a letter.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import html
+import json
+from collections.abc import Iterable
+from importlib.resources import files
+from typing import Any, TypeAlias
+
+import raydebug
+from raydebug.render import visible
+
+Child: TypeAlias = "str | Markup | Iterable[Child] | None"
+# https://html.spec.whatwg.org/multipage/syntax.html#void-elements; SVG's shapes are written out with an end tag.
+_VOID = frozenset(("meta", "br", "col", "link"))
+
+
+class Markup(str):
+    """A piece of a page that is escaped already; made only here and from the page's own CSS and program."""
+
+    __slots__ = ()
+
+
+def text(value: str) -> Markup:
+    """Return text of any origin, escaped."""
+    return Markup(html.escape(visible(value, keep="\n"), quote=False))
+
+
+def tag(name: str, /, *children: Child, **attributes: str | float | bool | None) -> Markup:
+    """Return an element.
+
+    Args:
+        name: its tag.
+        children: text (escaped here), elements, or sequences of both; None is skipped.
+        attributes: `class_` is class, `aria_label` is aria-label; None and False are skipped.
+    """
+    words = "".join(_attribute(key, value) for key, value in attributes.items() if value is not None)
+    if name in _VOID:
+        return Markup(f"<{name}{words}>")
+    return Markup(f"<{name}{words}>{join(children)}</{name}>")
+
+
+def join(children: Child) -> Markup:
+    """Return the concatenated children."""
+    if children is None:
+        return Markup("")
+    if isinstance(children, Markup):
+        return children
+    if isinstance(children, str):
+        return text(children)
+    return Markup("".join(join(child) for child in children))
+
+
+def number(value: float) -> str:
+    """Return a coordinate with two decimals at most."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def percent(fraction: float) -> str:
+    """Return a fraction as a percentage, for SVG attributes."""
+    return f"{number(100 * fraction)}%"
+
+
+def _attribute(key: str, value: str | float | bool) -> str:
+    if value is False:
+        return ""
+    name = key.rstrip("_").replace("_", "-")
+    if value is True:
+        return f" {name}"
+    shown = value if isinstance(value, str) else number(value)
+    return f' {name}="{html.escape(visible(shown, keep=""))}"'
+
+
+@functools.cache
+def _parts() -> tuple[str, str]:
+    """Return the CSS and the program of the page, which are package data."""
+    folder = files("raydebug.report")
+    style = stylesheet() + (folder / "page.css").read_text(encoding="utf-8")
+    return style, (folder / "page.js").read_text(encoding="utf-8")
+
+
+def policy() -> str:
+    """Return the Content-Security-Policy: only the page's own style and program, by their hashes.
+
+    Source: https://www.w3.org/TR/CSP3/#match-element-to-source-list
+    """
+    style, program = (base64.b64encode(hashlib.sha256(part.encode()).digest()).decode() for part in _parts())
+    return (
+        f"default-src 'none'; style-src 'sha256-{style}'; script-src 'sha256-{program}'; base-uri 'none';"
+        " form-action 'none'; require-trusted-types-for 'script'"
+    )
+
+
+def page(title: str, *body: Child, data: dict[str, Any] | None = None) -> str:
+    """Return a whole page.
+
+    Args:
+        title: of the window.
+        body: its content, complete without the program.
+        data: input of the program; None: no program.
+    """
+    style, program = _parts()
+    head = [
+        tag("meta", charset="utf-8"),
+        Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy()}">'),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("meta", name="referrer", content="no-referrer"),
+        tag("meta", name="generator", content=f"raydebug {raydebug.__version__}"),
+        tag("title", title),
+        Markup(f"<style>{style}</style>"),
+    ]
+    foot = tag("footer", f"Made by raydebug {raydebug.__version__}. This file fetches nothing and sends nothing.")
+    embedded = Markup(f'<script type="application/json" id="data">{as_script_data(data or {})}</script>')
+    scripts = [embedded, Markup(f"<script>{program}</script>")] if data is not None else None
+    return f'<!doctype html>\n<html lang="en">{tag("head", head)}{tag("body", join(body), foot, scripts)}</html>\n'
+
+
+def as_script_data(data: Any) -> str:
+    """Return JSON that cannot end its script element."""
+    shown = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return shown.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+SERIES = 6  # curves with a colour of their own; the last one is for all others
+
+LIGHT = {
+    "paper": "#ffffff",
+    "plot": "#f5f6f8",
+    "ink": "#15191f",
+    "quiet": "#535c69",
+    "line": "#d5d9df",
+    "grid": "#e2e5ea",
+    "link": "#0b57a4",
+    "bad": "#a61b1b",
+    "bad-paper": "#fdf1f0",
+    "warn": "#7d4e00",
+    "good": "#1a6b3c",
+    "phase": "#40648f",
+    "pause": "#7a3e9d",
+    "s1": "#2468a8",
+    "s2": "#b45309",
+    "s3": "#0f766e",
+    "s4": "#9d3c86",
+    "s5": "#6b6a12",
+    "s6": "#667080",
+    "on-series": "#ffffff",
+}
+DARK = {
+    "paper": "#14171c",
+    "plot": "#1b1f26",
+    "ink": "#e8eaee",
+    "quiet": "#a6afbc",
+    "line": "#353c47",
+    "grid": "#2a303a",
+    "link": "#86bdf7",
+    "bad": "#ff9d94",
+    "bad-paper": "#2b1a1b",
+    "warn": "#eab866",
+    "good": "#7fd3a0",
+    "phase": "#7ea6d6",
+    "pause": "#cda0e8",
+    "s1": "#6fb0ee",
+    "s2": "#f0a259",
+    "s3": "#4fc4b4",
+    "s4": "#e692cd",
+    "s5": "#cfc760",
+    "s6": "#9aa5b4",
+    "on-series": "#14171c",
+}
+
+
+def variables(colours: dict[str, str]) -> str:
+    """Return colours as CSS variables."""
+    return "".join(f"--{name}:{value};" for name, value in colours.items())
+
+
+def stylesheet() -> str:
+    """Return the CSS rules for the light and the dark scheme; print is always light."""
+    return (
+        f":root{{color-scheme:light dark;{variables(LIGHT)}}}"
+        f"@media screen and (prefers-color-scheme:dark){{:root{{{variables(DARK)}}}}}"
+    )

@@ -1,0 +1,167 @@
+"""Parts of plots that share one time axis: marks in percent of the width, curves in a box that stretches. Pure.
+
+Text is never scaled: an outer `svg` without viewBox holds lines, bars and labels by percentages, and an inner one with
+a viewBox of 1000 x 100 holds the curves. One plot fits a phone and a wide screen, without a program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from raydebug.report import units
+from raydebug.report.downsample import COLUMNS, Downsampled, Point, downsample
+from raydebug.report.page import Child, Markup, join, number, percent, tag
+
+_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+_WIDTH, _HEIGHT = 1000.0, 100.0  # of the inner box
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The horizontal axis: from 0 to `length`, in seconds or in steps."""
+
+    length: float
+
+    def at(self, value: float) -> str:
+        """Return the position of a value."""
+        return percent(min(1.0, max(0.0, value / self.length)))
+
+    def span(self, start: float, end: float) -> str:
+        """Return the width of a span."""
+        return percent(min(1.0, max(0.0, (min(end, self.length) - start) / self.length)))
+
+    def ticks(self, most: int = 8) -> tuple[float, list[float]]:
+        """Return the distance of the ticks, and the ticks."""
+        rough = self.length / most
+        if rough < 1:
+            power = 10.0 ** math.floor(math.log10(rough))
+            step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)
+        elif rough > _STEPS[-1]:
+            step = math.ceil(rough / _STEPS[-1]) * _STEPS[-1]
+        else:
+            step = next(step for step in _STEPS if step >= rough)
+        return step, [step * i for i in range(int(self.length / step * 1.0001) + 1)]
+
+
+def ceiling(value: float) -> float:
+    """Return the next round number, such as 1, 2, 2.5, 5 or 8 times a power of ten."""
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(power * factor for factor in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if power * factor >= value * 0.9999)
+
+
+def round_mib(value: float) -> float:
+    """Return the next round size, in MiB."""
+    return 1024 * ceiling(value / 1024) if value > 1024 else ceiling(value)
+
+
+def plot(axis: Axis, *marks: Child, label: str, class_: str = "", bands: bool = True) -> Markup:
+    """Return a plot: grid, bands of the pauses, and marks.
+
+    Args:
+        axis: the time axis.
+        marks: its content.
+        label: its text alternative.
+        class_: sets its height.
+        bands: whether to show pauses behind it; the page defines them once, with the id `bands`.
+    """
+    grid = [tag("line", x1=axis.at(at), x2=axis.at(at), y1="0", y2="100%") for at in axis.ticks()[1]]
+    behind = tag("use", href="#bands") if bands else None
+    return tag("svg", tag("g", grid, class_="grid"), behind, *marks,
+               class_=f"plot {class_}".strip(), role="img", aria_label=label)  # fmt: skip
+
+
+def stretched(*marks: Child, y: str = "0", height: str = "100%") -> Markup:
+    """Return the inner box, whose 1000 x 100 units fill the plot, or a lane of it."""
+    return tag("svg", *marks, viewBox=f"0 0 {_WIDTH:.0f} {_HEIGHT:.0f}", preserveAspectRatio="none", y=y,
+               width="100%", height=height)  # fmt: skip
+
+
+def draw_curve(axis: Axis, points: Sequence[Point], low: float, high: float, class_: str, columns: int = COLUMNS
+               ) -> list[Markup]:  # fmt: skip
+    """Return a curve for the inner box; of too many points, the mean over the range of each column."""
+    reduced = downsample(points, columns)
+    shapes = [tag("path", d=curve(axis, reduced.middle, low, high), class_=f"curve {class_}")]
+    if reduced.high:
+        for lower, upper in _known(reduced):
+            shapes.insert(0, tag("path", d=area(axis, lower, upper, low, high), class_=f"range-of {class_}"))
+    return shapes
+
+
+def _known(reduced: Downsampled) -> list[tuple[list[Point], list[Point]]]:
+    """Return the parts of a range without its gaps."""
+    pairs = zip(reduced.low, reduced.high, strict=True)
+    runs = (list(run) for known, run in groupby(pairs, lambda pair: math.isfinite(pair[0][1])) if known)
+    return [([low for low, _ in run], [high for _, high in run]) for run in runs]
+
+
+def curve(axis: Axis, points: Iterable[Point], low: float, high: float) -> str:
+    """Return the path of a curve in the inner box; NaN and infinity are gaps."""
+    pieces: list[str] = []
+    pen_down = False
+    for x, y in points:
+        if not math.isfinite(y):
+            pen_down = False
+            continue
+        pieces.append(f"{'L' if pen_down else 'M'}{number(_WIDTH * x / axis.length)} {_y(y, low, high)}")
+        pen_down = True
+    if len(pieces) == 1:  # a dot: a line of length 0 with round ends
+        pieces.append("h0")
+    return "".join(pieces)
+
+
+def area(axis: Axis, lower: Sequence[Point], upper: Sequence[Point], low: float, high: float) -> str:
+    """Return the path of the area between two curves with the same x."""
+    if not upper:
+        return ""
+    forth = [f"{number(_WIDTH * x / axis.length)} {_y(y, low, high)}" for x, y in upper]
+    back = [f"{number(_WIDTH * x / axis.length)} {_y(y, low, high)}" for x, y in reversed(lower)]
+    return f"M{'L'.join(forth + back)}Z"
+
+
+def columns_of(heights: Sequence[float]) -> str:
+    """Return the path of columns side by side, each as high as its value from 0 to 1."""
+    width = _WIDTH / len(heights)
+    tops = "".join(f"V{_y(height, 0.0, 1.0)}H{number((i + 1) * width)}" for i, height in enumerate(heights))
+    return f"M0 {number(_HEIGHT)}{tops}V{number(_HEIGHT)}Z"
+
+
+def _y(value: float, low: float, high: float) -> str:
+    return number(_HEIGHT * (1 - (value - low) / ((high - low) or 1.0)))
+
+
+def scale_labels(top: str, bottom: str = "0") -> Markup:
+    """Return labels for the upper and the lower edge of a plot."""
+    return join([
+        tag("text", top, x="4", y="13", class_="scale"),
+        tag("text", bottom, x="4", y="100%", dy="-4", class_="scale"),
+    ])  # fmt: skip
+
+
+def time_axis(axis: Axis) -> Markup:
+    """Return the ticks of the time axis with labels."""
+    step, ticks = axis.ticks()
+    marks = []
+    for index, at in enumerate(ticks):
+        side = "start" if index == 0 else "end" if at > 0.97 * axis.length else "middle"
+        every = "" if index % 2 == 0 else " every-other"
+        marks.append(tag("text", units.tick(at, step), x=axis.at(at), y="15", class_=f"tick {side}{every}"))
+    lines = [tag("line", x1=axis.at(at), x2=axis.at(at), y1="20", y2="100%") for at in ticks]
+    return tag("svg", tag("g", lines, class_="grid"), marks, class_="axis", aria_hidden="true")
+
+
+def hatches() -> list[Markup]:
+    """Return the fill patterns that distinguish pauses without colour: stripes for breakpoints, a net for crashes."""
+    stripe = tag("rect", width="2.5", height="6", class_="ink-pause")
+    across = tag("rect", width="6", height="2.5", class_="ink-pause")
+    half = tag("rect", width="3", height="6", class_="ink-phase")
+    return [_hatch("stripes", stripe), _hatch("net", stripe, across), _hatch("going-on", half)]
+
+
+def _hatch(name: str, *shapes: Child) -> Markup:
+    return tag("pattern", *shapes, id=name, width="6", height="6", patternUnits="userSpaceOnUse",
+               patternTransform="rotate(45)")  # fmt: skip

@@ -1,0 +1,190 @@
+"""The waterfall: duration of each phase, and the times in which the run was paused. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from raydebug.render import duration
+from raydebug.report import units
+from raydebug.report.document import Pause, Phase, Run
+from raydebug.report.downsample import Interval, covered, density, gaps, merge
+from raydebug.report.page import Child, Markup, percent, tag
+from raydebug.report.plot import Axis, columns_of, plot, stretched
+
+MOST_ROWS = 40  # of phases by name; further ones are one sum
+KINDS = {"breakpoint": "at breakpoints", "post-mortem": "at crashes"}  # other kinds are shown by their name
+_UNSEEN = 1 / 800  # of the width of a plot: spans closer together are drawn as one bar
+_COUNTS = 0.01  # of the run: smallest time outside all phases that gets a row
+_UNTRUE = 0.02  # of the width: largest uncovered time that bars may hide
+
+
+@dataclass(frozen=True)
+class Row:
+    """All phases of one name.
+
+    Args:
+        name: their name.
+        spans: start and end of each; an open one ends with the run.
+        is_open: whether the last one is open.
+    """
+
+    name: str
+    spans: list[Interval]
+    is_open: bool
+
+    @property
+    def took_s(self) -> float:
+        """Their sum."""
+        return sum(end - start for start, end in self.spans)
+
+
+def rows_of(phases: Iterable[Phase], length_s: float) -> list[Row]:
+    """Return phases by name, in order of first appearance."""
+    named: dict[str, list[Phase]] = {}
+    for phase in phases:
+        named.setdefault(phase.name, []).append(phase)
+    return [
+        Row(
+            name,
+            [(p.start_s, length_s if p.end_s is None else p.end_s) for p in same],
+            any(p.end_s is None for p in same),
+        )
+        for name, same in named.items()
+    ]
+
+
+def spans_of(pauses: Iterable[Pause], length_s: float) -> list[Interval]:
+    """Return start and end of pauses; one that was not resumed ends with the run."""
+    return [(pause.start_s, length_s if pause.end_s is None else pause.end_s) for pause in pauses]
+
+
+def is_dense(spans: Sequence[Interval], length_s: float) -> bool:
+    """Return whether spans are so dense that bars would show more time than they cover."""
+    seen = merge(spans, _UNSEEN * length_s)
+    return sum(end - start for start, end in seen) - covered(spans) > _UNTRUE * length_s
+
+
+def draw_spans(
+    spans: Sequence[Interval], axis: Axis, text: Callable[[Interval], tuple[str, str]], *, top: float, height: float
+) -> list[Markup]:
+    """Return bars; for dense spans, columns whose height is the covered share of their time.
+
+    Args:
+        spans: start and end of each.
+        axis: the time axis.
+        text: returns title and class of a bar.
+        top: of the lane in the drawing, from 0 to 1.
+        height: of the lane.
+    """
+    if is_dense(spans, axis.length):
+        path = tag("path", d=columns_of(density(spans, axis.length)), class_=text((0.0, 0.0))[1])
+        return [stretched(path) if height > 0.5 else stretched(path, y=percent(top), height=percent(height))]
+    bars = []
+    for bar in merge(spans, _UNSEEN * axis.length):
+        title, class_ = text(bar)
+        bars.append(tag("rect", tag("title", title), x=axis.at(bar[0]), width=axis.span(*bar), y=percent(top),
+                        height=percent(height), class_=class_))  # fmt: skip
+    return bars
+
+
+def track(what: Child, drawing: Markup, how: Child, class_: str = "") -> Markup:
+    """Return one row of the timeline: its name, its plot, and its figures."""
+    return tag("li", tag("div", what, class_="what"), drawing, tag("div", how, class_="how"),
+               class_=f"track {class_}".strip())  # fmt: skip
+
+
+def phase_rows(run: Run, axis: Axis) -> list[Markup]:
+    """Return a row for each phase by name, and one for the time outside all phases if it is long enough."""
+    rows = rows_of(run.phases, run.length_s)
+    rest: list[Row] = []
+    if len(rows) > MOST_ROWS:
+        longest = sorted(rows, key=lambda row: -row.took_s)[: MOST_ROWS - 1]
+        rest = [row for row in rows if row not in longest]
+        rows = [row for row in rows if row in longest]
+    shown = [_phase_row(row, axis, row.name) for row in rows]
+    if rest:
+        every = Row("", [span for row in rest for span in row.spans], any(row.is_open for row in rest))
+        shown.append(_phase_row(every, axis, f"{len(rest)} others, shorter"))
+    missing = gaps((span for row in (*rows, *rest) for span in row.spans), run.length_s)
+    missing_s = sum(end - start for start, end in missing)
+    if (rows or rest) and missing_s > _COUNTS * run.length_s:
+        shown.append(_gap_row(missing, missing_s, axis))
+    return shown
+
+
+def _phase_row(row: Row, axis: Axis, name: str) -> Markup:
+    def text(bar: Interval) -> tuple[str, str]:
+        is_open = row.is_open and bar[1] >= axis.length
+        span = f"{duration(bar[1] - bar[0])}, from {units.since_start(bar[0])} to {units.since_start(bar[1])}"
+        return f"{name}: {span}" + (", not ended" if is_open else ""), "phase open" if is_open else "phase"
+
+    drawing = plot(axis, draw_spans(row.spans, axis, text, top=0.2, height=0.6), label=_label(row, name), class_="bar")
+    times = tag("span", f" \N{MULTIPLICATION SIGN}{len(row.spans):,}", class_="times") if len(row.spans) > 1 else None
+    state = tag("span", " not ended", class_="state") if row.is_open else None
+    return track([name, times, state], drawing, took(row.took_s, axis.length))
+
+
+def _label(row: Row, name: str) -> str:
+    last = max(end for _, end in row.spans)
+    return f"{name}: from {units.since_start(row.spans[0][0])} to {units.since_start(last)}"
+
+
+def took(part_s: float, whole_s: float) -> list[Markup]:
+    """Return a time span and its share, for the column beside a plot."""
+    return [tag("b", duration(part_s)), tag("span", units.share(part_s, whole_s), class_="share")]
+
+
+def _gap_row(missing: Sequence[Interval], missing_s: float, axis: Axis) -> Markup:
+    def text(bar: Interval) -> tuple[str, str]:
+        return f"in no phase: {duration(bar[1] - bar[0])}, from {units.since_start(bar[0])}", "gap"
+
+    drawing = plot(axis, draw_spans(missing, axis, text, top=0.2, height=0.6), label="time in no phase", class_="bar")
+    return track(tag("i", "in no phase"), drawing, took(missing_s, axis.length), "quiet")
+
+
+def pause_rows(run: Run, axis: Axis) -> list[Markup]:
+    """Return a row of pauses for each kind, on the same axis."""
+    kinds: dict[str, list[Pause]] = {}
+    for pause in run.pauses:
+        kinds.setdefault(pause.kind, []).append(pause)
+    return [_pause_row(kind, pauses, axis) for kind, pauses in sorted(kinds.items())]
+
+
+def _pause_row(kind: str, pauses: Sequence[Pause], axis: Axis) -> Markup:
+    spans = spans_of(pauses, axis.length)
+    class_ = f"pause {'crash' if kind == 'post-mortem' else 'stop'}"
+
+    def text(bar: Interval) -> tuple[str, str]:
+        inside = [p for p, (start, end) in zip(pauses, spans, strict=True) if bar[0] <= start and end <= bar[1]]
+        span = f"{duration(bar[1] - bar[0])}, from {units.since_start(bar[0])}"
+        if len(inside) == 1:
+            return f"{inside[0].where}, {inside[0].who}: {span}", class_
+        first = f", the first at {inside[0].where}" if inside else ""
+        return f"{units.counted(len(inside), 'pause')}{first}: {span}", class_
+
+    still = sum(pause.end_s is None for pause in pauses)
+    title = f"paused {KINDS.get(kind, kind)}"
+    held = covered(spans)
+    label = f"{title}: {units.counted(len(pauses), 'pause')}, {duration(held)} in all"
+    drawing = plot(axis, draw_spans(spans, axis, text, top=0.14, height=0.72), label=label, class_="bar", bands=False)
+    name = [title, tag("span", f" \N{MULTIPLICATION SIGN}{len(pauses):,}", class_="times"),
+            tag("span", f" {still:,} not resumed", class_="state") if still else None]  # fmt: skip
+    return track(name, drawing, took(held, axis.length), "pauses")
+
+
+def bands(run: Run, axis: Axis) -> Markup:
+    """Return the spans in which any process was paused, drawn behind every plot.
+
+    Of dense pauses, the columns are shaded of which at least half was paused.
+    """
+    spans = spans_of(run.pauses, axis.length)
+    if is_dense(spans, axis.length):
+        shares = density(spans, axis.length)
+        width = axis.length / len(shares)
+        spans = [(index * width, (index + 1) * width) for index, share in enumerate(shares) if share >= 0.5]
+    shapes = [
+        tag("rect", x=axis.at(start), width=axis.span(start, end), y="0", height="100%", class_="band")
+        for start, end in merge(spans, _UNSEEN * axis.length)
+    ]
+    return tag("g", shapes, id="bands")

@@ -1,0 +1,81 @@
+"""Files that people edit, read strictly: a file of a bounded size, in UTF-8, with nothing in it that cannot be seen."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+# What no editor shows: each of them makes a line mean another thing than it says.
+HIDDEN = ((b"\xef\xbb\xbf", "a byte order mark"), (b"\0", "a NUL byte"), (b"\r", "a CR line end"))
+
+
+class NotPlainText(Exception):
+    """A file that is not what it should be.
+
+    Args:
+        cause: what is wrong with it.
+        line: where, counted from 1; None where it is not about a line.
+    """
+
+    def __init__(self, cause: str, line: int | None = None) -> None:
+        super().__init__(cause if line is None else f"line {line}: {cause}")
+        self.cause = cause
+        self.line = line
+
+
+def read_plain(path: Path, *, bytes_max: int, what: str) -> str:
+    """Return the text of a file that holds something and nothing hidden.
+
+    Args:
+        path: the file.
+        bytes_max: a larger file is not read.
+        what: what the file is, for the error: `a file of pins`.
+
+    Raises:
+        NotPlainText: missing, no regular file, a loop of links, empty, too big, not UTF-8, or with something hidden.
+    """
+    raw = read_bounded(path, bytes_max=bytes_max, what=what)
+    if not raw.strip():
+        raise NotPlainText("it is empty", 1)
+    for unwanted, name in HIDDEN:
+        if (at := raw.find(unwanted)) >= 0:
+            raise NotPlainText(f"it has {name}", line_of(raw, at))
+    return decode(raw)
+
+
+def read_bounded(path: Path, *, bytes_max: int, what: str) -> bytes:
+    """Return the bytes of a regular file, unless there are too many.
+
+    Raises:
+        NotPlainText: missing, no regular file, a loop of links, or too big.
+    """
+    try:
+        # Non-blocking: opening a FIFO would block.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(handle, "rb") as file:
+            about = os.fstat(handle)
+            if not stat.S_ISREG(about.st_mode):
+                raise NotPlainText("Is a directory" if stat.S_ISDIR(about.st_mode) else "it is no regular file")
+            if about.st_size > bytes_max:
+                raise NotPlainText(f"it has {about.st_size} bytes, more than the {bytes_max} that {what} may have")
+            return file.read(bytes_max + 1)
+    except OSError as error:  # missing, no right to read, a loop of links
+        raise NotPlainText(error.strerror or str(error)) from error
+
+
+def decode(raw: bytes) -> str:
+    """Return bytes as text.
+
+    Raises:
+        NotPlainText: not UTF-8.
+    """
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise NotPlainText(f"byte 0x{raw[error.start]:02x} is not UTF-8", line_of(raw, error.start)) from error
+
+
+def line_of(raw: bytes, at: int) -> int:
+    """Return the number of the line of a byte."""
+    return raw.count(b"\n", 0, at) + 1

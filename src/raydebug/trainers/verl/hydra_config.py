@@ -1,0 +1,162 @@
+"""verl's config by Hydra itself, and verl's own verdict on it. Runs in the cluster's Python, for `raydebug check`.
+
+Nothing of verl is imported to compose: Hydra reads the files of its installed package. `config_files` reads the same
+files without Hydra.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from raydebug.findings import describe_exception
+from raydebug.trainers.config import CannotCompose
+
+# Source: verl 0.9.1 trainer/main_ppo.py, @hydra.main(config_path="config", config_name="ppo_trainer").
+CONFIGS, CONFIG = "trainer/config", "ppo_trainer"
+
+
+def compose(arguments: Sequence[str]) -> Any:
+    """Return the config of main_ppo with these arguments, as Hydra has it.
+
+    Raises:
+        CannotCompose: Hydra refuses an override, a file or a value.
+    """
+    from importlib.util import find_spec
+
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra._internal.utils import get_args_parser
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    spec = find_spec("verl")
+    if spec is None or spec.origin is None:
+        raise CannotCompose("NoPackage", "verl is not installed")
+    home = os.path.join(os.path.dirname(spec.origin), CONFIGS)  # noqa: PTH118, PTH120
+    try:
+        said = get_args_parser().parse_args(list(arguments))
+        if said.config_path:
+            # Source: hydra 1.3 _internal/utils.py compute_search_path_dir: a relative one is beside the trainer's file.
+            home = os.path.join(os.path.dirname(home), said.config_path)  # noqa: PTH118, PTH120
+        overrides = list(said.overrides)
+        if said.config_dir:
+            overrides.append(f"hydra.searchpath=[{os.path.abspath(said.config_dir)}]")
+        with initialize_config_dir(config_dir=home, version_base=None):
+            return hydra_compose(said.config_name or CONFIG, overrides=overrides)
+    except (HydraException, OmegaConfBaseException) as failure:
+        first: BaseException = failure
+        while first.__cause__ is not None:
+            first = first.__cause__
+        words = str(first) if str(first) in str(failure) else f"{failure}\n{first}"
+        raise CannotCompose(type(first).__name__, words, _known_keys(home)) from failure
+    except SystemExit as failure:  # Hydra's argument parser ends the program
+        raise CannotCompose("Arguments", "Hydra does not know an option of the command") from failure
+
+
+def _known_keys(home: str) -> tuple[str, ...]:
+    """Return every key of verl's config, for a proposal in the finding."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+
+    def keys(node: Any, above: str) -> Iterator[str]:
+        for name, value in node.items():
+            yield f"{above}{name}"
+            if isinstance(value, dict):
+                yield from keys(value, f"{above}{name}.")
+
+    try:
+        with initialize_config_dir(config_dir=home, version_base=None):
+            return tuple(keys(plain(hydra_compose(CONFIG)), ""))
+    except HydraException:
+        return ()
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """Return the config as plain values: `???` for a missing one, None for one that cannot be resolved."""
+    from omegaconf import DictConfig, ListConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    def value_of(node: Any, key: Any) -> Any:
+        if OmegaConf.is_missing(node, key):
+            return "???"
+        try:
+            return value(node[key])
+        except OmegaConfBaseException:
+            return None
+
+    def value(node: Any) -> Any:
+        if isinstance(node, DictConfig):
+            return {str(key): value_of(node, key) for key in node}
+        if isinstance(node, ListConfig):
+            return [value_of(node, index) for index in range(len(node))]
+        return node
+
+    whole = value(config)
+    assert isinstance(whole, dict)
+    return whole
+
+
+def ask_verl(config: Any) -> dict[str, Any] | None:
+    """Return verl's first refusal of a config; None if it accepts the config.
+
+    Source: verl 0.9.1 trainer/main_ppo.py main (validate_config), workers/rollout/replica.py (RolloutConfig),
+    workers/config/model.py:149 (external_lib), trainer/ppo/core_algos.py (its registries), utils/dataset/rl_dataset.py.
+
+    Args:
+        config: as Hydra composes it, not resolved.
+    """
+    try:
+        from verl.trainer.ppo.utils import need_critic, need_reference_policy
+        from verl.utils.config import omega_conf_to_dataclass, validate_config
+    except ImportError as failure:
+        return {**describe_exception(failure), "part": "import verl"}
+    try:
+        validate_config(
+            config=config,
+            use_reference_policy=need_reference_policy(config),
+            use_critic=need_critic(config),
+        )
+    except Exception as failure:  # noqa: BLE001 - assertions, ValueError, Hydra's own errors
+        return {**describe_exception(failure), "part": "validate_config"}
+    for part, ask in (
+        ("actor_rollout_ref.rollout", lambda: omega_conf_to_dataclass(config.actor_rollout_ref.rollout)),
+        ("actor_rollout_ref.model.external_lib", lambda: _import_own(config)),
+        ("algorithm.adv_estimator", lambda: _find_estimator(config)),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", lambda: _find_loss(config)),
+        ("data.custom_cls", lambda: _find_dataset(config)),
+    ):
+        try:
+            ask()
+        except Exception as failure:  # noqa: BLE001 - as above
+            return {**describe_exception(failure), "part": part}
+    return None
+
+
+def _import_own(config: Any) -> None:
+    """Import the user's own modules: they may register what is asked for next."""
+    from verl.utils.import_utils import import_external_libs
+
+    sys.path.insert(0, "")
+    import_external_libs(config.actor_rollout_ref.model.get("external_lib"))
+
+
+def _find_estimator(config: Any) -> None:
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+
+    get_adv_estimator_fn(config.algorithm.adv_estimator)
+
+
+def _find_loss(config: Any) -> None:
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+
+    get_policy_loss_fn(config.actor_rollout_ref.actor.policy_loss.get("loss_mode", "vanilla"))
+
+
+def _find_dataset(config: Any) -> None:
+    from verl.utils.dataset.rl_dataset import get_dataset_class
+
+    get_dataset_class(config.data)

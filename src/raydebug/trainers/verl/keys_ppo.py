@@ -1,0 +1,205 @@
+"""The keys of verl's main_ppo, release by release.
+
+Source: verl trainer/config/ppo_trainer.yaml (0.4), _generated_ppo_trainer.yaml (0.5 to 0.9), as their wheels have it.
+A word is in a column when the trainer reads the setting, whether its own config lists it (`added`) or not.
+"""
+
+from __future__ import annotations
+
+from raydebug.trainers.trainer import Column, Key, ValueOf, later
+
+_ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
+_MODEL = "actor_rollout_ref.model"
+_CRITIC = "critic"
+_MICRO = "ppo_micro_batch_size_per_gpu"
+_LOG_PROB = "log_prob_micro_batch_size"
+
+_0_4_0: Column = {
+    # how long
+    "steps": Key("trainer.total_training_steps"),
+    "epochs": Key("trainer.total_epochs", 30),
+    "prompt_tokens": Key("data.max_prompt_length", 512),
+    "response_tokens": Key("data.max_response_length", 512),
+    "truncation": Key("data.truncation", "error"),
+    # how wide
+    "gpus_per_node": Key("trainer.n_gpus_per_node", 8),
+    "nodes": Key("trainer.nnodes", 1),
+    "tensor_parallel": Key(f"{_ROLLOUT}.tensor_model_parallel_size", 2),
+    "sequence_parallel": Key(f"{_ACTOR}.ulysses_sequence_parallel_size", 1),
+    "train_batch_size": Key("data.train_batch_size", 1024),
+    # Read with .get() before 0.9: Source: verl 0.4.1 trainer/ppo/ray_trainer.py:_create_dataloader.
+    "generation_batch_size": Key("data.gen_batch_size", added=True),
+    "rollouts_per_prompt": Key(f"{_ROLLOUT}.n", 1),
+    "mini_batch_size": Key(f"{_ACTOR}.ppo_mini_batch_size", 256),
+    "micro_batch_size": Key(f"{_ACTOR}.{_MICRO}", instead_of=(f"{_ACTOR}.ppo_micro_batch_size",)),
+    "rollout_log_prob_micro_batch_size": Key(
+        f"{_ROLLOUT}.{_LOG_PROB}_per_gpu", instead_of=(f"{_ROLLOUT}.{_LOG_PROB}",)
+    ),
+    "ref_log_prob_micro_batch_size": Key(f"{_REF}.{_LOG_PROB}_per_gpu", instead_of=(f"{_REF}.{_LOG_PROB}",)),
+    "critic_mini_batch_size": Key(
+        "critic.ppo_mini_batch_size", f"${{{_ACTOR}.ppo_mini_batch_size}}", only_with=_CRITIC
+    ),
+    "critic_micro_batch_size": Key(f"critic.{_MICRO}", instead_of=("critic.ppo_micro_batch_size",), only_with=_CRITIC),
+    # around the training
+    "validate_first": Key("trainer.val_before_train", True),
+    # Read with .get(): Source: verl 0.4.0 trainer/ppo/ray_trainer.py:975.
+    "validate_only": Key("trainer.val_only", False, added=True),
+    "validate_every": Key("trainer.test_freq", -1),
+    "save_every": Key("trainer.save_freq", -1),
+    "resume": Key("trainer.resume_mode", "auto"),
+    "log_to": Key("trainer.logger", ("console", "wandb")),
+    "rollouts_to": Key("trainer.rollout_data_dir"),
+    "validations_to": Key("trainer.validation_data_dir"),
+    # how the rollout engine gets its weights
+    # Source: verl 0.4.1 workers/rollout/vllm_rollout/vllm_rollout_spmd.py:135. With LoRA only the adapter is sent over.
+    "load_format": Key(
+        f"{_ROLLOUT}.load_format", "dummy_dtensor", only_with="whole weights", values={"dummy": "dummy_dtensor"}
+    ),
+    "gpu_memory": Key(f"{_ROLLOUT}.gpu_memory_utilization", 0.5),
+    # compiled code
+    "eager_rollout": Key(f"{_ROLLOUT}.enforce_eager", True),
+    "compile_actor": Key(f"{_ACTOR}.use_torch_compile", True),
+    # the device, and what only some devices have
+    "device": Key("trainer.device", "cuda"),
+    "actor_strategy": Key(f"{_ACTOR}.strategy", "fsdp"),
+    "critic_strategy": Key("critic.strategy", "fsdp", only_with=_CRITIC),
+    "attention": Key(f"{_MODEL}.override_config.attn_implementation", added=True),
+    "remove_padding": Key(f"{_MODEL}.use_remove_padding", False),
+    "critic_remove_padding": Key("critic.model.use_remove_padding", False, only_with=_CRITIC),
+    "fused_kernels": Key(f"{_MODEL}.use_fused_kernels", False),
+    "gradient_checkpointing": Key(f"{_MODEL}.enable_gradient_checkpointing", True),
+    "critic_gradient_checkpointing": Key("critic.model.enable_gradient_checkpointing", True, only_with=_CRITIC),
+    "offload_parameters": Key(f"{_ACTOR}.fsdp_config.param_offload", False),
+    "offload_optimizer": Key(f"{_ACTOR}.fsdp_config.optimizer_offload", False),
+    "offload_ref": Key(f"{_REF}.fsdp_config.param_offload", False),
+    "free_cache": Key(f"{_ROLLOUT}.free_cache_engine", True),
+    "rollout_model_tokens": Key(f"{_ROLLOUT}.max_model_len"),
+    "rollout_sequences": Key(f"{_ROLLOUT}.max_num_seqs", 1024),
+    "rollout_batched_tokens": Key(f"{_ROLLOUT}.max_num_batched_tokens", 8192),
+    # Ray
+    "ray_cpus": Key("ray_init.num_cpus"),
+    "ray_gpus": Key("ray_init.num_gpus", added=True),
+    # what is trained on what
+    "model": Key(f"{_MODEL}.path", "~/models/deepseek-llm-7b-chat"),
+    "critic_model": Key("critic.model.path", "~/models/deepseek-llm-7b-chat", only_with=_CRITIC),
+    "train_data": Key("data.train_files", "~/data/rlhf/gsm8k/train.parquet"),
+    "val_data": Key("data.val_files", "~/data/rlhf/gsm8k/test.parquet"),
+    "prompt_column": Key("data.prompt_key", "prompt"),
+    "reward_function": Key("custom_reward_function.path"),
+    "reward_function_name": Key("custom_reward_function.name", "compute_score"),
+}
+
+_0_4_1 = later(
+    _0_4_0,
+    validate_only=Key("trainer.val_only", False),
+    critic_strategy=Key("critic.strategy", f"${{{_ACTOR}.strategy}}", only_with=_CRITIC),
+)
+
+_0_5_0 = later(
+    _0_4_1,
+    dataloader_workers=Key("data.dataloader_num_workers", 8),
+    agent_workers=Key(f"{_ROLLOUT}.agent.num_workers", 8),
+    critic_mini_batch_size=Key(
+        "critic.ppo_mini_batch_size", f"${{oc.select:{_ACTOR}.ppo_mini_batch_size,256}}", only_with=_CRITIC
+    ),
+    critic_micro_batch_size=Key(
+        f"critic.{_MICRO}",
+        "${oc.select:.ppo_micro_batch_size,null}",
+        instead_of=("critic.ppo_micro_batch_size",),
+        only_with=_CRITIC,
+    ),
+    critic_strategy=Key("critic.strategy", "fsdp", only_with=_CRITIC),
+    weight_bucket_mib=Key(f"{_ROLLOUT}.update_weights_bucket_megabytes", 512),
+)
+
+_0_6_0 = later(
+    _0_5_0,
+    load_format=Key(f"{_ROLLOUT}.load_format", "dummy", only_with="whole weights"),
+    eager_rollout=Key(f"{_ROLLOUT}.enforce_eager", False),
+    compile_engine=Key(f"{_ACTOR}.fsdp_config.use_torch_compile", True),
+    compile_ref=Key(f"{_REF}.fsdp_config.use_torch_compile", True),
+    reuse_rollouts=Key(f"{_ROLLOUT}.skip_rollout", False),
+    ray_cpus=Key("ray_kwargs.ray_init.num_cpus"),
+    ray_gpus=Key("ray_kwargs.ray_init.num_gpus", added=True),
+    tokenizer=Key(f"{_MODEL}.tokenizer_path"),
+    model_config=Key(f"{_MODEL}.hf_config_path"),
+)
+
+_0_6_1 = later(
+    _0_6_0,
+    train_samples=Key("data.train_max_samples", -1),
+    val_samples=Key("data.val_max_samples", -1),
+)
+
+# skip_rollout is in 0.7.0's config and does nothing: it wraps the worker group, and rollouts are asked of the async
+# manager. Source: verl 0.7.0 trainer/ppo/ray_trainer.py:1307; 0.7.1 ray_trainer.py:1266 wraps the manager.
+_0_7_0 = later(
+    _0_6_1,
+    "reuse_rollouts",
+    remove_padding=Key(f"{_MODEL}.use_remove_padding", True),
+)
+
+_0_7_1 = later(
+    _0_7_0,
+    reuse_rollouts=Key(f"{_ROLLOUT}.skip_rollout", False),
+    reward_workers=Key("reward.num_workers", 8),
+    reward_function=Key("reward.custom_reward_function.path", instead_of=("custom_reward_function.path",)),
+    reward_function_name=Key(
+        "reward.custom_reward_function.name", "compute_score", instead_of=("custom_reward_function.name",)
+    ),
+    weight_bucket_mib=Key(f"{_ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes", 2048),
+)
+
+_0_8_0 = later(
+    _0_7_1,
+    reuse_rollouts=Key(f"{_ROLLOUT}.skip.enable", False),
+    reuse_steps=Key(f"{_ROLLOUT}.skip.max_dump_step", 1, values={"[1,2]": "2"}),
+    critic_remove_padding=Key("critic.model.use_remove_padding", True, only_with=_CRITIC),
+    storage_units=Key("transfer_queue.backend.SimpleStorage.num_data_storage_units", 8),
+)
+
+# The two trainers of 0.9 have a switch each: skip.rollout_tq is that of the default one, skip.rollout that of
+# trainer.use_v1=False. Source: verl 0.9.1 utils/skip/rollout_skip.py.
+_0_9_0 = later(
+    _0_8_0,
+    reuse_rollouts=Key("skip.rollout_tq.enable", False, also=("skip.rollout.enable",)),
+    reuse_steps=Key("skip.rollout_tq.steps", (), also=("skip.rollout.steps",)),
+    generation_batch_size=Key("data.gen_batch_size"),
+    rollout_sequences=Key(f"{_ROLLOUT}.max_num_seqs", 256),
+    # Read by verl's dataclass, not in its yaml. Source: verl 0.9.1 workers/config/rollout.py.
+    sleep_mode=Key(f"{_ROLLOUT}.enable_sleep_mode", True, added=True),
+    rollout_executor=Key(f"{_ROLLOUT}.engine_kwargs.vllm.distributed_executor_backend", "mp", added=True),
+)
+
+PPO: dict[str, Column] = {
+    "0.4.0": _0_4_0,
+    "0.4.1": _0_4_1,
+    "0.5.0": _0_5_0,
+    "0.6.0": _0_6_0,
+    "0.6.1": _0_6_1,
+    "0.7.0": _0_7_0,
+    "0.7.1": _0_7_1,
+    "0.8.0": _0_8_0,
+    "0.9.0": _0_9_0,
+}
+
+
+def needs_critic(value_of: ValueOf) -> bool:
+    """Return whether a training with these values has a critic.
+
+    Source: verl 0.9.1 trainer/ppo/utils.py need_critic: the estimator gae needs one, and gae is the default;
+    critic.enable from 0.6 on. 0.4.1 trainer/ppo/ray_trainer.py:345 asks the estimator alone.
+    """
+    asked = str(value_of("critic.enable")).lower()
+    estimator = str(value_of("algorithm.adv_estimator") or "gae").strip("'\"")
+    return asked == "true" or (asked in ("", "null", "none") and estimator == "gae")
+
+
+def is_in_use(part: str, value_of: ValueOf) -> bool:
+    """Return whether a training with these values has a part, as `Key.only_with` names it."""
+    if part == _CRITIC:
+        return needs_critic(value_of)
+    assert part == "whole weights", part
+    # Source: verl 0.4.1 to 0.9.1 config: lora_rank 0 means no LoRA; 0.8 and later have model.lora.rank too.
+    ranks = (value_of(f"{_MODEL}.{key}") for key in ("lora_rank", "lora.rank"))
+    return all(rank in (None, 0, "0") for rank in ranks)

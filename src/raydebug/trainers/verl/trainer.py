@@ -1,0 +1,122 @@
+"""verl behind the `Trainer` protocol. What costs an import is loaded by the method that needs it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from raydebug.trainers.trainer import Arguments, BatchSettings, Checks, Column, Installed, Program, ValueOf
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# The modules of verl's package `trainer` that train or generate, and the name of each one's table of keys.
+PROGRAMS = {
+    "main_ppo": "ppo",
+    "main_ppo_sync": "ppo",
+    "sft_trainer": "sft",
+    "sft_trainer_ray": "sft_ray",
+    "fsdp_sft_trainer": "fsdp_sft",
+    "main_generation": "generation",
+    "main_generation_server": "generation_server",
+}
+_STEP = re.compile(r"\bstep:(?P<step>\d+) - (?P<metrics>.+)")
+_METRIC = re.compile(r"(?P<name>[\w./@-]+):(?:np\.\w+\()?(?P<value>-?[\d.]+(?:e[+-]?\d+)?|nan|-?inf)\)?(?= - |$)")
+
+
+class Verl:
+    """verl 0.4 to 0.9."""
+
+    name = "verl"
+    package = "verl"
+    modules = f"verl.trainer.NAME (or a fork's); NAME is one of {', '.join(PROGRAMS)}"
+    example = "python -m verl.trainer.main_ppo"
+    # Source: verl 0.9.1, as its trainer (v1), its FSDP engine and its vLLM server print it in a run.
+    phases: tuple[tuple[str, re.Pattern[str]], ...] = (
+        ("trainer: imports, data", re.compile(r"create worker group")),
+        ("workers: start, imports", re.compile(r"\bcontains [\d.]+[KMBT]? parameters")),
+        ("model: load, FSDP", re.compile(r"actor and ref model engine initialized")),
+        ("rollout server: start, imports", re.compile(r"\(vLLMHttpServer pid=\d+\) \['serve',")),
+        ("vLLM: engine init", re.compile(r"LLMServerManager:")),
+    )
+    metrics = frozenset((
+        *("actor/pg_loss", "actor/grad_norm", "actor/entropy", "actor/kl_loss", "critic/rewards/mean"),
+        *("critic/score/mean", "response_length/mean", "training/rollout_actor_probs_pearson_corr"),
+        *("perf/throughput", "perf/max_memory_allocated_gb", "perf/max_memory_reserved_gb", "timing_s/step"),
+        *("timing_s/gen", "timing_s/old_log_prob", "timing_s/update_actor", "timing_s/update_weights"),
+    ))  # fmt: skip
+
+    step_seconds = "timing_s/step"
+
+    def program_of(self, module: str) -> str | None:
+        package, _, rest = module.rpartition(".trainer.")
+        # verl itself, vendored below another package, or a fork with verl in its name: verl_arpo, open_verl.
+        return PROGRAMS.get(rest) if "verl" in package.rpartition(".")[2].split("_") else None
+
+    def programs(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(PROGRAMS.values()))
+
+    def keys(self, program: str) -> Mapping[str, Column]:
+        if program == "ppo":
+            from raydebug.trainers.verl.keys_ppo import PPO
+
+            return PPO
+        from raydebug.trainers.verl import keys_others
+
+        tables: dict[str, dict[str, Column]] = {
+            "sft": keys_others.SFT,
+            "sft_ray": keys_others.SFT_RAY,
+            "fsdp_sft": keys_others.FSDP_SFT,
+            "generation": keys_others.GENERATION,
+            "generation_server": keys_others.GENERATION_SERVER,
+        }
+        return tables[program]
+
+    def read_config(self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Installed:
+        from raydebug.trainers.verl.config_files import read_config
+
+        return read_config(program, argv, folder=folder, search=search)
+
+    def parse(self, arguments: Sequence[str], launcher: Sequence[str]) -> Arguments:
+        from raydebug.trainers.verl.overrides import Overrides
+
+        return Overrides(list(arguments), list(launcher))
+
+    def needs_critic(self, value_of: ValueOf) -> bool:
+        from raydebug.trainers.verl.keys_ppo import needs_critic
+
+        return needs_critic(value_of)
+
+    def in_use(self, part: str, value_of: ValueOf) -> bool:
+        from raydebug.trainers.verl.keys_ppo import is_in_use
+
+        return is_in_use(part, value_of)
+
+    def on_cpu(self, environ: Mapping[str, str]) -> bool:
+        """Return whether verl's CPU plug-in (`cpu`) is asked for."""
+        from raydebug.trainers.verl.cpu import wanted
+
+        return wanted(environ)
+
+    def fit_batches(self, program: str, settings: BatchSettings) -> None:
+        from raydebug.trainers.verl.batch_sizes import fit_batches
+
+        fit_batches(program, settings)
+
+    def step_of(self, line: str) -> tuple[int, dict[str, float]] | None:
+        # Source: verl 0.9.1 utils/logger/aggregate_logger.py, concat_dict_to_str.
+        found = _STEP.search(line)
+        if found is None:
+            return None
+        return int(found["step"]), {m["name"]: float(m["value"]) for m in _METRIC.finditer(found["metrics"])}
+
+    def checks(self, program: str) -> Checks | None:
+        if program != "ppo":
+            return None
+        from raydebug.trainers.verl.checks import PpoChecks
+
+        return PpoChecks()
+
+
+VERL = Verl()

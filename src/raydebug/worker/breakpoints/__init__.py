@@ -1,0 +1,1 @@
+"""Breakpoints in the user's code: those set from outside are compiled in, without tracing."""

@@ -1,0 +1,159 @@
+"""Hooks into modules as they are imported: Ray's debugger pauses here, torch stays out of it, processes dial in."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# importlib.machinery has them from here, and is 0.5 ms of files that no interpreter has loaded yet.
+from _frozen_importlib_external import PathFinder, SourceFileLoader
+
+import raydebug
+from raydebug.protocol import variables
+from raydebug.worker import job
+
+TYPE_CHECKING = False  # as in startup.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+
+class _Finder:
+    """A meta path finder for the hooked modules only; every other import costs one dictionary look-up."""
+
+    def __init__(self, hooks: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._hooks = hooks
+
+    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname not in self._hooks:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.origin is not None:
+            spec.loader = _HookedLoader(fullname, spec.origin, self._hooks[fullname])
+        return spec
+
+
+class _HookedLoader(SourceFileLoader):
+    """Loads a module as usual, then calls our hook with it."""
+
+    def __init__(self, fullname: str, path: str, hook: Callable[[ModuleType], None]) -> None:
+        super().__init__(fullname, path)
+        self._hook = hook
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        self._hook(module)
+
+
+def watch_threads(module: ModuleType) -> None:
+    """Pause a thread that an exception ends, as the main thread is paused."""
+    previous = module.excepthook
+
+    def excepthook(arguments: Any) -> None:
+        if job.post_mortem_is_on() and arguments.exc_value is not None:
+            from raydebug.worker import pause
+
+            pause.pause_on_error(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
+        previous(arguments)
+
+    module.excepthook = excepthook  # type: ignore[attr-defined]
+
+
+def _hook_ray_debugger(module: ModuleType) -> None:
+    from raydebug.worker import ray_debugger
+
+    ray_debugger.replace_entry_points(module)
+    _open_control_channel(module)
+
+
+def _hook_legacy_debugger(module: ModuleType) -> None:
+    if os.environ.get(variables.RAY_DEBUG) == "legacy":
+        from raydebug.worker import ray_debugger
+
+        ray_debugger.hook_legacy(module)
+
+
+def _hook_function_manager(module: ModuleType) -> None:
+    from raydebug.worker import ray_debugger
+
+    ray_debugger.hook_function_manager(module)
+
+
+def _hook_runtime_env(module: ModuleType) -> None:
+    if variables.OPEN not in os.environ:
+        from raydebug.worker import ray_debugger
+
+        ray_debugger.hook_runtime_env(module)
+
+
+def _open_control_channel(_module: ModuleType) -> None:
+    if variables.JOB in os.environ:
+        from raydebug.worker import control_channel
+
+        control_channel.open_channel()
+
+
+def _widen_groups(module: ModuleType) -> None:
+    if variables.GROUP_TIMEOUT in os.environ:
+        _widen_groups_on_demand(module)
+
+
+def _widen_groups_on_demand(module: ModuleType) -> None:
+    from raydebug.worker import watchdogs
+
+    watchdogs.widen_groups(module)
+
+
+def _keep_out_of_graphs(module: ModuleType) -> None:
+    from raydebug.worker import torch_compile
+    from raydebug.worker.breakpoints.runtime import Site
+
+    try:
+        torch_compile.keep_out(module, (raydebug.breakpoint, Site.at, Site.is_due, Site.say))
+    except Exception as error:  # noqa: BLE001 - another torch: the job runs, and its breakpoints work
+        job.log(f"torch.compile looks into breakpoints here: {type(error).__name__}: {error}")
+
+
+# Source: ray 2.60.0 util/rpdb.py:298 and 343 call `ray.util.debugpy.set_trace` and `_post_mortem`.
+# torch: what a child of a training process (vLLM's engine, a data loader's worker) imports; it takes seconds anyway.
+_ON_LOAD = {
+    "ray.util.debugpy": _hook_ray_debugger,
+    "ray.util.rpdb": _hook_legacy_debugger,
+    "ray._private.function_manager": _hook_function_manager,
+    "ray._private.runtime_env.context": _hook_runtime_env,
+    "threading": watch_threads,
+    "torch": _open_control_channel,
+    "torch._dynamo.trace_rules": _keep_out_of_graphs,
+    "torch.distributed.distributed_c10d": _widen_groups,
+}
+
+
+def install() -> None:
+    """Install the finder and, if there are breakpoints from outside, the loader that compiles them in."""
+    if "threading" in sys.modules:
+        watch_threads(sys.modules["threading"])
+    sys.meta_path.insert(0, _Finder(_ON_LOAD))
+    if os.environ.get(variables.BREAKS):
+        from raydebug.worker.breakpoints import registry
+
+        registry.add_from_environment()
+
+
+def install_before_fork() -> _Finder:
+    """Install the hooks that must be in place before other modules bind a module's names, in a process to fork from."""
+    finder = _Finder({"torch.distributed.distributed_c10d": _widen_groups_on_demand})
+    sys.meta_path.insert(0, finder)
+    return finder
+
+
+def catch_up() -> None:
+    """Call the hooks of modules that a forked process had loaded before its start."""
+    for name, hook in _ON_LOAD.items():
+        if name != "threading" and name in sys.modules:
+            hook(sys.modules[name])
+    if os.environ.get(variables.BREAKS):
+        from raydebug.worker.breakpoints import hotswap, registry
+
+        hotswap.build_in_loaded(registry.all_specs())

@@ -1,0 +1,289 @@
+"""This process's pydevd session with the gateway: checked, dialled, handed over. Imported at the first pause only.
+
+Sources (debugpy 1.8.22, private names, held by tests/ray/test_contracts.py): `debugpy.server.api._settrace`,
+`pydevd.start_client`, `pydevd.settrace_forked`, `PyDB.block_until_configuration_done`,
+`PyDB.add_dap_messages_listener`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from raydebug.worker import job
+from raydebug.worker.dial_in import DIAL_TIMEOUT_S, NoGateway, Unreachable, patience_s, proven_connection
+from raydebug.worker.reconnecting_socket import Backoff, ReconnectingSocket
+from raydebug.worker.suspended_threads import SuspendedThreads
+
+# The first version whose pydevd has what this file and tracing.py use (`PYDEVD_USE_SYS_MONITORING`,
+# `notify_event.wait`): tests/ray/test_contracts.py. Ray itself asks for 1.8.0 (2.60.0, util/debugpy.py:19).
+AT_LEAST = (1, 8, 6)
+RECONNECT_TIMEOUT_S = 1.0
+ATTACH_TIMEOUT_S = 10.0
+
+_lock = threading.RLock()
+_connected_by: int | None = None
+_socket: ReconnectingSocket | None = None  # of the process that _connected_by names
+_gave_up = False  # the patience of this process has ended once, and no gateway has answered since
+about_to_pause: set[int] = set()
+"""Idents of threads that are suspended or about to be: they keep the connection."""
+
+
+def connected_debugger(say: Callable[[str], None] = job.log) -> Any:
+    """Return this process's pydevd; if needed, dial the gateway first, and retry for RAYDEBUG_PATIENCE_S.
+
+    Args:
+        say: writes a line to the job's log.
+
+    Raises:
+        NoGateway: there is none.
+        NoDebugger: debugpy is missing or too old.
+    """
+    global _gave_up
+    limit_s = 0.0 if _gave_up else patience_s()
+    backoff, said = Backoff(limit_s, time.monotonic()), False
+    while True:  # without the lock between two attempts: a fork waits for it
+        try:
+            debugger = _connected_debugger()
+        except Unreachable as error:
+            if backoff.has_ended:
+                _gave_up = True
+                raise
+            if not said and backoff.is_long:
+                say(f"waits to pause for up to {limit_s:.0f} s, until the gateway answers: {error}")
+                said = True
+            backoff.wait(threading.Event())
+        else:
+            _gave_up = False
+            return debugger
+
+
+def suspended_threads(debugger: Any) -> SuspendedThreads:
+    """Return the suspended threads of a process, by its pydevd."""
+    suspended: SuspendedThreads = debugger._raydebug_suspended
+    return suspended
+
+
+def _connected_debugger() -> Any:
+    global _connected_by, _socket
+    with _lock:
+        if _connected_by == os.getpid():
+            debugger = _live_debugger()
+            if debugger is not None:
+                return debugger
+        elif _connected_by is not None:
+            _forget_parents_debugger()
+        require_debugpy()
+        connection = ReconnectingSocket(
+            proven_connection(timeout_s=DIAL_TIMEOUT_S),
+            dial=_redial,
+            end_unless_needed=_end_unless_needed,
+            patience_s=patience_s(),
+            say=job.log,
+        )
+        try:
+            debugger = _hand_to_pydevd(connection)
+        except BaseException:
+            connection.close()
+            raise
+        _connected_by, _socket = os.getpid(), connection
+        return debugger
+
+
+def _live_debugger() -> Any:
+    import pydevd
+
+    debugger = pydevd.get_global_debugger()
+    gone = debugger is None or debugger.pydb_disposed or _socket is None or _socket.ended
+    return None if gone else debugger
+
+
+def _forget_parents_debugger() -> None:
+    # After a fork pydevd's threads are gone, but its objects are here.
+    import pydevd
+
+    pydevd.settrace_forked(setup_tracing=False)
+
+
+def _redial() -> socket.socket:
+    try:
+        return proven_connection(timeout_s=RECONNECT_TIMEOUT_S)
+    except NoGateway as error:
+        raise ConnectionError(str(error)) from error
+
+
+def _end_unless_needed(connection: ReconnectingSocket) -> bool:
+    """End a lost connection, unless a thread of this process is suspended or about to be."""
+    if connection is not _socket:  # lost before its first session was set up: its dial-in fails
+        connection.ended = True
+        return True
+    with _lock:
+        debugger = _live_debugger()
+        connection.ended = debugger is None or not (about_to_pause or suspended_threads(debugger).any())
+        return connection.ended
+
+
+# debugpy: a worker of another environment (Ray's runtime_env) may have none, or an old one
+
+
+class NoDebugger(Exception):
+    """This process cannot pause; the text says why, and what to install."""
+
+
+_reason: str | None = None  # why it is not enough; empty if it is
+
+
+def require_debugpy() -> None:
+    """Check once that debugpy is installed.
+
+    Raises:
+        NoDebugger: it is missing or too old.
+    """
+    global _reason
+    if _reason is None:
+        _reason = _check_debugpy()
+    if _reason:
+        raise NoDebugger(_reason)
+
+
+def _check_debugpy() -> str:
+    wanted = ".".join(map(str, AT_LEAST))
+    fix = f"`{sys.executable} -m pip install 'debugpy>={wanted}'`; breakpoints of this process are passed over"
+    try:
+        import debugpy
+
+        version = str(debugpy.__version__)
+    except Exception as error:  # noqa: BLE001 - a broken package is none
+        return f"debugpy cannot be loaded ({error}); {fix}"
+    return "" if _is_enough(version) else f"debugpy {version} is too old; {fix}"
+
+
+def _is_enough(version: str) -> bool:
+    """Compare as numbers: as text, which is how Ray compares, 1.10 comes before 1.8.
+
+    >>> _is_enough("1.10.0"), _is_enough("1.8.6"), _is_enough("1.8.5"), _is_enough("1.8"), _is_enough("0+unknown")
+    (True, True, False, False, False)
+    """
+    numbers = [int("".join(c for c in part if c.isdigit()) or 0) for part in version.split("+")[0].split(".")]
+    return tuple(numbers[:3]) >= AT_LEAST
+
+
+def import_pydevd() -> None:
+    """Import debugpy and its own copy of pydevd, which is on the path only then (0.08 s)."""
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else a warning about frozen modules in the job log
+    with _lock:
+        hook = sys.breakpointhook
+        import debugpy.server.api  # noqa: F401
+
+        # isort: split
+        import pydevd  # noqa: F401
+
+        sys.breakpointhook = hook  # pydevd puts its own in place
+
+
+def _hand_to_pydevd(connection: ReconnectingSocket) -> Any:
+    hook = sys.breakpointhook
+    import_pydevd()
+    import debugpy
+    import pydevd
+    from debugpy.server import api
+
+    debugpy.configure(subProcess=False)  # else every child Python is injected and may block before its first line
+    api.ensure_logging()
+    start_client = pydevd.start_client
+    pydevd.start_client = lambda _host, _port: connection
+    try:
+        api._settrace(
+            host="raydebug-gateway",
+            port=1,
+            suspend=False,
+            trace_only_current_thread=True,
+            wait_for_ready_to_run=False,
+            block_until_connected=True,
+            patch_multiprocessing=False,
+        )
+    finally:
+        pydevd.start_client = start_client
+        sys.breakpointhook = hook  # pydevd puts its own in place
+    debugger = pydevd.get_global_debugger()
+    _keep_out_of_own_code(debugger)
+    resume_fast()
+    debugger._raydebug_suspended = SuspendedThreads(debugger)
+    debugger.add_dap_messages_listener(debugger._raydebug_suspended)
+    _wait_until_attached(debugger)
+    return debugger
+
+
+def _keep_out_of_own_code(debugger: Any) -> None:
+    """Exclude this package from steps, and contextlib, through which it is called."""
+    from _pydevd_bundle.pydevd_api import PyDevdAPI
+
+    own = os.path.dirname(os.path.abspath(__file__)) + os.sep
+    PyDevdAPI().set_dont_trace_start_end_patterns(debugger, (own,), ("contextlib.py",))
+
+
+def _wait_until_attached(debugger: Any) -> None:
+    """Wait until the gateway has set up its session; the next stop is reported there."""
+    gave_up = threading.Event()
+    timer = threading.Timer(ATTACH_TIMEOUT_S, gave_up.set)
+    timer.daemon = True
+    timer.start()
+    debugger.block_until_configuration_done(cancel=gave_up)
+    timer.cancel()
+    if not debugger.is_attached():
+        with contextlib.suppress(Exception):
+            debugger.dispose_and_kill_all_pydevd_threads(wait=False)
+        raise Unreachable(f"the gateway opened no session within {ATTACH_TIMEOUT_S:.0f} s")
+
+
+def resume_fast() -> None:
+    """Make the two functions that resume a thread also wake it: pydevd itself looks only every 0.2 s.
+
+    Source: debugpy 1.8.22, pydevd.py:2297 (`TIMEOUT_SLOW`): the thread waits on an event that neither
+    `internal_run_thread` (_pydevd_bundle/pydevd_thread_lifecycle.py:53) nor `internal_step_in_thread`
+    (_pydevd_bundle/pydevd_comm.py:716, called by pydevd_api.py:258) sets.
+    """
+    from _pydevd_bundle import pydevd_api, pydevd_thread_lifecycle
+    from _pydevd_bundle.pydevd_constants import get_thread_id
+
+    run, step = pydevd_thread_lifecycle.internal_run_thread, pydevd_api.internal_step_in_thread
+    if getattr(run, "_raydebug_wakes", False):
+        return
+
+    def wake(thread_id: str) -> None:
+        import pydevd
+
+        current = pydevd.get_global_debugger()
+        if current is not None:
+            current.get_internal_queue_and_event(thread_id)[1].set()
+
+    def internal_run_thread(thread: Any, set_additional_thread_info: Any) -> None:
+        run(thread, set_additional_thread_info)
+        wake(get_thread_id(thread))
+
+    def internal_step_in_thread(py_db: Any, thread_id: str, *args: Any, **kwargs: Any) -> None:
+        step(py_db, thread_id, *args, **kwargs)
+        wake(thread_id)
+
+    internal_run_thread._raydebug_wakes = True  # type: ignore[attr-defined]
+    pydevd_thread_lifecycle.internal_run_thread = internal_run_thread
+    pydevd_api.internal_step_in_thread = internal_step_in_thread
+
+
+def _become_another_process() -> None:
+    global _lock
+    _lock = threading.RLock()
+    about_to_pause.clear()
+
+
+# A fork waits until no other thread imports the debugger or dials: in the child the locks that it holds, those of the
+# import system too, would never be released, and its first breakpoint would hang.
+os.register_at_fork(
+    before=lambda: _lock.acquire(), after_in_parent=lambda: _lock.release(), after_in_child=_become_another_process
+)
