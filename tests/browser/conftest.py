@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from chromium import NAMES, Chromium, Tab, find_chromium
 
 import run_documents
-from raydebug.runs.page import comparison_page, run_page
+from chromium import NAMES, Chromium, Tab, find_chromium
+from raydebug.report import comparison_page, run_page
 
 AXE = "axe-core@4.14.1"  # MPL-2.0; Deque's checker of accessibility
 
@@ -52,7 +52,7 @@ def show(chromium: Chromium) -> Iterator[Callable[..., Tab]]:
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The pages of the documents in tests/run_documents.py, each in a run's folder of its own."""
+    """The pages of the documents in tests/support/run_documents.py, each in a run's folder of its own."""
     folder = tmp_path_factory.mktemp("runs")
     texts = {
         "failed": run_page(run_documents.failed_run()),

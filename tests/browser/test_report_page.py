@@ -1,4 +1,4 @@
-"""The run report in a real Chromium: all of it is there, on any screen, without a network, and soon."""
+"""The run report in a real Chromium: complete, on any screen, without a network, and fast."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from chromium import Chromium, Tab
 
 import run_documents
-from raydebug.runs.page import run_page
+from chromium import Chromium, Tab
+from raydebug.report import run_page
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -35,7 +35,7 @@ def test_phases_curves_and_pauses(show: Show, pages: dict[str, Path]) -> None:
     assert load["bars"][0] / start["bars"][0] == pytest.approx(33.5 / 8.4, rel=0.05)
     assert len(rows["rollout \N{MULTIPLICATION SIGN}9"]["bars"]) == 9
     assert rows["paused at breakpoints \N{MULTIPLICATION SIGN}3"]["figure"] == "1m25s 26 %"
-    assert len(rows["paused at crashes \N{MULTIPLICATION SIGN}1 1 not let go"]["bars"]) == 1
+    assert len(rows["paused at crashes \N{MULTIPLICATION SIGN}1 1 not resumed"]["bars"]) == 1
     assert len(rows["memory f1633e03 10.0.0.4"]["curves"]) == 8  # six bands, the whole node and its halo
     assert all(length > 100 for name, row in rows.items() if name.startswith("GPU") for length in row["curves"])
     shaded = tab.ask("document.querySelectorAll('#bands rect').length")
@@ -49,7 +49,7 @@ def test_phases_curves_and_pauses(show: Show, pages: dict[str, Path]) -> None:
 
 
 def test_the_head_is_what_one_sees_first(show: Show, pages: dict[str, Path]) -> None:
-    """Without scrolling one sees how the run ended, what failed first and the first finding; a click shows the log."""
+    """Outcome, first error and first finding are visible without scrolling; a click shows the log."""
     tab = show(pages["failed"])
     seen = "(e => e.getBoundingClientRect().bottom < innerHeight)(document.querySelector('{}'))"
     for part in ("h1", "header .error", ".findings li"):
@@ -66,7 +66,7 @@ def test_the_head_is_what_one_sees_first(show: Show, pages: dict[str, Path]) -> 
 def test_nothing_is_fetched_and_nothing_overflows(
     show: Show, pages: dict[str, Path], name: str, screen: dict[str, object]
 ) -> None:
-    """On every screen a page reads one file, breaks no policy, no program in it fails, and nothing is too wide."""
+    """On every screen a page loads one file, violates no policy, has no script error, and fits the width."""
     tab = show(pages[name], **screen)
     asked = [event["request"]["url"] for event in tab.events("Network.requestWillBeSent")]
     assert asked == [pages[name].as_uri()]
@@ -80,19 +80,19 @@ def test_nothing_is_fetched_and_nothing_overflows(
 
 
 def test_complete_without_a_program(show: Show, pages: dict[str, Path]) -> None:
-    """Where JavaScript is off, all is there but the cursor."""
+    """Without JavaScript only the cursor is missing."""
     tab = show(pages["failed"], program=False)
     root = tab.call("DOM.getDocument")["root"]["nodeId"]
     found = {
         part: len(tab.call("DOM.querySelectorAll", nodeId=root, selector=part)["nodeIds"])
-        for part in (".track.pauses", "rect.phase", "path.area", ".told", ".cursor")
+        for part in (".track.pauses", "rect.phase", "path.area", ".moment", ".cursor")
     }
-    assert found == {".track.pauses": 2, "rect.phase": 31, "path.area": 10, ".told": 0, ".cursor": 0}
+    assert found == {".track.pauses": 2, "rect.phase": 31, "path.area": 10, ".moment": 0, ".cursor": 0}
     tab.call("Emulation.setScriptExecutionDisabled", value=False)
 
 
 def test_cursor_tells_of_a_moment(show: Show, pages: dict[str, Path]) -> None:
-    """Over a moment, by mouse or by keys, one reads what went on then, in words that a screen reader gets too."""
+    """The cursor, by mouse or by keys, describes a moment in text that a screen reader gets too."""
     tab = show(pages["failed"])
     tab.ask("document.querySelector('#timeline').scrollIntoView()")
     box = tab.ask("(r => [r.left, r.width, r.bottom])(document.querySelector('.ruler').getBoundingClientRect())")
@@ -104,17 +104,17 @@ def test_cursor_tells_of_a_moment(show: Show, pages: dict[str, Path]) -> None:
     assert told == dot.join(["2m42s", "reward", "paused", "step 3 (1m21s)", "memory 70.8 GiB"])
     cursor = tab.ask("document.querySelector('.cursor').getBoundingClientRect().left")
     assert cursor == pytest.approx(box[0] + box[1] * 0.5, abs=2)
-    tab.ask("document.querySelector('.told input').focus()")
+    tab.ask("document.querySelector('.moment input').focus()")
     for kind in ("keyDown", "keyUp"):
         tab.call("Input.dispatchKeyEvent", type=kind, key="Home", code="Home", windowsVirtualKeyCode=36)
     tab.ask(drawn)
-    assert tab.ask("document.querySelector('.told input').getAttribute('aria-valuetext')").startswith("0.00 s")
+    assert tab.ask("document.querySelector('.moment input').getAttribute('aria-valuetext')").startswith("0.00 s")
 
 
 @pytest.mark.parametrize("name", ["failed", "compared", "empty"])
 @pytest.mark.parametrize("screen", [{}, {"dark": True}, PHONE], ids=["light", "dark", "phone"])
 def test_accessibility(show: Show, pages: dict[str, Path], axe: str, name: str, screen: dict[str, object]) -> None:
-    """axe-core finds no fault in the pages as they are shown: contrast, names, roles, order (WCAG 2.2 A and AA)."""
+    """axe-core finds no violation in the rendered pages: contrast, names, roles, order (WCAG 2.2 A and AA)."""
     tab = show(pages[name], **screen)
     tab.ask("document.querySelectorAll('details').forEach(one => { one.open = true })")
     tab.ask(axe + "; 0")

@@ -1,4 +1,4 @@
-"""A real cluster of containers for the tests. Needs a Docker engine and the image raydebug:core (`raydebug image`)."""
+"""A real cluster of containers for the tests: needs a Docker engine and the image raydebug:core (`raydebug image`)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from typing import Any
 import pytest
 
 from containers import IMAGE, Attached, container_of, is_healthy, remove_all, wait_healthy
-from raydebug.cluster import engine, lifecycle, state
+from raydebug.cluster import lifecycle
+from raydebug.cluster.compose import engine
+from raydebug.cluster.find import load_cluster
 from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError
 from runs import JOBS, Run, raydebug, starting_runs, up_in_containers
 
-# Small enough for two cores beside other work.
+# Small enough for two cores that also run other work.
 SMALL = {"SHM_SIZE": "300mb", "OBJECT_STORE_BYTES": "100000000", "HEAD_CPUS": "2", "WORKER_CPUS": "8"}
 
 
 def why_no_docker() -> str | None:
-    """Return why these tests cannot run here."""
+    """Return the reason why these tests cannot run here."""
     try:
         if engine.connect().image_labels(IMAGE) is None:
             return f"there is no image {IMAGE}: raydebug image --flavour core"
@@ -33,7 +35,7 @@ def why_no_docker() -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip visibly without an engine; with REQUIRE_DOCKER=1 that is a failure."""
+    """Skip visibly without an engine, or fail with REQUIRE_DOCKER=1."""
     mine = [item for item in items if "/compose/" in str(item.path)]
     reason = why_no_docker() if mine else None
     if reason and os.environ.get("REQUIRE_DOCKER") == "1":
@@ -45,11 +47,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def private_state() -> Iterator[Path]:
-    """Keep the tests' clusters apart from the user's."""
+    """Separate the tests' clusters from the user's."""
     folder = Path(tempfile.mkdtemp(prefix="rdt-"))
     before = dict(os.environ)
     os.environ.update(SMALL, XDG_STATE_HOME=str(folder))
-    for name in [n for n in os.environ if n.startswith(("RAY_", "RAYDEBUG_"))]:
+    for name in [n for n in os.environ if n.startswith(("RAY_", "RAYDEBUG_")) and not n.startswith("RAYDEBUG_TEST_")]:
         del os.environ[name]
     os.environ["RAYDEBUG_IMAGE"] = IMAGE
     yield folder
@@ -60,7 +62,7 @@ def private_state() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the containers have as /workspace: the jobs of the tests."""
+    """The folder that the containers mount as /workspace: the jobs of the tests."""
     folder = tmp_path_factory.mktemp("project")
     folder.chmod(0o755)
     for path in JOBS.glob("*.py"):
@@ -70,11 +72,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cluster(private_state: Path, project: Path) -> Iterator[Cluster]:
-    """Head, gateway and two workers, taken down whatever happens."""
+    """Head, gateway and two workers, taken down in any case."""
     name = f"test{os.getpid()}"
     done = up_in_containers(name, project, "--workers", "2")
     assert done.returncode == 0, done.stderr
-    found = state.load_cluster(name)
+    found = load_cluster(name)
     try:
         yield found
     finally:
@@ -83,27 +85,27 @@ def cluster(private_state: Path, project: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def run(cluster: Cluster, project: Path) -> Iterator[Callable[..., Run]]:
-    """Start jobs; whatever still runs when the test ends is stopped."""
+    """Start jobs; those that still run when the test ends are stopped."""
     with starting_runs(cluster, project) as start:
         yield start
 
 
-# A cluster to harm, mended between tests
+# A cluster for fault tests, repaired between tests
 
 
 @pytest.fixture(scope="module")
 def patient(private_state: Path, project: Path) -> Iterator[Cluster]:
-    """A cluster of a test module's own: head, gateway, one worker."""
+    """A cluster for one test module: head, gateway, one worker."""
     name = f"fx-{os.getpid()}-{time.monotonic_ns() % 10**6}"
     done = up_in_containers(name, project)
     assert done.returncode == 0, done.stderr
-    yield state.load_cluster(name)
+    yield load_cluster(name)
     remove_all(name)
 
 
 @pytest.fixture
 def victim(patient: Cluster, project: Path) -> Cluster:
-    """The same cluster, mended by `up` after the test before."""
+    """The same cluster, repaired by `up` after the previous test."""
     if not is_healthy(patient):
         done = raydebug("up", "--cluster", "compose", "--name", patient.name, cwd=project, timeout=200)
         assert done.returncode == 0, done.stderr
@@ -113,14 +115,14 @@ def victim(patient: Cluster, project: Path) -> Cluster:
 
 @pytest.fixture
 def start(victim: Cluster, project: Path) -> Iterator[Callable[..., Run]]:
-    """Start jobs on it and end what still runs of them."""
+    """Start jobs on it and end those that still run afterwards."""
     with starting_runs(victim, project) as start:
         yield start
 
 
 @pytest.fixture
 def paused(victim: Cluster, start: Callable[..., Run], project: Path) -> Iterator[tuple[Run, dict[str, Any], Attached]]:
-    """A task paused on the worker, and a person attached to it."""
+    """A task paused on the worker, with an attached prompt."""
     job = start("--", "python", "cases.py", "on_worker")
     (pause,) = job.pauses(1)
     assert container_of(victim, "worker").address == pause["ip"]

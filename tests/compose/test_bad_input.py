@@ -1,4 +1,4 @@
-"""What people get wrong before the first container: words, values, files. Three lines each."""
+"""Invalid words, values and files are refused before the first container, in three lines each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILES = ("-f", "docker-compose.yml", "-f", "docker-compose.cpu.yml")
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """A name that no cluster has, removed whatever happens."""
+    """An unused cluster name, removed in any case."""
     name = f"fx-bad-{os.getpid()}-{time.monotonic_ns() % 10**6}"
     yield name
     remove_all(name)
@@ -33,7 +33,7 @@ def name() -> Iterator[str]:
 
 @pytest.mark.timeout(60)
 def test_wrong_flavour(project, name):
-    """A flavour that there is not is refused with those that there are, exit code 2."""
+    """An unknown flavour is refused with a list of the known ones, exit code 2."""
     done = raydebug("up", "--cluster", "compose", "--flavour", "gpu", "--name", name, cwd=project)
     assert three_lines(done, 2) == "error: there is no flavour 'gpu'"
     assert "core, cpu, cuda" in done.stderr
@@ -42,7 +42,7 @@ def test_wrong_flavour(project, name):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("variable", ["SHM_SIZE", "PIDS_LIMIT", "HEAD_MEMORY"])
 def test_value_that_compose_refuses(project, name, variable):
-    """A size that is none is refused before a container is made, with docker compose's own words, exit code 2."""
+    """An invalid size is refused before a container is created, with docker compose's own message, exit code 2."""
     done = raydebug(*UP, name, cwd=project, env={**os.environ, variable: "banana"})
     assert three_lines(done, 2) == "error: docker compose cannot read the settings of the containers"
     assert "banana" in done.stderr or "invalid" in done.stderr
@@ -52,7 +52,7 @@ def test_value_that_compose_refuses(project, name, variable):
 
 @pytest.mark.timeout(90)
 def test_value_that_an_entrypoint_refuses(project, name):
-    """A count that is none is refused by the node itself: `up` fails at once with its words, and nothing is left."""
+    """The node itself refuses an invalid count: `up` fails at once with its message, and leaves nothing behind."""
     done = raydebug(*UP, name, cwd=project, env={**os.environ, "WORKER_CPUS": "many"}, timeout=80)
     three_lines(done, 1)
     assert "NODE_CPUS=many is no whole number" in done.stderr
@@ -63,10 +63,12 @@ def test_value_that_an_entrypoint_refuses(project, name):
 
 
 def settings(text: bytes, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Return what docker compose makes of the files with a .env of these bytes."""
+    """Return the configuration that docker compose computes from the files with a .env of these bytes."""
     file = folder / "env"
     file.write_bytes(text)
     kept = {key: os.environ[key] for key in ("PATH", "HOME", "DOCKER_HOST") if key in os.environ}
+    if b"RAYDEBUG_UID" not in text:
+        kept |= {"RAYDEBUG_UID": "4711", "RAYDEBUG_GID": "4711"}
     return subprocess.run(
         ["docker", "compose", "--env-file", str(file), *FILES, "config", "--format", "json"], cwd=ROOT, env=kept,
         capture_output=True, text=True, timeout=30, check=False,
@@ -86,7 +88,7 @@ def settings(text: bytes, folder: Path) -> subprocess.CompletedProcess[str]:
     ids=["plain", "CRLF", "quotes", "BOM", "unknown key"],
 )
 def test_forms_of_env_file(tmp_path, text):
-    """F50: CRLF, quotes, a BOM or an unknown key in .env change nothing of what the other lines say."""
+    """F50: CRLF, quotes, a BOM or an unknown key in .env do not change the values of the other lines."""
     done = settings(text, tmp_path)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -100,15 +102,16 @@ def test_forms_of_env_file(tmp_path, text):
     [
         (b"", "RAYDEBUG_TOKEN_FILE"),
         (b"RAYDEBUG_TOKEN_FILE=\n", "RAYDEBUG_TOKEN_FILE"),
+        (b"RAYDEBUG_TOKEN_FILE=/tmp/t\nRAYDEBUG_UID=\n", "RAYDEBUG_UID is missing a value"),
         (b"RAYDEBUG_TOKEN_FILE=/tmp/t\nRAYDEBUG_DEBUGGER=brekpoint\n", "brekpoint.env"),
         (b"RAYDEBUG_TOKEN_FILE=/tmp/t\nDASHBOARD_PORT=many\n", "many"),
         (b"RAYDEBUG_TOKEN_FILE=/tmp/t\nSHM_SIZE=banana\n", "banana"),
         (b"RAYDEBUG_TOKEN_FILE=/tmp/t\nDASHBOARD PORT=1\n", "env"),
     ],
-    ids=["empty file", "empty value", "debugger", "port", "size", "space in a key"],
+    ids=["empty file", "empty value", "no user", "debugger", "port", "size", "space in a key"],
 )
 def test_wrong_env_file(tmp_path, text, said):
-    """F50: a value in .env that cannot be is refused before anything starts, with its name."""
+    """F50: an invalid value in .env is refused before anything starts, with its name."""
     done = settings(text, tmp_path)
     assert done.returncode != 0
     assert said in done.stderr
@@ -118,14 +121,14 @@ def test_wrong_env_file(tmp_path, text, said):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (b"A=1\nA=2\n", "line 2: A stands here again, first on line 1"),
+        (b"A=1\nA=2\n", "line 2: A is set again, first on line 1"),
         (b"A=1\nB=x\0y\n", "line 2: it has a NUL byte"),
         (b"SHM_SIZE=banana\n", "line 1: SHM_SIZE=banana is not a size, such as 10gb"),
     ],
     ids=["twice", "NUL", "size"],
 )
 def test_f50_up_in_a_checkout_with_a_wrong_env_file(tmp_path, name, text, said):
-    """F50: `up` in a checkout refuses what cannot be in its .env before it makes anything, with the line, exit 2."""
+    """F50: `up` in a checkout refuses an invalid .env before it creates anything, with the line, exit code 2."""
     for part in ("env", "docker-compose.yml", "docker-compose.cpu.yml"):
         (tmp_path / part).symlink_to(ROOT / part)
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
@@ -139,13 +142,13 @@ def test_f50_up_in_a_checkout_with_a_wrong_env_file(tmp_path, name, text, said):
     assert what_is_left(name) == {}
 
 
-# What an entrypoint refuses
+# Refusals of the entrypoints
 
 
 def entrypoint(
     role: str, folder: Path, token: str | None, mode: int = 0o600, *options: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run an entrypoint in a container of its own, with this token in a file of this mode."""
+    """Run an entrypoint in a separate container, with this token in a file of this mode."""
     folder.mkdir()
     if token is not None:
         (folder / "token").write_text(token)
@@ -174,7 +177,7 @@ def entrypoint(
     ids=["missing", "empty", "short", "open"],
 )
 def test_token_file(tmp_path, content, mode, what, fix):
-    """A token that is missing, too short or open to others is refused by the container in three lines, exit code 2."""
+    """The container refuses a missing or short token, or one readable by others, in three lines, exit code 2."""
     done = entrypoint("gateway", tmp_path / "secrets", content, mode)
     assert three_lines(done, 2) == what
     assert fix in done.stderr

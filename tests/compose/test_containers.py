@@ -12,8 +12,11 @@ import psutil
 import pytest
 
 from containers import IMAGE
-from raydebug.cluster import compose, engine, lifecycle, state
-from raydebug.cluster.engine import Container
+from raydebug.cluster import lifecycle
+from raydebug.cluster.compose import engine
+from raydebug.cluster.compose.engine import Container
+from raydebug.cluster.compose.project import containers, project_of
+from raydebug.cluster.find import find_cluster, load_cluster
 from raydebug.cluster.state import Cluster
 from runs import RAYDEBUG, Run, raydebug, up_in_containers, wait_for
 
@@ -36,7 +39,7 @@ def test_nodes(cluster):
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("case", "function"), BREAKPOINTS, ids=[b[0] for b in BREAKPOINTS])
 def test_breakpoint(run, case, function):
-    """A pause in a container is listed, attached and let go on from the host, as on a local cluster."""
+    """A pause in a container is listed, attached and resumed from the host, as on a local cluster."""
     job = run("--", "python", "cases.py", case)
     (pause,) = job.pauses(1)
     assert (pause["function"], pause["file"]) == (function, "/workspace/cases.py")
@@ -72,7 +75,7 @@ def test_break_from_outside(run):
 
 @pytest.mark.timeout(180)
 def test_break_in_a_running_job(run, cluster, project):
-    """A breakpoint set from the host stops workers in containers that work already, in the rank and step it names."""
+    """A breakpoint set from the host stops running workers in containers, in the rank and step that it names."""
     job = run("--", "python", "loop.py", "30")
     wait_for(lambda: "working" in job.text, "the job to work", run=job)
     name = ("--name", cluster.name)
@@ -87,7 +90,7 @@ def test_break_in_a_running_job(run, cluster, project):
 
 @pytest.mark.timeout(120)
 def test_edit_is_seen_at_once(run, project):
-    """A code edit on the host is what the next job runs, without a build."""
+    """The next job runs a code edit on the host without a build."""
     (project / "edited.py").write_text("print('first')")
     assert "first" in run("--", "python", "edited.py").end()
     (project / "edited.py").write_text("print('second')")
@@ -96,7 +99,7 @@ def test_edit_is_seen_at_once(run, project):
 
 @pytest.mark.timeout(60)
 def test_outside_the_project(cluster, tmp_path):
-    """A job from a folder that the containers do not see is refused, with the folder that they do."""
+    """A job from a folder outside the containers' mount is refused, with the mounted folder."""
     done = raydebug("run", "--name", cluster.name, "--", "python", "x.py", cwd=tmp_path)
     assert done.returncode == 2
     assert f"error: the containers of cluster '{cluster.name}' do not see {tmp_path}" in done.stderr
@@ -107,12 +110,12 @@ def test_outside_the_project(cluster, tmp_path):
 
 @pytest.mark.timeout(60)
 def test_published_on_loopback_only(cluster):
-    """S1: what the cluster publishes listens on 127.0.0.1 alone, and is two ports."""
+    """S1: the cluster publishes two ports, on 127.0.0.1 only."""
     ours = {cluster.ports["dashboard"], cluster.ports["gateway"]}
     listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port in ours]
     assert {c.laddr.port for c in listening} == ours
     assert {c.laddr.ip for c in listening} == {"127.0.0.1"}
-    for container in compose.containers(cluster):
+    for container in containers(cluster):
         ports = json.loads(docker("inspect", "--format", "{{json .NetworkSettings.Ports}}", container.name))
         bound = [b for bindings in ports.values() for b in bindings or []]
         assert all(b["HostIp"] == "127.0.0.1" for b in bound)
@@ -121,7 +124,7 @@ def test_published_on_loopback_only(cluster):
 @pytest.mark.timeout(60)
 def test_locked_down(cluster):
     """S11-S15: no capability, no new privileges, not root, read-only image, limits, no host namespace, no socket."""
-    for container in compose.containers(cluster):
+    for container in containers(cluster):
         host = json.loads(docker("inspect", "--format", "{{json .HostConfig}}", container.name))
         assert not host["Privileged"]
         assert host["CapDrop"] == ["ALL"]
@@ -146,8 +149,8 @@ def test_locked_down(cluster):
 
 @pytest.mark.timeout(60)
 def test_token_mode_everywhere(cluster):
-    """S5: each service has token mode set explicitly, also in a shell that is exec'd into it."""
-    for container in compose.containers(cluster):
+    """S5: each service has token mode set explicitly, also in a shell started by `docker compose exec`."""
+    for container in containers(cluster):
         environment = docker("exec", container.name, "env").splitlines()
         assert "RAY_AUTH_MODE=token" in environment
         assert not [e for e in environment if e.startswith("RAY_AUTH_TOKEN=")]
@@ -155,13 +158,13 @@ def test_token_mode_everywhere(cluster):
 
 @pytest.mark.timeout(60)
 def test_token_is_nowhere(cluster):
-    """S4, S6: 256 bits, for its owner alone, and in no inspect, no log, no command line, no image layer."""
+    """S4, S6: the token has 256 bits, only its owner can read it, and it is in no inspect, log, argv or image layer."""
     token = cluster.token
     assert len(token) == 64
     assert cluster.token_file.stat().st_mode & 0o777 == 0o600
     assert cluster.folder.stat().st_mode & 0o777 == 0o700
     places = [docker("image", "history", "--no-trunc", IMAGE)]
-    for container in compose.containers(cluster):
+    for container in containers(cluster):
         places += [docker("inspect", container.name), docker("logs", container.name), docker("top", container.name)]
     assert not [place for place in places if token in place]
 
@@ -182,11 +185,11 @@ def test_only_the_right_token_opens(cluster, service, path):
     assert codes[2] == 200
 
 
-WORKERS_PORTS = range(10002, 11000)  # what Ray's workers talk to each other by: entrypoints/node.py
+WORKERS_PORTS = range(10002, 11000)  # the ports of Ray's workers among themselves: entrypoints/node.py
 
 
 def listening(container: Container) -> set[tuple[str, int]]:
-    """Return what something in a container listens on, address and port; Docker's own name server is not ours."""
+    """Return the listening addresses and ports of a container, without Docker's own name server."""
     rows = docker("exec", container.name, "cat", "/proc/net/tcp", "/proc/net/tcp6").splitlines()
     fields = [row.split() for row in rows]
     found = {tuple(row[1].rsplit(":", 1)) for row in fields if len(row) > 3 and row[3] == "0A"}
@@ -194,8 +197,8 @@ def listening(container: Container) -> set[tuple[str, int]]:
 
 
 def opened_by_a_pause(run, cluster: Cluster, *options: str) -> set[tuple[str, int]]:
-    """Return what is listened on in a node while a task is paused there, and was not before, beside Ray's own ports."""
-    nodes = [c for c in compose.containers(cluster) if c.service in ("head", "worker")]
+    """Return the sockets that a node listens on only during a pause, without Ray's own ports."""
+    nodes = [c for c in containers(cluster) if c.service in ("head", "worker")]
     before = {node.address: listening(node) for node in nodes}
     job = run(*options, "--", "python", "cases.py", "task")
     (pause,) = job.pauses(1)
@@ -208,13 +211,13 @@ def opened_by_a_pause(run, cluster: Cluster, *options: str) -> set[tuple[str, in
 
 @pytest.mark.timeout(120)
 def test_no_debug_socket_in_a_worker(run, cluster):
-    """S7: while a task is paused nothing listens in its container that did not before, beside Ray's own ports."""
+    """S7: a pause opens no listening socket in its container, apart from Ray's own ports."""
     assert opened_by_a_pause(run, cluster) == set()
 
 
 @pytest.mark.timeout(120)
 def test_legacy_debugger_listens_inside_its_container(run, cluster):
-    """S8: a legacy breakpoint's socket is on its container's own loopback: no other container gets there."""
+    """S8: a legacy breakpoint's socket is on its container's own loopback, unreachable from other containers."""
     ((address, _),) = opened_by_a_pause(run, cluster, "--debugger", "legacy")
     assert address == "0100007F", "127.0.0.1"
 
@@ -224,23 +227,24 @@ def test_legacy_debugger_listens_inside_its_container(run, cluster):
 
 @pytest.fixture
 def other(project):
-    """A cluster of the test's own, with one worker."""
+    """A cluster for this test alone, with one worker."""
     name = "faults"
     done = up_in_containers(name, project)
     assert done.returncode == 0, done.stderr
-    found = state.load_cluster(name)
+    found = load_cluster(name)
     yield found
-    if state.find_cluster(name) is not None:
+    if find_cluster(name) is not None:
         lifecycle.take_down(found)
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(240)
 def test_killed_worker_container(other, project):
-    """F1, F4: a worker container that is killed while paused takes its pause along; a new up of it brings it back."""
+    """F1, F4: a worker container killed during a pause takes its pause along; another `up` restarts the container."""
     job = Run(other, ["--", "python", "cases.py", "on_worker"], cwd=project)
     try:
         (pause,) = job.pauses(1)
-        (node,) = [c for c in compose.containers(other) if c.service == "worker"]
+        (node,) = [c for c in containers(other) if c.service == "worker"]
         assert node.address == pause["ip"]
         docker("kill", node.name)
         wait_for(lambda: pause["id"] not in [p["id"] for p in job.listed()], "the pause to vanish", 3)
@@ -251,14 +255,14 @@ def test_killed_worker_container(other, project):
 
 @pytest.mark.timeout(240)
 def test_down_leaves_nothing(other, project):
-    """`down` ends containers and networks within 5 s, and a foreign container stays (S30, F47)."""
-    project_name = compose.project_of(other.name)
+    """`down` ends containers and networks within 5 s, and does not touch a foreign container (S30, F47)."""
+    project_name = project_of(other.name)
     started = time.monotonic()
     done = raydebug("down", "--name", other.name)
     seconds = time.monotonic() - started
     assert done.returncode == 0, done.stderr
     assert engine.connect().leftovers(project_name) == []
-    assert state.find_cluster(other.name) is None
+    assert find_cluster(other.name) is None
     assert seconds < 20, "nothing waits for a time-out"
 
 
@@ -269,7 +273,7 @@ def test_ctrl_c_during_up(project):
     argv += ["--name", "broken", "--dashboard-port", "0", "--gateway-port", "0"]
     process = subprocess.Popen(argv, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    for line in process.stderr:  # a fixed time would be before or after it, by how busy the machine is
+    for line in process.stderr:  # a fixed delay would miss the moment on a slow or a fast machine
         if "creating containers" in line:
             break
     process.send_signal(signal.SIGINT)
@@ -277,22 +281,22 @@ def test_ctrl_c_during_up(project):
     try:
         assert process.returncode == 130, said
     finally:
-        if (left := state.find_cluster("broken")) is not None:
+        if (left := find_cluster("broken")) is not None:
             lifecycle.take_down(left)
-    assert engine.connect().leftovers(compose.project_of("broken")) == []
-    assert state.find_cluster("broken") is None
+    assert engine.connect().leftovers(project_of("broken")) == []
+    assert find_cluster("broken") is None
 
 
 @pytest.mark.timeout(60)
 def test_gpu_missing(project):
-    """F51: without an NVIDIA runtime `up --flavour cuda` says what is missing before it creates anything."""
+    """F51: without an NVIDIA runtime `up --flavour cuda` names the missing parts before it creates anything."""
     done = raydebug("up", "--cluster", "compose", "--flavour", "cuda", "--name", "gpu", cwd=project)
     assert done.returncode == 5
     assert "error: Docker cannot give a GPU to a container here" in done.stderr
     assert "nvidia-container-toolkit" in done.stderr
-    assert state.find_cluster("gpu") is None
+    assert find_cluster("gpu") is None
 
 
 def docker(*arguments: str) -> str:
-    """Run a docker command and return what it printed."""
+    """Run a docker command and return its output."""
     return subprocess.run(["docker", *arguments], capture_output=True, text=True, check=True, timeout=60).stdout

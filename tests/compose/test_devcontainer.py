@@ -22,7 +22,7 @@ CONFIG = ".devcontainer/cpu/devcontainer.json"
 
 @pytest.fixture(scope="module")
 def cli(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The command-line editor's client, from npm."""
+    """The command-line client for Dev Containers, from npm."""
     if shutil.which("npm") is None:
         pytest.skip("there is no npm here to install @devcontainers/cli with")
     folder = tmp_path_factory.mktemp("npm")
@@ -33,7 +33,7 @@ def cli(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
-    """A checkout with jobs in it, and the .env that a user writes."""
+    """A checkout with jobs, and the .env that a user writes."""
     files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     for name in files:
         if (ROOT / name).is_file():
@@ -66,7 +66,7 @@ def workspace(tmp_path: Path) -> Path:
 
 @pytest.mark.timeout(420)
 def test_up_ps_breakpoint_attach(cli, workspace):
-    """It opens beside a cluster; in it `raydebug ps` shows the nodes, and a job's breakpoint is attached and let go."""
+    """It opens beside a cluster; in it `raydebug ps` shows the nodes, and a job's pause is attached and resumed."""
 
     def devcontainer(verb: str, *arguments: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         argv = [cli, verb, "--workspace-folder", str(workspace), "--config", str(workspace / CONFIG), *arguments]

@@ -1,4 +1,4 @@
-"""Docker engines that cannot be used, and engines without room: exit code 5 (3 for a full disk) and three lines."""
+"""Unusable Docker engines, and engines without disk space: exit code 5 (3 for a full disk) and three lines."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import pytest
 
 from containers import UP, remove_all, what_is_left
 from engines import GoingEngine, engine_of
-from raydebug.cluster import state
+from raydebug.cluster.find import find_cluster
 from runs import RAYDEBUG, raydebug, three_lines
 
 
 @pytest.fixture
 def name() -> Iterator[str]:
-    """A name that no cluster has, removed whatever happens."""
+    """An unused cluster name, removed in any case."""
     name = f"fx-engine-{os.getpid()}-{time.monotonic_ns() % 10**6}"
     yield name
     remove_all(name)
@@ -39,16 +39,16 @@ def up_with_engine(where: str, name: str, project: Path) -> subprocess.Completed
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("where", ["unix:///nowhere/docker.sock", "tcp://127.0.0.1:1", "nonsense", "ssh://"])
 def test_f49_no_engine(project, name, where):
-    """F49: where no engine answers at DOCKER_HOST `up` says so, with the address, exit code 5."""
+    """F49: if no engine answers at DOCKER_HOST, `up` reports it with the address, exit code 5."""
     done = up_with_engine(where, name, project)
     assert three_lines(done, 5) == "error: the Docker engine is not running"
     assert where in done.stderr
-    assert state.find_cluster(name) is None
+    assert find_cluster(name) is None
 
 
 @pytest.mark.timeout(60)
 def test_f49_engine_too_old(project, name, tmp_path):
-    """F49: an engine with API 1.41 is refused, with the version that it has and the one that is needed, exit code 5."""
+    """F49: an engine with API 1.41 is refused, with its version and the required one, exit code 5."""
     with engine_of({"ApiVersion": "1.41", "Version": "20.10.24"}, tmp_path / "s") as where:
         done = up_with_engine(where, name, project)
     assert three_lines(done, 5) == "error: the Docker engine is too old (API 1.41)"
@@ -58,7 +58,7 @@ def test_f49_engine_too_old(project, name, tmp_path):
 
 @pytest.mark.timeout(60)
 def test_f49_engine_says_nothing(project, name, tmp_path):
-    """F49: an engine that does not answer is given up after 10 s, exit code 5."""
+    """F49: `up` gives up on a silent engine after 10 s, exit code 5."""
     started = time.monotonic()
     with engine_of(None, tmp_path / "s") as where:
         done = up_with_engine(where, name, project)
@@ -68,22 +68,22 @@ def test_f49_engine_says_nothing(project, name, tmp_path):
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder in which every user may write."""
+    """A folder writable by every user."""
     folder = Path(tempfile.mkdtemp(prefix="fx-"))
-    folder.chmod(0o777)
+    folder.chmod(0o1777)  # like /tmp: without the sticky bit raydebug refuses to keep state there
     yield folder
     shutil.rmtree(folder)
 
 
 @pytest.mark.timeout(60)
 def test_f49_no_permission(project, name, tmp_path, open_folder):
-    """F49: a socket that this user may not open gives exit code 5 and names the group to join."""
+    """F49: for a socket without access `up` exits with 5 and names the group to join."""
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         server.listen()
         path.chmod(0o000)
-        # Another user may not read this environment: what a first run imports is there for the second.
+        # Another user may not read this environment: the first run loads the imports for the second.
         code = "import contextlib, os, sys, raydebug.cli\nsys.argv[0] = 'raydebug'\n"
         code += "where = os.environ.pop('DOCKER_HOST')\n"
         code += "os.environ['DOCKER_HOST'] = 'unix:///nowhere/s'\n"
@@ -101,7 +101,7 @@ def test_f49_no_permission(project, name, tmp_path, open_folder):
 
 @pytest.mark.timeout(60)
 def test_f49_no_docker_program(project, name):
-    """F49: without a `docker` on PATH `up` says so, exit code 5."""
+    """F49: without a `docker` on PATH `up` reports that, exit code 5."""
     done = raydebug(*UP, name, cwd=project, env={**os.environ, "PATH": "/nowhere"})
     assert three_lines(done, 5) == "error: docker is not installed"
 
@@ -109,22 +109,22 @@ def test_f49_no_docker_program(project, name):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("verb", ["ps", "logs", "down"])
 def test_f49_engine_gone_later(cluster, project, verb):
-    """F49: with a cluster on record and no engine, `ps` and `down` give exit code 5, nothing a traceback."""
+    """F49: with a recorded cluster and no engine, `ps` and `down` exit with 5, without a traceback."""
     environment = {**os.environ, "DOCKER_HOST": "unix:///nowhere/docker.sock"}
     done = raydebug(verb, "--name", cluster.name, cwd=project, env=environment)
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     if verb != "logs":
         assert three_lines(done, 5) == "error: the Docker engine is not running"
-    assert state.find_cluster(cluster.name) is not None
+    assert find_cluster(cluster.name) is not None
 
 
-# An engine that restarts while a verb is at work (F49)
+# An engine that restarts while a verb runs (F49)
 
 
 @pytest.fixture
 def going_engine(tmp_path) -> Iterator[GoingEngine]:
-    """This machine's engine at an address where it can go away."""
+    """This machine's engine behind a relay that can be closed."""
     engine = GoingEngine(tmp_path / "docker.sock")
     engine.come()
     yield engine
@@ -132,7 +132,7 @@ def going_engine(tmp_path) -> Iterator[GoingEngine]:
 
 
 def up_until(phase: str, engine: GoingEngine, name: str, project: Path) -> subprocess.Popen[str]:
-    """Start `up` with this engine and return when it has said that it is in this phase."""
+    """Start `up` with this engine and return when it has reported this phase."""
     process = subprocess.Popen(
         [str(RAYDEBUG), *UP, name, "--workers", "0"], cwd=project, env={**os.environ, "DOCKER_HOST": engine.where},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -145,7 +145,7 @@ def up_until(phase: str, engine: GoingEngine, name: str, project: Path) -> subpr
 
 
 def end_of(process: subprocess.Popen[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Wait for the end of a command and return how it ended."""
+    """Wait for the end of a command and return its result."""
     printed, said = process.communicate(timeout=timeout_s)
     return subprocess.CompletedProcess(process.args, process.returncode, printed, said)
 
@@ -153,7 +153,7 @@ def end_of(process: subprocess.Popen[str], timeout_s: float) -> subprocess.Compl
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(("phase", "away_s"), [("creating containers", 1), ("head starting", 5)])
 def test_f49_engine_restarts_during_up(project, name, going_engine, phase, away_s):
-    """F49: an engine that is away while `up` makes containers or waits for nodes is waited for, and `up` succeeds."""
+    """F49: if the engine restarts while `up` creates containers or waits for nodes, `up` waits for it and succeeds."""
     process = up_until(phase, going_engine, name, project)
     going_engine.go()
     time.sleep(away_s)
@@ -167,14 +167,14 @@ def test_f49_engine_restarts_during_up(project, name, going_engine, phase, away_
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("phase", ["creating containers", "head starting"])
 def test_f49_engine_ends_during_up(project, name, going_engine, phase):
-    """F49: an engine that ends while `up` works gives exit code 5 within 40 s, and how to clear away; that works."""
+    """F49: if the engine ends during `up`, the exit code is 5 within 40 s, and the named clean-up command works."""
     process = up_until(phase, going_engine, name, project)
     started = time.monotonic()
     going_engine.go()
     done = end_of(process, 60)
     assert three_lines(done, 5) == f"error: the Docker engine went away while cluster '{name}' came up"
     assert time.monotonic() - started < 40
-    if state.find_cluster(name) is not None:
+    if find_cluster(name) is not None:
         cleared = raydebug("down", "--name", name)
         assert cleared.returncode == 0, cleared.stderr
     assert what_is_left(name).keys() <= {"volumes"}
@@ -182,7 +182,7 @@ def test_f49_engine_ends_during_up(project, name, going_engine, phase):
 
 @pytest.mark.timeout(180)
 def test_f49_engine_restarts_during_down(project, name, going_engine):
-    """F49: an engine that ends during `down` gives exit code 5 in three lines; the record stays, the next one works."""
+    """F49: if the engine ends during `down`, it exits with 5 in three lines; the record stays, the next one works."""
     assert raydebug(*UP, name, "--workers", "0", cwd=project, timeout=120).returncode == 0
     environment = {**os.environ, "DOCKER_HOST": going_engine.where}
     argv = [str(RAYDEBUG), "down", "--name", name]
@@ -191,16 +191,16 @@ def test_f49_engine_restarts_during_down(project, name, going_engine):
     assert "ending cluster" in process.stderr.readline()
     going_engine.go()
     assert three_lines(end_of(process, 60), 5) == "error: the Docker engine is not running"
-    assert state.find_cluster(name) is not None
+    assert find_cluster(name) is not None
     assert raydebug("down", "--name", name).returncode == 0
     assert what_is_left(name).keys() <= {"volumes"}
 
 
-# Disks without room (F51)
+# Full disks (F51)
 
 
 def up_with_small_disk(folder: Path, name: str, project: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run `up` where one folder is a disk of 8 MiB; only this command sees it."""
+    """Run `up` with a disk of 8 MiB mounted at a folder, for this command only."""
     outside = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--map-root-user", "--mount"]
     if subprocess.run([*outside, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("no mount of our own can be made here (unshare --mount)")
@@ -213,7 +213,7 @@ def up_with_small_disk(folder: Path, name: str, project: Path, **variables: str)
 
 @pytest.mark.timeout(60)
 def test_f51_state_folder_full(project, name, tmp_path):
-    """F51: with too little room for raydebug's own files `up` makes nothing and names the folder, exit code 3."""
+    """F51: with too little space for raydebug's own files `up` creates nothing and names the folder, exit code 3."""
     done = up_with_small_disk(tmp_path, name, project, XDG_STATE_HOME=str(tmp_path))
     assert three_lines(done, 3) == "error: the disk of raydebug's state is full"
     assert f"cause: {tmp_path / 'raydebug' / 'clusters'} has " in done.stderr
@@ -223,7 +223,7 @@ def test_f51_state_folder_full(project, name, tmp_path):
 
 @pytest.mark.timeout(60)
 def test_f51_engine_without_room(project, name, tmp_path):
-    """F51: with too little room where the engine keeps its data `up` makes nothing and says how to get some, exit 3."""
+    """F51: with too little space for the engine's data `up` creates nothing and names a remedy, exit code 3."""
     disk = tmp_path / "docker"
     disk.mkdir()
     answer = {"ApiVersion": "1.44", "Version": "25.0.0", "DockerRootDir": str(disk), "Id": "sha256:0", "Config": {}}
@@ -233,4 +233,4 @@ def test_f51_engine_without_room(project, name, tmp_path):
     assert f"cause: {disk} has " in done.stderr
     assert "bytes free, a cluster needs 1073741824" in done.stderr
     assert "docker system prune" in done.stderr
-    assert state.find_cluster(name) is None
+    assert find_cluster(name) is None

@@ -1,4 +1,4 @@
-"""The compose files, the images and the verbs against requirements of security that need an engine (S-numbers)."""
+"""Security requirements (S-numbers) of the compose files, the images and the verbs that need an engine to test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ import pytest
 
 from containers import IMAGE, container_of, docker, remove_all
 from egress import Egress
-from raydebug.cluster import compose, state
+from raydebug.cluster.compose.project import containers, project_of
+from raydebug.cluster.find import find_cluster, load_cluster
 from raydebug.cluster.state import Cluster
 from runs import raydebug, up_in_containers, wait_for
 
@@ -47,17 +48,18 @@ HOSTILE_NAMES = (
     "a b",
     "",
 )
-# A machine's own variables must not decide what a file says.
+# A machine's own variables must not change the files' values.
+REQUIRED = {"RAYDEBUG_TOKEN_FILE": "/tmp/token", "RAYDEBUG_UID": "4711", "RAYDEBUG_GID": "4711"}
 PLAIN = ("PATH", "HOME", "DOCKER_HOST", "XDG_RUNTIME_DIR")
 
 
 def config_of(files: tuple[str, ...], *options: str, **variables: str) -> dict[str, Any]:
-    """Return what docker compose makes of some files, every profile's services included."""
+    """Return the configuration that docker compose computes from some files, with the services of every profile."""
     chosen = [option for file in files for option in ("-f", file)]
     environment = {name: os.environ[name] for name in PLAIN if name in os.environ}
     done = subprocess.run(
         ["docker", "compose", *options, *chosen, "--profile", "*", "config", "--format", "json"], cwd=ROOT,
-        env={**environment, "RAYDEBUG_TOKEN_FILE": "/tmp/token", **variables}, capture_output=True, text=True,
+        env={**environment, **REQUIRED, **variables}, capture_output=True, text=True,
         timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -76,7 +78,7 @@ def config(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.mark.timeout(60)
 def test_no_rights_in_any_combination(config):
-    """S11-S15: in every combination: no privilege, capability, host namespace or root, and every limit set."""
+    """S11-S15: every combination has no privilege, capability, host namespace or root, and sets every limit."""
     assert {"head", "worker", "gateway", "job"} <= set(config["services"])
     for name, service in config["services"].items():
         assert not service.get("privileged"), name
@@ -86,7 +88,7 @@ def test_no_rights_in_any_combination(config):
         assert not [o for o in service["security_opt"] if "unconfined" in o], name
         assert not {"network_mode", "pid", "ipc", "userns_mode", "cgroup"} & set(service), name
         assert not service.get("devices"), name
-        assert service["user"] == "1000:1000", name
+        assert service["user"] == "4711:4711", name
         assert int(service["mem_limit"]) > 0, name
         assert int(service["pids_limit"]) > 0, name
         for mount in service.get("volumes", []):
@@ -106,7 +108,7 @@ def test_published_on_loopback_in_any_combination(config):
 
 @pytest.mark.timeout(60)
 def test_token_mode_in_any_combination(config):
-    """S5, S6: every service has token mode set by the file, and the token is a mounted secret, never a variable."""
+    """S5, S6: the file sets token mode in every service, and the token is a mounted secret, never a variable."""
     for name, service in config["services"].items():
         assert service["environment"]["RAY_AUTH_MODE"] == "token", name
         assert service["environment"]["RAY_AUTH_TOKEN_PATH"] == "/run/secrets/raydebug_token", name
@@ -115,9 +117,29 @@ def test_token_mode_in_any_combination(config):
 
 
 @pytest.mark.timeout(60)
+def test_rights_of_the_rdma_file():
+    """docker-compose.rdma.yml gives the host's network and the cards' device files to nodes, and no further right."""
+    services = config_of(("docker-compose.yml", "docker-compose.rdma.yml"))["services"]
+    assert {name for name, service in services.items() if service.get("devices")} == {"head", "worker"}
+    for name, service in services.items():
+        assert [one["source"] for one in service.get("devices", ())] in ([], ["/dev/infiniband"]), name
+        assert service["network_mode"] == "host", name
+        assert not service.get("ports"), name
+        assert not service.get("privileged"), name
+        assert service["cap_drop"] == ["ALL"], name
+        assert not service.get("cap_add"), name
+        assert service["read_only"] is True, name
+        assert not {"pid", "ipc", "userns_mode", "cgroup"} & set(service), name
+    # The ports that are otherwise published on loopback listen on loopback only.
+    assert services["head"]["environment"]["DASHBOARD_LISTEN"] == "127.0.0.1:8265"
+    assert services["gateway"]["environment"]["GATEWAY_LISTEN"] == "127.0.0.1:5678"
+    assert services["head"]["ulimits"]["memlock"] == services["worker"]["ulimits"]["memlock"] == -1
+
+
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("path", sorted(ROOT.glob(".devcontainer/**/devcontainer.json")), ids=lambda p: p.parent.name)
 def test_devcontainer(path):
-    """S16: the Dev Container mounts no socket, asks for no privilege, and its postCreate fetches nothing."""
+    """S16: the Dev Container mounts no socket, requests no privilege, and its postCreate downloads nothing."""
     text = re.sub(r"^\s*//.*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     document = json.loads(text)
     assert not {"mounts", "runArgs", "privileged", "capAdd", "securityOpt", "features", "initializeCommand"} & set(
@@ -131,7 +153,7 @@ def test_devcontainer(path):
 
 @pytest.mark.timeout(60)
 def test_every_base_is_pinned_by_digest():
-    """S18: each FROM of the Dockerfile that is no stage of its own is named with its digest; nothing is `latest`."""
+    """S18: each external image in a FROM of the Dockerfile has its digest; none is `latest`."""
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     froms = re.findall(r"^FROM (\S+)(?: AS (\S+))?$", text, flags=re.MULTILINE)
     stages = {stage for _, stage in froms} | {"scratch", "${BASE_IMAGE}", "${FLAVOUR}"}
@@ -194,8 +216,8 @@ ASKED = {
 @pytest.mark.parametrize("how", ["none", "wrong", "right"])
 @pytest.mark.parametrize("what", ASKED)
 def test_only_the_right_token_opens_inside(cluster, what, how):
-    """S2: on the cluster's own network too every service of Ray and the gateway obey the right token alone."""
-    node = next(c for c in compose.containers(cluster) if c.service == "worker")
+    """S2: on the cluster's own network, too, every service of Ray and the gateway accept only the right token."""
+    node = next(c for c in containers(cluster) if c.service == "worker")
     argv = ["docker", "exec", "-i", node.name, "timeout", "40", "python", "-", ASKED[what], how]
     done = subprocess.run(argv, input=ASK, capture_output=True, text=True, timeout=60, check=False)
     opened = any(line.startswith("opened") for line in done.stdout.splitlines())
@@ -209,7 +231,7 @@ OF_THE_HEAD = {6379, 8265, 10001, 44217, 44227}
 @pytest.mark.timeout(60)
 def test_what_listens_is_what_is_documented(cluster):
     """S2: no container listens on a port beyond docs/07-containers.md; Prometheus' 6384 is closed."""
-    for container in compose.containers(cluster):
+    for container in containers(cluster):
         expected = {"gateway": {5678, 5679}, "worker": OF_EVERY_NODE, "head": OF_EVERY_NODE | OF_THE_HEAD}
         rows = [
             r.split() for r in docker("exec", container.name, "cat", "/proc/net/tcp", "/proc/net/tcp6").splitlines()
@@ -224,8 +246,8 @@ def test_what_listens_is_what_is_documented(cluster):
 
 @pytest.mark.timeout(60)
 def test_metrics_of_the_head_are_numbers(cluster):
-    """S2: two pages of the head ask nobody for a token, as Ray has no switch for it: they hold numbers, no secret."""
-    node = next(c for c in compose.containers(cluster) if c.service == "worker")
+    """S2: two pages of the head need no token, as Ray has no switch for it; they contain numbers and no secret."""
+    node = next(c for c in containers(cluster) if c.service == "worker")
     fetch = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=10).read().decode())"
     for port in (44217, 44227):
         page = docker("exec", node.name, "python", "-S", "-c", fetch, f"http://head:{port}/metrics")
@@ -239,16 +261,16 @@ def test_metrics_of_the_head_are_numbers(cluster):
 def test_no_telemetry(cluster):
     """S29: usage statistics of Ray, vLLM and Hugging Face are off in every service."""
     wanted = {"RAY_USAGE_STATS_ENABLED=0", "VLLM_NO_USAGE_STATS=1", "HF_HUB_DISABLE_TELEMETRY=1", "DO_NOT_TRACK=1"}
-    for container in compose.containers(cluster):
+    for container in containers(cluster):
         assert wanted <= set(docker("exec", container.name, "env").splitlines()), container.name
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(os.getuid() != 0, reason="the packets of a bridge are for root to see")
 def test_nothing_leaves_the_network(project):
-    """S29: from `up` over a job to `down` no packet leaves the cluster's network, not even one to a name server."""
+    """S29: from `up` over a job to `down` no packet leaves the cluster's network, not even to a name server."""
     name = f"fx-egress-{os.getpid()}"
-    network = f"{compose.project_of(name)}_default"
+    network = f"{project_of(name)}_default"
     with Egress(network) as egress:
         try:
             done = up_in_containers(name, project)
@@ -257,7 +279,7 @@ def test_nothing_leaves_the_network(project):
             done = raydebug("run", "--name", name, "--debugger", "off", "--", "python", "cases.py", "task", cwd=project)
             assert done.returncode == 0, done.stdout + done.stderr
             left = egress.left()
-            worker = container_of(state.load_cluster(name), "worker")
+            worker = container_of(load_cluster(name), "worker")
             docker("exec", worker.name, "python", "-S", "-c", PACKET_TO_NOWHERE)
             wait_for(lambda: egress.left() != left, "a packet that was meant to leave to be seen", 10)
             assert [packet[1:] for packet in egress.left() - left] == [("192.0.2.7", 17, 9)]
@@ -274,7 +296,7 @@ PACKET_TO_NOWHERE = "import socket; socket.socket(2, 2).sendto(b'x', ('192.0.2.7
 
 @pytest.mark.timeout(60)
 def test_fork_bomb_is_bounded():
-    """S14: a process that forks without end gets as many as its container may have, and the host goes on."""
+    """S14: a fork bomb is limited to its container's processes, and the host stays responsive."""
     bomb = "import os, time\nn = 0\ntry:\n  while n < 1000:\n    if os.fork() == 0: time.sleep(20)\n    n += 1\n"
     bomb += "except OSError as error: print(n, error.errno)"
     started = time.monotonic()
@@ -294,13 +316,13 @@ def test_any_user_works():
     assert said.strip() == "4711"
 
 
-# What verbs and files are given
+# Input of verbs and files
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("verb", ["up --cluster compose", "ps", "paused", "down", "logs", "attach 1"])
 def test_hostile_cluster_names(verb, tmp_path):
-    """S27: a name is a word of letters and digits; anything else is refused in three lines, exit code 2."""
+    """S27: a name consists of letters and digits; any other name is refused in three lines, exit code 2."""
     for name in HOSTILE_NAMES:
         done = raydebug(*verb.split(), f"--name={name}", cwd=tmp_path)
         assert done.returncode == 2, (name, done.stdout, done.stderr)
@@ -311,7 +333,7 @@ def test_hostile_cluster_names(verb, tmp_path):
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("service", ["$(touch hacked)", "--version", "; id", "head;id"])
 def test_hostile_services(cluster, project, service):
-    """S27: `logs` knows three services; it hands nothing else on to docker compose."""
+    """S27: `logs` accepts three services, and passes no other name on to docker compose."""
     done = raydebug("logs", "--name", cluster.name, "--", service, cwd=project)
     assert done.returncode == 2
     assert f"error: there is no service '{service}'" in done.stderr
@@ -320,7 +342,7 @@ def test_hostile_services(cluster, project, service):
 
 @pytest.mark.timeout(120)
 def test_hostile_arguments_reach_the_job_as_they_are(cluster, project):
-    """S27: a job's arguments are handed on as they are; none is run by the shell that starts the job."""
+    """S27: a job's arguments are passed on unchanged; the shell that starts the job evaluates none."""
     words = ["$(touch hacked)", "; touch hacked", "`touch hacked`", "--name", "-v", "a b", "$HOME", "'", '"']
     (project / "argv.py").write_text("import json, sys; print('argv', json.dumps(sys.argv[1:]))")
     done = raydebug("run", "--name", cluster.name, "--", "python", "argv.py", *words, cwd=project)
@@ -339,21 +361,21 @@ def test_hostile_arguments_reach_the_job_as_they_are(cluster, project):
     ],
 )
 def test_words_stay_words(project, option, value):
-    """S26: a flavour and a debugger are one of a few words: none becomes a path out of the project."""
+    """S26: a flavour and a debugger are fixed words, so none becomes a path outside the project."""
     name = f"fx-words-{os.getpid()}"
     flavour = [] if option == "--flavour" else ["--flavour", "core"]
     done = raydebug("up", "--cluster", "compose", "--name", name, *flavour, option, value, cwd=project)
     assert done.returncode == 2, done.stderr
     assert value in done.stderr
-    assert state.find_cluster(name) is None
+    assert find_cluster(name) is None
 
 
-# What is installed, and what images keep
+# Installed packages, and the contents of images
 
 
 @pytest.fixture(scope="module")
 def pip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pip of its own."""
+    """A pip in an environment of its own."""
     folder = tmp_path_factory.mktemp("pip")
     venv.create(folder, with_pip=True)
     return folder / "bin" / "pip"
@@ -362,7 +384,7 @@ def pip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("lock", ["core", "dev"])
 def test_flipped_hash_is_refused(pip, tmp_path, lock):
-    """S17: with a hash of the lock changed an install fails for that reason; with the lock as it is it succeeds."""
+    """S17: with a changed hash in the lock an install fails for that reason; with the original lock it succeeds."""
     package = {"core": "idna", "dev": "iniconfig"}[lock]
     text = (ROOT / "env" / f"{lock}.lock").read_text(encoding="utf-8")
     entry = re.search(rf"^{package}==[^\n]*(?:\n    --hash=[^\n]*)+", text, flags=re.MULTILINE)
@@ -403,7 +425,7 @@ def test_every_requirement_is_locked_by_hash():
 
 @pytest.mark.timeout(180)
 def test_image_keeps_no_secret(cluster, tmp_path):
-    """S28: no layer and no line of the image's history has the token, a private key or a credential in a URL."""
+    """S28: no layer and no line of the image's history contains the token, a private key or a credential in a URL."""
     looked_for = re.compile(
         rb"-----BEGIN (?:RSA |EC |OPENSSH )?PRIVATE KEY-----\s+[A-Za-z0-9+/]{40}|https?://[^/\s:@\"'<>{}$%]+:[^/\s:@\"'<>{}$%]{6,}@"
         rb"[a-z0-9.-]+\.[a-z]{2,}|" + cluster.token.encode()
@@ -440,7 +462,7 @@ def files_in(image: str, folder: Path) -> Iterator[tuple[str, str, bytes]]:
 
 @pytest.mark.timeout(60)
 def test_secret_of_a_build_is_in_no_layer(tmp_path):
-    """S28: what a build is given as a secret is in no layer and no line of history of what it builds."""
+    """S28: a build's secrets are in no layer and no line of history of its image."""
     canary = "canary-5d1f0b7e9c"
     (tmp_path / "secret").write_text(f"CANARY={canary}\n")
     access = (ROOT / "ci/package-access").read_text(encoding="utf-8")
@@ -469,7 +491,7 @@ def test_secret_of_a_build_is_in_no_layer(tmp_path):
 
 @pytest.mark.timeout(600)
 def test_secrets_of_our_own_build_are_in_no_layer(tmp_path):
-    """S28: our Dockerfile's stages that mount secrets run anew with a canary in each: no layer or history has it."""
+    """S28: the Dockerfile's stages with secrets, rebuilt with a canary in each, leave it in no layer or history."""
     canary, tag = "canary-1c9e57d20b", f"fx-own-canary-{os.getpid()}"
     secrets = {"PACKAGE_ENV_FILE": "RAYDEBUG_CANARY={}\n", "EXTRA_CA_FILE": "# {}\n"}
     environment = dict(os.environ)
@@ -503,9 +525,9 @@ def test_secrets_of_our_own_build_are_in_no_layer(tmp_path):
 
 
 def test_down_and_clean_know_their_own(cluster: Cluster):
-    """S30: every container, network and volume of a cluster carries the label by which `down` finds it."""
-    project = compose.project_of(cluster.name)
-    for container in compose.containers(cluster):
+    """S30: every container, network and volume of a cluster has the label by which `down` finds it."""
+    project = project_of(cluster.name)
+    for container in containers(cluster):
         labels = json.loads(docker("inspect", "--format", "{{json .Config.Labels}}", container.name))
         assert labels["com.docker.compose.project"] == project
         assert labels["org.raydebug.cluster"] == cluster.id

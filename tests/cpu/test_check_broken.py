@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from checked import Broken, Setup, copy_of, prove
 
-from raydebug.check.ladder import NAMES, PASSED
+from checked import Broken, Setup, copy_of, prove
+from raydebug.check.stages import NAMES, PASSED
 from raydebug.tiny.dataset import build_dataset
 from raydebug.tiny.model import build_model
 
@@ -163,9 +163,9 @@ ENV = {
         lambda s: pretend_installed(s, "transformers", "4.51.3"), lambda s: s.environment.delenv("PYTHONPATH"),
     ),
     "another Ray": Broken(
-        "env", "env.version-untested", r"ray 2\.54\.0 is installed; raydebug is tested with",
-        r"pip install 'ray\[default\]==",
-        lambda s: pretend_installed(s, "ray", "2.54.0"), lambda s: s.environment.delenv("PYTHONPATH"),
+        "env", "env.version-untested", r"ray 2\.40\.0 is installed; raydebug is tested with 2\.41\.0 to",
+        r"pip install 'ray\[default\]>=2\.41\.0,<=",
+        lambda s: pretend_installed(s, "ray", "2.40.0"), lambda s: s.environment.delenv("PYTHONPATH"),
     ),
     "an attention backend that vLLM does not know": Broken(
         "env", "env.attention-backend", "XFORMERS is no attention backend of vLLM", "unset VLLM_ATTENTION_BACKEND",
@@ -389,12 +389,12 @@ def test_broken(setup: Setup, broken: Broken) -> None:
 
 def test_the_whole_set_up_passes(setup: Setup) -> None:
     """What the broken ones are made of passes, without a finding."""
-    for outcome in setup.climb("env", "data", "model"):
+    for outcome in setup.run_stages("env", "data", "model"):
         assert (outcome.status, outcome.findings) == (PASSED, []), outcome
 
 
 def test_code_of_a_model_does_not_run(setup: Setup) -> None:
     """A model's own code does not run in a check that nobody allowed it to."""
     own_code(setup)
-    setup.climb("data", "model")
+    setup.run_stages("data", "model")
     assert not (setup.folder / "ran").exists()

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checked import WELL, Broken, Setup, copy_of, prove, warm_up
 
-from raydebug.check.ladder import NAMES, PASSED, SKIPPED
-from raydebug.check.remembered import Memory
+from checked import WELL, Broken, Setup, copy_of, prove, warm_up
+from raydebug.check.cache import Cache
+from raydebug.check.stages import NAMES, PASSED, SKIPPED
 from raydebug.tiny.dataset import build_dataset
 from raydebug.tiny.model import build_model
 
@@ -26,7 +26,7 @@ GOOD_REWARD = (
 
 
 @pytest.fixture(scope="module")
-def passed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Setup, Memory]]:
+def passed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Setup, Cache]]:
     """A set-up that has passed the whole ladder, and the memory of it."""
     warm_up()  # it changes this process's variables, and they are a part of what is remembered
     folder = tmp_path_factory.mktemp("run")
@@ -41,14 +41,14 @@ def passed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Setup, Me
         (run / "patches.py").write_text("")
         setup.overrides["actor_rollout_ref.model.external_lib"] = "patches"
         environment.chdir(run)
-        memory = Memory(folder / "memory")
-        outcomes = setup.climb(*NAMES, memory=memory)
+        cache = Cache(folder / "memory")
+        outcomes = setup.run_stages(*NAMES, cache=cache)
         assert [outcome.status for outcome in outcomes] == [PASSED] * len(NAMES), outcomes
-        yield setup, memory
+        yield setup, cache
 
 
 @pytest.fixture
-def setup(passed: tuple[Setup, Memory], monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
+def setup(passed: tuple[Setup, Cache], monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
     """The set-up, put right again afterwards."""
     setup, _ = passed
     before = dict(setup.overrides)
@@ -128,20 +128,20 @@ BROKEN = {
 }  # fmt: skip
 
 
-def test_unchanged_is_skipped(setup: Setup, passed: tuple[Setup, Memory]) -> None:
+def test_unchanged_is_skipped(setup: Setup, passed: tuple[Setup, Cache]) -> None:
     """Unchanged, every stage but env is skipped, and says when it passed; a changed file is checked again."""
-    again = setup.climb(*NAMES, memory=passed[1])
+    again = setup.run_stages(*NAMES, cache=passed[1])
     assert [outcome.status for outcome in again] == [PASSED, *[SKIPPED] * 4]
     assert all("nothing that it looked at has changed" in str(outcome.reason) for outcome in again[1:])
     file = setup.folder / "data" / "reward.py"
     times = file.stat().st_atime_ns, file.stat().st_mtime_ns
     file.write_text(GOOD_REWARD.replace("len", "int"))  # of the same length
     os.utime(file, ns=times)
-    assert setup.climb("env", "data", memory=passed[1])[1].status not in WELL
+    assert setup.run_stages("env", "data", cache=passed[1])[1].status not in WELL
 
 
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=[f"{b.stage}: {name}" for name, b in BROKEN.items()])
-def test_broken(setup: Setup, passed: tuple[Setup, Memory], broken: Broken) -> None:
+def test_broken(setup: Setup, passed: tuple[Setup, Cache], broken: Broken) -> None:
     """The stages below pass, the right one names the fault with its cause, and with the fix it passes."""
     prove(setup, broken, NAMES[: NAMES.index(broken.stage) + 1], passed[1])
 

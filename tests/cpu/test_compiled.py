@@ -8,14 +8,14 @@ import subprocess
 import sys
 
 import pytest
+
 from gateway_door import open_door
 from paused_programs import PausedProgram
-
-from raydebug.console.attach_group import attach_group
-from raydebug.console.selection import Selection
-from raydebug.console.session import Door
-from raydebug.pause.listing import fetch_pauses
-from raydebug.worker.compiled import NO_GRAPH
+from raydebug.console.attach import attach_group
+from raydebug.console.group import Selection
+from raydebug.console.session import GatewayAddress
+from raydebug.gateway.gateway_client import fetch_pauses
+from raydebug.worker.torch_compile import NO_GRAPH
 
 PROGRAM = """
 import os, raydebug, torch
@@ -70,7 +70,7 @@ def test_pause(tmp_path, disabled):
         program = PausedProgram(door, tmp_path, PROGRAM % "breakpoint() if len(x) == 2 else None", LIMIT_S, **variables)
         try:
             assert program.pause["compiled"] is not disabled
-            console = Door(door.gateway_host, door.gateway_port, door.token)
+            console = GatewayAddress(door.gateway_host, door.gateway_port, door.token)
             attach_group(console, Selection(), lambda: fetch_pauses(door), commands=["p x", "n", "n", "p z"])
         finally:
             program.close()

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from raydebug.profile.installed import Installed, look
-from raydebug.profile.keys import Key, column_of
 from raydebug.profile.load import load_profile
 from raydebug.profile.overlay import overlay_profile
-from raydebug.profile.recognise import _WITHOUT_VALUE, Trainer, recognise
 from raydebug.tiny.model import build_model
+from raydebug.trainers.keys import column_of
+from raydebug.trainers.recognise import _WITHOUT_VALUE, recognise
+from raydebug.trainers.trainer import Installed, Key, Program
+from raydebug.trainers.verl.trainer import VERL
 
-TRAINER = Trainer("ppo", "verl.trainer.main_ppo", 3)
+TRAINER = Program(VERL, "ppo", "verl.trainer.main_ppo", 3)
 COLUMN = column_of("ppo", "0.9.1")
 assert COLUMN is not None
 ABSENT = object()
@@ -27,7 +28,7 @@ ABSENT = object()
 def installed() -> Installed:
     """verl as it is installed here: its version and its whole config. tests/wheels has the other releases."""
     argv = ["python", "-m", TRAINER.module]
-    found = look(TRAINER, argv, folder=Path("/"), search=sys.path)
+    found = VERL.read_config(TRAINER, argv, folder=Path("/"), search=sys.path)
     assert found.values is not None, found.unread
     return found
 
@@ -58,7 +59,7 @@ def test_torchrun_s_options_are_torch_s() -> None:
     line = ["torchrun", "--standalone", "--nproc_per_node", "2", "-m", "verl.trainer.sft_trainer", "a=b"]
     parsed, found = get_args_parser().parse_args(line[1:]), recognise(line)
     assert found is not None
-    assert (parsed.training_script, parsed.training_script_args) == (found.module, line[found.overrides_at :])
+    assert (parsed.training_script, parsed.training_script_args) == (found.module, line[found.arguments_at :])
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def test_verl_accepts_the_command(overrides: list[str], model: str) -> None:
             "+ray_kwargs.ray_init.num_gpus=4",
         ],
         environ,
-        installed=look(TRAINER, ["python", "-m", TRAINER.module], folder=Path("/"), search=sys.path),
+        installed=VERL.read_config(TRAINER, ["python", "-m", TRAINER.module], folder=Path("/"), search=sys.path),
     ).argv
     code = (
         "import sys, hydra\n"
@@ -125,15 +126,15 @@ def test_verl_accepts_the_command(overrides: list[str], model: str) -> None:
 def test_a_training_with_both_tiny_ones(tmp_path: Path) -> None:
     """In a driver the model is made like the user's and the data from the user's rows, and verl takes the command."""
     build_model(tmp_path / "mine")
+    from raydebug.protocol import variables
     from raydebug.tiny.dataset import build_dataset
-    from raydebug.worker import names
 
     build_dataset(tmp_path / "data", rows=40, seed=7)
     overrides = [
         "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.model.path=mine",
         "data.train_files=data/train.parquet", "data.val_files=data/test.parquet",
     ]  # fmt: skip
-    environ = {**os.environ, names.GATEWAY: "127.0.0.1:9", names.PROFILE: "debug", names.TINY: "model data",
+    environ = {**os.environ, variables.GATEWAY: "127.0.0.1:9", variables.PROFILE: "debug", variables.TINY: "model data",
                "VERL_PLATFORM": "cpu"}  # fmt: skip
     done = subprocess.run(  # --cfg job: Hydra prints the config, and the trainer does not start
         [sys.executable, "-m", "verl.trainer.main_ppo", *overrides, "--cfg", "job"],

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from gateway_door import Door, open_door
 from paused_programs import PausedProgram
-
-from raydebug.console.attach_group import attach_group
-from raydebug.console.selection import Selection
-from raydebug.console.session import Door as ConsoleDoor
-from raydebug.pause.listing import fetch_pauses
+from raydebug.console.attach import attach_group
+from raydebug.console.group import Selection
+from raydebug.console.session import GatewayAddress
+from raydebug.gateway.gateway_client import fetch_pauses
 
 START_LIMIT_S = 120.0
 pytestmark = pytest.mark.timeout(300)  # two processes with torch, beside whatever else runs
-RANK = Path(__file__).with_name("rank_tensors.py")
+RANK = Path(__file__).resolve().parents[1] / "support" / "rank_tensors.py"
 
 Ask = Callable[..., list[str]]
 
@@ -47,7 +47,7 @@ def ask(door: Door, capsys: pytest.CaptureFixture[str]) -> Ask:
 
     def run(*commands: str, ranks: set[int] | None = None) -> list[str]:
         capsys.readouterr()
-        console = ConsoleDoor(door.gateway_host, door.gateway_port, door.token)
+        console = GatewayAddress(door.gateway_host, door.gateway_port, door.token)
         selection = Selection(ranks=None if ranks is None else frozenset(ranks))
         code = attach_group(console, selection, lambda: fetch_pauses(door), commands=commands)
         shown = capsys.readouterr()

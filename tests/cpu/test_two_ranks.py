@@ -17,6 +17,7 @@ import pytest
 
 from raydebug.cluster import local
 from raydebug.cluster.state import Cluster
+from raydebug.cluster.up_options import UpOptions
 from raydebug.demo.__main__ import TRAINING
 from raydebug.tiny.dataset import build_dataset
 from raydebug.tiny.model import build_model
@@ -39,7 +40,7 @@ def cluster() -> Iterator[Cluster]:
     folder, before = Path(tempfile.mkdtemp(prefix="rdt-")), dict(os.environ)
     os.environ["XDG_STATE_HOME"] = str(folder)
     try:
-        wish = local.Wish(name="ranks", python=sys.executable, gpus=2, dashboard_port=0, gateway_port=0)
+        wish = UpOptions(name="ranks", python=sys.executable, gpus=2, dashboard_port=0, gateway_port=0)
         found, _ = local.bring_up(wish)
         try:
             yield found

@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import pytest
+
 from gateway_door import open_door
 from paused_programs import PausedProgram
-
-from raydebug.console.attach_group import attach_group
-from raydebug.console.selection import Selection
-from raydebug.console.session import Door as ConsoleDoor
-from raydebug.pause.listing import fetch_pauses
+from raydebug.console.attach import attach_group
+from raydebug.console.group import Selection
+from raydebug.console.session import GatewayAddress
+from raydebug.gateway.gateway_client import fetch_pauses
 from raydebug.worker.watchdogs import MAKERS
 from runs import wait_for
 
@@ -91,7 +91,7 @@ def test_rank_that_waits_for_a_paused_one(tmp_path: Path, widened: bool) -> None
                 assert waits.process.poll() is None, waits.complained
             else:
                 assert waits.process.wait(START_LIMIT_S) != 0, "the pause still stands, and has ended the other rank"
-            console = ConsoleDoor(door.gateway_host, door.gateway_port, door.token)
+            console = GatewayAddress(door.gateway_host, door.gateway_port, door.token)
             attach_group(console, Selection(ranks=frozenset({1})), lambda: fetch_pauses(door), commands=["c"])  # type: ignore[arg-type]
             codes = [one.process.wait(START_LIMIT_S) for one in ranks]
         finally:

@@ -1,4 +1,4 @@
-"""Clients that others wrote, unmodified, against the gateway: VS Code's, debugpy's, Neovim's."""
+"""Unmodified clients of other projects against the gateway: VS Code's, debugpy's, Neovim's."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from gateway_door import TOKEN, Door
 
+from gateway_door import TOKEN, Door
 from raydebug.editors import adapter
 
 TESTSUPPORT = "@vscode/debugadapter-testsupport@1.68.0"  # MIT; Microsoft, in VS Code's own adapter tests
@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def inside(door: Door) -> dict[str, str]:
-    """Return the environment of an editor that is inside the cluster of this gateway."""
+    """Return the environment of an editor inside the cluster of this gateway."""
     return {
         **os.environ,
         "RAYDEBUG_DASHBOARD": "http://127.0.0.1:1",
@@ -54,7 +54,7 @@ def test_vscodes_client(training, node_modules, way):
 
 @pytest.mark.timeout(60)
 def test_debugpys_own_messages(training):
-    """debugpy's own message library attaches through the gateway, reads a value and lets the program go on."""
+    """debugpy's own message library attaches through the gateway, reads a value and resumes the program."""
     import socket
 
     from debugpy.common import messaging

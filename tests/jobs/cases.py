@@ -156,27 +156,28 @@ def many(count):
 CASES = {
     "task": lambda: ray.get(task.remote(40)),
     "nested": lambda: ray.get(nested_function.remote(40)),
-    "actor": lambda: ray.get(Actor.remote().method.remote(40)),
+    # A name for each actor: before Ray 2.44 a handle that nothing holds is lost before its method is called.
+    "actor": lambda: (a := Actor.remote()) and ray.get(a.method.remote(40)),
     "two_threads": lambda: (
         (a := Actor.options(max_concurrency=2).remote()) and ray.get([a.method.remote(40), a.method.remote(50)])
     ),
-    "async_actor": lambda: ray.get(AsyncActor.remote().method.remote(40)),
-    "actor_thread": lambda: ray.get(Actor.remote().thread.remote(40)),
+    "async_actor": lambda: (a := AsyncActor.remote()) and ray.get(a.method.remote(40)),
+    "actor_thread": lambda: (a := Actor.remote()) and ray.get(a.thread.remote(40)),
     "driver": driver,
-    "init": lambda: ray.get(BreaksInInit.remote(40).get.remote()),
+    "init": lambda: (a := BreaksInInit.remote(40)) and ray.get(a.get.remote()),
     "two_tasks": lambda: ray.get([task.remote(40), task.remote(50)]),
     "on_worker": lambda: ray.get(task.options(num_cpus=8).remote(40)),
     "many": lambda: many(32),
     "child": lambda: ray.get(with_child.remote("child")),
     "fork": lambda: ray.get(with_child.remote("fork")),
     "spawn": lambda: ray.get(with_child.remote("spawn")),
-    "actor_child": lambda: ray.get(SpawnsInInit.remote().wait.remote()),
+    "actor_child": lambda: (a := SpawnsInInit.remote()) and ray.get(a.wait.remote()),
     "pm_task": lambda: fails(task_that_fails.remote(40)),
     "pm_nested": lambda: fails(outer_task_that_fails.remote(40)),
-    "pm_actor": lambda: fails(Actor.remote().fails.remote(40)),
-    "pm_async": lambda: fails(AsyncActor.remote().fails.remote(40)),
-    "pm_init": lambda: fails(FailsInInit.remote(40).__ray_ready__.remote()),
-    "pm_thread": lambda: ray.get(Actor.remote().thread_that_fails.remote(40)),
+    "pm_actor": lambda: (a := Actor.remote()) and fails(a.fails.remote(40)),
+    "pm_async": lambda: (a := AsyncActor.remote()) and fails(a.fails.remote(40)),
+    "pm_init": lambda: (a := FailsInInit.remote(40)) and fails(a.__ray_ready__.remote()),
+    "pm_thread": lambda: (a := Actor.remote()) and ray.get(a.thread_that_fails.remote(40)),
     "pm_driver": lambda: [][secret_index()],
 }
 

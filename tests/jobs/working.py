@@ -68,12 +68,12 @@ def drive(seconds):
 
 
 WAYS = {
-    "actor": lambda s: ray.get(Worker.remote().train.remote(s)),
-    "threads": lambda s: ray.get(Worker.options(max_concurrency=2).remote().train.remote(s)),
-    "async": lambda s: ray.get(AsyncWorker.remote().train.remote(s)),
+    "actor": lambda s: (w := Worker.remote()) and ray.get(w.train.remote(s)),
+    "threads": lambda s: (w := Worker.options(max_concurrency=2).remote()) and ray.get(w.train.remote(s)),
+    "async": lambda s: (w := AsyncWorker.remote()) and ray.get(w.train.remote(s)),
     "task": lambda s: ray.get(task.remote(s)),
-    "sleep": lambda s: ray.get(Worker.remote().sleep.remote(s)),
-    "fork": lambda s: ray.get(Worker.remote().fork.remote(s)),
+    "sleep": lambda s: (w := Worker.remote()) and ray.get(w.sleep.remote(s)),
+    "fork": lambda s: (w := Worker.remote()) and ray.get(w.fork.remote(s)),
     "driver": drive,
 }
 

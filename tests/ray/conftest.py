@@ -1,4 +1,4 @@
-"""A real Ray cluster for the tests, and the means to look at what pauses on it."""
+"""A real Ray cluster for the tests, and functions to list its pauses."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ import pytest
 from raydebug.cluster import local
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.state import Cluster
+from raydebug.cluster.up_options import UpOptions
 from runs import Run, starting_runs
 
 
 @pytest.fixture(scope="session", autouse=True)
 def private_state() -> Iterator[Path]:
-    """Keep the tests' clusters apart from the user's; the folder goes with the tests."""
+    """Separate the tests' clusters from the user's; the folder is removed with the tests."""
     folder = Path(tempfile.mkdtemp(prefix="rdt-"))
     before = dict(os.environ)
     os.environ["XDG_STATE_HOME"] = str(folder)
-    for name in [n for n in os.environ if n.startswith(("RAY_", "RAYDEBUG_"))]:
+    for name in [n for n in os.environ if n.startswith(("RAY_", "RAYDEBUG_")) and not n.startswith("RAYDEBUG_TEST_")]:
         del os.environ[name]
     yield folder
     os.environ.clear()
@@ -33,8 +34,8 @@ def private_state() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def cluster(private_state: Path) -> Iterator[Cluster]:
-    """A local cluster of its own ports, taken down whatever happens."""
-    found, _ = local.bring_up(local.Wish(name="tests", python=sys.executable, dashboard_port=0, gateway_port=0))
+    """A local cluster with its own ports, taken down in any case."""
+    found, _ = local.bring_up(UpOptions(name="tests", python=sys.executable, dashboard_port=0, gateway_port=0))
     try:
         yield found
     finally:
@@ -43,7 +44,7 @@ def cluster(private_state: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def run(cluster: Cluster) -> Iterator[Callable[..., Run]]:
-    """Start jobs; whatever still runs when the test ends is stopped."""
+    """Start jobs; those that still run when the test ends are stopped."""
     with starting_runs(cluster) as start:
         yield start
 

@@ -1,4 +1,4 @@
-"""Breakpoints set and removed while a job of Ray's runs, and conditions by rank and step."""
+"""Breakpoints set and removed while a Ray job runs, and conditions by rank and step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runs import JOBS, raydebug, wait_for
 
 @pytest.mark.timeout(120)
 def test_break_add_list_rm(cluster, run):
-    """A job that runs stops at a breakpoint set meanwhile, in the rank and from the step on; then it goes on."""
+    """A running job stops at a new breakpoint, in the given rank and from the given step on; then it resumes."""
     job = run("--", "python", "loop.py", "20")
     wait_for(lambda: "working" in job.text, "the job to work", run=job)
     name = ("--name", cluster.name)
@@ -33,8 +33,23 @@ def test_break_add_list_rm(cluster, run):
 
 
 @pytest.mark.timeout(120)
+def test_function_that_is_unpickled_later(cluster, run, tmp_path):
+    """An actor that starts after `break add` also stops, in a function of the driver's script that it unpickles."""
+    job = run("--", "python", "late.py", str(tmp_path / "go"))
+    wait_for(lambda: "working" in job.text, "the first actor to work", run=job)
+    name = ("--name", cluster.name)
+    added = raydebug("break", "add", "late.py:update,if=number == 40", *name, "--json", cwd=JOBS)
+    assert added.returncode == 0, added.stderr
+    (tmp_path / "go").touch()
+    (pause,) = job.pauses(1)
+    assert (pause["function"], job.attach(pause["id"], "p number", "c").strip()) == ("update", "40")
+    assert "done: 41" in job.end()
+    assert raydebug("break", "rm", json.loads(added.stdout)["break"]["id"], *name).returncode == 0
+
+
+@pytest.mark.timeout(120)
 def test_breaks_go_with_their_job(cluster, run):
-    """Breakpoints of --break are listed with their job while it runs, and are gone after it."""
+    """Breakpoints of --break are listed with their job while it runs, and are not listed after it."""
     job = run("--break", "loop.py:update,rank=0,every=10,max=1", "--", "python", "loop.py", "3")
     (pause,) = job.pauses(1)
     (listed,) = json.loads(raydebug("break", "list", "--name", cluster.name, "--json").stdout)["breaks"]
@@ -46,7 +61,7 @@ def test_breaks_go_with_their_job(cluster, run):
 
 @pytest.mark.timeout(120)
 def test_mode(cluster, run):
-    """`raydebug mode` shows the debugger of the cluster and of each running job, and where it came from."""
+    """`raydebug mode` shows the debugger of the cluster and of each running job, and its origin."""
     job = run("--debugger", "post-mortem", "--", "python", "loop.py", "8")
     wait_for(lambda: "working" in job.text, "the job to work", run=job)
     modes = json.loads(raydebug("mode", "--name", cluster.name, "--json").stdout)["modes"]
@@ -66,7 +81,7 @@ def test_mode(cluster, run):
     ],
 )
 def test_bad_break(cluster, text, cause):
-    """A breakpoint that cannot be is refused before anything is told to a process: exit 2."""
+    """An invalid breakpoint is refused before any process receives it: exit 2."""
     for verb in (["break", "add", text], ["run", "--break", text, "--", "python", "loop.py", "1"]):
         done = raydebug(*verb[: verb.index("--")] if "--" in verb else verb, "--name", cluster.name,
                         *(verb[verb.index("--"):] if "--" in verb else []), cwd=JOBS)  # fmt: skip

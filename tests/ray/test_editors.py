@@ -1,4 +1,4 @@
-"""An editor on a real cluster: the adapter that it starts, and a session for each pause of a job."""
+"""An editor on a real cluster: its adapter, and a session for each pause of a job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from raydebug.dap.session import DapSession
+from gateway_door import EDITOR, Editor
 from raydebug.editors import adapter
 from raydebug.editors.vscode import configuration_for
 from runs import JOBS
@@ -17,12 +17,12 @@ from runs import JOBS
 
 @contextlib.asynccontextmanager
 async def started(configuration):
-    """Start the configuration's adapter as VS Code does, and attach with it."""
+    """Start the configuration's adapter as VS Code does, and attach through it."""
     argv = [configuration["debugAdapterPython"], configuration["debugAdapterPath"]]
     process = await asyncio.create_subprocess_exec(*argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=2**20)
-    session = DapSession(process.stdout, process.stdin)
+    session = Editor(process.stdout, process.stdin)
     try:
-        await session.request("initialize", {"clientName": "an editor"})
+        await session.request("initialize", EDITOR)
         await session.request("attach", configuration)
         await session.next_event("initialized", timeout_s=10)
         await session.request("configurationDone")
@@ -35,7 +35,7 @@ async def started(configuration):
 
 @pytest.mark.timeout(120)
 def test_f5_opens_each_pause_of_a_cluster(cluster, run):
-    """The configuration of `raydebug vscode` opens a session for each of two tasks that pause, by themselves."""
+    """The configuration of `raydebug vscode` automatically opens a session for each of two paused tasks."""
     configuration = configuration_for(cluster, JOBS)
     assert configuration["debugAdapterPath"] == adapter.__file__
     assert configuration["debugAdapterPython"] == sys.executable
@@ -46,7 +46,7 @@ def test_f5_opens_each_pause_of_a_cluster(cluster, run):
         async with asyncio.timeout(90), started(configuration) as parent:
             job = await asyncio.to_thread(run, "--", "python", "cases.py", "two_tasks")
             for _ in range(2):
-                child = (await parent.next_event("debugpyAttach", timeout_s=60))["body"]
+                child = await parent.next_child()
                 async with started(child) as session:
                     stopped = (await session.next_event("stopped", timeout_s=10))["body"]
                     thread = {"threadId": stopped["threadId"]}

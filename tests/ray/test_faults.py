@@ -1,4 +1,4 @@
-"""What ends a paused task from outside, and many pauses at once, on a real cluster; F-numbers name the faults."""
+"""Faults that end a paused task, and many simultaneous pauses, on a real cluster; F-numbers name the faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOLD_WITHIN_S = 2.0
 
 @pytest.fixture
 def prompt(cluster: Cluster) -> Iterator[Callable[[str], pexpect.spawn]]:
-    """Open `raydebug attach ID` in a terminal, up to its prompt."""
+    """Open `raydebug attach ID` in a terminal and wait for its prompt."""
     opened: list[pexpect.spawn] = []
 
     def open_prompt(target: str) -> pexpect.spawn:
@@ -41,7 +41,7 @@ def prompt(cluster: Cluster) -> Iterator[Callable[[str], pexpect.spawn]]:
 
 
 def returns_to_the_shell(child: pexpect.spawn) -> float:
-    """Wait for the end of a session that lost its process; return how long that took."""
+    """Wait for the end of a session that lost its process; return the elapsed time."""
     begin = time.monotonic()
     child.expect(r"error: the session ended: (process \d+ is gone|pause \d+ is over)", timeout=20)
     child.expect(pexpect.EOF)
@@ -50,6 +50,7 @@ def returns_to_the_shell(child: pexpect.spawn) -> float:
     return time.monotonic() - begin
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("fault", "error"),
@@ -82,10 +83,11 @@ def by_ray_job_stop(job: Run) -> None:
                    stdin=subprocess.DEVNULL, capture_output=True)  # fmt: skip
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("stop", [by_ctrl_c, by_ray_job_stop])
 def test_job_stopped_while_paused(run, prompt, took, dashboard, stop: Callable[[Run], None]) -> None:
-    """F10: a job that is stopped while its tasks are paused: both prompts end, exit code 4, and no worker is left."""
+    """F10: when a job with two paused tasks is stopped, both prompts end with exit code 4, and no worker is left."""
     job: Run = run("--", "python", "faults.py", "stop", "-")
     first, second = job.pauses(2)
     children = [prompt(first["id"]), prompt(second["id"])]
@@ -102,12 +104,12 @@ def test_job_stopped_while_paused(run, prompt, took, dashboard, stop: Callable[[
 
 @pytest.mark.timeout(120)
 def test_evaluation_that_never_returns(run, prompt) -> None:
-    """F32: Ctrl-C interrupts an evaluation in a Ray worker, the session is kept, and the task goes on unharmed."""
+    """F32: Ctrl-C interrupts an evaluation in a Ray worker; the session is kept, and the task resumes undamaged."""
     job: Run = run("--", "python", "cases.py", "task")
     (pause,) = job.pauses(1)
     child = prompt(pause["id"])
     child.sendline("while True: pass")
-    child.expect("still runs there; Ctrl-C interrupts it")
+    child.expect("is still running; Ctrl-C interrupts it")
     child.sendintr()
     child.expect(r"\*\*\* KeyboardInterrupt")
     child.sendline("p secret + 900")
@@ -118,7 +120,7 @@ def test_evaluation_that_never_returns(run, prompt) -> None:
 
 @pytest.mark.timeout(120)
 def test_worker_without_debugpy(run, tmp_path: Path) -> None:
-    """F16: a task in a worker whose environment has no debugpy goes on past its breakpoints, with one warning."""
+    """F16: a task in a worker without debugpy runs past its breakpoints, with one warning."""
     python = without(tmp_path / "bare", "debugpy")
     said = run("--", "python", "other_python.py", python).end()
     assert f"went on: 41 {python}" in said
@@ -128,7 +130,7 @@ def test_worker_without_debugpy(run, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_s7_worker_of_another_python(run, tmp_path: Path) -> None:
-    """S7: a worker whose environment has no raydebug pauses as any other: in the list, with no adapter of Ray's."""
+    """S7: a worker without raydebug in its environment pauses like any other: listed, without an adapter of Ray."""
     python = without(tmp_path / "bare", "raydebug")
     (found,) = (tmp_path / "bare").rglob("raydebug.pth")
     found.unlink()
@@ -169,7 +171,7 @@ def test_attempts_of_a_retried_task(run, cluster: Cluster) -> None:
 
 @pytest.mark.timeout(120)
 def test_two_threads_of_one_worker(run) -> None:
-    """F12: of two pauses in one worker, steps and values of one leave the other where it is."""
+    """F12: of two pauses in one worker, steps and evaluations in one do not change the other."""
     job: Run = run("--", "python", "cases.py", "two_threads")
     first, second = job.pauses(2)
     assert first["pid"] == second["pid"]
@@ -182,15 +184,20 @@ def test_two_threads_of_one_worker(run) -> None:
 
 @pytest.mark.timeout(300)
 def test_32_at_one_prompt(run, cluster: Cluster) -> None:
-    """F13: 32 tasks that pause at once are all listed, all at one prompt with their values, and all go on."""
+    """F13: 32 simultaneous pauses are all listed, each can be attached, and one prompt shows the values of all."""
     job: Run = run("--", "python", "cases.py", "many")
     pauses = job.pauses(32, timeout_s=240)
     assert len({pause["pid"] for pause in pauses}) == 32
     done = raydebug("attach", "all", "--name", cluster.name, "-x", "diff kind_of(1)", "-x", "p 1")
     assert done.returncode == 0
     assert done.stdout.count("NameError") == 1, "32 equal answers are one line"
-    done = raydebug("attach", "all", "--name", cluster.name, "-x", "@* p secret", "-x", "@* c")
+    done = raydebug("attach", "all", "--name", cluster.name, "-x", "@* p secret")
     assert done.returncode == 0
     values = sorted(int(line.rpartition(" ")[2]) for line in done.stdout.splitlines())
     assert values == list(range(1, 33))
+    for pause in pauses[:4]:
+        job.attach(pause["id"], "p secret", "c")
+    assert len(job.pauses(28)) == 28
+    done = raydebug("attach", "all", "--name", cluster.name, "-x", "@* c")
+    assert done.returncode == 0
     assert "done: many" in job.end()

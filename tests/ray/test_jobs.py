@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from raydebug.cluster.state import Cluster
-from raydebug.pause.listing import fetch_pauses
-from raydebug.runs.folder import load_run
+from raydebug.gateway.gateway_client import fetch_pauses
+from raydebug.jobs.run_folder import load_run
 from runs import JOBS, RAYDEBUG, Run, wait_for
+from verl_fork import make_fork
 
 
 @pytest.fixture
 def job(cluster: Cluster) -> Callable[..., str]:
-    """Run `raydebug job`; return stdout, or stderr where it is to fail."""
+    """Run `raydebug job`; return stdout, or stderr if it has to fail."""
 
     def call(*arguments: str, exit_code: int = 0) -> str:
         done = subprocess.run([str(RAYDEBUG), "job", *arguments, "--name", cluster.name], stdin=subprocess.DEVNULL,
@@ -29,7 +30,7 @@ def job(cluster: Cluster) -> Callable[..., str]:
 
 
 def detach(cluster: Cluster, *command: str) -> str:
-    """Start a job that nobody follows and return its id."""
+    """Start a job with --detach and return its id."""
     argv = [str(RAYDEBUG), "run", "--name", cluster.name, "--detach", "--", *command]
     done = subprocess.run(
         argv, cwd=JOBS, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True
@@ -39,7 +40,7 @@ def detach(cluster: Cluster, *command: str) -> str:
 
 @pytest.mark.timeout(120)
 def test_job_that_fails(cluster: Cluster, job: Callable[..., str]) -> None:
-    """Of two ranks one raises: its own lines, its error before what followed, and the exit code are told."""
+    """One of two ranks raises: its own lines, the first error and the exit code are reported."""
     submission_id = detach(cluster, "python", "ranks.py")
     assert "did not end within 0 s" in job("wait", submission_id, "--timeout", "0", exit_code=124)
     assert job("wait", submission_id, exit_code=1).endswith(f"job {submission_id}: failed\n")
@@ -63,7 +64,7 @@ def test_job_that_fails(cluster: Cluster, job: Callable[..., str]) -> None:
 
 @pytest.mark.timeout(120)
 def test_follow_stop_and_unknown(cluster: Cluster, job: Callable[..., str], run: Callable[..., Run]) -> None:
-    """`logs --follow` shows lines as they come and ends with the job; `stop` ends it; unknown ids are refused."""
+    """`logs --follow` streams lines and ends with the job; `stop` ends the job; unknown ids are refused."""
     submission_id = detach(
         cluster, "python", "-u", "-c", "import time\nfor i in range(900): print('tick', i); time.sleep(.1)"
     )
@@ -81,7 +82,20 @@ def test_follow_stop_and_unknown(cluster: Cluster, job: Callable[..., str], run:
     assert rest == [f"tick {number}" for number in range(1, len(rest) + 1)], "each line once"
     assert '"stopped"' in job("status", submission_id, "--json")
     assert "there is no job 'nope'" in job("status", "nope", exit_code=1)
-    job("stop", submission_id)  # again: it has ended, which is no failure
+    job("stop", submission_id)  # again: the job has ended, which is not an error
+
+
+@pytest.mark.timeout(120)
+def test_record_of_a_profile(cluster: Cluster, tmp_path: Path) -> None:
+    """The record of a run has the profile's changes as its driver wrote them, independent of the command's output."""
+    make_fork(tmp_path, version="0.9.1")
+    script = 'echo "  a: b -> c (d)"; python -m verl.trainer.main_ppo data.train_batch_size=512 | tail -1\n'
+    (tmp_path / "run.sh").write_text(script)
+    argv = [str(RAYDEBUG), "run", "--name", cluster.name, "--profile", "debug", "--", "bash", "run.sh"]
+    subprocess.run(argv, cwd=tmp_path, check=True, timeout=60, stdin=subprocess.DEVNULL, capture_output=True)
+    changes = load_run()["changes"]
+    assert {"key": "a", "old": "b", "new": "c", "why": "d"} not in changes
+    assert [(one["old"], one["new"]) for one in changes if one["key"] == "data.train_batch_size"] == [("512", "8")]
 
 
 @pytest.mark.timeout(120)
@@ -101,7 +115,7 @@ def test_follow_as_run_does(cluster: Cluster) -> None:
     printed, _ = following.communicate(timeout=60)
     assert "done: task" in printed
     assert following.returncode == 0
-    run = load_run(submission_id)  # what the follower has left
+    run = load_run(submission_id)  # the follower's record
     assert (run["status"], run["exit_code"], run["command"]) == ("succeeded", 0, ["python", "cases.py", "task"])
     assert [one["id"] for one in run["pauses"]] == [pause["id"]]
     assert run["pauses"][0]["end_s"] > run["pauses"][0]["start_s"]

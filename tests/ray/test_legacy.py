@@ -1,4 +1,4 @@
-"""Ray's legacy debugger: its stops are in our list and open in our console, and `ray debug` works as ever."""
+"""Ray's legacy debugger: its stops are in our list and open in our console, and `ray debug` still works."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ray_debug(cluster: Cluster) -> pexpect.spawn[str]:
 
 @pytest.mark.timeout(120)
 def test_breakpoint(run: Callable[..., Run]) -> None:
-    """A legacy breakpoint is listed at the user's line, and attached, looked at and stepped in the usual console."""
+    """A legacy breakpoint is listed at the user's line, and attached, inspected and stepped in the usual console."""
     job = run("--debugger", "legacy", "--", "python", "cases.py", "task")
     (pause,) = job.pauses(1)
     assert pause["kind"] == "breakpoint"
@@ -40,7 +40,7 @@ def test_breakpoint(run: Callable[..., Run]) -> None:
 
 @pytest.mark.timeout(120)
 def test_it_listens_on_loopback_alone(run: Callable[..., Run], cluster: Cluster) -> None:
-    """S8: the socket on which a legacy breakpoint waits for `ray debug` is on loopback, and there is no other."""
+    """S8: the only listening socket of a legacy breakpoint is on loopback."""
     job = run("--debugger", "legacy", "--", "python", "cases.py", "task")
     (pause,) = job.pauses(1)
     of_the_worker = _listening({pause["pid"]})
@@ -58,7 +58,7 @@ def _listening(pids: set[int]) -> list[Any]:
 
 @pytest.mark.timeout(120)
 def test_post_mortem(run: Callable[..., Run]) -> None:
-    """A crash under legacy-post-mortem is listed once, at the frame that raised, and the job then fails as it would."""
+    """A crash under legacy-post-mortem is listed once, at the frame that raised; the job then fails as without us."""
     job = run("--debugger", "legacy-post-mortem", "--", "python", "cases.py", "pm_task")
     (pause,) = job.pauses(1)
     assert pause["kind"] == "post-mortem"
@@ -69,7 +69,7 @@ def test_post_mortem(run: Callable[..., Run]) -> None:
 
 @pytest.mark.timeout(120)
 def test_ray_debug_takes_it(run: Callable[..., Run], cluster: Cluster) -> None:
-    """`ray debug` lists the same stop at the user's line and opens it; it leaves our list, and the job goes on."""
+    """`ray debug` lists the same stop at the user's line and opens it; it leaves our list, and the job resumes."""
     job = run("--debugger", "legacy", "--", "python", "cases.py", "task")
     job.pauses(1)
     child = ray_debug(cluster)
@@ -88,7 +88,7 @@ def test_ray_debug_takes_it(run: Callable[..., Run], cluster: Cluster) -> None:
 
 @pytest.mark.timeout(120)
 def test_ray_debug_has_nothing_left(run: Callable[..., Run], cluster: Cluster) -> None:
-    """A stop that was let go on here is in `ray debug`'s list no longer."""
+    """A stop that our console resumed is no longer in the list of `ray debug`."""
     job = run("--debugger", "legacy", "--", "python", "cases.py", "task")
     (pause,) = job.pauses(1)
     job.attach(pause["id"], "c")

@@ -1,4 +1,4 @@
-"""`raydebug attach --pid` and `--worker` in a real job: processes that work are paused, looked at, and work on."""
+"""`raydebug attach --pid` and `--worker` in a real job: running processes are paused, inspected and resumed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SECONDS = "12"
 
 
 def processes(cluster: Cluster) -> list[dict[str, Any]]:
-    """Return what `raydebug ps --processes` lists."""
+    """Return the processes that `raydebug ps --processes` lists."""
     done = raydebug("ps", "--processes", "--name", cluster.name, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["processes"]
 
 
 def at_work(run, cluster: Cluster, how: str, who: str, seconds: str = SECONDS) -> tuple[Run, dict[str, Any]]:
-    """Start a job and return it with the process that works in it."""
+    """Start a job and return it with its active process."""
     job = run("--", "python", "working.py", how, seconds)
     found: list[dict[str, Any]] = []
 
@@ -52,7 +52,7 @@ def at_work(run, cluster: Cluster, how: str, who: str, seconds: str = SECONDS) -
     ids=["actor", "async", "threads", "task", "driver", "fork"],
 )
 def test_attach_to_a_process_that_works(run, cluster, dashboard, how, who, thread):
-    """It is paused at a line of the user's, its values are read, it is stepped, and it does its work to the end."""
+    """The process pauses at a line of user code, its values are read, it is stepped, and it finishes its work."""
     job, process = at_work(run, cluster, how, who)
     target = ("--worker", process["worker_id"][:12]) if how in ("actor", "task") else ("--pid", str(process["pid"]))
     done = raydebug("attach", *target, "--name", cluster.name, "-x", "p seconds", "-x", "n", "-x", "w")
@@ -64,10 +64,10 @@ def test_attach_to_a_process_that_works(run, cluster, dashboard, how, who, threa
     if how in ("actor", "async", "threads"):
         assert pause["actor"] == who
     if how in ("actor", "async", "threads", "task"):
-        # Ray does not tell an async actor which attempt it is.
+        # Ray does not provide the attempt number in an async actor.
         assert (pause["attempt"], pause["worker_id"]) == (None if how == "async" else 1, process["worker_id"])
         assert pause["task"]
-    assert len(dashboard.paused_workers()) == (0 if how == "fork" else 1), "Ray's own table is right"
+    wait_for(lambda: len(dashboard.paused_workers()) == (0 if how == "fork" else 1), "Ray's own table to be right")
     job.attach(pause["id"], "c")
     assert f"done: {how}" in job.end()
     assert job.listed() == []
@@ -75,18 +75,18 @@ def test_attach_to_a_process_that_works(run, cluster, dashboard, how, who, threa
 
 @pytest.mark.timeout(120)
 def test_ray_get_is_told(run, cluster):
-    """A driver that waits in ray.get is not stopped; whoever asks is told the line, and after --timeout gets 124."""
+    """A driver that waits in ray.get does not stop; `attach` prints its line, and after --timeout exits with 124."""
     job, process = at_work(run, cluster, "sleep", "driver", "8")
     done = raydebug("attach", "--pid", str(process["pid"]), "--name", cluster.name, "--timeout", "3", "-x", "w")
     assert three_lines(done, 124) == f"error: pid:{process['pid']} did not stop within 3 s"
     assert f"pid {process['pid']}: its MainThread is at working.py:" in done.stderr
-    assert "ray.get(Worker.remote().sleep.remote(s))" in done.stderr
+    assert "ray.get(w.sleep.remote(s))" in done.stderr
     assert "done: sleep" in job.end()
 
 
 @pytest.mark.timeout(120)
 def test_time_sleep_and_ctrl_c(run, cluster):
-    """An actor in time.sleep: Ctrl-C leaves it alone (130), and it does not stop when it wakes."""
+    """Ctrl-C cancels the request for an actor in time.sleep (130), and the actor does not stop when it wakes."""
     job, process = at_work(run, cluster, "sleep", "Worker", "8")
     argv = [str(RAYDEBUG), "attach", "--pid", str(process["pid"]), "--name", cluster.name]
     asking = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -100,7 +100,7 @@ def test_time_sleep_and_ctrl_c(run, cluster):
 
 @pytest.mark.timeout(120)
 def test_actor_that_is_killed_while_asked(run, cluster):
-    """A process that is killed instead of stopping: the three lines come at once."""
+    """When a process is killed instead of stopping, the error's three lines appear at once."""
     _, process = at_work(run, cluster, "sleep", "Worker", "60")
     argv = [str(RAYDEBUG), "attach", "--pid", str(process["pid"]), "--name", cluster.name]
     asking = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -127,10 +127,10 @@ def test_cancelled_while_paused_on_request(run, cluster, tmp_path):
 
 @pytest.mark.timeout(120)
 def test_not_a_process_of_a_job(cluster):
-    """A process of the cluster's own, and one that is not of the cluster, are refused in three lines."""
+    """A process of the cluster itself, and one outside the cluster, are refused in three lines."""
     done = raydebug("attach", "--pid", str(os.getpid()), "--name", cluster.name)
     assert three_lines(done, 1) == "error: the process cannot be paused"
-    assert f"cause: process {os.getpid()} is no process of a job that has a control line" in done.stderr
+    assert f"cause: process {os.getpid()} is no process of a job that has a control channel" in done.stderr
     wrong = raydebug("attach", "--pid", "12x", "--name", cluster.name)
     assert three_lines(wrong, 2) == "error: --pid 12x names no process"
     both = raydebug("attach", "3", "--pid", "12", "--name", cluster.name)

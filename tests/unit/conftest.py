@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pexpect
 import pytest
+
 from gateway_door import Door, open_door
 from paused_programs import LIMIT_S, TRAINING, PausedProgram, Run
-
 from raydebug.console.attach import attach_pause
-from raydebug.console.session import Door as ConsoleDoor
+from raydebug.console.session import GatewayAddress
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def run(shared_door: Door, capsys: pytest.CaptureFixture[str]) -> Run:
     ) -> tuple[int, str, str]:  # fmt: skip
         target = target or program.id
         capsys.readouterr()
-        door = ConsoleDoor(shared_door.gateway_host, shared_door.gateway_port, token)
+        door = GatewayAddress(shared_door.gateway_host, shared_door.gateway_port, token)
         code = attach_pause(door, target, cluster="mine", commands=commands, **options)  # type: ignore[arg-type]
         shown = capsys.readouterr()
         return int(code), shown.out.replace(str(program.job), "JOB"), shown.err
@@ -85,20 +85,19 @@ TYPED = """
 import sys
 from pathlib import Path
 from raydebug import render
-from raydebug.console.attach import attach_pause
-from raydebug.console.attach_group import attach_group
-from raydebug.console.selection import Selection
-from raydebug.console.session import Door
+from raydebug.console.attach import attach_group, attach_pause
+from raydebug.console.group import Selection
+from raydebug.console.session import GatewayAddress
 from raydebug.errors import RaydebugError
-from raydebug.pause.listing import fetch_pauses
+from raydebug.gateway.gateway_client import fetch_pauses
 from gateway_door import Door as Gateway
 port, token, target, state = int(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4])
-door, gateway = Door("127.0.0.1", port, token), Gateway(state, port, 0)
+address, gateway = GatewayAddress("127.0.0.1", port, token), Gateway(state, port, 0)
 try:
     if target == "all":
-        code = attach_group(door, Selection(), lambda: fetch_pauses(gateway), history_dir=state)
+        code = attach_group(address, Selection(), lambda: fetch_pauses(gateway), history_dir=state)
     else:
-        code = attach_pause(door, target, cluster="mine", history_dir=state)
+        code = attach_pause(address, target, cluster="mine", history_dir=state)
 except RaydebugError as failure:
     render.error(failure)
     code = failure.exit_code

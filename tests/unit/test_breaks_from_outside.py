@@ -7,12 +7,12 @@ import json
 import sys
 
 import pytest
-from gateway_door import visit
 
-from raydebug.cluster.place import LocalPlace
+from gateway_door import visit
+from raydebug.cluster.runner import LocalRunner
 from raydebug.errors import RaydebugError
-from raydebug.pause.breaks import resolve_breaks
-from raydebug.worker.breaks import NothingThere, compile_with, find_statement
+from raydebug.gateway.breakpoint_specs import resolve_breaks
+from raydebug.worker.breakpoints.compile import NoSuchPlace, compile_with, find_statement
 
 SOURCE = '''"""Doc."""
 from __future__ import annotations
@@ -62,7 +62,7 @@ def outer():
     ],
 )
 def test_statement_found(line, function, stops_at):
-    """A line means the next statement from there on; a function means its first one after the docstring."""
+    """A line means the next statement at or after it; a function means its first statement after the docstring."""
     body, index = find_statement(ast.parse(SOURCE), line, function)
     decorators = getattr(body[index], "decorator_list", [])
     assert min([body[index].lineno, *(d.lineno for d in decorators)]) == stops_at
@@ -78,19 +78,23 @@ def test_statement_found(line, function, stops_at):
     ],
 )
 def test_nothing_there(line, function, why):
-    """What is not in the file is said in words."""
-    with pytest.raises(NothingThere, match=why):
+    """A WHERE that is not in the file is refused with a reason."""
+    with pytest.raises(NoSuchPlace, match=why):
         find_statement(ast.parse(SOURCE), line, function)
 
 
 def test_code_stays_the_same_elsewhere():
-    """Functions without a breakpoint have the very bytecode and line numbers that they have without any."""
+    """Functions without a breakpoint keep their exact bytecode and line numbers."""
     spec = [{"id": "b1", "where": "x", "function": "plain"}]
     with_break, without = {}, {}
     exec(compile_with(SOURCE.encode(), "x.py", spec), with_break)
     exec(compile(SOURCE, "x.py", "exec"), without)
     assert with_break["outer"].__code__ == without["outer"].__code__
-    assert list(with_break["plain"].__code__.co_lines())[-1][2] == list(without["plain"].__code__.co_lines())[-1][2]
+    last_lines = [  # None is code that comes from no line of the source
+        max(line for _, _, line in module["plain"].__code__.co_lines() if line is not None)
+        for module in (with_break, without)
+    ]
+    assert last_lines[0] == last_lines[1]
 
 
 @pytest.fixture
@@ -101,7 +105,7 @@ def project(tmp_path):
 
 
 def resolve(project, where):
-    return resolve_breaks([where], place=LocalPlace(sys.executable), working_dir=project)
+    return resolve_breaks([where], place=LocalRunner(sys.executable), working_dir=project)
 
 
 def test_what_resolves(project):
@@ -128,7 +132,7 @@ def test_what_resolves(project):
     ],
 )
 def test_break_that_names_nothing(project, where, cause):
-    """Each way to name nothing is an error of three lines before the job starts, with exit code 2."""
+    """Each WHERE that names nothing is an error of three lines before the job starts, with exit code 2."""
     with pytest.raises(RaydebugError) as failure:
         resolve(project, where)
     assert failure.value.what == f"--break {where} names nothing"
@@ -147,7 +151,7 @@ print(module.plain(1))
 
 @pytest.mark.parametrize("how", ["import", "by path", "script"])
 def test_stops_where_it_is_set(door, how):
-    """A breakpoint from outside stops a module that is imported, one loaded by its path, and the script itself."""
+    """A breakpoint from outside pauses an imported module, one loaded by its path, and the script itself."""
     file = door.folder / "rewards.py"
     file.write_text(SOURCE + "\nif __name__ == '__main__':\n    print(plain(1))\n")
     breaks = json.dumps([{"id": "b1", "where": "rewards.py:9", "file": str(file), "line": 9}])

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from raydebug.check import command
-from raydebug.check.batch import judge_batch
-from raydebug.check.finding import Finding, error, warning
-from raydebug.check.memory import estimate
-from raydebug.check.mend import Mended, mend
+from raydebug.check import config as config_rules
+from raydebug.check import train
+from raydebug.check.autofix import Fixed, apply_fixes
+from raydebug.check.model_fit import Estimate, estimate
 from raydebug.check.model_fit import judge as judge_fit
-from raydebug.check.subject import Subject, find_subject, find_trainer
-from raydebug.cluster.place import LocalPlace
+from raydebug.check.target import Target, find_program, find_target
+from raydebug.cluster.runner import LocalRunner
 from raydebug.errors import RaydebugError
+from raydebug.findings import Finding, error, warning
+from raydebug.trainers.verl.batch_sizes import judge_batch
 
 GIB = 1024**3
 
@@ -102,16 +103,16 @@ def test_batches_that_fit() -> None:
     assert [f.severity for f in judge_batch(config(**padded, trainer__use_v1=False))] == ["error"]
 
 
-def subject(*overrides: str, gpus: int | None = None) -> Subject:
+def target(*overrides: str, gpus: int | None = None) -> Target:
     """Return a command under check."""
     argv = ["python", "-m", "verl.trainer.main_ppo", *overrides]
-    return Subject(tuple(argv), find_trainer(argv), Path(), LocalPlace("python"), {"A": "1"}, {"A": "1"}, gpus=gpus)
+    return Target(tuple(argv), find_program(argv), Path(), LocalRunner("python"), {"A": "1"}, {"A": "1"}, gpus=gpus)
 
 
 def judge(changed: dict[str, Any], *, gpus: int | None = None, **variables: str) -> list[Finding]:
     """Judge a config in an environment of GPUs."""
-    facts = {"variables": variables, "verl": None, "gpus": 8}
-    return command.judge(config(**changed), subject(gpus=gpus), facts)
+    facts = {"config": config(**changed), "variables": variables, "verdict": None, "gpus": 8}
+    return config_rules.judge(target(gpus=gpus), facts)
 
 
 COMMANDS: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -121,8 +122,8 @@ COMMANDS: dict[str, tuple[dict[str, Any], str, str]] = {
     "pipelines": ({f"{ROLLOUT}__pipeline_model_parallel_size": 2}, "command.parallel", "no pipeline parallelism"),
     "sequences split over more than there are": (
         {f"{ACTOR}__ulysses_sequence_parallel_size": 3, f"{ROLLOUT}__n": 12}, "command.parallel", "ulysses"),
-    "an empty shell variable": ({"data__train_batch_size": ""}, "command.value", "batch_size= is no whole number"),
-    "a word for a number": ({"trainer__nnodes": "two"}, "command.value", "trainer.nnodes=two is no whole number"),
+    "an empty shell variable": ({"data__train_batch_size": ""}, "command.value", "batch_size= is not a whole number"),
+    "a word for a number": ({"trainer__nnodes": "two"}, "command.value", "trainer.nnodes=two is not a whole number"),
     "a rollout that nobody named": ({f"{ROLLOUT}__name": "???"}, "command.value-missing", "rollout.name is not given"),
     "nothing to do": ({"trainer__total_epochs": 0}, "command.value", "trainer.total_epochs=0"),
 }  # fmt: skip
@@ -144,6 +145,16 @@ def test_gpus_that_are_not_there() -> None:
     assert judge({}, gpus=None) == []
 
 
+def test_a_run_that_was_refused() -> None:
+    """What `raydebug run` refuses or stops is a finding in its own three lines, not the last line of a log."""
+    log = "ending cluster 'x'\nerror: the job asks for 8 GPU\ncause: it has 2 GPU\nfix: ask for less\n"
+    (found,) = train.judge(2, log, target())
+    assert (found.code, found.why, found.fix) == ("train.not-run", "it has 2 GPU", "ask for less")
+    assert found.what == "the training could not run: the job asks for 8 GPU"
+    (found,) = train.judge(1, log + "ValueError: no\n", target())
+    assert found.code == "train.failed"
+
+
 def test_wandb_without_a_key() -> None:
     """wandb without a key is a warning, with a key or offline it is none."""
     with_wandb = {"trainer__logger": ["console", "wandb"]}
@@ -152,19 +163,25 @@ def test_wandb_without_a_key() -> None:
     assert judge(with_wandb, WANDB_MODE="offline") == []
 
 
+def estimated(changed: dict[str, Any], sizes: dict[str, int], parameters: int, *, stateful: bool) -> Estimate:
+    """Estimate the memory of a command."""
+    checks, of = target().checks, target().config(config(**changed))
+    return estimate(of, checks.trained_bytes(of, parameters), sizes, parameters, stateful=stateful)
+
+
 def test_memory_of_a_model_of_seven_billion() -> None:
     """7 B parameters in fp32 with AdamW take 16 bytes each, split over the ranks; offloaded, the gradients stay."""
     sizes = {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584,
              "max_position_embeddings": 32768}  # fmt: skip
     count = 7_600_000_000
-    plain = estimate(config(), sizes, count, stateful=False)
+    plain = estimated({}, sizes, count, stateful=False)
     assert plain.training == count * 16 // 8
     assert plain.rollout_weights == count * 2 // 2
     assert plain.cache_per_token == 2 * 28 * 2 * 128 * 2
     assert plain.one_sequence == plain.cache_per_token * 32768
     offloaded = {f"{ACTOR}__fsdp_config": {"param_offload": True, "optimizer_offload": True}}
-    assert estimate(config(**offloaded), sizes, count, stateful=False).training == count * 4 // 8
-    assert estimate(config(), sizes, count, stateful=True).one_sequence == 0
+    assert estimated(offloaded, sizes, count, stateful=False).training == count * 4 // 8
+    assert estimated({}, sizes, count, stateful=True).one_sequence == 0
 
 
 GPU = {"70 GiB for two ranks of 8 B": (
@@ -185,7 +202,7 @@ def test_what_does_not_fit_a_gpu(changed: dict[str, Any], parameters: int, gpu: 
              "max_position_embeddings": 2_000_000}  # fmt: skip
     facts = {"config": config(**changed), "sizes": sizes, "has_flash_attention": True, "layer_types": [],
              "memory_bytes": 0, "gpu_bytes": gpu, "shards": {"parameters": parameters, "shards": []}}  # fmt: skip
-    found = [f for f in judge_fit(facts, {}) if f.severity == "error"]
+    found = [f for f in judge_fit(target(), facts, {}) if f.severity == "error"]
     assert [finding.code for finding in found] == [code]
     assert says in found[0].what
 
@@ -195,26 +212,26 @@ def test_the_training_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     line = "python -m verl.trainer.main_ppo data.train_batch_size=${BATCH} $@\n"
     (tmp_path / "run.sh").write_text(f"export VLLM_LOGGING_LEVEL=DEBUG\nBATCH=8\n{line}")
-    found = find_subject(["bash", "run.sh", "trainer.nnodes=1"], tmp_path, "default", None)
-    assert found.overrides == ["data.train_batch_size=8", "trainer.nnodes=1"]
+    found = find_target(["bash", "run.sh", "trainer.nnodes=1"], tmp_path, "default", None)
+    assert found.arguments == ["data.train_batch_size=8", "trainer.nnodes=1"]
     assert found.environ is not None
     assert found.environ["VLLM_LOGGING_LEVEL"] == "DEBUG"
     (tmp_path / "run.sh").write_text(line + line)
     with pytest.raises(RaydebugError, match="runs 2 trainings"):
-        find_subject(["bash", "run.sh"], tmp_path, "default", None)
+        find_target(["bash", "run.sh"], tmp_path, "default", None)
 
 
 def test_fixes_are_applied() -> None:
     """A fix replaces every override of its key, unsets variables on both sides, and is written as a shell line."""
-    before = Mended(subject("data.train_batch_size=3", "+x.y=1", "data.train_batch_size=5"))
+    before = Fixed(target("data.train_batch_size=3", "+x.y=1", "data.train_batch_size=5"))
     findings = [
         error("command.batch", "w", why="", fix="", overrides={"data.train_batch_size": "8", "x.y": None}),
         warning("env.slow-flag", "w", why="", fix="", variables={"A": None, "B": "2"}),
     ]
-    after = mend(before, findings)
+    after = apply_fixes(before, findings)
     assert after.as_command() == "env -uA B=2 python -m verl.trainer.main_ppo data.train_batch_size=8"
-    assert after.subject.environ == {"B": "2"}
+    assert after.target.environ == {"B": "2"}
     assert after.changes == (
         "data.train_batch_size: 5 -> 8", "x.y: 1 -> (taken out)", "A: 1 -> (not set)", "B: (not set) -> 2",
     )  # fmt: skip
-    assert mend(before, []) == before
+    assert apply_fixes(before, []) == before

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from raydebug.check import env, env_gpu, env_limits
-from raydebug.check.finding import Finding
-from raydebug.check.inside import env as inside
+from raydebug.check.probes import env as inside
+from raydebug.findings import Finding
 
 GIB = 1024**3
 
@@ -23,10 +23,15 @@ def facts(**changed: Any) -> dict[str, Any]:
     well: dict[str, Any] = {
         "shm": {"total": 8 * GIB, "free": 8 * GIB},
         "limits": {"nofile": [65536, 65536], "nproc": [-1, -1], "memlock": [-1, -1]},
+        "cores": 64,
+        "memory": 512 * GIB,
         "pids": None,
         "disks": {"the folder of the run": {"total": 100 * GIB, "free": 50 * GIB}},
         "tmp": "/tmp",
         "infiniband": [],
+        "interfaces": ["lo", "docker0", "eth0"],
+        "verbs": {"devices": [], "library": False},
+        "spill_in_memory": False,
         "variables": {},
         "packages": {"triton": "3.6.0", "torch": "2.11.0"},
         "compiler": "/usr/bin/gcc",
@@ -44,6 +49,9 @@ def codes(found: list[Finding]) -> list[tuple[str, str]]:
     return [(finding.severity, finding.code) for finding in found]
 
 
+GPU = {"index": "0", "name": "NVIDIA H100 80GB HBM3", "driver": "580.65.06", "capability": "9.0", "total_mib": 81559,
+       "used_mib": 4, "holders": []}  # fmt: skip
+GPUS = [GPU] * 8
 LIMITS = {
     "shared memory as Docker gives it": (
         {"shm": {"total": 64 * 1024**2, "free": 64 * 1024**2}}, "error", "env.shared-memory", "has 64 MiB"),
@@ -61,8 +69,14 @@ LIMITS = {
     "a full disk": (
         {"disks": {"temporary files": {"total": 100 * GIB, "free": 3 * GIB}}}, "error", "env.disk-full", "97% full"),
     "little memory to lock beside InfiniBand": (
-        {"limits": {"nofile": [65536, 65536], "nproc": [-1, -1], "memlock": [65536, 65536]}, "infiniband": ["mlx5_0"]},
+        {"limits": {"nofile": [65536, 65536], "nproc": [-1, -1], "memlock": [65536, 65536]}, "infiniband": ["mlx5_0"],
+         "verbs": {"devices": ["uverbs0"], "library": True}},
         "error", "env.locked-memory", "0 MiB of memory"),
+    "few processes for eight GPUs": (
+        {"pids": 8192, "gpus": GPUS}, "warning", "env.processes", "may have up to 16384"),
+    "little memory for eight GPUs": (
+        {"memory": 64 * GIB, "gpus": GPUS}, "warning", "env.memory", "64 GiB of memory may be used; 8 GPUs take"),
+    "spilling to memory": ({"spill_in_memory": True}, "warning", "env.spill-in-memory", "to a tmpfs"),
     "no compiler": ({"compiler": None}, "error", "env.compiler", "no C compiler"),
     "no headers": ({"headers": False}, "error", "env.python-headers", "Python.h is not in /usr/include/python3.12"),
     "a temporary folder of a batch system": (
@@ -76,6 +90,40 @@ def test_limits(changed: dict[str, Any], severity: str, code: str, says: str) ->
     found = list(env_limits.judge(facts(**changed)))
     assert codes(found) == [(severity, code)]
     assert says in found[0].what
+
+
+MLX = {"infiniband": ["mlx5_0", "mlx5_1"]}
+VERBS = {**MLX, "verbs": {"devices": ["uverbs0"], "library": True}}
+NCCL: dict[str, tuple[dict[str, Any], str, str]] = {
+    "one GPU": (
+        {"gpus": GPUS[:1]},
+        "NCCL would use TCP sockets over eth0 between nodes",
+        "no InfiniBand or RoCE cards",
+    ),
+    "eight GPUs": ({}, "P2P (NVLink or PCIe) between the 8 GPUs of this node, and TCP sockets over eth0", "no Infini"),
+    "no P2P": ({"variables": {"NCCL_P2P_DISABLE": "1"}}, "shared memory between the 8 GPUs", "no InfiniBand"),
+    "InfiniBand": (VERBS, "and InfiniBand (mlx5_0, mlx5_1) between nodes", "libibverbs.so.1 are there"),
+    "no device files": (MLX, "TCP sockets", "no /dev/infiniband/uverbs* that this user can open"),
+    "no library": ({**VERBS, "verbs": {"devices": ["uverbs0"], "library": False}}, "TCP sockets", "libibverbs1"),
+    "switched off": ({**VERBS, "variables": {"NCCL_IB_DISABLE": "1"}}, "TCP sockets", "NCCL_IB_DISABLE=1 is set"),
+    "named net": ({**VERBS, "variables": {"NCCL_NET": "Socket"}}, "TCP sockets", "NCCL_NET=Socket is set"),
+    "named interface": ({"variables": {"NCCL_SOCKET_IFNAME": "bond0"}}, "TCP sockets over bond0", "no InfiniBand"),
+}
+
+
+@pytest.mark.parametrize(("changed", "says", "why"), NCCL.values(), ids=NCCL)
+def test_nccl(changed: dict[str, Any], says: str, why: str) -> None:
+    """One note says what NCCL would use between GPUs and between nodes, and why."""
+    (found,) = env_gpu.judge_nccl(facts(**{"gpus": GPUS, **changed}))
+    assert (found.severity, found.code) == ("note", "env.nccl")
+    assert says in found.what
+    assert why in found.why
+    assert ("docker-compose.rdma.yml" in found.fix) == (bool(changed.get("infiniband")) and "sockets" in found.what)
+
+
+def test_nccl_without_gpus() -> None:
+    """Nothing is said of NCCL where there is no GPU."""
+    assert list(env_gpu.judge_nccl(facts())) == []
 
 
 def test_limits_that_will_do() -> None:

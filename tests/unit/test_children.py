@@ -1,8 +1,9 @@
-"""Breakpoints in child processes of every kind: each pauses, or the log says why not; none crashes, none hangs."""
+"""Breakpoints in child processes of every kind: each pauses, or the log says why not; none crashes or hangs."""
 
 from __future__ import annotations
 
 import pytest
+
 from gateway_door import Door, visit
 
 HEAD = """\
@@ -87,7 +88,7 @@ AFTER_A_PAUSE = {
 WHY_NOT = {
     "without site (-S)": (
         "python('-S')",
-        'RuntimeWarning: Ignoring unimportable $PYTHONBREAKPOINT: "raydebug.worker.unhooked.breakpoint_hook"',
+        'RuntimeWarning: Ignoring unimportable $PYTHONBREAKPOINT: "raydebug.worker.fallback_hook.breakpoint_hook"',
     ),
     "without our names": (
         "python(env={n: v for n, v in os.environ.items() if not n.startswith('RAYDEBUG_')})",
@@ -98,7 +99,7 @@ WHY_NOT = {
         "raydebug: <string>:2 not paused: the token file cannot be read: [Errno 2]",
     ),
     "no gateway": (
-        "python(env={**os.environ, 'RAYDEBUG_GATEWAY': '127.0.0.1:1'})",
+        "python(env={**os.environ, 'RAYDEBUG_GATEWAY': '127.0.0.1:1', 'RAYDEBUG_PATIENCE_S': '0'})",
         "raydebug: <string>:2 not paused: no gateway at 127.0.0.1:1: [Errno 111] Connection refused",
     ),
     "no debugpy": (
@@ -114,7 +115,7 @@ WHY_NOT = {
 
 
 def let_go(door: Door) -> bool:
-    """Let the one pause go on; say whether it was the program's own."""
+    """Resume the one pause; return whether it was the program's own."""
     (pause,) = door.pauses()
 
     async def go_on() -> None:
@@ -129,7 +130,7 @@ def let_go(door: Door) -> bool:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", PAUSE)
 def test_child_pauses(door, how):
-    """A breakpoint in this kind of child pauses it; let go, it comes to its end."""
+    """A breakpoint in this kind of child pauses it; resumed, it runs to its end."""
     program = door.start(HEAD + "    " + PAUSE[how], RAYDEBUG_JOB="j")
     assert not let_go(door)
     assert program.communicate(timeout=15)[0] == "child went on 41\nexit code 0\n"
@@ -138,7 +139,7 @@ def test_child_pauses(door, how):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", AFTER_A_PAUSE)
 def test_child_of_a_process_that_has_paused(door, how):
-    """A child of a process that had its first pause before pauses too, and its parent does so once more afterwards."""
+    """A child of a process that has paused before pauses too, and afterwards so does its parent."""
     program = door.start(HEAD + "    " + AFTER_A_PAUSE[how], RAYDEBUG_JOB="j")
     assert [let_go(door) for _ in range(3)] == [True, False, True]
     out = program.communicate(timeout=15)[0]
@@ -148,7 +149,7 @@ def test_child_of_a_process_that_has_paused(door, how):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", WHY_NOT)
 def test_child_that_cannot_pause_says_why(door, how):
-    """A child that cannot reach the gateway goes on, and one line of the job's log says why."""
+    """A child that cannot reach the gateway continues, and one line of the job's log says why."""
     call, line = WHY_NOT[how]
     program = door.start(HEAD + "    " + call, RAYDEBUG_JOB="j")
     out, err = program.communicate(timeout=30)
@@ -159,7 +160,7 @@ def test_child_that_cannot_pause_says_why(door, how):
 
 @pytest.mark.timeout(60)
 def test_fork_while_another_thread_stands(door):
-    """A fork while another thread of the parent is paused pauses by itself; the parent's pause stays as it is."""
+    """A fork made while another thread is paused has a pause of its own; the parent's pause stays."""
     program = door.start(HEAD + "    thread = threading.Thread(target=work, args=(1,)); thread.start()\n"
                          "    time.sleep(1.5)\n    fork()\n    thread.join()\n", RAYDEBUG_JOB="j")  # fmt: skip
     first, second = door.pauses(2)
@@ -173,7 +174,8 @@ def test_fork_while_another_thread_stands(door):
     visit(door, lambda: go_on(second))
     assert door.pauses()[0]["id"] == first["id"]
     visit(door, lambda: go_on(first))
-    assert program.communicate(timeout=15)[0] == "child went on 41\nexit code 0\nchild went on 1\n"
+    said = program.communicate(timeout=15)[0].splitlines()  # the child may end after the parent's thread
+    assert sorted(said) == ["child went on 1", "child went on 41", "exit code 0"]
 
 
 FORK_AT_FIRST_DIAL = """
@@ -189,7 +191,7 @@ FORK_AT_FIRST_DIAL = """
 
 @pytest.mark.timeout(60)
 def test_fork_while_another_thread_imports_the_debugger(door):
-    """A child that is forked while another thread has its first pause under way pauses as any other."""
+    """A child forked during the first pause of another thread pauses as any other."""
     program = door.start(HEAD + FORK_AT_FIRST_DIAL, RAYDEBUG_JOB="j")
     first, second = door.pauses(2)
     assert {first["pid"] == program.pid, second["pid"] == program.pid} == {True, False}

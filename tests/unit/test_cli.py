@@ -9,12 +9,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
-from raydebug.cli.app import app, app_for
+from raydebug.cli.app import app_for, whole_app
+
+VERBS = Path(__file__).parent / "verbs.txt"
 
 
 def verbs(group: Any, *before: str) -> Iterator[str]:
@@ -30,7 +33,7 @@ def raydebug(*arguments: str, **variables: str) -> subprocess.CompletedProcess[s
     )
 
 
-@pytest.mark.parametrize("verb", [*verbs(typer.main.get_command(app))])
+@pytest.mark.parametrize("verb", [*verbs(typer.main.get_command(whole_app()))])
 def test_help(verb):
     """Every verb has help with an example to copy."""
     done = raydebug(*verb.split(), "--help")
@@ -39,7 +42,102 @@ def test_help(verb):
     assert "\\b" not in done.stdout  # how click is told to keep lines: a control character, not a backslash
 
 
-@pytest.mark.parametrize("verb", [*verbs(typer.main.get_command(app))])
+def interface(name: str, command: Any) -> str:
+    """Return a verb with its arguments and options on one line, those that help does not show in brackets."""
+    words = [name.removeprefix("raydebug ")]
+    for one in command.params:
+        if one.param_type_name == "argument":
+            words.append(one.metavar or one.name.upper())
+        elif one.name != "help":
+            spelling = "|".join((*one.opts, *one.secondary_opts))
+            shown = spelling if one.is_flag else f"{spelling} {one.metavar or one.type.name.upper()}"
+            words.append(f"({shown})" if one.hidden else shown)
+    return " ".join(words)
+
+
+def test_the_interface_is_the_committed_one():
+    """Every verb has the arguments and options that verbs.txt lists: a change of the interface is a change there."""
+
+    def walk(command: Any, name: str) -> Iterator[str]:
+        for word, child in getattr(command, "commands", {}).items():
+            yield from walk(child, f"{name} {word}")
+        if not hasattr(command, "commands"):
+            yield interface(name, command)
+
+    found = [*walk(typer.main.get_command(whole_app()), "raydebug")]
+    assert found == VERBS.read_text().splitlines()
+
+
+def test_help_without_a_verb():
+    """`raydebug` alone prints the help and exits 0, as does a group alone; each verb is below one heading."""
+    alone, asked = raydebug(), raydebug("--help")
+    assert (alone.returncode, alone.stderr, alone.stdout) == (0, "", asked.stdout)
+    headings = re.findall(r"^(\w.*):$", alone.stdout, re.MULTILINE)
+    assert headings == ["Options", "Cluster", "Run", "Debug", "Check first", "After a run", "Editors", "Make"]
+    listed = re.findall(r"^  ([a-z]+) +", alone.stdout.partition("Cluster:")[2], re.MULTILINE)
+    assert sorted(listed) == sorted(typer.main.get_command(whole_app()).commands)
+    group = raydebug("job")
+    assert (group.returncode, group.stderr, group.stdout) == (0, "", raydebug("job", "--help").stdout)
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("group", ["", "job", "profile"])
+def test_one_liners_are_whole(columns, group):
+    """In a narrow terminal the line about a verb is wrapped, and not cut."""
+    done = raydebug(*group.split(), "--help", COLUMNS=str(columns))
+    assert max(len(line) for line in done.stdout.splitlines()) <= columns
+    assert "..." not in done.stdout.partition("COMMAND [ARGS]...")[2]
+    flat = " ".join(done.stdout.split())
+    of = typer.main.get_command(app_for([group] if group else []))
+    of = of.commands[group] if group else of
+    for command in of.commands.values():
+        assert " ".join(command.get_short_help_str(10_000).split()) in flat
+
+
+def test_a_reader_that_ends_early():
+    """`raydebug --help | head -1` prints a line and no traceback."""
+    line = f"set -o pipefail; {sys.executable} -m raydebug --help | head -1"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("Usage: raydebug [OPTIONS] COMMAND [ARGS]...\n", "")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["up", "--help"], ["profile", "list"], ["nosuch\u2026"]])
+def test_a_locale_without_utf8(arguments, tmp_path):
+    """In a locale that cannot show a character, it is replaced; nothing else changes."""
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "XDG_STATE_HOME": str(tmp_path)}
+    done = raydebug(*arguments, **plain)
+    assert done.returncode == (2 if "nosuch" in arguments[0] else 0)
+    assert "Traceback" not in done.stderr
+    assert (done.stdout + done.stderr).isascii()
+
+
+def test_renamed_verbs(tmp_path):
+    """The old names of `prefetch` and `up --prefork` work in this release, and name the new ones on one line."""
+    said = "note: `raydebug {}` is now `raydebug {}`; the old spelling works in this release only"
+    old, new = raydebug("warm"), raydebug("prefetch")
+    assert old.stderr.splitlines() == [said.format("warm", "prefetch"), *new.stderr.splitlines()]
+    assert old.returncode == new.returncode == 2
+    up = raydebug("up", "--warm", "--cluster", "moon", XDG_STATE_HOME=str(tmp_path))
+    assert up.stderr.splitlines()[:2] == [
+        said.format("up --warm", "up --prefork"),
+        "error: there is no kind of cluster 'moon'",
+    ]
+    assert "--warm" not in raydebug("up", "--help").stdout
+
+
+def test_profile_show_means_debug(tmp_path):
+    """`profile show -- COMMAND` shows the profile debug; the name may be given, with and without `--`."""
+    training = ["python", "-m", "verl.trainer.main_ppo", "data.train_batch_size=512"]
+    with_name = raydebug("profile", "show", "debug", "--verl", "0.9.1", "--", *training, XDG_STATE_HOME=str(tmp_path))
+    without = raydebug("profile", "show", "--verl", "0.9.1", "--", *training, XDG_STATE_HOME=str(tmp_path))
+    assert (without.returncode, without.stdout) == (with_name.returncode, with_name.stdout)
+    assert "debug over verl.trainer.main_ppo" in without.stderr
+    nothing = raydebug("profile", "show", XDG_STATE_HOME=str(tmp_path))
+    assert nothing.returncode == 2
+    assert "error: there is no command to show" in nothing.stderr
+
+
+@pytest.mark.parametrize("verb", [*verbs(typer.main.get_command(whole_app()))])
 def test_only_the_asked_verb_is_built(verb):
     """A command line that names a verb makes no other verb's parser: that takes 20 ms of each command."""
     built = typer.main.get_command(app_for(["--debug", *verb.split(), "--json"]))
@@ -50,7 +148,7 @@ def test_only_the_asked_verb_is_built(verb):
 @pytest.mark.parametrize("arguments", [[], ["--help", "paused"], ["nosuch"], ["--version"], ["-h"]])
 def test_all_verbs_are_there_where_none_is_named(arguments):
     """Help, and what to say of a word that is no verb, know all of them."""
-    assert app_for(arguments) is app
+    assert app_for(arguments) is whole_app()
 
 
 @pytest.mark.parametrize(
@@ -59,6 +157,8 @@ def test_all_verbs_are_there_where_none_is_named(arguments):
         (["nosuch"], "No such command 'nosuch'"),
         (["up", "--nosuch"], "No such option: --nosuch"),
         (["run"], "Missing argument '-- COMMAND...'"),
+        (["run", "--gpus", "-1", "--", "x"], "Invalid value for '--gpus': -1 is not in the range x>=0"),
+        (["up", "--gpus", "-1"], "Invalid value for '--gpus': -1 is not in the range x>=0"),
         (["up", "--cluster", "moon"], "there is no kind of cluster 'moon'"),
         (["up", "--cluster", "local", "--name", "Bad Name"], "'Bad Name' cannot be a cluster's name"),
         (["up", "--cluster", "local", "--debugger", "on"], "there is no debugger 'on'"),
@@ -79,7 +179,7 @@ def test_usage_error(arguments, what, tmp_path):
 
 def test_error_as_json(tmp_path):
     """With --json an error is one JSON document on stdout."""
-    done = raydebug("ps", "--json", XDG_STATE_HOME=str(tmp_path))
+    done = raydebug("ps", "--json", "--name", "no-such-cluster", XDG_STATE_HOME=str(tmp_path))
     assert done.returncode == 1
     assert json.loads(done.stdout)["error"]["code"] == "cluster.not-found"
     assert done.stderr == ""

@@ -1,4 +1,4 @@
-"""Which pause `raydebug attach` gets, what it is refused, and what ends it."""
+"""`raydebug attach` of one pause: its choice, refusals, and the end of its session."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 
 import pytest
+
 from gateway_door import Door as Gateway
 from paused_programs import LIMIT_S, STEPS, PausedProgram, Run
-
 from raydebug.console.attach import attach_pause
-from raydebug.console.session import Door
+from raydebug.console.session import GatewayAddress
 from raydebug.errors import Exit, RaydebugError
 
 Serve = Callable[..., PausedProgram]
@@ -27,14 +27,14 @@ def refusal(run: Run, program: PausedProgram, **options: object) -> RaydebugErro
 
 
 def test_wrong_token(serve: Serve, run: Run) -> None:
-    """A wrong token is refused in the gateway's words, as a fault of usage."""
+    """A wrong token is refused with the gateway's cause, as a usage error."""
     failure = refusal(run, serve(GOES_ON), token="x" * 64)
-    assert (failure.what, failure.cause) == ("the gateway refused us", "the token is not this cluster's")
+    assert (failure.what, failure.cause) == ("the gateway refused the attach", "the token is not this cluster's")
     assert (failure.code, failure.exit_code) == ("auth.wrong-token", Exit.USAGE)
 
 
 def test_unknown_and_ended_pauses(serve: Serve, run: Run) -> None:
-    """A pause that never was and one that has ended are told apart, with what to do."""
+    """An unknown pause and one that has ended have different errors, each with a fix."""
     program = serve(GOES_ON)
     ended = program.id
     assert run(program, "c") == (0, "", "")
@@ -45,7 +45,7 @@ def test_unknown_and_ended_pauses(serve: Serve, run: Run) -> None:
 
 
 def test_busy_pause(serve: Serve, run: Run, shared_door: Gateway) -> None:
-    """A pause that another client holds is exit code 3 and says who has it, unless it is taken over."""
+    """A pause that another client holds is exit code 3 and names that client; `steal` takes it over."""
     program = serve(GOES_ON)
     held, done = threading.Event(), threading.Event()
 
@@ -61,7 +61,7 @@ def test_busy_pause(serve: Serve, run: Run, shared_door: Gateway) -> None:
         assert held.wait(LIMIT_S)
         failure = refusal(run, program)
         assert (failure.exit_code, "--steal" in failure.fix) == (Exit.TAKEN, True)
-        assert failure.cause == f"a test holds pause {program.id} since 0 s"
+        assert failure.cause == f"a test has held pause {program.id} for 0 s"
         assert run(program, "p 1", steal=True) == (0, "1\n", "")
     finally:
         done.set()
@@ -69,7 +69,7 @@ def test_busy_pause(serve: Serve, run: Run, shared_door: Gateway) -> None:
 
 
 def test_next_waits_no_longer_than_its_limit(serve: Serve, run: Run) -> None:
-    """`next` says what it waits for; --timeout ends the wait with exit code 124."""
+    """`next` prints that it waits; --timeout ends the wait with exit code 124."""
     program = serve(GOES_ON)
     assert run(program, "c") == (0, "", "")
     time.sleep(0.2)
@@ -79,7 +79,7 @@ def test_next_waits_no_longer_than_its_limit(serve: Serve, run: Run) -> None:
 
 
 def test_stop_that_never_comes(serve: Serve, run: Run) -> None:
-    """A script that waits for a stop gives up at its limit, with exit code 124."""
+    """A script's wait for a stop ends at its limit, with exit code 124."""
     program = serve(GOES_ON)
     with pytest.raises(RaydebugError) as late:
         run(program, "c", "p 1", timeout_s=0.3)
@@ -87,16 +87,16 @@ def test_stop_that_never_comes(serve: Serve, run: Run) -> None:
 
 
 def test_process_that_dies(serve: Serve, run: Run) -> None:
-    """When the process dies under the debugger, that is said, with exit code 4."""
+    """The death of the attached process is an error with exit code 4."""
     with pytest.raises(RaydebugError) as lost:
         run(serve(STEPS), "import os; os._exit(3)", "p 1")
     assert (lost.value.code, lost.value.exit_code) == ("session.process-gone", Exit.SESSION_LOST)
 
 
 def test_no_gateway() -> None:
-    """Where no gateway answers, the error says where it was looked for."""
+    """If no gateway answers, the error has its address."""
     with pytest.raises(RaydebugError) as lost:
-        attach_pause(Door("127.0.0.1", 1, "t"), "p1", cluster="mine", commands=["p 1"])
+        attach_pause(GatewayAddress("127.0.0.1", 1, "t"), "p1", cluster="mine", commands=["p 1"])
     assert (lost.value.what, lost.value.exit_code) == ("no gateway answers at 127.0.0.1:1", Exit.SESSION_LOST)
 
 
@@ -105,7 +105,7 @@ def test_several_pauses_are_shown_to_choose_from(
 ) -> None:
     """Without an ID, several pauses are shown as a table on stderr, and the error says how to name one or all."""
     from raydebug.cli.attach import _choose
-    from raydebug.pause.listing import fetch_pauses
+    from raydebug.gateway.gateway_client import fetch_pauses
 
     oldest = min((program.id for program in start(0, 1)), key=int)
     with pytest.raises(RaydebugError) as several:
@@ -118,9 +118,9 @@ def test_several_pauses_are_shown_to_choose_from(
 
 
 def test_selections_on_the_command_line() -> None:
-    """An ID beside a selection, and ranks that are none, are faults of usage."""
+    """An ID beside a selection, and an invalid list of ranks, are usage errors."""
     from raydebug.cli.attach import _selection
-    from raydebug.console.selection import Selection
+    from raydebug.console.group import Selection
 
     assert _selection("all", None, None, steal=False) == Selection()
     assert _selection(None, "0,3-4", "j", steal=True) == Selection(frozenset({0, 3, 4}), "j", steal=True)

@@ -1,4 +1,4 @@
-"""Several ranks at one prompt: real processes that pause below a real gateway."""
+"""Several ranks at one prompt: real processes that are paused at a real gateway."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable
 
 import pytest
+
 from gateway_door import Door
 from paused_programs import LIMIT_S, PausedProgram
-
-from raydebug.console.attach_group import attach_group
-from raydebug.console.selection import Selection
-from raydebug.console.session import Door as ConsoleDoor
+from raydebug.console.attach import attach_group
+from raydebug.console.group import Selection
+from raydebug.console.session import GatewayAddress
 from raydebug.errors import Exit, RaydebugError
-from raydebug.pause.listing import fetch_pauses
+from raydebug.gateway.gateway_client import fetch_pauses
 
 ALL = Selection()
 
@@ -31,7 +31,7 @@ def group(shared_door: Door, capsys: pytest.CaptureFixture[str]) -> Group:
 
     def attach(*commands: str, selection: Selection = ALL, **options: object) -> tuple[int, list[str], str]:
         capsys.readouterr()
-        door = ConsoleDoor(shared_door.gateway_host, shared_door.gateway_port, shared_door.token)
+        door = GatewayAddress(shared_door.gateway_host, shared_door.gateway_port, shared_door.token)
         code = attach_group(door, selection, lambda: fetch_pauses(shared_door), commands=commands, **options)
         shown = capsys.readouterr()
         lines = [re.sub(r"/\S*/", "", line) for line in shown.out.splitlines()]
@@ -41,7 +41,7 @@ def group(shared_door: Door, capsys: pytest.CaptureFixture[str]) -> Group:
 
 
 def test_addressed_commands(start: Callable[..., list[PausedProgram]], group: Group) -> None:
-    """A command is for the current rank, for those it names, or for all; each line says whose it is."""
+    """A command is for the current rank, for those it names, or for all; each line has the label of its rank."""
     start(0, 1, 2)
     assert group("p size", "@2 p size", "@0,2 p rank", "@1", "p rank", "@* p step", "p size @1-2") == (
         0,
@@ -53,7 +53,7 @@ def test_addressed_commands(start: Callable[..., list[PausedProgram]], group: Gr
 
 
 def test_steps_and_going_on(start: Callable[..., list[PausedProgram]], group: Group) -> None:
-    """All step at once, all go on, and the next breakpoint of each is met with the same session."""
+    """All ranks step concurrently, all resume, and the next breakpoint of each is in the same session."""
     programs = start(0, 1)
     code, lines, _ = group("@* n", "@* c", "@* p step", "c @*")
     assert code == 0
@@ -65,7 +65,7 @@ def test_steps_and_going_on(start: Callable[..., list[PausedProgram]], group: Gr
 
 
 def test_diff_groups_values(start: Callable[..., list[PausedProgram]], group: Group) -> None:
-    """`diff` puts ranks with equal values together, and says of tensors how far apart they are."""
+    """`diff` groups ranks with equal values, and prints the distance of tensors."""
     start(0, 1, 2)
     code, lines, err = group("diff size", "diff step", "diff weights", "diff same", "diff other", "diff 1 / rank")
     assert (code, err) == (0, "")
@@ -88,7 +88,7 @@ def test_diff_groups_values(start: Callable[..., list[PausedProgram]], group: Gr
 
 
 def test_diff_leaves_nothing_behind(start: Callable[..., list[PausedProgram]], group: Group) -> None:
-    """What a process keeps for `diff` is dropped with its answer; the expression is evaluated once."""
+    """The data that a process keeps for `diff` is dropped afterwards; the expression is evaluated once."""
     start(0, 2)
     calls = "calls = []"
     code, lines, _ = group(f"@* {calls}", "diff (calls.append(1), weights)[1]", "@* len(calls)",
@@ -97,7 +97,7 @@ def test_diff_leaves_nothing_behind(start: Callable[..., list[PausedProgram]], g
 
 
 def test_pauses_without_a_rank(start: Callable[..., list[PausedProgram]], group: Group) -> None:
-    """Where a pause has no rank, it is known by its number everywhere."""
+    """A pause without a rank is labelled by its number."""
     start(None, None)
     assert group("@#2 p step", "@* p step", "diff step") == (
         0, ["[#2] 1", "[#1] 1", "[#2] 1", "#1, #2: 1  (all equal)"], "",
@@ -106,14 +106,14 @@ def test_pauses_without_a_rank(start: Callable[..., list[PausedProgram]], group:
 
 
 def test_same_rank_twice(start: Callable[..., list[PausedProgram]], group: Group) -> None:
-    """Two groups of workers may have a rank 0 each: both are shown, and told apart by their numbers."""
+    """Two groups of workers may have a rank 0 each: both are shown, with different numbers."""
     start(0, 0)
     assert group("@0 p rank", "@#2 p rank")[1] == ["[rank 0] 0", "[rank 0 #2] 0", "[rank 0 #2] 0"]
     assert group("@0")[2] == "*** @0 is rank 0, rank 0 #2: name one of them alone\n"
 
 
 def test_overview_shows_a_crash_beside_breakpoints(start: Callable[..., list[PausedProgram]], group: Group) -> None:
-    """`ranks` shows state, place, step and time of each: one crashed, one at a breakpoint, one runs."""
+    """`ranks` shows state, place, step and time of each: of a crash, of a breakpoint and of a running rank."""
     start(0, 1)
     start(2, CRASHES="1", RAY_DEBUG_POST_MORTEM="1")
     group("@2 c", "p 1")
@@ -127,7 +127,7 @@ def test_overview_shows_a_crash_beside_breakpoints(start: Callable[..., list[Pau
 
 
 def test_ranks_by_name_are_waited_for(start: Callable[..., list[PausedProgram]], group: Group) -> None:
-    """`--ranks` takes these alone, and a script waits until each is there; where one never comes, it says which."""
+    """`--ranks` attaches only these ranks; a script waits for each of them, and names the missing ones at its limit."""
     start(0, 1, 2)
     assert group("@* p rank", selection=Selection(ranks=frozenset({0, 2})))[1] == ["[rank 0] 0", "[rank 2] 2"]
     with pytest.raises(RaydebugError) as late:
@@ -139,7 +139,7 @@ def test_ranks_by_name_are_waited_for(start: Callable[..., list[PausedProgram]],
 
 
 def test_held_pauses_are_left_out(start: Callable[..., list[PausedProgram]], group: Group, shared_door: Door) -> None:
-    """A pause that another client holds is left out and named; the others are taken."""
+    """A pause that another client holds is left out and named; the others are attached."""
     programs = start(0, 1)
     held, done = threading.Event(), threading.Event()
 
@@ -162,7 +162,7 @@ def test_held_pauses_are_left_out(start: Callable[..., list[PausedProgram]], gro
 
 
 def test_one_that_dies_leaves_the_others(start: Callable[..., list[PausedProgram]], group: Group) -> None:
-    """A process that dies leaves with a line; the others stay, and the script fails with what failed."""
+    """A process that dies is reported in one line; the others stay, and the script fails with that command."""
     start(0, 1)
     code, lines, err = group("@1 import os; os._exit(3)", "@* p rank")
     assert code == 1
@@ -173,7 +173,7 @@ def test_one_that_dies_leaves_the_others(start: Callable[..., list[PausedProgram
 def test_script_from_a_pipe_and_failures(
     start: Callable[..., list[PausedProgram]], group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lines of a pipe are run as those of -x; a command that fails at one rank ends the script after all answered."""
+    """Lines of a pipe are run as those of -x; a failure at one rank ends the script after all have responded."""
     start(0, 1)
     monkeypatch.setattr(sys, "stdin", io.StringIO("@* p 1 / rank\np 1\n"))
     code, lines, err = group()
@@ -181,7 +181,7 @@ def test_script_from_a_pipe_and_failures(
 
 
 def test_addresses_that_name_nobody(start: Callable[..., list[PausedProgram]], group: Group) -> None:
-    """An address without a rank that is there says so."""
+    """An address that matches no rank is an error."""
     start(0, 1)
     assert group("@7 p 1")[2] == "*** there is no rank 7 here; `ranks` lists what there is\n"
     assert group("@x p 1")[2] == "*** @x names no ranks; write @0,3 or @* or @#1\n"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pexpect
 import pytest
+
 from paused_programs import LIMIT_S, PausedProgram
 
 Start = Callable[..., list[PausedProgram]]
@@ -20,7 +21,7 @@ def _type(child: pexpect.spawn, prompt: str, line: str, *expected: str) -> None:
 
 
 def test_prompt_of_several_ranks(start: Start, terminal: Terminal) -> None:
-    """The prompt opens with the overview, names the current rank, and goes from rank to rank."""
+    """The prompt opens with the overview, names the current rank, and `@1` changes it."""
     start(0, 1)
     child = terminal(None)
     child.expect("rank  state +where +step  paused for")
@@ -36,7 +37,7 @@ def test_prompt_of_several_ranks(start: Start, terminal: Terminal) -> None:
 
 
 def test_pauses_join_and_leave_by_themselves(start: Start, terminal: Terminal) -> None:
-    """Stops are told while the person types; new pauses join, ended ones leave, the last one ends the prompt."""
+    """Stops are printed while the person types; new pauses join, ended ones leave, the last end ends the prompt."""
     programs = start(0)
     child = terminal(None)
     child.expect(r"\(raydebug rank 0\)")
@@ -59,7 +60,7 @@ def test_pauses_join_and_leave_by_themselves(start: Start, terminal: Terminal) -
 
 @pytest.mark.parametrize("answer", ["y", "n"])
 def test_leaving(start: Start, terminal: Terminal, answer: str) -> None:
-    """`q` asks once for all: y lets them go on, n leaves them paused for the next client."""
+    """`q` asks once for all: y resumes them, n leaves them paused for the next client."""
     programs = start(0, 1)
     before = [program.id for program in programs]
     child = terminal(None)

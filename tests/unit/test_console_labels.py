@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydebug.console import diff, labels, overview, status, tensor_probe
+from raydebug.console import labels, view
+from raydebug.console.commands import ranks
+from raydebug.console.group import Selection
 from raydebug.console.labels import NotAnAddress, joined, pick, split_address
-from raydebug.console.selection import Selection
-from raydebug.pause.ranks import parse_ranks
+from raydebug.console.probes import tensor_probe
+from raydebug.gateway.breakpoint_specs import parse_ranks
 
 
 def test_docs_of_labels_hold() -> None:
@@ -31,7 +33,7 @@ def test_docs_of_labels_hold() -> None:
     ],
 )  # fmt: skip
 def test_whom_a_line_is_for(line: str, is_command: bool, address: str | None, command: str) -> None:
-    """An address stands before a command, or behind the name of one; Python's own `@` is left alone."""
+    """An address comes before a command or after it; Python's own `@` is not an address."""
     assert split_address(line, is_command=is_command) == (address, command)
 
 
@@ -52,13 +54,13 @@ def test_what_an_address_names() -> None:
 
 
 def test_names_of_many() -> None:
-    """Many ranks are named by their runs."""
+    """Consecutive ranks are abbreviated."""
     assert joined([f"rank {n}" for n in (0, 1, 2, 4, 6, 7)]) == "ranks 0-2, 4, 6, 7"
     assert joined(["rank 0 #3", "rank 0"]) == "rank 0, rank 0 #3"
 
 
 def test_selection_of_pauses() -> None:
-    """`all` takes what waits; ranks and a job narrow it; what others hold is told apart, unless it is stolen."""
+    """`all` takes the waiting pauses; ranks and a job restrict it; pauses of others are separate unless stolen."""
     pauses: list[dict[str, Any]] = [
         {"id": "1", "rank": 3, "state": "waiting", "job": "a", "job_id": "01"},
         {"id": "2", "rank": 0, "state": "attached", "job": "a", "job_id": "01"},
@@ -80,7 +82,7 @@ def test_selection_of_pauses() -> None:
 def test_overview_is_a_plain_table() -> None:
     """The overview has a heading and columns of equal width."""
     rows = [(">", "0", "breakpoint", "a.py:1 f", "12", "3 s"), ("", "#2", "running", "", "", "")]
-    assert overview.table(rows) == (
+    assert ranks.table(rows) == (
         "   rank  state       where     step  paused for\n>  0     breakpoint  a.py:1 f  12    3 s\n   #2    running"
     )
 
@@ -106,8 +108,8 @@ def test_summaries_of_equal_values_are_equal() -> None:
 def test_distance_of_tensors() -> None:
     """The distance is the largest of all elements; NaN equals NaN, and one on one side alone is counted."""
     ours, theirs = array.array("d", [1, 2, math.nan, 4]), array.array("d", [1, 2.5, math.nan, math.nan])
-    assert diff._apart(ours, theirs) == "max difference 0.5, 2 of 4 elements differ, 1 of them NaN on one side"
-    assert diff._apart(array.array("d", [math.inf]), array.array("d", [math.inf])) == (
+    assert ranks._apart(ours, theirs) == "max difference 0.5, 2 of 4 elements differ, 1 of them NaN on one side"
+    assert ranks._apart(array.array("d", [math.inf]), array.array("d", [math.inf])) == (
         "max difference 0, 0 of 1 elements differ"
     )
 
@@ -115,25 +117,25 @@ def test_distance_of_tensors() -> None:
 def shard(index: int, **values: Any) -> Any:
     """A rank's shard of four elements, one of two."""
     about = {"type": "DTensor", "shape": [8], "dtype": "float32", "part": [index, 2], "finite": 4, "norm": 3.0}
-    return diff._Group([], {**about, "min": 0.0, "max": 2.0, "mean": 1.0, **values}, "k")
+    return ranks._Group([], {**about, "min": 0.0, "max": 2.0, "mean": 1.0, **values}, "k")
 
 
 def test_whole_of_shards() -> None:
-    """Shards make a whole where each is there once; what is not finite in one of them is counted with the others'."""
-    assert diff._whole([shard(0), shard(1, norm=4.0, max=5.0, mean=2.0, nan=1)]) == [
+    """Shards make a whole if each is there once; their NaN and Inf counts are added."""
+    assert ranks._whole([shard(0), shard(1, norm=4.0, max=5.0, mean=2.0, nan=1)]) == [
         "  the whole, from its 2 shards: norm 5  min 0  max 5  mean 1.5  NaN 1"
     ]
-    assert diff._whole([shard(1)]) == ["  shards, each with values of its own: not compared (1 of 2 are here)"]
-    assert diff._whole([shard(0), shard(1), shard(1, norm=4.0)]) == [
+    assert ranks._whole([shard(1)]) == ["  shards, each with values of its own: not compared (1 of 2 are here)"]
+    assert ranks._whole([shard(0), shard(1), shard(1, norm=4.0)]) == [
         "  copies of a shard differ: they make no one whole"
     ]
-    assert diff._whole([shard(0), shard(1, dtype="bfloat16")]) == ["  parts of different tensors: not compared"]
-    assert diff._whole([]) == []
+    assert ranks._whole([shard(0), shard(1, dtype="bfloat16")]) == ["  parts of different tensors: not compared"]
+    assert ranks._whole([]) == []
 
 
 def test_nearest_limit() -> None:
     """The status line says which watchdog ends a pause first, and when."""
     pause = {"watchdog": {"name": "torch process group", "after_s": 600.0}}
-    assert status.nearest_limit(pause, 120.0) == "torch process group ends it in 8 min 0 s"
-    assert status.nearest_limit(pause, 700.0) == "torch process group is overdue"
-    assert status.nearest_limit({}, 1.0) == ""
+    assert view.nearest_limit(pause, 120.0) == "torch process group ends it in 8m00s"
+    assert view.nearest_limit(pause, 700.0) == "torch process group is overdue"
+    assert view.nearest_limit({}, 1.0) == ""

@@ -10,22 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydebug.console import (
-    attach,
-    commands,
-    probes,
-    screen,
-    source,
-    tensor,
-    tensor_probe,
-    value_probe,
-    values,
-)
+from raydebug.console import attach, commands, frames, probes, view
 from raydebug.console.frames import Stack, where
-from raydebug.console.paint import Paint
+from raydebug.console.probes import tensor_probe, value_probe
 from raydebug.dap.session import RequestFailed
 from raydebug.errors import Exit, RaydebugError
-from raydebug.pause import listing
+from raydebug.gateway import gateway_client
+from raydebug.render import Paint
 
 PLAIN = Paint(False)
 TRACE = "Traceback (most recent call last):\n"
@@ -48,7 +39,7 @@ def test_line_is_command_or_python(line: str, name: str | None, argument: str) -
 
 
 def test_names_are_pdbs_own() -> None:
-    """Each command name means one thing, and pdb's names and aliases for what is offered are all there."""
+    """Each command name means one thing, and all of pdb's names and aliases of the offered commands exist."""
     names = [name for command in commands.TABLE for name in command.names]
     assert len(names) == len(set(names))
     pdbs = "w where bt u up d down n next s step r return unt until c cont continue l list ll longlist p pp a args b break tbreak cl clear whatis source display undisplay q quit exit h help"  # noqa: E501
@@ -76,31 +67,31 @@ LINES = [
 
 def test_listing_marks_current_and_breakpoints() -> None:
     """A listing has line numbers, `B` at breakpoints and `->` at the current line, and no trailing blanks."""
-    shown = source.listing(LINES, 4, 6, current=5, breakpoints={4})
+    shown = frames.listing(LINES, 4, 6, current=5, breakpoints={4})
     assert shown == "   4 B       for i in b:\n   5  ->         a += i\n   6         def inner(z):"
 
 
 def test_listing_shows_control_characters() -> None:
     """An escape sequence in a job's source is shown, not sent to the terminal."""
-    assert source.listing(["a = '\x1b[2J'"], 1, 1) == "   1     a = '\\x1b[2J'"
+    assert frames.listing(["a = '\x1b[2J'"], 1, 1) == "   1     a = '\\x1b[2J'"
 
 
 def test_colour_changes_no_line_number() -> None:
     """With colour each line stays on its own number, blank lines at the ends too."""
-    shown = source.listing(["", "x = '''", "'''", "", ""], 1, 5, paint=Paint(True))
+    shown = frames.listing(["", "x = '''", "'''", "", ""], 1, 5, paint=Paint(True))
     assert len(shown.split("\n")) == 5
     assert "\x1b[" in shown
 
 
 def test_function_around_a_line() -> None:
     """The innermost function has its decorators, all kinds of arguments, and only its own statements."""
-    outer = source.function_at(LINES, 5)
-    assert outer == source.Function("outer", 2, 8, ("a", "b", "rest", "k", "kw"), (4, 5, 6, 8))
-    inner = source.function_at(LINES, 7)
+    outer = frames.function_at(LINES, 5)
+    assert outer == frames.Function("outer", 2, 8, ("a", "b", "rest", "k", "kw"), (4, 5, 6, 8))
+    inner = frames.function_at(LINES, 7)
     assert inner is not None
     assert (inner.name, inner.first, inner.last) == ("inner", 6, 7)
-    assert source.function_at(LINES, 9) is None
-    assert source.function_at(["def ("], 1) is None
+    assert frames.function_at(LINES, 9) is None
+    assert frames.function_at(["def ("], 1) is None
 
 
 def _frame(number: int, name: str, path: str, line: int = 1) -> dict[str, Any]:
@@ -129,8 +120,8 @@ def test_opening_frame_is_the_readers() -> None:
 
 def test_moving_passes_over_rays_frames() -> None:
     """`u` and `d` pass over Ray's frames, until `w all` has shown them."""
-    frames = [("score", "/j/r.py"), ("call", RAY), ("remote", RAY), ("main", "/j/r.py"), ("main_loop", RAY)]
-    stack = Stack.parse([_frame(number, *frame) for number, frame in enumerate(frames)])
+    calls = [("score", "/j/r.py"), ("call", RAY), ("remote", RAY), ("main", "/j/r.py"), ("main_loop", RAY)]
+    stack = Stack.parse([_frame(number, *frame) for number, frame in enumerate(calls)])
     assert [stack.move(1), stack.selected, stack.move(1), stack.folded_beyond(1)] == [True, 3, False, 1]
     assert [stack.move(-1), stack.selected] == [True, 0]
     stack.unfolded = True
@@ -147,12 +138,12 @@ def test_moving_passes_over_rays_frames() -> None:
     ],
 )
 def test_long_values_are_cut(value: Any, text: str) -> None:
-    """A long value is cut, with a word on how long it is and how to see all."""
+    """A long value is cut, with a note on its length and on `full`."""
     assert value_probe.shown(value, 20) == text
 
 
 def test_moving_stops_at_the_ends() -> None:
-    """Moving goes at most to the oldest and the newest frame, and says when it cannot move."""
+    """Moving goes at most to the oldest and the newest frame, and reports when it cannot move."""
     stack = Stack.parse([_frame(n, f"f{n}", "/j/r.py") for n in range(3)])
     assert [stack.move(99), stack.selected, stack.move(1), stack.move(-1), stack.selected] == [True, 2, False, True, 1]
 
@@ -168,7 +159,7 @@ def test_moving_stops_at_the_ends() -> None:
 )  # fmt: skip
 def test_exception_line_of_a_traceback(traceback: str, line: str) -> None:
     """A failed expression shows the last exception's own line or lines, as pdb does."""
-    assert values.exception_line(traceback) == line
+    assert probes.exception_line(traceback) == line
 
 
 def test_sent_expressions_mean_what_they_say() -> None:
@@ -177,23 +168,23 @@ def test_sent_expressions_mean_what_they_say() -> None:
     assert eval(probes.as_shown("x # all", 1000), space) == repr([1] * 100)
     assert eval(probes.as_shown("1, 2", 1000), space) == "(1, 2)"
     assert eval(probes.as_shown_unless_none("None", 1000), space) is None
-    assert eval(values.as_kind("C"), space) == "Class raydebug.console.frames.Stack"
-    assert eval(values.as_kind("f"), space) == "Function test_exception_line_of_a_traceback"
-    assert eval(values.as_kind("C().move"), space) == "Method move"
-    assert eval(values.as_kind("1"), space) == "<class 'int'>"
-    path, line = json.loads(eval(values.as_code_place("C.move"), space))
+    assert eval(probes.as_kind("C"), space) == "Class raydebug.console.frames.Stack"
+    assert eval(probes.as_kind("f"), space) == "Function test_exception_line_of_a_traceback"
+    assert eval(probes.as_kind("C().move"), space) == "Method move"
+    assert eval(probes.as_kind("1"), space) == "<class 'int'>"
+    path, line = json.loads(eval(probes.as_code_place("C.move"), space))
     assert path.endswith("frames.py")
-    assert "open_to = " in source.read_local(path)[line - 1]  # type: ignore[index]
-    assert eval(values.as_code_place("x"), space) == "null"
+    assert "open_to = " in frames.read_local(path)[line - 1]  # type: ignore[index]
+    assert eval(probes.as_code_place("x"), space) == "null"
 
 
 def test_no_python_is_said_in_pythons_words() -> None:
-    """What does not parse is refused here, with Python's own message."""
-    with pytest.raises(values.NotPython, match="SyntaxError: invalid syntax"):
-        values.check_expression("1 +")
-    with pytest.raises(values.NotPython, match="an expression is missing"):
-        values.check_expression(" ")
-    assert not values.is_expression("x = 1")
+    """Text that does not parse is refused with Python's own message, without a request to the process."""
+    with pytest.raises(probes.NotPython, match="SyntaxError: invalid syntax"):
+        probes.check_expression("1 +")
+    with pytest.raises(probes.NotPython, match="an expression is missing"):
+        probes.check_expression(" ")
+    assert not probes.is_expression("x = 1")
 
 
 def _described(value: Any, **options: int) -> dict[str, Any]:
@@ -204,7 +195,7 @@ def _described(value: Any, **options: int) -> dict[str, Any]:
 def test_tensor_of_an_array() -> None:
     """An array's summary has shape, dtype, spread over the finite values, counts of NaN and Inf, and first values."""
     array = np.array([[1.0, 2.0, 3.0], [np.nan, np.inf, -np.inf]], dtype="f4")
-    assert tensor.draw(_described(array)) == (
+    assert view.draw_tensor(_described(array)) == (
         "numpy.ndarray  [2x3]  float32  cpu\n"
         "  min 1  max 3  mean 2  std 0.816497\n"
         "  NaN 1  Inf 2  (the line above is of the 3 finite values)\n"
@@ -222,14 +213,14 @@ def test_tensor_in_pieces_is_exact(array: Any) -> None:
 
 
 def test_tensor_is_one_expression() -> None:
-    """The sent expression needs nothing but the frame's names, and refuses what is no tensor in words."""
+    """The sent expression needs nothing but the frame's names, and refuses other values than tensors with a message."""
     found = json.loads(eval(probes.as_description("a * 2"), {"a": np.float64(2)}))
     assert (
-        tensor.draw(found)
+        view.draw_tensor(found)
         == "numpy.float64  [scalar]  float64  cpu\n  min 4  max 4  mean 4  std 0\n  NaN 0  Inf 0\n  first [4]"
     )
     with pytest.raises(ValueError, match=r"not a tensor or an array: builtins\.list"):
-        tensor.draw(_described([1]))
+        view.draw_tensor(_described([1]))
 
 
 def test_tensor_of_a_shard_says_so() -> None:
@@ -238,7 +229,7 @@ def test_tensor_of_a_shard_says_so() -> None:
              "requires_grad": True, "numel": 32,
              "placements": ["S(0)"], "local_shape": [4, 4], "part": [1, 2], "nan": 0, "inf": 0,
              "finite": 16, "min": -1.0, "max": 1.0, "mean": 0.0, "std": 0.5, "first": [0.25]}  # fmt: skip
-    assert tensor.draw(found) == (
+    assert view.draw_tensor(found) == (
         "torch.distributed.tensor.DTensor  [8x4]  bfloat16  cuda:1  requires_grad\n"
         "  shard 1 of 2 [4x4] by S(0); the values below are this rank's\n"
         "  min -1  max 1  mean 0  std 0.5\n  NaN 0  Inf 0\n  first [0.25, ...]"
@@ -249,18 +240,18 @@ def test_heading_of_a_breakpoint() -> None:
     """The heading says what stopped, where, and who; unknown things are left out."""
     pause = {"kind": "breakpoint", "rank": 3, "pid": 42, "node_id": "abcdef0123", "ip": "10.0.0.2", "since_s": 75.2,
              "task": None, "actor": "Trainer", "job_id": "01000000", "thread": "MainThread"}  # fmt: skip
-    shown = screen.heading(pause, function="update", place="/j/a.py:7", depth="2 frames", paint=PLAIN, width=60)
+    shown = view.heading(pause, function="update", place="/j/a.py:7", depth="2 frames", paint=PLAIN, width=60)
     assert shown == (
         "breakpoint in update\n  /j/a.py:7\n"
         "  rank 3, actor Trainer, pid 42, node abcdef01 at 10.0.0.2,\n"
-        "  job 01000000, paused for 1 min 15 s, 2 frames"
+        "  job 01000000, paused for 1m15s, 2 frames"
     )
 
 
 def test_heading_in_a_compiled_function() -> None:
-    """Where torch.compile runs the function, the heading says that variables are missing, and how to have them."""
+    """Where torch.compile runs the function, the heading says that variables are missing, and how to get them."""
     pause = {"kind": "breakpoint", "pid": 42, "compiled": True}
-    shown = screen.heading(pause, function="f", place="a.py:7", paint=PLAIN)
+    shown = view.heading(pause, function="f", place="a.py:7", paint=PLAIN)
     assert shown.splitlines()[2:] == [
         "  pid 42",
         "  torch.compile runs this function: variables that only its graph needs are",
@@ -269,17 +260,17 @@ def test_heading_in_a_compiled_function() -> None:
 
 
 def test_heading_of_a_child() -> None:
-    """A child of a worker is told apart from the worker itself, in the heading and in the list."""
+    """The heading and the list distinguish a child of a worker from the worker itself."""
     pause = {"kind": "breakpoint", "actor": "vLLMHttpServer", "pid": 42, "child_of": 41, "job_id": "02000000"}
-    shown = screen.heading(pause, function="step", place="core.py:592", paint=PLAIN)
+    shown = view.heading(pause, function="step", place="core.py:592", paint=PLAIN)
     assert shown.splitlines()[-1] == "  child of vLLMHttpServer pid 41, pid 42, job 02000000"
-    assert listing.name_owner(pause) == "pid 42, child of vLLMHttpServer pid 41"
-    assert listing.name_owner({"rank": 1, "pid": 42, "child_of": 41}) == "rank 1 pid 42, child of worker pid 41"
+    assert gateway_client.name_owner(pause) == "pid 42, child of vLLMHttpServer pid 41"
+    assert gateway_client.name_owner({"rank": 1, "pid": 42, "child_of": 41}) == "rank 1 pid 42, child of worker pid 41"
 
 
 def test_heading_hides_nothing_of_a_hostile_job() -> None:
     """Control characters in names and messages of a job are made visible."""
-    shown = screen.heading(
+    shown = view.heading(
         {"kind": "post-mortem", "actor": "a\x1b[2J"}, exception="E: \x07", function="f\n", place="p", paint=PLAIN
     )
     assert shown == "post-mortem in f\\x0a\n  E: \\x07\n  p\n  actor a\\x1b[2J"
@@ -289,8 +280,8 @@ def test_exception_of_a_post_mortem() -> None:
     """The exception is its type and message, without pydevd's note of where it stopped."""
     info = {"exceptionId": "builtins.ZeroDivisionError\n (note: full exception trace is shown but ...)",
             "description": "division by zero"}  # fmt: skip
-    assert screen.exception_text(info, {}) == "ZeroDivisionError: division by zero"
-    assert screen.exception_text(None, {"exception": {"type": "KeyError", "message": "'a'"}}) == "KeyError: 'a'"
+    assert view.exception_text(info, {}) == "ZeroDivisionError: division by zero"
+    assert view.exception_text(None, {"exception": {"type": "KeyError", "message": "'a'"}}) == "KeyError: 'a'"
 
 
 @pytest.mark.parametrize(
@@ -299,8 +290,9 @@ def test_exception_of_a_post_mortem() -> None:
      ("pause.ended", Exit.FAILED), ("pause.gone", Exit.FAILED)],
 )  # fmt: skip
 def test_refusals_map_to_exit_codes(code: str, exit_code: Exit) -> None:
-    """A refusal keeps the gateway's words and fix, and has the exit code of its kind."""
-    refused = RequestFailed("attach", "no", {"error": {"code": code, "format": "no, because", "fix": "do this"}})
+    """A refusal keeps the gateway's cause and fix, and has the exit code of its kind."""
+    error = {"code": code, "cause": "no, because", "fix": "do this", "format": "no, because; do this"}
+    refused = RequestFailed("attach", "no, because; do this", {"error": error})
     failure = attach_refusal(refused)
     assert (failure.cause, failure.fix, failure.code, failure.exit_code) == ("no, because", "do this", code, exit_code)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
+
 from paused_programs import LIMIT_S, STEPS, PausedProgram, Run
 
 Serve = Callable[..., PausedProgram]
@@ -23,7 +24,7 @@ def _type(child: pexpect.spawn, line: str, expected: str) -> None:
 
 
 def test_prompt_and_going_on(serve: Serve, terminal: Terminal, tmp_path: Path) -> None:
-    """At the prompt values are shown, mistakes are told, q asks, and y lets the task go on; history is private."""
+    """The prompt prints values and errors, q asks, and y resumes the task; the history file is private."""
     program = serve(STEPS)
     child = terminal(program)
     child.expect("breakpoint in update")
@@ -57,6 +58,7 @@ def test_staying_paused(serve: Serve, terminal: Terminal, run: Run) -> None:
     assert run(program, "p total") == (0, "5\n", "")
 
 
+@pytest.mark.alone
 def test_tab_completes(serve: Serve, terminal: Terminal) -> None:
     """Tab completes names of the frame and attributes of their values."""
     child = terminal(serve(STEPS))
@@ -73,16 +75,16 @@ def test_tab_completes(serve: Serve, terminal: Terminal) -> None:
 
 
 def test_interrupts(serve: Serve, terminal: Terminal) -> None:
-    """Ctrl-C at the prompt clears the line; while the task runs it leaves, and the task runs on."""
+    """Ctrl-C at the prompt clears the line; while the task runs it leaves, and the task keeps running."""
     program = serve("breakpoint()\nimport time\ntime.sleep(30)\n")
     child = terminal(program)
     child.expect(PROMPT)
     child.send("p 12")
     child.sendintr()
     _type(child, "p 'after'", "'after'")
-    _type(child, "c", "running; waits for the next stop here")
+    _type(child, "c", "running; waiting for the next stop")
     child.sendintr()
-    child.expect("left; the task runs on")
+    child.expect("left; the task keeps running")
     child.expect(pexpect.EOF)
     child.wait()
     assert child.exitstatus == 0
@@ -93,10 +95,10 @@ def test_interrupts(serve: Serve, terminal: Terminal) -> None:
     "endless", ["sum(1 for _ in iter(int, 1))", "__import__('time').sleep(1000)", "while True: pass"]
 )
 def test_evaluation_that_never_returns(serve: Serve, terminal: Terminal, endless: str) -> None:
-    """F32: Ctrl-C interrupts code that never returns, the session is kept, and the task goes on unharmed."""
+    """F32: Ctrl-C interrupts code that never returns; the session is kept, and the task resumes undamaged."""
     program = serve(STEPS)
     child = terminal(program)
-    _type(child, endless, "still runs there; Ctrl-C interrupts it")
+    _type(child, endless, "is still running; Ctrl-C interrupts it")
     child.sendintr()
     child.expect(r"\*\*\* KeyboardInterrupt")
     _type(child, "p batch", r"\[1, 2, 3\]")
@@ -106,12 +108,12 @@ def test_evaluation_that_never_returns(serve: Serve, terminal: Terminal, endless
 
 
 def test_sleep_of_another_thread(serve: Serve, terminal: Terminal) -> None:
-    """A sleep of a thread beside the main one cannot be ended: that is said, and the session is kept."""
+    """A sleep in another thread than the main one cannot be interrupted: a message says so, and the session is kept."""
     program = serve("import threading\ndef work():\n    breakpoint()\nthreading.Thread(target=work).start()\n")
     child = terminal(program)
-    _type(child, "__import__('time').sleep(6)", "still runs there; Ctrl-C interrupts it")
+    _type(child, "__import__('time').sleep(6)", "is still running; Ctrl-C interrupts it")
     child.sendintr()
-    child.expect("not waited for any longer; the code still runs there")
+    child.expect("stopped waiting; the code still runs in the process")
     _type(child, "p 'later'", "'later'")
 
 
@@ -149,7 +151,7 @@ def test_pause_that_is_broken_off(serve: Serve, terminal: Terminal) -> None:
 
 
 def test_resize(serve: Serve, terminal: Terminal) -> None:
-    """The prompt works on after the terminal has another size, and what is printed fits the new one."""
+    """The prompt survives a resize of the terminal, and output fits the new width."""
     child = terminal(serve(STEPS))
     child.expect(PROMPT)
     child.setwinsize(30, 50)

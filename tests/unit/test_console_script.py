@@ -1,4 +1,4 @@
-"""Commands by `-x` and from a pipe at a real pause: what they print, and what they leave behind."""
+"""Commands by `-x` and from a pipe at a real pause: their output and their effect."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from gateway_door import Door
-from paused_programs import LIMIT_S, STEPS, PausedProgram, Run
 
 from fault_lines import Took
+from gateway_door import Door
+from paused_programs import LIMIT_S, STEPS, PausedProgram, Run
 
 Serve = Callable[..., PausedProgram]
 
@@ -48,13 +48,13 @@ def test_script_looks_around(serve: Serve, run: Run) -> None:
 
 
 def test_script_changes_values(serve: Serve, run: Run) -> None:
-    """Assignments hold, code that prints prints here, and a name that is also a command can be assigned."""
+    """Assignments persist, prints appear here, and a name that is also a command can be assigned."""
     shown = run(serve(STEPS), "total = 40", "c = 2", "p total + c", "print('seen')", "!total", "None", "p None")
     assert shown == (0, "42\nseen\n40\nNone\n", "")
 
 
 def test_script_steps(serve: Serve, run: Run) -> None:
-    """n, until, r and `u` followed by n stop where pdb stops, and tell what was returned."""
+    """n, until, r and `u` followed by n stop where pdb stops, and print the return value."""
     program = serve(STEPS)
     assert run(program, "n", "until 11", "p total", "r")[1] == (
         "> JOB:9 update\n->         for item in batch:\n"
@@ -93,7 +93,7 @@ def test_breakpoints(serve: Serve, run: Run) -> None:
 
 
 def test_continue_last_leaves_at_once(serve: Serve, run: Run) -> None:
-    """A `c` that nothing follows is not waited for; one that is followed shows the next stop."""
+    """A final `c` is not waited for; after another `c` the next stop is printed."""
     program = serve(STEPS)
     assert run(program, "c", "p 'second'") == (0, "> JOB:21 <module>\n-> breakpoint()\n'second'\n", "")
     assert run(program, "c") == (0, "", "")
@@ -180,7 +180,7 @@ update([1, 2, 3])
 
 
 def test_post_mortem(serve: Serve, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A post-mortem pause opens at the raising frame with the exception; nothing can be stepped; c lets it go on."""
+    """A post-mortem pause opens at the raising frame with the exception; nothing can be stepped; c resumes it."""
     program = serve(FAILS, RAY_DEBUG_POST_MORTEM="1")
     monkeypatch.setattr(sys, "stdin", io.StringIO("p a, b\nu\np values\nn\n"))
     code, out, err = run(program)
@@ -195,7 +195,7 @@ def test_post_mortem(serve: Serve, run: Run, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_log_points(serve: Serve, run: Run) -> None:
-    """A log point says its text each time its line is reached, and nothing stops there."""
+    """A log point prints its text each time its line is reached, and does not stop."""
     code, out, err = run(serve(STEPS), 'log 10, "item={item} total={total}"', "b", "b 12", "c", "p total")
     assert (code, err) == (0, "")
     assert out == (
@@ -223,6 +223,7 @@ breakpoint()
 """
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("command", ["p text", "p items", "items", "locals", "whatis text"])
 def test_huge_values_are_cut_in_time(serve: Serve, run: Run, took: Took, command: str) -> None:
     """F31: a text of 200 MB and a list of a million items are shown, cut, within a second."""

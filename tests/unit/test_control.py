@@ -1,4 +1,4 @@
-"""Breakpoints set, listed and removed while a job's processes run (`raydebug break`), over their control lines."""
+"""Breakpoints set, listed and removed while a job's processes run (`raydebug break`), over their control channels."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-from gateway_door import Door, visit
 
-from raydebug.pause.breaks import fetch_breaks, remove_break, set_breaks, sum_up
+from gateway_door import Door, visit
+from raydebug.gateway.gateway_client import describe_break_states, fetch_breaks, remove_break, set_breaks
 
 LIB = """\
 import functools
@@ -41,8 +41,8 @@ def cached(x):
 WORK = """\
 import sys, time, os, gc
 sys.path.insert(0, os.environ["LIB"])
-from raydebug.worker import control
-control.open_line()
+from raydebug.worker import control_channel
+control_channel.open_channel()
 if os.environ.get("LATE"):
     print("ready", flush=True)
     while not os.path.exists(os.environ["LIB"] + "/go"):
@@ -61,7 +61,7 @@ print("traced" if sys.gettrace() else "not traced", flush=True)
 
 @pytest.fixture
 def work(door: Door) -> Callable[..., object]:
-    """Start processes of jobs that call lib.py again and again."""
+    """Start processes of jobs that call lib.py in a loop."""
     (door.folder / "lib.py").write_text(LIB)
 
     def start(job: str = "j1", **variables: str):
@@ -82,18 +82,18 @@ def set_at(door: Door, job: str | None = None, **definition: object) -> str:
 
 
 def stands(door: Door, break_id: str, state: str) -> str:
-    """Wait until every process says this of a breakpoint; return how it is summed up."""
+    """Wait until a breakpoint has this state in every process; return its summary."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         (one,) = [b for b in fetch_breaks(door) if b["id"] == break_id]  # type: ignore[arg-type]
         if one["processes"] and all(p["state"] == state for p in one["processes"]):
-            return sum_up(one)
+            return describe_break_states(one)
         time.sleep(0.02)
     raise AssertionError(f"not '{state}': {one}")
 
 
 def go_on(door: Door, pause_id: str) -> None:
-    """Let a pause go on."""
+    """Resume a pause."""
 
     async def leave() -> None:
         session, stopped = await door.attach(pause_id)
@@ -114,7 +114,7 @@ def go_on(door: Door, pause_id: str) -> None:
     ],
 )
 def test_set_in_a_function_that_runs_already(door, work, place, line, function):
-    """A breakpoint stops a function that was loaded long before; afterwards the process is not traced."""
+    """A breakpoint pauses a function that was loaded long before; afterwards the process is not traced."""
     program = work()
     break_id = set_at(door, **place)
     (pause,) = door.pauses()
@@ -131,7 +131,7 @@ def test_set_in_a_function_that_runs_already(door, work, place, line, function):
 
 @pytest.mark.timeout(60)
 def test_frozen_heap(door, work):
-    """Functions are found in a process that froze its heap too, as vLLM's engine does."""
+    """Functions are also found in a process with a frozen heap (gc.freeze), as in vLLM's engine."""
     work(FROZEN="1")
     set_at(door, line=6)
     assert door.pauses()[0]["line"] == 6
@@ -139,7 +139,7 @@ def test_frozen_heap(door, work):
 
 @pytest.mark.timeout(60)
 def test_two_in_one_function(door, work):
-    """A second breakpoint in a function leaves the first in place, and each is removed alone."""
+    """A second breakpoint in a function keeps the first one, and each is removed separately."""
     work()
     first = set_at(door, line=5, policy={"max": 1})
     (pause,) = door.pauses()
@@ -155,7 +155,7 @@ def test_two_in_one_function(door, work):
 
 @pytest.mark.timeout(60)
 def test_file_that_is_loaded_later(door, work):
-    """A breakpoint waits for its file, stops at the very first call, and is then reported as set."""
+    """A breakpoint waits for its file, pauses the very first call, and is then reported as set."""
     work(LATE="1")
     break_id = set_at(door, line=5)
     assert stands(door, break_id, "waiting") == "not loaded yet in 1"
@@ -166,7 +166,7 @@ def test_file_that_is_loaded_later(door, work):
 
 @pytest.mark.timeout(60)
 def test_process_that_starts_later(door, work):
-    """A process that starts after it was set stops there too; one of another job does not."""
+    """A process that starts after the breakpoint was set pauses there too; one of another job does not."""
     set_at(door, job="j2", line=5)
     work("j1")
     program = work("j2")
@@ -176,7 +176,7 @@ def test_process_that_starts_later(door, work):
 
 @pytest.mark.timeout(60)
 def test_changed_file(door, work):
-    """A file that was changed since it was loaded is not built in: the lines would not be those that run."""
+    """A breakpoint in a file that changed since it was loaded is refused: its lines are not those that run."""
     work()
     (door.folder / "lib.py").write_text(LIB.replace("x * 2", "x * 3 + 1"))
     break_id = set_at(door, line=6)
@@ -185,7 +185,7 @@ def test_changed_file(door, work):
 
 @pytest.mark.timeout(60)
 def test_line_that_has_run_already(door, work):
-    """A line outside of any function of a loaded file is refused with the reason."""
+    """A line outside any function of a loaded file is refused with the reason."""
     work()
     break_id = set_at(door, line=1)
     assert stands(door, break_id, "failed") == "failed in 1; its line has run already: it is outside of any function"
@@ -193,7 +193,7 @@ def test_line_that_has_run_already(door, work):
 
 @pytest.mark.timeout(60)
 def test_new_gateway_learns_what_an_old_one_knew(door, work):
-    """After the gateway is killed and started anew, the breakpoints of running processes are listed again."""
+    """After the gateway was killed and restarted, the breakpoints of running processes are listed again."""
     work()
     break_id = set_at(door, line=6, policy={"if": "x > 100"})
     stands(door, break_id, "set")
@@ -209,7 +209,7 @@ def test_new_gateway_learns_what_an_old_one_knew(door, work):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"breaks": 3}', b'{"breaks": [{}]}', b'{"breaks": [{"where": 3}]}'])
 def test_malformed_request(door, body):
-    """What is no breakpoint is refused by HTTP 400, and changes nothing."""
+    """An invalid breakpoint is refused with HTTP 400, and changes nothing."""
     import http.client
 
     connection = http.client.HTTPConnection(door.gateway_host, door.gateway_port, timeout=5)
@@ -221,7 +221,7 @@ def test_malformed_request(door, body):
 
 
 SITE = """
-from raydebug.worker.sites import Site
+from raydebug.worker.breakpoints.runtime import Site
 
 for every in (1, 3):
     site = Site({"id": "b1", "where": "lib.py:1", "policy": {"every": every}})
@@ -238,5 +238,5 @@ for every in (1, 3):
 
 
 def test_site_that_was_removed_and_is_set_again():
-    """A removed breakpoint passes all calls over; one that is set again stops as a new one does."""
+    """A removed breakpoint pauses no call; one that is set again counts from the start."""
     subprocess.run([sys.executable, "-c", SITE], check=True)

@@ -1,6 +1,6 @@
 """A client whose network is gone: another host than the gateway's, and the cable between them is cut.
 
-The programs are the real ones, `raydebug attach` too; the hosts are network namespaces (tests/two_hosts.py).
+The programs are the real ones, `raydebug attach` too; the hosts are network namespaces (tests/support/two_hosts.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 import pexpect
 import pytest
-from gateway_door import Door, open_door
 
+from gateway_door import Door, open_door
 from raydebug.dap.session import DapSession
 from two_hosts import SERVER, NoNamespaces, TwoHosts, two_hosts
 
@@ -49,7 +49,7 @@ def there(hosts: TwoHosts, tmp_path: Path) -> Iterator[Door]:
 
 
 class Person:
-    """Somebody at `raydebug attach` in a terminal of one of the hosts."""
+    """`raydebug attach` in a terminal of one of the hosts."""
 
     def __init__(self, door: Door, argv: Callable[..., list[str]], pause_id: str) -> None:
         plain = {"TERM": "xterm", "NO_COLOR": "1", "PROMPT_TOOLKIT_NO_CPR": "1"}
@@ -59,7 +59,7 @@ class Person:
         self.child.expect(PROMPT)
 
     def ended(self) -> tuple[int, str]:
-        """Wait until it ends by itself; return its exit code and what it said."""
+        """Wait until it ends by itself; return its exit code and its output."""
         self.child.expect(pexpect.EOF, timeout=HANG_S)
         self.child.wait()
         return int(self.child.exitstatus or 0), str(self.child.before)
@@ -79,7 +79,7 @@ def attach(there: Door) -> Iterator[Callable[..., Person]]:
 
 
 def _inside(door: Door) -> dict[str, str]:
-    """Return the environment of a program that is inside the cluster of this gateway."""
+    """Return the environment of a program in the cluster of this gateway."""
     return {
         **os.environ,
         "RAYDEBUG_DASHBOARD": "http://127.0.0.1:1",
@@ -90,7 +90,7 @@ def _inside(door: Door) -> dict[str, str]:
 
 
 def listed(door: Door, hosts: TwoHosts) -> list[dict[str, Any]]:
-    """Return the pauses, asked for on the server."""
+    """Return the pauses, fetched on the server."""
     return list(json.loads(hosts.server.run("env", *_changed(_inside(door)), RAYDEBUG, "paused", "--json"))["pauses"])
 
 
@@ -99,7 +99,7 @@ def _changed(environment: dict[str, str]) -> list[str]:
 
 
 def wait_state(door: Door, hosts: TwoHosts, state: str) -> float:
-    """Wait until the one pause is in a state; return how long that took."""
+    """Wait until the one pause is in a state; return the time it took."""
     begin = time.monotonic()
     while [one["state"] for one in listed(door, hosts)] != [state]:
         assert time.monotonic() - begin < HANG_S, f"the pause is not {state}: {listed(door, hosts)}"
@@ -122,7 +122,7 @@ def goes_on_from_the_server(door: Door, hosts: TwoHosts, attach: Callable[..., P
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("asks", [False, True], ids=["idle", "an answer is on its way"])
 def test_f18_half_open(there, hosts, attach, took, asks):
-    """F18: a client that falls silent without a word is noticed and its place is free; the task is still paused."""
+    """F18: a client that falls silent is detected and its pause is released; the task stays paused."""
     program = there.start(PAUSES)
     wait_state(there, hosts, "waiting")
     person = attach(hosts.client.argv, "1")
@@ -136,7 +136,7 @@ def test_f18_half_open(there, hosts, attach, took, asks):
 
 @pytest.mark.timeout(120)
 def test_f18_killed_client(there, hosts, attach, took):
-    """F18: a client that is killed frees its place; the task is still paused."""
+    """F18: the pause of a killed client is released; the task stays paused."""
     program = there.start(PAUSES)
     wait_state(there, hosts, "waiting")
     person = attach(hosts.client.argv, "1")
@@ -147,7 +147,7 @@ def test_f18_killed_client(there, hosts, attach, took):
 
 @pytest.mark.timeout(200)
 def test_f21_cut_of_10_s(there, hosts, attach, took):
-    """F21: a session outlives a cut of 10 s between client and gateway; what was asked meanwhile is answered after."""
+    """F21: a session survives a cut of 10 s between client and gateway; requests sent meanwhile are answered later."""
     program = there.start(PAUSES)
     wait_state(there, hosts, "waiting")
     person = attach(hosts.client.argv, "1")
@@ -168,7 +168,7 @@ def test_f21_cut_of_10_s(there, hosts, attach, took):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("asks", [False, True], ids=["idle", "asks"])
 def test_f21_cut_of_60_s(there, hosts, attach, took, asks):
-    """F21: a cut of 60 s ends the session cleanly: the client is told, exit code 4; the pause waits for another."""
+    """F21: a cut of 60 s ends the session with a message and exit code 4; the pause waits for another client."""
     program = there.start(PAUSES)
     wait_state(there, hosts, "waiting")
     person = attach(hosts.client.argv, "1")

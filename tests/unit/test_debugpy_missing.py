@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from gateway_door import visit
 
 from environments import with_version, without
-from raydebug.worker.requirement import AT_LEAST
+from gateway_door import visit
+from raydebug.worker.pydevd_session import AT_LEAST
 
 LOOP = "for i in range(3):\n    breakpoint()\nprint('went on')\n"
 
@@ -28,7 +28,7 @@ def test_f16_missing(door, tmp_path):
     assert (done.returncode, done.stdout) == (0, "went on\n")
     assert done.stderr == (
         f"raydebug: {door.folder}/loop.py:2 not paused: debugpy cannot be loaded (No module named 'debugpy'); "
-        f"`{python} -m pip install 'debugpy>=1.8'`; breakpoints of this process are passed over\n"
+        f"`{python} -m pip install 'debugpy>=1.8.6'`; breakpoints of this process are passed over\n"
     )
     assert "dial" not in door.log.partition("listening")[2]
 
@@ -45,9 +45,9 @@ def test_f16_missing_at_a_crash(door, tmp_path):
     assert done.stderr.rstrip().endswith("ValueError: bad")
 
 
-@pytest.mark.parametrize("version", ["1.7.0", "1.5.1", "0+unknown"])
+@pytest.mark.parametrize("version", ["1.8.5", "1.5.1", "0+unknown"])
 def test_f16_too_old(door, tmp_path, version):
-    """F16: with a debugpy before 1.8 the task goes on, with one warning that names the version."""
+    """F16: with a debugpy before 1.8.6 the task goes on, with one warning that names the version."""
     done = run(door, with_version(tmp_path / "old", "debugpy", version))
     assert (done.returncode, done.stdout) == (0, "went on\n")
     assert f"not paused: debugpy {version} is too old; " in done.stderr
@@ -76,4 +76,4 @@ def test_wanted_version_is_below_the_pinned_one():
     """The version that is asked for is there in this environment."""
     import debugpy
 
-    assert tuple(map(int, debugpy.__version__.split(".")[:2])) >= AT_LEAST
+    assert tuple(map(int, debugpy.__version__.split(".")[:3])) >= AT_LEAST

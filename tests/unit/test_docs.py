@@ -1,4 +1,4 @@
-"""What the pages say is so: generated parts are current, links lead somewhere, no file names a machine."""
+"""The pages are correct: generated parts are current, links have targets, no file contains a path of a machine."""
 
 from __future__ import annotations
 
@@ -52,24 +52,24 @@ def _text(path: Path) -> str:
 
 
 def test_the_page_about_the_command_line_is_current(generate):
-    """docs/05-cli.md says what the program's own help says."""
+    """docs/05-cli.md has the same text as the program's help."""
     assert _text(generate.CLI_PAGE) == generate.cli_page(), f"run: {generate.REGENERATE}"
 
 
 def test_readme_tables_are_current(generate):
-    """README's tables show the verbs of the program and the last results of the benchmarks."""
+    """README's tables show the program's verbs and the latest benchmark results."""
     assert _text(generate.README) == generate.readme(_text(generate.README)), f"run: {generate.REGENERATE}"
 
 
 def test_attach_page_is_current(generate):
-    """The page about attaching shows the commands of the debugger's prompt as they are."""
+    """The page about attaching shows the current commands of the debugger's prompt."""
     assert _text(generate.ATTACH_PAGE) == generate.attach_page(_text(generate.ATTACH_PAGE)), (
         f"run: {generate.REGENERATE}"
     )
 
 
 def test_the_page_of_faults_is_current(fault_page, generate):
-    """docs/08-faults.md shows the tests' sentences and the stock results as they are; every case has both."""
+    """docs/08-faults.md shows the current sentences of the tests and the stock results; every case has both."""
     assert _text(fault_page.PAGE) == fault_page.page(), f"run: {generate.REGENERATE}"
 
 
@@ -83,7 +83,7 @@ UNPROVEN = {
         {**WHOLE, "reason": "none here"},
         [PROOF],
         {"F8": {}},
-        "F8 has a test now: take its 'reason' out",
+        "F8 has a test now: remove its 'reason'",
     ),
     "not measured": (WHOLE, [PROOF], {"F8": {"not measured": "broken"}}, "F8 is said to be measured, and "),
     "never measured": (WHOLE, [PROOF], {}, "F8 is said to be measured, and "),
@@ -91,20 +91,20 @@ UNPROVEN = {
         {**WHOLE, "source": "guessed"},
         [PROOF],
         {},
-        "F8 has a source that there is not: 'guessed'",
+        "F8 has an unknown source: 'guessed'",
     ),
 }
 
 
 @pytest.mark.parametrize(("case", "tests", "seen", "said"), UNPROVEN.values(), ids=UNPROVEN.keys())
 def test_a_fault_without_proof_is_refused(fault_page, case, tests, seen, said):
-    """The page is not made while a case has no test and no reason, or its stock result no source."""
+    """A case with neither a test nor a reason, or with a stock result without a source, makes the page fail."""
     (wrong,) = fault_page.lacking("F8", case, [fault_page.Proof(*one) for one in tests], seen)
     assert wrong.startswith(said)
 
 
 def test_a_fault_with_all_of_it_is_taken(fault_page):
-    """A case may stand on notes, on a measurement and notes, on a reason instead of a test, or be not measured."""
+    """A case may cite notes, or a measurement and notes, have a reason instead of a test, or be not measured."""
     proof = [fault_page.Proof(*PROOF)]
     for source in ("measured", "notes 9", "measured, notes 0, 3", "not measured"):
         assert fault_page.lacking("F8", {**WHOLE, "source": source}, proof, {"F8": {}}) == []
@@ -112,7 +112,7 @@ def test_a_fault_with_all_of_it_is_taken(fault_page):
 
 
 def test_names_of_faults():
-    """The cases of a docstring are those that it begins with."""
+    """The cases of a docstring are the names at its beginning."""
     assert doctest.testmod(fault_names).failed == 0
     assert fault_names.cases_of("A sentence about F8: none of its own.") == []
 
@@ -125,27 +125,27 @@ def test_checks_page_is_current(generate):
 
 
 def test_profiles_page_is_current(generate):
-    """The page about profiles has the profiles that there are, and each of our words in verl's keys by version."""
+    """The page about profiles lists all profiles, and verl's key for each of our words by version."""
     assert _text(generate.PROFILES_PAGE) == generate.profiles_page(_text(generate.PROFILES_PAGE)), (
         f"run: {generate.REGENERATE}"
     )
 
 
 def test_every_verb_is_in_readme(generate):
-    """Nobody has to guess a verb: README's table has them all."""
+    """README's table contains every verb."""
     table = _text(ROOT / "README.md").partition("<!-- commands: made by")[2].partition("<!-- commands: end")[0]
     assert [name for name in generate.commands() if f"| `{name}` |" not in table] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_links_lead_somewhere(page):
-    """Every link to a file of the repository has a file behind it."""
+    """Every link to a file of the repository has an existing target."""
     targets = [t.partition("#")[0] for t in LINK.findall(_text(page)) if "://" not in t and not t.startswith("#")]
     assert [t for t in targets if not (page.parent / t).exists()] == []
 
 
 def test_no_file_names_a_machine():
-    """No tracked file holds the path of somebody's checkout or Python, and no page a path of somebody's home."""
+    """No tracked file contains the path of a checkout or of a Python, and no page the path of a home folder."""
     places = {p for p in (str(ROOT), sys.prefix, sys.base_prefix) if p.count("/") >= 2 and not p.startswith("/usr")}
     named = [f"{path.relative_to(ROOT)}: {place}" for path in _tracked() for place in places if place in _text(path)]
     homes = [str(page.relative_to(ROOT)) for page in PAGES if re.search(r"/root/|/home/|\.pyenv", _text(page))]
@@ -153,7 +153,7 @@ def test_no_file_names_a_machine():
 
 
 def test_no_file_names_a_package_host():
-    """Where packages come from is the machine's setting: no tracked file has an address of an index or mirror."""
+    """The source of packages is a setting of the machine: no tracked file has an address of an index or mirror."""
     found = {
         str(path.relative_to(ROOT)): match[0]
         for path in _tracked()

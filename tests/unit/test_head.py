@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from raydebug.cluster import head, local, state
+from raydebug.cluster import kinds, lifecycle, local
+from raydebug.cluster.find import load_cluster
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 
@@ -48,14 +49,14 @@ def joined(tmp_path, monkeypatch):
 
     def at(address: str) -> Cluster:
         monkeypatch.setenv("RAYDEBUG_DASHBOARD", address)
-        return state.load_cluster()
+        return load_cluster()
 
     return at
 
 
 def lose(cluster: Cluster) -> RaydebugError:
     """Lose a session with a process of this cluster and return what is said of it."""
-    with pytest.raises(RaydebugError) as failure, head.named_if_lost(cluster):
+    with pytest.raises(RaydebugError) as failure, lifecycle.named_if_lost(cluster):
         raise LOST
     return failure.value
 
@@ -87,7 +88,7 @@ def test_f5_gcs_gone(joined):
 def test_other_errors_pass(joined):
     """What is no lost session passes as it is, whatever the head does."""
     other = RaydebugError("x", cause="y", fix="z", code="pause.busy")
-    with pytest.raises(RaydebugError) as failure, head.named_if_lost(joined("http://127.0.0.1:1")):
+    with pytest.raises(RaydebugError) as failure, lifecycle.named_if_lost(joined("http://127.0.0.1:1")):
         raise other
     assert failure.value is other
 
@@ -97,11 +98,11 @@ def test_other_errors_pass(joined):
 def test_slow_dashboard(joined, monkeypatch, programs, told):
     """A dashboard that is slow to answer is asked no longer where the head's processes say that its GCS has ended."""
     monkeypatch.setattr(local, "programs", lambda _: programs)
-    monkeypatch.setattr(head, "_keeper_says", lambda _: None)
+    monkeypatch.setattr(kinds.LocalKind, "why_head_ended", lambda _: None)
     with dashboard(503, "gone", wait_s=3.0) as address:
         cluster = dataclasses.replace(joined(address), kind="local")
         try:
-            said = head.why_gone(cluster)
+            said = lifecycle.why_gone(cluster)
         except TimeoutError as error:
             said = str(error)
     assert told in str(said)

@@ -1,4 +1,4 @@
-"""What the kernel tells of the other side of a connection, and what is made of it: real sockets on loopback."""
+"""Detection of lost peers from the kernel's state of a connection, with real sockets on loopback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from raydebug.dap.keepalive import answers_of, notice_loss
+from raydebug.dap.keepalive import peer_state, watch_peer
 from two_hosts import NoNamespaces, two_hosts
 
 
@@ -23,13 +23,13 @@ async def connection() -> tuple[socket.socket, asyncio.StreamReader, asyncio.Str
 
 
 async def test_who_does_not_read_is_still_there():
-    """A peer whose buffers are full acknowledges: nothing of what was sent is under way, and it is not given up."""
+    """A peer with full buffers still acknowledges, so it does not count as lost."""
     other, reader, writer = await connection()
-    notice_loss(reader, writer, unacknowledged_s=2.0)
+    watch_peer(reader, writer, unacknowledged_s=2.0)
     writer.write(b"x" * 50_000_000)
     await asyncio.sleep(5)
     assert not writer.is_closing()
-    assert answers_of(writer.get_extra_info("socket"))[:2] == (0, 0)
+    assert peer_state(writer.get_extra_info("socket"))[:2] == (0, 0)
     begin, read = time.monotonic(), 0
     other.settimeout(5)
     while read < 50_000_000 and time.monotonic() < begin + 30:
@@ -40,10 +40,10 @@ async def test_who_does_not_read_is_still_there():
 
 
 async def test_pipes_are_left_alone():
-    """What is no TCP connection has nobody to lose."""
+    """A connection other than TCP is not watched."""
     ends = socket.socketpair()
     reader, writer = await asyncio.open_unix_connection(sock=ends[0])
-    notice_loss(reader, writer, unacknowledged_s=0.0)
+    watch_peer(reader, writer, unacknowledged_s=0.0)
     await asyncio.sleep(0.1)
     assert not writer.is_closing()
     writer.close()
@@ -52,15 +52,15 @@ async def test_pipes_are_left_alone():
 
 GIVES_UP = """
 import asyncio, errno, sys
-from raydebug.dap.keepalive import answers_of, notice_loss
+from raydebug.dap.keepalive import peer_state, watch_peer
 async def main(host, port):
     reader, writer = await asyncio.open_connection(host, int(port))
-    notice_loss(reader, writer, unacknowledged_s=3.0)
+    watch_peer(reader, writer, unacknowledged_s=3.0)
     print("connected", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     writer.write(b"x")
     await asyncio.sleep(1)
-    print("unacknowledged", answers_of(writer.get_extra_info("socket")).unacknowledged, flush=True)
+    print("unacknowledged", peer_state(writer.get_extra_info("socket")).unacknowledged, flush=True)
     try:
         await reader.read(1)
     except OSError as error:
@@ -71,7 +71,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 @pytest.mark.timeout(60)
 async def test_who_is_gone_is_given_up():
-    """What is sent to a peer that is gone stays unacknowledged; its reader is told that the connection timed out."""
+    """Data sent to a lost peer stays unacknowledged; reads raise a timeout."""
     try:
         with two_hosts() as hosts:
             listen = "import socket, time; s = socket.create_server(('{}', 5000)); print(1, flush=True); time.sleep(60)"

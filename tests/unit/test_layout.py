@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "raydebug"
-WORKER_MAY = ("raydebug.worker", "raydebug.dap.wire")
+WORKER_MAY = ("raydebug.worker", "raydebug.protocol")
 HEAVY = ("ray", "torch", "transformers", "vllm", "verl", "debugpy")
 
 
@@ -24,7 +24,7 @@ def imported_on_load(tree: ast.Module) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             whole = f"{node.module}.{node.names[0].name}"
-            found.add(whole if node.module in ("raydebug", "raydebug.dap") else str(node.module))
+            found.add(whole if node.module == "raydebug" else str(node.module))
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             rest += node.orelse
         elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -34,7 +34,7 @@ def imported_on_load(tree: ast.Module) -> set[str]:
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "worker").rglob("*.py")), ids=lambda path: path.name)
 def test_worker_loads_the_standard_library_only(path: Path) -> None:
-    """A file of the worker side, when loaded, imports the standard library, its neighbours and raydebug.dap.wire."""
+    """A file of the worker side, when loaded, imports the standard library, its neighbours and raydebug.protocol."""
     foreign = {
         name
         for name in imported_on_load(ast.parse(path.read_text()))

@@ -28,6 +28,7 @@ def watched(server) -> tuple[lifeline.Lifeline, socket.socket]:
     return line, accepted
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(30)
 def test_silence_is_no_end(gcs):
     """A head that says nothing for longer than a connect may take is not gone, and is not dialled anew."""

@@ -1,4 +1,4 @@
-"""A process whose gateway is killed, or whose connection breaks, stays paused and dials again (no Ray needed)."""
+"""A process whose gateway is killed, or whose connection breaks, stays paused and dials in again (without Ray)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import threading
 import time
 
 import pytest
-from gateway_door import visit
 
+from gateway_door import visit
 from raydebug.dap.session import ConnectionLost
-from raydebug.worker.line import end_of_whole_messages
+from raydebug.worker.reconnecting_socket import end_of_whole_messages
 
 PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
 RELISTED_WITHIN_S = 2.0
 
 
 async def go_on(door, pause_id: str) -> None:
-    """Let a pause go on, after a look at its frame."""
+    """Resume a pause, after reading its frame."""
     session, stopped = await door.attach(pause_id)
     thread = {"threadId": stopped["threadId"]}
     (frame, *_) = (await session.request("stackTrace", thread))["stackFrames"]
@@ -29,8 +29,9 @@ async def go_on(door, pause_id: str) -> None:
     await session.close()
 
 
+@pytest.mark.alone
 def test_new_gateway_lists_the_pause_again(door):
-    """F20: the gateway is killed; a new one lists the pause within 2 s, at the same frame, as old as it is."""
+    """F20: after the gateway was killed, a new one lists the pause within 2 s, at the same frame and with its age."""
     program = door.start(PAUSES)
     (before,) = door.pauses()
     door.kill()
@@ -50,7 +51,7 @@ def test_new_gateway_lists_the_pause_again(door):
 
 
 def test_gateway_is_killed_again_and_again(door):
-    """Three gateways later the pause stands where it stood, and steps from there."""
+    """After three new gateways the pause is at the same line, and can be stepped."""
     program = door.start(PAUSES)
     door.pauses()
     for _ in range(3):
@@ -72,7 +73,7 @@ def test_gateway_is_killed_again_and_again(door):
 
 
 def test_place_after_a_step(door):
-    """A thread that has made a step is listed by the new gateway where it stands now."""
+    """The new gateway lists a thread that was stepped at its current line."""
     program = door.start(PAUSES)
     (pause,) = door.pauses()
 
@@ -93,7 +94,7 @@ def test_place_after_a_step(door):
 
 
 def test_step_is_under_way(door):
-    """The gateway dies while a step runs: the thread stops after the step, and waits there for the next gateway."""
+    """When the gateway dies during a step, the thread pauses after the step and waits for the next gateway."""
     program = door.start(
         "import time\n\ndef work():\n    secret = 41\n    breakpoint()\n    time.sleep(3)\n    return secret\n\n"
         "print('went on', work())\n"
@@ -118,7 +119,7 @@ def test_step_is_under_way(door):
 
 
 def test_post_mortem_stays(door):
-    """A pause at an error is listed again with its exception, and shows the frame that raised."""
+    """A post-mortem pause is listed again with its exception, at the frame that raised."""
     program = door.start(
         "def work():\n    secret = 41\n    raise ValueError(f'no {secret}')\n\nwork()\n", RAY_DEBUG_POST_MORTEM="1"
     )
@@ -143,7 +144,7 @@ def test_post_mortem_stays(door):
 
 
 def test_two_threads(door):
-    """Two threads that stood are both listed again, and one that pauses while there is no gateway too."""
+    """Two suspended threads are both listed again, and so is one that pauses while there is no gateway."""
     program = door.start(
         "import threading, time\n\ndef work(after_s):\n    secret = 41\n    time.sleep(after_s)\n    breakpoint()\n\n"
         "threads = [threading.Thread(target=work, args=(s,), name=f'after {s}') for s in (0, 0.1, 3)]\n"
@@ -161,7 +162,7 @@ def test_two_threads(door):
 
 
 def test_answer_for_an_earlier_gateway(door):
-    """An evaluation that was asked for by a gateway that died ends later: its answer is no answer to the new one."""
+    """The late response to a request of a dead gateway is not taken for a response to the new one."""
     program = door.start(PAUSES)
     (pause,) = door.pauses()
 
@@ -181,7 +182,7 @@ def test_answer_for_an_earlier_gateway(door):
 
 @pytest.mark.parametrize("patience_s", [0, 2])
 def test_patience_ends(door, patience_s):
-    """F20: without a gateway for as long as a pause waits for one (0: at once), the program goes on, and says so."""
+    """F20: without a gateway until the limit (0: at once) the program continues, and logs it."""
     program = door.start(PAUSES + "work()\n", RAYDEBUG_PATIENCE_S=str(patience_s))
     door.pauses()
     door.kill()
@@ -189,13 +190,13 @@ def test_patience_ends(door, patience_s):
     out, err = program.communicate(timeout=15)
     assert out == "went on 41\n"
     assert time.monotonic() - started >= patience_s
-    assert f"raydebug: goes on, for no debugger came back within {patience_s} s: " in err
+    assert f"raydebug: resumes: the gateway did not come back within {patience_s} s: " in err
     assert "not paused: no gateway" in err, "its next breakpoint says so too"
     assert program.returncode == 0
 
 
 def test_nothing_stands(door):
-    """A process that runs when its gateway dies does not dial: its next breakpoint finds the new gateway."""
+    """A process that runs when its gateway dies does not dial in; its next breakpoint finds the new gateway."""
     program = door.start(
         "import os, time\n\ndef work():\n    secret = 41\n    breakpoint()\n\nwork()\nprint('first', flush=True)\n"
         "time.sleep(3)\nwork()\nprint('second')\n"
@@ -239,12 +240,12 @@ class Cable:
                 other.sendall(data)
 
     def cut(self) -> None:
-        """End what the process has; the gateway hears nothing of it."""
+        """Break the process's end of the connection without notice to the gateway."""
         self.near.pop().shutdown(socket.SHUT_RDWR)
 
 
 def test_same_process_dials_in_again(door):
-    """The gateway lets go of a broken connection when its process comes back: one pause, and its client is told why."""
+    """When a process dials in again, the gateway drops the broken connection: one pause; the client gets the reason."""
     cable = Cable(door.dial_port)
     program = door.start(PAUSES, RAYDEBUG_GATEWAY=f"127.0.0.1:{cable.port}")
     (pause,) = door.pauses()
@@ -263,7 +264,7 @@ def test_same_process_dials_in_again(door):
 
 
 def test_cut_amid_a_message(door):
-    """Half a message that came before the cut is forgotten: the next connection begins with a whole one."""
+    """Half a message received before the cut is discarded: the next connection begins with a whole one."""
     assert end_of_whole_messages(b"Content-Length: 2\r\n\r\n{") == 0
     assert end_of_whole_messages(b"Content-Le") == 0
     assert end_of_whole_messages(b"") == 0

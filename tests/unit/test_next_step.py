@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from raydebug.check.finding import Finding, error
-from raydebug.check.ladder import FAILED, PASSED, Outcome
-from raydebug.check.next_step import Tried, next_steps
+from raydebug.check.output import Tried, next_steps
+from raydebug.check.stages import FAILED, PASSED, Outcome
+from raydebug.findings import Finding, error
 
 WELL = Tried("bash train.sh", [Outcome("env", PASSED, 0.1, 0.3)], 0, 61.4, None, cluster=True, name="default")
 
@@ -29,16 +29,16 @@ def test_well() -> None:
 def test_cluster_of_its_own() -> None:
     """Who had to wait for a cluster is told how to keep one, by its name."""
     *_, last = next_steps(replace(WELL, cluster=False, name="blue"))
-    assert last == "      raydebug up --name blue: a cluster that stays spares the next try its start"
+    assert last == "      raydebug up --name blue: a cluster that stays up saves the next try its start"
 
 
 def test_failed_run() -> None:
-    """A run that failed without stopping is to be tried with post-mortem; one that could stop is to be mended."""
+    """A run that failed without stopping is to be tried with post-mortem; one that could stop is to be fixed."""
     lines = list(next_steps(replace(WELL, code=1)))
     assert lines[0] == "tried: the checks passed, the small run failed with code 1 after 61 s"
     assert lines[1] == "next: raydebug try --debugger post-mortem -- bash train.sh"
     lines = list(next_steps(replace(WELL, code=1, debugger="post-mortem")))
-    assert lines[1] == "next: mend that, and try again; what has passed is not checked twice"
+    assert lines[1] == "next: fix that and try again; stages that passed are not run twice"
 
 
 def test_failed_check() -> None:
@@ -50,9 +50,7 @@ def test_failed_check() -> None:
     assert lines[0] == "tried: stage data failed; nothing was run"
     assert lines[1] == "next: raydebug check data --fix --profile debug -- bash train.sh"
     by_hand = error("data.file-missing", "no file", why="it is not there", fix="make it")
-    assert (
-        list(next_steps(refused(by_hand)))[1] == "next: mend that, and try again; what has passed is not checked twice"
-    )
+    assert list(next_steps(refused(by_hand)))[1] == "next: fix that and try again; stages that passed are not run twice"
 
 
 def test_long_command_is_named() -> None:

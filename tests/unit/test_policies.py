@@ -1,4 +1,4 @@
-"""Conditions of breakpoints: how they are read, and that each lets a process stop just when it says."""
+"""Conditions of breakpoints: parsing, and that each pauses a process exactly when it holds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import re
 import time
 
 import pytest
-from gateway_door import open_door
 
+from gateway_door import open_door
 from raydebug.errors import RaydebugError
-from raydebug.pause.policy import describe, read_break
-from raydebug.worker.breaks import compile_with
+from raydebug.gateway.breakpoint_specs import describe, read_break
+from raydebug.worker.breakpoints.compile import compile_with
 
 READ = {
     "train.py:120": ("train.py:120", {}),
@@ -26,7 +26,7 @@ READ = {
 REFUSED = {
     "m:f,often": "'often' is no condition: there are if=, rank=, step>=, every=, once, max=, timeout= and log=",
     "m:f,if=x >": "if=x > is no Python expression: invalid syntax",
-    "m:f,if=(x := 3)": "if=(x := 3) would change the function it stands in",
+    "m:f,if=(x := 3)": "if=(x := 3) would change the function that it is compiled into",
     "m:f,rank=first": "rank=first names no rank",
     "m:f,every=0": "every=0 is not a whole number from 1 on",
     "m:f,timeout=soon": "timeout=soon is no time span",
@@ -36,7 +36,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("text", READ)
 def test_read(text):
-    """A breakpoint's text is its place and its conditions; commas inside quotes or brackets separate nothing."""
+    """A breakpoint's text is WHERE and its conditions; commas inside quotes or brackets do not separate."""
     assert read_break(text) == READ[text]
     where, policy = READ[text]
     assert read_break(",".join(filter(None, [where, describe(policy)]))) == READ[text], "described as it can be read"
@@ -44,7 +44,7 @@ def test_read(text):
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_refused(text):
-    """What is no condition is refused before a job starts: exit 2, with what would be right."""
+    """An invalid condition is refused before a job starts: exit 2, with an example."""
     with pytest.raises(RaydebugError) as refused:
         read_break(text)
     assert refused.value.what == f"--break {text} cannot be read"
@@ -89,7 +89,7 @@ def run_with(door, *texts, call="loop(5)", **variables):
 
 
 def values_at_stops(door, program, expression, stops):
-    """Continue from stop to stop; return the expression's value at each, and what the program printed."""
+    """Continue from pause to pause; return the expression's value at each, and the program's output."""
     from gateway_door import visit
 
     seen = []
@@ -123,14 +123,14 @@ def values_at_stops(door, program, expression, stops):
     ],
 )
 def test_stops_only_where_it_should(door, conditions, values):
-    """`if`, `once`, `max`, `every` and `rank` stop the loop just at these values of i."""
+    """`if`, `once`, `max`, `every` and `rank` pause the loop exactly at these values of i."""
     program = run_with(door, f"program0.py:3,{conditions}", RANK="1")
     assert values_at_stops(door, program, "i", len(values))[0] == values
 
 
 @pytest.mark.timeout(60)
 def test_step(door):
-    """`step` goes by the counter of the trainer that calls."""
+    """`step` uses the step counter of the calling trainer."""
     program = run_with(door, "program0.py:3,step>=2,step<4", call="Trainer().fit(6)")
     seen, _ = values_at_stops(door, program, "__import__('sys')._getframe(1) and i", 2)
     assert seen == ["0", "0"]
@@ -138,7 +138,7 @@ def test_step(door):
 
 @pytest.mark.timeout(60)
 def test_log_point(door):
-    """`log` stops nowhere and writes its line to the job's log, with the values of the moment."""
+    """`log` does not pause; it writes a line with the current values to the job's log."""
     program = run_with(door, 'program0.py:4,log="x={x:03d}",every=2')
     _, err = values_at_stops(door, program, "i", 0)
     assert [line.rpartition(" ")[2] for line in err.splitlines()] == ["x=010", "x=030"]
@@ -155,7 +155,7 @@ def test_log_point(door):
     ],
 )
 def test_bad_condition_is_said_once(door, conditions, said):
-    """A condition that fails where it stands is said once, and the job goes on unharmed."""
+    """A condition that raises is logged once, and the job continues unharmed."""
     program = run_with(door, f"program0.py:3,{conditions}")
     _, err = values_at_stops(door, program, "i", 0)
     assert err == f"raydebug: breakpoint program0.py:3: {said}\n"
@@ -218,7 +218,7 @@ for loop in (alone, both, late):
 
 
 def test_places_are_counted_apart(door):
-    """Each place has a count of its own; one that comes late to another's N moves that one's count, and once only."""
+    """Each call site has its own count; a later site with the same N shifts that count, and only once."""
     _, err = door.start(COUNTED).communicate(timeout=30)
     said = [line.split(" ", 2)[2] for line in err.splitlines() if "program" in line]
     assert [s for s in said if s.startswith("alone")] == ["alone 39", "alone 79", "alone 119", "alone 159"]
@@ -240,7 +240,7 @@ def test_from_code_outside_a_cluster(monkeypatch, capsys):
 
 @pytest.mark.timeout(60)
 def test_timeout(door):
-    """A pause with a timeout goes on by itself, and says so in the job's log; `raydebug paused` tells when."""
+    """A pause with a timeout is resumed and logs it in the job; `raydebug paused` shows the remaining time."""
     program = run_with(door, "program0.py:3,once,timeout=2s")
     (pause,) = door.pauses()
     begin = time.monotonic()
@@ -249,13 +249,13 @@ def test_timeout(door):
     assert 0 < pause["expires_in_s"] <= 2
     out, err = program.communicate(timeout=20)
     assert out == "done\n"
-    assert "2 s without a debugger: it goes on" in err
+    assert "2 s without a debugger: resumed" in err
     assert door.pauses(0) == []
 
 
 @pytest.mark.timeout(60)
 def test_timeout_waits_for_who_is_attached(door):
-    """A pause in somebody's hands does not go on by itself; its time begins again when they leave."""
+    """A held pause does not expire; its time starts again when the client detaches."""
     from gateway_door import visit
 
     program = run_with(door, "program0.py:3,once,timeout=1s")
@@ -279,7 +279,7 @@ SLOW_S = 10.0  # for a busy machine
 
 @pytest.mark.timeout(150)
 def test_f14_expiry(tmp_path, took):
-    """F14: a pause beyond its limit goes on by itself, and its job's log says so, and at half of it that it will."""
+    """F14: a pause is resumed at its limit; the job's log says so, and warns at half time."""
     with open_door(tmp_path, "--pause-limit-s", str(LIMIT_S)) as door:
         program = door.start("breakpoint()\nprint('went on')\n")
         begin = time.monotonic()
@@ -291,7 +291,9 @@ def test_f14_expiry(tmp_path, took):
         assert "paused (breakpoint)" in program.stderr.readline()
         warning = program.stderr.readline()
         took("warned after", time.monotonic() - begin, None)
-        found = re.search(r"/program0.py:1 paused for (\d+) s: in (\d+) s it goes on, unless attached$", warning)
+        found = re.search(
+            r"/program0.py:1 paused for (\d+) s: it resumes in (\d+) s unless a debugger attaches$", warning
+        )
         assert found is not None, warning
         assert int(found[1]) >= LIMIT_S / 2
         assert int(found[1]) + int(found[2]) == LIMIT_S
@@ -300,7 +302,7 @@ def test_f14_expiry(tmp_path, took):
         took("went on after", time.monotonic() - begin, None)
         assert (out, err.partition("/program0.py:1 ")[2]) == (
             "went on\n",
-            f"{LIMIT_S} s without a debugger: it goes on\n",
+            f"{LIMIT_S} s without a debugger: resumed\n",
         )
         assert time.monotonic() - begin >= LIMIT_S
         assert door.pauses(0) == []
@@ -309,7 +311,7 @@ def test_f14_expiry(tmp_path, took):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("options", "limit_s"), [((), 3600), (("--pause-limit-s", "0"), None)], ids=["default", "off"])
 def test_f14_limit(tmp_path, options, limit_s):
-    """F14: the limit is an hour, or none where that is asked for."""
+    """F14: the limit is an hour by default; 0 means none."""
     with open_door(tmp_path, *options) as door:
         door.start("breakpoint()\n")
         door.pauses()
@@ -322,10 +324,10 @@ def test_f14_limit(tmp_path, options, limit_s):
 
 
 def test_site_travels_by_value():
-    """A breakpoint in a function that Ray sends to a worker arrives as that process's own site of it, once."""
+    """A breakpoint in a function that Ray sends to a worker has one site in that process."""
     names = {"__name__": "__main__"}
     definition = {"id": "b9", "where": "f.py:2", "line": 2, "policy": {"if": "x > 100"}}
     exec(compile_with(b"def f(x):\n    return x + 1\n", "f.py", [definition]), names)
     arrive, arguments = names["__raydebug_b9__"].__reduce__()
     assert arrive(*arguments) is arrive(*arguments)
-    assert arrive(*arguments).definition["where"] == "f.py:2"
+    assert arrive(*arguments).spec["where"] == "f.py:2"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -43,3 +45,13 @@ def test_named_port_is_that_or_none():
             ports.choose_ports({"dashboard": port}, {}, (), PUBLISHED)
         assert f"(pid {os.getpid()}, user " in failure.value.cause
     assert ports.choose_ports({"dashboard": port}, {}, (), PUBLISHED)["dashboard"] == port
+
+
+CHOOSE = "from raydebug.cluster.ports import choose_ports; print(*choose_ports({}, {}, (8265, 5678)).values())"
+
+
+def test_part_of_the_range():
+    """RAYDEBUG_TEST_PORTS leaves a part of the range: tests that run at once choose from different parts."""
+    environment = {**os.environ, "RAYDEBUG_TEST_PORTS": "23000-23100"}
+    done = subprocess.run([sys.executable, "-c", CHOOSE], env=environment, capture_output=True, text=True, check=True)
+    assert {int(port) for port in done.stdout.split()} < set(range(23000, 23100))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.cluster import preflight
-from raydebug.cluster.preflight import Gpu
+from raydebug.cluster.compose import preflight
+from raydebug.cluster.compose.preflight import Gpu
 from raydebug.errors import RaydebugError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,9 +7,9 @@ from textwrap import dedent
 
 import pytest
 
-from raydebug.profile.compose import NotComposed, compose
-from raydebug.profile.installed import Installed, look
-from raydebug.profile.recognise import recognise
+from raydebug.trainers.recognise import recognise
+from raydebug.trainers.trainer import Installed
+from raydebug.trainers.verl.config_files import NotComposed, compose
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -123,7 +123,7 @@ def looked(folder: Path, command: str, *search: str) -> Installed:
     argv = command.split()
     trainer = recognise(argv)
     assert trainer is not None
-    return look(trainer, argv, folder=folder, search=search)
+    return trainer.trainer.read_config(trainer, argv, folder=folder, search=search)
 
 
 def test_the_first_on_the_path_is_found(tmp_path: Path) -> None:

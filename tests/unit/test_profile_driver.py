@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,18 +10,24 @@ import sys
 from pathlib import Path
 
 import pytest
-from verl_fork import make_fork
 
 from raydebug.errors import RaydebugError
 from raydebug.profile import swap
-from raydebug.worker import names
+from raydebug.protocol import variables
+from verl_fork import make_fork
 
 
 def drive(
-    *command: str, folder: Path, profile: str = "debug", tiny: str = "", **variables: str
+    *command: str, folder: Path, profile: str = "debug", tiny: str = "", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command as a job does: with the hook in every Python, and the profile in the environment."""
-    environ = {**os.environ, names.GATEWAY: "127.0.0.1:9", names.PROFILE: profile, names.TINY: tiny, **variables}
+    environ = {
+        **os.environ,
+        variables.GATEWAY: "127.0.0.1:9",
+        variables.PROFILE: profile,
+        variables.TINY: tiny,
+        **environment,
+    }
     environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environ["PATH"]])
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=50)
 
@@ -43,6 +50,23 @@ def test_the_trainer_gets_the_new_arguments(tmp_path: Path) -> None:
     log = done.stderr.splitlines()
     assert log[0].startswith("raydebug: the profile 'debug' changes ")
     assert "  data.train_batch_size: 512 -> 8 (enough prompts for a batch; a multiple of the 8 ranks" in done.stderr
+
+
+def test_what_changed_is_a_file(tmp_path: Path) -> None:
+    """The driver of a job writes what it changed as JSON beside Ray's logs, a second training of the job too."""
+    make_fork(tmp_path, version="0.9.1")
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    of_job = {variables.JOB: "raydebug-1", variables.RAY_LOGS: str(logs)}
+    for size in (512, 256):
+        command = ("python", "-m", "verl.trainer.main_ppo", f"data.train_batch_size={size}")
+        drive(*command, folder=tmp_path, **of_job)
+    rows = json.loads((logs / "raydebug-profile-raydebug-1.json").read_text())
+    assert [(row["old"], row["new"]) for row in rows if row["key"] == "data.train_batch_size"] == [
+        ("512", "8"),
+        ("256", "8"),
+    ]
+    assert all(set(row) == {"key", "old", "new", "why"} for row in rows)
 
 
 def test_a_script_needs_no_reading(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from raydebug.errors import RaydebugError
 from raydebug.profile import load
 from raydebug.profile.load import Rule, load_profile
+from raydebug.settings import paths
 
 
 def refuse(tmp_path: Path, text: str) -> RaydebugError:
@@ -50,8 +51,8 @@ def test_the_rules_of_debug() -> None:
 
 def test_profiles_of_an_installed_package_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a wheel the profiles lie in raydebug/env/profiles; in a checkout two folders up."""
-    checkout = tmp_path / "src" / "raydebug" / "profile"
-    monkeypatch.setattr(load, "__file__", str(checkout / "load.py"))
+    checkout = tmp_path / "src" / "raydebug" / "settings"
+    monkeypatch.setattr(paths, "__file__", str(checkout / "paths.py"))
     assert load.profiles_folder() == tmp_path / "env" / "profiles"
     installed = tmp_path / "src" / "raydebug" / "env" / "profiles"
     installed.mkdir(parents=True)
@@ -95,22 +96,22 @@ def test_no_way_out_of_the_folder(tmp_path: Path) -> None:
         ("set:\n  resume: {why: y}\n", "2: 'resume' has no value", "resume: {value: ..., why: ...}"),
         ("at_most:\n  steps: 2\n", "2: a mapping is expected here", "write `name: value` lines"),
         ("set:\n  resume: {value: [a], why: y}\n", "2: one value is expected here", "write a plain value"),
-        ("set:\n  resume: {value: a, why: y}\n  resume: {value: b, why: y}\n", "3: 'resume' stands here twice", "keep"),
-        ("set: {\n", "2: no YAML: ", "mend the line"),
+        ("set:\n  resume: {value: a, why: y}\n  resume: {value: b, why: y}\n", "3: 'resume' is given twice", "keep"),
+        ("set: {\n", "2: no YAML: ", "correct the line"),
         ("# nothing\n", "1: it is empty", "write at least"),
         ("", "1: it is empty", "write YAML as plain UTF-8"),
-        ("summary: x\n\tset:\n", "2: no YAML: found character '\\t' that cannot start any token", "mend the line"),
+        ("summary: x\n\tset:\n", "2: no YAML: found character '\\t' that cannot start any token", "correct the line"),
         ("summary: x\nset:\r\n", "2: it has a CR line end", "write YAML as plain"),
         ("\ufeffsummary: x\n", "1: it has a byte order mark", "write YAML as plain"),
         ("summary: x\nset: \0\n", "2: it has a NUL byte", "write YAML as plain"),
-        ("summary: x\nset: \x01\n", "2: no YAML: special characters are not allowed", "mend the line"),
-        ("summary: x\nsummary: y\n", "2: 'summary' stands here twice", "keep one"),
+        ("summary: x\nset: \x01\n", "2: no YAML: special characters are not allowed", "correct the line"),
+        ("summary: x\nsummary: y\n", "2: 'summary' is given twice", "keep one"),
         ("summary: x\n[a]: b\n", "2: a word is expected before ':'", "write `name: value`"),
         ("set:\n  resume: {value: 2026-02-30, why: y}\n", "2: '2026-02-30' is no number or text", "write it in quotes"),
         ("set:\n  resume: {value: !!int abc, why: y}\n", "2: invalid literal for int()", "write a value that can be"),
         (f"at_most:\n  steps: {{value: {'9' * 5000}, why: y}}\n", "2: Exceeds the limit", "write a value"),
         ("set:\n  resume: {value: !!python/object:os.system x, why: y}\n", "2: 'x' is no number or text", "write it"),
-        ("summary: x\n---\nsummary: y\n", "2: no YAML: but found another document", "mend the line"),
+        ("summary: x\n---\nsummary: y\n", "2: no YAML: but found another document", "correct the line"),
         ("summary: &a x\ncpu: *a\n", "1: 'a' is an anchor or an alias", "write the value itself"),
         ("summary: x\nset: " + "[" * 60000, "2: more than 8 levels in one another", "a profile needs four"),
     ],

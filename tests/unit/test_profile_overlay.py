@@ -11,14 +11,15 @@ import sys
 import pytest
 
 from raydebug.errors import RaydebugError
-from raydebug.profile.apply import apply
-from raydebug.profile.installed import Installed
+from raydebug.profile.apply_profile import apply_in_driver
 from raydebug.profile.load import load_profile
 from raydebug.profile.overlay import Overlay, overlay_profile
-from raydebug.profile.recognise import Trainer, recognise
+from raydebug.trainers.recognise import recognise
+from raydebug.trainers.trainer import Installed, Program
+from raydebug.trainers.verl.trainer import VERL
 
-PPO = Trainer("ppo", "verl.trainer.main_ppo", 3)
-SFT = Trainer("sft", "verl.trainer.sft_trainer", 5, launcher_at=1)
+PPO = Program(VERL, "ppo", "verl.trainer.main_ppo", 3)
+SFT = Program(VERL, "sft", "verl.trainer.sft_trainer", 5, launcher_at=1)
 CPU = {"VERL_PLATFORM": "cpu"}
 DEBUG = load_profile("debug")
 NEWEST = Installed("0.9.1", None, "not read here")
@@ -43,7 +44,7 @@ def said(overlay: Overlay) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("command", "overrides_at"),
+    ("command", "arguments_at"),
     [
         ("python -m verl.trainer.main_ppo a=b", 3),
         ("/usr/bin/python3 -u -X dev -W error -m verl.trainer.main_ppo", 8),
@@ -52,9 +53,9 @@ def said(overlay: Overlay) -> dict[str, str]:
         ("python verl/trainer/main_ppo.py", 2),
     ],
 )
-def test_training_commands_are_recognised(command: str, overrides_at: int) -> None:
+def test_training_commands_are_recognised(command: str, arguments_at: int) -> None:
     """main_ppo is recognised as a module or a file, behind the interpreter's own options."""
-    assert recognise(command.split()) == Trainer("ppo", "verl.trainer.main_ppo", overrides_at)
+    assert recognise(command.split()) == Program(VERL, "ppo", "verl.trainer.main_ppo", arguments_at)
 
 
 @pytest.mark.parametrize(
@@ -70,11 +71,11 @@ def test_training_commands_are_recognised(command: str, overrides_at: int) -> No
 )
 def test_other_trainers_and_forks_are_recognised(command: str, name: str, module: str) -> None:
     """verl's other programs, and those of a package with verl in its name, are recognised."""
-    assert recognise(command.split()) == Trainer(name, module, 3)
+    assert recognise(command.split()) == Program(VERL, name, module, 3)
 
 
 @pytest.mark.parametrize(
-    ("command", "name", "launcher_at", "overrides_at"),
+    ("command", "name", "launcher_at", "arguments_at"),
     [
         ("torchrun -m verl.trainer.sft_trainer a=b", "sft", 1, 3),
         ("torchrun --standalone --nnodes=1 --nproc_per_node 8 -m verl.trainer.sft_trainer a=b", "sft", 1, 7),
@@ -84,11 +85,11 @@ def test_other_trainers_and_forks_are_recognised(command: str, name: str, module
         ("/venv/bin/python /venv/bin/torchrun -m verl.trainer.sft_trainer", "sft", 2, 4),
     ],
 )
-def test_torchrun_is_seen_through(command: str, name: str, launcher_at: int, overrides_at: int) -> None:
+def test_torchrun_is_seen_through(command: str, name: str, launcher_at: int, arguments_at: int) -> None:
     """torchrun's options are told from its program, with and without values, and the program from its arguments."""
     found = recognise(command.split())
     assert found is not None
-    assert (found.name, found.launcher_at, found.overrides_at) == (name, launcher_at, overrides_at)
+    assert (found.name, found.launcher_at, found.arguments_at) == (name, launcher_at, arguments_at)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +119,8 @@ def test_recognising_imports_nothing() -> None:
     """Asking whether a command is a training one costs no import but the question's own."""
     code = (
         "import sys; before = set(sys.modules)\n"
-        "from raydebug.profile.apply import apply\n"
-        "assert apply(['python', 'x.py'], profile='debug') is None\n"
+        "from raydebug.trainers.recognise import recognise\n"
+        "assert recognise(['python', 'x.py']) is None\n"
         "print([m for m in ('yaml', 'rich', 'pydantic', 'httpx', 'typer') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
@@ -273,7 +274,7 @@ def test_unknown_version_is_refused(version: str) -> None:
     with pytest.raises(RaydebugError) as failure:
         overlay_profile(DEBUG, PPO, [], {}, installed=Installed(version, None))
     assert str(failure.value) == (
-        "error: the profile 'debug' cannot be laid over verl.trainer.main_ppo\n"
+        "error: the profile 'debug' cannot be applied to verl.trainer.main_ppo\n"
         f"cause: verl {version} is installed; the keys of these versions are known: 0.4, 0.5, 0.6, 0.7, 0.8, 0.9\n"
         "fix: install a known version, or run without --profile"
     )
@@ -383,7 +384,7 @@ def test_batches_are_dealt_to_torchrun_s_processes() -> None:
 
 def test_processes_that_run_already_are_counted() -> None:
     """A rank that another launcher started counts the ranks by WORLD_SIZE and changes no launcher's options."""
-    alone = Trainer("sft", "verl.trainer.sft_trainer", 3)
+    alone = Program(VERL, "sft", "verl.trainer.sft_trainer", 3)
     overlay = overlay_profile(DEBUG, alone, [], {"WORLD_SIZE": "6", **CPU}, installed=NEWEST)
     assert said(overlay)["data.train_batch_size"] == "6"
     assert overlay.launcher == []
@@ -469,10 +470,10 @@ def test_what_may_be_meant_is_left_to_hydra(override: str) -> None:
 
 def test_a_config_like_no_verl_is_refused() -> None:
     """A config that has few of the keys of any version is not taken for a verl's."""
-    with pytest.raises(RaydebugError, match="cannot be laid over"):
+    with pytest.raises(RaydebugError, match="cannot be applied to"):
         overlay_profile(DEBUG, PPO, [], {}, installed=Installed("0.0.1", {"data.train_batch_size": 1}))
 
 
 def test_apply_leaves_other_commands_alone() -> None:
     """A command that is no training is not changed, and nothing is said about it."""
-    assert apply(["python", "train.py"], profile="debug") is None
+    assert apply_in_driver(["python", "train.py"], profile="debug") is None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from verl_fork import make_fork
 
 GRPO = [
@@ -181,10 +182,10 @@ def test_a_misspelled_override(tmp_path: Path) -> None:
         (["debgu", "--", "python3", "-m", "verl.trainer.main_ppo"], "there is no profile 'debgu'"),
         (["debug", "--model", "small", "--", "x"], "there is no model 'small' to swap in"),
         (["debug", "--", "bash", "nosuch.sh"], "cannot be read without running it"),
-        (["debug", "--", "python3", "-m", "verl.trainer.main_ppo"], "cannot be laid over verl.trainer.main_ppo"),
+        (["debug", "--", "python3", "-m", "verl.trainer.main_ppo"], "cannot be applied to verl.trainer.main_ppo"),
         (["rollout-only", "--verl", "0.9", "--", "torchrun", "-m", "verl.trainer.sft_trainer"], "is not for verl."),
-        (["debug", "--verl", "2.0", "--", "python3", "-m", "verl.trainer.main_ppo"], "cannot be laid over"),
-        (["debug", "--verl", "0.9", "--", "python3", "-m", "verl.trainer.main_generation"], "cannot be laid over"),
+        (["debug", "--verl", "2.0", "--", "python3", "-m", "verl.trainer.main_ppo"], "cannot be applied to"),
+        (["debug", "--verl", "0.9", "--", "python3", "-m", "verl.trainer.main_generation"], "cannot be applied to"),
     ],
 )
 def test_other_refusals(arguments: list[str], error: str, tmp_path: Path) -> None:
@@ -278,7 +279,7 @@ def test_another_place_answers_the_same(tmp_path: Path) -> None:
 
     def answer(**changed: Any) -> dict[str, Any]:
         done = subprocess.run(
-            [sys.executable, "-m", "raydebug.profile.lay", json.dumps({**request, **changed})],
+            [sys.executable, "-m", "raydebug.profile.apply_profile", json.dumps({**request, **changed})],
             cwd=tmp_path, capture_output=True, text=True, timeout=30, check=True,
         )  # fmt: skip
         document: dict[str, Any] = json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""The run report: what its page says, draws and must never let through; `raydebug report` writes it."""
+"""The run report: the content of its page, its plots, and its escaping; `raydebug report` writes it."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ import sys
 import time
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import run_documents
+from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.state import Cluster
-from raydebug.runs.folder import RunFolder
-from raydebug.runs.memory import NODE
-from raydebug.runs.page import comparison_page, run_page, words
-from raydebug.runs.page.colours import DARK, LIGHT, SERIES
-from raydebug.runs.page.differences import Difference, find_differences
-from raydebug.runs.page.memory import memory_rows, memory_sum
-from raydebug.runs.page.metrics import metric_names
-from raydebug.runs.page.plot import Axis, ceiling
-from raydebug.runs.page.reading import read_run
-from raydebug.runs.page.thinning import density, gaps, merge, stack, thin
-from raydebug.runs.page.waterfall import draw_spans, is_dense, phase_rows
-from raydebug.runs.recorder import Recorder
-from raydebug.worker.names import PROFILE
+from raydebug.jobs.recorder import NODE, Recorder
+from raydebug.jobs.run_folder import RunFolder
+from raydebug.protocol.variables import PROFILE
+from raydebug.render import duration
+from raydebug.report import comparison_page, run_page, units
+from raydebug.report.compare import Difference, find_differences
+from raydebug.report.curves import memory_rows, memory_sum
+from raydebug.report.document import read_run
+from raydebug.report.downsample import density, downsample, gaps, merge, stack
+from raydebug.report.metrics import metric_names
+from raydebug.report.page import DARK, LIGHT, SERIES
+from raydebug.report.plot import Axis, ceiling
+from raydebug.report.waterfall import draw_spans, is_dense, phase_rows
 
 PAGES = {
     "failed": lambda: run_page(run_documents.failed_run()),
@@ -75,7 +76,7 @@ def page(request: pytest.FixtureRequest) -> str:
 
 
 def test_nothing_is_fetched(page: str) -> None:
-    """No page refers to anything but the job's log beside it, and parts of itself."""
+    """A page refers only to the job's log beside it, and to parts of itself."""
     for tag, attributes in Parsed(page).elements:
         assert tag not in ("link", "img", "iframe", "object", "embed", "base", "form", "audio", "video", "image"), tag
         for name, value in attributes.items():
@@ -101,7 +102,7 @@ def test_policy_allows_the_pages_own_parts_only(page: str) -> None:
 
 
 def test_text_of_a_job_stays_text() -> None:
-    """Markup, terminal escapes and text that turns round come out as visible text; what is no number is left out."""
+    """Markup, terminal escapes and bidirectional text become visible text; other values than numbers are left out."""
     page = PAGES["hostile"]()
     parsed = Parsed(page)
     assert {tag for tag, _ in parsed.elements} & {"img", "script"} == {"script"}
@@ -132,7 +133,7 @@ def test_broken_documents(key: str) -> None:
 
 
 def test_measurements_that_cannot_be() -> None:
-    """A moment ten thousand years away is no measurement, and a text that nobody can read is cut."""
+    """A moment ten thousand years away is left out, and a very long text is cut."""
     late = {"name": "x", "start_s": 1e300, "end_s": 1e301}
     early = {"name": "y", "start_s": -0.2, "end_s": 1}  # by another machine's clock
     document = {"phases": [late, early], "first_error": {"text": "ab" * 10_000}}
@@ -151,15 +152,15 @@ def test_what_the_head_says() -> None:
     running = {**run_documents.failed_run(), "status": "running", "ended": None, "exit_code": None, "first_error": None}
     assert "Run had not ended; known up to 5m24s" in Parsed(run_page(running)).text
     unknown = {**run_documents.failed_run(), "first_error": None}
-    assert "No error was found in what its processes wrote. read job.log" in Parsed(run_page(unknown)).text
+    assert "No error was found in the output of its processes. read job.log" in Parsed(run_page(unknown)).text
 
 
 def test_what_the_sections_say() -> None:
-    """Findings come worst first; changes, pauses, the command and its variables are there, secrets are not."""
+    """Findings are ordered by severity; changes, pauses, the command and its variables are there, secrets are not."""
     text = Parsed(PAGES["failed"]()).text
     assert text.index("the loss is NaN from step 8 on") < text.index("gpu_memory_utilization=0.6 leaves")
     assert "trainer.total_training_stepsnull \N{RIGHTWARDS ARROW} 2the second step" in text
-    assert "14.0 s, not let go" in text
+    assert "14.0 s, not resumed" in text
     assert "  'trainer.project_name=gsm8k grpo' \\\n" in text
     assert "WANDB_API_KEY(hidden)" in text
     assert "NaN at step 8 and 1 more" in text
@@ -177,7 +178,7 @@ def test_a_log_that_is_no_plain_name_is_no_link(log: str) -> None:
 
 
 def test_waterfall() -> None:
-    """Phases of one name are one row with their sum; what had not ended says so; time in no phase has a row."""
+    """Phases of one name are one row with their sum; an open phase is marked; time outside all phases has a row."""
     run = read_run(run_documents.failed_run())
     rows = [re.sub("<[^>]*>", "|", row) for row in phase_rows(run, Axis(run.length_s))]
     said = [[part for part in row.split("|") if part] for row in rows]
@@ -190,7 +191,7 @@ def test_waterfall() -> None:
 
 
 def test_more_names_than_rows() -> None:
-    """Of many names the longest have a row each; the rest is one row that says so."""
+    """Of many names the longest have a row each; the others share one row that is labelled so."""
     phases = [{"name": f"p{i}", "start_s": i, "end_s": i + 1 + i / 100} for i in range(100)]
     rows = phase_rows(read_run({"phases": phases}), Axis(101.0))
     assert len(rows) == 40
@@ -198,7 +199,7 @@ def test_more_names_than_rows() -> None:
 
 
 def test_dense_spans_are_drawn_by_their_share() -> None:
-    """Spans too close to be told apart are drawn as columns as high as the time that they fill, not as one full bar."""
+    """Dense spans are drawn as columns as high as the time that they cover, not as one full bar."""
     half = [(float(i), i + 0.5) for i in range(10_000)]
     assert is_dense(half, 10_000.0)
     assert density(half, 10_000.0) == pytest.approx([0.5] * 400)
@@ -214,7 +215,7 @@ def test_dense_spans_are_drawn_by_their_share() -> None:
 
 
 def test_intervals() -> None:
-    """Overlapping intervals are one; what is between them is a gap; a column knows how much of it is covered."""
+    """Overlapping intervals are merged; the time between them is a gap; a column has its covered share."""
     assert merge([(5, 6), (0, 2), (1, 3)]) == [(0, 3), (5, 6)]
     assert merge([(0, 1), (1.5, 2)], 0.6) == [(0, 2)]
     assert gaps([(1, 3), (2, 4)], 5.0) == [(0.0, 1), (4, 5.0)]
@@ -224,12 +225,12 @@ def test_intervals() -> None:
 def test_a_thinned_curve_keeps_its_peaks_and_gaps() -> None:
     """Of many points each column keeps lowest, highest and mean; a column of NaN is a gap."""
     points = [(float(i), 50.0 if i == 6173 else math.nan if 2000 <= i < 3000 else float(i % 2)) for i in range(10_000)]
-    thinned = thin(points, 100)
-    assert len(thinned.middle) == len(thinned.low) == len(thinned.high) == 100
-    assert max(y for _, y in thinned.high if y == y) == 50.0
-    assert [math.isnan(y) for _, y in thinned.middle].count(True) == 10
-    assert thinned.middle[0][1] == 0.5
-    few = thin(points[:200], 100)
+    reduced = downsample(points, 100)
+    assert len(reduced.middle) == len(reduced.low) == len(reduced.high) == 100
+    assert max(y for _, y in reduced.high if y == y) == 50.0
+    assert [math.isnan(y) for _, y in reduced.middle].count(True) == 10
+    assert reduced.middle[0][1] == 0.5
+    few = downsample(points[:200], 100)
     assert (few.middle, few.low, few.high) == (points[:200], [], [])
 
 
@@ -242,7 +243,7 @@ def test_memory_adds_up_moments_not_peaks() -> None:
 
 
 def test_memory_of_a_node() -> None:
-    """What all processes of a node hold is a line, and not part of the stack of the run's own."""
+    """The memory of all processes of a node is a line, and not part of the stack of the run's own processes."""
     samples = [[t, 1000.0] for t in range(10)]
     whole = [[t, 5000.0] for t in range(10)]
     memory = [{"process": name, "node": "n", "samples": samples} for name in ("a", "b")]
@@ -255,7 +256,7 @@ def test_memory_of_a_node() -> None:
 
 
 def test_more_processes_than_colours() -> None:
-    """Of many processes the largest have a band each, and the rest is one band that says how many."""
+    """Of many processes the largest have a band each, and the others share one band with their number."""
     memory = [{"process": f"p{i}", "node": "n", "samples": [[0, 100 + i], [1, 100 + i]]} for i in range(50)]
     (row,) = memory_rows(read_run({"memory": memory}), Axis(1.0))
     assert row.count('class="area') == SERIES
@@ -281,29 +282,35 @@ def test_metrics_that_people_look_at_first() -> None:
     ],
 )
 def test_time_spans(value: float | None, shown: str) -> None:
-    """A time span has three digits that count and a unit."""
-    assert words.seconds(value) == shown
+    """A time span has three significant digits and a unit."""
+    assert duration(value) == shown
+
+
+def test_durations_in_whole_seconds() -> None:
+    """Tables of pauses and jobs show whole seconds."""
+    shown = [duration(value, whole=True) for value in (0.0, 0.4, 3.7, 59.6, 75.2, 3900.0, None)]
+    assert shown == ["0 s", "0 s", "4 s", "1m00s", "1m15s", "1h05m", "?"]
 
 
 def test_other_words() -> None:
     """Sizes, metrics, moments and differences read as people write them."""
-    assert [words.mebibytes(v) for v in (None, 0, 3.14159, 999, 10_240, 204_800)] == [
+    assert [units.mebibytes(v) for v in (None, 0, 3.14159, 999, 10_240, 204_800)] == [
         *("?", "0 MiB", "3.14 MiB", "999 MiB", "10.0 GiB", "200 GiB"),
     ]  # fmt: skip
-    assert [words.figure(v) for v in (math.nan, -math.inf, 1e-6, -0.03088, 12345, 1.0)] == [
+    assert [units.figure(v) for v in (math.nan, -math.inf, 1e-6, -0.03088, 12345, 1.0)] == [
         *("NaN", "\N{MINUS SIGN}inf", "1e-06", "\N{MINUS SIGN}0.03088", "12,345", "1"),
     ]  # fmt: skip
-    assert [words.change(10, b) for b in (12, 8, 10.01, 250)] == [
+    assert [units.change(10, b) for b in (12, 8, 10.01, 250)] == [
         *("+20 %", "\N{MINUS SIGN}20 %", "\N{PLUS-MINUS SIGN}0 %", "\N{MULTIPLICATION SIGN}25"),
     ]  # fmt: skip
-    assert words.between(0, 60) == "1970-01-01 00:00:00 to 00:01:00 UTC"
-    assert (words.between(1e300, None), words.since_start(86_001)) == ("", "23h53m21s")
+    assert units.between(0, 60) == "1970-01-01 00:00:00 to 00:01:00 UTC"
+    assert (units.between(1e300, None), units.since_start(86_001)) == ("", "23h53m21s")
     assert [Axis(length).ticks()[0] for length in (0.3, 7, 100, 324, 86_000, 1e7)] == [0.05, 1, 15, 60, 10800, 1296000]
     assert [ceiling(v) for v in (0, 0.7, 81, 1000)] == [1, 0.8, 100, 1000]
 
 
 def test_differences() -> None:
-    """Settings of a command are compared by name, wherever they stand; the rest word by word."""
+    """Settings of a command are compared by name, at any position; the rest word by word."""
     first = {"command": ["python", "a.py", "x=1", "y=2"], "variables": {"A": "1"}, "lock": {"sha256": "1"}}
     second = {"command": ["python", "b.py", "y=2", "x=3", "z="], "variables": {"A": "1", "B": ""}, "profile": "debug"}
     assert find_differences(read_run(first), read_run(second)) == [
@@ -348,7 +355,7 @@ def mixed(over: str, under: str, share: float) -> str:
 
 @pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
 def test_contrast(colours: dict[str, str]) -> None:
-    """Text has 4.5:1 on whatever it stands on; bars and curves have 3:1, also over the band of a pause (WCAG AA)."""
+    """Text has 4.5:1 on each of its backgrounds; bars and curves have 3:1, also over the band of a pause (WCAG AA)."""
     series = [f"s{i + 1}" for i in range(SERIES)]
     text = [(word, "paper") for word in ("ink", "quiet", "link", "bad", "warn", "good")]
     text += [(word, "bad-paper") for word in ("ink", "quiet", "link", "bad")]
@@ -408,7 +415,7 @@ def test_report_elsewhere(state: Path, tmp_path: Path) -> None:
 
 
 def test_report_into_what_is_there(state: Path, tmp_path: Path) -> None:
-    """Of a link the file behind it becomes the page; a device or a pipe is written to."""
+    """The target of a link is replaced, not the link; a device or a pipe is written to."""
     (tmp_path / "page.html").write_text("older")
     (tmp_path / "link").symlink_to(tmp_path / "page.html")
     done = raydebug(state, "--output", str(tmp_path / "link"))
@@ -417,6 +424,22 @@ def test_report_into_what_is_there(state: Path, tmp_path: Path) -> None:
     done = raydebug(state, "--output", "/dev/stdout")
     assert done.stdout.startswith("<!doctype html>")
     assert done.stdout.endswith("</html>\n/dev/stdout\n")
+
+
+class DriversFile:
+    """A dashboard whose head has the file of a profile's changes that the driver of the job wrote."""
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Return the head."""
+        return [{"node_id": "h", "is_head_node": True}]
+
+    def log_names(self, node_id: str) -> list[str]:
+        """Return the name of the file."""
+        return ["raydebug-profile-recorded.json"]
+
+    def log_text(self, node_id: str, name: str) -> str:
+        """Return one change."""
+        return '[{"key": "trainer.total_training_steps", "old": "null", "new": "2", "why": "two are enough"}]'
 
 
 def test_report_of_what_was_recorded(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,7 +459,8 @@ def test_report_of_what_was_recorded(state: Path, tmp_path: Path, monkeypatch: p
         "since_s": 20.0,
     }
     made.take_pauses([pause])
-    made.take_log("  trainer.total_training_steps: null -> 2 (two are enough)\n... Connected to Ray cluster.\n")
+    made.read_changes(cast("Dashboard", DriversFile()))
+    made.take_log("... Connected to Ray cluster.\n")
     made.take_log("step:1 - actor/pg_loss:nan - timing_s/step:4.5\n")
     made.end("FAILED", 1, {"kind": "ValueError", "text": "x", "who": "driver", "place": ""})
     done = raydebug(state, "recorded")
@@ -449,7 +473,7 @@ def test_report_of_what_was_recorded(state: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_report_of_two_runs(state: Path) -> None:
-    """`report A B` compares; the page lies with B."""
+    """`report A B` compares; the page is in the folder of B."""
     done = raydebug(state, "raydebug-0629", "last")
     path = Path(done.stdout.rstrip("\n"))
     assert (path.parent.name, path.name) == ("raydebug-071204-0b17d4", "against-raydebug-062956-f43ea0.html")
@@ -460,7 +484,7 @@ def test_report_of_two_runs(state: Path) -> None:
 
 
 def test_report_list_and_json(state: Path, tmp_path: Path) -> None:
-    """`--list` names the runs, `--json` prints the last one's document; without any run both say so."""
+    """`--list` names the runs, `--json` prints the last one's document; without any run both print that."""
     lines = raydebug(state, "--list").stdout.splitlines()
     assert any(
         re.match(r"\s*raydebug-071204-0b17d4\s+succeeded\s+2026-09-21 14:53:20 UTC\s+2m48s", line) for line in lines
@@ -476,7 +500,7 @@ def test_report_list_and_json(state: Path, tmp_path: Path) -> None:
 
 
 def test_report_opens_the_browser(state: Path, tmp_path: Path) -> None:
-    """`--open` gives the page to the user's browser, and says so where there is none."""
+    """`--open` opens the page in the user's browser, and prints a line if there is none."""
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {tmp_path}/opened\n')
     browser.chmod(0o755)
@@ -502,7 +526,7 @@ def test_report_opens_the_browser(state: Path, tmp_path: Path) -> None:
     ],
 )
 def test_report_refusals(state: Path, tmp_path: Path, arguments: list[str], what: str, cause: str | None) -> None:
-    """What cannot be reported is an error of three lines with exit code 2, and nothing is left behind."""
+    """A run that cannot be reported is an error of three lines with exit code 2, and no file is left."""
     done = raydebug(state, *(argument.format(tmp_path) for argument in arguments))
     lines = done.stderr.splitlines()[-3:]
     assert (done.returncode, done.stdout, lines[0]) == (2, "", f"error: {what}")

@@ -6,23 +6,25 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from raydebug.check.finding import error
-from raydebug.check.ladder import FAILED, SKIPPED, Outcome
-from raydebug.check.record import record
-from raydebug.check.subject import Subject
-from raydebug.cluster.place import LocalPlace
+from raydebug.check.output import record
+from raydebug.check.stages import FAILED, SKIPPED, Outcome
+from raydebug.check.target import Target
+from raydebug.cluster.runner import LocalRunner
 from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError
-from raydebug.runs import folder, recorder
-from raydebug.runs.folder import RunFolder, list_runs, load_run
-from raydebug.runs.memory import Memory
-from raydebug.runs.phases import Phases
-from raydebug.runs.recorder import Recorder
-from raydebug.runs.report import write_report
+from raydebug.findings import error
+from raydebug.jobs import recorder, run_folder
+from raydebug.jobs.phases import Phases
+from raydebug.jobs.recorder import Memory, Recorder
+from raydebug.jobs.run_folder import RunFolder, list_runs, load_run
+from raydebug.report.write import write_report
+
+if TYPE_CHECKING:
+    from raydebug.cluster.dashboard import Dashboard
 
 LOG = """\
 2026-11-21 19:36:50,665 INFO worker.py:2029 -- Connected to Ray cluster. View the dashboard
@@ -108,12 +110,30 @@ def test_memory_of_processes_and_gpus() -> None:
     }
 
 
+class Logs:
+    """A dashboard of two nodes; the head has the file that the driver of job raydebug-1 has written."""
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Return the worker first."""
+        return [{"node_id": "w", "is_head_node": False}, {"node_id": "h", "is_head_node": True}]
+
+    def log_names(self, node_id: str) -> list[str]:
+        """Return the head's file."""
+        return ["raydebug-profile-raydebug-1.json"] if node_id == "h" else []
+
+    def log_text(self, node_id: str, name: str) -> str:
+        """Return a change whose words no reader of a log could take apart."""
+        assert (node_id, name) == ("h", "raydebug-profile-raydebug-1.json")
+        return json.dumps([{"key": "a.b", "old": "x -> y (z)", "new": "2: 3", "why": "two\nare enough (here)"}])
+
+
 def test_recorder(cluster: Cluster) -> None:
     """A run leaves its command, its profile's changes, its pauses and its end; values of secret variables stay out."""
     made = Recorder(cluster, about(), ["python", "train.py"])
     assert load_run()["status"] == "running"
     made.take_log("raydebug: the profile 'debug' changes 1 settings:\n  trainer.total_training_steps: null -> 2 (two ")
     made.take_log("are enough)\n")
+    made.read_changes(cast("Dashboard", Logs()))
     pause = {
         "id": "3",
         "kind": "breakpoint",
@@ -129,9 +149,7 @@ def test_recorder(cluster: Cluster) -> None:
     made.end("FAILED", 1, {"kind": "ValueError", "text": "x", "who": "driver", "place": ""})
     run = load_run("raydebug-1")
     assert (run["status"], run["exit_code"], run["first_error"]["kind"]) == ("failed", 1, "ValueError")
-    assert run["changes"] == [
-        {"key": "trainer.total_training_steps", "old": "null", "new": "2", "why": "two are enough"}
-    ]
+    assert run["changes"] == [{"key": "a.b", "old": "x -> y (z)", "new": "2: 3", "why": "two\nare enough (here)"}]
     (one,) = run["pauses"]
     assert one["where"] == "/x/train.py:7 f"
     assert one["end_s"] >= one["start_s"]
@@ -168,14 +186,14 @@ def test_finding_a_run(tmp_path: Path) -> None:
         os.utime(made.path / "run.json", (number, number))
     assert load_run()["id"] == "raydebug-2"
     assert load_run("raydebug-1b")["id"] == "raydebug-1b"
-    assert load_run(str(folder.runs_dir() / "raydebug-1a"))["id"] == "raydebug-1a"
+    assert load_run(str(run_folder.runs_dir() / "raydebug-1a"))["id"] == "raydebug-1a"
     assert [run["id"] for run in list_runs()] == ["raydebug-1a", "raydebug-1b", "raydebug-2"]
     with pytest.raises(RaydebugError, match="several runs begin with 'raydebug-1'"):
         load_run("raydebug-1")
     with pytest.raises(RaydebugError, match="there is no run 'x'"):
         load_run("x")
     for text in ("", "{", "[]", "{}", json.dumps({"version": 99})):
-        (folder.runs_dir() / "raydebug-2" / "run.json").write_text(text)
+        (run_folder.runs_dir() / "raydebug-2" / "run.json").write_text(text)
         with pytest.raises(RaydebugError, match="the record of run 'raydebug-2' cannot be read"):
             load_run("raydebug-2")
     assert len(list_runs()) == 2
@@ -183,28 +201,28 @@ def test_finding_a_run(tmp_path: Path) -> None:
 
 def test_old_runs_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only so many folders of a kind are kept: the oldest go when a new one begins; checks push no run out."""
-    monkeypatch.setattr(folder, "KEPT", 2)
+    monkeypatch.setattr(run_folder, "KEPT", 2)
     for number, name in enumerate(("r0", "r1", "check-2", "r3", "r4", "check-5", "check-6")):
         made = RunFolder(name)
         made.write({"id": name, "started": number})
         os.utime(made.path / "run.json", (number, number))
-    folder.remove_oldest(folder.RUN)
+    run_folder.remove_oldest(run_folder.RUN)
     assert [run["id"] for run in list_runs()] == ["check-2", "r3", "r4", "check-5", "check-6"]
-    folder.remove_oldest(folder.CHECK)
+    run_folder.remove_oldest(run_folder.CHECK)
     assert [run["id"] for run in list_runs()] == ["r3", "r4", "check-5", "check-6"]
 
 
 def test_check_leaves_a_folder(tmp_path: Path) -> None:
     """A check is recorded with its stages as phases and its findings, no secret in its command, and has a page."""
     command = ("python", "-m", "verl.trainer.main_ppo", "trainer.wandb.api_key=x1y2z3")
-    subject = Subject(command, None, tmp_path, LocalPlace(sys.executable), {}, {}, profile="debug")
+    target = Target(command, None, tmp_path, LocalRunner(sys.executable), {}, {}, profile="debug")
     finding = error("data.column-missing", "no column 'prompt'", why="verl reads it", fix="data.prompt_key=question")
     outcomes = [
         Outcome("env", SKIPPED, 0.0, 0.3, reason="it passed before"),
         Outcome("data", FAILED, 1.5, 10.0, [finding]),
         Outcome("model", SKIPPED, 0.0, 30.0, reason="stage data failed"),
     ]
-    record(subject, outcomes, 1_800_000_000.0)
+    record(target, outcomes, 1_800_000_000.0)
     (document,) = list_runs()
     assert (document["kind"], document["status"], document["exit_code"]) == ("check", "failed", 1)
     assert document["phases"] == [{"name": "stage data", "start_s": 0.0, "end_s": 1.5}]

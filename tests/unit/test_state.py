@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from raydebug.cluster import lifecycle, state
+from raydebug.cluster.find import find_cluster, load_cluster
 from raydebug.errors import RaydebugError
 
 
@@ -33,14 +34,14 @@ def test_damaged_record():
     folder.mkdir()
     (folder / "cluster.json").write_text('{"name": 1')
     with pytest.raises(RaydebugError) as failure:
-        state.load_cluster("broken")
+        load_cluster("broken")
     assert failure.value.fix == f"remove the folder {folder}"
 
 
 def test_bad_name_is_shown_on_one_line():
     """A name that cannot be a folder is refused, with what cannot be seen in it made visible."""
     with pytest.raises(RaydebugError) as failure:
-        state.load_cluster("a\nfix: rm -rf /\x1b[2J")
+        load_cluster("a\nfix: rm -rf /\x1b[2J")
     assert failure.value.what == r"'a\nfix: rm -rf /\x1b[2J' cannot be a cluster's name"
 
 
@@ -49,7 +50,7 @@ def test_state_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with pytest.raises(RaydebugError) as failure:
-        state.load_cluster()
+        load_cluster()
     assert str(failure.value) == (
         "error: raydebug cannot write its state\n"
         f"cause: {tmp_path / 'file' / 'raydebug' / 'clusters'}: Not a directory\n"
@@ -76,9 +77,9 @@ def test_cluster_around_us(tmp_path, monkeypatch):
     token.write_text("t" * 64)
     monkeypatch.setenv("RAYDEBUG_DASHBOARD", "http://head:8265")
     monkeypatch.setenv("RAYDEBUG_DOOR", "gateway:5678")
-    assert state.find_cluster("default") is None, "without a token's file it is no cluster of ours"
+    assert find_cluster("default") is None, "without a token's file it is no cluster of ours"
     monkeypatch.setenv("RAYDEBUG_TOKEN_PATH", str(token))
-    found = state.load_cluster()
+    found = load_cluster()
     assert (found.dashboard, found.gateway_host, found.gateway_port) == ("http://head:8265", "gateway", 5678)
     assert (found.token, found.kind) == ("t" * 64, "joined")
     with pytest.raises(RaydebugError, match="not ended from inside"):

@@ -8,15 +8,16 @@ import types
 
 import pytest
 
+from raydebug.protocol import variables
 from raydebug.settings.watchdogs import WATCHDOGS, WIDE_S, widened
-from raydebug.worker import names, watchdogs
+from raydebug.worker import watchdogs
 
 
 def test_users_own_limits_stay():
     """A limit that the user has set stays; every other one is widened to a day."""
     mine = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "30"}
     assert widened(mine) == {w.variable: str(WIDE_S) for w in WATCHDOGS if w.variable not in mine}
-    assert names.GROUP_TIMEOUT in widened({})
+    assert variables.GROUP_TIMEOUT in widened({})
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ def test_group_timeout(monkeypatch, asked_s, made_s):
 
     module = types.ModuleType("distributed_c10d")
     module.init_process_group, module.new_group = init_process_group, new_group
-    monkeypatch.setenv(names.GROUP_TIMEOUT, str(WIDE_S))
+    monkeypatch.setenv(variables.GROUP_TIMEOUT, str(WIDE_S))
     watchdogs.widen_groups(module)
     asked = None if asked_s is None else datetime.timedelta(seconds=asked_s)
     module.init_process_group("gloo", None, asked)

@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 
-from raydebug.profile.installed import Installed, look
-from raydebug.profile.keys import column_of, columns
-from raydebug.profile.lay import Laid, lay
+from raydebug.profile.apply_profile import AppliedProfile, apply_profile
 from raydebug.profile.load import load_profile, profile_names
-from raydebug.profile.recognise import TRAINERS, recognise
+from raydebug.trainers.keys import column_of, columns
+from raydebug.trainers.recognise import recognise
+from raydebug.trainers.trainer import Installed
+from raydebug.trainers.verl.trainer import PROGRAMS, VERL
 from wheels.conftest import RELEASES
 
 Release = Callable[[str], Path]
 Hydra = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
 pytestmark = pytest.mark.timeout(600)
 
-MODULES = {trainer: f"verl.trainer.{module}" for module, trainer in reversed(TRAINERS.items())}
-EVERY = [(trainer, version) for version in RELEASES for trainer in columns()]
+MODULES = {trainer: f"verl.trainer.{module}" for module, trainer in reversed(PROGRAMS.items())}
+EVERY = [(trainer, version) for version in RELEASES for trainer in VERL.programs()]
 # One command as it is written for main_ppo in scripts of its day, with keys that every release has.
 GRPO = shlex.split("""
 algorithm.adv_estimator=grpo data.train_files=/data/train.parquet data.val_files=/data/test.parquet
@@ -57,7 +58,7 @@ def found(trainer: str, version: str, release: Release) -> Installed | None:
     argv = ["python", "-m", MODULES[trainer]]
     recognised = recognise(argv)
     assert recognised is not None
-    installed = look(recognised, argv, folder=Path("/"), search=[str(release(version))])
+    installed = VERL.read_config(recognised, argv, folder=Path("/"), search=[str(release(version))])
     if "is not installed here" in installed.unread:
         return None
     assert installed.values is not None, installed.unread
@@ -100,7 +101,7 @@ def test_configs_are_read_as_hydra_composes_them(release: Release, hydra: Hydra)
         if column_of(trainer, version) is None:
             continue
         argv = ["python", "-m", MODULES[trainer], *words]
-        installed = look(recognise(argv), argv, folder=Path("/"), search=[str(release(version))])  # type: ignore[arg-type]
+        installed = VERL.read_config(recognise(argv), argv, folder=Path("/"), search=[str(release(version))])  # type: ignore[arg-type]
         assert installed.values is not None, (trainer, version, installed.unread)
         name = {"ppo": "ppo_trainer", "generation": "generation", "fsdp_sft": "sft_trainer"}.get(trainer)
         name = name or ("ppo_trainer" if trainer == "generation_server" else "sft_trainer_engine")
@@ -130,8 +131,8 @@ def differences(mine: Any, theirs: dict[str, Any]) -> dict[str, Any]:
             if number(mine.get(key, "-")) != theirs.get(key, "-")}  # fmt: skip
 
 
-def laid_over(trainer: str, version: str, profile: str, release: Release, **environ: str) -> Laid:
-    return lay(
+def laid_over(trainer: str, version: str, profile: str, release: Release, **environ: str) -> AppliedProfile:
+    return apply_profile(
         COMMANDS[trainer],
         profile=profile,
         environ=environ,
@@ -144,7 +145,7 @@ def laid_over(trainer: str, version: str, profile: str, release: Release, **envi
 def test_hydra_takes_every_new_command(version: str, release: Release, hydra: Hydra) -> None:
     """In each release, Hydra composes the command that each profile makes, and the numbers in it divide each other."""
     cases, jobs = [], []
-    for trainer in columns():
+    for trainer in VERL.programs():
         if column_of(trainer, version) is None:
             continue
         for profile in profile_names():
@@ -171,7 +172,7 @@ SFT_MICRO = "data.micro_batch_size_per_gpu"
 NUMBERS = [BATCH, ROLLOUTS, MINI, MICRO, SAMPLES, SFT_MICRO, "trainer.n_gpus_per_node", "trainer.nnodes"]
 
 
-def hold_numbers(trainer: str, now: dict[str, Any], laid: Laid) -> None:
+def hold_numbers(trainer: str, now: dict[str, Any], laid: AppliedProfile) -> None:
     """What verl asserts of these numbers, from 0.4 to 0.9 (fit.py names where)."""
     assert now[SAMPLES] is None or now[SAMPLES] >= now[BATCH]
     if trainer == "ppo":
@@ -199,7 +200,7 @@ ALIKE = {("ppo", "0.7.0"), ("generation_server", "0.6.0"), ("generation_server",
 ALIKE |= {("generation_server", version) for version in ("0.7.0", "0.7.1", "0.8.0")}
 
 
-@pytest.mark.parametrize("trainer", columns())
+@pytest.mark.parametrize("trainer", VERL.programs())
 def test_a_release_that_names_no_version_is_told_by_its_config(trainer: str, release: Release) -> None:
     """The keys of a verl whose version is not known are those of the release whose config is most like its own."""
     from dataclasses import replace
@@ -214,7 +215,7 @@ def test_a_release_that_names_no_version_is_told_by_its_config(trainer: str, rel
         recognised = recognise(argv)
         assert recognised is not None
         overlay = overlay_profile(
-            load_profile("debug"), recognised, argv[recognised.overrides_at :], {},
+            load_profile("debug"), recognised, argv[recognised.arguments_at :], {},
             installed=replace(installed, version="0.0.0.dev"),
         )  # fmt: skip
         known = column_of(trainer, version)

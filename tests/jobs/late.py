@@ -1,0 +1,26 @@
+"""An actor class that Ray has before a second actor of it starts, once a file is there: `python late.py FILE`."""
+
+import sys
+import time
+from pathlib import Path
+
+import ray
+
+
+def update(number):
+    return number + 1
+
+
+@ray.remote
+class Worker:
+    def step(self, number):
+        return update(number)
+
+
+if __name__ == "__main__":
+    ray.init()
+    first = Worker.remote()
+    print("working", ray.get(first.step.remote(0)), flush=True)
+    while not Path(sys.argv[1]).exists():
+        time.sleep(0.05)
+    print("done:", ray.get(Worker.remote().step.remote(40)))

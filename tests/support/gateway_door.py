@@ -1,0 +1,176 @@
+"""A gateway and plain Python processes that dial in: the whole path of a pause without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raydebug.cluster.ports import choose_ports
+from raydebug.dap.session import DapSession
+from raydebug.protocol import wire
+
+TOKEN = "t" * 64
+EDITOR = {"clientName": "an editor", "supportsStartDebuggingRequest": True}
+
+
+class Editor(DapSession):
+    """A client with `startDebugging`, as in editors, that records the requested configurations."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.children: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        super().__init__(*arguments, **options)
+
+    def _take(self, message: wire.Message) -> None:
+        if message.get("type") == "request":
+            assert (message["command"], message["arguments"]["request"]) == ("startDebugging", "attach")
+            self.children.put_nowait(message["arguments"]["configuration"])
+            self._writer.write(wire.encode(wire.response(next(self._seq), message)))
+            return
+        super()._take(message)
+
+    async def next_child(self) -> dict[str, Any]:
+        """Return the configuration of the next requested session."""
+        async with asyncio.timeout(20):
+            return await self.children.get()
+
+
+@dataclass
+class Door:
+    """A running gateway; stands in for a cluster where only the gateway matters."""
+
+    folder: Path
+    gateway_port: int
+    dial_port: int
+    process: subprocess.Popen[bytes] = field(init=False)
+    programs: list[subprocess.Popen[str]] = field(default_factory=list)
+    name: str = "test"
+    kind: str = "local"
+    has_gateway: bool = True
+    gateway_host: str = "127.0.0.1"
+    token: str = TOKEN
+    options: tuple[str, ...] = ()  # further ones of the gateway's command line
+    run_on: Callable[..., list[str]] = lambda *argv: list(argv)  # makes the argv that runs a program on another host
+
+    @property
+    def token_file(self) -> Path:
+        return self.folder / "token"
+
+    def open(self) -> None:
+        """Start the gateway on its ports, also after a kill."""
+        argv = [sys.executable, "-m", "raydebug.gateway", "--client-port", str(self.gateway_port)]
+        argv += ["--dial-port", str(self.dial_port), "--host", self.gateway_host, *self.options]
+        environment = {**os.environ, "RAYDEBUG_TOKEN_PATH": str(self.token_file)}
+        log = self.folder / "gateway.log"  # a pipe that nobody reads would hold the gateway up one day
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(self.run_on(*argv), env=environment, stderr=file)
+        deadline = time.monotonic() + 40
+        while "listening" not in self.log:
+            assert time.monotonic() < deadline, self.log
+            assert self.process.poll() is None, self.log
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """SIGKILL the gateway."""
+        self.process.kill()
+        self.process.communicate()
+
+    @property
+    def log(self) -> str:
+        """The gateway's log."""
+        return (self.folder / "gateway.log").read_text()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of a process that dials in."""
+        dial = {"RAYDEBUG_GATEWAY": f"127.0.0.1:{self.dial_port}", "RAYDEBUG_TOKEN_PATH": str(self.token_file)}
+        return {**os.environ, **dial}
+
+    def start(self, program: str, **variables: str) -> subprocess.Popen[str]:
+        """Start a Python program that dials in to the gateway."""
+        path = self.folder / f"program{len(self.programs)}.py"
+        path.write_text(program)
+        environment = {**self.environment, **variables}
+        self.programs.append(
+            subprocess.Popen(self.run_on(sys.executable, str(path)), env=environment, stdin=subprocess.DEVNULL,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )  # fmt: skip
+        return self.programs[-1]
+
+    def pauses(self, count: int = 1, *, state: str = "waiting") -> list[dict[str, Any]]:
+        """Wait until this many pauses are in a state, and return them."""
+        from raydebug.gateway.gateway_client import fetch_pauses
+
+        deadline = time.monotonic() + 40
+        while time.monotonic() < deadline:
+            found = [p for p in fetch_pauses(self) if p["state"] == state]  # type: ignore[arg-type]
+            if len(found) == count:
+                return found
+            time.sleep(0.02)
+        for program in self.programs:
+            program.kill()
+        said = [program.communicate() for program in self.programs]
+        raise AssertionError(f"{len(found)} pauses are {state} instead of {count}; the programs said: {said}")
+
+    async def connect(self) -> DapSession:
+        session = await DapSession.connect(self.gateway_host, self.gateway_port)
+        await session.request("initialize", {"clientName": "a test"})
+        return session
+
+    async def connect_editor(self) -> Editor:
+        session = await Editor.connect(self.gateway_host, self.gateway_port)
+        await session.request("initialize", EDITOR)
+        return session
+
+    async def attach(self, target: str, **arguments: Any) -> tuple[DapSession, dict[str, Any]]:
+        """Attach, and return the session with the body of its first `stopped`."""
+        session = await self.connect()
+        await session.request("attach", {"token": self.token, "target": target, **arguments})
+        await session.request("configurationDone")
+        return session, (await session.next_event("stopped", timeout_s=5))["body"]
+
+
+@contextlib.contextmanager
+def open_door(
+    folder: Path,
+    *options: str,
+    host: str = "127.0.0.1",
+    run_on: Callable[..., list[str]] = lambda *argv: list(argv),
+) -> Iterator[Door]:
+    """Start a gateway of its own on free ports; end it with all that dialled it.
+
+    Args:
+        folder: for its files.
+        options: further ones of its command line.
+        host: where it listens for clients.
+        run_on: makes the argv that runs a program on another host, the gateway's own.
+    """
+    (folder / "token").write_text(TOKEN)
+    ports = choose_ports({}, {}, {5678, 8265})
+    door = Door(folder, ports["gateway"], ports["dial"], gateway_host=host, options=options, run_on=run_on)
+    door.open()
+    try:
+        yield door
+    finally:
+        for program in door.programs:
+            program.kill()
+            program.communicate()
+        door.process.terminate()
+        door.process.wait(timeout=5)
+
+
+def visit(door: Door, work: Callable[[], Awaitable[Any]], *, limit_s: float = 20.0) -> Any:
+    """Run an asynchronous piece of a test with a limit."""
+
+    async def limited() -> Any:
+        async with asyncio.timeout(limit_s):
+            return await work()
+
+    return asyncio.run(limited())

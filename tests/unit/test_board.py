@@ -1,0 +1,120 @@
+"""Who holds which pause: assign, release, next_for and claim, without a process and without a network."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from raydebug.gateway import board as boards
+from raydebug.gateway.board import Board, Pause
+from raydebug.gateway.processes import Process
+
+RECORD: Any = {"kind": "breakpoint", "file": "train.py", "line": 7}
+
+
+class FakeClient:
+    """A client that is assigned pauses, and is asked for nothing."""
+
+    name = "a client"
+
+    def show(self, pause: Pause) -> None: ...
+
+    def forward(self, event: dict[str, Any]) -> None: ...
+
+    def lost(self, reason: str) -> None: ...
+
+
+def paused(board: Board, process: Process, thread_id: int = 1, **record: Any) -> Pause:
+    """Begin a pause, and suspend its thread."""
+    pause = board.begin(process, thread_id, {**RECORD, **record})
+    pause.stopped = {"threadId": thread_id}
+    return pause
+
+
+def a_process(instance: str = "i1") -> Process:
+    return Process({"pid": 41, "instance": instance})
+
+
+async def test_assigned_pause_is_attached() -> None:
+    """A pause is `waiting` until it is assigned, then `attached` to that client alone."""
+    board, client = Board(), FakeClient()
+    pause = paused(board, a_process())
+    assert (board.describe(pause)["state"], board.is_free(pause)) == ("waiting", True)
+    board.assign(pause, client)
+    assert (board.describe(pause)["state"], board.is_free(pause)) == ("attached", False)
+    assert (board.holder(pause), board.pause_of(client)) == (client, pause)
+    assert board.clients_of(pause.process) == [client]
+
+
+async def test_released_pause_wakes_the_next_client() -> None:
+    """A client that waits for any pause gets the one that another client releases."""
+    board, client = Board(), FakeClient()
+    pause = paused(board, a_process())
+    board.assign(pause, client)
+    waiting = asyncio.ensure_future(board.next_waiting())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    assert board.release(client) is pause
+    assert await asyncio.wait_for(waiting, 1) is pause
+    assert (board.holder(pause), board.pause_of(client), board.release(client)) == (None, None, None)
+
+
+async def test_client_keeps_its_process_after_a_resume() -> None:
+    """A client whose pause was resumed gets the next pause of the same process, and of no other."""
+    board, client, process, other = Board(), FakeClient(), a_process(), a_process("i2")
+    first = paused(board, process)
+    board.assign(first, client)
+    assert board.next_for(process) is None
+    board.resumed(first, first.stopped, reason="it was continued")
+    assert (board.next_for(process), board.next_for(other)) == (client, None)
+    assert board.why_ended(first.id) == "it was continued"
+    second = paused(board, process)
+    board.assign(second, client)
+    assert (second.first, board.next_for(process)) == (first.id, None)
+
+
+async def test_late_confirmation_ends_no_later_stop() -> None:
+    """The confirmation of a resume that arrives after the thread's next stop ends nothing."""
+    board = Board()
+    pause = paused(board, a_process())
+    stop, pause.stopped = pause.stopped, {"threadId": 1, "reason": "step"}
+    board.resumed(pause, stop, reason="it was continued")
+    assert board.get(pause.id) is pause
+    assert pause.stopped == {"threadId": 1, "reason": "step"}
+
+
+async def test_claimed_pause_goes_to_its_request_once() -> None:
+    """A pause with a request's number is handed to that request, once; further claims displace the oldest ones."""
+    board, taken = Board(), list[Pause]()
+    board.claim("r1", taken.append)
+    pause = paused(board, a_process(), request="r1")
+    take = board.claimed(pause)
+    assert take is not None
+    take(pause)
+    assert (taken, board.claimed(pause)) == ([pause], None)
+    for number in range(boards.MAX_CLAIMS + 1):
+        board.claim(f"q{number}", taken.append)
+    assert board.claimed(paused(board, a_process(), request="q0")) is None
+
+
+async def test_end_of_a_pause_frees_its_thread() -> None:
+    """An ended pause leaves the list, its thread and its client; the thread's next pause is another one."""
+    board, client, process = Board(), FakeClient(), a_process()
+    first = paused(board, process)
+    board.assign(first, client)
+    board.end(first, "its thread ended")
+    assert (board.listed(), board.of_process(process), board.holder(first)) == ([], [], None)
+    second = paused(board, process)
+    board.end(first, "again")
+    assert board.of_thread(process, 1) is second
+    assert board.why_ended(first.id) == "its thread ended"
+
+
+async def test_reserved_pause_is_not_offered() -> None:
+    """A pause that a request has reserved is not the next one of a waiting client."""
+    board = Board()
+    pause = paused(board, a_process())
+    pause.reserved = True
+    assert not board.is_free(pause)
+    board.assign(pause, FakeClient())
+    assert not pause.reserved

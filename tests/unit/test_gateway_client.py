@@ -1,0 +1,99 @@
+"""Requests to a gateway over HTTP, and the errors of invalid responses."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from raydebug.cluster.state import Cluster
+from raydebug.errors import Exit, RaydebugError
+from raydebug.gateway import gateway_client
+
+LONG = b'{"pauses": "%s"}' % (b"x" * 300_000)
+
+
+@contextlib.contextmanager
+def _answering(answer: bytes, asked: list[bytes], folder: Path) -> Iterator[Cluster]:
+    """A server that reads one request, answers with these bytes and closes."""
+    (folder / "token").write_text("t" * 64)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                connection, _ = server.accept()
+                with connection:
+                    asked.append(connection.recv(65536))
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield _cluster(folder, server.getsockname()[1])
+        thread.join(10)
+
+
+def _cluster(folder: Path, port: int) -> Cluster:
+    ports = {"gateway": port}
+    return Cluster("here", "1", "local", folder, folder, "python", ports, 1, 0, "breakpoint", "core", created=0.0)
+
+
+def test_a_long_answer_comes_whole(tmp_path):
+    """The request has the token in its header; the response is read whole, in any number of pieces."""
+    asked: list[bytes] = []
+    answer = b"HTTP/1.1 200 \r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (len(LONG), LONG)
+    with _answering(answer, asked, tmp_path) as cluster:
+        assert len(gateway_client.request(cluster, "GET", "/pauses")["pauses"]) == 300_000
+    assert asked[0].startswith(b"GET /pauses HTTP/1.1\r\n")
+    assert b"\r\nAuthorization: Bearer " + b"t" * 64 + b"\r\n" in asked[0]
+
+
+def test_a_body_is_sent_as_json(tmp_path):
+    """A request with a document has its length."""
+    asked: list[bytes] = []
+    with _answering(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", asked, tmp_path) as cluster:
+        assert gateway_client.request(cluster, "POST", "/breaks", {"where": "m:é"}) == {}
+    assert b"Content-Length: 21\r\n" in asked[0]
+    assert asked[0].endswith(b'\r\n\r\n{"where": "m:\\u00e9"}')
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause"),
+    [
+        (b"", "it closed the connection without a response"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "illegal status line"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", "peer closed connection"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{,", "Expecting property name"),
+    ],
+)
+def test_what_is_no_answer(answer, cause, tmp_path):
+    """A server that closes, speaks another protocol or stops in the middle is an error with the cause."""
+    with _answering(answer, [], tmp_path) as cluster, pytest.raises(RaydebugError) as failure:
+        gateway_client.request(cluster, "GET", "/pauses")
+    assert failure.value.what == "the gateway of cluster 'here' does not answer"
+    assert cause in failure.value.cause
+    assert failure.value.exit_code == Exit.SESSION_LOST
+
+
+def test_nobody_there(tmp_path):
+    """A port without a listener is the same error."""
+    (tmp_path / "token").write_text("t" * 64)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(RaydebugError, match="does not answer") as failure:
+        gateway_client.request(_cluster(tmp_path, port), "GET", "/pauses")
+    assert "Connection refused" in failure.value.cause
+
+
+def test_wrong_token(tmp_path):
+    """A refused token is a usage error in the gateway's own words."""
+    body = b'{"error": {"message": "not this cluster\'s"}}'
+    answer = b"HTTP/1.1 401 \r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    with _answering(answer, [], tmp_path) as cluster, pytest.raises(RaydebugError) as failure:
+        gateway_client.request(cluster, "GET", "/pauses")
+    assert failure.value.what == "the gateway refused the token of cluster 'here'"
+    assert "not this cluster's" in failure.value.cause
+    assert failure.value.exit_code == Exit.USAGE

@@ -1,0 +1,220 @@
+"""Records of processes are checked by type and size on arrival: a bad record reaches no list and ends no task."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+import pytest
+
+from gateway_door import TOKEN, Door, visit
+from gateway_fuzzer import hello
+from raydebug.gateway.background import Background
+from raydebug.gateway.gateway_client import describe_failed_tasks, fetch_pauses, fetch_processes
+from raydebug.protocol import handshake, records, wire
+from raydebug.protocol.records import BadRecord
+
+PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
+GOOD = {"kind": "breakpoint", "file": "/x.py", "line": 3, "function": "work", "pid": 7}
+
+
+class HostileProcess:
+    """A process with the token, which any code of a job has, that sends arbitrary messages."""
+
+    def __init__(self, door: Door, purpose: str, about: Any) -> None:
+        self._door, self._purpose, self._about = door, purpose, about
+        self._decoder = wire.Decoder()
+        self._received: list[wire.Message] = []
+
+    async def dial(self) -> str:
+        """Dial in, and return the gateway's last event."""
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._door.dial_port)
+        mine = handshake.new_nonce()
+        self.send("hello", hello(mine))
+        theirs = (await self.receive())["body"]["nonce"]
+        proof = handshake.process_proof(TOKEN, mine, theirs)
+        self.send("proof", {"proof": proof, "purpose": self._purpose, "process": self._about})
+        return str((await self.receive())["event"])
+
+    def send(self, event: str, body: Any) -> None:
+        self.writer.write(wire.encode({"seq": 1, "type": "event", "event": event, "body": body}))
+
+    async def receive(self) -> wire.Message:
+        while not self._received:
+            data = await self.reader.read(65536)
+            assert data, "the gateway closed the connection"
+            self._received += self._decoder.feed(data)
+        return self._received.pop(0)
+
+    async def set_up(self) -> None:
+        """Answer the requests that set up the session."""
+        seen = ""
+        while seen != "configurationDone":
+            message = await self.receive()
+            seen = message["command"]
+            self.writer.write(wire.encode(wire.response(1, message, {})))
+
+    def answer_all(self, body: Any) -> asyncio.Task[None]:
+        """Answer every further request with the same body."""
+
+        async def answer() -> None:
+            while True:
+                message = await self.receive()
+                self.writer.write(wire.encode({**wire.response(1, message), "body": body}))
+
+        return asyncio.ensure_future(answer())
+
+
+HOSTILE: dict[str, Any] = {
+    "expires_s as text": {"expires_s": "abc"},
+    "expires_s without end": {"expires_s": float("inf")},
+    "expires_s not a number": {"expires_s": float("nan")},
+    "exception as a list": {"exception": [1]},
+    "where as an object": {"where": {"a": 1}},
+    "function of 10 MB": {"function": "f" * 10_000_000},
+    "file of 100 kB": {"file": "/" + "x" * 100_000},
+    "line as text": {"line": "3"},
+    "line as true": {"line": True},
+    "rank of 2**80": {"rank": 2**80},
+    "kind as null and a list": {"kind": [None]},
+    "stood_s as text": {"stood_s": "long"},
+    "watchdog as text": {"watchdog": "soon"},
+    "watchdog with a name of 2 kB": {"watchdog": {"name": "w" * 2000, "after_s": 1}},
+}
+STOPPED = {"threadId": 1, "reason": "breakpoint"}
+
+
+@pytest.mark.timeout(90)
+def test_f58_hostile_records_of_pauses(door):
+    """F58: a bad record is refused with a log line and is not listed; lists, expiry and other pauses keep working."""
+    door.start(PAUSES)
+    (real,) = door.pauses()
+
+    async def send() -> None:
+        process = HostileProcess(door, "pause", {"pid": 7, "instance": "hostile"})
+        assert await process.dial() == "welcome"
+        await process.set_up()
+        answering = process.answer_all({"stackFrames": [{"id": {}, "name": ["x"], "line": "7"}]})
+        for bad in HOSTILE.values():
+            process.send("raydebugPause", {"threadId": 1, "record": {**GOOD, **bad}})
+        for body in (None, [], 5, {"threadId": "one"}, {"threadId": [1]}, {"threadId": 1, "record": []}):
+            process.send("raydebugPause", body)
+            process.send("stopped", body)
+            process.send("thread", body)
+            process.send("raydebugPauseBrokenOff", body)
+        process.send("stopped", STOPPED)  # a stop without a record that can be read is still a stop
+        process.writer.write(wire.encode({"type": "response", "request_seq": [1], "body": 5}))
+        process.writer.write(wire.encode({"type": "request", "seq": {}, "command": [1]}))
+        listed: list[Any] = []
+        while not listed:
+            assert not answering.done(), f"{answering}: {door.log[-3000:]}"
+            listed = [p for p in await asyncio.to_thread(fetch_pauses, door) if p["pid"] == 7]  # type: ignore[arg-type]
+        assert [(p["kind"], p["file"], p["function"]) for p in listed] == [("breakpoint", None, None)]
+        answering.cancel()
+        process.writer.close()
+
+    visit(door, send, limit_s=60)
+    assert door.log.count("a record is refused") >= len(HOSTILE)
+    assert "Traceback" not in door.log
+    assert len(door.log) < 20_000
+    (pause,) = door.pauses()
+    assert pause["id"] == real["id"]
+    while door.pauses()[0]["expires_in_s"] is None:  # the task that expires pauses is alive
+        time.sleep(0.1)
+
+
+def test_f58_hostile_processes(door):
+    """F58: a process whose own record has a wrong type or a name of 2 kB is refused before it is listed."""
+    bad: list[Any] = [{"pid": "1"}, {"pid": 1, "ip": ["x"]}, {"job": "j" * 2000}, {"dials": 1e400}, {"is_driver": 1}]
+    for about in bad:
+        for purpose in ("pause", "control"):
+
+            async def dial(purpose: str = purpose, about: Any = about) -> None:
+                process = HostileProcess(door, purpose, about)
+                await process.dial()
+                assert await process.reader.read() == b""
+
+            visit(door, dial)
+    assert fetch_processes(door) == []  # type: ignore[arg-type]
+    assert door.log.count("refused") == 2 * len(bad)
+    assert "Traceback" not in door.log
+
+
+def test_f58_hostile_control_messages(door):
+    """F58: bad messages of a control channel are refused with a log line; `ps --processes` shows the valid ones."""
+    own = {"where": "x.py:1", "source": "/x.py", "line": 1}
+    messages: list[tuple[str, Any]] = [
+        ("described", {"pid": 7, "doing": "text"}),
+        ("described", {"pid": 7, "doing": {"file": 5}}),
+        ("described", []),
+        ("known", {"breaks": [5]}),
+        ("known", {"breaks": [{**own, "id": "b1", "policy": {"every": "x"}}]}),
+        ("known", {"set": {"a": 1}}),
+        ("break", {"id": ["b1"], "state": "set"}),
+        ("break", None),
+        ("refused", {"request": "r1", "cause": 5}),
+    ]
+
+    async def send() -> None:
+        process = HostileProcess(door, "control", {"pid": 7, "instance": "hostile"})
+        assert await process.dial() == "welcome"
+        process.send("known", {"breaks": [{**own, "id": "b" + "9" * 500}], "set": []})
+        for event, body in messages:
+            process.send(event, body)
+        process.send("described", {"pid": 7, "title": "it", "extra": "dropped"})
+        while door.log.count("a record is refused") < len(messages):
+            await asyncio.sleep(0.05)
+        (listed,) = await asyncio.to_thread(fetch_processes, door)  # type: ignore[arg-type]
+        assert (listed["pid"], listed["title"], listed["doing"]) == (7, "it", None)
+        process.writer.close()
+
+    visit(door, send)
+    assert door.log.count("a record is refused") == len(messages)
+    assert "Traceback" not in door.log
+
+
+def test_read_keeps_what_the_table_names():
+    """A record keeps the fields of its table that are not null, and none besides."""
+    given = {**GOOD, "rank": None, "unknown": {"deep": 1}, "watchdog": {"name": "torch", "after_s": 1.5, "more": 1}}
+    assert records.read(given, records.PauseRecord) == {**GOOD, "watchdog": {"name": "torch", "after_s": 1.5}}
+    with pytest.raises(BadRecord, match=r"^'function' of the record is not a text of at most 1024 bytes$"):
+        records.read({"function": "é" * 513}, records.PauseRecord)
+    assert records.read({"function": "é" * 512}, records.PauseRecord)
+
+
+async def test_background_task_that_dies(caplog):
+    """A background task of the gateway that dies is restarted with back-off, and reported with its reason."""
+    background, ran = Background(first_wait_s=0.01), []
+
+    async def fail() -> None:
+        ran.append(len(ran))
+        if len(ran) < 4:
+            raise ValueError(f"number {len(ran)}")
+        await asyncio.Event().wait()
+
+    with caplog.at_level(logging.ERROR, logger="raydebug.gateway"):
+        background.start("expiry", fail)
+        while len(ran) < 4:
+            await asyncio.sleep(0.01)
+    (task,) = background.describe()
+    assert (task["name"], task["state"], task["restarts"]) == ("expiry", "running", 3)
+    assert task["reason"].startswith("ValueError: number 3 (test_records.py:")
+    waits = [record.getMessage().rpartition("in ")[2] for record in caplog.records]
+    assert waits == ["0.01 s", "0.02 s", "0.04 s"]
+    (line,) = describe_failed_tasks({"tasks": [task], "problem": None})
+    assert line.startswith("the gateway's task 'expiry' died: ValueError: number 3")
+    assert line.endswith("restarted 3 times, it runs again")
+
+
+def test_ps_of_a_gateway_that_does_not_answer(door):
+    """The status of a gateway that does not answer says so, and lists no task."""
+    from raydebug.gateway.gateway_client import fetch_status
+
+    assert fetch_status(door)["problem"] is None  # type: ignore[arg-type]
+    door.kill()
+    status = fetch_status(door)  # type: ignore[arg-type]
+    assert status["tasks"] == []
+    assert "Connection refused" in describe_failed_tasks(status)[0]
+    door.open()
