@@ -15,7 +15,7 @@ import httpx
 from bench import heads
 from raydebug.cluster.state import Cluster
 from raydebug.dap.session import DapSession
-from raydebug.pause.listing import fetch_pauses
+from raydebug.gateway.gateway_client import fetch_pauses
 
 WAIT_S = 60.0
 POLL_S = 0.02  # how often a client of stock Ray looks whether something has paused

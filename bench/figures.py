@@ -27,9 +27,9 @@ class Figure:
 
 
 FIGURES = (
-    Figure("evaluate", "evaluate at a pause (p50 of 20)", "ms", 1.0),
+    Figure("evaluate", "evaluate at a pause (p50 of 20)", "ms", 1.5),
     Figure("step", "step + stackTrace + scopes + variables", "ms", 5.0),
-    Figure("step_again", "... each of five steps right behind it (p50)", "ms", 5.0),
+    Figure("step_again", "... each of five steps immediately after it (p50)", "ms", 5.0),
     Figure("warm_stack", "warm breakpoint() -> stack shown", "s", 0.1),
     Figure("first_attachable", "first pause of a process: breakpoint() -> a client can attach", "s", 0.4),
     Figure("first_stack", "first pause of a process: breakpoint() -> stack shown", "s", 0.4),
@@ -37,13 +37,15 @@ FIGURES = (
     Figure("paused_100", "`raydebug paused`, the whole command, 100 tasks in the cluster", "s", 0.2),
     Figure("paused_1000", "... 1,000 tasks", "s", 0.2),
     Figure("paused_9000", "... 9,000 tasks", "s", 0.2),
-    Figure("gateway_idle", "processor of a gateway that nobody asks, 32 processes dialled in", "%", 1.0),
-    Figure("way_direct", "evaluate at a plain program, straight (p50 of 200)", "ms"),
-    Figure("way", "... through the gateway; stock: through socat", "ms"),
-    Figure("way_added", "... what it adds", "ms"),
+    Figure("help", "`raydebug --help`, the whole command (p50 of 20)", "s", 0.15),
+    Figure("check_env", "`raydebug check env --fresh`, the whole command (p50 of 20)", "s", 0.3),
+    Figure("gateway_idle", "processor time of an idle gateway, 32 processes dialled in", "%", 1.0),
+    Figure("way_direct", "evaluate in a plain program, directly (p50 of 200)", "ms"),
+    Figure("way", "... through the gateway; stock: through socat", "ms", 1.5),
+    Figure("way_added", "... what it adds", "ms", 0.5),
     Figure("way_copied", "... what an asyncio relay adds that only copies (bench/copying.py)", "ms"),
-    Figure("way_ratio", "... what it adds, as a multiple of what socat adds", "x", 1.5),
-    Figure("way_mib_direct", "a value of 12 MiB, straight, per MiB", "ms"),
+    Figure("way_ratio", "... what it adds, as a multiple of what socat adds", "x"),
+    Figure("way_mib_direct", "a value of 12 MiB, directly, per MiB", "ms"),
     Figure("way_mib", "... through the gateway; stock: through socat", "ms"),
     Figure("way_mib_ratio", "... as a multiple of socat's time (throughput 0.8 is 1.25)", "x", 1.25),
     Figure("start_extra", "the hook, added to the start of an empty program", "ms", 5.0),
@@ -61,7 +63,7 @@ FIGURES = (
     Figure("miss_every", "`raydebug.breakpoint(every=N)`; stock: a counter by hand", "ns", 80.0),
     Figure("miss_break_if", "`--break WHERE,if=FALSE`", "ns", 80.0),
     Figure("miss_break_every", "`--break WHERE,every=N`", "ns", 80.0),
-    Figure("calls_ns", "a Python call without any debugger", "ns"),
+    Figure("calls_ns", "a Python call without a debugger", "ns"),
 )
 
 

@@ -18,7 +18,7 @@ from bench import measuring
 from bench.containers import machine_line
 from bench.figures import summary
 from bench.training import COMMAND, RAYDEBUG, evict, place, run
-from raydebug.warmup.pages import warm
+from raydebug.prefetch import prefetch
 
 HERE = Path(__file__).parent
 QUICK = 4  # repetitions of what takes seconds; even, for turns
@@ -28,6 +28,7 @@ AS_DEBUG = ("--profile", "debug")  # which also chooses what a CPU can do: witho
 # What a check of versions costs that imports what it asks.
 IMPORTS = """
 import ray, torch, transformers, vllm, verl
+from raydebug.prefetch import prefetch
 print([m.__version__ for m in (ray, torch, transformers, vllm, verl)])
 """
 EXPLANATION = """\
@@ -72,7 +73,7 @@ def measure_env(samples: Samples, folder: Path) -> None:
 
 
 def measure_reading(samples: Samples, folder: Path) -> None:
-    """One repetition of reading a file that is not in memory: as `raydebug warm` does, and by `cat`.
+    """One repetition of reading a file that is not in memory: as `raydebug prefetch` does, and by `cat`.
 
     They take turns at being first: on a virtual machine the second reading of a new file takes half as long again as
     the first, by cat as by us, and so does one after some idle seconds.
@@ -87,7 +88,7 @@ def measure_reading(samples: Samples, folder: Path) -> None:
             evict(big)
             began = time.perf_counter()
             if key == "warm":
-                (done,) = warm([big], room=2 * BIG_BYTES)
+                (done,) = prefetch([big], room=2 * BIG_BYTES)
                 assert done.read_bytes > 0.9 * BIG_BYTES, "it was in memory already"
             else:
                 cat(big)
@@ -120,10 +121,10 @@ def table(samples: Samples) -> str:
         ("stage `env` of `raydebug check`", "env", "s", 0.3),
         ("... the whole command", "env_whole", "s", None),
         ("a check that imports ray, torch, transformers, vllm and verl", "env_imports", "s", None),
-        *((f"stage `{stage}`, checked anew", f"stage_{stage}", "s", budget)
+        *((f"stage `{stage}`, with --fresh", f"stage_{stage}", "s", budget)
           for stage, budget in zip(STAGES[1:], (10.0, 30.0, 60.0, 180.0), strict=True)),
         ("the whole ladder again, unchanged (the command)", "again", "s", 2.0),
-        ("`raydebug warm`: 2 GiB that are not in memory", "warm_rate", "MB/s", None),
+        ("`raydebug prefetch`: 2 GiB that are not in memory", "warm_rate", "MB/s", None),
         ("`cat` of the same", "cat_rate", "MB/s", None),
     ]  # fmt: skip
     lines = ["| figure | goal | median (min - max) | goal met |", "|---|---|---|---|"]

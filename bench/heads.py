@@ -25,6 +25,7 @@ import psutil
 from raydebug.cluster import local, ports, state
 from raydebug.cluster.environment import cluster_environment, ray_command
 from raydebug.cluster.state import Cluster
+from raydebug.cluster.up_options import UpOptions
 
 UP_TIMEOUT_S = 90.0
 END_TIMEOUT_S = 6.0
@@ -58,7 +59,7 @@ def client_environment(cluster: Cluster) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _ours() -> Iterator[Cluster]:
-    wish = local.Wish(name="bench")
+    wish = UpOptions(name="bench")
     cluster, _ = local.bring_up(wish)
     try:
         yield cluster

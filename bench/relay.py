@@ -26,9 +26,7 @@ from bench.doors import Side
 from bench.figures import RAYDEBUG, STOCK, Samples
 from raydebug.cluster.ports import choose_ports
 from raydebug.dap.session import DapSession
-from raydebug.gateway.control import Control
-from raydebug.gateway.dial_ins import DialIns
-from raydebug.gateway.pauses import Pauses
+from raydebug.gateway.server import Gateway, Ports
 
 TURNS, EVALUATES = (
     10,
@@ -106,10 +104,8 @@ async def _direct(
     folder: Path, through: Callable[[int, int], list[str]] | None = None
 ) -> AsyncIterator[tuple[Ask, int]]:
     """Be the gateway of a program that pauses, and ask its pydevd; `through` makes the argv of a relay between."""
-    pauses = Pauses()
-    dial_ins = DialIns((folder / "token").read_text(), pauses, Control())
-    server = await asyncio.start_server(dial_ins.accept, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
+    gateway = Gateway((folder / "token").read_text())
+    port = (await gateway.start(Ports("127.0.0.1", 0, "127.0.0.1", 0))).dial_port
     relay = None
     if through is not None:
         behind = port
@@ -119,7 +115,7 @@ async def _direct(
     program = _start(folder, port)
     try:
         async with asyncio.timeout(WAIT_S):
-            pause = await pauses.next_waiting()
+            pause = await gateway.board.next_waiting()
         session = pause.process.session
         yield session.request, await _frame(session, pause.thread_id)
     finally:
@@ -128,7 +124,6 @@ async def _direct(
         if relay is not None:
             relay.terminate()
             relay.wait()
-        server.close()
 
 
 def _socat(port: int, behind: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""`python -m bench.start`: what the hook adds to the start of every Python below a cluster.
+"""`python -m bench.start`: what the hook adds to the start of every Python below a cluster, and two whole commands.
 
 `raydebug.pth` is read by each of them; RAYDEBUG_GATEWAY, set by the cluster, switches the hook on. Runs with and
 without the variable take turns. The figure for stock is the same Python with the hook off. An empty program pays for
@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from bench import measuring
 from bench.doors import Side
@@ -20,6 +21,7 @@ from bench.figures import RAYDEBUG, STOCK, Samples
 RUNS = 20  # of each kind in a repetition, whose value is their median
 HOOK = "raydebug.worker.startup"
 EMPTY = "pass"
+COMMANDS = {"help": ("--help",), "check_env": ("check", "env", "--fresh")}
 LIKE_RAY = "import asyncio, json"  # a Ray worker has imported these, and what they import, before it takes a task
 
 
@@ -36,6 +38,8 @@ async def measure(_sides: list[Side], repetitions: int) -> Samples:
             samples.add(key, RAYDEBUG, with_hook)
             samples.add(key, STOCK, without)
             samples.add(f"{key}_extra", RAYDEBUG, statistics.median(one - other for one, other in spans))
+        for key, command in COMMANDS.items():
+            samples.add(key, RAYDEBUG, statistics.median(_command_s(command, off) for _ in range(RUNS)))
         whole, own = _import_ms(on)
         samples.add("start_import", RAYDEBUG, whole)
         samples.add("start_import_own", RAYDEBUG, own)
@@ -46,6 +50,13 @@ def _run_ms(program: str, environment: dict[str, str]) -> float:
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
     return (time.perf_counter() - start) * 1000
+
+
+def _command_s(arguments: tuple[str, ...], environment: dict[str, str]) -> float:
+    start = time.perf_counter()
+    argv = [str(Path(sys.executable).parent / "raydebug"), *arguments]
+    subprocess.run(argv, env=environment, check=False, stdout=subprocess.DEVNULL)  # `check` exits 1 with findings
+    return time.perf_counter() - start
 
 
 def _import_ms(environment: dict[str, str]) -> tuple[float, float]:

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "tests"))  # its two hosts, and its environments
+sys.path.append(str(ROOT / "tests" / "support"))  # its two hosts, and its environments
 
 from bench import measuring  # noqa: E402
 from bench.stock import bytes as sent  # noqa: E402
-from bench.stock import clients, containers, tasks  # noqa: E402
+from bench.stock import clients, containers, machine, tasks  # noqa: E402
 from bench.stock.head import Head, stock_head  # noqa: E402
 
 RESULTS = Path(__file__).parent / "stock_faults.json"
@@ -48,6 +48,9 @@ ON_A_HEAD: dict[str, Callable[[Head], Awaitable[Saw]]] = {
     "F29": sent.never_reads,
     "F31": sent.huge_values,
     "F32": sent.never_returns,
+    "F62": machine.busy,
+    "F63": machine.raylet_killed,
+    "S4": machine.folders,
     "S7": clients.listens,
     "S8": tasks.legacy_listens,
 }

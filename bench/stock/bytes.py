@@ -15,8 +15,8 @@ import psutil
 
 from bench.stock.client import ANSWER_S, Client
 from bench.stock.head import OWN_JOBS, Head, Program, Row
-from raydebug.dap import wire
 from raydebug.dap.session import ConnectionLost, RequestFailed
+from raydebug.protocol import wire
 
 Saw = dict[str, Any]
 MIB = 2**20
