@@ -1,4 +1,4 @@
-"""Makes docs/08-faults.md from docs/faults.toml, the tests' docstrings and what bench/stock_faults.py saw."""
+"""Makes docs/08-faults.md from docs/faults.toml, the tests' docstrings and the results of bench/stock_faults.py."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / "tests"))
+sys.path.append(str(ROOT / "tests" / "support"))
 
 from fault_names import Proof, proofs  # noqa: E402
 
 PAGE = ROOT / "docs" / "08-faults.md"
 CASES = ROOT / "docs" / "faults.toml"
 SEEN = ROOT / "bench" / "stock_faults.json"
-SCOPE = [*(f"F{number}" for number in range(8, 33)), *(f"S{number}" for number in range(7, 11))]
+SCOPE = [
+    *(f"F{number}" for number in (*range(8, 33), 57, 58, 61, 62, 63)),
+    *(f"S{number}" for number in (3, 4, *range(7, 11), 31)),
+]
 NOTES = re.compile(r"notes \d+(, \d+)*")
 HEAD = """\
 # Faults
@@ -25,16 +28,17 @@ HEAD = """\
 Made by `python docs/generate.py` from docs/faults.toml, from the docstrings of the tests and from
 [bench/stock_faults.json](../bench/stock_faults.json).
 
-What happens when, while a task is paused, it is ended, a client or a network goes, or somebody sends what is no good.
-The cases are those of raydebug's requirements, by their names there. Beside each: what stock Ray and debugpy do then
+These are faults during a pause: the task ends, a client or a network fails, or a peer sends invalid data. The cases
+have the names of raydebug's requirements. Beside each case: the behaviour of stock Ray and debugpy
 ({stock}), and the sentences that raydebug's tests prove, with the tests.
 
-Where a stock result comes from: *measured* is bench/stock_faults.py, without anything of raydebug
-({machine}, and busy: its times are no benchmark); *notes 9* is section 9 of the
-notes on Ray's debugger that raydebug was designed from, seen by hand with the same versions; *not measured* is said
-where neither has it.
+Sources of the stock results: *measured* is bench/stock_faults.py, without raydebug
+({machine}, and busy: its times are not benchmarks); *notes 9* is section 9 of the
+notes on Ray's debugger from which raydebug was designed, observed by hand with the same versions; *not measured* means
+that neither source has a result.
 
-Where a case has a limit in seconds, a run of the tests notes what it took beside what is wanted (tests/fault_lines.py).
+For a case with a limit in seconds, a run of the tests notes the measured time beside the limit
+(tests/support/fault_lines.py).
 
 | case | what happens | stock Ray and debugpy | raydebug | tests |
 |---|---|---|---|---|
@@ -42,14 +46,14 @@ Where a case has a limit in seconds, a run of the tests notes what it took besid
 
 
 class Unproven(SystemExit):
-    """A case has no test and no reason, or its stock result no source; the text says which."""
+    """A case has neither a test nor a reason, or its stock result has no source; the text names the case."""
 
 
 def page() -> str:
     """Return the page.
 
     Raises:
-        Unproven: a case in scope lacks something.
+        Unproven: a case in scope is incomplete.
     """
     cases = tomllib.loads(CASES.read_text(encoding="utf-8"))
     seen = json.loads(SEEN.read_text(encoding="utf-8"))
@@ -69,19 +73,19 @@ def page() -> str:
 
 
 def lacking(name: str, case: dict[str, Any] | None, tests: list[Proof], seen: dict[str, Any]) -> list[str]:
-    """Return what is wrong with a case."""
+    """Return the defects of a case."""
     if case is None:
         return [f"{name} is missing in docs/faults.toml"]
     wrong = [f"{name} has no '{key}'" for key in ("title", "stock", "source") if not case.get(key)]
     if not tests and not case.get("reason"):
         wrong.append(f"{name} has no test, and no 'reason' why not")
     if tests and case.get("reason"):
-        wrong.append(f"{name} has a test now: take its 'reason' out")
+        wrong.append(f"{name} has a test now: remove its 'reason'")
     source = case.get("source", "")
     if source == "measured" and "not measured" in seen.get(name, {"not measured": "no such case"}):
         wrong.append(f"{name} is said to be measured, and bench/stock_faults.json has no result")
     if source not in ("measured", "not measured") and not NOTES.fullmatch(source.removeprefix("measured, ")):
-        wrong.append(f"{name} has a source that there is not: {source!r}")
+        wrong.append(f"{name} has an unknown source: {source!r}")
     return wrong
 
 

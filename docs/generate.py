@@ -1,6 +1,6 @@
 """`python docs/generate.py`: write docs/05-cli.md, docs/08-faults.md, and the tables of README and other pages.
 
-Needs raydebug installed. tests/unit/test_docs.py holds the files against it.
+Needs raydebug installed. tests/unit/test_docs.py compares the files with it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PROFILES_PAGE = ROOT / "docs" / "03-profiles-and-checks.md"
 RESULTS = ROOT / "bench" / "results.json"
 REGENERATE = "python docs/generate.py"
 
-# Figure of bench/results.json -> README's words for it.
+# Key of a figure in bench/results.json -> its description in README.
 FIGURES = {
     "first_stack": "first pause of a process: `breakpoint()` reached -> stack on the screen",
     "warm_stack": "next pause of that process -> stack on the screen",
@@ -35,7 +35,7 @@ def commands() -> dict[str, Any]:
     """Return every verb by its whole name, such as `raydebug tiny model`, in the order of the help."""
     import typer.main
 
-    from raydebug.cli.app import app
+    from raydebug.cli.app import whole_app
 
     found: dict[str, Any] = {}
 
@@ -45,7 +45,7 @@ def commands() -> dict[str, Any]:
         if not hasattr(command, "commands"):
             found[name] = command
 
-    walk(typer.main.get_command(app), "raydebug")
+    walk(typer.main.get_command(whole_app()), "raydebug")
     return found
 
 
@@ -58,11 +58,11 @@ def cli_page() -> str:
 Made by `{REGENERATE}` from the program; `raydebug VERB --help` shows the same.
 
 Data goes to stdout, narration to stderr. An error has three lines on stderr, `error:`, `cause:` and `fix:`; with
-`--json` it is `{{"error": {{"code", "message", "cause", "fix"}}}}`. `raydebug --debug VERB ...` adds the commands that
-are run, and tracebacks; `raydebug --version` says which; `raydebug --install-completion` sets up the shell.
+`--json` it is `{{"error": {{"code", "message", "cause", "fix"}}}}`. `raydebug --debug VERB ...` adds the executed
+commands and tracebacks; `raydebug --version` prints the version; `raydebug --install-completion` sets up the shell.
 
-Exit codes: 0 well; 1 failed; 2 usage or configuration; 3 a port, a name or a pause is taken; 4 the session is lost;
-5 no Docker engine; 124 out of time; 130 Ctrl-C. `raydebug run` returns the job's own code.
+Exit codes: 0 success; 1 failure; 2 usage or configuration; 3 a port, a name or a pause is taken; 4 the session is lost;
+5 no usable Docker engine; 124 timeout; 130 Ctrl-C. `raydebug run` returns the job's own code.
 
 {chr(10).join(sections)}"""
 
@@ -70,7 +70,7 @@ Exit codes: 0 well; 1 failed; 2 usage or configuration; 3 a port, a name or a pa
 def _section(name: str, command: Any) -> str:
     context = command.make_context(name, [], resilient_parsing=True)
     arguments = [p for p in command.params if p.param_type_name == "argument"]
-    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help" and not p.hidden]
     shapes = [a.metavar or a.name.upper() for a in arguments]
     usage = " ".join([name, *(["[OPTIONS]"] if options else []), *shapes])
     lines = [f"## {name}", "", "```", usage, "```", "", _text(command), ""]
@@ -135,12 +135,12 @@ def profile_table() -> str:
 
     profiles = [load_profile(name) for name in profile_names()]
     rows = [f"| `{p.name}` | {p.summary} | {', '.join(p.trainers) or 'all'} |" for p in profiles]
-    return "\n".join(["| profile | what it makes of a run | for |", "|---|---|---|", *rows])
+    return "\n".join(["| profile | resulting run | trainers |", "|---|---|---|", *rows])
 
 
 def word_table(trainer: str) -> str:
-    """Return the table of our words in the keys of a trainer: the newest key, and where it differs."""
-    from raydebug.profile.keys import columns
+    """Return the table of our words in the keys of a trainer: the newest key, and the versions with another key."""
+    from raydebug.trainers.keys import columns
 
     releases = {version: column for version, column in columns()[trainer].items() if column}
     words = dict.fromkeys(word for column in reversed(releases.values()) for word in column)
@@ -176,33 +176,33 @@ def _shown(key: Any) -> str:
 
 
 def profiles_page(text: str) -> str:
-    """Return the text of docs/03-profiles-and-checks.md with its tables made anew."""
+    """Return the text of docs/03-profiles-and-checks.md with its tables regenerated."""
     tables = {"profiles": profile_table()}
-    for trainer in ("ppo", "sft", "fsdp_sft", "generation"):
+    for trainer in ("ppo", "sft", "fsdp_sft", "generation", "openrlhf_ppo"):
         tables[f"words of {trainer}"] = word_table(trainer)
     return _filled(text, tables)
 
 
 def readme(text: str) -> str:
-    """Return README's text with what lies between its markers made anew."""
+    """Return README's text with the tables between its markers regenerated."""
     return _filled(text, {"commands": command_table(), "figures": figure_table()})
 
 
 def code_table() -> str:
     """Return the table of findings' codes of docs/03-profiles-and-checks.md."""
-    from raydebug.check.codes import CODES
+    from raydebug.findings import CODES
 
     rows = [f"| `{code}` | {_cell(meaning)} |" for code, meaning in CODES.items()]
-    return "\n".join(["| code | what it stands for |", "|---|---|", *rows])
+    return "\n".join(["| code | meaning |", "|---|---|", *rows])
 
 
 def checks_page(text: str) -> str:
-    """Return the text of docs/03-profiles-and-checks.md with its table made anew."""
+    """Return the text of docs/03-profiles-and-checks.md with its table regenerated."""
     return _filled(text, {"codes": code_table()})
 
 
 def attach_page(text: str) -> str:
-    """Return the text of docs/02-attach.md with its table made anew."""
+    """Return the text of docs/02-attach.md with its table regenerated."""
     return _filled(text, {"prompt": prompt_table()})
 
 
