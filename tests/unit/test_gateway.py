@@ -212,6 +212,7 @@ def test_wrong_token(door, token):
 
 
 @pytest.mark.alone
+@pytest.mark.alone
 def test_s6_guessing_is_slow(door):
     """S6: after ten wrong tokens in a minute each further refusal is delayed; the right token never is."""
 
