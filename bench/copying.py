@@ -6,7 +6,7 @@ import asyncio
 import socket
 import sys
 
-from raydebug.dap.session import RECEIVE_BYTES
+from raydebug.dap import RECEIVE_BYTES
 
 
 class _End(asyncio.Protocol):

@@ -14,7 +14,7 @@ import httpx
 
 from bench import heads
 from raydebug.cluster.state import Cluster
-from raydebug.dap.session import DapSession
+from raydebug.dap import DapSession
 from raydebug.gateway.gateway_client import fetch_pauses
 
 WAIT_S = 60.0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench import measuring
 from raydebug.cluster.ports import choose_ports
-from raydebug.dap.session import DapSession
+from raydebug.dap import DapSession
 
 ROOT = Path(__file__).resolve().parent.parent
 REPETITIONS = 5

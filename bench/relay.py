@@ -25,7 +25,7 @@ from bench import measuring
 from bench.doors import Side
 from bench.figures import RAYDEBUG, STOCK, Samples
 from raydebug.cluster.ports import choose_ports
-from raydebug.dap.session import DapSession
+from raydebug.dap import DapSession
 from raydebug.gateway.server import Gateway, Ports
 
 TURNS, EVALUATES = (

@@ -15,7 +15,7 @@ import psutil
 
 from bench.stock.client import ANSWER_S, Client
 from bench.stock.head import OWN_JOBS, Head, Program, Row
-from raydebug.dap.session import ConnectionLost, RequestFailed
+from raydebug.dap import ConnectionLost, RequestFailed
 from raydebug.protocol import wire
 
 Saw = dict[str, Any]

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from raydebug.dap.session import ConnectionLost, DapSession, RequestFailed
+from raydebug.dap import ConnectionLost, DapSession, RequestFailed
 
 ANSWER_S = 15.0
 Message = dict[str, Any]

@@ -13,7 +13,7 @@ import psutil
 
 from bench.stock.client import Client
 from bench.stock.head import OWN_JOBS, ROOT, Head, Row, stock_head
-from raydebug.dap.session import ConnectionLost, RequestFailed
+from raydebug.dap import ConnectionLost, RequestFailed
 from two_hosts import SERVER, TwoHosts, two_hosts
 
 Saw = dict[str, Any]

@@ -167,7 +167,7 @@ def test_f24_worker_stands_still(victim, paused):
 # Ray's extension uses debugpy's adapter in this order. A bare connect would break that adapter.
 EXTENSION = """
 import asyncio, sys
-from raydebug.dap.session import DapSession
+from raydebug.dap import DapSession
 async def main(host, port):
     session = await DapSession.connect(host, int(port))
     await session.request("initialize", {"clientID": "vscode", "adapterID": "debugpy", "pathFormat": "path"})

@@ -19,7 +19,7 @@ import pytest
 
 from raydebug.cluster import local
 from raydebug.cluster.find import find_cluster, load_cluster
-from raydebug.dap.session import DapSession, RequestFailed
+from raydebug.dap import DapSession, RequestFailed
 from runs import JOBS, raydebug, wait_for
 
 UP = ("up", "--cluster", "local", "--dashboard-port", "0", "--gateway-port", "0", "--name")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.cluster.ports import choose_ports
-from raydebug.dap.session import DapSession
+from raydebug.dap import DapSession
 from raydebug.protocol import wire
 
 TOKEN = "t" * 64

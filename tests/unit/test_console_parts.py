@@ -13,7 +13,7 @@ import pytest
 from raydebug.console import attach, commands, frames, probes, view
 from raydebug.console.frames import Stack, where
 from raydebug.console.probes import tensor_probe, value_probe
-from raydebug.dap.session import RequestFailed
+from raydebug.dap import RequestFailed
 from raydebug.errors import Exit, RaydebugError
 from raydebug.gateway import gateway_client
 from raydebug.render import Paint

@@ -21,7 +21,7 @@ import pexpect
 import pytest
 
 from gateway_door import Door, open_door
-from raydebug.dap.session import DapSession
+from raydebug.dap import DapSession
 from two_hosts import SERVER, NoNamespaces, TwoHosts, two_hosts
 
 RAYDEBUG = str(Path(sys.executable).parent / "raydebug")

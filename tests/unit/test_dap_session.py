@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from raydebug.dap.session import RECEIVE_BYTES, reduce_latency
+from raydebug.dap import RECEIVE_BYTES, reduce_latency
 
 SENT_BYTES = 8 * 1024 * 1024
 

@@ -16,7 +16,7 @@ import pytest
 
 from gateway_door import EDITOR, TOKEN, Door, Editor, visit
 from raydebug.console.session import GatewayAddress
-from raydebug.dap.session import DapSession, RequestFailed
+from raydebug.dap import DapSession, RequestFailed
 from raydebug.editors import adapter, jsonc, listen
 from raydebug.editors.vscode import MAX_FILE_BYTES, merge, write_configuration
 from raydebug.errors import RaydebugError

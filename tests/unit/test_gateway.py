@@ -16,7 +16,7 @@ import time
 import pytest
 
 from gateway_door import TOKEN, visit
-from raydebug.dap.session import ConnectionLost, RequestFailed
+from raydebug.dap import ConnectionLost, RequestFailed
 from raydebug.protocol import handshake, wire
 
 PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"

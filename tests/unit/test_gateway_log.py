@@ -15,7 +15,7 @@ import pytest
 
 from gateway_door import open_door, visit
 from raydebug.cluster import audit_log
-from raydebug.dap.session import RequestFailed
+from raydebug.dap import RequestFailed
 from raydebug.gateway import logs
 from raydebug.protocol import wire
 

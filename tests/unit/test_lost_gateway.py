@@ -11,7 +11,7 @@ import time
 import pytest
 
 from gateway_door import visit
-from raydebug.dap.session import ConnectionLost
+from raydebug.dap import ConnectionLost
 from raydebug.worker.reconnecting_socket import end_of_whole_messages
 
 PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"

@@ -19,7 +19,7 @@ import pytest
 from gateway_door import Door, visit
 from raydebug.console.attach import attach_pause
 from raydebug.console.session import GatewayAddress
-from raydebug.dap.session import RequestFailed
+from raydebug.dap import RequestFailed
 from raydebug.errors import RaydebugError
 from raydebug.gateway.gateway_client import fetch_pauses, fetch_processes
 

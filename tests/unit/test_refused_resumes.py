@@ -8,7 +8,7 @@ import time
 import pytest
 
 from gateway_door import open_door, visit
-from raydebug.dap.session import RequestFailed
+from raydebug.dap import RequestFailed
 
 PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
 NO_THREAD, NO_TARGET = 99, 999

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway_door import TOKEN, Door, visit
-from raydebug.dap.session import RequestFailed
+from raydebug.dap import RequestFailed
 from raydebug.gateway.requests import Refused
 from raydebug.gateway.root_session import child_configuration, read_ranks
 

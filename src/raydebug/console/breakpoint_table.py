@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raydebug.console.session import DebugSession
-from raydebug.dap.session import RequestFailed
+from raydebug.dap import RequestFailed
 from raydebug.protocol.wire import Message
 
 

@@ -23,7 +23,7 @@ from raydebug.console.group import Group
 from raydebug.console.interrupt import GAVE_UP, Interrupted, interruptible, interruptible_there
 from raydebug.console.rank_session import RankSession
 from raydebug.console.view import opening, status
-from raydebug.dap.session import RequestFailed
+from raydebug.dap import RequestFailed
 from raydebug.errors import Exit, RaydebugError
 
 _COMPLETION_TIMEOUT_S = 1.0

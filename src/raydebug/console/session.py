@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from raydebug.console import probes
 from raydebug.console.frames import Stack
-from raydebug.dap.keepalive import OUT_OF_REACH
-from raydebug.dap.session import ConnectionLost, DapSession, RequestFailed
+from raydebug.dap import OUT_OF_REACH, ConnectionLost, DapSession, RequestFailed
 from raydebug.errors import Exit, RaydebugError
 from raydebug.protocol.wire import Message
 

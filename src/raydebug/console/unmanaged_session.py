@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from raydebug.console.session import DebugSession, Output
-from raydebug.dap.session import ConnectionLost, DapSession, RequestFailed
+from raydebug.dap import ConnectionLost, DapSession, RequestFailed
 from raydebug.errors import Exit, RaydebugError
 from raydebug.protocol.listings import ListedPause
 from raydebug.protocol.wire import Message

@@ -19,8 +19,7 @@ from collections.abc import AsyncIterator, Callable
 from raydebug.cluster.find import load_cluster
 from raydebug.cluster.state import DEFAULT_NAME
 from raydebug.console.session import GatewayAddress
-from raydebug.dap.keepalive import OUT_OF_REACH, watch_peer
-from raydebug.dap.session import READ_BYTES, reduce_latency
+from raydebug.dap import OUT_OF_REACH, READ_BYTES, reduce_latency, watch_peer
 from raydebug.errors import RaydebugError
 from raydebug.protocol import wire
 from raydebug.protocol.wire import Message

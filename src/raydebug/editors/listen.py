@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from raydebug.console.session import GatewayAddress
-from raydebug.dap.session import READ_BYTES
+from raydebug.dap import READ_BYTES
 from raydebug.editors.adapter import Relay
 
 HOST = "127.0.0.1"

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from raydebug.dap.session import READ_BYTES
+from raydebug.dap import READ_BYTES
 from raydebug.gateway import logs, requests
 from raydebug.gateway.authentication import AuthThrottle
 from raydebug.gateway.board import Board, Pause

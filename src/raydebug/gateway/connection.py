@@ -7,7 +7,7 @@ import contextlib
 import itertools
 from collections.abc import Callable
 
-from raydebug.dap.session import READ_BYTES, reduce_latency
+from raydebug.dap import READ_BYTES, reduce_latency
 from raydebug.gateway.requests import Refused
 from raydebug.protocol import wire
 from raydebug.protocol.wire import Message

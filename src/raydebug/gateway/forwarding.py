@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from raydebug.dap.session import ConnectionLost, RequestFailed
+from raydebug.dap import ConnectionLost, RequestFailed
 from raydebug.gateway import requests
 from raydebug.gateway.board import Board, Pause
 from raydebug.gateway.connection import Connection

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any
 
-from raydebug.dap.session import ConnectionLost, RequestFailed
+from raydebug.dap import ConnectionLost, RequestFailed
 from raydebug.gateway import logs
 from raydebug.gateway.board import Board, Pause
 from raydebug.gateway.control import Control, ControlChannel

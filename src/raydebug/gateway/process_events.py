@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 
-from raydebug.dap.session import ConnectionLost, RequestFailed
+from raydebug.dap import ConnectionLost, RequestFailed
 from raydebug.gateway.board import Board, Pause
 from raydebug.gateway.processes import Process
 from raydebug.protocol import messages, records, wire

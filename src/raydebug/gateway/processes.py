@@ -8,8 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from raydebug.dap.keepalive import OUT_OF_REACH
-from raydebug.dap.session import ConnectionLost, DapSession, RequestFailed
+from raydebug.dap import OUT_OF_REACH, ConnectionLost, DapSession, RequestFailed
 from raydebug.protocol import records, wire
 from raydebug.protocol.records import BadRecord, Frame
 from raydebug.protocol.wire import Message

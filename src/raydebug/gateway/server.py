@@ -10,8 +10,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from raydebug.dap.keepalive import watch_peer
-from raydebug.dap.session import ConnectionLost, RequestFailed
+from raydebug.dap import ConnectionLost, RequestFailed, watch_peer
 from raydebug.gateway.authentication import AuthThrottle, ProcessAuthentication
 from raydebug.gateway.background import LIMIT_S, Background, Expiry
 from raydebug.gateway.board import Board

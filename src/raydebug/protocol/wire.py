@@ -1,4 +1,4 @@
-r"""Debug Adapter Protocol framing, pure: bytes in, messages out. Standard library only (workers import it).
+r"""Debug Adapter Protocol framing, pure: bytes in, messages out; and the TCP keepalive of the connections below it.
 
 Source: https://microsoft.github.io/debug-adapter-protocol/overview#base-protocol
 
@@ -11,6 +11,7 @@ b'Content-Length: 48\r\n\r\n{"seq":1,"type":"request","command":"threads"}'
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -154,3 +155,16 @@ def refusal(seq: int, to: Message, message: str, body: Message | None = None) ->
 def event(seq: int, name: str, body: Message | None = None) -> Message:
     """Return an event."""
     return {"seq": seq, "type": "event", "event": name, "body": body or {}}
+
+
+# A silence of 10 s goes unnoticed. A dead peer is detected after 22 s: probes after 10 s and every 4 s.
+IDLE_BEFORE_PROBE_S, BETWEEN_PROBES_S, PROBES = 10, 4, 3
+
+
+def enable_keepalive(connection: socket.socket) -> None:
+    """Make the kernel end a TCP connection whose peer has not answered for 22 s."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):  # Linux has all of them
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, IDLE_BEFORE_PROBE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, BETWEEN_PROBES_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, PROBES)

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from raydebug.protocol.keepalive import enable_keepalive
+from raydebug.protocol.wire import enable_keepalive
 
 READ_BYTES = 64 * 1024
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 1.0

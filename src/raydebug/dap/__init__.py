@@ -1,1 +1,0 @@
-"""The Debug Adapter Protocol: one conversation over a TCP connection."""
