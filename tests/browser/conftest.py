@@ -13,7 +13,8 @@ import pytest
 
 import run_documents
 from chromium import NAMES, Chromium, Tab, find_chromium
-from raydebug.report import comparison_page, run_page
+from raydebug.report.compare import comparison_page
+from raydebug.report.run import run_page
 
 AXE = "axe-core@4.14.1"  # MPL-2.0; Deque's checker of accessibility
 

@@ -10,7 +10,7 @@ import pytest
 
 import run_documents
 from chromium import Chromium, Tab
-from raydebug.report import run_page
+from raydebug.report.run import run_page
 
 pytestmark = pytest.mark.timeout(120)
 

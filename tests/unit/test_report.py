@@ -25,14 +25,14 @@ from raydebug.jobs.recorder import NODE, Recorder
 from raydebug.jobs.run_folder import RunFolder
 from raydebug.protocol.variables import PROFILE
 from raydebug.render import duration
-from raydebug.report import comparison_page, run_page, units
-from raydebug.report.compare import Difference, find_differences
+from raydebug.report import units
+from raydebug.report.compare import Difference, comparison_page, find_differences
 from raydebug.report.curves import memory_rows, memory_sum
 from raydebug.report.document import read_run
-from raydebug.report.downsample import density, downsample, gaps, merge, stack
 from raydebug.report.metrics import metric_names
 from raydebug.report.page import DARK, LIGHT, SERIES
-from raydebug.report.plot import Axis, ceiling
+from raydebug.report.plot import Axis, ceiling, density, downsample, gaps, merge, stack
+from raydebug.report.run import run_page
 from raydebug.report.waterfall import draw_spans, is_dense, phase_rows
 
 PAGES = {

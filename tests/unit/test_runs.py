@@ -21,7 +21,7 @@ from raydebug.jobs import recorder, run_folder
 from raydebug.jobs.phases import Phases
 from raydebug.jobs.recorder import Memory, Recorder
 from raydebug.jobs.run_folder import RunFolder, list_runs, load_run
-from raydebug.report.write import write_report
+from raydebug.report import write_report
 
 if TYPE_CHECKING:
     from raydebug.cluster.dashboard import Dashboard

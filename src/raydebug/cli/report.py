@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from raydebug import render
 from raydebug.cli.options import Json
 from raydebug.errors import Exit, RaydebugError
 from raydebug.render import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 def report(
@@ -36,7 +39,7 @@ def report(
       raydebug report raydebug-0629 raydebug-0712 --output compared.html
     """
     from raydebug.jobs.run_folder import LAST, list_runs, load_run
-    from raydebug.report.write import write_report
+    from raydebug.report import write_report
 
     if lists:
         _list(list_runs(), as_json=as_json)
@@ -68,7 +71,7 @@ def report(
         render.say("no browser could be opened here; the file can be copied to where there is one")
 
 
-def _document(documents: list[dict[str, Any]]) -> dict[str, Any]:
+def _document(documents: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
     if len(documents) == 1:
         return documents[0]
     from dataclasses import asdict
@@ -80,7 +83,7 @@ def _document(documents: list[dict[str, Any]]) -> dict[str, Any]:
     return {"version": 1, "runs": documents, "differences": [asdict(one) for one in found]}
 
 
-def _list(documents: list[dict[str, Any]], *, as_json: bool) -> None:
+def _list(documents: Sequence[Mapping[str, object]], *, as_json: bool) -> None:
     from raydebug.report import units
     from raydebug.report.document import read_run
 

@@ -1,11 +1,64 @@
 """The report of a run, or of two: documents (run.json) in, one self-contained HTML file out.
 
-Reading order: `document` (what a run left), `run` and `compare` (the two pages), `sections`, `waterfall`, `curves`,
-`metrics`, `compare_sections` (their parts), `plot`, `downsample`, `units` (how values are drawn and written), `page`
-(escaped HTML, and around it a policy under which nothing is fetched), `write` (the file). All but `write` are pure.
+Reading order: `document` (what a run left), `run` and `compare` (the two pages), `waterfall`, `curves`, `metrics`
+(their parts), `plot`, `units` (how values are drawn and written), `page` (escaped HTML, and around it a policy under
+which nothing is fetched). All of them are pure; `write_report` writes the file, which only its owner can read.
 """
 
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from raydebug.atomic_write import atomic_write
+from raydebug.errors import Exit, RaydebugError
 from raydebug.report.compare import comparison_page
 from raydebug.report.run import run_page
 
-__all__ = ["comparison_page", "run_page"]
+PAGE = "report.html"
+
+
+def write_report(runs: Sequence[Mapping[str, object]], output: Path | None = None) -> Path:
+    """Write the page and return its path, which is absolute.
+
+    Args:
+        runs: documents of `load_run`; one, or two that are compared.
+        output: the file; by default in the folder of the run, of the second one when there are two.
+
+    Raises:
+        RaydebugError: the file cannot be written.
+    """
+    folders = [Path(str(run["folder"])).absolute() for run in runs]
+    name = PAGE if len(runs) == 1 else f"against-{folders[0].name}.html"
+    path = (output or folders[-1] / name).absolute()
+    seen = [seen_from(path.parent, folder) for folder in folders]
+    page = run_page(runs[0], seen[0]) if len(runs) == 1 else comparison_page(runs[0], runs[1], (seen[0], seen[1]))
+    try:
+        _write(path, page)
+    except OSError as error:
+        raise RaydebugError(
+            "the report cannot be written",
+            cause=f"{path}: {error.strerror or error}",
+            fix="name a file that can be: `raydebug report --output FILE`",
+            code="report.unwritable",
+            exit_code=Exit.USAGE,
+        ) from error
+    return path
+
+
+def seen_from(place: Path, folder: Path) -> str:
+    """Return the relative path between two folders with a final slash; empty if they are the same."""
+    way = os.path.relpath(folder.resolve(), place.resolve())
+    return "" if way == "." else f"{way}/"
+
+
+def _write(path: Path, page: str) -> None:
+    """Write a file atomically: a browser that shows an older one may reload it at any moment."""
+    if path.is_dir():
+        raise IsADirectoryError(None, "it is a folder")
+    if path.exists() and not path.is_file():  # a device or a pipe must not be replaced
+        with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(page)
+        return
+    atomic_write(path.resolve(), page)  # a link stays, and the file that it points to becomes the page

@@ -10,10 +10,23 @@ from raydebug.jobs.recorder import NODE
 from raydebug.render import duration
 from raydebug.report import units
 from raydebug.report.document import Gpu, Process, Run
-from raydebug.report.downsample import COLUMNS, Point, downsample, peak, stack
 from raydebug.report.page import SERIES, Markup, join, number, percent, tag
-from raydebug.report.plot import Axis, area, ceiling, draw_curve, plot, round_mib, scale_labels, stretched
-from raydebug.report.waterfall import track
+from raydebug.report.plot import (
+    COLUMNS,
+    Axis,
+    Point,
+    area,
+    ceiling,
+    downsample,
+    draw_curve,
+    peak,
+    plot,
+    round_mib,
+    scale_labels,
+    stack,
+    stretched,
+)  # fmt: skip
+from raydebug.report.waterfall import times, track
 
 MOST_GPUS = 16
 
@@ -40,11 +53,7 @@ def step_row(run: Run, axis: Axis) -> list[Markup]:
     how = [tag("b", duration(median)), tag("span", "median", class_="unit"),
            tag("span", f"{duration(min(took))} to {duration(max(took))}", class_="range")]  # fmt: skip
     drawing = plot(axis, drawn, scale_labels(duration(high)), label=label, class_="curves low")
-    return [track(["step duration", _times(len(took))], drawing, how, "curved")]
-
-
-def _times(count: int) -> Markup:
-    return tag("span", f" \N{MULTIPLICATION SIGN}{count:,}", class_="times")
+    return [track(["step duration", times(len(took))], drawing, how, "curved")]
 
 
 def gpu_rows(run: Run, axis: Axis) -> list[Markup]:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from raydebug.jobs.run_folder import RUN
 from raydebug.settings.secrets import without_secret, without_secret_arguments, without_secrets
@@ -129,7 +128,7 @@ MOST_TEXT = 10_000  # characters of one value
 MOST_S = 10 * 365 * 86_400.0  # a later moment is a broken measurement
 
 
-def read_run(document: Mapping[str, Any]) -> Run:
+def read_run(document: Mapping[str, object]) -> Run:
     """Return the run of a document, without the parts that are missing or malformed."""
     command = document.get("command")
     return Run(
@@ -156,7 +155,7 @@ def read_run(document: Mapping[str, Any]) -> Run:
     )
 
 
-def _change(one: Mapping[str, Any]) -> Change:
+def _change(one: Mapping[str, object]) -> Change:
     key = _text(one.get("key"))
     return Change(
         key,
@@ -166,12 +165,12 @@ def _change(one: Mapping[str, Any]) -> Change:
     )
 
 
-def _phases(found: Any) -> list[Phase]:
+def _phases(found: object) -> list[Phase]:
     spans = [(one, _span(one)) for one in _mappings(found)]
     return [Phase(_text(one.get("name")) or "?", *span) for one, span in spans if span]
 
 
-def _pauses(found: Any) -> list[Pause]:
+def _pauses(found: object) -> list[Pause]:
     return [
         Pause(
             _text(one.get("id")), _text(one.get("where")) or "?", _text(one.get("kind")) or "?", _text(one.get("who")),
@@ -182,20 +181,20 @@ def _pauses(found: Any) -> list[Pause]:
     ]  # fmt: skip
 
 
-def _seconds(value: Any) -> float | None:
+def _seconds(value: object) -> float | None:
     """Return a moment of the run, at least 0 (clocks of machines may differ); None if it is impossible."""
     seconds = _number(value)
     return None if seconds is None or abs(seconds) > MOST_S else max(0.0, seconds)
 
 
-def _span(one: Mapping[str, Any]) -> tuple[float, float | None] | None:
+def _span(one: Mapping[str, object]) -> tuple[float, float | None] | None:
     start, end = _seconds(one.get("start_s")), _seconds(one.get("end_s"))
     if start is None:
         return None
     return start, None if end is None else max(start, end)
 
 
-def _steps(found: Any) -> list[Step]:
+def _steps(found: object) -> list[Step]:
     steps = []
     for one in _mappings(found):
         end, took, step = _seconds(one.get("end_s")), _seconds(one.get("seconds")), _number(one.get("step"))
@@ -204,7 +203,7 @@ def _steps(found: Any) -> list[Step]:
     return steps
 
 
-def _metrics(found: Any) -> dict[str, float]:
+def _metrics(found: object) -> dict[str, float]:
     metrics = {}
     for name, value in found.items() if isinstance(found, Mapping) else ():
         if isinstance(value, int | float | str):
@@ -215,12 +214,12 @@ def _metrics(found: Any) -> dict[str, float]:
     return metrics
 
 
-def _memory(found: Any) -> list[Process]:
+def _memory(found: object) -> list[Process]:
     read = ((one, _samples(one.get("samples"), 2)) for one in _mappings(found))
     return [Process(_text(one.get("process")) or "?", _text(one.get("node")), s) for one, s in read if s]
 
 
-def _gpus(found: Any) -> list[Gpu]:
+def _gpus(found: object) -> list[Gpu]:
     read = ((one, _samples(one.get("samples"), 3)) for one in _mappings(found))
     return [
         Gpu(_text(one.get("name")) or "GPU", _text(one.get("node")), _number(one.get("total_mib")) or 0.0, samples)
@@ -229,7 +228,7 @@ def _gpus(found: Any) -> list[Gpu]:
     ]
 
 
-def _samples(found: Any, width: int) -> list[tuple[float, ...]]:
+def _samples(found: object, width: int) -> list[tuple[float, ...]]:
     rows = (row for row in found if isinstance(row, list) and len(row) == width) if isinstance(found, list) else ()
     samples = (tuple([_or_nan(value) for value in row]) for row in rows)
     known = [sample for sample in samples if 0 <= sample[0] <= MOST_S and any(value >= 0 for value in sample[1:])]
@@ -237,29 +236,29 @@ def _samples(found: Any, width: int) -> list[tuple[float, ...]]:
     return known
 
 
-def _mappings(found: Any) -> list[Mapping[str, Any]]:
+def _mappings(found: object) -> list[Mapping[str, object]]:
     return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
 
 
-def _texts(found: Any) -> dict[str, str]:
+def _texts(found: object) -> dict[str, str]:
     return {str(key): _text(value) for key, value in found.items()} if isinstance(found, Mapping) else {}
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     text = "" if value is None else str(value)
     if len(text) > MOST_TEXT:
         return f"{text[:MOST_TEXT]} ... and {len(text) - MOST_TEXT:,} more characters"
     return text
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     """Return a setting's value as YAML and Hydra write it."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else _text(value)
 
 
-def _or_nan(value: Any) -> float:
+def _or_nan(value: object) -> float:
     """Return a measurement; NaN for any other value. A run has hundreds of thousands of them."""
     if type(value) is float and 0 <= value < math.inf:
         return value
@@ -267,7 +266,7 @@ def _or_nan(value: Any) -> float:
     return math.nan if number is None or number < 0 else number
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

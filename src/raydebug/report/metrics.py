@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from raydebug.render import duration
 from raydebug.report import units
 from raydebug.report.document import Run, Step
-from raydebug.report.downsample import Point
-from raydebug.report.page import Markup, tag
-from raydebug.report.plot import Axis, draw_curve, stretched
+from raydebug.report.page import Markup, table_head, tag, wide_table
+from raydebug.report.plot import Axis, Point, draw_curve, stretched
 
 LAST_STEPS = 12
 TABLE_METRICS = 5
@@ -115,6 +114,4 @@ def _table(steps: Sequence[Step], names: Sequence[str]) -> Markup:
         for step in shown
     ]  # fmt: skip
     caption = f"The last {len(shown)} of {len(steps):,} steps" if len(steps) > len(shown) else "All steps"
-    columns = tag("thead", tag("tr", [tag("th", word, scope="col") for word in head]))
-    table = tag("table", tag("caption", caption), columns, tag("tbody", rows), class_="numbers")  # fmt: skip
-    return tag("div", table, class_="wide", tabindex="0", role="region", aria_label=caption)
+    return wide_table(caption, "numbers", tag("caption", caption), table_head(head), rows)

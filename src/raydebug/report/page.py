@@ -13,9 +13,9 @@ import functools
 import hashlib
 import html
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import raydebug
 from raydebug.render import visible
@@ -61,6 +61,17 @@ def join(children: Child) -> Markup:
     return Markup("".join(join(child) for child in children))
 
 
+def wide_table(label: str, class_: str, *parts: Child) -> Markup:
+    """Return a table that scrolls by itself where it is wider than the page; the last part is its body."""
+    table = tag("table", *parts[:-1], tag("tbody", parts[-1]), class_=class_)
+    return tag("div", table, class_="wide", tabindex="0", role="region", aria_label=label)
+
+
+def table_head(words: Sequence[str]) -> Markup:
+    """Return the head of a table with a word for each column."""
+    return tag("thead", tag("tr", [tag("th", word, scope="col") for word in words]))
+
+
 def number(value: float) -> str:
     """Return a coordinate with two decimals at most."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
@@ -101,7 +112,7 @@ def policy() -> str:
     )
 
 
-def page(title: str, *body: Child, data: dict[str, Any] | None = None) -> str:
+def page(title: str, *body: Child, data: Mapping[str, object] | None = None) -> str:
     """Return a whole page.
 
     Args:
@@ -126,7 +137,7 @@ def page(title: str, *body: Child, data: dict[str, Any] | None = None) -> str:
     return f'<!doctype html>\n<html lang="en">{tag("head", head)}{tag("body", join(body), foot, scripts)}</html>\n'
 
 
-def as_script_data(data: Any) -> str:
+def as_script_data(data: object) -> str:
     """Return JSON that cannot end its script element."""
     shown = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return shown.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

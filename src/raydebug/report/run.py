@@ -1,25 +1,36 @@
-"""The page of one run: outcome, findings, timeline, pauses, steps, changes, what ran. Pure."""
+"""The page of one run: outcome, first error, findings, timeline, pauses, steps, changes, what ran. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote
 
 from raydebug.jobs.run_folder import RUN
 from raydebug.render import duration
-from raydebug.report import curves, sections
-from raydebug.report.document import Run, read_run
-from raydebug.report.downsample import COLUMNS, merge
+from raydebug.report import curves, units
+from raydebug.report.document import Change, Pause, Run, read_run
 from raydebug.report.metrics import steps_section
-from raydebug.report.page import Markup, page, tag
-from raydebug.report.plot import Axis, hatches, time_axis
-from raydebug.report.sections import pauses_section
-from raydebug.report.waterfall import bands, is_dense, pause_rows, phase_rows, rows_of, spans_of
+from raydebug.report.page import Markup, page, table_head, tag, wide_table
+from raydebug.report.plot import COLUMNS, Axis, covered, hatches, merge
+from raydebug.report.waterfall import bands, is_dense, pause_rows, phase_rows, rows_of, spans_of, timeline
 
 _MOST_READ = 2000  # phases that the program searches at each move of the cursor; with more, it shows none
+FEW = 12  # pauses that need no summary by place
+MOST_PLACES = 20
+MOST_LISTED = 10_000
+_SIGNS = {"succeeded": "\N{CHECK MARK}", "failed": "\N{MULTIPLICATION X}", "stopped": "\N{BLACK SQUARE}",
+          "running": "\N{BLACK RIGHT-POINTING TRIANGLE}"}  # fmt: skip
+_SEVERITIES = ("error", "warning", "note")
+_SHORT = 8  # words of the command in the head; the last section has all
+_WIDE = 100  # longest command on one line
+_OPTION = re.compile(r"--\w|[\w.+~@/-]+=")
+# A file beside the document: no path to another folder, and no URL scheme.
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
-def run_page(document: Mapping[str, Any], folder: str = "") -> str:
+def run_page(document: Mapping[str, object], folder: str = "") -> str:
     """Return the page of a run.
 
     Args:
@@ -29,15 +40,15 @@ def run_page(document: Mapping[str, Any], folder: str = "") -> str:
     run = read_run(document)
     axis = Axis(run.length_s)
     parts = [
-        sections.findings_section(run),
+        _findings(run),
         _timeline(run, axis),
-        pauses_section(run),
+        _pauses(run),
         steps_section(run),
-        sections.changes_section(run.changes, run.profile) if run.kind == RUN else None,  # a check changes nothing
-        sections.environment_section(run),
+        _changes(run.changes, run.profile) if run.kind == RUN else None,  # a check changes nothing
+        _environment(run),
     ]
     title = f"{run.status}: {' '.join(run.command)[:80] or run.id}"
-    return page(title, sections.head(run, folder), tag("main", parts), data=_cursor_data(run, axis))
+    return page(title, _head(run, folder), tag("main", parts), data=_cursor_data(run, axis))
 
 
 def _timeline(run: Run, axis: Axis) -> Markup:
@@ -48,14 +59,12 @@ def _timeline(run: Run, axis: Axis) -> Markup:
     if not rows:
         return tag("section", tag("h2", "Timeline", id="timeline"), tag("p", "Nothing was recorded.", class_="note"))
     definitions = tag("svg", tag("defs", bands(run, axis), hatches()), class_="defs", aria_hidden="true")
-    ruler = tag("div", tag("div", "", class_="what"), tag("div", time_axis(axis), class_="ruler"),
-                tag("div", "", class_="how"), class_="track top")  # fmt: skip
     return tag(
         "section",
         tag("h2", "Timeline", id="timeline"),
         tag("p", " ".join(_notes(run)), class_="note"),
         definitions,
-        tag("div", ruler, tag("ul", rows, class_="tracks"), class_="timeline"),
+        timeline(rows, axis),
     )
 
 
@@ -84,14 +93,14 @@ def _notes(run: Run) -> list[str]:
     return notes
 
 
-def _cursor_data(run: Run, axis: Axis) -> dict[str, Any]:
+def _cursor_data(run: Run, axis: Axis) -> dict[str, object]:
     """Return the data from which the page's program describes the moment under the cursor."""
 
     def moment(value: float) -> float:
         return round(value, 3)
 
     phases = [[p.name, moment(p.start_s), moment(axis.length if p.end_s is None else p.end_s)] for p in run.phases]
-    pauses = merge(spans_of(run.pauses, axis.length), 0.0)
+    pauses = merge(spans_of(run.pauses, axis.length))
     return {
         "length": moment(axis.length),
         "phases": phases if len(phases) <= _MOST_READ else [],
@@ -99,3 +108,218 @@ def _cursor_data(run: Run, axis: Axis) -> dict[str, Any]:
         "steps": [[moment(step.end_s), step.step, moment(step.seconds)] for step in run.steps],
         "memory": [[moment(x), round(mib)] for x, mib in curves.memory_sum(run, axis)],
     }
+
+
+def outcome(run: Run) -> str:
+    """Return one sentence on how the run ended."""
+    took = run.took_s
+    after = "" if took is None else f" after {duration(took)}"
+    code = "" if run.exit_code is None else f", exit code {run.exit_code}"
+    if run.status == "running":
+        return f"{run.kind.capitalize()} had not ended; known up to {duration(run.length_s)}"
+    return f"{run.kind.capitalize()} {run.status}{after}{code}"
+
+
+def sign(run: Run) -> Markup:
+    """Return the sign of the run's status."""
+    return tag("span", _SIGNS.get(run.status, "?"), class_=f"sign {run.status}", aria_hidden="true")
+
+
+def log_link(run: Run, folder: str, title: str = "") -> Markup | None:
+    """Return a link to the job's log, relative to the page.
+
+    Args:
+        run: the run.
+        folder: relative path from the page to the run's folder, with a final slash; empty if the page is in it.
+        title: text of the link; default: the file's name.
+    """
+    if not _FILE.fullmatch(run.log):
+        return None
+    return tag("a", title or run.log, href=quote(folder) + run.log)
+
+
+def _head(run: Run, folder: str) -> Markup:
+    """Return the head of the page: the run, its outcome, the first error."""
+    about = [
+        tag("span", f"raydebug {run.kind} ", tag("code", run.id)),
+        tag("span", units.between(run.started, run.ended)),
+    ]
+    link = log_link(run, folder)
+    command = shlex.join(run.command[:_SHORT]) + (" \N{HORIZONTAL ELLIPSIS}" if run.command[_SHORT:] else "")
+    return tag(
+        "header",
+        tag("p", about, tag("span", link) if link else None, class_="kicker"),
+        tag("h1", sign(run), outcome(run)),
+        tag("p", tag("code", command), class_="command"),
+        first_error(run, folder),
+    )
+
+
+def first_error(run: Run, folder: str) -> Markup | None:
+    """Return the first error, or a link to the log if it is unknown; None for a run that did not fail."""
+    link = log_link(run, folder, f"read {run.log}")
+    if run.first_error is None:
+        if run.status != "failed":
+            return None
+        unknown = "No error was found in the output of its processes."
+        return tag("section", tag("h2", "First error"), tag("p", unknown, " ", link), class_="error")
+    error = run.first_error
+    title = tag("p", tag("b", error.get("kind", "")), f": {error['text']}" if error.get("text") else "", class_="title")
+    by = f"raised by {error['who']}" if error.get("who") else ""
+    at = [", at " if by else "at ", tag("code", error["place"])] if error.get("place") else None
+    return tag("section", tag("h2", "First error"), title, tag("p", by, at, class_="note"),
+               tag("p", link) if link else None, class_="error", aria_label="first error")  # fmt: skip
+
+
+def _findings(run: Run) -> Markup | None:
+    """Return the findings, the most severe first; None if there are none."""
+    if not run.findings:
+        return None
+    order = {severity: index for index, severity in enumerate(_SEVERITIES)}
+    ordered = sorted(run.findings, key=lambda finding: order.get(finding.get("severity", ""), len(order)))
+    counts = [f"{count} {word}{'' if count == 1 else 's'}" for word in _SEVERITIES
+              if (count := sum(finding.get("severity") == word for finding in ordered))]  # fmt: skip
+    items = [_finding(finding) for finding in ordered]
+    return tag("section", tag("h2", "Findings", id="findings"), tag("p", ", ".join(counts), class_="note"),
+               tag("ul", items, class_="findings"))  # fmt: skip
+
+
+def _finding(finding: Mapping[str, str]) -> Markup:
+    severity = finding.get("severity", "note")
+    stage = finding.get("stage", "")
+    mark = tag(
+        "p",
+        tag("span", severity, class_=f"severity {severity}"),
+        tag("span", f"stage {stage}") if stage else None,
+        tag("code", finding.get("code", "")),
+        class_="mark",
+    )
+    parts = [tag("div", tag("dt", word), tag("dd", finding[word])) for word in ("why", "fix") if finding.get(word)]
+    body = tag("div", tag("p", finding.get("what", ""), class_="title"), tag("dl", parts) if parts else None)
+    return tag("li", mark, body)
+
+
+def _changes(changes: Sequence[Change], profile: str) -> Markup | None:
+    """Return the changes of the profile; None without a profile."""
+    if not changes and not profile:
+        return None
+    items = [
+        tag("li", tag("code", change.key, class_="key"), tag("span", tag("del", change.old), " \N{RIGHTWARDS ARROW} ",
+            tag("ins", change.new), class_="move"), tag("span", change.why, class_="why"))
+        for change in changes
+    ]  # fmt: skip
+    note = f"The profile {profile} " if profile else "A profile "
+    note += f"changed {units.counted(len(changes), 'setting')} of the command below." if changes else "changed nothing."
+    return tag("section", tag("h2", "Changes of the profile", id="changes"), tag("p", note, class_="note"),
+               tag("ul", items, class_="changes") if items else None)  # fmt: skip
+
+
+def _environment(run: Run) -> Markup:
+    """Return command, cluster, lock and variables of the run."""
+    cluster = {"name": "cluster", "kind": "where", "flavour": "flavour", "debugger": "debugger"}
+    facts = [(word, run.cluster[key]) for key, word in cluster.items() if run.cluster.get(key)]
+    if run.lock.get("sha256"):
+        facts.append(("lock", f"{run.lock.get('flavour', '')} sha256:{run.lock['sha256']}".strip()))
+    rows = [tag("div", tag("dt", word), tag("dd", tag("code", value))) for word, value in facts]
+    variables = [tag("div", tag("dt", tag("code", name)), tag("dd", tag("code", value)))
+                 for name, value in sorted(run.variables.items())]  # fmt: skip
+    command = tag("pre", tag("code", " \\\n  ".join(command_lines(run.command))))
+    return tag(
+        "section",
+        tag("h2", "What ran", id="environment"),
+        tag("dl", rows, class_="facts") if rows else None,
+        [tag("h3", "Command"), command] if run.command else None,
+        [tag("h3", "Variables"), tag("dl", variables, class_="facts variables")] if variables else None,
+    )
+
+
+def command_lines(command: Sequence[str]) -> list[str]:
+    """Return a command in shell syntax; a long one with one option or override per line."""
+    whole = shlex.join(command)
+    if len(whole) <= _WIDE:
+        return [whole]
+    lines: list[str] = []
+    for word in command:
+        if not lines or _OPTION.match(word):
+            lines.append(shlex.quote(word))
+        else:
+            lines[-1] += f" {shlex.quote(word)}"
+    return lines
+
+
+def _pauses(run: Run) -> Markup | None:
+    """Return where the run paused, how often and how long; None for a run without pauses."""
+    if not run.pauses:
+        return None
+    length = run.length_s
+    held = covered(spans_of(run.pauses, length))
+    still = [pause for pause in run.pauses if pause.end_s is None]
+    note = (
+        f"{units.counted(len(run.pauses), 'pause')}; {duration(held)} of {duration(length)} had at least one"
+        " process waiting for a debugger."
+    )
+    if still:
+        note += f" {units.counted(len(still), 'pause was', 'pauses were')} not resumed."
+    every = _list(run.pauses[:MOST_LISTED], length)
+    if len(run.pauses) > FEW:
+        left_out = len(run.pauses) - MOST_LISTED
+        cut = tag("p", f"The first {MOST_LISTED:,} of {len(run.pauses):,}; run.json has all.", class_="note")
+        said = f"{'All' if left_out <= 0 else 'Of'} {len(run.pauses):,} pauses, one by one"
+        every = tag("details", tag("summary", said), cut if left_out > 0 else None, every)
+    places = _places(run.pauses, length) if len(run.pauses) > FEW else None
+    return tag("section", tag("h2", "Pauses", id="pauses"), tag("p", note, class_="note"), places, every)
+
+
+def _places(pauses: Sequence[Pause], length: float) -> list[Markup | None]:
+    groups: dict[tuple[str, str, str], list[Pause]] = {}
+    for pause in pauses:
+        groups.setdefault((pause.where, pause.kind, pause.exception), []).append(pause)
+    rows = []
+    for (where, kind, exception), same in sorted(groups.items(), key=lambda group: -len(group[1]))[:MOST_PLACES]:
+        spans = spans_of(same, length)
+        longest = max(end - start for start, end in spans)
+        rows.append(_row([
+            ("where", tag("code", where)),
+            ("kind", _kind(kind, exception)),
+            ("count", f"{len(same):,}"),
+            ("waited", duration(sum(end - start for start, end in spans))),
+            ("longest", duration(longest)),
+            ("by", units.counted(len({pause.who for pause in same}), "process", "processes")),
+        ]))  # fmt: skip
+    left_out = len(groups) - len(rows)
+    more = tag("p", f"{units.counted(left_out, 'place')} with fewer are in the list below.", class_="note")
+    return [_table("By place", rows, ["where", "kind", "count", "waited in all", "longest", "by"]),
+            more if left_out else None]  # fmt: skip
+
+
+def _list(pauses: Sequence[Pause], length: float) -> Markup:
+    rows = [
+        _row([
+            ("id", pause.id),
+            ("where", tag("code", pause.where)),
+            ("kind", _kind(pause.kind, pause.exception)),
+            ("who", pause.who),
+            ("at", units.since_start(pause.start_s)),
+            ("waited", _waited(pause, length)),
+        ])
+        for pause in pauses
+    ]  # fmt: skip
+    return _table("One by one", rows, ["id", "where", "kind", "who", "at", "waited"])
+
+
+def _kind(kind: str, exception: str) -> Markup | str:
+    return tag("span", tag("span", kind, class_="crash"), f": {exception}") if exception else kind
+
+
+def _waited(pause: Pause, length: float) -> str | Markup:
+    if pause.end_s is None:
+        return tag("span", f"{duration(length - pause.start_s)}, not resumed", class_="state")
+    return duration(pause.end_s - pause.start_s)
+
+
+def _row(cells: list[tuple[str, Markup | str]]) -> Markup:
+    return tag("tr", [tag("td", cell, class_=name) for name, cell in cells])
+
+
+def _table(caption: str, rows: list[Markup], head: list[str]) -> Markup:
+    return wide_table(f"pauses, {caption.lower()}", "pauses", tag("caption", caption), table_head(head), rows)

@@ -8,9 +8,19 @@ from dataclasses import dataclass
 from raydebug.render import duration
 from raydebug.report import units
 from raydebug.report.document import Pause, Phase, Run
-from raydebug.report.downsample import Interval, covered, density, gaps, merge
 from raydebug.report.page import Child, Markup, percent, tag
-from raydebug.report.plot import Axis, columns_of, plot, stretched
+from raydebug.report.plot import (
+    Axis,
+    Interval,
+    columns_of,
+    covered,
+    density,
+    gaps,
+    merge,
+    plot,
+    stretched,
+    time_axis,
+)  # fmt: skip
 
 MOST_ROWS = 40  # of phases by name; further ones are one sum
 KINDS = {"breakpoint": "at breakpoints", "post-mortem": "at crashes"}  # other kinds are shown by their name
@@ -94,6 +104,13 @@ def track(what: Child, drawing: Markup, how: Child, class_: str = "") -> Markup:
                class_=f"track {class_}".strip())  # fmt: skip
 
 
+def timeline(rows: Sequence[Markup], axis: Axis) -> Markup:
+    """Return rows below the labels of their axis."""
+    ruler = tag("div", tag("div", "", class_="what"), tag("div", time_axis(axis), class_="ruler"),
+                tag("div", "", class_="how"), class_="track top")  # fmt: skip
+    return tag("div", ruler, tag("ul", rows, class_="tracks"), class_="timeline")
+
+
 def phase_rows(run: Run, axis: Axis) -> list[Markup]:
     """Return a row for each phase by name, and one for the time outside all phases if it is long enough."""
     rows = rows_of(run.phases, run.length_s)
@@ -120,9 +137,10 @@ def _phase_row(row: Row, axis: Axis, name: str) -> Markup:
         return f"{name}: {span}" + (", not ended" if is_open else ""), "phase open" if is_open else "phase"
 
     drawing = plot(axis, draw_spans(row.spans, axis, text, top=0.2, height=0.6), label=_label(row, name), class_="bar")
-    times = tag("span", f" \N{MULTIPLICATION SIGN}{len(row.spans):,}", class_="times") if len(row.spans) > 1 else None
     state = tag("span", " not ended", class_="state") if row.is_open else None
-    return track([name, times, state], drawing, took(row.took_s, axis.length))
+    return track(
+        [name, times(len(row.spans)) if len(row.spans) > 1 else None, state], drawing, took(row.took_s, axis.length)
+    )
 
 
 def _label(row: Row, name: str) -> str:
@@ -133,6 +151,11 @@ def _label(row: Row, name: str) -> str:
 def took(part_s: float, whole_s: float) -> list[Markup]:
     """Return a time span and its share, for the column beside a plot."""
     return [tag("b", duration(part_s)), tag("span", units.share(part_s, whole_s), class_="share")]
+
+
+def times(count: int) -> Markup:
+    """Return how many spans or steps a row has, for its name."""
+    return tag("span", f" \N{MULTIPLICATION SIGN}{count:,}", class_="times")
 
 
 def _gap_row(missing: Sequence[Interval], missing_s: float, axis: Axis) -> Markup:
@@ -168,8 +191,7 @@ def _pause_row(kind: str, pauses: Sequence[Pause], axis: Axis) -> Markup:
     held = covered(spans)
     label = f"{title}: {units.counted(len(pauses), 'pause')}, {duration(held)} in all"
     drawing = plot(axis, draw_spans(spans, axis, text, top=0.14, height=0.72), label=label, class_="bar", bands=False)
-    name = [title, tag("span", f" \N{MULTIPLICATION SIGN}{len(pauses):,}", class_="times"),
-            tag("span", f" {still:,} not resumed", class_="state") if still else None]  # fmt: skip
+    name = [title, times(len(pauses)), tag("span", f" {still:,} not resumed", class_="state") if still else None]
     return track(name, drawing, took(held, axis.length), "pauses")
 
 
