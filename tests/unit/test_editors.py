@@ -17,8 +17,8 @@ import pytest
 from gateway_door import EDITOR, TOKEN, Door, Editor, visit
 from raydebug.console.session import GatewayAddress
 from raydebug.dap import DapSession, RequestFailed
-from raydebug.editors import adapter, jsonc, listen
-from raydebug.editors.vscode import MAX_FILE_BYTES, merge, write_configuration
+from raydebug.editors import adapter, listen
+from raydebug.editors.vscode import MAX_FILE_BYTES, merge, parse_jsonc, write_configuration
 from raydebug.errors import RaydebugError
 
 PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
@@ -51,7 +51,7 @@ MINE = """\
 def test_launch_json_is_merged_and_every_other_byte_stays():
     """Our configuration is added after the user's; comments, trailing commas and order stay, byte for byte."""
     merged = merge(MINE, OURS)
-    listed = jsonc.parse(merged).value["configurations"]
+    listed = parse_jsonc(merged).value["configurations"]
     assert [one["name"] for one in listed] == ["a", "b", "raydebug: default"]
     assert listed[2] == OURS
     start = merged.index(',\n        {\n          "name": "raydebug')
@@ -64,7 +64,7 @@ def test_own_configuration_is_brought_up_to_date():
     """In an existing configuration of ours the adapter's path is updated, and the user's choices stay."""
     theirs = {**OURS, "debugAdapterPath": "/old.py", "justMyCode": True, "ranks": [0]}
     updated = merge(merge(MINE, theirs), OURS)
-    assert jsonc.parse(updated).value["configurations"][2] == {**OURS, "justMyCode": True, "ranks": [0]}
+    assert parse_jsonc(updated).value["configurations"][2] == {**OURS, "justMyCode": True, "ranks": [0]}
     assert updated.startswith(MINE[: MINE.index("    ],")].rstrip().removesuffix(","))
 
 
@@ -75,7 +75,7 @@ def test_own_configuration_is_brought_up_to_date():
 def test_launch_json_of_any_shape(text):
     """An empty file, an empty list, a byte-order mark and Windows line ends are all added to, and kept as they are."""
     merged = merge(text, OURS)
-    assert jsonc.parse(merged.removeprefix("\ufeff")).value["configurations"][-1] == OURS
+    assert parse_jsonc(merged.removeprefix("\ufeff")).value["configurations"][-1] == OURS
     assert merged.startswith("\ufeff") == text.startswith("\ufeff")
     assert merged.count("\r\n") == (merged.count("\n") if "\r" in text else 0)
     assert "// x" in merged or "// x" not in text
@@ -130,7 +130,7 @@ def test_launch_json_that_is_no_file(tmp_path):
     assert write_configuration(OURS, tmp_path) == (path, True)
     assert path.is_symlink()
     assert real.stat().st_mode & 0o777 == 0o640
-    assert jsonc.parse(real.read_text()).value["configurations"] == [OURS]
+    assert parse_jsonc(real.read_text()).value["configurations"] == [OURS]
     assert [p.name for p in path.parent.iterdir()] == ["launch.json"]
 
 

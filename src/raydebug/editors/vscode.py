@@ -1,33 +1,49 @@
-"""VS Code's launch.json: one configuration with which F5 opens every pause of a cluster.
+r"""VS Code's launch.json: one configuration with which F5 opens every pause of a cluster.
 
 It contains no token. VS Code's Python debugger starts the program of `debugAdapterPath` as its adapter, which finds the
 cluster and reads the token (adapter.py). Source: microsoft/vscode-python-debugger accf683 (2026.7),
 src/extension/debugger/adapter/factory.ts:60-100: an `attach` with `listen` and without `connect` uses the adapter's
 stdin and stdout, and `listen` has no other effect.
+
+A launch.json is JSON with comments and trailing commas. `parse_jsonc` returns the position of each value, so that the
+rest of the file stays as it is:
+
+>>> text = '{\n  // mine\n  "a": [1, 2,],\n}'
+>>> root = parse_jsonc(text)
+>>> root.value
+{'a': [1, 2]}
+>>> items = root.members["a"].items
+>>> text[items[1].start : items[1].end]
+'2'
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from raydebug.atomic_write import atomic_write
 from raydebug.cluster.state import Cluster
-from raydebug.editors import adapter, jsonc
+from raydebug.editors import adapter
 from raydebug.errors import Exit, RaydebugError
-
-Configuration = dict[str, Any]
 
 FILE = Path(".vscode") / "launch.json"
 MAX_FILE_BYTES = 1024 * 1024
 INDENT = 2
+MAX_DEPTH = 100
+_BLANK = re.compile(r"(?:[ \t\r\n]+|//[^\r\n]*|/\*[\s\S]*?\*/)*")
+_STRING = re.compile(r'"(?:[^"\\\r\n]|\\.)*"')
+_WORD = re.compile(r"[-+.\w]+")
 # Keys that are updated in an existing configuration of ours; the user may have changed the others.
 OURS = ("type", "request", "listen", "debugAdapterPath", "debugAdapterPython", "cluster")
 
 
-def configuration_for(cluster: Cluster, folder: Path) -> Configuration:
+def configuration_for(cluster: Cluster, folder: Path) -> dict[str, object]:
     """Return the configuration that attaches to a cluster.
 
     Args:
@@ -37,7 +53,7 @@ def configuration_for(cluster: Cluster, folder: Path) -> Configuration:
     Raises:
         RaydebugError: the folder is not mounted in the containers of the cluster.
     """
-    configuration: Configuration = {
+    configuration: dict[str, object] = {
         "name": f"raydebug: {cluster.name}",
         "type": "debugpy",
         "request": "attach",
@@ -56,7 +72,7 @@ def configuration_for(cluster: Cluster, folder: Path) -> Configuration:
     return configuration
 
 
-def write_configuration(configuration: Configuration, folder: Path) -> tuple[Path, bool]:
+def write_configuration(configuration: Mapping[str, object], folder: Path) -> tuple[Path, bool]:
     """Write the configuration into the launch.json of a folder; the rest of the file stays as it is.
 
     Returns:
@@ -71,14 +87,14 @@ def write_configuration(configuration: Configuration, folder: Path) -> tuple[Pat
         after = merge(before, configuration)
         if after != before:
             _write(path, after)
-    except jsonc.JsoncError as error:
+    except JsoncError as error:
         raise _bad_file(path, str(error)) from error
     except (OSError, UnicodeDecodeError) as error:
         raise _bad_file(path, str(error)) from error
     return path, after != before
 
 
-def merge(text: str, configuration: Configuration) -> str:
+def merge(text: str, configuration: Mapping[str, object]) -> str:
     """Return the text of a launch.json with the configuration in it.
 
     Args:
@@ -94,21 +110,21 @@ def merge(text: str, configuration: Configuration) -> str:
         document = {"version": "0.2.0", "configurations": [configuration]}
         return mark + json.dumps(document, indent=INDENT, ensure_ascii=False) + "\n"
     end = "\r\n" if "\r\n" in text else "\n"
-    start, stop, fresh = _change(text, jsonc.parse(text), configuration)
+    start, stop, fresh = _change(text, parse_jsonc(text), configuration)
     return mark + text[:start] + fresh.replace("\n", end) + text[stop:]
 
 
-def _change(text: str, root: jsonc.Node, configuration: Configuration) -> tuple[int, int, str]:
+def _change(text: str, root: Node, configuration: Mapping[str, object]) -> tuple[int, int, str]:
     """Return start and end of the text to replace, and the new text."""
     if not isinstance(root.value, dict):
-        raise jsonc.JsoncError(1, "an object is expected: { ... }")
+        raise JsoncError(1, "an object is expected: { ... }")
     listed = root.members.get("configurations")
     if listed is None:
         block = json.dumps([configuration], indent=INDENT, ensure_ascii=False)
         comma = "," if root.members else ""
         return root.start + 1, root.start + 1, f'\n  "configurations": {_indented(block, INDENT)}{comma}'
     if not isinstance(listed.value, list):
-        raise jsonc.JsoncError(text.count("\n", 0, listed.start) + 1, '"configurations" is not a list')
+        raise JsoncError(text.count("\n", 0, listed.start) + 1, '"configurations" is not a list')
     for node in listed.items:
         if isinstance(node.value, dict) and node.value.get("name") == configuration["name"]:
             updated = {**configuration, **node.value, **{name: configuration[name] for name in OURS}}
@@ -130,7 +146,7 @@ def _column(text: str, at: int) -> int:
     return len(line) - len(line.lstrip())
 
 
-def _block(configuration: Configuration, column: int) -> str:
+def _block(configuration: Mapping[str, object], column: int) -> str:
     return _indented(json.dumps(configuration, indent=INDENT, ensure_ascii=False), column)
 
 
@@ -163,3 +179,105 @@ def _bad_file(path: Path, cause: str) -> RaydebugError:
         code="vscode.bad-file",
         exit_code=Exit.USAGE,
     )
+
+
+# JSON with comments
+
+
+class JsoncError(ValueError):
+    """Text that is not JSON, with the line (from 1) of the error."""
+
+    def __init__(self, line: int, what: str) -> None:
+        super().__init__(f"line {line}: {what}")
+        self.line = line
+
+
+@dataclass
+class Node:
+    """A value and its position: text[start:end]."""
+
+    value: Any
+    start: int
+    end: int
+    members: dict[str, Node] = field(default_factory=dict)
+    items: list[Node] = field(default_factory=list)
+
+
+def parse_jsonc(text: str) -> Node:
+    """Parse a document.
+
+    Raises:
+        JsoncError: it is not JSON.
+    """
+    parser = _Parser(text)
+    node = parser.value(parser.skip(0), 0)
+    rest = parser.skip(node.end)
+    if rest != len(text):
+        raise parser.error(rest, "text after the end of the document")
+    return node
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def error(self, at: int, what: str) -> JsoncError:
+        return JsoncError(self._text.count("\n", 0, at) + 1, what)
+
+    def skip(self, at: int) -> int:
+        found = _BLANK.match(self._text, at)
+        assert found is not None
+        if self._text.startswith("/*", found.end()):
+            raise self.error(found.end(), "an unterminated comment")
+        return found.end()
+
+    def value(self, at: int, depth: int) -> Node:
+        if depth > MAX_DEPTH:
+            raise self.error(at, f"nested deeper than {MAX_DEPTH}")
+        first = self._text[at : at + 1]
+        if first == "{":
+            return self._object(at, depth)
+        if first == "[":
+            return self._array(at, depth)
+        found = (_STRING if first == '"' else _WORD).match(self._text, at)
+        if found is None:
+            raise self.error(at, f"a value is expected, not {first!r}" if first else "unexpected end")
+        try:
+            return Node(json.loads(found[0]), at, found.end())
+        except ValueError as error:
+            raise self.error(at, f"{found[0][:40]} is not a value") from error
+
+    def _object(self, at: int, depth: int) -> Node:
+        node = Node({}, at, at)
+        at = self.skip(at + 1)
+        while not self._text.startswith("}", at):
+            name = self.value(at, depth)
+            if not isinstance(name.value, str):
+                raise self.error(at, "a name in quotes is expected")
+            at = self.skip(name.end)
+            if not self._text.startswith(":", at):
+                raise self.error(at, f'a colon is expected after "{name.value[:40]}"')
+            member = self.value(self.skip(at + 1), depth + 1)
+            node.members[name.value], node.value[name.value] = member, member.value
+            at = self._comma(member.end, "}")
+        node.end = at + 1
+        return node
+
+    def _array(self, at: int, depth: int) -> Node:
+        node = Node([], at, at)
+        at = self.skip(at + 1)
+        while not self._text.startswith("]", at):
+            item = self.value(at, depth + 1)
+            node.items.append(item)
+            node.value.append(item.value)
+            at = self._comma(item.end, "]")
+        node.end = at + 1
+        return node
+
+    def _comma(self, at: int, closing: str) -> int:
+        at = self.skip(at)
+        if self._text.startswith(",", at):
+            return self.skip(at + 1)
+        if not self._text.startswith(closing, at):
+            raise self.error(at, f"a comma or {closing} is expected")
+        return at
