@@ -104,7 +104,7 @@ def test_several_pauses_are_shown_to_choose_from(
     start: Callable[..., list[PausedProgram]], shared_door: Gateway, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without an ID, several pauses are shown as a table on stderr, and the error says how to name one or all."""
-    from raydebug.cli.attach import _choose
+    from raydebug.cli.pauses import _choose
     from raydebug.gateway.gateway_client import fetch_pauses
 
     oldest = min((program.id for program in start(0, 1)), key=int)
@@ -119,7 +119,7 @@ def test_several_pauses_are_shown_to_choose_from(
 
 def test_selections_on_the_command_line() -> None:
     """An ID beside a selection, and an invalid list of ranks, are usage errors."""
-    from raydebug.cli.attach import _selection
+    from raydebug.cli.pauses import _selection
     from raydebug.console.group import Selection
 
     assert _selection("all", None, None, steal=False) == Selection()

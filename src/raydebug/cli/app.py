@@ -48,12 +48,12 @@ HEADINGS = {
     ),
     "Run": (
         Verb("run", "run:run"),
-        Verb("try", "try_:try_", takes_command=True),
+        Verb("try", "run:try_", takes_command=True),
         Verb("job", "job:app"),
     ),
     "Debug": (
         Verb("paused", "pauses:paused"),
-        Verb("attach", "attach:attach"),
+        Verb("attach", "pauses:attach"),
         Verb("break", "breakpoints:app"),
     ),
     "Check first": (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,8 @@ from raydebug.cli.options import Name
 from raydebug.errors import Exit, RaydebugError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from raydebug.console.session import GatewayAddress
 
 
@@ -78,7 +80,7 @@ def listen(
     raise typer.Exit(int(asyncio.run(_listen(address, target, port, is_over))))
 
 
-async def _listen(address: GatewayAddress, target: str, port: int, is_over: Any) -> Exit:
+async def _listen(address: GatewayAddress, target: str, port: int, is_over: Callable[[], bool]) -> Exit:
     from raydebug.console.interrupt import Interrupted, interruptible
     from raydebug.editors import listen as listening
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +20,24 @@ if TYPE_CHECKING:
 TRACEBACK_LINES = 24  # of the first error, for people; --json has all
 
 app = typer.Typer(help="The jobs of a cluster: list, status, logs, stop, wait.")
-_Job = Annotated[str | None, typer.Argument(metavar="[JOB]", help="Its id, or the beginning of it; default: the last.")]
+_Id = Annotated[str | None, typer.Argument(metavar="[JOB]", help="Its id, or the beginning of it; default: the last.")]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A job as `job list` and `job status` show it; `started` and `ended` are seconds since the epoch."""
+
+    id: str
+    status: str
+    command: str
+    started: float | None
+    ended: float | None
+    exit_code: int | None
+    message: str | None
+
+    @property
+    def took(self) -> str:
+        return "?" if self.started is None else render.duration((self.ended or time.time()) - self.started, whole=True)
 
 
 @app.command("list")
@@ -32,35 +50,37 @@ def list_jobs(name: Name = "default", as_json: Json = False) -> None:
 
     jobs = [_describe(job) for job in _dashboard(name).submitted_jobs()]
     if as_json:
-        render.out_json({"version": 1, "jobs": jobs})
+        render.out_json({"version": 1, "jobs": [asdict(job) for job in jobs]})
         return
     if not jobs:
         render.say("no job has run here")
         return
-    rows = [[job["id"], job["status"], _time(job), _text(job["exit_code"]), job["command"]] for job in jobs]
+    rows = [
+        [job.id, job.status, job.took, "" if job.exit_code is None else str(job.exit_code), job.command] for job in jobs
+    ]
     render.table(None, ["id", "status", "took", "exit", "command"], rows)
-    render.say(f"next: raydebug job logs {jobs[-1]['id']}{name_option(name)}")
+    render.say(f"next: raydebug job logs {jobs[-1].id}{name_option(name)}")
 
 
 @app.command()
-def status(job: _Job = None, name: Name = "default", as_json: Json = False) -> None:
+def status(job: _Id = None, name: Name = "default", as_json: Json = False) -> None:
     """Show the state of a job; the exit code is 0 in every state.
 
     Example: raydebug job status
     """
     found = _describe(_find(_dashboard(name), job))
     if as_json:
-        render.out_json({"version": 1, **found})
+        render.out_json({"version": 1, **asdict(found)})
         return
-    for word in ("id", "status", "command", "exit_code", "message"):
-        if found[word] is not None:
-            render.out(render.visible(f"{word.replace('_', ' '):<10} {found[word]}"))
-    render.out(f"{'took':<10} {_time(found)}")
+    for word, value in asdict(found).items():
+        if value is not None and word not in ("started", "ended"):
+            render.out(render.visible(f"{word.replace('_', ' '):<10} {value}"))
+    render.out(f"{'took':<10} {found.took}")
 
 
 @app.command()
 def logs(
-    job: _Job = None,
+    job: _Id = None,
     role: Annotated[
         str | None, typer.Option(metavar="ROLE", help="driver, task, or a part of an actor's class: worker, engine.")
     ] = None,
@@ -89,13 +109,24 @@ def logs(
 
     dashboard = _dashboard(name)
     found = _find(dashboard, job)
+    submission_id = found["submission_id"]
     wanted = Filter(None if since is None else read_since(since), None if grep is None else read_pattern(grep))
     if first_error:
-        raise typer.Exit(_show_first_error(dashboard, found, as_json=as_json))
+        from raydebug.jobs.first_error import find_first_error
+
+        with render.waiting(f"reading what the processes of job {submission_id} wrote"):
+            verdict = find_first_error(dashboard, found)
+        if as_json:
+            render.out_json({"version": 1, "job": submission_id, **_document(verdict)})
+        elif verdict.first is None:
+            render.say(f"no error in the files of job {submission_id} ({found['status'].lower()})")
+        else:
+            _show_verdict(verdict)
+        return
     shows_all = role is not None or rank is not None
 
     def look() -> list[Source]:
-        return _sources(dashboard, found["submission_id"], role, rank)
+        return _sources(dashboard, submission_id, role, rank)
 
     def show(source: Source, line: str) -> None:
         mark = f"[{source.title}] " if shows_all else ""
@@ -105,21 +136,21 @@ def logs(
         import asyncio
 
         try:
-            asyncio.run(follow_lines(dashboard, look, lambda: _has_ended(dashboard, found), show, wanted))
+            asyncio.run(follow_lines(dashboard, look, lambda: _has_ended(dashboard, submission_id), show, wanted))
         except KeyboardInterrupt:
-            render.say(f"left; job {found['submission_id']} continues if it has not ended")
+            render.say(f"left; job {submission_id} continues if it has not ended")
             raise typer.Exit(Exit.INTERRUPTED) from None
         return
     sources = look()
     if not sources:
-        raise _nothing_written(dashboard, found["submission_id"], role, rank)
+        raise _nothing_written(dashboard, submission_id, role, rank)
     for source in sources:
         for line in wanted.lines(dashboard.log_text(source.node_id, source.name).splitlines()):
             show(source, line)
 
 
 @app.command()
-def stop(job: _Job = None, name: Name = "default") -> None:
+def stop(job: _Id = None, name: Name = "default") -> None:
     """Stop a job and wait until it has ended.
 
     Example: raydebug job stop raydebug-194151-06d8c8
@@ -129,18 +160,18 @@ def stop(job: _Job = None, name: Name = "default") -> None:
     dashboard = _dashboard(name)
     found = _find(dashboard, job)
     submission_id = found["submission_id"]
-    if _has_ended(dashboard, found):
+    if _has_ended(dashboard, submission_id):
         render.say(f"job {submission_id} has ended already: {found['status'].lower()}")
         return
     dashboard.stop_job(submission_id)
     with render.waiting(f"stopping job {submission_id}"):
-        wait_until(lambda: _has_ended(dashboard, found), timeout_s=30)
+        wait_until(lambda: _has_ended(dashboard, submission_id), timeout_s=30)
     render.say(f"job {submission_id}: {dashboard.job(submission_id)['status'].lower()}")
 
 
 @app.command()
 def wait(
-    job: _Job = None,
+    job: _Id = None,
     timeout: Annotated[float | None, typer.Option(min=0.0, metavar="SECONDS", help="Give up after this long.")] = None,
     name: Name = "default",
 ) -> None:
@@ -152,10 +183,9 @@ def wait(
     from raydebug.jobs.logs import wait_until
 
     dashboard = _dashboard(name)
-    found = _find(dashboard, job)
-    submission_id = found["submission_id"]
+    submission_id = _find(dashboard, job)["submission_id"]
     with render.waiting(f"waits for the end of job {submission_id}"):
-        ended = wait_until(lambda: _has_ended(dashboard, found), timeout_s=timeout)
+        ended = wait_until(lambda: _has_ended(dashboard, submission_id), timeout_s=timeout)
     if not ended:
         raise RaydebugError(
             f"job {submission_id} did not end within {timeout:g} s",
@@ -170,7 +200,7 @@ def wait(
 
 
 @app.command("attach-log")
-def attach_log(job: _Job = None, name: Name = "default") -> None:
+def attach_log(job: _Id = None, name: Name = "default") -> None:
     """Follow a job as `raydebug run` does: its log, its pauses, its exit code; Ctrl-C asks whether to stop it.
 
     Example: raydebug job attach-log
@@ -215,10 +245,10 @@ def _find(dashboard: Dashboard, wanted: str | None) -> dict[str, Any]:
     )
 
 
-def _has_ended(dashboard: Dashboard, job: dict[str, Any]) -> bool:
+def _has_ended(dashboard: Dashboard, submission_id: str) -> bool:
     from raydebug.cluster.dashboard import ENDED
 
-    return str(dashboard.job(job["submission_id"])["status"]) in ENDED
+    return str(dashboard.job(submission_id)["status"]) in ENDED
 
 
 def _sources(dashboard: Dashboard, submission_id: str, role: str | None, rank: int | None) -> list[Source]:
@@ -242,47 +272,25 @@ def _nothing_written(dashboard: Dashboard, submission_id: str, role: str | None,
     )
 
 
-def _describe(job: dict[str, Any]) -> dict[str, Any]:
+def _describe(job: dict[str, Any]) -> _Job:
     from raydebug.cluster.dashboard import ENDED
     from raydebug.jobs.follow import exit_code_of
     from raydebug.jobs.submit import command_of
 
     message = (job.get("message") or "").partition(", last available logs")[0].strip()
-    return {
-        "id": job["submission_id"],
-        "status": str(job["status"]).lower(),
-        "command": command_of(job["entrypoint"]),
-        "started": job.get("start_time") and job["start_time"] / 1000,
-        "ended": job.get("end_time") and job["end_time"] / 1000,
-        "exit_code": exit_code_of(job) if job["status"] in ENDED else None,
-        "message": message or None,
-    }
+    return _Job(
+        id=job["submission_id"],
+        status=str(job["status"]).lower(),
+        command=command_of(job["entrypoint"]),
+        started=job["start_time"] / 1000 if job.get("start_time") else None,
+        ended=job["end_time"] / 1000 if job.get("end_time") else None,
+        exit_code=exit_code_of(job) if job["status"] in ENDED else None,
+        message=message or None,
+    )
 
 
-def _text(value: object) -> str:
-    return "" if value is None else str(value)
-
-
-def _time(job: dict[str, Any]) -> str:
-    return render.duration((job["ended"] or time.time()) - job["started"], whole=True) if job["started"] else "?"
-
-
-def _show_first_error(dashboard: Dashboard, job: dict[str, Any], *, as_json: bool) -> int:
-    from raydebug.jobs.first_error import find_first_error
-
-    with render.waiting(f"reading what the processes of job {job['submission_id']} wrote"):
-        verdict = find_first_error(dashboard, job)
-    if as_json:
-        render.out_json({"version": 1, "job": job["submission_id"], **_document(verdict)})
-    elif verdict.first is None:
-        render.say(f"no error in the files of job {job['submission_id']} ({job['status'].lower()})")
-    else:
-        _show_verdict(verdict)
-    return Exit.OK
-
-
-def _document(verdict: Verdict) -> dict[str, Any]:
-    def one(error: LoggedError) -> dict[str, Any]:
+def _document(verdict: Verdict) -> dict[str, object]:
+    def one(error: LoggedError) -> dict[str, object]:
         about = {"kind": error.kind, "text": error.text, "who": error.who, "pid": error.pid, "place": error.place}
         return {**about, "file": error.source, "line": error.line, "at": error.at, "traceback": list(error.lines)}
 

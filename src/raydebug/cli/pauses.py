@@ -1,7 +1,8 @@
-"""`raydebug paused`: the pauses of a cluster."""
+"""`raydebug paused` and `attach`: the pauses of a cluster, and the terminal debugger."""
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,12 +10,27 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Address, Json, Name
+from raydebug.errors import Exit, RaydebugError
+from raydebug.protocol import messages
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from raydebug.cluster.state import Cluster
+    from raydebug.console.group import Selection
     from raydebug.protocol.listings import ListedPause
 
 WATCH_PERIOD_S = 0.5
+_TARGET_HELP = "A pause of `raydebug paused`, `next` (waits for it) or `all`. Default: the only one that waits."
+_RANKS_HELP = "These ranks at one prompt, such as 0,3-5; those that pause later join."
+_JOB_HELP = "All pauses of this job at one prompt."
+_PID_HELP = "A process that works: it pauses at the line where it is. PID@IP where several nodes have that number."
+_WORKER_HELP = "The same, by the beginning of its Ray worker id."
+_TIMEOUT_HELP = "Limit of the wait for pauses, and of each wait for a stop with -x (there: 60)."
+_Commands = Annotated[
+    list[str] | None,
+    typer.Option("-x", "--execute", metavar="COMMAND", help="Run this debugger command and leave; repeatable."),
+]
 
 
 def paused(
@@ -29,7 +45,7 @@ def paused(
     """
     from raydebug.gateway.gateway_client import fetch_pauses
 
-    cluster, option = find(name, address)
+    cluster, option = _find(name, address)
 
     def show(pauses: list[ListedPause]) -> None:
         if as_json:
@@ -38,7 +54,7 @@ def paused(
         if not pauses:
             render.say("nothing is paused")
             return
-        show_table(pauses)
+        _show_table(pauses)
         waiting = [p for p in pauses if p["state"] == "waiting"]
         if waiting:
             render.say(f"next: raydebug attach {waiting[0]['id']}{option}")
@@ -56,7 +72,7 @@ def paused(
         time.sleep(WATCH_PERIOD_S)
 
 
-def find(name: str, address: str | None) -> tuple[Cluster, str]:
+def _find(name: str, address: str | None) -> tuple[Cluster, str]:
     """Return the cluster, and the option that names it in suggested commands."""
     from raydebug.cluster import state
     from raydebug.cluster.find import load_cluster
@@ -67,7 +83,7 @@ def find(name: str, address: str | None) -> tuple[Cluster, str]:
     return cluster_at(address), f" --address {address}"
 
 
-def show_table(pauses: list[ListedPause], *, to_stderr: bool = False) -> None:
+def _show_table(pauses: list[ListedPause], *, to_stderr: bool = False) -> None:
     """Print pauses as a table, on stdout or stderr."""
     from raydebug.gateway.gateway_client import name_owner, name_place
 
@@ -84,3 +100,144 @@ def show_table(pauses: list[ListedPause], *, to_stderr: bool = False) -> None:
         for p in pauses
     ]
     render.table(None, ["id", "kind", "where", "exception", "who", "since", "state"], rows, to_stderr=to_stderr)
+
+
+def attach(
+    target: Annotated[str | None, typer.Argument(metavar="[ID|next|all]", help=_TARGET_HELP)] = None,
+    ranks: Annotated[str | None, typer.Option("--ranks", metavar="RANKS", help=_RANKS_HELP)] = None,
+    job: Annotated[str | None, typer.Option("--job", metavar="JOB", help=_JOB_HELP)] = None,
+    pid: Annotated[str | None, typer.Option("--pid", metavar="PID", help=_PID_HELP)] = None,
+    worker: Annotated[str | None, typer.Option("--worker", metavar="ID", help=_WORKER_HELP)] = None,
+    execute: _Commands = None,
+    timeout: Annotated[float | None, typer.Option(min=0.0, metavar="SECONDS", help=_TIMEOUT_HELP)] = None,
+    steal: Annotated[bool, typer.Option("--steal", help="Take the pause from a client that holds it.")] = False,
+    name: Name = "default",
+    address: Address = None,
+) -> None:
+    """Take paused tasks into a debugger with pdb's own commands: one, or many ranks at one prompt.
+
+    \b
+    Examples:
+      raydebug attach                              the only pause that waits
+      raydebug attach 3                            this one; `h` at the prompt lists the commands
+      raydebug attach next --timeout 600           waits for the next one
+      raydebug attach next -x w -x "p loss" -x c   a script: look, then resume it
+      raydebug attach all                          all at one prompt: @0,3 p x, @* bt, diff loss, c @*
+      raydebug attach --ranks 0-7 -x "diff grad_norm" -x ranks
+      raydebug attach --job 04000000               all ranks of one job
+      raydebug attach 3 --steal                    takes it from another client
+      raydebug attach --address http://HEAD:8265   a Ray cluster that raydebug did not start
+      raydebug attach --pid 7311                   a process that works: pauses it, then attaches
+    """
+    from raydebug.cluster.lifecycle import named_if_lost
+    from raydebug.console.attach import attach_group, attach_pause
+    from raydebug.console.session import GatewayAddress
+    from raydebug.gateway.gateway_client import fetch_pauses
+
+    process = _process(pid, worker, others=(target, ranks, job))
+    selection = _selection(target, ranks, job, steal=steal)
+    cluster, option = _find(name, address)
+    if address is not None:
+        if selection is not None or process is not None:
+            raise _needs_gateway(option)
+        raise typer.Exit(_attach_stock(cluster, option, target, execute or (), timeout))
+    door = GatewayAddress(cluster.gateway_host, cluster.gateway_port, cluster.token)
+    with named_if_lost(cluster):
+        if selection is not None:
+            commands = execute or ()
+            code = attach_group(door, selection, lambda: fetch_pauses(cluster), commands=commands, timeout_s=timeout)
+            raise typer.Exit(int(code))
+        chosen = process or target or _choose(fetch_pauses(cluster), option)
+        code = attach_pause(door, chosen, cluster=cluster.name, commands=execute or (), timeout_s=timeout, steal=steal)
+    raise typer.Exit(int(code))
+
+
+def _needs_gateway(option: str) -> RaydebugError:
+    return RaydebugError(
+        "a cluster without a gateway gives one pause at a time",
+        cause="all, --ranks, --job, --pid and --worker need a gateway: Ray's table knows none of it",
+        fix=f"raydebug attach ID{option}, or start the job on a cluster of `raydebug up`",
+        code="usage",
+        exit_code=Exit.USAGE,
+    )
+
+
+def _attach_stock(
+    cluster: Cluster, option: str, target: str | None, commands: Sequence[str], timeout: float | None
+) -> int:
+    from raydebug.console.attach import attach_pause
+    from raydebug.console.unmanaged_session import UnmanagedCluster
+    from raydebug.gateway.gateway_client import fetch_pauses
+
+    chosen = target or _choose(fetch_pauses(cluster), option)
+    door = UnmanagedCluster(lambda: fetch_pauses(cluster))
+    return attach_pause(door, chosen, cluster=cluster.name, commands=commands, timeout_s=timeout)
+
+
+def _process(pid: str | None, worker: str | None, *, others: tuple[str | None, ...]) -> str | None:
+    """Return the process that is to be paused, in the gateway's words; None when a pause is meant.
+
+    Raises:
+        RaydebugError: it is named twice, or not as a process is named.
+    """
+    if pid is None and worker is None:
+        return None
+    if (pid is not None and worker is not None) or any(other is not None for other in others):
+        raise RaydebugError(
+            "--pid and --worker take one process and nothing else",
+            cause="an ID, `next`, `all`, --ranks and --job take pauses that are there",
+            fix="leave one of them out",
+            code="usage",
+            exit_code=Exit.USAGE,
+        )
+    if pid is not None and not re.fullmatch(r"\d+(@\S+)?", pid):
+        raise _no_process(f"--pid {pid}", "a process id is a number; on one of several nodes: 7311@172.18.0.3")
+    if worker is not None and not re.fullmatch(r"[0-9a-f]{4,56}", worker):
+        raise _no_process(f"--worker {worker}", "a Ray worker id has 56 hexadecimal digits; its first 4 or more do")
+    return f"{messages.PID}{pid}" if pid is not None else f"{messages.WORKER}{worker}"
+
+
+def _no_process(option: str, cause: str) -> RaydebugError:
+    fix = "take it from `raydebug ps --processes`"
+    return RaydebugError(f"{option} names no process", cause=cause, fix=fix, code="usage", exit_code=Exit.USAGE)
+
+
+def _choose(pauses: list[ListedPause], option: str) -> str:
+    from raydebug.console.attach import choose_pause
+
+    waiting = [pause for pause in pauses if pause["state"] == "waiting"]
+    if len(waiting) > 1:
+        _show_table(waiting, to_stderr=True)
+    return choose_pause(pauses, option)
+
+
+def _selection(target: str | None, ranks: str | None, job: str | None, *, steal: bool) -> Selection | None:
+    """Return which pauses share the prompt; None when one alone is meant.
+
+    Raises:
+        RaydebugError: an id beside a selection, or no list of ranks.
+    """
+    from raydebug.console.group import Selection
+    from raydebug.gateway.breakpoint_specs import parse_ranks
+
+    if ranks is None and job is None and target != "all":
+        return None
+    if target not in (None, "all"):
+        raise RaydebugError(
+            f"'{target}' and {'--ranks' if ranks is not None else '--job'} name different pauses",
+            cause="an ID or `next` takes one pause, --ranks and --job take several",
+            fix="leave one of them out",
+            code="usage",
+            exit_code=Exit.USAGE,
+        )
+    try:
+        wanted = None if ranks is None else frozenset(parse_ranks(ranks))
+    except ValueError as error:
+        raise RaydebugError(
+            f"--ranks {ranks} names no ranks",
+            cause=str(error),
+            fix="name them as `raydebug paused` shows them: --ranks 0,3-5",
+            code="usage",
+            exit_code=Exit.USAGE,
+        ) from error
+    return Selection(ranks=wanted, job=job, steal=steal)

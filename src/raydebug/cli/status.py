@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
@@ -13,6 +13,9 @@ from raydebug.errors import Exit
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
+
+# A line of `raydebug mode --json`.
+_LiveMode = TypedDict("_LiveMode", {"for": str, "debugger": str, "variables": dict[str, str], "from": str})
 
 
 def show_cluster(cluster: Cluster) -> None:
@@ -207,7 +210,7 @@ def mode(name: Name = "default", as_json: Json = False) -> None:
     render.table(None, ["for", "debugger", "variables", "from"], rows)
 
 
-def _line(what: str, variables: dict[str, str], origin: str) -> dict[str, Any]:
+def _line(what: str, variables: dict[str, str], origin: str) -> _LiveMode:
     from raydebug.settings.debugger import mode_of
 
     return {"for": what, "debugger": mode_of(variables), "variables": variables, "from": origin}
