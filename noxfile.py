@@ -336,6 +336,7 @@ def use(session: nox.Session, flavour: str, *, named: str = "", python: str = ""
             stamp(folder, "raydebug", wanted["raydebug"])
             if flavour == "cpu" and stamp(folder, "bytecode") != wanted["locks"]:  # verl needs raydebug's platform
                 load = f"import {', '.join(TRAINING_MODULES)}"
+                # Without token mode: the program imports and starts no Ray, so that it needs no token of the user's.
                 run(
                     session,
                     "python",

@@ -159,6 +159,8 @@ def listen_at(name: str, port: int) -> tuple[str, int]:
     Raises:
         RaydebugError: the variable is not ADDRESS:PORT.
     """
+    # 0.0.0.0 is the container's own network: the other containers connect there, and docker-compose.yml publishes
+    # ports on the host's loopback only. In the host's network docker-compose.rdma.yml sets the variables to loopback.
     value = os.environ.get(name) or f"0.0.0.0:{port}"
     address, _, at = value.rpartition(":")
     if not address or not at.isdecimal():

@@ -130,9 +130,10 @@ def test_rights_of_the_rdma_file():
         assert not service.get("cap_add"), name
         assert service["read_only"] is True, name
         assert not {"pid", "ipc", "userns_mode", "cgroup"} & set(service), name
-    # The ports that are otherwise published on loopback listen on loopback only.
+    # The ports that are otherwise published on loopback, or inside the containers' network, listen on loopback only.
     assert services["head"]["environment"]["DASHBOARD_LISTEN"] == "127.0.0.1:8265"
     assert services["gateway"]["environment"]["GATEWAY_LISTEN"] == "127.0.0.1:5678"
+    assert services["gateway"]["environment"]["DIAL_LISTEN"] == "127.0.0.1:5679"
     assert services["head"]["ulimits"]["memlock"] == services["worker"]["ulimits"]["memlock"] == -1
 
 
