@@ -1,4 +1,4 @@
-"""What every test shares: a plain environment, and a marker for the folder that it stands in."""
+"""What all tests share: a plain environment, and a marker with the name of the test's folder."""
 
 from __future__ import annotations
 

@@ -412,7 +412,7 @@ def test_f46_f47_stale_record_and_foreign_things(project, fresh_name, foreign_co
         assert "record" not in what_is_left(fresh_name)
         assert foreign.poll() is None
         assert docker("inspect", "--format", "{{.State.Running}}", foreign_container[0]).strip() == "true"
-        assert seconds < 15, "nothing waits for a time-out; the goal of 5 s stands in bench/"
+        assert seconds < 15, "nothing waits for a time-out; bench/ measures against the goal of 5 s"
     finally:
         foreign.kill()
         foreign.wait()

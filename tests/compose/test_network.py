@@ -145,7 +145,7 @@ def test_f23_two_minutes(victim, paused):
 
 
 @pytest.mark.timeout(300)
-def test_f24_worker_stands_still(victim, paused):
+def test_f24_frozen_worker(victim, paused):
     """F24: a worker is frozen for 60 s: its client reports a running evaluation; then session, job, node continue."""
     job, pause, client = paused
     name = container_of(victim, "worker").name

@@ -97,12 +97,12 @@ def again(part: str) -> Callable[[Setup], None]:
 
 
 def variable(name: str, value: str) -> Callable[[Setup], None]:
-    """Set a variable of whoever asks."""
+    """Set an environment variable of the checking process."""
     return lambda setup: setup.environment.setenv(name, value)
 
 
 def override(**values: str) -> Callable[[Setup], None]:
-    """Give settings; `__` stands for the dots."""
+    """Give settings; `__` is written for each dot."""
     return lambda setup: setup.overrides.update({key.replace("__", "."): value for key, value in values.items()})
 
 

@@ -80,7 +80,7 @@ def training(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[[], Run]]:
 def test_two_ranks(training: Callable[[], Run], cluster: Cluster, pause_s: float) -> None:
     """Both engines and both ranks stop, are looked at and compared, and go on one after the other; the step completes.
 
-    However long the pause: both ranks stand for `pause_s`, then one waits as long for the other in a collective.
+    Both ranks are paused for `pause_s`; then one of them waits for the other in a collective, for as long again.
     """
     job = training()
     look_at_engines(job, cluster)
@@ -117,7 +117,7 @@ def look_at_engines(job: Run, cluster: Cluster) -> None:
 
 
 def look_at_ranks(ranks: list[dict[str, Any]]) -> None:
-    """Each rank stands in the update of step 1, and the limit of its group is a day."""
+    """Each rank is paused in the update of step 1, and the time limit of its process group is a day."""
     assert sorted(pause["rank"] for pause in ranks) == [0, 1]
     for pause in ranks:
         assert (pause["function"], pause["step"], pause["child_of"]) == ("FSDPEngine.optimizer_step", 1, None)

@@ -90,7 +90,7 @@ def test_rank_that_waits_for_a_paused_one(tmp_path: Path, widened: bool) -> None
                 time.sleep(5)
                 assert waits.process.poll() is None, waits.complained
             else:
-                assert waits.process.wait(START_LIMIT_S) != 0, "the pause still stands, and has ended the other rank"
+                assert waits.process.wait(START_LIMIT_S) != 0, "the pause lasts, and has ended the other rank"
             console = GatewayAddress(door.gateway_host, door.gateway_port, door.token)
             attach_group(console, Selection(ranks=frozenset({1})), lambda: fetch_pauses(door), commands=["c"])  # type: ignore[arg-type]
             codes = [one.process.wait(START_LIMIT_S) for one in ranks]

@@ -21,7 +21,7 @@ START_S = 120.0  # a worker that imports torch and makes a CUDA context
 
 @pytest.fixture(scope="module")
 def cluster(gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A local cluster that was not told of any GPU: it finds them itself."""
+    """A local cluster started without --gpus: it finds the GPUs itself."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not installed in this environment")
     before = os.environ.get("XDG_STATE_HOME")

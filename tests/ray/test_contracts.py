@@ -24,7 +24,7 @@ def test_versions():
     assert tested.tested_range("debugpy") == ("1.8.6", "1.8.22")
 
 
-def test_ray_calls_its_debugger_where_we_stand_in():
+def test_ray_calls_its_debugger_through_what_we_replace():
     """Ray's breakpoint and post-mortem go through the two functions that worker/ray_debugger.py replaces."""
     assert "ray.util.ray_debugpy.set_trace(" in inspect.getsource(ray.util.rpdb.set_trace)
     assert "ray.util.ray_debugpy._post_mortem()" in inspect.getsource(ray.util.rpdb._post_mortem)
@@ -32,7 +32,7 @@ def test_ray_calls_its_debugger_where_we_stand_in():
 
 
 def test_ray_asks_for_each_function_before_its_first_run():
-    """worker/ray_debugger.py stands in for what Ray's workers call before a function's first run, `__init__` too."""
+    """worker/ray_debugger.py replaces what Ray's workers call before a function's first run, also before `__init__`."""
     from ray._private.function_manager import FunctionActorManager
     from ray.dashboard.modules.job.job_supervisor import JobSupervisor
 
@@ -42,7 +42,7 @@ def test_ray_asks_for_each_function_before_its_first_run():
     ]  # fmt: skip
 
 
-def test_ray_legacy_debugger_waits_where_we_stand_in():
+def test_ray_legacy_debugger_waits_in_what_we_replace():
     """The legacy debugger creates its session, announces it, waits in `listen` and resumes under these names."""
     source = inspect.getsource(ray.util.rpdb._connect_ray_pdb)
     assert source.index("_internal_kv_put(") < source.index("rdb.listen()") < source.index("_internal_kv_del(")
@@ -159,7 +159,7 @@ assert hasattr(pydevd_tracing.TracingFunctionHolder, "_original_tracing")
 for wanted in ("host", "port", "suspend", "trace_only_current_thread", "wait_for_ready_to_run",
                "block_until_connected", "patch_multiprocessing"):
     assert wanted in names(pydevd.settrace), wanted
-# worker/reconnecting_socket.py stands in for a socket, worker/suspended_threads.py listens.
+# pydevd uses worker/reconnecting_socket.py as its socket and worker/suspended_threads.py as a listener.
 reader, writer = inspect.getsource(pydevd_comm.ReaderThread), inspect.getsource(pydevd_comm.WriterThread)
 assert set(re.findall(r"self[.]sock[.]([a-z]+)", reader + writer)) == {"recv", "shutdown", "close"}
 assert set(re.findall(r"sock[.]([a-z]+)", inspect.getsource(NetCommand.send))) == {"sendall"}

@@ -153,20 +153,20 @@ def test_a_killed_worker_is_dead_for_ray(start):
     assert "the actor died" in job.end()
 
 
-def test_a_killed_stand_in_ends_its_worker(warm_cluster, start):
+def test_a_killed_proxy_ends_its_worker(warm_cluster, start):
     """SIGKILL of the process that Ray started ends the forked worker, and Ray detects it."""
     job = start("wait")
     wait_for(lambda: "its True" in job.text)
     pid = int(said(job.text, "actor")[2])
     worker = psutil.Process(pid)
     assert worker.ppid() in [z["pid"] for z in pool(warm_cluster)["zygotes"]]
-    (stand_in,) = [p for p in stand_ins(warm_cluster) if stands_for(p, pid) and p.create_time() <= worker.create_time()]
-    stand_in.kill()
+    (proxy,) = [p for p in proxies(warm_cluster) if is_proxy_of(p, pid) and p.create_time() <= worker.create_time()]
+    proxy.kill()
     assert "the actor died" in job.end()
     wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
 
 
-def stand_ins(cluster: Cluster) -> list[psutil.Process]:
+def proxies(cluster: Cluster) -> list[psutil.Process]:
     found: list[psutil.Process] = []
     for one in local.marked_processes(cluster):
         with contextlib.suppress(psutil.NoSuchProcess):  # Ray's helper processes start and end at any time
@@ -174,7 +174,7 @@ def stand_ins(cluster: Cluster) -> list[psutil.Process]:
     return found
 
 
-def stands_for(process: psutil.Process, pid: int) -> bool:
+def is_proxy_of(process: psutil.Process, pid: int) -> bool:
     with contextlib.suppress(OSError, psutil.NoSuchProcess):
         return any(f"Pid:\t{pid}\n" in path.read_text() for path in Path(f"/proc/{process.pid}/fdinfo").iterdir())
     return False

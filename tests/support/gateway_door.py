@@ -44,7 +44,10 @@ class Editor(DapSession):
 
 @dataclass
 class Door:
-    """A running gateway; stands in for a cluster where only the gateway matters."""
+    """A real gateway with a token file, on free ports.
+
+    It has the attributes of a cluster that `gateway_client` reads: a test passes it where a cluster is expected.
+    """
 
     folder: Path
     gateway_port: int

@@ -1,4 +1,4 @@
-"""One of two ranks, with a tensor of each kind that `tensor` and `diff` are asked for; `rank` makes the difference."""
+"""One of two ranks, with a tensor of each kind for the tests of `tensor` and `diff`; values differ by `rank`."""
 
 import os
 

@@ -50,7 +50,7 @@ class TwoHosts:
         self.server, self.client = server, client
 
     def cut(self) -> None:
-        """Lose every packet between the two, in silence: no side is told, as when a laptop sleeps."""
+        """Lose every packet between the two, in silence: neither side is notified, as when a laptop sleeps."""
         for host, other in self._ends():
             host.run("ip", "neigh", "replace", other.address, "lladdr", NOBODY, "dev", host.device, "nud", "permanent")
 

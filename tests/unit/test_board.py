@@ -13,7 +13,7 @@ RECORD: Any = {"kind": "breakpoint", "file": "train.py", "line": 7}
 
 
 class FakeClient:
-    """A client that is assigned pauses, and is asked for nothing."""
+    """A client that is assigned pauses and receives no request."""
 
     name = "a client"
 

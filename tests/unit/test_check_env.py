@@ -1,4 +1,4 @@
-"""Stage `env`: the rules over facts, the facts themselves, and what a bare environment is told."""
+"""Stage `env`: the rules over facts, the facts themselves, and the findings for a bare environment."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_env_alone_in_a_bare_environment(tmp_path: Path) -> None:
 
 
 def test_a_training_without_verl(tmp_path: Path) -> None:
-    """In the core flavour a training command is told which packages are missing, and how to get them."""
+    """In the core flavour the findings for a training command name the missing packages and how to get them."""
     command = ("--", "python", "-m", "verl.trainer.main_ppo")
     done = raydebug("check", "env", "--json", *command, XDG_STATE_HOME=str(tmp_path))
     missing = [
@@ -242,7 +242,7 @@ def test_a_training_without_verl(tmp_path: Path) -> None:
 
 
 def test_few_open_files_for_real(tmp_path: Path) -> None:
-    """A limit of the shell that asks is seen where the training would run."""
+    """A limit of the calling shell is seen where the training would run."""
     line = f"ulimit -n 1024; exec {sys.executable} -m raydebug check env --json"
     done = subprocess.run(["bash", "-c", line], env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
                           capture_output=True, text=True, timeout=60)  # fmt: skip

@@ -159,7 +159,7 @@ def test_child_that_cannot_pause_says_why(door, how):
 
 
 @pytest.mark.timeout(60)
-def test_fork_while_another_thread_stands(door):
+def test_fork_while_another_thread_is_paused(door):
     """A fork made while another thread is paused has a pause of its own; the parent's pause stays."""
     program = door.start(HEAD + "    thread = threading.Thread(target=work, args=(1,)); thread.start()\n"
                          "    time.sleep(1.5)\n    fork()\n    thread.join()\n", RAYDEBUG_JOB="j")  # fmt: skip

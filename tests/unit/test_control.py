@@ -37,7 +37,7 @@ class Agent:
 def cached(x):
     return x
 """
-# What a job's process does at `import ray`; then it works until it is told to end.
+# What a job's process does at `import ray`; then it works until the test creates the file `end`.
 WORK = """\
 import sys, time, os, gc
 sys.path.insert(0, os.environ["LIB"])
@@ -81,7 +81,7 @@ def set_at(door: Door, job: str | None = None, **definition: object) -> str:
     return str(added["id"])
 
 
-def stands(door: Door, break_id: str, state: str) -> str:
+def state_of(door: Door, break_id: str, state: str) -> str:
     """Wait until a breakpoint has this state in every process; return its summary."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
@@ -119,7 +119,7 @@ def test_set_in_a_function_that_runs_already(door, work, place, line, function):
     break_id = set_at(door, **place)
     (pause,) = door.pauses()
     assert (pause["line"], pause["function"], pause["job"]) == (line, function, "j1")
-    assert stands(door, break_id, "set").startswith("set in 1")
+    assert state_of(door, break_id, "set").startswith("set in 1")
     remove_break(door, break_id)
     go_on(door, pause["id"])
     time.sleep(0.3)
@@ -144,7 +144,7 @@ def test_two_in_one_function(door, work):
     first = set_at(door, line=5, policy={"max": 1})
     (pause,) = door.pauses()
     second = set_at(door, line=6, policy={"max": 1})
-    assert stands(door, second, "set") == "set in 1; double runs now and stops there from its next call"
+    assert state_of(door, second, "set") == "set in 1; double runs now and stops there from its next call"
     go_on(door, pause["id"])
     (pause,) = door.pauses()
     assert pause["line"] == 6
@@ -158,10 +158,10 @@ def test_file_that_is_loaded_later(door, work):
     """A breakpoint waits for its file, pauses the very first call, and is then reported as set."""
     work(LATE="1")
     break_id = set_at(door, line=5)
-    assert stands(door, break_id, "waiting") == "not loaded yet in 1"
+    assert state_of(door, break_id, "waiting") == "not loaded yet in 1"
     (door.folder / "go").touch()
     assert door.pauses()[0]["line"] == 5
-    assert stands(door, break_id, "set") == "set in 1"
+    assert state_of(door, break_id, "set") == "set in 1"
 
 
 @pytest.mark.timeout(60)
@@ -180,7 +180,7 @@ def test_changed_file(door, work):
     work()
     (door.folder / "lib.py").write_text(LIB.replace("x * 2", "x * 3 + 1"))
     break_id = set_at(door, line=6)
-    assert stands(door, break_id, "failed").endswith("lib.py has changed since it was loaded here")
+    assert state_of(door, break_id, "failed").endswith("lib.py has changed since it was loaded here")
 
 
 @pytest.mark.timeout(60)
@@ -188,7 +188,7 @@ def test_line_that_has_run_already(door, work):
     """A line outside any function of a loaded file is refused with the reason."""
     work()
     break_id = set_at(door, line=1)
-    assert stands(door, break_id, "failed") == "failed in 1; its line has run already: it is outside of any function"
+    assert state_of(door, break_id, "failed") == "failed in 1; its line has run already: it is outside of any function"
 
 
 @pytest.mark.timeout(60)
@@ -196,7 +196,7 @@ def test_new_gateway_learns_what_an_old_one_knew(door, work):
     """After the gateway was killed and restarted, the breakpoints of running processes are listed again."""
     work()
     break_id = set_at(door, line=6, policy={"if": "x > 100"})
-    stands(door, break_id, "set")
+    state_of(door, break_id, "set")
     door.kill()
     door.open()
     deadline = time.monotonic() + 15

@@ -26,7 +26,7 @@ from two_hosts import SERVER, NoNamespaces, TwoHosts, two_hosts
 
 RAYDEBUG = str(Path(sys.executable).parent / "raydebug")
 PROMPT = r"\(raydebug\)"
-SHOWING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # what a terminal is told beside the text
+SHOWING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # a terminal's control sequences
 DETECTED_WITHIN_S = 30.0
 HANG_S = 100.0  # a guard against waiting for ever; what is wanted is noted beside what was measured
 PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"

@@ -73,7 +73,7 @@ def test_f16_newer_than_1_8_as_numbers(door, tmp_path):
 
 
 def test_wanted_version_is_below_the_pinned_one():
-    """The version that is asked for is there in this environment."""
+    """The required version is in this environment."""
     import debugpy
 
     assert tuple(map(int, debugpy.__version__.split(".")[:3])) >= AT_LEAST

@@ -96,7 +96,7 @@ def test_other_errors_pass(joined):
 @pytest.mark.parametrize(("programs", "told"), [(["ray/gcs_server --x", "raylet"], "no answer within"),
                                                 (["raylet"], "its gcs_server has ended")])  # fmt: skip
 def test_slow_dashboard(joined, monkeypatch, programs, told):
-    """A dashboard that is slow to answer is asked no longer where the head's processes say that its GCS has ended."""
+    """A slow dashboard is not queried again if the head's processes show that its GCS has ended."""
     monkeypatch.setattr(local, "programs", lambda _: programs)
     monkeypatch.setattr(kinds.LocalKind, "why_head_ended", lambda _: None)
     with dashboard(503, "gone", wait_s=3.0) as address:

@@ -89,7 +89,7 @@ after
 
 
 def test_error_that_travelled():
-    """Of an error that two tasks handed on, what the innermost one raised is told, with its task and pid."""
+    """Of an error that two tasks handed on, the one that the innermost raised is reported, with its task and pid."""
     text = """Traceback (most recent call last):
   File "/work/train.py", line 30, in <module>
 ray.exceptions.RayTaskError(ValueError): \x1b[36mray::Runner.run()\x1b[39m (pid=5, ip=10.0.0.1, actor_id=a)

@@ -1,4 +1,4 @@
-"""Locks are read strictly, and one that was edited or no longer fits its inputs is told apart."""
+"""Locks are read strictly, and one that was edited or no longer fits its inputs is detected."""
 
 from __future__ import annotations
 

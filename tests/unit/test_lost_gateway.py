@@ -195,7 +195,7 @@ def test_patience_ends(door, patience_s):
     assert program.returncode == 0
 
 
-def test_nothing_stands(door):
+def test_no_pause_when_the_gateway_dies(door):
     """A process that runs when its gateway dies does not dial in; its next breakpoint finds the new gateway."""
     program = door.start(
         "import os, time\n\ndef work():\n    secret = 41\n    breakpoint()\n\nwork()\nprint('first', flush=True)\n"

@@ -1,4 +1,4 @@
-"""What a try says at its end: how it stands, and the commands that lead on."""
+"""What `raydebug try` prints at its end: the result, and the next commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_well() -> None:
 
 
 def test_cluster_of_its_own() -> None:
-    """Who had to wait for a cluster is told how to keep one, by its name."""
+    """After a run on a cluster of its own, the output names the command that keeps a cluster up."""
     *_, last = next_steps(replace(WELL, cluster=False, name="blue"))
     assert last == "      raydebug up --name blue: a cluster that stays up saves the next try its start"
 
@@ -60,5 +60,5 @@ def test_long_command_is_named() -> None:
 
 
 def test_interrupted() -> None:
-    """Whoever pressed Ctrl-C is not told what to do."""
+    """After Ctrl-C the output names no next command."""
     assert list(next_steps(replace(WELL, code=130))) == ["tried: interrupted"]

@@ -112,7 +112,7 @@ def test_debug_over_the_published_script(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", PUBLISHED)
 def test_debug_in_every_release(tmp_path: Path, version: str) -> None:
-    """The profile writes options that the release has; switches stand alone, and are removed to turn them off."""
+    """The profile writes options that the release has; switches have no value, and are removed to turn them off."""
     resume = "ckpt.load_enable" if "." in next(iter(PUBLISHED[version])) else "load_checkpoint"
     applied = debug(tmp_path, f"--{resume}", version=version)
     options = Options(applied.argv[3:], [])

@@ -23,7 +23,7 @@ from raydebug.dap import RequestFailed
 from raydebug.errors import RaydebugError
 from raydebug.gateway.gateway_client import fetch_pauses, fetch_processes
 
-# What a job's process does at `import ray`; then it works in one of these ways until it is told to end.
+# What a job's process does at `import ray`; then it works in one of these ways until the test ends it.
 HEAD = """\
 import asyncio, os, queue, signal, sys, threading, time
 from raydebug.worker import control_channel
@@ -415,7 +415,7 @@ def test_process_that_ends(door, work):
     """When a process ends or is killed instead of pausing, the requester is notified at once."""
     for how in ("ends", "killed"):
         program = work(SLEEPS + "os._exit(0)", FOR_S="1" if how == "ends" else "30")
-        if how == "ends":  # the last line of the program stands outside of every line that could stop it
+        if how == "ends":  # it ends before the request
             program.kill()
             program.wait()
             wait_until(lambda: not fetch_processes(door), "the end of its line")
@@ -478,7 +478,7 @@ def test_gateway_that_dies_while_asked(door, work):
 
 
 @pytest.mark.timeout(60)
-def test_interrupted_while_it_stands(door, work):
+def test_interrupted_while_paused(door, work):
     """A KeyboardInterrupt during the pause, as Ray raises one in a cancelled task, reaches the program."""
     program = work(HEAD + READY + "try:\n    work()\nexcept KeyboardInterrupt:\n    print('interrupted', flush=True)\n")
 

@@ -236,7 +236,7 @@ def test_signals_reach_the_program(pool: PoolUnderTest) -> None:
 SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(100)"
 
 
-def test_the_program_ends_with_the_process_that_stands_for_it(pool: PoolUnderTest) -> None:
+def test_the_program_ends_with_its_proxy(pool: PoolUnderTest) -> None:
     """SIGKILL of the proxy, which cannot be forwarded, ends the program too; SIGKILL of the program ends both."""
     process = pool.start(SLEEPS)
     pid = int(process.stdout.readline())

@@ -190,7 +190,7 @@ def _has(package: str) -> bool:
 
 
 def test_a_cluster_without_torch_is_refused_before_it_starts(tmp_path: Path) -> None:
-    """`run --model tiny` asks the cluster's Python first, and says what it lacks."""
+    """`run --model tiny` first checks the cluster's Python, and names the missing packages."""
     if _has("torch"):
         pytest.skip("torch is here")
     swap.require_parts([], Here(), tmp_path)

@@ -37,7 +37,7 @@ def test_the_profiles_that_are_shipped() -> None:
 
 
 def test_every_profile_is_laid_over_full() -> None:
-    """What the cluster and the platform ask of any command stands in `full` alone, and is in every profile."""
+    """Rules that the cluster or the platform needs for any command are in `full` only, and part of every profile."""
     full = load_profile("full").rules
     assert all(load_profile(name).rules[-len(full) :] == full for name in load.profile_names())
 
@@ -131,7 +131,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 @pytest.mark.timeout(10)
 def test_f50_yaml_bomb(tmp_path: Path) -> None:
-    """F50: aliases that would stand for nine to the ninth values are refused at the first, with its line."""
+    """F50: aliases that would expand to nine to the ninth values are refused at the first, with its line."""
     assert refuse(tmp_path, f"summary: x\n{BOMB}").cause == f"{tmp_path / 'mine.yaml'}:2: 'a' is an anchor or an alias"
 
 

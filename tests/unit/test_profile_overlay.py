@@ -37,7 +37,7 @@ def fine_tune(*launcher: str, overrides: tuple[str, ...] = (), environ: dict[str
 
 
 def said(overlay: Overlay) -> dict[str, str]:
-    """The arguments by key; a key that stands twice is a fault."""
+    """The arguments by key; a key may occur only once."""
     keys = [argument.partition("=")[0].lstrip("+") for argument in overlay.argv if "=" in argument]
     assert len(keys) == len(set(keys)), keys
     return dict(zip(keys, (a.partition("=")[2] for a in overlay.argv if "=" in a), strict=True))
@@ -167,7 +167,7 @@ def test_everything_else_passes_as_it_is() -> None:
     "mine", [["data.shuffle=True", "--cfg", "job"], ["--cfg", "job"], ["--config-name", "x", "~a"]]
 )
 def test_overrides_stay_together(mine: list[str]) -> None:
-    """New overrides stand beside the user's, not behind options that follow those: Hydra's parser takes none there."""
+    """New overrides are inserted beside the user's; Hydra's parser accepts none behind options that follow those."""
     argv = lay(*mine).argv
     options = [at for at, word in enumerate(argv) if word.startswith("--") or word in ("job", "x")]
     assert options == list(range(options[0], options[0] + 2)), "in one piece"
@@ -175,7 +175,7 @@ def test_overrides_stay_together(mine: list[str]) -> None:
 
 
 def test_last_override_counts_and_one_is_left() -> None:
-    """Of a key that stands twice the last counts, as with Hydra, and the new value stands once."""
+    """Of a key that occurs twice the last value counts, as with Hydra; the new value is written once."""
     overlay = lay("trainer.test_freq=3", "++trainer.test_freq=5")
     change = next(change for change in overlay.changes if change.setting == "validate_every")
     assert (change.old, change.new) == ("5", "-1")
@@ -215,7 +215,7 @@ def test_cpu_section_holds_on_a_cpu_only() -> None:
 
 @pytest.mark.parametrize(("given", "asked", "ranks"), [("2", 2, "2"), ("2", 8, "2"), ("4", 2, "2"), ("", 8, "1")])
 def test_as_many_ranks_as_the_node_was_given(given: str, asked: int, ranks: str) -> None:
-    """On a CPU a training has the ranks that it asks for, up to the GPUs that `up` was told; one where none was."""
+    """On a CPU a training has the ranks that it requests, at most the GPUs given to `up`; one if none were given."""
     environ = {**CPU, "RAYDEBUG_NODE_GPUS": given}
     overlay = lay(f"trainer.n_gpus_per_node={asked}", environ=environ)
     assert said(overlay)["trainer.n_gpus_per_node"] == ranks

@@ -207,7 +207,7 @@ def test_exports_reach_the_training(project: Path) -> None:
     ],
 )
 def test_what_only_a_run_can_tell_is_said(script: str, word: str, note: str, project: Path) -> None:
-    """What cannot be known without running stands as it is written, and a note says which and why."""
+    """A word whose value only a run could tell stays as it is written, and a note gives the reason."""
     end = "done\n" if script.startswith("for") else ""
     (project / "scripts" / "run.sh").write_text(f"{script}python3 -m verl.trainer.main_ppo x=$N\n{end}")
     (training,) = read(project, [])

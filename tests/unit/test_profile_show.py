@@ -271,7 +271,7 @@ def test_a_model_in_the_hub_s_cache(tmp_path: Path) -> None:
 
 
 def test_another_place_answers_the_same(tmp_path: Path) -> None:
-    """What `show` asks of a cluster's own Python is answered as it is here, errors too."""
+    """A cluster's own Python gives `show` the same answers as this Python, errors too."""
     make_fork(tmp_path, version="0.9.1")
     command = ["python3", "-m", "verl.trainer.main_ppo", *GRPO]
     here = show("--", *command, folder=tmp_path)

@@ -19,7 +19,7 @@ from raydebug.cluster.ray_node import GCS, RAYLET, Part, Startup, judge
 
 
 class Clock:
-    """A clock that moves when it is told to."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

@@ -90,7 +90,7 @@ def test_phases_of_a_program_that_is_no_training() -> None:
 
 
 def test_memory_of_processes_and_gpus() -> None:
-    """The job's workers are told by title, others' are left out; GPUs have use and load, in MiB and percent."""
+    """The job's workers are recognised by title, others' are left out; GPUs have use and load, in MiB and percent."""
     memory = Memory()
     statistics = {
         "mem": [4 << 30, 1 << 30, 75.0, 3 << 30],
