@@ -137,18 +137,20 @@ def attach(
     process = _process(pid, worker, others=(target, ranks, job))
     selection = _selection(target, ranks, job, steal=steal)
     cluster, option = _find(name, address)
+    commands = execute or ()
     if address is not None:
         if selection is not None or process is not None:
             raise _needs_gateway(option)
-        raise typer.Exit(_attach_stock(cluster, option, target, execute or (), timeout))
-    door = GatewayAddress(cluster.gateway_host, cluster.gateway_port, cluster.token)
+        raise typer.Exit(_attach_stock(cluster, option, target, commands, timeout))
+    gateway = GatewayAddress(cluster.gateway_host, cluster.gateway_port, cluster.token)
     with named_if_lost(cluster):
         if selection is not None:
-            commands = execute or ()
-            code = attach_group(door, selection, lambda: fetch_pauses(cluster), commands=commands, timeout_s=timeout)
-            raise typer.Exit(int(code))
-        chosen = process or target or _choose(fetch_pauses(cluster), option)
-        code = attach_pause(door, chosen, cluster=cluster.name, commands=execute or (), timeout_s=timeout, steal=steal)
+            code = attach_group(gateway, selection, lambda: fetch_pauses(cluster), commands=commands, timeout_s=timeout)
+        else:
+            chosen = process or target or _choose(fetch_pauses(cluster), option)
+            code = attach_pause(
+                gateway, chosen, cluster=cluster.name, commands=commands, timeout_s=timeout, steal=steal
+            )
     raise typer.Exit(int(code))
 
 
@@ -170,8 +172,8 @@ def _attach_stock(
     from raydebug.gateway.gateway_client import fetch_pauses
 
     chosen = target or _choose(fetch_pauses(cluster), option)
-    door = UnmanagedCluster(lambda: fetch_pauses(cluster))
-    return attach_pause(door, chosen, cluster=cluster.name, commands=commands, timeout_s=timeout)
+    unmanaged = UnmanagedCluster(lambda: fetch_pauses(cluster))
+    return attach_pause(unmanaged, chosen, cluster=cluster.name, commands=commands, timeout_s=timeout)
 
 
 def _process(pid: str | None, worker: str | None, *, others: tuple[str | None, ...]) -> str | None:

@@ -77,22 +77,18 @@ def _chart(name: str, runs: Sequence[Sequence[Step]]) -> Markup:
     ]
     values = [units.figure(points[-1][1]) if points else "-" for points in curves]
     label = f"{name}: {' and '.join(values)} at the end, from {units.figure(low)} to {units.figure(high)}"
-    odd = [_odd(points, which) for points, which in zip(curves, _whose(runs), strict=True)]
+    letters = [""] if len(runs) == 1 else list("AB")
+    last_values = [
+        tag("b", tag("span", letter and f"{letter} ", class_="unit"), value)
+        for letter, value in zip(letters, values, strict=True)
+    ]
+    odd = [_odd(points, letter and f"{letter}: ") for letter, points in zip(letters, curves, strict=True)]
     drawing = tag("svg", stretched(drawn), class_="plot small", role="img", aria_label=label)
     spread = f"{units.figure(low)} to {units.figure(high)}" if low < high else "always" if known else "no finite value"
     return tag(
         "li", tag("div", name, class_="name"), drawing,
-        tag("div", _last(values), tag("span", spread, class_="range"), class_="values"), odd,
+        tag("div", last_values, tag("span", spread, class_="range"), class_="values"), odd,
     )  # fmt: skip
-
-
-def _whose(runs: Sequence[object]) -> list[str]:
-    return [""] if len(runs) == 1 else [f"{letter}: " for letter in "AB"]
-
-
-def _last(values: list[str]) -> list[Markup]:
-    letters = ["", ""] if len(values) == 1 else ["A ", "B "]
-    return [tag("b", tag("span", letter, class_="unit"), value) for letter, value in zip(letters, values, strict=False)]
 
 
 def _odd(points: Sequence[Point], whose: str) -> Markup | None:

@@ -191,14 +191,7 @@ DARK = {
 }
 
 
-def variables(colours: dict[str, str]) -> str:
-    """Return colours as CSS variables."""
-    return "".join(f"--{name}:{value};" for name, value in colours.items())
-
-
 def stylesheet() -> str:
     """Return the CSS rules for the light and the dark scheme; print is always light."""
-    return (
-        f":root{{color-scheme:light dark;{variables(LIGHT)}}}"
-        f"@media screen and (prefers-color-scheme:dark){{:root{{{variables(DARK)}}}}}"
-    )
+    light, dark = ("".join(f"--{name}:{value};" for name, value in scheme.items()) for scheme in (LIGHT, DARK))
+    return f":root{{color-scheme:light dark;{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"

@@ -177,7 +177,7 @@ def _findings(run: Run) -> Markup | None:
         return None
     order = {severity: index for index, severity in enumerate(_SEVERITIES)}
     ordered = sorted(run.findings, key=lambda finding: order.get(finding.get("severity", ""), len(order)))
-    counts = [f"{count} {word}{'' if count == 1 else 's'}" for word in _SEVERITIES
+    counts = [units.counted(count, word) for word in _SEVERITIES
               if (count := sum(finding.get("severity") == word for finding in ordered))]  # fmt: skip
     items = [_finding(finding) for finding in ordered]
     return tag("section", tag("h2", "Findings", id="findings"), tag("p", ", ".join(counts), class_="note"),
