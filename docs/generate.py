@@ -140,7 +140,7 @@ def profile_table() -> str:
 
 def word_table(trainer: str) -> str:
     """Return the table of our words in the keys of a trainer: the newest key, and the versions with another key."""
-    from raydebug.trainers.keys import columns
+    from raydebug.trainers.registry import columns
 
     releases = {version: column for version, column in columns()[trainer].items() if column}
     words = dict.fromkeys(word for column in reversed(releases.values()) for word in column)

@@ -165,7 +165,7 @@ def note(code: str, what: str, *, why: str, fix: str) -> Finding:
     return Finding(code, "note", what, why, fix)
 
 
-def describe_exception(failure: BaseException) -> dict[str, Any]:
+def describe_exception(failure: BaseException) -> dict[str, str]:
     """Return an exception as data: its first cause and the line that raised it."""
     import traceback
 

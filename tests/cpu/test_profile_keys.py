@@ -13,8 +13,7 @@ import pytest
 from raydebug.profile.load import load_profile
 from raydebug.profile.overlay import overlay_profile
 from raydebug.tiny.model import build_model
-from raydebug.trainers.keys import column_of
-from raydebug.trainers.recognise import _WITHOUT_VALUE, recognise
+from raydebug.trainers.registry import _WITHOUT_VALUE, column_of, recognise
 from raydebug.trainers.trainer import Installed, Key, Program
 from raydebug.trainers.verl.trainer import VERL
 

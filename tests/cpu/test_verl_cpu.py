@@ -102,7 +102,7 @@ def test_ranks_talk_over_gloo() -> None:
 def verdicts() -> dict[str, list[str]]:
     """What the probes say of the packages as they come."""
     done = subprocess.run(
-        [sys.executable, "-m", "raydebug.trainers.verl.cpu.probes"],
+        [sys.executable, "-m", "raydebug.trainers.verl.cpu.patches"],
         env={key: value for key, value in os.environ.items() if key != "VERL_PLATFORM"},
         capture_output=True,
         text=True,

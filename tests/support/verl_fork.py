@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from raydebug.trainers.keys import columns
+from raydebug.trainers.registry import columns
 
 # What the trainer of the fork does: say which arguments it was started with.
 MAIN = """

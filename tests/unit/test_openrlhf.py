@@ -12,10 +12,9 @@ from raydebug.errors import RaydebugError
 from raydebug.jobs.phases import Phases
 from raydebug.profile.apply_profile import AppliedProfile, apply_profile
 from raydebug.profile.script import find_trainings
-from raydebug.trainers.keys import column_of
 from raydebug.trainers.openrlhf.options import Options, declared_defaults
 from raydebug.trainers.openrlhf.trainer import OPENRLHF
-from raydebug.trainers.recognise import recognise
+from raydebug.trainers.registry import column_of, recognise
 from raydebug.trainers.trainer import Program
 
 # Every option and its default, as `declared_defaults` reads them in openrlhf/cli/train_ppo_ray.py of these releases

@@ -7,7 +7,7 @@ from textwrap import dedent
 
 import pytest
 
-from raydebug.trainers.recognise import recognise
+from raydebug.trainers.registry import recognise
 from raydebug.trainers.trainer import Installed
 from raydebug.trainers.verl.config_files import NotComposed, compose
 

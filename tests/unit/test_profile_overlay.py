@@ -14,7 +14,7 @@ from raydebug.errors import RaydebugError
 from raydebug.profile.apply_profile import apply_in_driver
 from raydebug.profile.load import load_profile
 from raydebug.profile.overlay import Overlay, overlay_profile
-from raydebug.trainers.recognise import recognise
+from raydebug.trainers.registry import recognise
 from raydebug.trainers.trainer import Installed, Program
 from raydebug.trainers.verl.trainer import VERL
 
@@ -119,7 +119,7 @@ def test_recognising_imports_nothing() -> None:
     """Asking whether a command is a training one costs no import but the question's own."""
     code = (
         "import sys; before = set(sys.modules)\n"
-        "from raydebug.trainers.recognise import recognise\n"
+        "from raydebug.trainers.registry import recognise\n"
         "assert recognise(['python', 'x.py']) is None\n"
         "print([m for m in ('yaml', 'rich', 'pydantic', 'httpx', 'typer') if m in sys.modules])"
     )

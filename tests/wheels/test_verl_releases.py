@@ -11,8 +11,7 @@ import pytest
 
 from raydebug.profile.apply_profile import AppliedProfile, apply_profile
 from raydebug.profile.load import load_profile, profile_names
-from raydebug.trainers.keys import column_of, columns
-from raydebug.trainers.recognise import recognise
+from raydebug.trainers.registry import column_of, columns, recognise
 from raydebug.trainers.trainer import Installed
 from raydebug.trainers.verl.trainer import PROGRAMS, VERL
 from wheels.conftest import RELEASES

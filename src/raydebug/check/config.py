@@ -18,8 +18,7 @@ from raydebug.errors import RaydebugError
 from raydebug.findings import Finding, error
 from raydebug.profile.load import load_profile
 from raydebug.trainers.config import TrainingConfig, value_at
-from raydebug.trainers.keys import newest_column
-from raydebug.trainers.recognise import TRAINERS
+from raydebug.trainers.registry import TRAINERS, newest_column
 
 # The words of the `cpu` part of the profile `debug` without which a training fails on a CPU; the others only make it
 # smaller. Values and reasons are in the profile.

@@ -17,7 +17,7 @@ from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 from raydebug.settings.flavours import flavour_here, flavour_variables
 from raydebug.trainers.config import TrainingConfig
-from raydebug.trainers.recognise import TRAINERS, recognise
+from raydebug.trainers.registry import TRAINERS, recognise
 from raydebug.trainers.trainer import Checks, Program
 
 

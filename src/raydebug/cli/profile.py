@@ -101,7 +101,7 @@ def _surroundings(name: str) -> tuple[dict[str, str], Any]:
 
 
 def _print(profile: str, document: dict[str, Any]) -> None:
-    from raydebug.trainers.recognise import recognise
+    from raydebug.trainers.registry import recognise
 
     program = recognise(document["argv"])
     assert program is not None

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from raydebug.trainers.recognise import TRAINERS
+from raydebug.trainers.registry import TRAINERS
 
 RAY = "driver: imports, Ray"
 FIRST_STEP = "first step"

@@ -19,8 +19,7 @@ from raydebug.profile.load import load_profile
 from raydebug.profile.overlay import Overlay, overlay_profile
 from raydebug.profile.swap import MODEL_RULES, OURS, Build, hide_from_git, swap_in
 from raydebug.protocol import variables
-from raydebug.trainers.keys import modules_known
-from raydebug.trainers.recognise import TRAINERS, recognise
+from raydebug.trainers.registry import TRAINERS, modules_known, recognise
 from raydebug.trainers.settings import Change
 from raydebug.trainers.trainer import Installed, Program
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from raydebug.errors import Exit, RaydebugError
 from raydebug.settings.paths import environment_dir
 from raydebug.settings.strict_file import NotPlainText, read_plain
-from raydebug.trainers.keys import columns, words
+from raydebug.trainers.registry import columns, words
 from raydebug.trainers.trainer import Value
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from raydebug.errors import Exit, RaydebugError
 from raydebug.profile.load import Profile, Rule
 from raydebug.protocol import variables
-from raydebug.trainers.keys import column_of, columns, known_versions, nearest_column
+from raydebug.trainers.registry import column_of, columns, known_versions, nearest_column
 from raydebug.trainers.settings import Change, Missing, Settings
 from raydebug.trainers.trainer import Arguments, Column, Installed, Program
 

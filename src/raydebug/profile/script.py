@@ -17,7 +17,7 @@ from raydebug.profile.shell.tokens import read_tokens
 from raydebug.profile.shell.values import Unreadable, Values
 from raydebug.settings.strict_file import NotPlainText, decode, read_bounded
 from raydebug.trainers.config import is_file
-from raydebug.trainers.recognise import recognise
+from raydebug.trainers.registry import recognise
 
 SCRIPT_BYTES_MAX = 256 * 1024
 NESTED_AT_MOST = 4

@@ -75,7 +75,7 @@ class CannotCompose(Exception):
         self.message = message
         self.keys = keys
 
-    def as_facts(self) -> dict[str, Any]:
+    def as_facts(self) -> dict[str, object]:
         """Return what a probe answers instead of facts."""
         return {"config_error": {"kind": self.kind, "message": self.message, "keys": self.keys}}
 

@@ -88,7 +88,7 @@ class Settings:
     changes: list[Change] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
     _limits: set[str] = field(default_factory=set)
-    _defaults: dict[str, Any] = field(init=False)
+    _defaults: dict[str, object] = field(init=False)
 
     def __post_init__(self) -> None:
         self._defaults = {key.path: key.default for key in self.column.values()}

@@ -132,7 +132,7 @@ class Checks(Protocol):
 
     keys: Mapping[str, str]
 
-    def compose(self, arguments: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+    def compose(self, arguments: Sequence[str]) -> tuple[Any, Mapping[str, Any]]:
         """Return the config of a command, as the trainer's library has it and as plain values.
 
         Raises:
@@ -145,7 +145,7 @@ class Checks(Protocol):
     def judge(self, config: TrainingConfig, facts: Mapping[str, Any], gpus: int | None) -> list[Finding]:
         """Return what is wrong with a config; `facts` has the `variables` and `gpus` of the machine."""
 
-    def verdict(self, live: Any) -> dict[str, Any] | None:
+    def verdict(self, live: Any) -> dict[str, str] | None:
         """Return the trainer's own first refusal of a config; None if it accepts the config."""
 
     def judge_verdict(self, refusal: Mapping[str, Any]) -> Finding:
@@ -154,7 +154,7 @@ class Checks(Protocol):
     def trained_bytes(self, config: TrainingConfig, parameters: int) -> int:
         """Return the bytes of parameters, gradients and optimizer on each GPU."""
 
-    def engine_options(self, config: TrainingConfig) -> dict[str, Any]:
+    def engine_options(self, config: TrainingConfig) -> dict[str, object]:
         """Return the arguments that the trainer gives vLLM."""
 
     def reward_function(self, config: TrainingConfig) -> RewardFunction:
@@ -163,7 +163,7 @@ class Checks(Protocol):
     def own_reward(self) -> Callable[..., Any]:
         """Return the trainer's own reward function."""
 
-    def reward_arguments(self, row: Mapping[str, Any], answer: str) -> dict[str, Any]:
+    def reward_arguments(self, row: Mapping[str, Any], answer: str) -> dict[str, object]:
         """Return the arguments of a call of the reward function for a row of the data.
 
         Raises:
@@ -192,7 +192,6 @@ class Trainer(Protocol):
 
     Attributes:
         name: such as `verl`.
-        package: the top-level package that a command names.
         modules: pattern of the commands' modules, for messages.
         example: a training command, for messages.
         phases: name of each phase of a run and the pattern of the log line that ends it.
@@ -201,7 +200,6 @@ class Trainer(Protocol):
     """
 
     name: str
-    package: str
     modules: str
     example: str
     phases: tuple[tuple[str, re.Pattern[str]], ...]
@@ -229,9 +227,6 @@ class Trainer(Protocol):
 
     def parse(self, arguments: Sequence[str], launcher: Sequence[str]) -> Arguments:
         """Return the arguments of a command."""
-
-    def needs_critic(self, value_of: ValueOf) -> bool:
-        """Return whether a training with these values has a critic."""
 
     def in_use(self, part: str, value_of: ValueOf) -> bool:
         """Return whether a training with these values has a part, as `Key.only_with` names it."""

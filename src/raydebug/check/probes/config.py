@@ -10,7 +10,7 @@ from typing import Any
 
 from raydebug.check.probes import Facts
 from raydebug.trainers.config import CannotCompose, TrainingConfig
-from raydebug.trainers.recognise import recognise
+from raydebug.trainers.registry import recognise
 from raydebug.trainers.trainer import Checks
 
 

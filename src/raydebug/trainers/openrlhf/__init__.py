@@ -1,5 +1,5 @@
 """OpenRLHF: `openrlhf.cli.train_ppo_ray`, its options by version, batch rules and log lines.
 
-Reading order: `trainer` (the protocol's implementation), `options` (argparse arguments and the defaults in its source),
-`keys_ppo` (table).
+Reading order: `trainer` (the protocol's implementation), `options` (argparse arguments, the defaults in its source,
+and the table of keys).
 """

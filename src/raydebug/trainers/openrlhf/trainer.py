@@ -22,17 +22,13 @@ class OpenRlhf:
     """OpenRLHF 0.8 to 0.11: PPO and its relatives on Ray."""
 
     name = "openrlhf"
-    package = "openrlhf"
     modules = _MODULE
     example = f"python -m {_MODULE}"
     # Source: OpenRLHF 0.11.0 trainer/ray/ppo_actor.py:528 prints the model (0.9.10: :478; 0.8.0 calls its actor
     # ActorModelRayActor), trainer/ray/vllm_worker_wrap.py:27, trainer/ppo_trainer.py:518 (the bar of the first
     # episode).
     phases: tuple[tuple[str, re.Pattern[str]], ...] = (
-        (
-            "workers: start, model load",
-            _MODEL_PRINTED,
-        ),
+        ("workers: start, model load", _MODEL_PRINTED),
         ("vLLM: engines, weight groups", re.compile(r"init_process_group: master_address=")),
         ("trainer: data, DeepSpeed", re.compile(r"\bEpisode \[1/\d+\]:")),
     )
@@ -51,7 +47,7 @@ class OpenRlhf:
         return ("openrlhf_ppo",)
 
     def keys(self, program: str) -> Mapping[str, Column]:
-        from raydebug.trainers.openrlhf.keys_ppo import PPO
+        from raydebug.trainers.openrlhf.options import PPO
 
         return PPO
 
@@ -60,7 +56,7 @@ class OpenRlhf:
         from raydebug.trainers.config import distribution_version, find_program_file
         from raydebug.trainers.openrlhf.options import declared_defaults
 
-        version = distribution_version(self.package)
+        version = distribution_version(self.name)
         file = find_program_file(program.module, argv[program.arguments_at - 1], folder, search)
         if file is None:
             return Installed(version, None, f"{program.module} is not installed here")
@@ -74,13 +70,10 @@ class OpenRlhf:
 
         return Options(list(arguments), list(launcher))
 
-    def needs_critic(self, value_of: ValueOf) -> bool:
-        # Source: OpenRLHF 0.11.0 cli/train_ppo_ray.py: without the estimator gae, its default, there is no critic.
-        return (value_of("algo.advantage.estimator") or value_of("advantage_estimator") or "gae") == "gae"
-
     def in_use(self, part: str, value_of: ValueOf) -> bool:
         assert part == "critic", part
-        return self.needs_critic(value_of)
+        # Source: OpenRLHF 0.11.0 cli/train_ppo_ray.py: without the estimator gae, its default, there is no critic.
+        return (value_of("algo.advantage.estimator") or value_of("advantage_estimator") or "gae") == "gae"
 
     def on_cpu(self, environ: Mapping[str, str]) -> bool:
         return False  # DeepSpeed's actors need a GPU

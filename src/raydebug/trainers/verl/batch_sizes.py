@@ -19,7 +19,7 @@ from typing import Any
 from raydebug.findings import Finding, error, warning
 from raydebug.trainers.config import value_at
 from raydebug.trainers.trainer import BatchSettings
-from raydebug.trainers.verl.keys_ppo import needs_critic
+from raydebug.trainers.verl.keys import needs_critic
 
 ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
 

@@ -1,9 +1,10 @@
-"""verl's version and config, read from its files with PyYAML alone: no import of verl, and no Hydra.
+"""The overrides of a command, and verl's version and config from its files: no import of verl, and no Hydra.
 
-This runs at the start of a driver and for `raydebug profile show`, where Hydra may not be installed and would cost 0.3
-s. It understands what verl's configs use: a `defaults` list with groups, packages, relative and absolute groups,
-`optional`, `${...}` of another group's choice, `_self_`, and a search path. Anything else is NotComposed: the config
-then counts as unread. Source: Hydra 1.3, "The Defaults List" and "Packages". `hydra_config` composes with Hydra itself.
+The config is read with PyYAML alone: this runs at the start of a driver and for `raydebug profile show`, where Hydra
+may not be installed and would cost 0.3 s. It understands what verl's configs use: a `defaults` list with groups,
+packages, relative and absolute groups, `optional`, `${...}` of another group's choice, `_self_`, and a search path.
+Anything else is NotComposed: the config then counts as unread. Source: Hydra 1.3, "The Defaults List" and "Packages".
+`hydra_config` composes with Hydra itself.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from typing import Any
 
 from raydebug.trainers.config import distribution_version, find_program_file, is_file
 from raydebug.trainers.trainer import Installed, Program
-from raydebug.trainers.verl.overrides import Overrides, key_of
 
 CONFIG_BYTES_MAX = 1024 * 1024  # verl's largest has 45 KiB
 DEPTH_MAX = 16
@@ -58,7 +58,7 @@ def _version_of(package: Path) -> str | None:
         return None
 
 
-def _compose_defaults(file: Path, command: Overrides, folder: Path) -> dict[str, Any]:
+def _compose_defaults(file: Path, command: Overrides, folder: Path) -> dict[str, object]:
     main = _MAIN.search(file.read_text(encoding="utf-8", errors="replace"))
     said = dict(_OPTION.findall(main["options"])) if main else {}
     name = command.option("--config-name", "-cn") or said.get("config_name")
@@ -77,7 +77,7 @@ def _compose_defaults(file: Path, command: Overrides, folder: Path) -> dict[str,
     return compose(name, folders, choices)
 
 
-def compose(name: str, folders: Sequence[Path], choices: Mapping[str, str]) -> dict[str, Any]:
+def compose(name: str, folders: Sequence[Path], choices: Mapping[str, str]) -> dict[str, object]:
     """Return a config with every key as a dotted path; references to other values are not resolved.
 
     Args:
@@ -89,7 +89,7 @@ def compose(name: str, folders: Sequence[Path], choices: Mapping[str, str]) -> d
         NotComposed: a file is missing, is no YAML, or uses what is not understood.
     """
     composer = _Composer(list(folders), dict(choices))
-    whole: dict[str, Any] = {}
+    whole: dict[str, object] = {}
     composer.add(whole, name.removesuffix(".yaml"), group="", package="", depth=0)
     whole.pop("hydra", None)
     return dict(_leaves(whole))
@@ -112,7 +112,7 @@ class _Composer:
         self._asked = choices
         self._chosen: dict[str, str] = {}
 
-    def add(self, whole: dict[str, Any], name: str, *, group: str, package: str, depth: int) -> None:
+    def add(self, whole: dict[str, object], name: str, *, group: str, package: str, depth: int) -> None:
         """Merge one file and the files of its defaults list into the config at a package."""
         if depth > DEPTH_MAX:
             raise NotComposed(f"more than {DEPTH_MAX} configs name one another, {name} among them")
@@ -145,7 +145,7 @@ class _Composer:
             else:
                 yield entry
 
-    def _add_default(self, whole: dict[str, Any], entry: Any, group: str, package: str, depth: int) -> None:
+    def _add_default(self, whole: dict[str, object], entry: Any, group: str, package: str, depth: int) -> None:
         if isinstance(entry, str):
             # A config of the same group, at the same place.
             file, _, at = entry.partition("@")
@@ -180,7 +180,7 @@ class _Composer:
             raise NotComposed(f"${{{group}}} is no choice of the defaults list")
         return self._chosen[group]
 
-    def _read(self, name: str) -> tuple[str, dict[str, Any]]:
+    def _read(self, name: str) -> tuple[str, dict[str, object]]:
         import yaml
 
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -223,7 +223,7 @@ def _dotted(package: str, at: str) -> str:
     return f"{package}.{at}" if package else at
 
 
-def _at(whole: dict[str, Any], package: str) -> dict[str, Any]:
+def _at(whole: dict[str, object], package: str) -> dict[str, object]:
     """Return the mapping at a package; create it if missing."""
     for part in package.split(".") if package else []:
         inner = whole.setdefault(part, {})
@@ -233,12 +233,89 @@ def _at(whole: dict[str, Any], package: str) -> dict[str, Any]:
     return whole
 
 
-def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
+def _merge(into: dict[str, object], new: Mapping[str, object]) -> None:
     for key, value in new.items():
-        if isinstance(value, dict) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
-        elif isinstance(value, dict):
-            into[key] = {}
-            _merge(into[key], value)
+        if isinstance(value, dict):
+            old = into.get(key)
+            into[key] = inner = old if isinstance(old, dict) else {}
+            _merge(inner, value)
         else:
             into[key] = value
+
+
+class Overrides:
+    """The arguments of a training. The last override of a key wins, as in Hydra.
+
+    Args:
+        arguments: the trainer's own: Hydra overrides and Hydra's options.
+        launcher: torchrun's options.
+    """
+
+    def __init__(self, arguments: list[str], launcher: list[str] | None = None) -> None:
+        self.arguments = arguments
+        self.launcher = launcher or []
+
+    def set_keys(self) -> Iterator[str]:
+        """Yield the key of each override that sets a key without adding it."""
+        for argument in self.arguments:
+            key = key_of(argument)
+            if key is not None and not argument.startswith("+"):
+                yield key
+
+    def get(self, path: str) -> str | None:
+        """Return the value of a key or of an option of torchrun; None if the command does not give it."""
+        if path.startswith("--"):
+            found = self._option(path)
+            return None if found is None else found[1]
+        said = [argument.partition("=")[2] for argument in self.arguments if key_of(argument) == path]
+        return said[-1] if said else None
+
+    def replace(self, path: str, value: str | None, *, added: bool) -> None:
+        """Set a key or an option of torchrun, or remove it.
+
+        Args:
+            path: the key; `--nproc_per_node` for an option.
+            value: None removes it.
+            added: whether the key is not in the config, so that Hydra needs `++`.
+        """
+        if path.startswith("--"):
+            while (found := self._option(path)) is not None:
+                at, _, length = found
+                del self.launcher[at : at + length]
+            if value is not None:
+                self.launcher.insert(0, f"{path}={value}")
+            return
+        overrides = [at for at, argument in enumerate(self.arguments) if _is_override(argument)]
+        end = overrides[-1] + 1 if overrides else 0
+        kept = [argument for argument in self.arguments[:end] if key_of(argument) != path]
+        if value is not None:
+            # "++" sets a key whether or not the config has it. Source: Hydra 1.3, override grammar. Overrides stay
+            # together: Hydra's argparse accepts none after `a=b --cfg job`.
+            kept.append(f"{'++' if added else ''}{path}={value}")
+        self.arguments[:] = [*kept, *self.arguments[end:]]
+
+    def option(self, *names: str) -> str | None:
+        """Return the value of one of Hydra's own options, such as `--config-name`; None if it is not given."""
+        for at, argument in enumerate(self.arguments):
+            name, sign, value = argument.partition("=")
+            if name in names:
+                return value if sign else next(iter(self.arguments[at + 1 :]), None)
+        return None
+
+    def _option(self, name: str) -> tuple[int, str, int] | None:
+        """Return the index of an option of torchrun, its value, and the number of arguments of the two."""
+        for at, argument in enumerate(self.launcher):
+            said, sign, value = argument.partition("=")
+            if said.startswith("--") and said.replace("-", "_") == name.replace("-", "_"):
+                return (at, value, 1) if sign else (at, next(iter(self.launcher[at + 1 :]), ""), 2)
+        return None
+
+
+def _is_override(argument: str) -> bool:
+    return key_of(argument) is not None or argument.startswith("~")
+
+
+def key_of(argument: str) -> str | None:
+    """Return the key of an override; None for an option, and for a deletion (`~key`)."""
+    key, sign, _ = argument.partition("=")
+    return key.lstrip("+") if sign and not argument.startswith(("-", "~")) else None

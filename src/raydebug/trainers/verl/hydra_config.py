@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raydebug.findings import describe_exception
@@ -75,7 +75,7 @@ def _known_keys(home: str) -> tuple[str, ...]:
         return ()
 
 
-def plain(config: Any) -> dict[str, Any]:
+def plain(config: Any) -> Mapping[str, Any]:
     """Return the config as plain values: `???` for a missing one, None for one that cannot be resolved."""
     from omegaconf import DictConfig, ListConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -100,7 +100,7 @@ def plain(config: Any) -> dict[str, Any]:
     return whole
 
 
-def ask_verl(config: Any) -> dict[str, Any] | None:
+def ask_verl(config: Any) -> dict[str, str] | None:
     """Return verl's first refusal of a config; None if it accepts the config.
 
     Source: verl 0.9.1 trainer/main_ppo.py main (validate_config), workers/rollout/replica.py (RolloutConfig),

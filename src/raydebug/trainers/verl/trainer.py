@@ -29,7 +29,6 @@ class Verl:
     """verl 0.4 to 0.9."""
 
     name = "verl"
-    package = "verl"
     modules = f"verl.trainer.NAME (or a fork's); NAME is one of {', '.join(PROGRAMS)}"
     example = "python -m verl.trainer.main_ppo"
     # Source: verl 0.9.1, as its trainer (v1), its FSDP engine and its vLLM server print it in a run.
@@ -58,20 +57,9 @@ class Verl:
         return tuple(dict.fromkeys(PROGRAMS.values()))
 
     def keys(self, program: str) -> Mapping[str, Column]:
-        if program == "ppo":
-            from raydebug.trainers.verl.keys_ppo import PPO
+        from raydebug.trainers.verl.keys import TABLES
 
-            return PPO
-        from raydebug.trainers.verl import keys_others
-
-        tables: dict[str, dict[str, Column]] = {
-            "sft": keys_others.SFT,
-            "sft_ray": keys_others.SFT_RAY,
-            "fsdp_sft": keys_others.FSDP_SFT,
-            "generation": keys_others.GENERATION,
-            "generation_server": keys_others.GENERATION_SERVER,
-        }
-        return tables[program]
+        return TABLES[program]
 
     def read_config(self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Installed:
         from raydebug.trainers.verl.config_files import read_config
@@ -79,17 +67,12 @@ class Verl:
         return read_config(program, argv, folder=folder, search=search)
 
     def parse(self, arguments: Sequence[str], launcher: Sequence[str]) -> Arguments:
-        from raydebug.trainers.verl.overrides import Overrides
+        from raydebug.trainers.verl.config_files import Overrides
 
         return Overrides(list(arguments), list(launcher))
 
-    def needs_critic(self, value_of: ValueOf) -> bool:
-        from raydebug.trainers.verl.keys_ppo import needs_critic
-
-        return needs_critic(value_of)
-
     def in_use(self, part: str, value_of: ValueOf) -> bool:
-        from raydebug.trainers.verl.keys_ppo import is_in_use
+        from raydebug.trainers.verl.keys import is_in_use
 
         return is_in_use(part, value_of)
 

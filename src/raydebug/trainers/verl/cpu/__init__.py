@@ -1,7 +1,7 @@
 """verl on a CPU, through verl's and vLLM's own plug-in hooks; inert unless VERL_PLATFORM=cpu.
 
-Reading order: `verl_plugin` (verl's entry point), `vllm_plugin` (vLLM's), `platform` (what a CPU is to verl),
-`patches` (what no hook reaches, one small function each), `vllm_dist` (the distribution name that verl asks for).
+Reading order: `verl_plugin` (verl's entry point), `vllm_plugin` (vLLM's, and the distribution name that verl asks for),
+`platform` (what a CPU is to verl), `patches` (what no hook reaches, one small function each).
 """
 
 from __future__ import annotations

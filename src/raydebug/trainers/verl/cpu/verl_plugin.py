@@ -16,12 +16,12 @@ def register() -> None:
     """Make this process's verl run on the CPU; do nothing unless VERL_PLATFORM=cpu."""
     if not wanted(os.environ):
         return
-    from raydebug.trainers.verl.cpu import patches, vllm_dist
+    from raydebug.trainers.verl.cpu import patches, vllm_plugin
 
     # The FSDP engine is registered for "cuda" and "npu" only; this is verl's own override of that look-up.
     # Source: verl 0.9.1 workers/engine/base.py:402.
     os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
-    vllm_dist.offer()
+    vllm_plugin.offer()
     import raydebug.trainers.verl.cpu.platform  # noqa: F401 - importing registers PlatformCPU with verl
 
     patches.apply("verl")
