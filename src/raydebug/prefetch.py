@@ -51,13 +51,13 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     Args:
         request: `command`, the argv; `profile`, applied to it first, or None.
     """
-    from raydebug.check.probes.config import checks_of, compose
+    from raydebug.check.probes.plan import compose
 
     try:
-        _, config = compose(request)
+        checks, _, config = compose(request)
     except CannotCompose as refusal:
         return {"refused": refusal.message}
-    files = files_of(checks_of(request).files_read(config))
+    files = files_of(checks.files_read(config))
     room = room_bytes()
     started = time.monotonic()
     done = prefetch(files, room)

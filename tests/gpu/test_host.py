@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_prefork import PoolUnderTest
 
-from raydebug.check import env_gpu
+from raydebug.check import env_machine
 from raydebug.check.probes.env import gather
 
 pytestmark = pytest.mark.timeout(240)
@@ -28,7 +28,7 @@ def test_driver():
         assert gpu["name"] == properties.name
         assert gpu["capability"] == f"{properties.major}.{properties.minor}"
         assert abs(gpu["total_mib"] - properties.total_memory / 2**20) < 0.05 * gpu["total_mib"]
-    found = {finding.code for finding in env_gpu.judge(facts, on_cpu=False, wants_training=True)}
+    found = {finding.code for finding in env_machine.judge_gpus(facts, on_cpu=False, wants_training=True)}
     assert found <= {"env.gpu-busy"}  # another test's process may hold memory
 
 
@@ -53,7 +53,7 @@ def test_memory_that_others_hold():
         assert holder.stdout.readline() == "ready\n"
         facts = gather({})
         holder.communicate("")
-    (busy,) = [f for f in env_gpu.judge(facts, on_cpu=False, wants_training=True) if f.code == "env.gpu-busy"]
+    (busy,) = [f for f in env_machine.judge_gpus(facts, on_cpu=False, wants_training=True) if f.code == "env.gpu-busy"]
     assert "MiB of GPU 0 are in use" in busy.what
 
 

@@ -121,7 +121,7 @@ class Setup:
 
     def target(self) -> Target:
         """What is checked, as things are now."""
-        return replace(find_target(self.command, self.folder, "default", None), place=WarmRunner(sys.executable))
+        return replace(find_target(self.command, self.folder, "default", None), runner=WarmRunner(sys.executable))
 
     def run_stages(self, *stages: str, cache: Cache | None = None) -> list[Outcome]:
         """Check it."""

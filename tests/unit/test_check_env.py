@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from raydebug.check import env, env_gpu, env_limits
+from raydebug.check import env, env_machine
 from raydebug.check.probes import env as inside
 from raydebug.findings import Finding
 
@@ -87,7 +87,7 @@ LIMITS = {
 @pytest.mark.parametrize(("changed", "severity", "code", "says"), LIMITS.values(), ids=LIMITS)
 def test_limits(changed: dict[str, Any], severity: str, code: str, says: str) -> None:
     """What is too small is named once, with the value."""
-    found = list(env_limits.judge(facts(**changed)))
+    found = list(env_machine.judge_limits(facts(**changed)))
     assert codes(found) == [(severity, code)]
     assert says in found[0].what
 
@@ -114,7 +114,7 @@ NCCL: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize(("changed", "says", "why"), NCCL.values(), ids=NCCL)
 def test_nccl(changed: dict[str, Any], says: str, why: str) -> None:
     """One note says what NCCL would use between GPUs and between nodes, and why."""
-    (found,) = env_gpu.judge_nccl(facts(**{"gpus": GPUS, **changed}))
+    (found,) = env_machine.judge_nccl(facts(**{"gpus": GPUS, **changed}))
     assert (found.severity, found.code) == ("note", "env.nccl")
     assert says in found.what
     assert why in found.why
@@ -123,14 +123,14 @@ def test_nccl(changed: dict[str, Any], says: str, why: str) -> None:
 
 def test_nccl_without_gpus() -> None:
     """Nothing is said of NCCL where there is no GPU."""
-    assert list(env_gpu.judge_nccl(facts())) == []
+    assert list(env_machine.judge_nccl(facts())) == []
 
 
 def test_limits_that_will_do() -> None:
     """Nothing is said of a machine that has enough; without Triton no compiler is asked for."""
-    assert list(env_limits.judge(facts())) == []
-    assert list(env_limits.judge(facts(compiler=None, headers=False, packages={}))) == []
-    assert list(env_limits.judge(facts(compiler=None, variables={"TORCHDYNAMO_DISABLE": "1"}))) == []
+    assert list(env_machine.judge_limits(facts())) == []
+    assert list(env_machine.judge_limits(facts(compiler=None, headers=False, packages={}))) == []
+    assert list(env_machine.judge_limits(facts(compiler=None, variables={"TORCHDYNAMO_DISABLE": "1"}))) == []
 
 
 SMI = """#!/bin/sh
@@ -163,7 +163,7 @@ def test_a_gpu_that_others_hold(nvidia_smi: Any) -> None:
         ("0", 63200, 1),
         ("1", 4, 0),
     ]
-    (found,) = env_gpu.judge(facts(**seen), on_cpu=False, wants_training=True)
+    (found,) = env_machine.judge_gpus(facts(**seen), on_cpu=False, wants_training=True)
     assert (found.severity, found.code) == ("error", "env.gpu-busy")
     assert found.what == "63200 of 81559 MiB of GPU 0 are in use"
     assert "pid 4242 (/opt/venv/bin/python) 63000 MiB" in found.why
@@ -172,10 +172,10 @@ def test_a_gpu_that_others_hold(nvidia_smi: Any) -> None:
 def test_a_driver_that_is_silent_or_old(nvidia_smi: Any) -> None:
     """A driver that does not answer is quoted; one too old for torch's CUDA is named, once for each GPU."""
     nvidia_smi("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
-    (found,) = env_gpu.judge(facts(**inside.list_gpus()), on_cpu=False, wants_training=True)
+    (found,) = env_machine.judge_gpus(facts(**inside.list_gpus()), on_cpu=False, wants_training=True)
     assert (found.code, found.why) == ("env.driver-silent", "nvidia-smi said: NVIDIA-SMI has failed")
     nvidia_smi("#!/bin/sh\necho '0, NVIDIA GeForce RTX 3090, 570.133.07, 8.6, 24576, 4, GPU-aaaa'\n")
-    (found,) = env_gpu.judge(facts(**inside.list_gpus()), on_cpu=False, wants_training=True)
+    (found,) = env_machine.judge_gpus(facts(**inside.list_gpus()), on_cpu=False, wants_training=True)
     assert found.code == "env.driver-old"
     assert found.what == "the NVIDIA driver 570.133.07 is too old for CUDA 13.0, which torch was built for"
 
@@ -185,10 +185,10 @@ def test_torch_without_cuda_beside_a_gpu() -> None:
     gpu = {"index": "0", "name": "Tesla T4", "driver": "580.1", "capability": "7.5", "total_mib": 15360, "used_mib": 3,
            "holders": []}  # fmt: skip
     with_gpu = facts(gpus=[gpu], smi="ok", torch_cuda="")
-    assert codes(list(env_gpu.judge(with_gpu, on_cpu=False, wants_training=True))) == [
+    assert codes(list(env_machine.judge_gpus(with_gpu, on_cpu=False, wants_training=True))) == [
         ("error", "env.torch-without-cuda")
     ]
-    assert list(env_gpu.judge(with_gpu, on_cpu=True, wants_training=True)) == []
+    assert list(env_machine.judge_gpus(with_gpu, on_cpu=True, wants_training=True)) == []
 
 
 def test_nodes_that_differ() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raydebug.check import data, engine, model, reward
+from raydebug.check import data, engine, model
 from raydebug.check.target import Target, find_program
 from raydebug.cluster.runner import LocalRunner
 from raydebug.findings import Finding, error, note, warning
@@ -522,7 +522,7 @@ REWARDS: Cases = {
 def test_reward(changes: dict[str, Any], findings: list[Finding]) -> None:
     """Each fault of a reward function is one finding with its reason and its fix."""
     tried = {"path": "r.py", "name": "score", "manager": "naive", "calls": [], **changes}
-    assert list(reward.judge(tried, TARGET.checks.keys)) == findings
+    assert list(data.judge_reward(tried, TARGET.checks.keys)) == findings
 
 
 MODELS: Cases = {

@@ -28,20 +28,7 @@ RECORD_BYTES_MAX = 1024 * 1024
 HASHED_BYTES_MAX = 1024 * 1024
 # Variables of terminals and shells: they differ between windows and do not affect a training.
 OF_A_TERMINAL = (
-    *(
-        "PWD",
-        "OLDPWD",
-        "SHLVL",
-        "_",
-        "TERM",
-        "COLORTERM",
-        "COLUMNS",
-        "LINES",
-        "SSH_",
-        "XDG_SESSION",
-        "WINDOW",
-        "DISPLAY",
-    ),
+    *("PWD", "OLDPWD", "SHLVL", "_", "TERM", "COLORTERM", "COLUMNS", "LINES", "SSH_", "XDG_SESSION", "WINDOW"),
     *("DISPLAY", "PS1", "TMUX", "STY", "LS_COLORS", "VSCODE_", "DBUS_", "GPG_TTY", "HIST", "PYTEST_"),
 )
 
@@ -87,12 +74,12 @@ class Cache:
             record = Record(said["at"], said["seconds"], [Finding(**one) for one in said["findings"]], said["files"])
         except (OSError, ValueError, TypeError, KeyError, AssertionError):
             return None
-        unchanged = all(fingerprint(target.place.here(name)) == mark for name, mark in record.files.items())
+        unchanged = all(fingerprint(target.runner.here(name)) == mark for name, mark in record.files.items())
         return record if unchanged else None
 
     def store(self, target: Target, stage: str, seconds: float, findings: list[Finding], read: Iterable[str]) -> None:
         """Store a stage that passed; if the disk is full, nothing is stored."""
-        files = {name: fingerprint(target.place.here(name)) for name in sorted(set(read))}
+        files = {name: fingerprint(target.runner.here(name)) for name in sorted(set(read))}
         said = {"at": time.time(), "seconds": seconds, "findings": [f.as_record() for f in findings], "files": files}
         path = self._file(target, stage)
         with contextlib.suppress(OSError):

@@ -9,10 +9,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from raydebug.check import env, env_gpu, env_limits
+from raydebug.check import env, env_machine
 from raydebug.check.probes import BUSY_TIMES, MARK, Facts
-from raydebug.check.run_probe import NoAnswer, StageResult, facts_of
-from raydebug.check.target import Target
+from raydebug.check.target import NoAnswer, StageResult, Target, facts_of
 from raydebug.cluster.dashboard import ENDED, Dashboard
 from raydebug.errors import Exit, RaydebugError
 from raydebug.findings import Finding, error, note
@@ -46,7 +45,7 @@ def _ask(target: Target) -> Facts:
     backend = "nccl" if target.cluster.flavour == "cuda" else "gloo"
     request = {"question": "cluster", "backend": backend, "limit_s": 3 * BUDGET_S}
     command = ["python", "-m", "raydebug.check.probes", json.dumps(request)]
-    job = Job(command=command, working_dir=target.place.folder(target.folder), debugger="off")
+    job = Job(command=command, working_dir=target.runner.folder(target.folder), debugger="off")
     submission_id = submit(target.cluster, job)
     dashboard = Dashboard(target.cluster)
     deadline = time.monotonic() + 3 * BUDGET_S * BUSY_TIMES
@@ -112,7 +111,10 @@ def _environments(nodes: list[Mapping[str, Any]]) -> Iterator[Finding]:
     yield from env.compare(first["facts"], {node["ip"]: node["facts"] for node in others})
     for node in nodes:
         on_cpu = node["facts"]["variables"].get("VERL_PLATFORM") == "cpu" or not node["gpus"]
-        of_node = [*env_limits.judge(node["facts"]), *env_gpu.judge(node["facts"], on_cpu=on_cpu, wants_training=False)]
+        of_node = [
+            *env_machine.judge_limits(node["facts"]),
+            *env_machine.judge_gpus(node["facts"], on_cpu=on_cpu, wants_training=False),
+        ]
         for one in of_node:
             yield Finding(one.code, one.severity, f"node {node['ip']}: {one.what}", one.why, one.fix)
 

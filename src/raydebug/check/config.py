@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.check.probes import Facts
-from raydebug.check.run_probe import NoAnswer, run_probe
-from raydebug.check.target import Target, find_target
+from raydebug.check.target import NoAnswer, Target, find_target, run_probe
 from raydebug.errors import RaydebugError
 from raydebug.findings import Finding, error
 from raydebug.profile.load import load_profile
@@ -24,6 +23,7 @@ from raydebug.trainers.registry import TRAINERS, newest_column
 # smaller. Values and reasons are in the profile.
 NEEDED_ON_CPU = ("device", "actor_strategy", "critic_strategy", "attention", "remove_padding", "critic_remove_padding",
                  "fused_kernels", "free_cache", "sleep_mode")  # fmt: skip
+PLAN_BUDGET_S = 10.0
 
 
 def judge(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
@@ -79,9 +79,6 @@ def _on_cpu(target: Target, config: TrainingConfig) -> Iterator[Finding]:
             fix=" ".join(f"{key}={value}" for key, value in changes.items()) + " (or --profile debug, which sets them)",
             overrides=changes,
         )
-
-
-PLAN_BUDGET_S = 10.0
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from raydebug.check import config as config_rules
-from raydebug.check.run_probe import StageResult, run_probe
-from raydebug.check.target import Target
+from raydebug.check.target import StageResult, Target, run_probe
 from raydebug.findings import Finding, error
 from raydebug.jobs.first_error import find_errors, judge_errors
 from raydebug.trainers.config import TrainingConfig
 
 BUDGET_S = 60.0
-CODES_BY_PHASE = {
-    "import": "engine.import",
-    "settings": "engine.settings",
-    "engine": "engine.start",
-    "token": "engine.token",
-}
+CODES = {"import": "engine.import", "settings": "engine.settings", "engine": "engine.start", "token": "engine.token"}
 # What vLLM says -> the fix, with our words for the trainer's keys. Source: vllm 0.24 and 0.28,
 # v1/core/kv_cache_utils.py, v1/worker/utils.py.
 KNOWN = (
@@ -57,7 +51,7 @@ def judge(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
     fix, overrides = _fix(said, target.config(facts["config"]))
     return [
         error(
-            CODES_BY_PHASE[phase],
+            CODES[phase],
             f"vLLM fails at '{phase}': {said[:300]}",
             why=f"{where} raised it ({took})",
             fix=fix,

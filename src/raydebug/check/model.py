@@ -7,13 +7,12 @@ from typing import Any
 
 from raydebug.check import config as config_rules
 from raydebug.check import model_fit
-from raydebug.check.run_probe import StageResult, run_probe
-from raydebug.check.target import Target
+from raydebug.check.probes import Facts
+from raydebug.check.target import StageResult, Target, run_probe
 from raydebug.findings import Finding, error, warning
 
 BUDGET_S = 30.0
-
-Facts = Mapping[str, Any]
+COPY_AGAIN = "copy or download that file again (`hf download` checks what it wrote)"
 
 
 def check(target: Target) -> StageResult:
@@ -132,6 +131,10 @@ def _architecture(facts: Facts, keys: Mapping[str, str]) -> Iterator[Finding]:
             fix="a model of a known architecture, or the transformers release that its card names",
         )
         return
+    yield from _rollout_engine(facts, name)
+
+
+def _rollout_engine(facts: Facts, name: str) -> Iterator[Finding]:
     vllm = facts["vllm"]
     if not vllm or vllm["known"]:
         return
@@ -207,9 +210,6 @@ def _tokenizer(facts: Facts, keys: Mapping[str, str]) -> Iterator[Finding]:
             why="an id beyond it is a device-side assert ('index out of range') at some step",
             fix="the tokenizer that belongs to the model, or resize_token_embeddings and save both",
         )
-
-
-COPY_AGAIN = "copy or download that file again (`hf download` checks what it wrote)"
 
 
 def judge_shards(facts: Mapping[str, Any]) -> Iterator[Finding]:

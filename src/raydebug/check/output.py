@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 from xml.etree import ElementTree
 
 from raydebug.check.stages import FAILED, SKIPPED, Outcome
@@ -24,7 +23,7 @@ VERSION = 1
 COMMAND_CHARS_MAX = 120  # a longer one is named, not repeated
 
 
-def as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def as_json(outcomes: Sequence[Outcome]) -> dict[str, object]:
     """Return the document of `--json`."""
     return {
         "version": VERSION,

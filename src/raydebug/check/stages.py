@@ -9,13 +9,13 @@ from importlib import import_module
 from typing import Any
 
 from raydebug.check.cache import Cache
-from raydebug.check.run_probe import NoAnswer, StageResult
-from raydebug.check.target import Target
+from raydebug.check.target import NoAnswer, StageResult, Target
 from raydebug.errors import Exit, RaydebugError
 from raydebug.findings import Finding
 from raydebug.render import duration
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+NAMES = tuple(stage.name for stage in STAGES)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,6 @@ class Stage:
 
 
 STAGES = (Stage("env", needs_command=False), Stage("data"), Stage("model"), Stage("engine"), Stage("train"))
-NAMES = tuple(stage.name for stage in STAGES)
 CLUSTER = Stage("cluster", needs_command=False)  # runs only if it is named
 
 
@@ -70,7 +69,7 @@ class Outcome:
     findings: list[Finding] = field(default_factory=list)
     reason: str | None = None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return what `--json` prints of it."""
         return {
             "stage": self.stage,

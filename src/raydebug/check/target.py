@@ -1,7 +1,8 @@
-"""The target of a check: a training command, where it would run, and its environment."""
+"""The target of a check: a training command, where it would run, its environment; and how a probe is run there."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -9,16 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raydebug.check.probes import Facts
+from raydebug import process
+from raydebug.check.probes import BUSY_TIMES, MARK, Facts
 from raydebug.cluster.environment import DROPPED
 from raydebug.cluster.lifecycle import gpus_of
 from raydebug.cluster.runner import LocalRunner, Runner
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
+from raydebug.findings import Finding, error
 from raydebug.settings.flavours import flavour_here, flavour_variables
 from raydebug.trainers.config import TrainingConfig
 from raydebug.trainers.registry import TRAINERS, recognise
 from raydebug.trainers.trainer import Checks, Program
+
+KILL_AFTER_BUDGETS = 3
+LIMIT_LEAST_S = 15.0  # a machine under load is no finding: starting Python alone may take seconds there
+GRACE_S = 10.0  # the other side ends its child itself; we step in where it does not
 
 
 @dataclass(frozen=True)
@@ -29,19 +36,19 @@ class Target:
         command: the whole command; empty where only the environment is checked.
         program: the trainer's program that it runs; None without a command.
         folder: where it runs, on this machine.
-        place: where its programs are.
-        environ: the whole environment that its processes would have; None where the place has one of its own.
+        runner: where its programs run.
+        environ: the whole environment that its processes would have; None where the runner has one of its own.
         caller: the environment of the user.
         cluster: the running cluster that it would join.
         gpus: how many logical GPUs that cluster has; None without one, or where it does not answer.
         profile: the name of a profile that is applied to it.
-        others: the cluster's other nodes, as far as this machine reaches them: name and place.
+        others: the cluster's other nodes, as far as this machine reaches them: name and runner.
     """
 
     command: tuple[str, ...]
     program: Program | None
     folder: Path
-    place: Runner
+    runner: Runner
     environ: Mapping[str, str] | None
     caller: Mapping[str, str]
     cluster: Cluster | None = None
@@ -104,17 +111,17 @@ def find_target(command: list[str], folder: Path, name: str, profile: str | None
     found = find_cluster(name)
     cluster = found if found is not None and lifecycle.is_alive(found) else None
     nodes = _nodes(cluster)
-    place = nodes[-1][1]  # a worker where there is one: it has the GPUs
-    place.folder(folder)
+    runner = nodes[-1][1]  # a worker where there is one: it has the GPUs
+    runner.folder(folder)
     environ = None
-    if isinstance(place, LocalRunner):
+    if isinstance(runner, LocalRunner):
         base = dict(os.environ) if cluster is None else cluster_base(cluster)
         environ = {**local_environ(base, cluster.flavour if cluster else flavour_here()), **exported}
     return Target(
         command=tuple(command),
         program=program,
         folder=folder,
-        place=place,
+        runner=runner,
         environ=environ,
         caller={**os.environ, **exported},
         cluster=cluster,
@@ -179,3 +186,98 @@ def cluster_base(cluster: Cluster) -> dict[str, str]:
         return dict(supervisor.environ()) if supervisor is not None else dict(os.environ)
     except psutil.Error:
         return dict(os.environ)
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """The result of one stage.
+
+    Args:
+        findings: errors, warnings and notes.
+        read: the files that the result depends on, by their paths in the cluster; empty if it depends on more than
+            files, so that it cannot be cached.
+    """
+
+    findings: list[Finding]
+    read: tuple[str, ...] = ()
+
+
+class NoAnswer(Exception):
+    """A probe that returned no facts; `finding` has the reason."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.what)
+        self.finding = finding
+
+
+def run_probe(target: Target, question: str, *, budget_s: float, **request: Any) -> Facts:
+    """Return the facts that one module of `probes` gathers.
+
+    Args:
+        target: where to ask.
+        question: the module's name.
+        budget_s: how long it may take; after three times as long (15 s at least) it is killed.
+        **request: arguments of the probe.
+
+    Raises:
+        NoAnswer: it failed, died or was killed.
+        RaydebugError: the cluster's Python could not be run.
+    """
+    limit_s = max(budget_s * KILL_AFTER_BUDGETS, LIMIT_LEAST_S)
+    document = json.dumps({**request, "question": question, "limit_s": limit_s})
+    printed = target.runner.run_python(
+        ["-m", "raydebug.check.probes", document],
+        target.folder,
+        environ=target.environ,
+        timeout_s=limit_s * BUSY_TIMES + GRACE_S,
+    )
+    lines = [line for line in printed.splitlines() if line.startswith(MARK)]
+    if not lines:
+        raise process.CommandFailed(
+            ["python", "-m", "raydebug.check.probes"], 0, printed, fix="install this raydebug in the cluster's Python"
+        )
+    return facts_of(json.loads(lines[-1].removeprefix(MARK)), question, limit_s)
+
+
+def facts_of(answer: Facts, question: str, limit_s: float) -> Facts:
+    """Return the facts in an answer.
+
+    Raises:
+        NoAnswer: there are none in it.
+    """
+    if "facts" in answer:
+        facts: Facts = answer["facts"]
+        facts.setdefault("output", answer.get("output", ""))
+        return facts
+    last = (answer.get("output") or "").strip().splitlines()[-1:] or ["(it printed nothing)"]
+    if answer.get("late"):
+        raise NoAnswer(
+            error(
+                "check.out-of-time",
+                f"the check '{question}' did not end within {limit_s:g} s",
+                why=f"it was ended; its last line: {last[0]}",
+                fix="look at what that line waits for; on a busy machine run the check again",
+            )
+        )
+    if "signal" in answer:
+        raise NoAnswer(
+            error(
+                "check.died",
+                f"the process of the check '{question}' died: {_death(answer['signal'])}",
+                why=f"it printed last: {last[0]}",
+                fix="run the same import by hand; a signal in native code mostly means packages that do not fit",
+            )
+        )
+    failed = answer["failed"]
+    raise NoAnswer(
+        error(
+            "check.failed",
+            f"the check '{question}' failed: {failed['type']}: {failed['message']}",
+            why=f"{failed['where']} raised it",
+            fix="if that is no file of yours, report it with what `--json` prints",
+        )
+    )
+
+
+def _death(number: int) -> str:
+    return f"signal {number}" if number > 0 else f"exit code {-number}"

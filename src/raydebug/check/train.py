@@ -16,8 +16,7 @@ from pathlib import Path
 
 from raydebug import process
 from raydebug.check import config as config_rules
-from raydebug.check.run_probe import StageResult
-from raydebug.check.target import Target
+from raydebug.check.target import StageResult, Target
 from raydebug.findings import Finding, error
 from raydebug.jobs.first_error import find_errors, judge_errors, last_words
 
@@ -107,25 +106,12 @@ def _run(target: Target) -> tuple[int | None, str]:
     """Run the command as `raydebug run` does, on the running cluster or on one of its own, and return code and log."""
     cluster = target.cluster
     name = cluster.name if cluster else f"check-{os.getpid()}"
-    argv = [
-        sys.executable,
-        "-m",
-        "raydebug",
-        "run",
-        "--name",
-        name,
-        "--profile",
-        "debug",
-        "--debugger",
-        "off",
-        "--keep-watchdogs",
-    ]
+    argv = [sys.executable, "-m", "raydebug", "run", "--name", name, "--profile", "debug", "--debugger", "off"]
+    argv += ["--keep-watchdogs", "--", *target.command]
     with tempfile.TemporaryDirectory(prefix="raydebug-check-") as folder:
         log = Path(folder) / "log"
         with log.open("wb") as output:
-            running = process.start(
-                [*argv, "--", *target.command], env=_environ(target), output=output, cwd=target.folder
-            )
+            running = process.start(argv, env=_environ(target), output=output, cwd=target.folder)
             try:
                 code: int | None = running.wait(LIMIT_S)
             except subprocess.TimeoutExpired:

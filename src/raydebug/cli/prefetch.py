@@ -35,7 +35,7 @@ def prefetch(
     target = find_target(command, Path.cwd(), name, profile)
     request = json.dumps(target.as_request())
     with render.waiting("reading what the command will read"):
-        printed = target.place.run_python(
+        printed = target.runner.run_python(
             ["-m", "raydebug.prefetch", request], target.folder, environ=target.environ, timeout_s=LIMIT_S
         )
     document = _answer(printed)

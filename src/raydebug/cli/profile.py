@@ -78,7 +78,7 @@ def show(
 
 
 def _surroundings(name: str) -> tuple[dict[str, str], Any]:
-    """Return the environment of a job, and the place to ask where that is not this Python on this machine."""
+    """Return the environment of a job, and the runner to ask where that is not this Python on this machine."""
     from raydebug.cluster import lifecycle, local
     from raydebug.cluster.find import find_cluster
     from raydebug.cluster.runner import LocalRunner
@@ -88,16 +88,16 @@ def _surroundings(name: str) -> tuple[dict[str, str], Any]:
     found = find_cluster(name)
     cluster = found if found is not None and lifecycle.is_alive(found) else None
     if cluster is not None:
-        place, flavour = lifecycle.runner_of(cluster), cluster.flavour
+        runner, flavour = lifecycle.runner_of(cluster), cluster.flavour
     else:
-        place = LocalRunner(sys.executable)
+        runner = LocalRunner(sys.executable)
         try:
             flavour = local.probe_environment(sys.executable).flavour
         except RaydebugError:  # no cluster can start here; a command can be looked at all the same
             flavour = "core"
     environ = {**flavour_variables(flavour), **os.environ}
-    is_here = isinstance(place, LocalRunner) and place.python == sys.executable
-    return environ, None if is_here else place
+    is_here = isinstance(runner, LocalRunner) and runner.python == sys.executable
+    return environ, None if is_here else runner
 
 
 def _print(profile: str, document: dict[str, Any]) -> None:

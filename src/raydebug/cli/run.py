@@ -106,18 +106,18 @@ def launch(
         _look_for_training(command, folder)
     found = find_cluster(name)
     cluster = found if found is not None and lifecycle.is_alive(found) else None
-    place = LocalRunner(sys.executable) if cluster is None else lifecycle.runner_of(cluster)
-    find_program(command, folder, place)
+    runner = LocalRunner(sys.executable) if cluster is None else lifecycle.runner_of(cluster)
+    find_program(command, folder, runner)
     if cluster is None and detach:
         raise _detached_alone(name)
     gpus = fit_gpus(find_need(command, folder, name, profile), cluster, gpus, name)
-    require_parts(tiny or [], place, folder)
+    require_parts(tiny or [], runner, folder)
     in_force = mode if cluster is None or origin != "default" else cluster.debugger
     job = Job(
         command=command,
-        working_dir=place.folder(folder),
+        working_dir=runner.folder(folder),
         debugger=None if origin == "default" else mode,
-        breaks=resolve_breaks(breaks or [], place=place, working_dir=folder),
+        breaks=resolve_breaks(breaks or [], place=runner, working_dir=folder),
         profile=profile,
         tiny=tiny or [],
         variables={} if keep_watchdogs or in_force == "off" else _widen_watchdogs(),

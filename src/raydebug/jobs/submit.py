@@ -74,14 +74,14 @@ def command_of(entrypoint: str) -> str:
     return entrypoint.partition(" && exec ")[2] or entrypoint
 
 
-def find_program(command: list[str], working_dir: Path, place: Runner) -> None:
+def find_program(command: list[str], working_dir: Path, runner: Runner) -> None:
     """Check that a command's program exists where the job will run.
 
     Raises:
         RaydebugError: it does not.
     """
     program = command[0]
-    if not place.has_program(program, working_dir):
+    if not runner.has_program(program, working_dir):
         looked = f"no file {program} in {working_dir}" if "/" in program else f"no '{program}' on the cluster's PATH"
         raise RaydebugError(
             f"the command '{program}' was not found",

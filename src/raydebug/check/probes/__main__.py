@@ -81,10 +81,16 @@ def _be_the_child(request: Facts, answer_end: int, output_end: int) -> None:
 
 
 def _gather(request: Facts) -> Any:
+    """Return the facts of one module, or the refusal of the trainer's library where it cannot compose the command."""
     from importlib import import_module
 
-    # The names are ours (check/run_probe.py); nothing of a user's becomes one.
-    return import_module(f"raydebug.check.probes.{request['question']}").gather(request)
+    from raydebug.trainers.config import CannotCompose
+
+    try:
+        # The names are ours (check/*.py); nothing of a user's becomes one.
+        return import_module(f"raydebug.check.probes.{request['question']}").gather(request)
+    except CannotCompose as refusal:
+        return refusal.as_facts()
 
 
 def _listen(child: int, answer_end: int, output_end: int, limit_s: float) -> tuple[bytes, str, bool]:

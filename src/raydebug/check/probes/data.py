@@ -11,24 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.check.probes import Facts
-from raydebug.check.probes.config import checks_of, compose, read_by, variables
 from raydebug.check.probes.env import list_gpus
+from raydebug.check.probes.plan import compose, paths_of, read_by, variables
 from raydebug.findings import describe_exception
-from raydebug.trainers.config import CannotCompose, TrainingConfig
+from raydebug.trainers.config import TrainingConfig
 from raydebug.trainers.trainer import Checks
 
 SAMPLE_ROWS = 2000
 SAMPLE_S = 2.0  # measuring lengths ends after so many seconds, wherever it is
 REWARD_ROWS = 3
 SPLITS = {"train": "train_data", "val": "val_data"}
+SOLUTION = "The answer is 1."  # in place of what a model generates
+CALL_LIMIT_S = 5.0
 
 
 def gather(request: Facts) -> Facts:
-    """Return the config and what its data files hold; or Hydra's refusal."""
-    try:
-        live, config = compose(request)
-    except CannotCompose as refusal:
-        return refusal.as_facts()
+    """Return the config and what its data files hold."""
+    checks, live, config = compose(request)
     splits = {split: [_look(path) for path in paths_of(config.get(word))] for split, word in SPLITS.items()}
     rows: list[Facts] = next((file["sample"] for file in splits["train"] if file.get("sample")), [])
     facts: Facts = {
@@ -37,8 +36,8 @@ def gather(request: Facts) -> Facts:
         "gpus": len(list_gpus()["gpus"]),
         "splits": splits,
         "lengths": _lengths(config, rows),
-        "reward": try_reward(checks_of(request), config, rows[:REWARD_ROWS]),
-        "verdict": checks_of(request).verdict(live),
+        "reward": try_reward(checks, config, rows[:REWARD_ROWS]),
+        "verdict": checks.verdict(live),
     }
     for files in splits.values():
         for file in files:
@@ -47,11 +46,6 @@ def gather(request: Facts) -> Facts:
     tokenizer = config.get("tokenizer") or config.get("model")
     facts["read"] = read_by(request, *paths, facts["reward"]["path"], tokenizer)
     return facts
-
-
-def paths_of(value: Any) -> list[str]:
-    """Return the files that a setting names: one path or several."""
-    return [str(path) for path in value] if isinstance(value, list) else [str(value)] if value else []
 
 
 def _look(path: str) -> Facts:
@@ -154,10 +148,6 @@ def load_tokenizer(config: TrainingConfig) -> Any:
     if config.get("chat_template"):
         tokenizer.chat_template = config.get("chat_template")
     return tokenizer
-
-
-SOLUTION = "The answer is 1."  # in place of what a model generates
-CALL_LIMIT_S = 5.0
 
 
 def try_reward(checks: Checks, config: TrainingConfig, rows: list[Facts]) -> Facts:

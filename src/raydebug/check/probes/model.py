@@ -12,25 +12,28 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.check.probes import Facts
-from raydebug.check.probes.config import compose, read_by, variables
 from raydebug.check.probes.data import load_tokenizer
 from raydebug.check.probes.env import list_gpus
+from raydebug.check.probes.plan import compose, read_by, variables
 from raydebug.findings import describe_exception
-from raydebug.trainers.config import CannotCompose, TrainingConfig
+from raydebug.trainers.config import TrainingConfig
 
 MIB = 1024**2
 MESSAGE = [{"role": "user", "content": "What is 1 plus 2?"}]
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+HEADER_BYTES_MAX = 100_000_000  # safetensors' own limit
+POINTER = b"version https://git-lfs.github.com"
+BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16,
+        "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}  # fmt: skip
+EMBEDDING, LAYERS = "model.embed_tokens.weight", "model.layers."
 
 
 def gather(request: Facts) -> Facts:
-    """Return the config and what is known of its model; or Hydra's refusal. Nothing is fetched.
+    """Return the config and what is known of its model. Nothing is fetched.
 
     A model's own code runs only where the command says trust_remote_code=True: the training would run it too.
     """
-    try:
-        _, config = compose(request)
-    except CannotCompose as refusal:
-        return refusal.as_facts()
+    _, _, config = compose(request)
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
     facts: Facts = {
         "config": config.values,
@@ -163,14 +166,6 @@ def _tokenizer(config: TrainingConfig) -> Facts:
         except Exception as failure:  # noqa: BLE001 - a template is a program
             found["template_failed"] = describe_exception(failure)
     return found
-
-
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-HEADER_BYTES_MAX = 100_000_000  # safetensors' own limit
-POINTER = b"version https://git-lfs.github.com"
-BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16,
-        "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}  # fmt: skip
-EMBEDDING, LAYERS = "model.embed_tokens.weight", "model.layers."
 
 
 def look_at_shards(folder: Path) -> Facts:

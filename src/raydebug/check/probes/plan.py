@@ -1,24 +1,26 @@
-"""What a run of a command depends on: how many GPUs it asks for, and which files it reads."""
+"""The plan of a run: the config of a command, composed by its trainer, the GPUs it asks for, and the files it reads."""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from raydebug.check.probes import Facts
-from raydebug.check.probes.config import compose, read_by
-from raydebug.check.probes.data import paths_of
-from raydebug.trainers.config import CannotCompose
+from raydebug.trainers.config import CannotCompose, TrainingConfig
+from raydebug.trainers.registry import recognise
+from raydebug.trainers.trainer import Checks
 
 SOURCES_MAX = 500
+NOT_OWN = {"site-packages", "node_modules", "__pycache__"}
 
 
 def gather(request: Facts) -> Facts:
-    """Return the GPUs and, `with_files`, the files of a run; or the refusal of the trainer's library."""
-    try:
-        _, config = compose(request)
-    except CannotCompose as refusal:
-        return refusal.as_facts()
+    """Return the GPUs and, `with_files`, the files of a run."""
+    _, _, config = compose(request)
     if not request["with_files"]:
         return {"gpus": config.ranks}
     reward = config.get("reward_file")
@@ -35,4 +37,63 @@ def _sources() -> list[Path]:
     return sorted(islice(found, SOURCES_MAX))
 
 
-NOT_OWN = {"site-packages", "node_modules", "__pycache__"}
+def compose(request: Facts) -> tuple[Checks, Any, TrainingConfig]:
+    """Return the rules of a command's program, and its config: as the trainer's library has it, and as plain values.
+
+    Args:
+        request: `command`, the argv; `profile`, applied to it first if it is not None.
+
+    Raises:
+        CannotCompose: the trainer's library refuses the command, or it runs no training that can be checked.
+    """
+    command = request["command"]
+    program = recognise(command)
+    checks = program.trainer.checks(program.name) if program is not None else None
+    if program is None or checks is None:
+        raise CannotCompose("NoTrainer", "the command is no training that can be checked")
+    arguments = list(command[program.arguments_at :])
+    if request.get("profile"):
+        from raydebug.profile.apply_profile import apply_profile
+
+        search = sys.path if sys.flags.safe_path else ["", *sys.path]
+        folder = Path.cwd()
+        applied = apply_profile(command, profile=request["profile"], environ=os.environ, folder=folder, search=search)
+        arguments = list(applied.overlay.argv)
+    live, plain = checks.compose(arguments)
+    return checks, live, TrainingConfig(plain, checks.keys)
+
+
+def variables() -> dict[str, str]:
+    """Return the variables that rules about a config need; of a secret only whether it is set."""
+    names = ("VERL_PLATFORM", "VLLM_CPU_KVCACHE_SPACE", "WANDB_MODE")
+    found = {name: os.environ[name] for name in names if name in os.environ}
+    return {**found, **({"WANDB_API_KEY": "(set)"} if os.environ.get("WANDB_API_KEY") else {})}
+
+
+def read_by(request: Facts, *more: Any) -> list[str]:
+    """Return the files and folders that a result depends on, those of packages and of the command's configs included.
+
+    Args:
+        request: its `command` may name folders of configs.
+        more: the probe's own paths; None is left out.
+    """
+    packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    said = [
+        value for option, value in _options(request["command"]) if option in ("--config-path", "--config-dir", "-cp")
+    ]
+    modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    here = os.getcwd() + os.sep  # noqa: PTH109 - a prefix of text
+    own = [file for file in modules if isinstance(file, str) and file.startswith(here)]
+    every = [*packages, *said, *own, *(str(path) for path in more if path is not None)]
+    return sorted({os.path.abspath(os.path.expanduser(path)) for path in every})  # noqa: PTH111
+
+
+def _options(command: list[str]) -> Iterator[tuple[str, str]]:
+    for word, after in zip(command, [*command[1:], ""], strict=True):
+        option, sign, value = word.partition("=")
+        yield option, value if sign else after
+
+
+def paths_of(value: Any) -> list[str]:
+    """Return the files that a setting names: one path or several."""
+    return [str(path) for path in value] if isinstance(value, list) else [str(value)] if value else []
