@@ -15,7 +15,6 @@ from raydebug.findings import Finding
 from raydebug.render import duration
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
-NAMES = tuple(stage.name for stage in STAGES)
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,7 @@ class Stage:
 
 
 STAGES = (Stage("env", needs_command=False), Stage("data"), Stage("model"), Stage("engine"), Stage("train"))
+NAMES = tuple(stage.name for stage in STAGES)
 CLUSTER = Stage("cluster", needs_command=False)  # runs only if it is named
 
 

@@ -13,15 +13,6 @@ from typing import Any
 from raydebug.trainers.trainer import Column, Key, later
 
 SOURCE_BYTES_MAX = 1024 * 1024  # train_ppo_ray.py of 0.11 has 35 KiB
-PPO: dict[str, Column] = {
-    "0.8.0": _0_8_0,
-    "0.9.0": _0_9_0,
-    "0.9.8": _0_9_8,
-    "0.9.10": _0_9_10,
-    "0.10.0": _0_9_10,
-    "0.10.2": _0_10_2,
-    "0.11.0": _0_10_2,
-}
 
 
 class Options:
@@ -189,4 +180,14 @@ _0_10_2: Column = {
     "critic_model": Key("critic.model_name_or_path", only_with="critic"),
     "train_data": Key("data.prompt_dataset"),
     "val_data": Key("eval.dataset"),
+}
+
+PPO: dict[str, Column] = {
+    "0.8.0": _0_8_0,
+    "0.9.0": _0_9_0,
+    "0.9.8": _0_9_8,
+    "0.9.10": _0_9_10,
+    "0.10.0": _0_9_10,
+    "0.10.2": _0_10_2,
+    "0.11.0": _0_10_2,
 }
