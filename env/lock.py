@@ -17,7 +17,7 @@ from pathlib import Path
 from raydebug.errors import RaydebugError
 from raydebug.process import run
 from raydebug.render import error, out, say
-from raydebug.settings.locks import Lock, asked_pins, read_inputs, read_lock, verify_lock, write_lock
+from raydebug.settings.flavours import Lock, asked_pins, read_inputs, read_lock, verify_lock, write_lock
 
 ROOT = Path(__file__).resolve().parent.parent
 ENV = ROOT / "env"

@@ -12,7 +12,7 @@ import ray.util.debugpy
 import ray.util.rpdb
 
 import ray
-from raydebug.settings import tested
+from raydebug.settings import flavours
 from raydebug.worker.records import STARTS_DRIVERS
 
 
@@ -20,8 +20,8 @@ def test_versions():
     """These contracts were read in exactly these versions; an upgrade of a pin requires reading them again."""
     assert debugpy.__version__ in ("1.8.6", "1.8.22")
     assert ray.__version__ in ("2.41.0", "2.44.1", "2.49.2", "2.52.1", "2.56.1", "2.60.0")
-    assert tested.tested_range("ray") == ("2.41.0", "2.60.0")
-    assert tested.tested_range("debugpy") == ("1.8.6", "1.8.22")
+    assert flavours.tested_range("ray") == ("2.41.0", "2.60.0")
+    assert flavours.tested_range("debugpy") == ("1.8.6", "1.8.22")
 
 
 def test_ray_calls_its_debugger_through_what_we_replace():

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 import ray
-from raydebug.settings.tested import has_token_mode
+from raydebug.settings.flavours import has_token_mode
 from runs import raydebug
 
 

@@ -24,7 +24,7 @@ import ray
 from raydebug.cluster.environment import ray_command
 from raydebug.cluster.ports import choose_ports
 from raydebug.cluster.state import Cluster
-from raydebug.settings.tested import has_token_mode
+from raydebug.settings.flavours import has_token_mode
 from runs import JOBS, RAYDEBUG, WAIT_S, wait_for
 
 START_S = WAIT_S  # of a worker in its own environment

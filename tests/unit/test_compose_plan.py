@@ -11,7 +11,7 @@ import pytest
 from raydebug.cluster.compose import plan, preflight
 from raydebug.cluster.compose.plan import Mount, as_compose, check_keys, files_for, hub_mount, parse_mounts
 from raydebug.errors import RaydebugError
-from raydebug.settings.paths import compose_dir
+from raydebug.settings.files import compose_dir
 
 GIB = 1024**3
 

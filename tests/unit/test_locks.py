@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raydebug.errors import RaydebugError
-from raydebug.settings.locks import LOCK_BYTES_MAX, asked_pins, digest, read_inputs, verify_lock, write_lock
+from raydebug.settings.flavours import LOCK_BYTES_MAX, asked_pins, digest, read_inputs, verify_lock, write_lock
 
 A, B = "a" * 64, "b" * 64
 BODY = f"""\

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.settings.flavours import FLAVOURS
-from raydebug.settings.locks import Lock, asked_pins, read_inputs, read_lock
+from raydebug.settings.flavours import FLAVOURS, Lock, asked_pins, read_inputs, read_lock
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = ROOT / "env"

@@ -11,7 +11,7 @@ import pytest
 from raydebug.errors import RaydebugError
 from raydebug.profile import load
 from raydebug.profile.load import Rule, load_profile
-from raydebug.settings import paths
+from raydebug.settings import files
 
 
 def refuse(tmp_path: Path, text: str) -> RaydebugError:
@@ -52,7 +52,7 @@ def test_the_rules_of_debug() -> None:
 def test_profiles_of_an_installed_package_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a wheel the profiles lie in raydebug/env/profiles; in a checkout two folders up."""
     checkout = tmp_path / "src" / "raydebug" / "settings"
-    monkeypatch.setattr(paths, "__file__", str(checkout / "paths.py"))
+    monkeypatch.setattr(files, "__file__", str(checkout / "files.py"))
     assert load.profiles_folder() == tmp_path / "env" / "profiles"
     installed = tmp_path / "src" / "raydebug" / "env" / "profiles"
     installed.mkdir(parents=True)

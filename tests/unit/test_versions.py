@@ -11,8 +11,8 @@ import pytest
 from raydebug.check.env import judge_packages
 from raydebug.cluster.dashboard import why_no_gcs
 from raydebug.cluster.unmanaged import cluster_at
-from raydebug.settings import tested
-from raydebug.settings.tested import has_token_mode, is_tested
+from raydebug.settings import flavours
+from raydebug.settings.flavours import has_token_mode, is_tested
 from raydebug.worker import records
 from raydebug.worker.pydevd_session import AT_LEAST
 
@@ -61,7 +61,7 @@ def test_range(package, version, expected):
 
 def test_the_oldest_debugpy_is_the_one_that_a_worker_takes():
     """What `check env` calls tested is what a worker accepts."""
-    assert tested.tested_range("debugpy")[0] == ".".join(map(str, AT_LEAST))
+    assert flavours.tested_range("debugpy")[0] == ".".join(map(str, AT_LEAST))
 
 
 def test_token_mode():

@@ -9,7 +9,7 @@ import types
 import pytest
 
 from raydebug.protocol import variables
-from raydebug.settings.watchdogs import WATCHDOGS, WIDE_S, widened
+from raydebug.settings.debugger import WATCHDOGS, WIDE_S, widened
 from raydebug.worker import watchdogs
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from raydebug.settings.locks import read_lock
+from raydebug.settings.flavours import read_lock
 
 ROOT = Path(__file__).resolve().parents[2]
 RELEASES: dict[str, str] = tomllib.loads((ROOT / "env" / "verl-configs.toml").read_text())["verl"]

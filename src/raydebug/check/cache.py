@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import raydebug
-from raydebug.atomic_write import atomic_write
 from raydebug.check.target import Target
 from raydebug.findings import Finding
-from raydebug.settings.paths import state_dir
+from raydebug.settings.files import atomic_write, state_dir
 
 KEPT_AT_MOST = 200
 RECORD_BYTES_MAX = 1024 * 1024

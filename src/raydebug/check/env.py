@@ -20,10 +20,8 @@ from raydebug.errors import RaydebugError
 from raydebug.findings import Finding, error, warning
 from raydebug.protocol.variables import RAY_DEBUG
 from raydebug.settings.debugger import mode_of
-from raydebug.settings.flavours import flavour_of
-from raydebug.settings.locks import Lock, normalise, read_lock
-from raydebug.settings.paths import environment_dir
-from raydebug.settings.tested import is_tested, numbers, tested_range
+from raydebug.settings.files import environment_dir
+from raydebug.settings.flavours import Lock, flavour_of, is_tested, normalise, numbers, read_lock, tested_range
 
 BUDGET_S = 0.3
 # What every training of verl imports, whatever its config says.

@@ -16,7 +16,7 @@ from raydebug.cluster.state import name_option
 from raydebug.errors import Exit
 from raydebug.findings import Finding
 from raydebug.jobs.run_folder import CHECK, RunFolder, remove_oldest
-from raydebug.settings.locks import digest_of
+from raydebug.settings.flavours import digest_of
 from raydebug.settings.secrets import without_secret_arguments
 
 VERSION = 1

@@ -190,7 +190,7 @@ def _detached_alone(name: str) -> RaydebugError:
 
 def _widen_watchdogs() -> dict[str, str]:
     """Return the variables of a job that may be paused for long, and list them."""
-    from raydebug.settings.watchdogs import WIDE_S, widened
+    from raydebug.settings.debugger import WIDE_S, widened
 
     variables = widened(os.environ)
     if variables:

@@ -32,7 +32,7 @@ def show_cluster(cluster: Cluster) -> None:
 
 def warn_without_token(cluster: Cluster) -> None:
     """Warn that the dashboard of a Ray before 2.52 runs code for every user who can connect to it."""
-    from raydebug.settings.tested import has_token_mode
+    from raydebug.settings.flavours import has_token_mode
 
     if cluster.ray and not has_token_mode(cluster.ray):
         render.say(

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from raydebug.cluster.state import check_name
-from raydebug.settings.paths import state_dir
+from raydebug.settings.files import state_dir
 
 KEPT_DAYS = 30
 _LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) \w+ audit: (.*)")

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from raydebug.atomic_write import atomic_write
 from raydebug.cluster import private_folder
 from raydebug.errors import Exit, RaydebugError
-from raydebug.settings.paths import state_dir
+from raydebug.settings.files import atomic_write, state_dir
 
 DEFAULT_NAME = "default"
 TOKEN_BYTES = 32

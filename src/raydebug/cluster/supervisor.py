@@ -25,8 +25,8 @@ from raydebug.cluster.environment import cluster_environment, ray_command
 from raydebug.cluster.find import load_cluster
 from raydebug.errors import RaydebugError
 from raydebug.protocol import variables
+from raydebug.settings.debugger import widened
 from raydebug.settings.flavours import flavour_variables
-from raydebug.settings.watchdogs import widened
 
 POLL_S = 0.15
 REAP_PERIOD_S = 2.0

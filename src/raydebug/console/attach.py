@@ -21,7 +21,7 @@ from raydebug.console.view import opening
 from raydebug.errors import Exit, RaydebugError
 from raydebug.protocol.listings import ListedPause
 from raydebug.render import Paint
-from raydebug.settings.paths import state_dir
+from raydebug.settings.files import state_dir
 
 STOP_TIMEOUT_S = 60.0  # of a script
 

@@ -27,10 +27,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raydebug.atomic_write import atomic_write
 from raydebug.cluster.state import Cluster
 from raydebug.editors import adapter
 from raydebug.errors import Exit, RaydebugError
+from raydebug.settings.files import atomic_write
 
 FILE = Path(".vscode") / "launch.json"
 MAX_FILE_BYTES = 1024 * 1024

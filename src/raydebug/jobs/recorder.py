@@ -15,7 +15,7 @@ from raydebug.jobs.phases import Phases
 from raydebug.jobs.run_folder import LOG, RUN, RunFolder, remove_oldest
 from raydebug.protocol import variables
 from raydebug.protocol.listings import ListedPause
-from raydebug.settings.locks import digest_of
+from raydebug.settings.flavours import digest_of
 from raydebug.settings.secrets import without_secret_arguments, without_secrets
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from raydebug.atomic_write import atomic_write
 from raydebug.errors import Exit, RaydebugError
-from raydebug.settings.paths import state_dir
+from raydebug.settings.files import atomic_write, state_dir
 
 VERSION = 1
 RUN, CHECK = "run", "check"

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydebug.errors import Exit, RaydebugError
-from raydebug.settings.paths import environment_dir
-from raydebug.settings.strict_file import NotPlainText, read_plain
+from raydebug.settings.files import NotPlainText, environment_dir, read_plain
 from raydebug.trainers.registry import columns, words
 from raydebug.trainers.trainer import Value
 

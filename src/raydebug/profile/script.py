@@ -15,7 +15,7 @@ from raydebug.errors import Exit, RaydebugError
 from raydebug.profile.shell.statements import Statements
 from raydebug.profile.shell.tokens import read_tokens
 from raydebug.profile.shell.values import Unreadable, Values
-from raydebug.settings.strict_file import NotPlainText, decode, read_bounded
+from raydebug.settings.files import NotPlainText, decode, read_bounded
 from raydebug.trainers.config import is_file
 from raydebug.trainers.registry import recognise
 

@@ -11,10 +11,10 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from raydebug.atomic_write import atomic_write
 from raydebug.errors import Exit, RaydebugError
 from raydebug.report.compare import comparison_page
 from raydebug.report.run import run_page
+from raydebug.settings.files import atomic_write
 
 PAGE = "report.html"
 

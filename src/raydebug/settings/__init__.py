@@ -1,1 +1,1 @@
-"""What the user chose and what the environment is, read strictly from files; no I/O but reading."""
+"""What the user chose and what the environment is, read strictly from files."""

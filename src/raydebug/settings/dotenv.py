@@ -7,8 +7,8 @@ from pathlib import Path
 
 from raydebug.errors import Exit, RaydebugError
 from raydebug.settings.debugger import MODES
+from raydebug.settings.files import NotPlainText, decode, line_of, read_bounded
 from raydebug.settings.flavours import FLAVOURS
-from raydebug.settings.strict_file import NotPlainText, decode, line_of, read_bounded
 
 ENV_FILE_BYTES_MAX = 64 * 1024
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -1,14 +1,28 @@
-"""Flavours of the environment: which there are, which one is installed, and the variables that one sets."""
+"""The flavours of the environment (env/): which there are, what the lock of each pins, which versions are tested."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+import hashlib
+import re
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from raydebug.settings.paths import environment_dir
+from raydebug.errors import Exit, RaydebugError
+from raydebug.settings.files import NotPlainText, atomic_write, environment_dir, read_plain
 
 FLAVOURS = ("core", "cpu", "cuda")
+# RAY_AUTH_MODE=token is unknown to older ones: their dashboard and Jobs API answer anyone who can connect.
+# Source: ray 2.52.1 _private/authentication/; with 2.49.2 and older /api/jobs/ answers 200 without a token (run).
+TOKEN_SINCE = (2, 52)
+LOCK_BYTES_MAX = 4 * 1024 * 1024  # the largest lock is about 0.4 MB; a bigger file is no lock
+_TITLE = "# raydebug lock, made by `nox -s lock`: change the .in file, not this one"
+_HEADER_FIELDS = ("flavour", "python", "inputs", "body")
+_PIN = re.compile(r"(?P<name>[a-z0-9][a-z0-9._-]*)==(?P<version>[^\s;\\]+)(?: ; (?P<marker>[^\\]+?))?(?P<more> \\)?")
+_HASH = re.compile(r" {4}--hash=sha256:(?P<sha256>[0-9a-f]{64})(?P<more> \\)?")
 
 
 def flavour_of(packages: Collection[str]) -> str:
@@ -28,12 +42,8 @@ def flavour_here() -> str:
 def flavour_variables(flavour: str) -> dict[str, str]:
     """Return the variables that a flavour sets (env/flavours); empty for a flavour without any."""
     file = environment_dir() / "flavours" / f"{flavour}.env"
-    return read_variables(file) if file.is_file() else {}
-
-
-def read_variables(path: Path) -> dict[str, str]:
-    """Return the KEY=VALUE lines of a file of env/; '#' begins a comment line."""
-    pairs = (line.split("=", 1) for line in path.read_text(encoding="utf-8").splitlines() if "=" in line)
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    pairs = (line.split("=", 1) for line in lines if "=" in line)
     return {key.strip(): value.strip() for key, value in pairs if not key.lstrip().startswith("#")}
 
 
@@ -43,3 +53,243 @@ def _is_installed(name: str) -> bool:
     except PackageNotFoundError:
         return False
     return True
+
+
+# The locks
+
+
+@dataclass(frozen=True)
+class Lock:
+    """One flavour's lock as read.
+
+    Args:
+        flavour: `core`, `cpu`, `cuda`, or `dev` for the tools.
+        python: the Python versions it serves, such as `3.11 3.12`.
+        inputs: digest of what it was made from.
+        body: digest of its pins and hashes as they were made.
+        pins: normalised name -> exact version.
+        hashes: normalised name -> sha256 of every file that may be installed.
+        body_now: digest of its pins and hashes as they are.
+    """
+
+    flavour: str
+    python: str
+    inputs: str
+    body: str
+    pins: Mapping[str, str]
+    hashes: Mapping[str, tuple[str, ...]]
+    body_now: str
+
+
+def normalise(name: str) -> str:
+    """Return a package name as locks spell it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def digest(lines: Iterable[str]) -> str:
+    """Return the sha256 of lines, as lock headers spell it."""
+    return "sha256:" + hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
+
+
+def read_inputs(flavour: str, env: Path, dependencies: Iterable[str] = (), options: Iterable[str] = ()) -> list[str]:
+    """Return every line that decides what a flavour's lock holds; comments and blank lines decide nothing.
+
+    Args:
+        flavour: which `<flavour>.in`, with the files it includes and its `<flavour>.overrides`.
+        env: the folder of the pins.
+        dependencies: raydebug's own dependencies, from pyproject.toml.
+        options: further options of the resolver, such as the Python version.
+
+    Raises:
+        RaydebugError: `lock.unreadable`, a file is missing or is not plain text.
+    """
+    lines = [*(f"option {option}" for option in options), *(f"project {line}" for line in sorted(dependencies))]
+    lines += _meaning(env / f"{flavour}.in")
+    for extra in (env / f"{flavour}.overrides", env / "uv.toml"):
+        if extra.exists():
+            lines += [f"{extra.name} {line}" for line in _meaning(extra)]
+    return lines
+
+
+def asked_pins(lines: Iterable[str]) -> dict[str, str]:
+    """Return the exact pins among the lines of `read_inputs`: normalised name -> version."""
+    found = {}
+    for line in lines:
+        if pin := re.fullmatch(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;]+)", line):
+            found[normalise(pin[1])] = pin[2]
+    return found
+
+
+def write_lock(path: Path, *, flavour: str, python: str, inputs: Iterable[str], body: str) -> None:
+    """Write a lock with its header, in one step."""
+    fields = {"flavour": flavour, "python": python, "inputs": digest(inputs), "body": digest(body.splitlines())}
+    header = "".join(f"# {name}: {fields[name]}\n" for name in _HEADER_FIELDS)
+    atomic_write(path, f"{_TITLE}\n{header}{body}", mode=None)
+
+
+def read_lock(path: Path) -> Lock:
+    """Read a lock strictly.
+
+    Raises:
+        RaydebugError: `lock.unreadable` (missing, empty, too big, not plain text) or `lock.malformed` (a line that
+            `nox -s lock` does not write, a package pinned twice, a pin without hash), with the line's number.
+    """
+    lines = _plain_text(path).removesuffix("\n").split("\n")
+    fields = _read_header(path, lines)
+    body = lines[1 + len(_HEADER_FIELDS) :]
+    pins: dict[str, str] = {}
+    pinned_at: dict[str, int] = {}
+    hashes: dict[str, list[str]] = {}
+    name, more = "", False
+    for number, line in enumerate(body, start=2 + len(_HEADER_FIELDS)):
+        if more:
+            if not (found := _HASH.fullmatch(line)):
+                raise _malformed(path, number, f"expected a --hash of {name}, found {line!r}")
+            hashes[name].append(found["sha256"])
+        else:
+            if not (found := _PIN.fullmatch(line)):
+                raise _malformed(path, number, f"expected NAME==VERSION, found {line!r}")
+            name = normalise(found["name"])
+            if name in pins:
+                raise _malformed(path, number, f"{name} is pinned twice, first on line {pinned_at[name]}")
+            if not found["more"]:
+                raise _malformed(path, number, f"{name} has no --hash")
+            pins[name], pinned_at[name], hashes[name] = found["version"], number, []
+        more = bool(found["more"])
+    if more or not pins:
+        raise _malformed(path, len(lines), "it ends in the middle of a pin" if more else "it pins nothing")
+    sha256s = {name: tuple(found) for name, found in hashes.items()}
+    return Lock(**fields, pins=pins, hashes=sha256s, body_now=digest(body))
+
+
+def verify_lock(path: Path, inputs: Iterable[str] | None = None) -> Lock:
+    """Read a lock and hold it against what it was made from.
+
+    Args:
+        path: the lock.
+        inputs: the lines of `read_inputs`; None where they are not at hand (an installed raydebug).
+
+    Raises:
+        RaydebugError: `lock.edited`, its lines are not those that were made; `lock.stale`, its inputs have changed;
+            and what `read_lock` raises.
+    """
+    lock = read_lock(path)
+    if lock.body_now != lock.body:
+        raise RaydebugError(
+            f"{path} was edited by hand",
+            cause=f"its pins and hashes have {_short(lock.body_now)}, its header says {_short(lock.body)}",
+            fix=f"git checkout -- {path}; to change a pin, change {path.with_suffix('.in').name} and run: nox -s lock",
+            code="lock.edited",
+            exit_code=Exit.USAGE,
+        )
+    if inputs is not None and (now := digest(inputs)) != lock.inputs:
+        raise RaydebugError(
+            f"{path} no longer fits what it was made from",
+            cause=f"{path.with_suffix('.in').name}, a file it includes, or pyproject.toml's dependencies changed: "
+            f"they have {_short(now)}, the lock says {_short(lock.inputs)}",
+            fix="nox -s lock",
+            code="lock.stale",
+            exit_code=Exit.USAGE,
+        )
+    return lock
+
+
+def digest_of(flavour: str) -> str:
+    """Return the digest of a flavour's lock as it lies there; empty where it cannot be read."""
+    with contextlib.suppress(RaydebugError):
+        return read_lock(environment_dir() / f"{flavour}.lock").body_now
+    return ""
+
+
+def _read_header(path: Path, lines: list[str]) -> dict[str, str]:
+    if lines[0] != _TITLE:
+        raise _malformed(path, 1, f"expected {_TITLE!r}, found {lines[0]!r}")
+    fields = {}
+    for number, name in enumerate(_HEADER_FIELDS, start=2):
+        line = lines[number - 1] if number <= len(lines) else ""
+        if not line.startswith(f"# {name}: "):
+            raise _malformed(path, number, f"expected '# {name}: ...', found {line!r}")
+        fields[name] = line.removeprefix(f"# {name}: ")
+    return fields
+
+
+def _meaning(path: Path, seen: frozenset[Path] = frozenset()) -> list[str]:
+    lines = []
+    for number, raw in enumerate(_plain_text(path).split("\n"), start=1):
+        line = re.sub(r"(^|\s)#.*", "", raw).strip()
+        include, _, target = line.partition(" ")
+        if include == "-r":
+            included = path.parent / target
+            if included in seen | {path}:
+                raise _unreadable(path, f"line {number}: {target} includes itself")
+            lines += _meaning(included, seen | {path})
+        elif include == "-c":
+            lines += [f"-c {constraint}" for constraint in _meaning(path.parent / target)]
+        elif line:
+            lines.append(line)
+    return lines
+
+
+def _plain_text(path: Path) -> str:
+    try:
+        return read_plain(path, bytes_max=LOCK_BYTES_MAX, what="a file of pins")
+    except NotPlainText as error:
+        raise _unreadable(path, str(error)) from error
+
+
+def _short(sha256: str) -> str:
+    return sha256[:19]
+
+
+def _unreadable(path: Path, cause: str) -> RaydebugError:
+    return RaydebugError(
+        f"cannot read {path}",
+        cause=cause,
+        fix=f"git checkout -- {path}",
+        code="lock.unreadable",
+        exit_code=Exit.USAGE,
+    )
+
+
+def _malformed(path: Path, number: int, cause: str) -> RaydebugError:
+    return RaydebugError(
+        f"{path} is not a lock that `nox -s lock` made",
+        cause=f"line {number}: {cause}",
+        fix=f"git checkout -- {path}",
+        code="lock.malformed",
+        exit_code=Exit.USAGE,
+    )
+
+
+# The tested versions
+
+
+def tested_range(package: str) -> tuple[str, str]:
+    """Return the oldest and the newest version of `ray` or `debugpy` that raydebug is tested with.
+
+    The newest is env/core.lock's, the oldest that of env/compat.toml, which `nox -s compat` runs.
+    """
+    newest = read_lock(environment_dir() / "core.lock").pins[package]
+    releases = tomllib.loads((environment_dir() / "compat.toml").read_text(encoding="utf-8"))[package]
+    return min([*releases, newest], key=numbers), newest
+
+
+def is_tested(package: str, version: str) -> bool:
+    """Return whether a version of `ray` or `debugpy` is in the tested range."""
+    oldest, newest = tested_range(package)
+    return numbers(oldest) <= numbers(version) <= numbers(newest)
+
+
+def has_token_mode(ray_version: str) -> bool:
+    """Return whether this Ray's dashboard can ask for a token.
+
+    >>> has_token_mode("2.52.0"), has_token_mode("2.100"), has_token_mode("2.51.1"), has_token_mode("3.0.0.dev0")
+    (True, True, False, True)
+    """
+    return numbers(ray_version) >= TOKEN_SINCE
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return a version's leading numbers, to compare: ("2.41.0rc1" -> (2, 41, 0))."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()

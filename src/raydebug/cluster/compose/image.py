@@ -10,8 +10,7 @@ from pathlib import Path
 from raydebug import process, render
 from raydebug.cluster.resources import Gpu, list_gpus
 from raydebug.errors import Exit, RaydebugError
-from raydebug.settings.flavours import FLAVOURS
-from raydebug.settings.locks import Lock, read_lock
+from raydebug.settings.flavours import FLAVOURS, Lock, read_lock
 
 # The build's own variables (.env.example): a base, a folder of wheels, a private CA, the way to a package index.
 BASE_IMAGE, WHEELS, EXTRA_CA, PACKAGE_ENV = "BASE_IMAGE", "WHEELS", "EXTRA_CA_FILE", "PACKAGE_ENV_FILE"

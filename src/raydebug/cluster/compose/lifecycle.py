@@ -22,7 +22,7 @@ from raydebug.cluster.runner import IMAGE_PYTHON
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.cluster.up_options import UpOptions
 from raydebug.errors import Exit, RaydebugError
-from raydebug.settings.paths import compose_dir
+from raydebug.settings.files import compose_dir
 
 DOWN_TRIES = 3
 STOP_GRACE_S = 3

@@ -15,7 +15,7 @@ from raydebug.cluster.compose.engine import Engine
 from raydebug.cluster.compose.sizing import Host, Setting, look_at_host, settings_for
 from raydebug.errors import Exit, RaydebugError
 from raydebug.settings.dotenv import check_env_file
-from raydebug.settings.paths import compose_dir
+from raydebug.settings.files import compose_dir
 
 ENV_FILE_VARIABLE = "RAYDEBUG_ENV_FILE"  # docker-compose.yml
 # Shared memory and what has to fit in it: if the user sets one of these, none of ours is set.

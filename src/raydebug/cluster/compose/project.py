@@ -16,7 +16,7 @@ from raydebug.cluster.compose.plan import files_for
 from raydebug.cluster.state import DEFAULT_NAME, Cluster
 from raydebug.errors import Exit, RaydebugError
 from raydebug.protocol import variables
-from raydebug.settings.paths import compose_dir
+from raydebug.settings.files import compose_dir
 
 UP_TIMEOUT_S = 240.0
 DOWN_TIMEOUT_S = 60.0
