@@ -14,7 +14,7 @@ import pytest
 from gateway_door import open_door
 from paused_programs import PausedProgram
 from raydebug.console.attach import attach_group
-from raydebug.console.group import Selection
+from raydebug.console.selection import Selection
 from raydebug.console.session import GatewayAddress
 from raydebug.gateway.gateway_client import fetch_pauses
 from raydebug.worker.watchdogs import MAKERS

@@ -86,7 +86,7 @@ import sys
 from pathlib import Path
 from raydebug import render
 from raydebug.console.attach import attach_group, attach_pause
-from raydebug.console.group import Selection
+from raydebug.console.selection import Selection
 from raydebug.console.session import GatewayAddress
 from raydebug.errors import RaydebugError
 from raydebug.gateway.gateway_client import fetch_pauses

@@ -105,7 +105,7 @@ def project(tmp_path):
 
 
 def resolve(project, where):
-    return resolve_breaks([where], place=LocalRunner(sys.executable), working_dir=project)
+    return resolve_breaks([where], runner=LocalRunner(sys.executable), working_dir=project)
 
 
 def test_what_resolves(project):

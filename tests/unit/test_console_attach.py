@@ -120,7 +120,7 @@ def test_several_pauses_are_shown_to_choose_from(
 def test_selections_on_the_command_line() -> None:
     """An ID beside a selection, and an invalid list of ranks, are usage errors."""
     from raydebug.cli.pauses import _selection
-    from raydebug.console.group import Selection
+    from raydebug.console.selection import Selection
 
     assert _selection("all", None, None, steal=False) == Selection()
     assert _selection(None, "0,3-4", "j", steal=True) == Selection(frozenset({0, 3, 4}), "j", steal=True)

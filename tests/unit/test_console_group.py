@@ -15,7 +15,7 @@ import pytest
 from gateway_door import Door
 from paused_programs import LIMIT_S, PausedProgram
 from raydebug.console.attach import attach_group
-from raydebug.console.group import Selection
+from raydebug.console.selection import Selection
 from raydebug.console.session import GatewayAddress
 from raydebug.errors import Exit, RaydebugError
 from raydebug.gateway.gateway_client import fetch_pauses

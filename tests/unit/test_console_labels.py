@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydebug.console import labels, view
+from raydebug.console import selection, view
 from raydebug.console.commands import ranks
-from raydebug.console.group import Selection
-from raydebug.console.labels import NotAnAddress, joined, pick, split_address
 from raydebug.console.probes import tensor_probe
+from raydebug.console.selection import NotAnAddress, Selection, joined, pick, split_address
 from raydebug.gateway.breakpoint_specs import parse_ranks
 
 
 def test_docs_of_labels_hold() -> None:
     """The examples in the docstrings are true."""
-    assert doctest.testmod(labels).failed == 0
+    assert doctest.testmod(selection).failed == 0
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 
 from gateway_door import TOKEN, Door, visit
 from gateway_fuzzer import hello
-from raydebug.gateway.background import Background
 from raydebug.gateway.gateway_client import describe_failed_tasks, fetch_pauses, fetch_processes
+from raydebug.gateway.server import Background
 from raydebug.protocol import handshake, records, wire
 from raydebug.protocol.records import BadRecord
 

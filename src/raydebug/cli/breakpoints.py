@@ -36,7 +36,7 @@ def add(
     from raydebug.gateway.gateway_client import describe_break_states, fetch_breaks, set_breaks
 
     cluster = load_cluster(name)
-    found = resolve_breaks([where], place=lifecycle.runner_of(cluster), working_dir=Path.cwd())
+    found = resolve_breaks([where], runner=lifecycle.runner_of(cluster), working_dir=Path.cwd())
     (added,) = set_breaks(cluster, found, job=job)
     deadline = time.monotonic() + REPORTS_WITHIN_S
     while True:  # each process says what came of it

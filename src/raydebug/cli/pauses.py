@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from raydebug.cluster.state import Cluster
-    from raydebug.console.group import Selection
+    from raydebug.console.selection import Selection
     from raydebug.protocol.listings import ListedPause
 
 WATCH_PERIOD_S = 0.5
@@ -219,7 +219,7 @@ def _selection(target: str | None, ranks: str | None, job: str | None, *, steal:
     Raises:
         RaydebugError: an id beside a selection, or no list of ranks.
     """
-    from raydebug.console.group import Selection
+    from raydebug.console.selection import Selection
     from raydebug.gateway.breakpoint_specs import parse_ranks
 
     if ranks is None and job is None and target != "all":

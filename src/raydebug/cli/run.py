@@ -117,7 +117,7 @@ def launch(
         command=command,
         working_dir=runner.folder(folder),
         debugger=None if origin == "default" else mode,
-        breaks=resolve_breaks(breaks or [], place=runner, working_dir=folder),
+        breaks=resolve_breaks(breaks or [], runner=runner, working_dir=folder),
         profile=profile,
         tiny=tiny or [],
         variables={} if keep_watchdogs or in_force == "off" else _widen_watchdogs(),

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from raydebug import render
 from raydebug.console import commands
-from raydebug.console.debugger import CommandFailed
-from raydebug.console.group import Group, Selection
+from raydebug.console.debugger import CommandFailed, Debugger
+from raydebug.console.group import Group
 from raydebug.console.interrupt import Interrupted, ignore_interrupts, interruptible
-from raydebug.console.labels import joined
-from raydebug.console.rank_session import RankSession
+from raydebug.console.selection import Selection, joined
 from raydebug.console.session import GatewayAddress
 from raydebug.console.unmanaged_session import UnmanagedCluster
 from raydebug.console.view import opening
@@ -134,7 +133,7 @@ async def _converse(
 
             return await Prompt(group, history_dir or state_dir()).run()
         if group.lone and group.current is not None and not commands:
-            render.out(await opening(group.current.debugger))
+            render.out(await opening(group.current))
         lines = from_list(commands) if commands else from_stdin()
         return await run_script(group, lines, timeout_s=STOP_TIMEOUT_S if timeout_s is None else timeout_s)
     except Interrupted:
@@ -179,27 +178,27 @@ async def run_script(group: Group, lines: AsyncIterator[str], *, timeout_s: floa
     async for line in lines:
         for command in commands.split(line):
             try:
-                sessions, rest = group.address(command)
-                await _wait_stopped(group, sessions, timeout_s)
-                sessions, rest = group.address(command)  # a process may have ended meanwhile
+                debuggers, rest = group.address(command)
+                await _wait_stopped(group, debuggers, timeout_s)
+                debuggers, rest = group.address(command)  # a process may have ended meanwhile
             except CommandFailed as failed:
                 render.say(f"*** {failed}")
                 return Exit.FAILED
-            if not sessions:
+            if not debuggers:
                 return group.ended()
-            if not group.show(await interruptible(group.run(sessions, rest)), rest):
+            if not group.show(await interruptible(group.run(debuggers, rest)), rest):
                 return Exit.FAILED
-            if any(session.debugger.leaving for session in sessions):
+            if any(debugger.leaving for debugger in debuggers):
                 return Exit.OK
-            await _wait_stopped(group, [session for session in sessions if session.stepping], timeout_s)
+            await _wait_stopped(group, [one for one in debuggers if one.stepping], timeout_s)
     return Exit.OK
 
 
-async def _wait_stopped(group: Group, sessions: list[RankSession], timeout_s: float) -> None:
-    late = await interruptible(group.wait_stopped(sessions, timeout_s=timeout_s))
+async def _wait_stopped(group: Group, debuggers: list[Debugger], timeout_s: float) -> None:
+    late = await interruptible(group.wait_stopped(debuggers, timeout_s=timeout_s))
     if not late:
         return
-    session = late[0].debugger.session
+    session = late[0].session
     name = f"process {session.pause.get('pid', '?')}" if group.lone else joined([one.label for one in late])
     raise RaydebugError(
         f"no stop within {timeout_s:g} s",

@@ -1,7 +1,8 @@
-"""What all commands share: the session, sources, breakpoints and evaluation; and the record of one command."""
+"""One pause at a prompt: its session, breakpoints, values and sources, which all commands share; and a command."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import shutil
@@ -9,57 +10,220 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from raydebug import render
 from raydebug.console import probes
-from raydebug.console.breakpoint_table import BreakpointTable
 from raydebug.console.frames import Frame, Function, function_at, read_local
-from raydebug.console.session import DebugSession, EvaluationFailed
+from raydebug.console.session import DebugSession, EvaluationFailed, Output
+from raydebug.dap import RequestFailed
 from raydebug.protocol.wire import Message
 from raydebug.render import Paint, visible
 
 TYPED_VALUE_CHARS = 4_000  # of a value at the prompt: two screens
 SCRIPT_VALUE_CHARS = 60_000  # pydevd 1.8.22 cuts values after 2**16
+# Output that is not shown, because we report the same: pydevd's advice after 3 s of an evaluation
+# (pydevd_net_command_factory_json.py, 1.8.22), and the gateway's last message, the reason of its `terminated`.
+_REPLACED_OUTPUT = ("Evaluating: ", "raydebug: ")
 
 
 class CommandFailed(Exception):
     """A command failed; the message is for the user, without the `***`."""
 
 
-def name_rank(pause: Message) -> str:
-    """Return the name of a single pause."""
-    return f"rank {pause['rank']}" if pause.get("rank") is not None else f"pause {pause.get('id', '?')}"
+@dataclass
+class Breakpoint:
+    """A breakpoint; `line` is the line that the process chose. With a `log` it prints that text and does not stop."""
+
+    number: int
+    path: str
+    line: int
+    condition: str = ""
+    temporary: bool = False
+    log: str = ""
+    hits: int = 0
+
+    @property
+    def place(self) -> str:
+        return f"{self.path}:{self.line}"
+
+
+class BreakpointTable:
+    """The table. DAP's setBreakpoints replaces all breakpoints of a file, so they are sent file by file."""
+
+    def __init__(self, session: DebugSession) -> None:
+        self._session = session
+        self._next = 1
+        self._scratch: tuple[str, tuple[int, ...]] = ("", ())
+        self.table: list[Breakpoint] = []
+
+    async def add(
+        self, path: str, line: int, *, condition: str = "", temporary: bool = False, log: str = ""
+    ) -> Breakpoint:
+        """Set a breakpoint and return it, with the line that the process chose.
+
+        Args:
+            path: the file as the process knows it.
+            line: where in it.
+            condition: an expression; the breakpoint stops only where it is true.
+            temporary: it stops once.
+            log: print this text, with each `{expression}` filled in, and do not stop.
+
+        Raises:
+            ValueError: the process refuses it; the message says why.
+        """
+        new = Breakpoint(self._next, path, line, condition, temporary, log)
+        self.table.append(new)
+        try:
+            answers = await self._send(path)
+        except RequestFailed as failed:
+            self.table.remove(new)
+            raise ValueError(str(failed)) from failed
+        answer = answers[[one for one in self.table if one.path == path].index(new)]
+        if not answer.get("verified"):
+            self.table.remove(new)
+            await self._send(path)
+            raise ValueError(str(answer.get("message") or "the process refused it"))
+        new.line = int(answer.get("line") or line)
+        self._next += 1
+        return new
+
+    async def remove(self, gone: list[Breakpoint]) -> None:
+        """Remove breakpoints."""
+        self.table = [one for one in self.table if one not in gone]
+        for path in {one.path for one in gone}:
+            await self._send(path)
+
+    async def stop_once_at(self, path: str, lines: list[int]) -> None:
+        """Also stop at these lines until `forget_once`, for `until`."""
+        self._scratch = (path, tuple(lines))
+        await self._send(path)
+
+    async def forget_once(self) -> None:
+        """Remove the lines of `stop_once_at`."""
+        (path, lines), self._scratch = self._scratch, ("", ())
+        if lines:
+            await self._send(path)
+
+    async def note_stop(self, path: str, line: int) -> list[Breakpoint]:
+        """Count a stop at a line; remove and return the temporary breakpoints among those hit."""
+        hit = [one for one in self.table if one.path == path and one.line == line and not one.log]
+        for one in hit:
+            one.hits += 1
+        used = [one for one in hit if one.temporary]
+        if used:
+            await self.remove(used)
+        return used
+
+    def lines_in(self, path: str) -> set[int]:
+        """Return the lines of a file that have a breakpoint."""
+        return {one.line for one in self.table if one.path == path}
+
+    async def _send(self, path: str) -> list[Message]:
+        wanted: list[Message] = [
+            {
+                "line": one.line,
+                **({"condition": one.condition} if one.condition else {}),
+                **({"logMessage": one.log} if one.log else {}),
+            }
+            for one in self.table
+            if one.path == path
+        ]
+        if self._scratch[0] == path:
+            wanted += [{"line": line} for line in self._scratch[1]]
+        answer = await self._session.request("setBreakpoints", {"source": {"path": path}, "breakpoints": wanted})
+        return list(answer.get("breakpoints") or [])
 
 
 class Debugger:
-    """The state of one debug session at a prompt or in a script.
+    """One pause of a conversation, at a prompt or in a script: its debug session, its label, the state of its commands.
 
     Args:
-        session: the attached pause.
+        number: its number in the conversation, from 1.
+        label: its name at the start of each of its lines; None for the only pause of a conversation.
+        rank: rank of its process, if known.
         paint: colours of the screen.
         interactive: whether a person types; a script is asked no questions.
-        print_text: where text of the paused process goes while a command runs.
+        peers: all pauses of the conversation, this one included.
     """
+
+    session: DebugSession
+    breakpoints: BreakpointTable
+    label: str
 
     def __init__(
         self,
-        session: DebugSession,
-        paint: Paint,
+        number: int,
+        label: str | None,
+        rank: int | None,
         *,
+        paint: Paint,
         interactive: bool,
-        print_text: Callable[[str], None] = lambda _: None,
+        peers: Sequence[Debugger],
     ) -> None:
-        self.session = session
-        self.paint = paint
-        self.interactive = interactive
-        self.print_text = print_text
-        self.breakpoints = BreakpointTable(session)
+        self.number, self.rank, self.peers = number, rank, peers
+        self.paint, self.interactive = paint, interactive
+        self.stopping: asyncio.Task[None] | None = None  # waits for the next stop, and prints it
         self.displayed: dict[str, str] = {}
         self.listed_to: int | None = None  # last line that `list` showed; None: begin at the current line
         self.steps_left: list[str] = []  # of a step that takes several, one after each stop
         self.leaving = False
         self.value_chars = TYPED_VALUE_CHARS if interactive else SCRIPT_VALUE_CHARS
-        self.label = name_rank(session.pause)
-        self.peers: Callable[[], Sequence[Debugger]] = lambda: (self,)  # all ranks at this prompt, this one included
+        self._mark = "" if label is None else paint(f"[{label}]", "cyan") + " "
+        self._label = label
+        self._unfinished = ""
         self._files: dict[str, list[str]] = {}
+
+    def begin(self, session: DebugSession) -> None:
+        """Start with an attached session."""
+        self.session, self.breakpoints = session, BreakpointTable(session)
+        rank = session.pause.get("rank")
+        alone = f"rank {rank}" if rank is not None else f"pause {session.pause.get('id', '?')}"
+        self.label = alone if self._label is None else self._label
+
+    @property
+    def running(self) -> bool:
+        """Whether its thread runs, or has stopped and the stop is not printed yet."""
+        return self.session.running or (self.stopping is not None and not self.stopping.done())
+
+    @property
+    def stepping(self) -> bool:
+        """Whether its thread runs only to the end of a step."""
+        return self.running and self.session.resumed_by != "continue"
+
+    async def leave(self) -> None:
+        """Detach; a suspended thread stays paused where a gateway holds it."""
+        if self.stopping is not None:
+            self.stopping.cancel()
+            await asyncio.gather(self.stopping, return_exceptions=True)
+        if not (self.session.stays_paused or self.session.running or self.session.ended.is_set()):
+            render.say("the task is resumed: without a gateway a pause ends with its debugger")
+        await self.session.leave()
+
+    # The screen
+
+    def say(self, text: str, *, to: Callable[[str], None] = render.out) -> None:
+        """Print text, each line after the label."""
+        to("\n".join(f"{self._mark}{line}" for line in text.split("\n")))
+
+    def hear(self, output: Output) -> None:
+        """Print log points and what evaluated code prints; with labels whole lines at a time.
+
+        The job's own stdout is not redirected, it is in its log.
+        """
+        text, alone = visible(output.text), self._label is None
+        if output.category == "stdout" and alone:
+            render.out_raw(text)
+        elif output.category == "stdout":
+            *lines, self._unfinished = (self._unfinished + text).split("\n")
+            for line in lines:
+                self.say(line)
+        elif alone and output.category in ("important", "stderr") and not output.text.startswith(_REPLACED_OUTPUT):
+            render.say(text.rstrip("\n"))
+
+    def finish_line(self) -> None:
+        """End a line that the process has printed without a newline."""
+        if self._unfinished:
+            self.say(self._unfinished)
+            self._unfinished = ""
 
     @property
     def width(self) -> int:
@@ -77,10 +241,6 @@ class Debugger:
         if frame is None:
             raise CommandFailed("this thread has no Python frame")
         return frame
-
-    @property
-    def frame_or_none(self) -> Frame | None:
-        return self.session.stack.frame
 
     # Values
 

@@ -9,14 +9,13 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from raydebug import render
 from raydebug.console import commands
-from raydebug.console.debugger import CommandFailed
-from raydebug.console.labels import NotAnAddress, joined, label, pick, split_address
-from raydebug.console.rank_session import RankSession
+from raydebug.console.commands.stopping import wait_for_stop
+from raydebug.console.debugger import CommandFailed, Debugger
+from raydebug.console.selection import NotAnAddress, Selection, joined, label, pick, split_address
 from raydebug.console.session import DebugSession, GatewayAddress
 from raydebug.console.unmanaged_session import UnmanagedCluster
 from raydebug.console.view import location
@@ -27,43 +26,7 @@ from raydebug.render import Paint, visible
 
 NEXT = "next"
 _POLL_PERIOD_S = 0.5
-_Outcome = tuple[RankSession, str | CommandFailed]
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The pauses that `attach all`, `--ranks` and `--job` ask for.
-
-    Args:
-        ranks: only these; None: all, also those without a rank.
-        job: only of this job, by its submission id or Ray's own job id.
-        steal: also pauses that other clients hold.
-    """
-
-    ranks: frozenset[int] | None = None
-    job: str | None = None
-    steal: bool = False
-
-    def __str__(self) -> str:
-        words = "pauses" if self.ranks is None else f"ranks {', '.join(map(str, sorted(self.ranks)))}"
-        return words if self.job is None else f"{words} of job {self.job}"
-
-    def takes(self, pause: ListedPause) -> bool:
-        """Return whether a pause belongs to the selection, no matter which client holds it."""
-        if self.ranks is not None and pause.get("rank") not in self.ranks:
-            return False
-        return self.job is None or self.job in (pause.get("job"), pause.get("job_id"))
-
-    def split(self, pauses: Iterable[ListedPause]) -> tuple[list[ListedPause], list[ListedPause]]:
-        """Return the pauses to attach, by rank, then oldest first; and those that other clients hold."""
-        mine = [pause for pause in pauses if self.takes(pause)]
-        free = [pause for pause in mine if self.steal or pause.get("state") == "waiting"]
-        free.sort(key=lambda pause: (pause.get("rank") is None, pause.get("rank") or 0))
-        return free, [pause for pause in mine if not self.steal and pause.get("state") != "waiting"]
-
-    def missing(self, pauses: Iterable[ListedPause]) -> set[int]:
-        """Return the requested ranks that these pauses lack."""
-        return set(self.ranks or ()) - {pause["rank"] for pause in pauses if pause.get("rank") is not None}
+_Outcome = tuple[Debugger, str | CommandFailed]
 
 
 class Group:
@@ -76,8 +39,8 @@ class Group:
     """
 
     def __init__(self, address: GatewayAddress | UnmanagedCluster, paint: Paint, *, interactive: bool) -> None:
-        self.sessions: list[RankSession] = []
-        self.current: RankSession | None = None
+        self.debuggers: list[Debugger] = []
+        self.current: Debugger | None = None
         self.lone = False
         self.empty = asyncio.Event()
         self.paint = paint
@@ -96,8 +59,8 @@ class Group:
             RaydebugError: refused, or out of time.
         """
         self.lone = True
-        rank_session = RankSession(1, None, None, self.paint)
-        opened = self._address.open(target, steal=steal, on_output=rank_session.hear)
+        debugger = self._new(1, None, None)
+        opened = self._address.open(target, steal=steal, on_output=debugger.hear)
         if target.startswith((messages.PID, messages.WORKER)):
             late = RaydebugError(
                 f"{target} did not stop within {timeout_s or 0:g} s",
@@ -119,8 +82,8 @@ class Group:
             session = await _in_time(opened, timeout_s, waits, late)
         else:
             session = await opened
-        self.current = rank_session
-        self._add(rank_session, session)
+        self.current = debugger
+        self._add(debugger, session)
 
     async def attach_selection(
         self, selection: Selection, list_pauses: Callable[[], list[ListedPause]], *, timeout_s: float | None
@@ -136,7 +99,7 @@ class Group:
             free, held = await self._wait(timeout_s)
         failures = await self._join(free)
         self._tell_held(held)
-        if not self.sessions:
+        if not self.debuggers:
             raise failures[0]
         self._watch(self._look_for_more())
 
@@ -168,48 +131,49 @@ class Group:
 
     async def _join(self, pauses: Iterable[ListedPause]) -> list[RaydebugError]:
         """Attach pauses concurrently; return the failures."""
-        taken = {session.label for session in self.sessions}
-        coming: list[tuple[RankSession, ListedPause]] = []
+        taken = {one.label for one in self.debuggers}
+        coming: list[tuple[Debugger, ListedPause]] = []
         for pause in pauses:
             number = next(self._numbers)
             name = label(pause.get("rank"), number, taken)
             taken.add(name)
-            coming.append((RankSession(number, name, pause.get("rank"), self.paint), pause))
-        results = await asyncio.gather(*(self._attach(session, pause) for session, pause in coming))
-        if self.current is None and self.sessions:
-            self.current = self.sessions[0]
+            coming.append((self._new(number, name, pause.get("rank")), pause))
+        results = await asyncio.gather(*(self._attach(debugger, pause) for debugger, pause in coming))
+        if self.current is None and self.debuggers:
+            self.current = self.debuggers[0]
         return [failure for failure in results if failure is not None]
 
-    async def _attach(self, rank_session: RankSession, pause: ListedPause) -> RaydebugError | None:
+    async def _attach(self, debugger: Debugger, pause: ListedPause) -> RaydebugError | None:
         try:
-            session = await self._address.open(
-                str(pause["id"]), steal=self._selection.steal, on_output=rank_session.hear
-            )
+            session = await self._address.open(str(pause["id"]), steal=self._selection.steal, on_output=debugger.hear)
         except RaydebugError as failure:
-            if self.sessions:
-                rank_session.say(f"not attached: {visible(failure.cause, keep='')}", to=render.say)
+            if self.debuggers:
+                debugger.say(f"not attached: {visible(failure.cause, keep='')}", to=render.say)
             return failure
-        self._add(rank_session, session)
+        self._add(debugger, session)
         return None
 
-    def _add(self, rank_session: RankSession, session: DebugSession) -> None:
-        rank_session.begin(session, interactive=self.lone and self._interactive)
-        rank_session.debugger.peers = lambda: [one.debugger for one in self.sessions]
-        self.sessions.append(rank_session)
-        self.sessions.sort(key=lambda one: (one.rank is None, one.rank or 0, one.number))
-        self._watch(self._until_gone(rank_session))
+    def _new(self, number: int, name: str | None, rank: int | None) -> Debugger:
+        interactive = self.lone and self._interactive
+        return Debugger(number, name, rank, paint=self.paint, interactive=interactive, peers=self.debuggers)
+
+    def _add(self, debugger: Debugger, session: DebugSession) -> None:
+        debugger.begin(session)
+        self.debuggers.append(debugger)
+        self.debuggers.sort(key=lambda one: (one.rank is None, one.rank or 0, one.number))
+        self._watch(self._until_gone(debugger))
 
     async def _look_for_more(self) -> None:
         while True:
             await asyncio.sleep(_POLL_PERIOD_S)
             with contextlib.suppress(RaydebugError):  # when the gateway is gone, the sessions end and report it
                 free, held = await self._split()
-                known = {str(one.debugger.session.pause.get("id")) for one in self.sessions}
-                before = set(self.sessions)
+                known = {str(one.session.pause.get("id")) for one in self.debuggers}
+                before = set(self.debuggers)
                 await self._join(pause for pause in free if str(pause["id"]) not in known)
-                for one in self.sessions:
+                for one in self.debuggers:
                     if one not in before:
-                        one.say(f"joined: {await location(one.debugger)}")
+                        one.say(f"joined: {await location(one)}")
                 self._tell_held(pause for pause in held if str(pause["id"]) not in known)
 
     def _tell_held(self, pauses: Iterable[ListedPause]) -> None:
@@ -219,18 +183,18 @@ class Group:
             ids = ", ".join(str(pause["id"]) for pause in new)
             render.say(f"left out, another client holds them: pause {ids} (--steal takes them over)")
 
-    async def _until_gone(self, rank_session: RankSession) -> None:
-        session = rank_session.debugger.session
+    async def _until_gone(self, debugger: Debugger) -> None:
+        session = debugger.session
         await session.ended.wait()
-        self.sessions.remove(rank_session)
+        self.debuggers.remove(debugger)
         self._all_resumed &= session.process_gone and session.running and session.resumed_by == "continue"
         if not self.lone:
-            rank_session.say(f"left: {visible(session.lost().cause, keep='')}")
-            if self.current is rank_session:
-                self.current = self.sessions[0] if self.sessions else None
+            debugger.say(f"left: {visible(session.lost().cause, keep='')}")
+            if self.current is debugger:
+                self.current = self.debuggers[0] if self.debuggers else None
                 if self.current is not None:
                     self.current.say("is the current one now")
-        if not self.sessions:
+        if not self.debuggers:
             self.empty.set()
 
     def _watch(self, work: Coroutine[Any, Any, None]) -> None:
@@ -242,7 +206,7 @@ class Group:
         """Detach from all pauses; suspended threads stay paused."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*(session.leave() for session in self.sessions), return_exceptions=True)
+        await asyncio.gather(*(debugger.leave() for debugger in self.debuggers), return_exceptions=True)
 
     def ended(self) -> Exit:
         """Return the exit code after the last session has ended.
@@ -251,7 +215,7 @@ class Group:
             RaydebugError: a session ended for another reason than `c`.
         """
         if self.lone and self.current is not None:
-            raise self.current.debugger.session.lost()
+            raise self.current.session.lost()
         if self._all_resumed:
             return Exit.OK
         raise RaydebugError(
@@ -264,68 +228,82 @@ class Group:
 
     # Commands
 
-    def address(self, line: str) -> tuple[list[RankSession], str]:
+    def address(self, line: str) -> tuple[list[Debugger], str]:
         """Return which pauses a command is for, and the command; an address alone makes its rank the current one.
 
         Raises:
             CommandFailed: the address names no pause.
         """
         if self.lone:
-            return list(self.sessions), line
-        known = [(session.number, session.rank) for session in self.sessions]
+            return list(self.debuggers), line
+        known = [(one.number, one.rank) for one in self.debuggers]
         try:
             to, command = split_address(line, is_command=commands.parse(line)[0] is not None)
             if to is None:
-                return [one for one in self.sessions if one is self.current], command
+                return [one for one in self.debuggers if one is self.current], command
             numbers = pick(to, known)
         except NotAnAddress as error:
             raise CommandFailed(str(error)) from error
-        sessions = [session for session in self.sessions if session.number in numbers]
+        debuggers = [one for one in self.debuggers if one.number in numbers]
         if not command:
-            if len(sessions) != 1:
-                raise CommandFailed(f"@{to} is {joined([one.label for one in sessions])}: name one of them alone")
-            self.current = sessions[0]
-        return sessions, command
+            if len(debuggers) != 1:
+                raise CommandFailed(f"@{to} is {joined([one.label for one in debuggers])}: name one of them alone")
+            self.current = debuggers[0]
+        return debuggers, command
 
-    async def run(self, sessions: list[RankSession], command: str) -> list[_Outcome]:
+    async def run(self, debuggers: list[Debugger], command: str) -> list[_Outcome]:
         """Run a command at several pauses concurrently; a command about all ranks is run once."""
         parsed, _ = commands.parse(command)
         if parsed is not None and parsed.of_all:
-            sessions = sessions[:1]
-        results = await asyncio.gather(*(self._run_at(session, command) for session in sessions))
-        return list(zip(sessions, results, strict=True))
+            debuggers = debuggers[:1]
+        results = await asyncio.gather(*(self._run_at(debugger, command) for debugger in debuggers))
+        return list(zip(debuggers, results, strict=True))
 
-    async def _run_at(self, session: RankSession, command: str) -> str | CommandFailed:
-        if not command:
-            return "is running" if session.running else await location(session.debugger)
-        try:
-            return await session.run(command)
-        except RaydebugError as lost:
-            if self.lone:
-                raise
-            return CommandFailed(lost.what)
-
-    def show(self, outcomes: list[_Outcome], command: str) -> bool:
-        """Print the output of a command at each pause; return False when it failed at any."""
-        parsed, _ = commands.parse(command)
-        for session, text in outcomes:
-            if isinstance(text, CommandFailed):
-                session.say(self.paint(f"*** {text}", "red"), to=render.say)
-            elif text and parsed is not None and parsed.of_all:
-                render.out(text)
-            elif text:
-                session.say(text)
-        return not any(isinstance(text, CommandFailed) for _, text in outcomes)
-
-    async def wait_stopped(
-        self, sessions: Iterable[RankSession], *, timeout_s: float | None = None
-    ) -> list[RankSession]:
-        """Wait until the threads of these sessions have stopped, or are gone; return those that still run.
+    async def _run_at(self, debugger: Debugger, command: str) -> str | CommandFailed:
+        """Run a command and return its output, or its failure; when it resumes the thread, print the next stop.
 
         Raises:
             RaydebugError: the only session of the group is lost.
         """
-        waited = [one for one in sessions if one.stopping is not None]
+        if debugger.running:
+            return CommandFailed("is running; wait until it stops") if command else "is running"
+        if not command:
+            return await location(debugger)
+        try:
+            text = await commands.run(debugger, command)
+        except CommandFailed as failed:
+            return failed
+        except RaydebugError as lost:
+            if self.lone:
+                raise
+            return CommandFailed(lost.what)
+        finally:
+            debugger.finish_line()
+        if debugger.session.running:
+            debugger.stopping = asyncio.ensure_future(_show_stop(debugger))
+            # Where the group only prints that the session ended, asyncio must not complain about this failure.
+            debugger.stopping.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return text
+
+    def show(self, outcomes: list[_Outcome], command: str) -> bool:
+        """Print the output of a command at each pause; return False when it failed at any."""
+        parsed, _ = commands.parse(command)
+        for debugger, text in outcomes:
+            if isinstance(text, CommandFailed):
+                debugger.say(self.paint(f"*** {text}", "red"), to=render.say)
+            elif text and parsed is not None and parsed.of_all:
+                render.out(text)
+            elif text:
+                debugger.say(text)
+        return not any(isinstance(text, CommandFailed) for _, text in outcomes)
+
+    async def wait_stopped(self, debuggers: Iterable[Debugger], *, timeout_s: float | None = None) -> list[Debugger]:
+        """Wait until the threads of these pauses have stopped, or are gone; return those that still run.
+
+        Raises:
+            RaydebugError: the only session of the group is lost.
+        """
+        waited = [one for one in debuggers if one.stopping is not None]
         tasks = [one.stopping for one in waited if one.stopping is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
@@ -333,6 +311,10 @@ class Group:
             if task.done() and task.exception() is not None and self.lone:
                 await task
         return [one for one in waited if one.stopping is not None and not one.stopping.done()]
+
+
+async def _show_stop(debugger: Debugger) -> None:
+    debugger.say(await wait_for_stop(debugger))
 
 
 async def _in_time(

@@ -21,7 +21,6 @@ from raydebug.console import commands
 from raydebug.console.debugger import CommandFailed, Debugger
 from raydebug.console.group import Group
 from raydebug.console.interrupt import GAVE_UP, Interrupted, interruptible, interruptible_there
-from raydebug.console.rank_session import RankSession
 from raydebug.console.view import opening, status
 from raydebug.dap import RequestFailed
 from raydebug.errors import Exit, RaydebugError
@@ -51,14 +50,11 @@ class Prompt:
 
     def __init__(self, group: Group, state_dir: Path) -> None:
         self._group, self._paint = group, group.paint
-        self._keyboard = Keyboard(state_dir, self._debugger, self._status)
-
-    def _debugger(self) -> Debugger | None:
-        return self._group.current.debugger if self._group.current else None
+        self._keyboard = Keyboard(state_dir, lambda: group.current, self._status)
 
     def _status(self) -> str:
-        debugger = self._debugger()
-        return "" if debugger is None else status(debugger, others=len(self._group.sessions) - 1)
+        current = self._group.current
+        return "" if current is None else status(current, others=len(self._group.debuggers) - 1)
 
     async def run(self) -> Exit:
         """Read and run lines until the person leaves or the last session ends.
@@ -66,9 +62,8 @@ class Prompt:
         Raises:
             RaydebugError: the session is lost.
         """
-        debugger = self._debugger()
-        if self._group.lone and debugger is not None:
-            render.out(await opening(debugger))
+        if self._group.lone and self._group.current is not None:
+            render.out(await opening(self._group.current))
         else:
             await self._run("ranks")
             hint = "@0,3 p x asks ranks 0 and 3, @* all; @3 alone makes rank 3 the current one; h"
@@ -88,7 +83,7 @@ class Prompt:
         current = self._group.current
         if not self._group.lone:
             return f"(raydebug {current.label if current else '-'}) "
-        rank = current.debugger.session.pause.get("rank") if current else None
+        rank = current.session.pause.get("rank") if current else None
         return f"(raydebug {rank}) " if rank is not None else "(raydebug) "
 
     async def _run(self, line: str) -> bool:
@@ -96,33 +91,31 @@ class Prompt:
         for command in commands.split(line):
             await self._until_stop()
             try:
-                sessions, rest = self._group.address(command)
-                if not self._group.show(await self._outcomes(sessions, rest), rest):
+                debuggers, rest = self._group.address(command)
+                if not self._group.show(await self._outcomes(debuggers, rest), rest):
                     break
                 if not self._group.lone:
-                    await interruptible(self._group.wait_stopped([one for one in sessions if one.stepping]))
+                    await interruptible(self._group.wait_stopped([one for one in debuggers if one.stepping]))
             except CommandFailed as failed:
                 render.out(self._paint(f"*** {failed}", "red"))
                 break
             except Interrupted:
                 render.out(GAVE_UP)
                 break
-            if any(session.debugger.leaving for session in sessions):
-                for session in sessions:
-                    session.debugger.leaving = False
+            if any(debugger.leaving for debugger in debuggers):
+                for debugger in debuggers:
+                    debugger.leaving = False
                 return True
         return False
 
-    async def _outcomes(
-        self, sessions: list[RankSession], command: str
-    ) -> list[tuple[RankSession, str | CommandFailed]]:
+    async def _outcomes(self, debuggers: list[Debugger], command: str) -> list[tuple[Debugger, str | CommandFailed]]:
         async def interrupt() -> None:
-            await asyncio.gather(*(session.debugger.session.interrupt() for session in self._group.sessions))
+            await asyncio.gather(*(debugger.session.interrupt() for debugger in self._group.debuggers))
 
         def tell_slow() -> None:
             render.say(self._paint(f"'{command}' is still running; Ctrl-C interrupts it", "dim"))
 
-        running = asyncio.ensure_future(self._group.run(sessions, command))
+        running = asyncio.ensure_future(self._group.run(debuggers, command))
         slow = asyncio.get_running_loop().call_later(_SLOW_S, tell_slow)
         try:
             return await interruptible_there(running, interrupt)
@@ -139,7 +132,7 @@ class Prompt:
         current = self._group.current
         if not self._group.lone or current is None or not current.running:
             return
-        session = current.debugger.session
+        session = current.session
         try:
             if await interruptible(self._group.wait_stopped([current], timeout_s=_QUIET_S)):
                 render.say(self._paint("running; waiting for the next stop, Ctrl-C leaves it running", "dim"))
@@ -156,17 +149,17 @@ class Prompt:
     async def _leave(self) -> bool:
         """Ask whether to resume what is paused; return False to go back to the debugger."""
         lone = self._group.lone
-        paused = [session for session in self._group.sessions if not session.running]
+        paused = [debugger for debugger in self._group.debuggers if not debugger.running]
         if not paused and not lone:
             render.say("left; the tasks keep running")
             return True
-        held = all(session.debugger.session.stays_paused for session in paused)
+        held = all(debugger.session.stays_paused for debugger in paused)
         question = _LEAVE_UNMANAGED if not held else _RESUME_ONE if lone else _RESUME_ALL
         resume = await self._keyboard.yes_or_no(question, self._group.empty)
         if resume is None or (not resume and not held):
             return False
         if resume:
-            resuming = (session.debugger.session.resume("continue") for session in paused)
+            resuming = (debugger.session.resume("continue") for debugger in paused)
             await asyncio.gather(*resuming, return_exceptions=not lone)
         else:
             again = (
@@ -207,9 +200,9 @@ class Names(Completer):
 
     async def _ask(self, text: str) -> list[str]:
         debugger = self._debugger()
-        if debugger is None or debugger.frame_or_none is None or debugger.session.running or not text:
+        frame = None if debugger is None else debugger.session.stack.frame
+        if debugger is None or frame is None or debugger.session.running or not text:
             return []
-        frame = debugger.session.stack.frames[debugger.session.stack.selected]
         arguments = {"text": text, "column": len(text) + 1, "frameId": frame.id}
         with contextlib.suppress(RequestFailed, RaydebugError):
             answer = await debugger.session.request("completions", arguments, timeout_s=_COMPLETION_TIMEOUT_S)

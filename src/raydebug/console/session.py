@@ -36,8 +36,19 @@ class GatewayAddress(NamedTuple):
     token: str
 
     async def open(self, target: str, *, steal: bool, on_output: Callable[[Output], None]) -> DebugSession:
-        """Attach a pause; see `DebugSession.attach`."""
-        return await DebugSession.attach(self, target, steal=steal, on_output=on_output)
+        """Attach a pause and wait for its stack.
+
+        Args:
+            target: a pause's id; or `next` or a running process, for which it waits without a limit.
+            steal: take it from the client that holds it.
+            on_output: called with the output of the process.
+
+        Raises:
+            RaydebugError: no gateway answers, or it refused; then with the gateway's cause and fix.
+        """
+        session = DebugSession(on_output)
+        await session.attach(self, target, steal=steal)
+        return session
 
 
 class EvaluationFailed(Exception):
@@ -53,7 +64,7 @@ class Output:
 
 
 class DebugSession:
-    """An attached pause. Make one with `attach`.
+    """An attached pause, made by `GatewayAddress.open`.
 
     Args:
         on_output: called with the output of the process.
@@ -77,27 +88,8 @@ class DebugSession:
         self.running = False
         self.resumed_by = ""
 
-    @classmethod
-    async def attach(
-        cls,
-        address: GatewayAddress,
-        target: str,
-        *,
-        steal: bool = False,
-        on_output: Callable[[Output], None] = lambda _: None,
-    ) -> DebugSession:
-        """Attach a pause and wait for its stack.
-
-        Args:
-            address: the gateway.
-            target: a pause's id; or `next` or a running process, for which it waits without a limit.
-            steal: take it from the client that holds it.
-            on_output: called with the output of the process.
-
-        Raises:
-            RaydebugError: no gateway answers, or it refused; then with the gateway's cause and fix.
-        """
-        self = cls(on_output)
+    async def attach(self, address: GatewayAddress, target: str, *, steal: bool) -> None:
+        """Begin the session; see `GatewayAddress.open`."""
         self._address = f"{address.host}:{address.port}"
         try:
             self._dap = await DapSession.connect(address.host, address.port, on_event=self._take, on_end=self._end)
@@ -114,7 +106,6 @@ class DebugSession:
         except BaseException:
             await self._dap.close()
             raise
-        return self
 
     async def _open(self, address: GatewayAddress, target: str, *, steal: bool) -> None:
         hello = {"clientID": "raydebug", "clientName": f"raydebug attach (pid {os.getpid()})", "adapterID": "raydebug",
@@ -314,13 +305,9 @@ class DebugSession:
         """Return the error that names what is lost: the process, the gateway, or the network between."""
         if self._why_ended:
             gone = "the process ended" in self._why_ended
-            lost = (
-                f"process {self.pause.get('pid', '?')} is gone"
-                if gone
-                else f"pause {self.pause.get('id', '?')} is over"
-            )
+            pid, pause = self.pause.get("pid", "?"), self.pause.get("id", "?")
             return RaydebugError(
-                f"the session ended: {lost}",
+                f"the session ended: {f'process {pid} is gone' if gone else f'pause {pause} is over'}",
                 cause=f"the gateway said: {self._why_ended}",
                 fix="list what is paused now with `raydebug paused`",
                 code="session.process-gone" if gone else "session.pause-over",

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from raydebug.gateway import logs
-from raydebug.gateway.background import LIMIT_S
 from raydebug.gateway.listener import raise_file_limit
+from raydebug.gateway.pause_lifecycle import LIMIT_S
 from raydebug.gateway.server import Ports, serve
 from raydebug.protocol import variables
 

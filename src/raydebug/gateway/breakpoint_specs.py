@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 EXAMPLE = "--break 'train.py:120,rank=0,if=loss > 3,once'"
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_NO_SIDE_EFFECTS = "write an expression without side effects"
 _OPENING, _CLOSING = "([{", ")]}"
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _MAX_RANK = 100_000
@@ -28,13 +27,13 @@ _MAX_RANK = 100_000
 _REFUSED = (ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await)
 
 
-def resolve_breaks(texts: list[str], *, place: Runner, working_dir: Path) -> list[BreakpointSpec]:
+def resolve_breaks(texts: list[str], *, runner: Runner, working_dir: Path) -> list[BreakpointSpec]:
     """Return the location and the policy of each breakpoint, for the processes of a job.
 
     Args:
         texts: `WHERE[,CONDITION...]`; WHERE is `file.py:LINE`, `file.py:function`, `package.module:function` or
             `package.module:Class.method`.
-        place: runs the cluster's Python.
+        runner: runs the cluster's Python.
         working_dir: the job's working directory on this machine.
 
     Raises:
@@ -44,7 +43,7 @@ def resolve_breaks(texts: list[str], *, place: Runner, working_dir: Path) -> lis
         return []
     specs = [read_break(text) for text in texts]
     resolver = "raydebug.worker.breakpoints.resolve"
-    answer = place.run_python(["-m", resolver, *(where for where, _ in specs)], working_dir)
+    answer = runner.run_python(["-m", resolver, *(where for where, _ in specs)], working_dir)
     found: list[Any] = json.loads(answer.strip().splitlines()[-1])
     for one in found:
         if "cause" in one:
@@ -186,16 +185,9 @@ def _expression(value: str, text: str) -> str:
         tree = ast.parse(value, mode="eval")
     except (SyntaxError, ValueError) as error:
         why = getattr(error, "msg", None) or error
-        raise _refused(
-            text, f"if={value} is no Python expression: {why}", "quote it: --break 'x.py:9,if=a > 3'"
-        ) from error
-    for node in ast.walk(tree):
-        if isinstance(node, _REFUSED):
-            raise _refused(
-                text,
-                f"if={value} would change the function that it is compiled into",
-                _NO_SIDE_EFFECTS,
-            )
+        fix = "quote it: --break 'x.py:9,if=a > 3'"
+        raise _refused(text, f"if={value} is no Python expression: {why}", fix) from error
+    _refuse_side_effects(tree, f"if={value}", text)
     return value
 
 
@@ -206,14 +198,14 @@ def _template(value: str, text: str) -> str:
         tree = ast.parse(f"f{value!r}", mode="eval")
     except (SyntaxError, ValueError) as error:
         raise _refused(text, f'log="{value}" is no text with {{values}}: {error}', 'write log="loss={loss}"') from error
-    for node in ast.walk(tree):
-        if isinstance(node, _REFUSED):
-            raise _refused(
-                text,
-                f'log="{value}" would change the function that it is compiled into',
-                _NO_SIDE_EFFECTS,
-            )
+    _refuse_side_effects(tree, f'log="{value}"', text)
     return value
+
+
+def _refuse_side_effects(tree: ast.AST, condition: str, text: str) -> None:
+    if any(isinstance(node, _REFUSED) for node in ast.walk(tree)):
+        cause = f"{condition} would change the function that it is compiled into"
+        raise _refused(text, cause, "write an expression without side effects")
 
 
 def _refused(text: str, cause: str, fix: str) -> RaydebugError:

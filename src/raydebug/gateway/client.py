@@ -8,14 +8,11 @@ from dataclasses import dataclass, field
 
 from raydebug.dap import READ_BYTES
 from raydebug.gateway import logs, requests
-from raydebug.gateway.authentication import AuthThrottle
 from raydebug.gateway.board import Board, Pause
-from raydebug.gateway.connection import Connection
-from raydebug.gateway.forwarding import Forwarder
-from raydebug.gateway.listener import Pieces
-from raydebug.gateway.path_mappings import PathMap
+from raydebug.gateway.forwarding import Connection, Forwarder
+from raydebug.gateway.listener import AuthThrottle, Pieces
 from raydebug.gateway.pause_requests import PauseRequests
-from raydebug.gateway.requests import LOOK, Refused
+from raydebug.gateway.requests import LOOK, PathMap, Refused
 from raydebug.gateway.root_session import ROOT, TARGET, RootSession
 from raydebug.protocol import handshake, messages, wire
 from raydebug.protocol.wire import Message

@@ -1,17 +1,99 @@
-"""Forwards a client's requests to the process of its pause, and the responses and events back to the client."""
+"""The connection to one client, and its requests, which are forwarded to the process of its pause."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Awaitable, Callable
 
-from raydebug.dap import ConnectionLost, RequestFailed
+from raydebug.dap import READ_BYTES, ConnectionLost, RequestFailed, reduce_latency
 from raydebug.gateway import requests
 from raydebug.gateway.board import Board, Pause
-from raydebug.gateway.connection import Connection
-from raydebug.gateway.path_mappings import PathMap
+from raydebug.gateway.requests import PathMap, Refused
+from raydebug.protocol import wire
 from raydebug.protocol.wire import Message
+
+MAX_UNSENT_BYTES = 32 * 1024 * 1024  # then the connection of a client that does not read is aborted
+LAST_MESSAGES_S, MAX_DROPPED_BYTES = 0.5, 1024 * 1024
+
+
+class Connection:
+    """The connection to a client.
+
+    Args:
+        reader, writer: of the connection.
+        on_unread: called before the connection of a client that does not read is aborted.
+    """
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, on_unread: Callable[[], None]
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._on_unread = on_unread
+        self._is_closing = False
+        self._seq = itertools.count(1)
+        reduce_latency(writer)
+
+    @property
+    def peer(self) -> object:
+        """The client's address."""
+        return self._writer.get_extra_info("peername")
+
+    @property
+    def own_address(self) -> tuple[str, int]:
+        """The local host and port of the connection."""
+        host, port = (self._writer.get_extra_info("sockname") or ("127.0.0.1", 0))[:2]
+        return host, port
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the connection is closed in one direction."""
+        return self._writer.is_closing() or self._reader.at_eof()
+
+    def answer(self, message: Message, body: Message | None = None) -> None:
+        """Send the response to a request."""
+        self.send(wire.response(0, message, body))
+
+    def refuse(self, message: Message, refused: Refused) -> None:
+        """Send the failed response to a request, with the reason."""
+        cause = str(refused)
+        text = f"{cause}; {refused.fix}"  # some editors show `message`, others `format`
+        error = {"id": 1, "format": text, "showUser": True, "code": refused.code, "cause": cause, "fix": refused.fix}
+        self.send(wire.refusal(0, message, text, {"error": error}))
+
+    def say(self, text: str) -> None:
+        """Show a line to the client's user."""
+        self.send(wire.event(0, "output", {"category": "important", "output": f"{text}\n"}))
+
+    def send(self, message: Message) -> None:
+        """Send a message, with the next number."""
+        if self._writer.is_closing() or self._is_closing:
+            return
+        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            self._on_unread()
+            self._writer.transport.abort()
+            return
+        self._writer.write(wire.encode({**message, "seq": next(self._seq)}))
+
+    async def drain(self) -> None:
+        """Wait until the client has read enough of its messages."""
+        await self._writer.drain()
+
+    async def let_read(self) -> None:
+        """Let the client read the last messages: closing with unread input resets the connection and discards them."""
+        dropped, self._is_closing = 0, True
+        with contextlib.suppress(OSError, TimeoutError):
+            self._writer.write_eof()
+            async with asyncio.timeout(LAST_MESSAGES_S):
+                while dropped < MAX_DROPPED_BYTES and (data := await self._reader.read(READ_BYTES)):
+                    dropped += len(data)
+
+    def close(self) -> None:
+        """Close the connection after all messages have been sent."""
+        self._writer.close()
+
 
 MAX_IN_FLIGHT = 16  # further requests of a client that does not read its responses wait
 CHECK_FOR_END_S = 1.0

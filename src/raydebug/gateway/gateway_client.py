@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict, cast
 from urllib.parse import quote
@@ -37,7 +38,7 @@ class GatewayStatus(TypedDict):
 # Requests
 
 
-def request(cluster: Cluster, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+def request(cluster: Cluster, method: str, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
     """Send one request with the cluster's token and return the JSON document of the response.
 
     Raises:

@@ -6,18 +6,17 @@ import asyncio
 import contextlib
 import ipaddress
 import json
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypedDict
 
 import h11
 
 from raydebug.gateway import logs, requests
-from raydebug.gateway.background import Background
 from raydebug.gateway.client import Services
 from raydebug.gateway.control import Control, ControlChannel
 from raydebug.gateway.requests import Refused
 from raydebug.protocol import handshake, records
-from raydebug.protocol.listings import ListedProcess
+from raydebug.protocol.listings import GatewayTask, ListedProcess
 
 REQUEST_TIMEOUT_S = 5.0
 MAX_REQUEST_BYTES = 8 * 1024
@@ -25,7 +24,7 @@ MAX_BODY_BYTES = 1024 * 1024
 WRONG_TOKEN, CONFLICT, MISDIRECTED, TIMED_OUT = 401, 409, 421, 504
 PAUSE_WITHIN_S, PAUSE_AT_MOST_S = 10.0, 3600.0
 PATHS = "/health, /status, /pauses, /processes, /pause, /breaks and /jobs/ID"
-Answer = tuple[int, dict[str, Any]]
+Answer = tuple[int, Mapping[str, object]]
 
 
 class BreakpointsRequest(TypedDict, total=False):
@@ -48,13 +47,13 @@ class HttpApi:
     Args:
         services: shared by all clients.
         control: the processes and their breakpoints.
-        background: the gateway's tasks.
+        describe_tasks: returns the gateway's background tasks.
     """
 
-    def __init__(self, services: Services, control: Control, background: Background) -> None:
+    def __init__(self, services: Services, control: Control, describe_tasks: Callable[[], list[GatewayTask]]) -> None:
         self._services = services
         self._control = control
-        self._background = background
+        self._describe_tasks = describe_tasks
         self._hosts: frozenset[str] = frozenset()
 
     def allow_hosts(self, hosts: Iterable[str]) -> None:
@@ -118,14 +117,14 @@ class HttpApi:
         try:
             match route:
                 case ("GET", "status"):
-                    return 200, {"version": 1, "tasks": self._background.describe()}
+                    return 200, {"version": 1, "tasks": self._describe_tasks()}
                 case ("GET", "pauses"):
                     return 200, {"version": 1, "pauses": [board.describe(pause) for pause in board.listed()]}
                 case ("GET", "processes"):
                     channels = await self._control.described()
                     return 200, {"version": 1, "processes": [self._describe(one) for one in channels]}
                 case ("POST", "pause"):
-                    return await _unless_gone(self._pause(_document(sent), peer), reader)
+                    return await _unless_gone(self._pause(sent, peer), reader)
                 case ("GET", "breaks"):
                     return 200, {"version": 1, "breaks": self._control.describe_breaks()}
                 case ("POST", "breaks"):
@@ -144,8 +143,8 @@ class HttpApi:
         pauses = self._services.board.of_instance(channel.instance)
         return {**channel.describe(), "pauses": [pause.id for pause in pauses]}
 
-    async def _pause(self, document: dict[str, Any], peer: object) -> Answer:
-        wanted = records.read(document, PauseQuestion, "the question")
+    async def _pause(self, sent: bytes, peer: object) -> Answer:
+        wanted = records.read(_document(sent), PauseQuestion, "the question")
         locations: list[str] = []
         board = self._services.board
         timeout_s = float(wanted.get("timeout_s", PAUSE_WITHIN_S))
@@ -192,7 +191,7 @@ async def _receive_body(connection: h11.Connection, reader: asyncio.StreamReader
             return body
 
 
-def _document(sent: bytes) -> dict[str, Any]:
+def _document(sent: bytes) -> object:
     """Return the JSON object of a request's body.
 
     Raises:
@@ -248,5 +247,5 @@ async def _unless_gone(answering: Coroutine[Any, Any, Answer], reader: asyncio.S
                 await task
 
 
-def _refusal(code: str, message: str, fix: str | None = None) -> dict[str, Any]:
+def _refusal(code: str, message: str, fix: str | None = None) -> Mapping[str, object]:
     return {"error": {"code": code, "message": message, **({"fix": fix} if fix else {})}}

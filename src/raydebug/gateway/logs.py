@@ -17,7 +17,6 @@ from raydebug import render
 from raydebug.gateway.board import Pause
 
 AUDIT = "raydebug.gateway.audit"
-FORMAT = "%(asctime)s %(levelname)s %(message)s"
 LINE_CHARS = 4096
 STDERR = 2
 LOG_BYTES, LOG_FILES = 10 * 1024 * 1024, 3

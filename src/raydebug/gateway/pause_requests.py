@@ -14,7 +14,7 @@ from raydebug.dap import ConnectionLost, RequestFailed
 from raydebug.gateway import logs
 from raydebug.gateway.board import Board, Pause
 from raydebug.gateway.control import Control, ControlChannel
-from raydebug.gateway.process_events import resume
+from raydebug.gateway.pause_lifecycle import resume
 from raydebug.gateway.requests import LOOK, Refused
 from raydebug.protocol import messages
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from raydebug.gateway.board import Board, Pause
 from raydebug.gateway.breakpoint_specs import parse_ranks
-from raydebug.gateway.connection import Connection
+from raydebug.gateway.forwarding import Connection
 from raydebug.gateway.requests import Refused
 from raydebug.protocol import wire
 from raydebug.protocol.listings import ListedPause

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from raydebug.console.commands import breakpoints, inspect, ranks, step
+from raydebug.console.commands import inspect, ranks, stopping
 from raydebug.console.debugger import Command, CommandFailed, Debugger
 
 _WORD = re.compile(r"([a-z]+)(?:\s+(.*)|)", re.DOTALL)
@@ -36,8 +36,7 @@ async def _help(debugger: Debugger, argument: str) -> str:
 
 TABLE = (
     *inspect.COMMANDS,
-    *step.COMMANDS,
-    *breakpoints.COMMANDS,
+    *stopping.COMMANDS,
     *ranks.COMMANDS,
     Command(("h", "help"), "h [command]", "This table, or one command.", _help),
 )

@@ -20,8 +20,8 @@ from typing import Any
 
 from raydebug.console import probes, view
 from raydebug.console.debugger import Command, CommandFailed, Debugger
-from raydebug.console.labels import joined
 from raydebug.console.probes.tensor_probe import COMPARED_ELEMENTS
+from raydebug.console.selection import joined
 from raydebug.render import duration, visible
 
 _COLUMNS = ("", "rank", "state", "where", "step", "paused for")
@@ -31,7 +31,7 @@ _keys = itertools.count(1)
 
 
 async def _ranks(debugger: Debugger, argument: str) -> str:
-    peers = debugger.peers()
+    peers = debugger.peers
     return table([_row(peer, current=peer is debugger) for peer in peers])
 
 
@@ -70,8 +70,8 @@ def _row(debugger: Debugger, *, current: bool) -> tuple[str, ...]:
 
 async def _diff(debugger: Debugger, argument: str) -> str:
     expression = debugger.expression(argument)
-    peers = [peer for peer in debugger.peers() if not peer.session.running]
-    running = [f"{peer.label}: runs" for peer in debugger.peers() if peer.session.running]
+    peers = [peer for peer in debugger.peers if not peer.session.running]
+    running = [f"{peer.label}: runs" for peer in debugger.peers if peer.session.running]
     return "\n".join([await compare(peers, expression), *running] if peers else running)
 
 

@@ -11,24 +11,18 @@ import inspect
 from functools import cache
 from types import ModuleType
 
-from raydebug.console.probes import interrupt_probe, shard_probe, tensor_probe, value_probe
+from raydebug.console.probes import interrupt_probe, tensor_probe, value_probe
 
-_NEEDS = {tensor_probe: (shard_probe,)}  # sent before it, into the same namespace
 # pydevd 1.8.22 shortens its own reprs (strings in lists after 128 characters, lists after 60 items), so the probes
 # return text; of text it cuts only what exceeds 2**16 characters.
 _BUILTINS = "__import__('builtins')"
 
 
-@cache
-def _sources(module: ModuleType) -> list[str]:
-    """Return the sources to run in one namespace, without imports between probes."""
-    texts = (inspect.getsource(one) for one in (*_NEEDS.get(module, ()), module))
-    return ["".join(line for line in text.splitlines(True) if not line.startswith("from raydebug.")) for text in texts]
+_source = cache(inspect.getsource)
 
 
-def _call(module: ModuleType, name: str, arguments: str) -> str:
-    run = f"[exec(text, space) for text in {_sources(module)!r}]"
-    return f"(lambda space: ({run}, space[{name!r}])[1])({{}})({arguments})"
+def _call(probe: ModuleType, name: str, arguments: str) -> str:
+    return f"(lambda space: (exec({_source(probe)!r}, space), space[{name!r}])[1])({{}})({arguments})"
 
 
 def as_description(expression: str) -> str:

@@ -1,7 +1,10 @@
-"""Describe a tensor inside the paused process, for `tensor EXPR` and `diff EXPR`; sent as source, after shard_probe.
+"""Describe a tensor inside the paused process, for `tensor EXPR` and `diff EXPR`; sent as source.
 
 It uses only the standard library and modules that the process has loaded already, and never copies a large tensor:
 reductions run on the tensor's device, over pieces of at most PIECE elements, and only their results leave the device.
+
+No function here communicates: a collective on one rank alone would hang until the other ranks join it. The mesh of a
+DTensor and the shard of this rank are known locally.
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ import re
 import sys
 from typing import Any
 
-from raydebug.console.probes.shard_probe import HASHED_BYTES, digest, sizes, stored
-
 PIECE = 1 << 24  # elements
 COMPARED_ELEMENTS = 1 << 20  # of a tensor that is compared element by element: 8 MiB as float64
+HASHED_BYTES = 1 << 28  # of a tensor; a larger one is compared by its sums
 TEXT_CHARS = 2000
+
+Facts = dict[str, object]
 
 
 def describe(value: Any, first: int = 8, piece: int = PIECE) -> str:
@@ -58,18 +62,18 @@ def summarise(value: Any, key: str) -> str:
     return json.dumps(found)
 
 
-def _described(value: Any, first: int, piece: int) -> tuple[dict[str, Any], Any]:
+def _described(value: Any, first: int, piece: int) -> tuple[Facts, Any]:
     """Return the facts, and the array of elements; None if the value is not a tensor."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    out: dict[str, Any] = {"type": type(value).__module__ + "." + type(value).__qualname__}
+    out: Facts = {"type": type(value).__module__ + "." + type(value).__qualname__}
     if torch is not None and hasattr(torch, "Tensor") and isinstance(value, torch.Tensor):
         return out, _describe_torch(torch, value, out, first, piece)
     if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
         return out, _describe_numpy(numpy, value, out, first, piece)
-    return {**out, "error": "not a tensor or an array: " + out["type"]}, None
+    return {**out, "error": f"not a tensor or an array: {out['type']}"}, None
 
 
-def _describe_torch(torch: Any, value: Any, out: dict[str, Any], first: int, piece: int) -> Any:
+def _describe_torch(torch: Any, value: Any, out: Facts, first: int, piece: int) -> Any:
     out.update(shape=[], dtype=str(value.dtype).removeprefix("torch."), device=str(value.device))
     out.update(requires_grad=bool(value.requires_grad), numel=int(value.numel()))
     local = value
@@ -90,7 +94,7 @@ def _describe_torch(torch: Any, value: Any, out: dict[str, Any], first: int, pie
     return local
 
 
-def _describe_numpy(numpy: Any, value: Any, out: dict[str, Any], first: int, piece: int) -> Any:
+def _describe_numpy(numpy: Any, value: Any, out: Facts, first: int, piece: int) -> Any:
     values = numpy.asarray(value)
     out.update(shape=list(values.shape), dtype=str(values.dtype), device="cpu", numel=values.size)
     if values.size:
@@ -148,7 +152,7 @@ def _numpy_moments(numpy: Any, part: Any) -> list[float]:
     return [wide.size, *bad, *map(float, (wide.min(), wide.max(), mean, ((wide - mean) ** 2).sum()))]
 
 
-def _spread(out: dict[str, Any], moments: Any, sample: int) -> None:
+def _spread(out: Facts, moments: Any, sample: int) -> None:
     count, nan, inf, low, high, mean, square = 0, 0, 0, math.inf, -math.inf, 0.0, 0.0
     for held, bad_nan, bad_inf, *rest in moments:
         nan, inf = nan + bad_nan, inf + bad_inf
@@ -181,3 +185,89 @@ def _hash(numbers: Any) -> str | None:
     if numbers.dtype.hasobject or numbers.nbytes > HASHED_BYTES:
         return None
     return hashlib.blake2b(numbers.tobytes()).hexdigest()
+
+
+# The part of a tensor that this process stores
+
+
+def stored(torch: Any, value: Any, out: Facts) -> Any:
+    """Return the values that this process stores for a tensor, as a dense tensor, and describe them in `out`.
+
+    Args:
+        torch: the module that the process has imported.
+        value: a tensor of any layout.
+        out: receives, of a part: `placements`, `local_shape`, `part` (index, count) and `partial`; of a layout that is
+            not dense: `layout`, and `places`, a hash of the positions of the values.
+    """
+    local = value.detach()
+    if hasattr(local, "placements") and hasattr(local, "to_local"):
+        _describe_shard(value, out)
+        local = local.to_local()
+        out["local_shape"] = list(local.shape)
+    elif getattr(value, "_is_flat_param", False):
+        _describe_flat_shard(torch, value, out)
+    if local.is_nested:
+        return _rows(torch, local, out)
+    if local.layout != torch.strided:
+        return _sparse(torch, local, out)
+    return local.resolve_conj().resolve_neg() if local.is_complex() or local.is_neg() else local
+
+
+def sizes(value: Any) -> list[Any]:
+    """Return the shape of a tensor; of a nested one with the range of its row sizes, such as `3..8`."""
+    if not value.is_nested:
+        return [size if type(size) is int else str(size) for size in value.shape]
+    rows = [list(row.shape) for row in value.detach().unbind()]
+    columns = [sorted(set(column)) for column in zip(*rows, strict=False)]
+    return [len(rows), *(column[0] if len(column) == 1 else f"{column[0]}..{column[-1]}" for column in columns)]
+
+
+def _describe_shard(value: Any, out: Facts) -> None:
+    # Source: torch 2.13 distributed/tensor/placement_types.py: Shard, _StridedShard, Replicate, Partial.
+    out["placements"] = [str(placement) for placement in value.placements]
+    mesh, at = value.device_mesh, value.device_mesh.get_coordinate()
+    index, count = 0, 1
+    for axis, placement in enumerate(value.placements):
+        if not placement.is_replicate():
+            count *= mesh.size(axis)
+            index = index * mesh.size(axis) + (at[axis] if at is not None else 0)
+        if placement.is_partial():
+            out["partial"] = True
+    if count > 1:
+        out["part"] = [index, count]
+
+
+def _describe_flat_shard(torch: Any, value: Any, out: Facts) -> None:
+    # Source: torch 2.13 distributed/fsdp/_flat_param.py: FlatParameter's _unpadded_unsharded_size and _sharded_size.
+    whole, sharded = value._unpadded_unsharded_size.numel(), value._sharded_size.numel()
+    if value.numel() == sharded and sharded < whole:
+        out["placements"] = [f"a flat parameter of FSDP1 with {whole} elements"]
+        out["local_shape"] = list(value.shape)
+        out["part"] = [torch.distributed.get_rank() if torch.distributed.is_initialized() else 0, -(-whole // sharded)]
+
+
+def _rows(torch: Any, local: Any, out: Facts) -> Any:
+    rows = local.unbind()
+    out["layout"] = f"nested, {len(rows)} rows"
+    out["places"] = hashlib.blake2b(repr([list(row.shape) for row in rows]).encode()).hexdigest()
+    dense = local.layout == torch.jagged and local.lengths() is None  # else there is padding between its rows
+    return local.values() if dense else torch.cat([row.reshape(-1) for row in rows])
+
+
+def _sparse(torch: Any, local: Any, out: Facts) -> Any:
+    out["layout"] = str(local.layout).removeprefix("torch.").replace("sparse_coo", "sparse")
+    if local.layout == torch.sparse_coo:
+        values, places = local._values(), [local._indices()]
+    elif local.layout in (torch.sparse_csr, torch.sparse_bsr):
+        values, places = local.values(), [local.crow_indices(), local.col_indices()]
+    else:
+        values, places = local.values(), [local.ccol_indices(), local.row_indices()]
+    out["places"] = [digest(torch, place) for place in places]
+    return values
+
+
+def digest(torch: Any, numbers: Any) -> str | None:
+    """Return a hash of all bytes of a dense tensor; None if it is too large or a meta tensor."""
+    if numbers.device.type == "meta" or numbers.numel() * numbers.element_size() > HASHED_BYTES:
+        return None
+    return hashlib.blake2b(numbers.reshape(-1).cpu().contiguous().view(torch.uint8).numpy()).hexdigest()

@@ -1,10 +1,13 @@
-"""Events of a process's debug session: they begin, move and end pauses on the board."""
+"""What begins, moves and ends pauses on the board: the events of a process, and the time limit without a debugger."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import time
+from collections.abc import Coroutine
+from typing import Any
 
 from raydebug.dap import ConnectionLost, RequestFailed
 from raydebug.gateway.board import Board, Pause
@@ -16,6 +19,10 @@ from raydebug.protocol.wire import Message
 log = logging.getLogger("raydebug.gateway")
 
 MAX_PAUSES = 1000  # of one process
+LIMIT_S = 3600.0  # of a pause without a debugger
+CHECK_EVERY_S = 0.25
+WARN_FROM_S = 60.0  # shorter limits get no warning at half time
+RESPONSE_TIMEOUT_S = 10.0
 LOCATE_STEP_AFTER_S = 0.05  # after a step the client's own requests go first: pydevd answers one at a time
 
 
@@ -169,3 +176,76 @@ async def resume(board: Board, pause: Pause, reason: str, *, timeout_s: float) -
         board.changed()
         raise
     board.resumed(pause, stop, reason=reason)
+
+
+class Expiry:
+    """Resumes pauses after a time limit without a debugger, and logs it in the job.
+
+    Args:
+        board: the cluster's pauses.
+        limit_s: for pauses whose breakpoint has no limit of its own; 0 for no limit.
+    """
+
+    def __init__(self, board: Board, limit_s: float = LIMIT_S) -> None:
+        self._board = board
+        self._limit_s = limit_s
+        self._free_since: dict[Pause, float] = {}
+        self._warned: set[Pause] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def watch(self) -> None:
+        """Check all pauses periodically, until cancelled."""
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            self._check(time.time())
+
+    def _check(self, now: float) -> None:
+        listed = self._board.listed()
+        for gone in self._free_since.keys() - set(listed):
+            del self._free_since[gone]
+            self._warned.discard(gone)
+        for pause in listed:
+            limit_s = float(pause.record.get("expires_s") or self._limit_s)
+            if self._board.holder(pause) is not None or pause.stopped is None or limit_s <= 0:
+                self._free_since.pop(pause, None)
+                self._warned.discard(pause)
+                pause.expires_at = None
+                continue
+            since = self._free_since.setdefault(pause, now)
+            pause.expires_at = since + limit_s
+            if now >= since + limit_s:
+                del self._free_since[pause]
+                self._start(self._resume(pause, f"{limit_s:g} s without a debugger: resumed"))
+            elif limit_s >= WARN_FROM_S and now >= since + limit_s / 2 and pause not in self._warned:
+                self._warned.add(pause)
+                paused_s, left_s = now - since, limit_s - (now - since)
+                text = f"paused for {paused_s:.0f} s: it resumes in {left_s:.0f} s unless a debugger attaches"
+                self._start(self._log_in_job(pause, text))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _resume(self, pause: Pause, why: str) -> None:
+        await self._log_in_job(pause, why)
+        if self._board.holder(pause) is not None or self._board.get(pause.id) is not pause:
+            return  # a client attached meanwhile, or the thread was resumed
+        log.info("pause %s: %s", pause.id, why)
+        try:
+            await resume(self._board, pause, why, timeout_s=RESPONSE_TIMEOUT_S)
+        except (RequestFailed, ConnectionLost, TimeoutError) as error:
+            log.warning("pause %s cannot be resumed: %s", pause.id, error)
+
+    async def _log_in_job(self, pause: Pause, text: str) -> None:
+        """Make the paused process write a line to its job's log."""
+        try:
+            session = pause.process.session
+            frame = await pause.process.top_frame(pause.thread_id, timeout_s=RESPONSE_TIMEOUT_S)
+            at = f"{pause.record.get('file')}:{pause.record.get('line')}"
+            call = f"__import__('raydebug.worker.pause', None, None, ('say',)).say({text!r}, {at!r})"
+            await session.request(
+                "evaluate", {"expression": call, "frameId": frame["id"]}, timeout_s=RESPONSE_TIMEOUT_S
+            )
+        except (RequestFailed, ConnectionLost, TimeoutError, LookupError) as error:
+            log.warning("pause %s: '%s' was not written to the job's log: %s", pause.id, text, error)

@@ -1,15 +1,53 @@
-"""How the pauses at one prompt are named and addressed: `rank 3`, `#5`, `ranks 0-6`; `@0,3 p x`."""
+"""Which pauses come to a prompt, how they are named there (`rank 3`, `#5`, `ranks 0-6`) and addressed (`@0,3 p x`)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from raydebug.gateway.breakpoint_specs import parse_ranks
+from raydebug.protocol.listings import ListedPause
 
 ALL = "*"
 _ADDRESS_FIRST = re.compile(r"@\s*(\*|all\b|[#\d,-]+)(?:\s+(.*))?", re.DOTALL)
 _ADDRESS_AT_END = re.compile(r"(.*\S)\s+@(\*|[#\d][#\d,-]*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The pauses that `attach all`, `--ranks` and `--job` ask for.
+
+    Args:
+        ranks: only these; None: all, also those without a rank.
+        job: only of this job, by its submission id or Ray's own job id.
+        steal: also pauses that other clients hold.
+    """
+
+    ranks: frozenset[int] | None = None
+    job: str | None = None
+    steal: bool = False
+
+    def __str__(self) -> str:
+        words = "pauses" if self.ranks is None else f"ranks {', '.join(map(str, sorted(self.ranks)))}"
+        return words if self.job is None else f"{words} of job {self.job}"
+
+    def takes(self, pause: ListedPause) -> bool:
+        """Return whether a pause belongs to the selection, no matter which client holds it."""
+        if self.ranks is not None and pause.get("rank") not in self.ranks:
+            return False
+        return self.job is None or self.job in (pause.get("job"), pause.get("job_id"))
+
+    def split(self, pauses: Iterable[ListedPause]) -> tuple[list[ListedPause], list[ListedPause]]:
+        """Return the pauses to attach, by rank, then oldest first; and those that other clients hold."""
+        mine = [pause for pause in pauses if self.takes(pause)]
+        free = [pause for pause in mine if self.steal or pause.get("state") == "waiting"]
+        free.sort(key=lambda pause: (pause.get("rank") is None, pause.get("rank") or 0))
+        return free, [pause for pause in mine if not self.steal and pause.get("state") != "waiting"]
+
+    def missing(self, pauses: Iterable[ListedPause]) -> set[int]:
+        """Return the requested ranks that these pauses lack."""
+        return set(self.ranks or ()) - {pause["rank"] for pause in pauses if pause.get("rank") is not None}
 
 
 class NotAnAddress(ValueError):

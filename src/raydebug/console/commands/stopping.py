@@ -1,4 +1,4 @@
-"""Commands for breakpoints: b, tbreak, log, cl."""
+"""Commands for stopping and continuing (steps, `continue`, breakpoints, log points, `quit`), and what a stop shows."""
 
 from __future__ import annotations
 
@@ -7,9 +7,106 @@ import contextlib
 from pathlib import Path
 
 from raydebug.console import probes
-from raydebug.console.breakpoint_table import Breakpoint
-from raydebug.console.debugger import Command, CommandFailed, Debugger
+from raydebug.console.commands.inspect import changed_displays
+from raydebug.console.debugger import Breakpoint, Command, CommandFailed, Debugger
+from raydebug.console.view import location, opening
 from raydebug.render import visible
+
+# Steps
+
+
+async def _next(debugger: Debugger, argument: str) -> str:
+    return await _step(debugger, *_returns_above(debugger), "next")
+
+
+async def _step_in(debugger: Debugger, argument: str) -> str:
+    return await _step(debugger, "stepIn")
+
+
+async def _return(debugger: Debugger, argument: str) -> str:
+    return await _step(debugger, *_returns_above(debugger), "stepOut")
+
+
+def _returns_above(debugger: Debugger) -> list[str]:
+    """Return the steps up to the selected frame: as in pdb, `n` after `u` is a step of the caller."""
+    return ["stepOut"] * debugger.session.stack.selected
+
+
+async def _step(debugger: Debugger, *steps: str) -> str:
+    if debugger.session.post_mortem:
+        raise CommandFailed(
+            "nothing can be stepped after an exception: look around; `c` lets the task fail as it would"
+        )
+    debugger.steps_left = list(steps[1:])
+    await debugger.session.resume(steps[0])
+    return ""
+
+
+async def _until(debugger: Debugger, argument: str) -> str:
+    frame, function = debugger.frame, await debugger.function()
+    if argument and not argument.isdigit():
+        raise CommandFailed(f"Error in argument: {argument!r}")
+    target = int(argument) if argument else frame.line + 1
+    if target <= frame.line:
+        raise CommandFailed('"until" line number is smaller than current line number')
+    if function is None or debugger.session.post_mortem:
+        return await _next(debugger, "")
+    # Breakpoints on every later statement of the function, and the return: the loop body runs at full speed until then.
+    await debugger.breakpoints.stop_once_at(frame.path, [line for line in function.statements if line >= target])
+    return await _return(debugger, "")
+
+
+async def _continue(debugger: Debugger, argument: str) -> str:
+    await debugger.session.resume("continue")
+    return ""
+
+
+async def _quit(debugger: Debugger, argument: str) -> str:
+    debugger.leaving = True
+    return ""
+
+
+# The next stop
+
+
+async def wait_for_stop(debugger: Debugger) -> str:
+    """Wait until the thread stops again, and return the text to show.
+
+    Raises:
+        RaydebugError: the session is lost.
+    """
+    session = debugger.session
+    before = session.stack
+    fresh = await session.wait_stop()
+    while debugger.steps_left and session.stop.get("reason") == "step" and not fresh:
+        await session.resume(debugger.steps_left.pop(0))
+        fresh = await session.wait_stop()
+    debugger.steps_left = []
+    debugger.listed_to = None
+    await debugger.breakpoints.forget_once()
+    newest = session.stack.frames[0] if session.stack.frames else None
+    used = await debugger.breakpoints.note_stop(newest.path, newest.line) if newest else []
+    if session.post_mortem or (fresh and debugger.interactive):
+        return "\n".join(filter(None, [await opening(debugger), await changed_displays(debugger)]))
+    lines = [f"Deleted breakpoint {one.number} at {visible(one.place)}" for one in used]
+    returned = len(before.frames) - len(session.stack.frames)
+    if returned > 0 and not fresh:
+        lines.append(await _return_value(debugger, before.frames[returned - 1].function))
+    lines += [await location(debugger), await changed_displays(debugger)]
+    return "\n".join(filter(None, lines))
+
+
+async def _return_value(debugger: Debugger, function: str) -> str:
+    """Return a line with the value that a function has just returned; empty when pydevd does not report it."""
+    name = f"(return) {function}"  # pydevd 1.8.22 with showReturnValue; of methods `(return) Class.method`
+    for variable in await debugger.session.locals():
+        reported = str(variable.get("name", ""))
+        if reported == name or (reported.startswith("(return) ") and reported.endswith("." + function)):
+            return debugger.paint(visible(f"--Return-- {function} -> {variable.get('value')}"), "dim")
+    return ""
+
+
+# Breakpoints
 
 
 async def _break(debugger: Debugger, argument: str) -> str:
@@ -121,6 +218,12 @@ async def _named(debugger: Debugger, argument: str) -> list[Breakpoint]:
 
 
 COMMANDS = (
+    Command(("n", "next"), "n", "Run to the next line of this function.", _next, bare=True),
+    Command(("s", "step"), "s", "Run to the next line, into functions that are called.", _step_in, bare=True),
+    Command(("r", "return"), "r", "Run until this function returns; stops in its caller.", _return, bare=True),
+    Command(("unt", "until"), "until [line]", "Run to a later line of this function: out of a loop.", _until),
+    Command(("c", "cont", "continue"), "c", "Resume until the next breakpoint.", _continue, bare=True),
+    Command(("q", "quit", "exit"), "q", "Leave; asks whether to resume the task.", _quit, bare=True),
     Command(("b", "break"), "b [WHERE][, condition]", "Set a breakpoint: line, file:line, function; or list.", _break),
     Command(("tbreak",), "tbreak WHERE[, condition]", "Set a breakpoint that stops once.", _temporary),
     Command(("log",), 'log WHERE, "loss={loss}"', "Print a text whenever this line is reached; no stop.", _log,
