@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 
 from raydebug.errors import RaydebugError
-from raydebug.tiny import shape
 from raydebug.tiny.dataset import build_dataset
 from raydebug.tiny.folder import appearing
-from raydebug.tiny.model import build_model
+from raydebug.tiny.model import build_model, rename_token_ids, shrink
 
 
 def test_every_size_shrinks_and_nothing_else_changes() -> None:
     """Sizes become small, in nested configs too; what is no size stays; a smaller size is kept."""
-    small = shape.shrink(
+    small = shrink(
         {
             "model_type": "x",
             "rms_norm_eps": 1e-6,
@@ -46,12 +45,12 @@ def test_every_size_shrinks_and_nothing_else_changes() -> None:
 
 def test_heads_that_are_not_grouped_stay_so() -> None:
     """As many key heads as query heads before, as many after."""
-    assert shape.shrink({"num_attention_heads": 12, "num_key_value_heads": 12})["num_key_value_heads"] == 2
+    assert shrink({"num_attention_heads": 12, "num_key_value_heads": 12})["num_key_value_heads"] == 2
 
 
 def test_token_ids_follow_the_vocabulary() -> None:
     """Ids are replaced one by one and in lists, in nested configs too; one without a successor is None."""
-    renamed = shape.rename_token_ids(
+    renamed = rename_token_ids(
         {"eos_token_id": [5, 9], "pad_token_id": 7, "text_config": {"bos_token_id": 5}, "hidden_size": 5},
         {5: 1, 9: 2}.get,
     )

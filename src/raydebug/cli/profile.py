@@ -54,7 +54,7 @@ def show(
 
     Example: raydebug profile show debug -- bash train.sh
     """
-    from raydebug.profile.explain import explain
+    from raydebug.profile.apply_profile import explain
 
     profile, *before = words or [DEFAULT_PROFILE]
     command = before + (command_of(ctx) if before else needed_command_of(ctx, "to show"))

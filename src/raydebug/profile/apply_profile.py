@@ -1,4 +1,4 @@
-"""Apply a profile to one whole command: for `profile show`, for the checks, and in the driver of a job.
+"""Apply a profile to one whole command: in the driver of a job, for the checks, and for `profile show`.
 
 `python -m raydebug.profile.apply_profile REQUEST` prints JSON: for a container or another Python.
 """
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raydebug import render
 from raydebug.errors import Exit, RaydebugError
@@ -22,6 +22,12 @@ from raydebug.protocol import variables
 from raydebug.trainers.registry import TRAINERS, modules_known, recognise
 from raydebug.trainers.settings import Change
 from raydebug.trainers.trainer import Installed, Program
+
+if TYPE_CHECKING:
+    from raydebug.cluster.runner import Runner
+
+# The variables that decide how a profile is applied.
+_DECIDING = ("VERL_PLATFORM", "WORLD_SIZE")
 
 
 @dataclass(frozen=True)
@@ -167,6 +173,80 @@ def no_training(argv: Sequence[str]) -> RaydebugError:
         code="profile.no-training",
         exit_code=Exit.USAGE,
     )
+
+
+def explain(
+    command: Sequence[str],
+    *,
+    profile: str,
+    environ: Mapping[str, str],
+    folder: Path,
+    tiny: Sequence[str] = (),
+    version: str | None = None,
+    elsewhere: Runner | None = None,
+) -> list[dict[str, Any]]:
+    """Return the document of each training command that a command runs, in their order.
+
+    Args:
+        command: a training command, or a shell script that runs some.
+        profile: the profile's name.
+        environ: the environment that it would run in.
+        folder: where it would run.
+        tiny: what is swapped in: `model`, `data`.
+        version: take the trainer for one of this version of verl.
+        elsewhere: the runner of a cluster that has another Python, or other files, than this process; None for here.
+
+    Raises:
+        RaydebugError: it runs no known training, its script cannot be read, or the profile cannot be applied.
+    """
+    from raydebug.profile.script import find_trainings
+
+    trainings = find_trainings(command, environ, folder)
+    if not trainings:
+        raise no_training(command)
+    documents = []
+    for training in trainings:
+        # The training's Python looks in its folder first, then in PYTHONPATH.
+        search = ["", *(entry for entry in training.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)]
+        if elsewhere is None:
+            document = apply_profile(
+                training.argv,
+                profile=profile,
+                environ=training.environ,
+                folder=training.folder,
+                search=[*search, *sys.path],
+                tiny=tiny,
+                version=version,
+            ).as_json()
+        else:
+            document = _ask(
+                elsewhere,
+                training.folder,
+                argv=training.argv,
+                profile=profile,
+                environ={name: training.environ[name] for name in _DECIDING if name in training.environ},
+                search=search,
+                tiny=list(tiny),
+                version=version,
+            )
+        documents.append({**document, "notes": [*document["notes"], *training.notes]})
+    return documents
+
+
+def _ask(runner: Runner, folder: Path, **request: object) -> dict[str, Any]:
+    """Apply a profile in the Python of a runner, by `main`, and return the document."""
+    printed = runner.run_python(["-m", "raydebug.profile.apply_profile", json.dumps(request)], folder)
+    answer: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
+    if "error" in answer:
+        said = answer["error"]
+        raise RaydebugError(
+            said["message"],
+            cause=said["cause"],
+            fix=said["fix"],
+            code=said["code"],
+            exit_code=Exit(answer["exit_code"]),
+        )
+    return answer
 
 
 def main(request: str) -> int:

@@ -10,15 +10,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from raydebug import process
 from raydebug.errors import Exit, RaydebugError
 from raydebug.profile.load import Rule
-from raydebug.tiny.shape import HEADS
+from raydebug.tiny.model import HEADS
 from raydebug.trainers.config import expand_home, is_file
 from raydebug.trainers.settings import Settings
 from raydebug.trainers.trainer import Program
+
+if TYPE_CHECKING:
+    from raydebug.cluster.runner import Runner
 
 _PARTS = {"model": ("torch", "transformers"), "data": ("pyarrow",)}
 OURS = ".raydebug"  # below the job's folder: every node of the cluster sees that
@@ -87,14 +90,7 @@ def _as_said(failure: process.CommandFailed) -> RaydebugError:
     return failure
 
 
-class Runner(Protocol):
-    """Where a cluster's Python is (cluster/runner.py)."""
-
-    def run_python(self, arguments: list[str], working_dir: Path) -> str:
-        """Run the cluster's Python there and return what it printed."""
-
-
-def require_parts(kinds: Sequence[str], place: Runner, folder: Path) -> None:
+def require_parts(kinds: Sequence[str], runner: Runner, folder: Path) -> None:
     """Refuse a swap before anything starts if the cluster's Python cannot make tiny models or data.
 
     Raises:
@@ -104,7 +100,7 @@ def require_parts(kinds: Sequence[str], place: Runner, folder: Path) -> None:
     if not wanted:
         return
     ask = "import importlib.util as u, sys; print(*(n for n in sys.argv[1:] if u.find_spec(n) is None))"
-    missing = place.run_python(["-c", ask, *wanted], folder).split()
+    missing = runner.run_python(["-c", ask, *wanted], folder).split()
     if missing:
         kind = next(kind for kind in kinds if set(missing) & set(_PARTS[kind]))
         raise RaydebugError(

@@ -1,16 +1,48 @@
-"""Build a tiny random model: Qwen2 of about 100,000 parameters, or the shrunk likeness of another model."""
+"""Build a tiny random model: Qwen2 of about 100,000 parameters, or the shrunk likeness of another model.
+
+A likeness has the same architecture with every size small (`shrink`), and its tokenizer is trained anew on arithmetic
+sentences. The libraries are imported by the functions that need them.
+"""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from raydebug.errors import Exit, RaydebugError
-from raydebug.tiny import shape, words
 from raydebug.tiny.folder import appearing
+
+HIDDEN = 64
+HEADS = 2
+HEAD_DIM = 32
+LAYERS = 2
+EXPERTS = 4
+# The size of each key when it is present and larger; other keys stay as they are. Names as transformers 5.9 has them.
+_SIZES: dict[str, int] = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model"), HIDDEN),
+    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "d_ff"), 2 * HIDDEN),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), HIDDEN),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "depth", "max_window_layers"), LAYERS),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads"), HEADS),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), EXPERTS),
+    **dict.fromkeys(("num_experts_per_tok", "n_group"), 2),
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    **dict.fromkeys(("head_dim", "v_head_dim", "qk_nope_head_dim"), HEAD_DIM),
+    **dict.fromkeys(("qk_rope_head_dim", "q_lora_rank", "kv_lora_rank"), HEAD_DIM // 2),
+    "out_hidden_size": HIDDEN,  # a vision tower's output must fit the language model
+}
+_TOKEN_ID = ("_token_id", "_token_ids")
+VOCABULARY = 512
+END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 
 
 @dataclass(frozen=True)
@@ -91,13 +123,13 @@ def _import_libraries() -> tuple[Any, Any]:
 
 
 def _qwen2(transformers: Any) -> tuple[Any, Any]:
-    tokenizer = words.train()
+    tokenizer = train_tokenizer()
     config = transformers.Qwen2Config(
         vocab_size=_padded(len(tokenizer)),
-        hidden_size=shape.HIDDEN,
-        intermediate_size=2 * shape.HIDDEN,
-        num_hidden_layers=shape.LAYERS,
-        num_attention_heads=shape.HEADS,
+        hidden_size=HIDDEN,
+        intermediate_size=2 * HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
         num_key_value_heads=1,
         max_position_embeddings=2048,
         tie_word_embeddings=False,
@@ -121,7 +153,7 @@ def _likeness(like: Path, transformers: Any) -> tuple[Any, Any]:
             exit_code=Exit.USAGE,
         ) from failure
     old_words = _tokenizer_of(like, transformers)
-    tokenizer = words.retrain(old_words) if old_words else words.train()
+    tokenizer = retrain_tokenizer(old_words) if old_words else train_tokenizer()
 
     def new_id(old: int) -> int | None:
         if tokenizer is old_words:
@@ -130,7 +162,7 @@ def _likeness(like: Path, transformers: Any) -> tuple[Any, Any]:
         new: int | None = tokenizer.get_vocab().get(token)
         return new
 
-    values = shape.rename_token_ids(shape.shrink(original.to_dict()), new_id)
+    values = rename_token_ids(shrink(original.to_dict()), new_id)
     for part in (values, values.get("text_config")):
         if part and "vocab_size" in part:
             part["vocab_size"] = _padded(len(tokenizer))
@@ -163,3 +195,105 @@ def _random_model(config: Any, transformers: Any) -> Any:
 def _padded(words_known: int) -> int:
     """Round up to a multiple of 64, as models do for their matrices."""
     return (words_known + 63) // 64 * 64
+
+
+def shrink(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config with every size made small, nested configs too.
+
+    Heads keep their grouping: where several query heads share a key head, they still do.
+    """
+    small: dict[str, object] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and key.endswith("_config"):
+            small[key] = shrink(value)
+        elif key in _SIZES and isinstance(value, int) and not isinstance(value, bool):
+            small[key] = min(value, _SIZES[key])
+        else:
+            small[key] = value
+    heads, key_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(key_heads, int):
+        small["num_key_value_heads"] = small["num_attention_heads"] if key_heads == heads else 1
+    layers = small.get("num_hidden_layers")
+    if isinstance(layers, int):
+        small.update({k: list(v)[:layers] for k, v in config.items() if k.endswith("layer_types") and v})
+    _fit_rotary_sections(small)
+    return small
+
+
+def _fit_rotary_sections(small: dict[str, Any]) -> None:
+    """Make the sections of a multi-axis rotary embedding add up to half of the shrunk head."""
+    head_dim = small.get("head_dim") or HEAD_DIM
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = small.get(key)
+        if isinstance(rope, Mapping) and rope.get("mrope_section"):
+            axes = len(rope["mrope_section"])
+            rest = head_dim // 2 // axes
+            small[key] = {**rope, "mrope_section": [head_dim // 2 - rest * (axes - 1), *[rest] * (axes - 1)]}
+
+
+def rename_token_ids(config: Mapping[str, Any], new_id: Callable[[int], int | None]) -> dict[str, Any]:
+    """Return the config with every token id replaced; an id without a successor becomes None.
+
+    Args:
+        config: a config; nested configs are followed.
+        new_id: maps an id of the old vocabulary to one of the new.
+    """
+    renamed: dict[str, object] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and key.endswith("_config"):
+            renamed[key] = rename_token_ids(value, new_id)
+        elif key.endswith(_TOKEN_ID) and isinstance(value, int):
+            renamed[key] = new_id(value)
+        elif key.endswith(_TOKEN_ID) and isinstance(value, list):
+            renamed[key] = [kept for kept in map(new_id, value) if kept is not None] or None
+        else:
+            renamed[key] = value
+    return renamed
+
+
+def sentences() -> Iterator[str]:
+    """Yield what the tokenizer is trained on: the words of the tiny dataset."""
+    for i in range(40):
+        for j in range(40):
+            yield f"What is {i} plus {j}? The answer is {i + j}. user assistant system"
+
+
+def train_tokenizer() -> Any:
+    """Return a new byte-level BPE tokenizer with a chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END_OF_TEXT, TURN_START, TURN_END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sentences(), trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=TURN_END,
+        pad_token=END_OF_TEXT,
+        additional_special_tokens=[TURN_START, TURN_END],
+        model_max_length=4096,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def retrain_tokenizer(original: Any) -> Any:
+    """Return a tokenizer of the same kind, special tokens and chat template, with a small vocabulary.
+
+    One that cannot be retrained (no `tokenizers` backend) is returned as it is, its whole vocabulary kept.
+    """
+    if not getattr(original, "is_fast", False):
+        return original
+    size = VOCABULARY + len(original.get_added_vocab())
+    small = original.train_new_from_iterator(sentences(), vocab_size=size, show_progress=False)
+    known = small.get_vocab()
+    small.add_tokens([token for token in original.get_added_vocab() if token not in known])
+    small.chat_template = original.chat_template
+    return small
