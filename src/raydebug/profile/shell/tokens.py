@@ -7,19 +7,8 @@ arrays, substitutions, redirections and here-documents. Source: POSIX.1-2024 XCU
 from __future__ import annotations
 
 import re
-
-from raydebug.profile.shell.values import (
-    Arithmetic,
-    Array,
-    Operator,
-    Output,
-    Part,
-    Text,
-    Token,
-    Unreadable,
-    Variable,
-    Word,
-)
+from dataclasses import dataclass
+from typing import TypeAlias
 
 _BLANK, _META = " \t", " \t\n;&|()<>"
 _OPERATORS = (";;&", ";;", ";&", "&&", "||", "|&", ";", "&", "|", "(", ")")
@@ -28,6 +17,96 @@ _ORDINARY, _ORDINARY_IN_QUOTES = re.compile(r"[^\s\\'\"$`;&|()<>]+"), re.compile
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SPECIAL = "@*#?$!-0123456789"
 _ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=")
+_BRACED = re.compile(r"(?P<name>[A-Za-z_]\w*|[@*#?$!0-9-]|\d+)(?:\[(?P<index>[^\]]*)\])?(?P<rest>.*)", re.DOTALL)
+_BRACED_OPERATORS = (*(":-", ":=", ":+", ":?", "##", "%%", ",,", "^^"), *("-", "=", "+", "?", "#", "%", ",", "^", ":"))
+
+
+class Unreadable(Exception):
+    """Text that is no shell script, or not one that is understood.
+
+    Args:
+        line: where, counted from 1.
+        why: what is wrong.
+    """
+
+    def __init__(self, line: int, why: str) -> None:
+        super().__init__(f"line {line}: {why}")
+        self.line = line
+        self.why = why
+
+
+@dataclass(frozen=True)
+class Text:
+    """Literal characters."""
+
+    text: str
+    quoted: bool
+
+
+@dataclass(frozen=True)
+class Variable:
+    """`$NAME` or `${NAME...}`; what follows the name is kept as it is written."""
+
+    name: str
+    quoted: bool
+    index: str = ""
+    operator: str = ""
+    argument: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Output:
+    """`$(COMMAND)`."""
+
+    command: str
+    quoted: bool
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """`$((EXPRESSION))`."""
+
+    expression: str
+    quoted: bool
+
+
+Part: TypeAlias = Text | Variable | Output | Arithmetic
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word: its parts, in order."""
+
+    parts: tuple[Part, ...]
+    line: int
+
+    @property
+    def plain(self) -> str | None:
+        """The word, where nothing in it is quoted or expanded: a keyword can be one."""
+        texts = [part.text for part in self.parts if isinstance(part, Text) and not part.quoted]
+        return "".join(texts) if len(texts) == len(self.parts) else None
+
+
+@dataclass(frozen=True)
+class Array:
+    """`NAME=(...)` or `NAME+=(...)`."""
+
+    name: str
+    appends: bool
+    words: tuple[Word, ...]
+    line: int
+
+
+@dataclass(frozen=True)
+class Operator:
+    """`;`, `&&`, `|`, a newline and their like."""
+
+    text: str
+    line: int
+
+
+Token: TypeAlias = Word | Array | Operator
 
 
 def read_tokens(text: str) -> list[Token]:
@@ -259,10 +338,6 @@ class _Reader:
             self._counted = (self._at, line + self._text.count("\n", place, self._at))
             return self._counted[1]
         return self._text.count("\n", 0, self._at) + 1
-
-
-_BRACED = re.compile(r"(?P<name>[A-Za-z_]\w*|[@*#?$!0-9-]|\d+)(?:\[(?P<index>[^\]]*)\])?(?P<rest>.*)", re.DOTALL)
-_BRACED_OPERATORS = (*(":-", ":=", ":+", ":?", "##", "%%", ",,", "^^"), *("-", "=", "+", "?", "#", "%", ",", "^", ":"))
 
 
 def _braced(inner: str, quoted: bool) -> Variable:
