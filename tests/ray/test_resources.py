@@ -26,10 +26,9 @@ def test_request_that_never_fits(cluster: Cluster) -> None:
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 2, done.stdout + done.stderr
     *_, error, cause, fix = done.stderr.splitlines()
-    assert (
-        error == "error: the job asks for a placement group of 8 x (3 CPU, 1 GPU), which cluster 'tests' can never give"
-    )
-    assert cause.startswith(f"cause: it has 1 node with {cluster.cpus} CPU, 0 GPU, ")
+    asks = "a placement group of 8 x (3 CPUs, 1 GPU)"
+    assert error == f"error: the job asks for {asks}, which cluster 'tests' can never give"
+    assert cause.startswith(f"cause: it has 1 node with {cluster.cpus} CPUs, 0 GPUs, ")
     assert fix.startswith("fix: let the program ask for less, or make the cluster larger: raydebug down --name tests")
     jobs = Dashboard(cluster)
     wait_for(lambda: jobs.submitted_jobs()[-1]["status"] == "STOPPED", "the job's end")

@@ -110,11 +110,11 @@ POOL = [{"CPU": 3.0, "GPU": 1.0}] * 8
 @pytest.mark.parametrize(
     ("row", "asks"),
     [
-        (group(*POOL, said="INFEASIBLE"), "a placement group of 8 x (3 CPU, 1 GPU)"),
-        (group(*POOL), "a placement group of 8 x (3 CPU, 1 GPU)"),  # PACK: Ray itself does not say INFEASIBLE
+        (group(*POOL, said="INFEASIBLE"), "a placement group of 8 x (3 CPUs, 1 GPU)"),
+        (group(*POOL), "a placement group of 8 x (3 CPUs, 1 GPU)"),  # PACK: Ray itself does not say INFEASIBLE
         (group({"CPU": 3.0, "GPU": 1.0}, {"CPU": 3.0, "GPU": 1.0}), None),  # it waits for its turn
-        (task({"CPU": 1.0, "GPU": 8.0}), "task work with 1 CPU, 8 GPU"),
-        (task({"GPU": 3.0}, "ACTOR_CREATION_TASK", "Rank.__init__"), "actor Rank with 3 GPU"),
+        (task({"CPU": 1.0, "GPU": 8.0}), "task work with 1 CPU, 8 GPUs"),
+        (task({"GPU": 3.0}, "ACTOR_CREATION_TASK", "Rank.__init__"), "actor Rank with 3 GPUs"),
         (task({"memory": 64.0 * 1024**3}), "task work with 64.0 GiB memory"),
         (task({"accelerator_type:H100": 0.001}), "task work with 0.001 accelerator_type:H100"),
         (task({"CPU": 1.0, "GPU": 2.0, "node:10.0.0.1": 0.01}), None),
@@ -125,7 +125,7 @@ POOL = [{"CPU": 3.0, "GPU": 1.0}] * 8
 def test_requests_that_never_fit(row: dict[str, Any], asks: str | None) -> None:
     """A pending request is one that can never be satisfied when no node, or all together, have what it asks for."""
     groups, tasks = ([row], []) if "bundles" in row else ([], [row])
-    expected = (asks, "1 node with 16 CPU, 2 GPU, 16.0 GiB memory") if asks else None
+    expected = (asks, "1 node with 16 CPUs, 2 GPUs, 16.0 GiB memory") if asks else None
     assert resource_requests.judge(groups, tasks, [NODE], now_s=1000.0) == expected
 
 

@@ -107,12 +107,14 @@ def _has(totals: Sequence[Resources]) -> str:
 
 
 def _text(resources: Resources) -> str:
-    """Return resources as words in a fixed order, which Ray's answers do not have: `3 CPU, 1 GPU`."""
-    sizes = ("memory", "object_store_memory")
-    return ", ".join(
-        f"{amount / GIB:.1f} GiB {name}" if name in sizes else f"{amount:g} {name}"
-        for name, amount in sorted(resources.items())
-    )
+    """Return resources as words in a fixed order, which Ray's answers do not have: `3 CPUs, 1 GPU`."""
+
+    def one(name: str, amount: float) -> str:
+        if name in ("memory", "object_store_memory"):
+            return f"{amount / GIB:.1f} GiB {name}"
+        return f"{amount:g} {name}{'s' * (name in ('CPU', 'GPU') and amount != 1)}"
+
+    return ", ".join(one(name, amount) for name, amount in sorted(resources.items()))
 
 
 def unsatisfiable(cluster: Cluster, wanted: str, there: str) -> Unsatisfiable:
