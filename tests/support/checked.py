@@ -15,11 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.check.autofix import Fixed, apply_fixes
 from raydebug.check.cache import Cache
 from raydebug.check.probes import MARK
 from raydebug.check.probes.__main__ import run_apart
-from raydebug.check.stages import FAILED, PASSED, SKIPPED, Outcome, choose_stages, run_stages
+from raydebug.check.stages import FAILED, PASSED, SKIPPED, Fixed, Outcome, apply_fixes, choose_stages, run_stages
 from raydebug.check.target import Target, find_target
 from raydebug.cluster.runner import LocalRunner
 from raydebug.findings import Finding

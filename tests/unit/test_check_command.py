@@ -9,9 +9,9 @@ import pytest
 
 from raydebug.check import config as config_rules
 from raydebug.check import train
-from raydebug.check.autofix import Fixed, apply_fixes
 from raydebug.check.model_fit import Estimate, estimate
 from raydebug.check.model_fit import judge as judge_fit
+from raydebug.check.stages import Fixed, apply_fixes
 from raydebug.check.target import Target, find_program, find_target
 from raydebug.cluster.runner import LocalRunner
 from raydebug.errors import RaydebugError

@@ -48,10 +48,9 @@ def check(
     Example: raydebug check -- python -m verl.trainer.main_ppo data.train_files=train.parquet
     """
     from raydebug.check import output
-    from raydebug.check.autofix import Fixed, fix_until_done
     from raydebug.check.cache import Cache
     from raydebug.check.output import record
-    from raydebug.check.stages import FAILED, choose_stages, run_stages
+    from raydebug.check.stages import FAILED, Fixed, choose_stages, fix_until_done, run_stages
 
     chosen = choose_stages(stages or [])
     target = _subject(ctx, name, profile, needs_command=any(stage.needs_command for stage in chosen))
