@@ -1,7 +1,4 @@
-"""Runs a real verl GRPO training in DEBUG size and stops it in the reward function and in the actor's update.
-
-`nox -s demo` runs it, as a user does: every step is a command that one can type.
-"""
+"""Runs a real verl GRPO training in DEBUG size and stops it in the reward function and in the actor's update."""
 
 from __future__ import annotations
 
