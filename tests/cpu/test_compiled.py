@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from gateway_door import open_door
+from gateway_under_test import open_gateway
 from paused_programs import PausedProgram
 from raydebug.console.attach import attach_group
 from raydebug.console.selection import Selection
@@ -66,12 +66,14 @@ def test_hits(tmp_path):
 def test_pause(tmp_path, disabled):
     """A pause knows that variables may be missing; torch neither compiles nor warns of what the pause runs."""
     variables = {"TORCH_COMPILE_DISABLE": "1"} if disabled else {}
-    with open_door(tmp_path) as door:
-        program = PausedProgram(door, tmp_path, PROGRAM % "breakpoint() if len(x) == 2 else None", LIMIT_S, **variables)
+    with open_gateway(tmp_path) as gateway:
+        program = PausedProgram(
+            gateway, tmp_path, PROGRAM % "breakpoint() if len(x) == 2 else None", LIMIT_S, **variables
+        )
         try:
             assert program.pause["compiled"] is not disabled
-            console = GatewayAddress(door.gateway_host, door.gateway_port, door.token)
-            attach_group(console, Selection(), lambda: fetch_pauses(door), commands=["p x", "n", "n", "p z"])
+            console = GatewayAddress(gateway.gateway_host, gateway.gateway_port, gateway.token)
+            attach_group(console, Selection(), lambda: fetch_pauses(gateway), commands=["p x", "n", "n", "p z"])
         finally:
             program.close()
     assert "Warning" not in program.complained

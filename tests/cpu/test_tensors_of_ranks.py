@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway_door import Door, open_door
+from gateway_under_test import GatewayUnderTest, open_gateway
 from paused_programs import PausedProgram
 from raydebug.console.attach import attach_group
 from raydebug.console.selection import Selection
@@ -24,10 +24,10 @@ Ask = Callable[..., list[str]]
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayUnderTest]:
     """A gateway with two ranks paused at one line."""
     folder = tmp_path_factory.mktemp("ranks")
-    with open_door(folder) as opened:
+    with open_gateway(folder) as opened:
         programs = []
         for rank in ("0", "1"):
             (folder / rank).mkdir()
@@ -42,14 +42,14 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
 
 
 @pytest.fixture
-def ask(door: Door, capsys: pytest.CaptureFixture[str]) -> Ask:
+def ask(gateway: GatewayUnderTest, capsys: pytest.CaptureFixture[str]) -> Ask:
     """Run commands at both ranks and return the lines that they print."""
 
     def run(*commands: str, ranks: set[int] | None = None) -> list[str]:
         capsys.readouterr()
-        console = GatewayAddress(door.gateway_host, door.gateway_port, door.token)
+        console = GatewayAddress(gateway.gateway_host, gateway.gateway_port, gateway.token)
         selection = Selection(ranks=None if ranks is None else frozenset(ranks))
-        code = attach_group(console, selection, lambda: fetch_pauses(door), commands=commands)
+        code = attach_group(console, selection, lambda: fetch_pauses(gateway), commands=commands)
         shown = capsys.readouterr()
         assert (code, shown.err) == (0, ""), shown.out + shown.err
         return shown.out.splitlines()

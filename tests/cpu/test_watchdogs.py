@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway_door import open_door
+from gateway_under_test import open_gateway
 from paused_programs import PausedProgram
 from raydebug.console.attach import attach_group
 from raydebug.console.selection import Selection
@@ -77,11 +77,11 @@ while not os.path.exists(done):  # one that exits first may take back what the o
 def test_rank_that_waits_for_a_paused_one(tmp_path: Path, widened: bool) -> None:
     """A group with a limit of 2 s outlives a pause of 5 s where `run` has widened it, and ends at it where not."""
     variables = {"MEETING": str(tmp_path / "meeting"), **({"RAYDEBUG_GROUP_TIMEOUT_S": "86400"} if widened else {})}
-    with open_door(tmp_path) as door:
+    with open_gateway(tmp_path) as gateway:
         ranks = []
         for rank in ("0", "1"):
             (tmp_path / rank).mkdir()
-            ranks.append(PausedProgram(door, tmp_path / rank, WAITS, START_LIMIT_S, RANK=rank, **variables))
+            ranks.append(PausedProgram(gateway, tmp_path / rank, WAITS, START_LIMIT_S, RANK=rank, **variables))
         waits, pauses = ranks
         try:
             assert pauses.pause["watchdog"] == {"name": "torch process group", "after_s": 86400.0} if widened else True
@@ -91,8 +91,8 @@ def test_rank_that_waits_for_a_paused_one(tmp_path: Path, widened: bool) -> None
                 assert waits.process.poll() is None, waits.complained
             else:
                 assert waits.process.wait(START_LIMIT_S) != 0, "the pause lasts, and has ended the other rank"
-            console = GatewayAddress(door.gateway_host, door.gateway_port, door.token)
-            attach_group(console, Selection(ranks=frozenset({1})), lambda: fetch_pauses(door), commands=["c"])  # type: ignore[arg-type]
+            console = GatewayAddress(gateway.gateway_host, gateway.gateway_port, gateway.token)
+            attach_group(console, Selection(ranks=frozenset({1})), lambda: fetch_pauses(gateway), commands=["c"])  # type: ignore[arg-type]
             codes = [one.process.wait(START_LIMIT_S) for one in ranks]
         finally:
             for one in ranks:

@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from gateway_door import Door, open_door
+from gateway_under_test import GatewayUnderTest, open_gateway
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Iterator[Door]:
+def gateway(tmp_path: Path) -> Iterator[GatewayUnderTest]:
     """A gateway on free ports, ended together with the processes that dialled in."""
-    with open_door(tmp_path) as door:
-        yield door
+    with open_gateway(tmp_path) as gateway:
+        yield gateway
 
 
 @pytest.fixture
-def training(door: Door) -> Door:
+def training(gateway: GatewayUnderTest) -> GatewayUnderTest:
     """A gateway with three pauses: two ranks at a breakpoint, the third one at its crash."""
     for rank in "012":
-        door.start(TRAINING, RANK=rank, RAY_DEBUG_POST_MORTEM="1")
-        door.pauses(int(rank) + 1)  # one by one: their ids are in the order of their ranks
-    return door
+        gateway.start(TRAINING, RANK=rank, RAY_DEBUG_POST_MORTEM="1")
+        gateway.pauses(int(rank) + 1)  # one by one: their ids are in the order of their ranks
+    return gateway
 
 
 TRAINING = """\

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from gateway_door import TOKEN, Door
+from gateway_under_test import TOKEN, GatewayUnderTest
 from raydebug.editors import adapter
 
 TESTSUPPORT = "@vscode/debugadapter-testsupport@1.68.0"  # MIT; Microsoft, in VS Code's own adapter tests
 HERE = Path(__file__).resolve().parent
 
 
-def inside(door: Door) -> dict[str, str]:
+def inside(gateway: GatewayUnderTest) -> dict[str, str]:
     """Return the environment of an editor inside the cluster of this gateway."""
     return {
         **os.environ,
         "RAYDEBUG_DASHBOARD": "http://127.0.0.1:1",
-        "RAYDEBUG_DOOR": f"127.0.0.1:{door.gateway_port}",
-        "RAYDEBUG_TOKEN_PATH": str(door.token_file),
-        "XDG_STATE_HOME": str(door.folder / "state"),
+        "RAYDEBUG_DOOR": f"127.0.0.1:{gateway.gateway_port}",
+        "RAYDEBUG_TOKEN_PATH": str(gateway.token_file),
+        "XDG_STATE_HOME": str(gateway.folder / "state"),
     }
 
 

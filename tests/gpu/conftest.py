@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway_door import Door, open_door
+from gateway_under_test import GatewayUnderTest, open_gateway
 from gpu_programs import START_LIMIT_S
 from paused_programs import PausedProgram
 from raydebug.console.attach import attach_pause
@@ -46,14 +46,14 @@ def gpu() -> None:
 
 
 @pytest.fixture
-def door(tmp_path: Path) -> Iterator[Door]:
+def gateway(tmp_path: Path) -> Iterator[GatewayUnderTest]:
     """A gateway of its own."""
-    with open_door(tmp_path) as opened:
+    with open_gateway(tmp_path) as opened:
         yield opened
 
 
 @pytest.fixture
-def serve(door: Door, tmp_path: Path) -> Iterator[Callable[..., PausedProgram]]:
+def serve(gateway: GatewayUnderTest, tmp_path: Path) -> Iterator[Callable[..., PausedProgram]]:
     """Start programs; they end with the test."""
     started: list[PausedProgram] = []
     numbers = itertools.count()
@@ -61,7 +61,7 @@ def serve(door: Door, tmp_path: Path) -> Iterator[Callable[..., PausedProgram]]:
     def start(body: str, **variables: str) -> PausedProgram:
         folder = tmp_path / f"program{next(numbers)}"
         folder.mkdir()
-        started.append(PausedProgram(door, folder, body, START_LIMIT_S, **variables))
+        started.append(PausedProgram(gateway, folder, body, START_LIMIT_S, **variables))
         return started[-1]
 
     yield start
@@ -73,12 +73,12 @@ Look = Callable[..., str]
 
 
 @pytest.fixture
-def look(door: Door, capsys: pytest.CaptureFixture[str]) -> Look:
+def look(gateway: GatewayUnderTest, capsys: pytest.CaptureFixture[str]) -> Look:
     """Run console commands at a target and return what they printed, errors after the output."""
 
     def attach(target: str, *commands: str) -> str:
         capsys.readouterr()
-        console = GatewayAddress(door.gateway_host, door.gateway_port, door.token)
+        console = GatewayAddress(gateway.gateway_host, gateway.gateway_port, gateway.token)
         attach_pause(console, target, cluster="mine", commands=commands, timeout_s=START_LIMIT_S)
         shown = capsys.readouterr()
         return shown.out + shown.err

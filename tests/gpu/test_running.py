@@ -56,7 +56,7 @@ dist.destroy_process_group()
     ],
     ids=["synchronize", "nccl", "nccl with blocking wait"],
 )
-def test_attach_to_a_process_that_waits_for_its_gpu(door, serve, look, tmp_path, body, blocking, path):
+def test_attach_to_a_process_that_waits_for_its_gpu(gateway, serve, look, tmp_path, body, blocking, path):
     """`attach --pid` to a process inside cudaDeviceSynchronize or an NCCL collective stops it when that returns."""
     variables = {"RAYDEBUG_JOB": "j1", "MEETING": str(tmp_path / "meeting"), "TORCH_NCCL_BLOCKING_WAIT": blocking}
     program = serve(HEAD + body, **variables)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from gateway_door import EDITOR, Editor
+from gateway_under_test import EDITOR, Editor
 from raydebug.editors import adapter
 from raydebug.editors.vscode import configuration_for
 from runs import JOBS

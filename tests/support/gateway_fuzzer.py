@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
-from gateway_door import TOKEN, Door
+from gateway_under_test import TOKEN, GatewayUnderTest
 from raydebug.gateway import requests
 from raydebug.protocol import handshake, records, wire
 
@@ -33,13 +33,13 @@ class Fuzzer:
     """Makes and sends frames.
 
     Args:
-        door: the gateway.
+        gateway: the gateway.
         pauses: the ids of pauses that a client may attach to.
         seed: of everything that is random here.
     """
 
-    def __init__(self, door: Door, pauses: list[str], seed: int) -> None:
-        self._door = door
+    def __init__(self, gateway: GatewayUnderTest, pauses: list[str], seed: int) -> None:
+        self._gateway = gateway
         self._chance = random.Random(seed)
         self._targets = [*pauses, *pauses, "all", "next", "0", "pid:1", "pid:x@y", "worker:", "worker:abc", ""]
         self._asks = [self._dap, self._dial_in, self._control, *2 * [self._dap_stranger], *2 * [self._dial_stranger]]
@@ -148,11 +148,11 @@ class Fuzzer:
         frames = [wire.encode(wire.request(seq, *one)) for seq, one in enumerate(start, 1)]
         frames += [self._request(seq) for seq in range(4, self._chance.randrange(5, CONVERSATION))]
         frames.append(wire.encode(wire.request(9999, "disconnect")))
-        await self._converse("DAP", self._door.gateway_port, frames)
+        await self._converse("DAP", self._gateway.gateway_port, frames)
 
     async def _dap_stranger(self) -> None:
         frames = [self._request(seq) for seq in range(1, self._chance.randrange(2, STRANGERS))]
-        await self._converse("DAP without token", self._door.gateway_port, frames)
+        await self._converse("DAP without token", self._gateway.gateway_port, frames)
 
     async def _converse(self, kind: str, port: int, frames: list[bytes]) -> None:
         """Send frames, in pieces of any size, and read until the gateway closes."""
@@ -200,7 +200,7 @@ class Fuzzer:
         frame = bytearray(head.encode("latin-1", "replace") + body)
         if chance.random() < 0.05:
             frame[chance.randrange(len(frame))] = chance.randrange(256)
-        await self._converse("HTTP", self._door.gateway_port, [bytes(frame)])
+        await self._converse("HTTP", self._gateway.gateway_port, [bytes(frame)])
 
     def _body(self) -> bytes:
         chance = self._chance
@@ -226,7 +226,7 @@ class Fuzzer:
     async def _prove(
         self, purpose: str
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, AsyncIterator[wire.Message]]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._door.dial_port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._gateway.dial_port)
         messages, mine = _messages(reader), handshake.new_nonce()
         writer.write(wire.encode(wire.event(1, "hello", hello(mine))))
         answer = await anext(messages)
@@ -310,7 +310,7 @@ class Fuzzer:
         for _ in range(self._chance.randrange(1, 4)):
             event, body = self._chance.choice(events), self._chance.choice(bodies)
             frames.append(self._frame({"seq": 1, "type": "event", "event": event, "body": body}))
-        await self._converse("dial-in without token", self._door.dial_port, frames)
+        await self._converse("dial-in without token", self._gateway.dial_port, frames)
 
 
 def hello(nonce: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gateway_door import Door
+from gateway_under_test import GatewayUnderTest
 
 LIMIT_S = 20.0
 
@@ -70,15 +70,17 @@ class PausedProgram:
     """A program under the hook.
 
     Args:
-        door: its gateway.
+        gateway: its gateway.
         folder: where its file and what it prints go.
         body: its text.
         limit_s: within how many seconds it pauses.
         variables: of its environment; `RANK` is 0 where they do not say otherwise.
     """
 
-    def __init__(self, door: Door, folder: Path, body: str, limit_s: float = LIMIT_S, **variables: str) -> None:
-        self._door = door
+    def __init__(
+        self, gateway: GatewayUnderTest, folder: Path, body: str, limit_s: float = LIMIT_S, **variables: str
+    ) -> None:
+        self._gateway = gateway
         self._limit_s = limit_s
         self._out, self._err = folder / "out.txt", folder / "err.txt"
         self.job = folder / "job.py"
@@ -86,7 +88,7 @@ class PausedProgram:
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
                 [sys.executable, str(self.job)], cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                env={**door.environment, "RANK": "0", **variables},
+                env={**gateway.environment, "RANK": "0", **variables},
             )  # fmt: skip
 
     @property
@@ -106,7 +108,7 @@ class PausedProgram:
 
         deadline = time.monotonic() + self._limit_s
         while time.monotonic() < deadline and self.process.poll() is None:
-            for pause in fetch_pauses(self._door):  # type: ignore[arg-type]
+            for pause in fetch_pauses(self._gateway):  # type: ignore[arg-type]
                 if pause["pid"] == self.process.pid:
                     return pause
             time.sleep(0.02)
@@ -123,5 +125,5 @@ class PausedProgram:
         self.process.kill()
         self.process.wait()
         with contextlib.suppress(Exception):  # the gateway may be gone before it
-            while any(pause["pid"] == self.process.pid for pause in fetch_pauses(self._door)):  # type: ignore[arg-type]
+            while any(pause["pid"] == self.process.pid for pause in fetch_pauses(self._gateway)):  # type: ignore[arg-type]
                 time.sleep(0.02)

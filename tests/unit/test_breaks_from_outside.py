@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from gateway_door import visit
+from gateway_under_test import visit
 from raydebug.cluster.runner import LocalRunner
 from raydebug.errors import RaydebugError
 from raydebug.gateway.breakpoint_specs import resolve_breaks
@@ -150,24 +150,24 @@ print(module.plain(1))
 
 
 @pytest.mark.parametrize("how", ["import", "by path", "script"])
-def test_stops_where_it_is_set(door, how):
+def test_stops_where_it_is_set(gateway, how):
     """A breakpoint from outside pauses an imported module, one loaded by its path, and the script itself."""
-    file = door.folder / "rewards.py"
+    file = gateway.folder / "rewards.py"
     file.write_text(SOURCE + "\nif __name__ == '__main__':\n    print(plain(1))\n")
     breaks = json.dumps([{"id": "b1", "where": "rewards.py:9", "file": str(file), "line": 9}])
     programs = {
-        "import": f"import sys; sys.path.insert(0, {str(door.folder)!r})\nimport rewards\nprint(rewards.plain(1))",
+        "import": f"import sys; sys.path.insert(0, {str(gateway.folder)!r})\nimport rewards\nprint(rewards.plain(1))",
         "by path": BY_PATH.format(path=str(file)),
         "script": file.read_text(),
     }
     if how == "script":
         breaks = breaks.replace("/rewards.py", "/program0.py")
-    program = door.start(programs[how], RAYDEBUG_BREAKS=breaks)
-    (pause,) = door.pauses()
+    program = gateway.start(programs[how], RAYDEBUG_BREAKS=breaks)
+    (pause,) = gateway.pauses()
     assert (pause["line"], pause["function"], pause["where"]) == (9, "plain", "rewards.py:9")
 
     async def go_on():
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         frame = (await session.request("stackTrace", {"threadId": stopped["threadId"]}))["stackFrames"][0]
         assert (await session.request("evaluate", {"expression": "x", "frameId": frame["id"]}))["result"] == "1"
         await session.request("next", {"threadId": stopped["threadId"]})
@@ -176,5 +176,5 @@ def test_stops_where_it_is_set(door, how):
         assert frame["line"] == 10
         await session.request("continue", {"threadId": stopped["threadId"]})
 
-    visit(door, go_on)
+    visit(gateway, go_on)
     assert program.communicate(timeout=10)[0] == "2\n"

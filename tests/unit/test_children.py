@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway_door import Door, visit
+from gateway_under_test import GatewayUnderTest, visit
 
 HEAD = """\
 import concurrent.futures, multiprocessing, os, resource, subprocess, sys, threading, time
@@ -114,44 +114,44 @@ WHY_NOT = {
 }
 
 
-def let_go(door: Door) -> bool:
+def let_go(gateway: GatewayUnderTest) -> bool:
     """Resume the one pause; return whether it was the program's own."""
-    (pause,) = door.pauses()
+    (pause,) = gateway.pauses()
 
     async def go_on() -> None:
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         await session.request("continue", {"threadId": stopped["threadId"]})
         await session.close()
 
-    visit(door, go_on)
-    return pause["pid"] == door.programs[-1].pid
+    visit(gateway, go_on)
+    return pause["pid"] == gateway.programs[-1].pid
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", PAUSE)
-def test_child_pauses(door, how):
+def test_child_pauses(gateway, how):
     """A breakpoint in this kind of child pauses it; resumed, it runs to its end."""
-    program = door.start(HEAD + "    " + PAUSE[how], RAYDEBUG_JOB="j")
-    assert not let_go(door)
+    program = gateway.start(HEAD + "    " + PAUSE[how], RAYDEBUG_JOB="j")
+    assert not let_go(gateway)
     assert program.communicate(timeout=15)[0] == "child went on 41\nexit code 0\n"
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", AFTER_A_PAUSE)
-def test_child_of_a_process_that_has_paused(door, how):
+def test_child_of_a_process_that_has_paused(gateway, how):
     """A child of a process that has paused before pauses too, and afterwards so does its parent."""
-    program = door.start(HEAD + "    " + AFTER_A_PAUSE[how], RAYDEBUG_JOB="j")
-    assert [let_go(door) for _ in range(3)] == [True, False, True]
+    program = gateway.start(HEAD + "    " + AFTER_A_PAUSE[how], RAYDEBUG_JOB="j")
+    assert [let_go(gateway) for _ in range(3)] == [True, False, True]
     out = program.communicate(timeout=15)[0]
     assert out == "child went on 1\nchild went on 41\nexit code 0\nchild went on 2\n"
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("how", WHY_NOT)
-def test_child_that_cannot_pause_says_why(door, how):
+def test_child_that_cannot_pause_says_why(gateway, how):
     """A child that cannot reach the gateway continues, and one line of the job's log says why."""
     call, line = WHY_NOT[how]
-    program = door.start(HEAD + "    " + call, RAYDEBUG_JOB="j")
+    program = gateway.start(HEAD + "    " + call, RAYDEBUG_JOB="j")
     out, err = program.communicate(timeout=30)
     assert out == "child went on 41\nexit code 0\n", err
     assert line in err
@@ -159,21 +159,21 @@ def test_child_that_cannot_pause_says_why(door, how):
 
 
 @pytest.mark.timeout(60)
-def test_fork_while_another_thread_is_paused(door):
+def test_fork_while_another_thread_is_paused(gateway):
     """A fork made while another thread is paused has a pause of its own; the parent's pause stays."""
-    program = door.start(HEAD + "    thread = threading.Thread(target=work, args=(1,)); thread.start()\n"
+    program = gateway.start(HEAD + "    thread = threading.Thread(target=work, args=(1,)); thread.start()\n"
                          "    time.sleep(1.5)\n    fork()\n    thread.join()\n", RAYDEBUG_JOB="j")  # fmt: skip
-    first, second = door.pauses(2)
+    first, second = gateway.pauses(2)
     assert [first["pid"] == program.pid, second["pid"] == program.pid] == [True, False]
 
     async def go_on(pause: dict) -> None:
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         await session.request("continue", {"threadId": stopped["threadId"]})
         await session.close()
 
-    visit(door, lambda: go_on(second))
-    assert door.pauses()[0]["id"] == first["id"]
-    visit(door, lambda: go_on(first))
+    visit(gateway, lambda: go_on(second))
+    assert gateway.pauses()[0]["id"] == first["id"]
+    visit(gateway, lambda: go_on(first))
     said = program.communicate(timeout=15)[0].splitlines()  # the child may end after the parent's thread
     assert sorted(said) == ["child went on 1", "child went on 41", "exit code 0"]
 
@@ -190,18 +190,18 @@ FORK_AT_FIRST_DIAL = """
 
 
 @pytest.mark.timeout(60)
-def test_fork_while_another_thread_imports_the_debugger(door):
+def test_fork_while_another_thread_imports_the_debugger(gateway):
     """A child forked during the first pause of another thread pauses as any other."""
-    program = door.start(HEAD + FORK_AT_FIRST_DIAL, RAYDEBUG_JOB="j")
-    first, second = door.pauses(2)
+    program = gateway.start(HEAD + FORK_AT_FIRST_DIAL, RAYDEBUG_JOB="j")
+    first, second = gateway.pauses(2)
     assert {first["pid"] == program.pid, second["pid"] == program.pid} == {True, False}
 
     async def go_on(pause: dict) -> None:
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         await session.request("continue", {"threadId": stopped["threadId"]})
         await session.close()
 
     for pause in (first, second):
-        visit(door, lambda pause=pause: go_on(pause))
+        visit(gateway, lambda pause=pause: go_on(pause))
     out = program.communicate(timeout=15)[0]
     assert sorted(out.splitlines()) == ["child went on 1", "child went on 41", "exit code 0"]

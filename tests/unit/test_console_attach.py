@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway_door import Door as Gateway
+from gateway_under_test import GatewayUnderTest
 from paused_programs import LIMIT_S, STEPS, PausedProgram, Run
 from raydebug.console.attach import attach_pause
 from raydebug.console.session import GatewayAddress
@@ -44,13 +44,13 @@ def test_unknown_and_ended_pauses(serve: Serve, run: Run) -> None:
     assert "`raydebug paused`" in gone.fix
 
 
-def test_busy_pause(serve: Serve, run: Run, shared_door: Gateway) -> None:
+def test_busy_pause(serve: Serve, run: Run, shared_gateway: GatewayUnderTest) -> None:
     """A pause that another client holds is exit code 3 and names that client; `steal` takes it over."""
     program = serve(GOES_ON)
     held, done = threading.Event(), threading.Event()
 
     async def hold() -> None:
-        session, _ = await shared_door.attach(program.id)
+        session, _ = await shared_gateway.attach(program.id)
         held.set()
         await asyncio.to_thread(done.wait, LIMIT_S)
         await session.close()
@@ -101,7 +101,7 @@ def test_no_gateway() -> None:
 
 
 def test_several_pauses_are_shown_to_choose_from(
-    start: Callable[..., list[PausedProgram]], shared_door: Gateway, capsys: pytest.CaptureFixture[str]
+    start: Callable[..., list[PausedProgram]], shared_gateway: GatewayUnderTest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without an ID, several pauses are shown as a table on stderr, and the error says how to name one or all."""
     from raydebug.cli.pauses import _choose
@@ -109,7 +109,7 @@ def test_several_pauses_are_shown_to_choose_from(
 
     oldest = min((program.id for program in start(0, 1)), key=int)
     with pytest.raises(RaydebugError) as several:
-        _choose(fetch_pauses(shared_door), "")  # type: ignore[arg-type]
+        _choose(fetch_pauses(shared_gateway), "")  # type: ignore[arg-type]
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "".join(shown.err.split()).count("job.py:11update") == 2  # long paths are folded

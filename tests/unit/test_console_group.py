@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway_door import Door
+from gateway_under_test import GatewayUnderTest
 from paused_programs import LIMIT_S, PausedProgram
 from raydebug.console.attach import attach_group
 from raydebug.console.selection import Selection
@@ -26,13 +26,13 @@ Group = Callable[..., tuple[int, list[str], str]]
 
 
 @pytest.fixture
-def group(shared_door: Door, capsys: pytest.CaptureFixture[str]) -> Group:
+def group(shared_gateway: GatewayUnderTest, capsys: pytest.CaptureFixture[str]) -> Group:
     """Run a script at several pauses: exit code, lines of stdout without folders, stderr."""
 
     def attach(*commands: str, selection: Selection = ALL, **options: object) -> tuple[int, list[str], str]:
         capsys.readouterr()
-        door = GatewayAddress(shared_door.gateway_host, shared_door.gateway_port, shared_door.token)
-        code = attach_group(door, selection, lambda: fetch_pauses(shared_door), commands=commands, **options)
+        gateway = GatewayAddress(shared_gateway.gateway_host, shared_gateway.gateway_port, shared_gateway.token)
+        code = attach_group(gateway, selection, lambda: fetch_pauses(shared_gateway), commands=commands, **options)
         shown = capsys.readouterr()
         lines = [re.sub(r"/\S*/", "", line) for line in shown.out.splitlines()]
         return int(code), lines, shown.err
@@ -138,13 +138,15 @@ def test_ranks_by_name_are_waited_for(start: Callable[..., list[PausedProgram]],
     ]  # fmt: skip
 
 
-def test_held_pauses_are_left_out(start: Callable[..., list[PausedProgram]], group: Group, shared_door: Door) -> None:
+def test_held_pauses_are_left_out(
+    start: Callable[..., list[PausedProgram]], group: Group, shared_gateway: GatewayUnderTest
+) -> None:
     """A pause that another client holds is left out and named; the others are attached."""
     programs = start(0, 1)
     held, done = threading.Event(), threading.Event()
 
     async def hold() -> None:
-        session, _ = await shared_door.attach(programs[1].id)
+        session, _ = await shared_gateway.attach(programs[1].id)
         held.set()
         await asyncio.to_thread(done.wait, LIMIT_S)
         await session.close()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from fault_lines import Took
-from gateway_door import Door
+from gateway_under_test import GatewayUnderTest
 from paused_programs import LIMIT_S, STEPS, PausedProgram, Run
 
 Serve = Callable[..., PausedProgram]
@@ -102,8 +102,8 @@ def test_continue_last_leaves_at_once(serve: Serve, run: Run) -> None:
 
 
 @pytest.fixture(scope="module")
-def steps(shared_door: Door, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PausedProgram]:
-    program = PausedProgram(shared_door, tmp_path_factory.mktemp("steps"), STEPS)
+def steps(shared_gateway: GatewayUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PausedProgram]:
+    program = PausedProgram(shared_gateway, tmp_path_factory.mktemp("steps"), STEPS)
     yield program
     program.close()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway_door import Door, visit
+from gateway_under_test import GatewayUnderTest, visit
 from raydebug.gateway.gateway_client import describe_break_states, fetch_breaks, remove_break, set_breaks
 
 LIB = """\
@@ -60,47 +60,47 @@ print("traced" if sys.gettrace() else "not traced", flush=True)
 
 
 @pytest.fixture
-def work(door: Door) -> Callable[..., object]:
+def work(gateway: GatewayUnderTest) -> Callable[..., object]:
     """Start processes of jobs that call lib.py in a loop."""
-    (door.folder / "lib.py").write_text(LIB)
+    (gateway.folder / "lib.py").write_text(LIB)
 
     def start(job: str = "j1", **variables: str):
-        program = door.start(WORK, RAYDEBUG_JOB=job, LIB=str(door.folder), **variables)
+        program = gateway.start(WORK, RAYDEBUG_JOB=job, LIB=str(gateway.folder), **variables)
         assert program.stdout is not None
         assert program.stdout.readline() == "ready\n"
         return program
 
     yield start
-    (door.folder / "end").touch()
+    (gateway.folder / "end").touch()
 
 
-def set_at(door: Door, job: str | None = None, **definition: object) -> str:
+def set_at(gateway: GatewayUnderTest, job: str | None = None, **definition: object) -> str:
     """Set a breakpoint in lib.py and return its id."""
-    place = {"file": str(door.folder / "lib.py"), "source": str(door.folder / "lib.py"), "policy": {}}
-    (added,) = set_breaks(door, [{"where": "lib.py", **place, **definition}], job=job)  # type: ignore[arg-type]
+    place = {"file": str(gateway.folder / "lib.py"), "source": str(gateway.folder / "lib.py"), "policy": {}}
+    (added,) = set_breaks(gateway, [{"where": "lib.py", **place, **definition}], job=job)  # type: ignore[arg-type]
     return str(added["id"])
 
 
-def state_of(door: Door, break_id: str, state: str) -> str:
+def state_of(gateway: GatewayUnderTest, break_id: str, state: str) -> str:
     """Wait until a breakpoint has this state in every process; return its summary."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        (one,) = [b for b in fetch_breaks(door) if b["id"] == break_id]  # type: ignore[arg-type]
+        (one,) = [b for b in fetch_breaks(gateway) if b["id"] == break_id]  # type: ignore[arg-type]
         if one["processes"] and all(p["state"] == state for p in one["processes"]):
             return describe_break_states(one)
         time.sleep(0.02)
     raise AssertionError(f"not '{state}': {one}")
 
 
-def go_on(door: Door, pause_id: str) -> None:
+def go_on(gateway: GatewayUnderTest, pause_id: str) -> None:
     """Resume a pause."""
 
     async def leave() -> None:
-        session, stopped = await door.attach(pause_id)
+        session, stopped = await gateway.attach(pause_id)
         await session.request("continue", {"threadId": stopped["threadId"]})
         await session.close()
 
-    visit(door, leave)
+    visit(gateway, leave)
 
 
 @pytest.mark.timeout(60)
@@ -113,111 +113,113 @@ def go_on(door: Door, pause_id: str) -> None:
         ({"function": "cached"}, 22, "cached"),
     ],
 )
-def test_set_in_a_function_that_runs_already(door, work, place, line, function):
+def test_set_in_a_function_that_runs_already(gateway, work, place, line, function):
     """A breakpoint pauses a function that was loaded long before; afterwards the process is not traced."""
     program = work()
-    break_id = set_at(door, **place)
-    (pause,) = door.pauses()
+    break_id = set_at(gateway, **place)
+    (pause,) = gateway.pauses()
     assert (pause["line"], pause["function"], pause["job"]) == (line, function, "j1")
-    assert state_of(door, break_id, "set").startswith("set in 1")
-    remove_break(door, break_id)
-    go_on(door, pause["id"])
+    assert state_of(gateway, break_id, "set").startswith("set in 1")
+    remove_break(gateway, break_id)
+    go_on(gateway, pause["id"])
     time.sleep(0.3)
-    door.pauses(0)
-    (door.folder / "end").touch()
+    gateway.pauses(0)
+    (gateway.folder / "end").touch()
     out, err = program.communicate(timeout=10)
     assert out == "not traced\n", err
 
 
 @pytest.mark.timeout(60)
-def test_frozen_heap(door, work):
+def test_frozen_heap(gateway, work):
     """Functions are also found in a process with a frozen heap (gc.freeze), as in vLLM's engine."""
     work(FROZEN="1")
-    set_at(door, line=6)
-    assert door.pauses()[0]["line"] == 6
+    set_at(gateway, line=6)
+    assert gateway.pauses()[0]["line"] == 6
 
 
 @pytest.mark.timeout(60)
-def test_two_in_one_function(door, work):
+def test_two_in_one_function(gateway, work):
     """A second breakpoint in a function keeps the first one, and each is removed separately."""
     work()
-    first = set_at(door, line=5, policy={"max": 1})
-    (pause,) = door.pauses()
-    second = set_at(door, line=6, policy={"max": 1})
-    assert state_of(door, second, "set") == "set in 1; double runs now and stops there from its next call"
-    go_on(door, pause["id"])
-    (pause,) = door.pauses()
+    first = set_at(gateway, line=5, policy={"max": 1})
+    (pause,) = gateway.pauses()
+    second = set_at(gateway, line=6, policy={"max": 1})
+    assert state_of(gateway, second, "set") == "set in 1; double runs now and stops there from its next call"
+    go_on(gateway, pause["id"])
+    (pause,) = gateway.pauses()
     assert pause["line"] == 6
-    remove_break(door, first)
-    assert [b["id"] for b in fetch_breaks(door)] == [second]
-    go_on(door, pause["id"])
+    remove_break(gateway, first)
+    assert [b["id"] for b in fetch_breaks(gateway)] == [second]
+    go_on(gateway, pause["id"])
 
 
 @pytest.mark.timeout(60)
-def test_file_that_is_loaded_later(door, work):
+def test_file_that_is_loaded_later(gateway, work):
     """A breakpoint waits for its file, pauses the very first call, and is then reported as set."""
     work(LATE="1")
-    break_id = set_at(door, line=5)
-    assert state_of(door, break_id, "waiting") == "not loaded yet in 1"
-    (door.folder / "go").touch()
-    assert door.pauses()[0]["line"] == 5
-    assert state_of(door, break_id, "set") == "set in 1"
+    break_id = set_at(gateway, line=5)
+    assert state_of(gateway, break_id, "waiting") == "not loaded yet in 1"
+    (gateway.folder / "go").touch()
+    assert gateway.pauses()[0]["line"] == 5
+    assert state_of(gateway, break_id, "set") == "set in 1"
 
 
 @pytest.mark.timeout(60)
-def test_process_that_starts_later(door, work):
+def test_process_that_starts_later(gateway, work):
     """A process that starts after the breakpoint was set pauses there too; one of another job does not."""
-    set_at(door, job="j2", line=5)
+    set_at(gateway, job="j2", line=5)
     work("j1")
     program = work("j2")
-    (pause,) = door.pauses()
+    (pause,) = gateway.pauses()
     assert (pause["pid"], pause["job"]) == (program.pid, "j2")
 
 
 @pytest.mark.timeout(60)
-def test_changed_file(door, work):
+def test_changed_file(gateway, work):
     """A breakpoint in a file that changed since it was loaded is refused: its lines are not those that run."""
     work()
-    (door.folder / "lib.py").write_text(LIB.replace("x * 2", "x * 3 + 1"))
-    break_id = set_at(door, line=6)
-    assert state_of(door, break_id, "failed").endswith("lib.py has changed since it was loaded here")
+    (gateway.folder / "lib.py").write_text(LIB.replace("x * 2", "x * 3 + 1"))
+    break_id = set_at(gateway, line=6)
+    assert state_of(gateway, break_id, "failed").endswith("lib.py has changed since it was loaded here")
 
 
 @pytest.mark.timeout(60)
-def test_line_that_has_run_already(door, work):
+def test_line_that_has_run_already(gateway, work):
     """A line outside any function of a loaded file is refused with the reason."""
     work()
-    break_id = set_at(door, line=1)
-    assert state_of(door, break_id, "failed") == "failed in 1; its line has run already: it is outside of any function"
+    break_id = set_at(gateway, line=1)
+    assert (
+        state_of(gateway, break_id, "failed") == "failed in 1; its line has run already: it is outside of any function"
+    )
 
 
 @pytest.mark.timeout(60)
-def test_new_gateway_learns_what_an_old_one_knew(door, work):
+def test_new_gateway_learns_what_an_old_one_knew(gateway, work):
     """After the gateway was killed and restarted, the breakpoints of running processes are listed again."""
     work()
-    break_id = set_at(door, line=6, policy={"if": "x > 100"})
-    state_of(door, break_id, "set")
-    door.kill()
-    door.open()
+    break_id = set_at(gateway, line=6, policy={"if": "x > 100"})
+    state_of(gateway, break_id, "set")
+    gateway.kill()
+    gateway.open()
     deadline = time.monotonic() + 15
-    while not fetch_breaks(door) and time.monotonic() < deadline:  # type: ignore[arg-type]
+    while not fetch_breaks(gateway) and time.monotonic() < deadline:  # type: ignore[arg-type]
         time.sleep(0.05)
-    assert [b["id"] for b in fetch_breaks(door)] == [break_id]  # type: ignore[arg-type]
-    assert set_at(door, line=5, policy={"if": "x > 100"}) != break_id
+    assert [b["id"] for b in fetch_breaks(gateway)] == [break_id]  # type: ignore[arg-type]
+    assert set_at(gateway, line=5, policy={"if": "x > 100"}) != break_id
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"breaks": 3}', b'{"breaks": [{}]}', b'{"breaks": [{"where": 3}]}'])
-def test_malformed_request(door, body):
+def test_malformed_request(gateway, body):
     """An invalid breakpoint is refused with HTTP 400, and changes nothing."""
     import http.client
 
-    connection = http.client.HTTPConnection(door.gateway_host, door.gateway_port, timeout=5)
-    connection.request("POST", "/breaks", body=body, headers={"Authorization": f"Bearer {door.token}"})
+    connection = http.client.HTTPConnection(gateway.gateway_host, gateway.gateway_port, timeout=5)
+    connection.request("POST", "/breaks", body=body, headers={"Authorization": f"Bearer {gateway.token}"})
     answer = connection.getresponse()
     assert answer.status == 400
     assert json.loads(answer.read())["error"]["code"] == "http.malformed"
-    assert fetch_breaks(door) == []
+    assert fetch_breaks(gateway) == []
 
 
 SITE = """

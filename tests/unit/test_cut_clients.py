@@ -20,7 +20,7 @@ from typing import Any
 import pexpect
 import pytest
 
-from gateway_door import Door, open_door
+from gateway_under_test import GatewayUnderTest, open_gateway
 from raydebug.dap import DapSession
 from two_hosts import SERVER, NoNamespaces, TwoHosts, two_hosts
 
@@ -42,19 +42,19 @@ def hosts() -> Iterator[TwoHosts]:
 
 
 @pytest.fixture
-def there(hosts: TwoHosts, tmp_path: Path) -> Iterator[Door]:
+def there(hosts: TwoHosts, tmp_path: Path) -> Iterator[GatewayUnderTest]:
     """A gateway on the server, and a program that pauses there."""
-    with open_door(tmp_path, host=SERVER, run_on=hosts.server.argv) as door:
-        yield door
+    with open_gateway(tmp_path, host=SERVER, run_on=hosts.server.argv) as gateway:
+        yield gateway
 
 
 class Person:
     """`raydebug attach` in a terminal of one of the hosts."""
 
-    def __init__(self, door: Door, argv: Callable[..., list[str]], pause_id: str) -> None:
+    def __init__(self, gateway: GatewayUnderTest, argv: Callable[..., list[str]], pause_id: str) -> None:
         plain = {"TERM": "xterm", "NO_COLOR": "1", "PROMPT_TOOLKIT_NO_CPR": "1"}
         command, *arguments = argv(RAYDEBUG, "attach", pause_id)
-        environment = {**_inside(door), **plain}
+        environment = {**_inside(gateway), **plain}
         self.child = pexpect.spawn(command, arguments, env=environment, encoding="utf-8", timeout=30)
         self.child.expect(PROMPT)
 
@@ -66,7 +66,7 @@ class Person:
 
 
 @pytest.fixture
-def attach(there: Door) -> Iterator[Callable[..., Person]]:
+def attach(there: GatewayUnderTest) -> Iterator[Callable[..., Person]]:
     opened: list[Person] = []
 
     def start(argv: Callable[..., list[str]], pause_id: str) -> Person:
@@ -78,38 +78,42 @@ def attach(there: Door) -> Iterator[Callable[..., Person]]:
         one.child.close(force=True)
 
 
-def _inside(door: Door) -> dict[str, str]:
+def _inside(gateway: GatewayUnderTest) -> dict[str, str]:
     """Return the environment of a program in the cluster of this gateway."""
     return {
         **os.environ,
         "RAYDEBUG_DASHBOARD": "http://127.0.0.1:1",
-        "RAYDEBUG_DOOR": f"{SERVER}:{door.gateway_port}",
-        "RAYDEBUG_TOKEN_PATH": str(door.token_file),
-        "XDG_STATE_HOME": str(door.folder / "state"),
+        "RAYDEBUG_DOOR": f"{SERVER}:{gateway.gateway_port}",
+        "RAYDEBUG_TOKEN_PATH": str(gateway.token_file),
+        "XDG_STATE_HOME": str(gateway.folder / "state"),
     }
 
 
-def listed(door: Door, hosts: TwoHosts) -> list[dict[str, Any]]:
+def listed(gateway: GatewayUnderTest, hosts: TwoHosts) -> list[dict[str, Any]]:
     """Return the pauses, fetched on the server."""
-    return list(json.loads(hosts.server.run("env", *_changed(_inside(door)), RAYDEBUG, "paused", "--json"))["pauses"])
+    return list(
+        json.loads(hosts.server.run("env", *_changed(_inside(gateway)), RAYDEBUG, "paused", "--json"))["pauses"]
+    )
 
 
 def _changed(environment: dict[str, str]) -> list[str]:
     return [f"{name}={value}" for name, value in environment.items() if os.environ.get(name) != value]
 
 
-def wait_state(door: Door, hosts: TwoHosts, state: str) -> float:
+def wait_state(gateway: GatewayUnderTest, hosts: TwoHosts, state: str) -> float:
     """Wait until the one pause is in a state; return the time it took."""
     begin = time.monotonic()
-    while [one["state"] for one in listed(door, hosts)] != [state]:
-        assert time.monotonic() - begin < HANG_S, f"the pause is not {state}: {listed(door, hosts)}"
+    while [one["state"] for one in listed(gateway, hosts)] != [state]:
+        assert time.monotonic() - begin < HANG_S, f"the pause is not {state}: {listed(gateway, hosts)}"
         time.sleep(0.5)
     return time.monotonic() - begin
 
 
-def goes_on_from_the_server(door: Door, hosts: TwoHosts, attach: Callable[..., Person], program: Any) -> None:
+def goes_on_from_the_server(
+    gateway: GatewayUnderTest, hosts: TwoHosts, attach: Callable[..., Person], program: Any
+) -> None:
     """Attach on the server to the same frame, and let the program run to its end."""
-    (pause,) = listed(door, hosts)
+    (pause,) = listed(gateway, hosts)
     assert (pause["line"], pause["function"]) == (3, "work")
     person = attach(hosts.server.argv, pause["id"])
     person.child.sendline("p secret")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway_door import EDITOR, TOKEN, Door, Editor, visit
+from gateway_under_test import EDITOR, TOKEN, Editor, GatewayUnderTest, visit
 from raydebug.console.session import GatewayAddress
 from raydebug.dap import DapSession, RequestFailed
 from raydebug.editors import adapter, listen
@@ -134,36 +134,36 @@ def test_launch_json_that_is_no_file(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["launch.json"]
 
 
-def inside(door: Door) -> dict[str, str]:
+def inside(gateway: GatewayUnderTest) -> dict[str, str]:
     """Return the environment of a program that is inside the cluster of this gateway."""
     return {
         **os.environ,
         "RAYDEBUG_DASHBOARD": "http://127.0.0.1:1",
-        "RAYDEBUG_DOOR": f"127.0.0.1:{door.gateway_port}",
-        "RAYDEBUG_TOKEN_PATH": str(door.token_file),
-        "XDG_STATE_HOME": str(door.folder / "state"),
+        "RAYDEBUG_DOOR": f"127.0.0.1:{gateway.gateway_port}",
+        "RAYDEBUG_TOKEN_PATH": str(gateway.token_file),
+        "XDG_STATE_HOME": str(gateway.folder / "state"),
     }
 
 
-def raydebug(door: Door, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def raydebug(gateway: GatewayUnderTest, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "raydebug", *arguments]
-    return subprocess.run(argv, env=inside(door), cwd=cwd, capture_output=True, text=True, timeout=20)
+    return subprocess.run(argv, env=inside(gateway), cwd=cwd, capture_output=True, text=True, timeout=20)
 
 
-def test_vscode_writes_no_token(door, tmp_path):
+def test_vscode_writes_no_token(gateway, tmp_path):
     """`raydebug vscode` writes a configuration that names the cluster; it does not contain the token."""
     folder = tmp_path / "project"
     folder.mkdir()
-    done = raydebug(door, "vscode", cwd=folder)
+    done = raydebug(gateway, "vscode", cwd=folder)
     path = folder / ".vscode" / "launch.json"
     assert (done.returncode, done.stdout) == (0, f"{path}\n"), done.stderr
     (configuration,) = json.loads(path.read_text())["configurations"]
     assert configuration["debugAdapterPath"] == adapter.__file__
     assert (configuration["cluster"], configuration["target"]) == ("default", "all")
     assert TOKEN not in path.read_text()
-    printed = raydebug(door, "vscode", "--print", cwd=folder)
+    printed = raydebug(gateway, "vscode", "--print", cwd=folder)
     assert json.loads(printed.stdout) == configuration
-    again = raydebug(door, "vscode", cwd=folder)
+    again = raydebug(gateway, "vscode", cwd=folder)
     assert "'raydebug: default' is there already" in again.stderr
 
 
@@ -171,10 +171,10 @@ def test_vscode_writes_no_token(door, tmp_path):
 
 
 @contextlib.asynccontextmanager
-async def started_adapter(door: Door, argv: list[str], *, env: dict[str, str] | None = None):
+async def started_adapter(gateway: GatewayUnderTest, argv: list[str], *, env: dict[str, str] | None = None):
     """Start an adapter as an editor does, and yield a session on its stdin and stdout."""
     process = await asyncio.create_subprocess_exec(
-        *argv, env=env or inside(door), stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=2**20
+        *argv, env=env or inside(gateway), stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=2**20
     )
     session = Editor(process.stdout, process.stdin)
     try:
@@ -192,13 +192,13 @@ ADAPTERS = {
 
 
 @pytest.mark.parametrize("argv", ADAPTERS.values(), ids=ADAPTERS.keys())
-def test_adapter_knows_the_token(door, argv):
+def test_adapter_knows_the_token(gateway, argv):
     """An editor's adapter reaches every pause without a token in the configuration, and the editor receives none."""
-    door.start(PAUSES)
-    door.pauses()
+    gateway.start(PAUSES)
+    gateway.pauses()
 
     async def look():
-        async with started_adapter(door, argv) as (process, parent):
+        async with started_adapter(gateway, argv) as (process, parent):
             await parent.request("initialize", EDITOR)
             configuration = {"cluster": "default", "target": "all", "listen": {"port": 0}, "debugAdapterPath": "/a.py"}
             await parent.request("attach", configuration)
@@ -209,7 +209,7 @@ def test_adapter_knows_the_token(door, argv):
             child = await parent.next_child()
             assert "token" not in child
             assert (child["target"], child["listen"], child["debugAdapterPath"]) == ("1", {"port": 0}, "/a.py")
-            async with started_adapter(door, argv) as (_, session):
+            async with started_adapter(gateway, argv) as (_, session):
                 await session.request("initialize", EDITOR)
                 await session.request("attach", child)
                 await session.request("configurationDone")
@@ -220,56 +220,56 @@ def test_adapter_knows_the_token(door, argv):
             await parent.request("disconnect")
             assert await asyncio.wait_for(process.wait(), 5) == 0
 
-    visit(door, look)
-    assert len(door.pauses()) == 1
+    visit(gateway, look)
+    assert len(gateway.pauses()) == 1
 
 
-def test_adapter_without_a_cluster(door, tmp_path):
+def test_adapter_without_a_cluster(gateway, tmp_path):
     """S10: an editor gets the reason for a missing session: no cluster, no gateway, another cluster's token."""
     other = tmp_path / "other"
     other.write_text("o" * 64)
-    alone = {k: v for k, v in inside(door).items() if not k.startswith("RAYDEBUG_")}
+    alone = {k: v for k, v in inside(gateway).items() if not k.startswith("RAYDEBUG_")}
     alone["DOCKER_HOST"] = "unix:///nowhere"  # containers of this machine are clusters too
     cases = [
         (alone, {}, "there is no cluster 'default'"),
         (alone, {"cluster": "../x"}, "cannot be a cluster's name"),
-        ({**inside(door), "RAYDEBUG_DOOR": "127.0.0.1:1"}, {}, "the gateway does not answer"),
-        ({**inside(door), "RAYDEBUG_TOKEN_PATH": "/nowhere"}, {}, "the token of cluster 'default' cannot be read"),
-        ({**inside(door), "RAYDEBUG_TOKEN_PATH": str(other)}, {}, "the token is not this cluster's"),
+        ({**inside(gateway), "RAYDEBUG_DOOR": "127.0.0.1:1"}, {}, "the gateway does not answer"),
+        ({**inside(gateway), "RAYDEBUG_TOKEN_PATH": "/nowhere"}, {}, "the token of cluster 'default' cannot be read"),
+        ({**inside(gateway), "RAYDEBUG_TOKEN_PATH": str(other)}, {}, "the token is not this cluster's"),
     ]
 
     async def look():
         for env, arguments, said in cases:
-            async with started_adapter(door, ADAPTERS["by the verb"], env=env) as (_, session):
+            async with started_adapter(gateway, ADAPTERS["by the verb"], env=env) as (_, session):
                 await session.request("initialize")
                 with pytest.raises(RequestFailed, match=said):
                     await session.request("attach", {"target": "all", **arguments})
 
-    visit(door, look, limit_s=50)
+    visit(gateway, look, limit_s=50)
 
 
-def test_adapter_tells_that_the_gateway_is_gone(door):
+def test_adapter_tells_that_the_gateway_is_gone(gateway):
     """When the gateway dies, the editor gets an event at once, and its adapter ends."""
 
     async def look():
-        async with started_adapter(door, ADAPTERS["by the verb"]) as (process, session):
+        async with started_adapter(gateway, ADAPTERS["by the verb"]) as (process, session):
             await session.request("initialize", EDITOR)
             await session.request("attach", {"target": "all"})
-            door.process.kill()
+            gateway.process.kill()
             await session.next_event("terminated", timeout_s=5)
             assert await asyncio.wait_for(process.wait(), 5) == 0
 
-    visit(door, look)
+    visit(gateway, look)
 
 
 # The port for one client
 
 
 @contextlib.contextmanager
-def listening(door: Door, target: str):
+def listening(gateway: GatewayUnderTest, target: str):
     """Run `raydebug listen` and yield it with its port."""
     argv = [sys.executable, "-m", "raydebug", "listen", target]
-    process = subprocess.Popen(argv, env=inside(door), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(argv, env=inside(gateway), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         line = process.stdout.readline()
         yield process, int(line.rpartition(":")[2] or 0)
@@ -286,11 +286,11 @@ async def attach_plainly(port: int) -> DapSession:
     return session
 
 
-def test_listen_needs_no_token_of_its_one_client(door):
+def test_listen_needs_no_token_of_its_one_client(gateway):
     """A client without a token debugs the pause; port scans do not count as its client, a second client is refused."""
-    program = door.start(PAUSES)
-    (pause,) = door.pauses()
-    with listening(door, pause["id"]) as (process, port):
+    program = gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
+    with listening(gateway, pause["id"]) as (process, port):
 
         async def look():
             for _ in range(3):
@@ -304,77 +304,77 @@ def test_listen_needs_no_token_of_its_one_client(door):
             await session.next_event("terminated", timeout_s=5)
             await session.close()
 
-        visit(door, look)
+        visit(gateway, look)
         _, said = process.communicate(timeout=10)
     assert process.returncode == 0
     assert "a second client was refused" in said
     assert program.communicate(timeout=10)[0] == "went on 41\n"
 
 
-def test_listen_ends_with_its_client_and_the_pause_stays(door):
+def test_listen_ends_with_its_client_and_the_pause_stays(gateway):
     """After its client has left, the port is closed and the pause waits for the next one."""
-    door.start(PAUSES)
-    (pause,) = door.pauses()
-    with listening(door, pause["id"]) as (process, port):
+    gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
+    with listening(gateway, pause["id"]) as (process, port):
 
         async def look():
             session = await attach_plainly(port)
             await session.next_event("stopped", timeout_s=5)
             await session.close()
 
-        visit(door, look)
+        visit(gateway, look)
         assert "stays paused" in process.communicate(timeout=10)[1]
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))
-    assert [p["id"] for p in door.pauses()] == [pause["id"]]
+    assert [p["id"] for p in gateway.pauses()] == [pause["id"]]
 
 
-def test_listen_ends_with_the_pause(door):
+def test_listen_ends_with_the_pause(gateway):
     """When the pause is resumed elsewhere before a client connects, the port is closed, with exit code 4."""
-    door.start(PAUSES)
-    (pause,) = door.pauses()
-    with listening(door, pause["id"]) as (process, _):
+    gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
+    with listening(gateway, pause["id"]) as (process, _):
 
         async def go_on():
-            session, stopped = await door.attach(pause["id"])
+            session, stopped = await gateway.attach(pause["id"])
             await session.request("continue", {"threadId": stopped["threadId"]})
 
-        visit(door, go_on)
+        visit(gateway, go_on)
         assert f"pause {pause['id']} has ended; nobody attached" in process.communicate(timeout=10)[1]
         assert process.returncode == 4
 
 
-def test_listen_ends_on_ctrl_c(door):
+def test_listen_ends_on_ctrl_c(gateway):
     """Ctrl-C closes the port with exit code 130; the pause stays."""
-    door.start(PAUSES)
-    (pause,) = door.pauses()
-    with listening(door, pause["id"]) as (process, _):
+    gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
+    with listening(gateway, pause["id"]) as (process, _):
         assert "Ctrl-C ends it" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=10)
         assert process.returncode == 130
-    assert len(door.pauses()) == 1
+    assert len(gateway.pauses()) == 1
 
 
-def test_listen_refusals(door):
+def test_listen_refusals(gateway):
     """An unknown pause, `all`, and a taken port are errors of three lines."""
-    unknown = raydebug(door, "listen", "99")
+    unknown = raydebug(gateway, "listen", "99")
     look = "fix: list the pauses with `raydebug paused`\n"
     said = "error: the pause cannot be attached\ncause: there is no pause '99'\n" + look
     assert (unknown.returncode, unknown.stderr) == (1, said)
-    assert raydebug(door, "listen", "all").returncode == 2
-    taken = raydebug(door, "listen", "next", "--port", str(door.gateway_port))
+    assert raydebug(gateway, "listen", "all").returncode == 2
+    taken = raydebug(gateway, "listen", "next", "--port", str(gateway.gateway_port))
     assert taken.returncode == 3
-    assert taken.stderr.startswith(f"error: port {door.gateway_port} cannot be listened on\ncause: ")
+    assert taken.stderr.startswith(f"error: port {gateway.gateway_port} cannot be listened on\ncause: ")
 
 
-def test_s10_listen_with_another_clusters_token(door):
+def test_s10_listen_with_another_clusters_token(gateway):
     """S10: another cluster's token opens nothing, also through `listen`."""
-    door.start(PAUSES)
-    (pause,) = door.pauses()
+    gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
 
     async def look():
-        wrong = GatewayAddress("127.0.0.1", door.gateway_port, "o" * 64)
+        wrong = GatewayAddress("127.0.0.1", gateway.gateway_port, "o" * 64)
         listener = listen.Listener(wrong, pause["id"], say=lambda _: None)
         port = await listener.open(0)
         running = asyncio.ensure_future(listener.run())
@@ -385,25 +385,25 @@ def test_s10_listen_with_another_clusters_token(door):
         await session.close()
         assert await asyncio.wait_for(running, 5)
 
-    visit(door, look)
-    assert door.pauses()[0]["state"] == "waiting"
+    visit(gateway, look)
+    assert gateway.pauses()[0]["state"] == "waiting"
 
 
 KNOCK = "import socket; s = socket.create_connection(('127.0.0.1', {})); s.send(b'x'); print(s.recv(200).decode())"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start a program of another user")
-def test_listen_turns_other_users_away(door):
+def test_listen_turns_other_users_away(gateway):
     """A process of another user of this machine is refused before a byte of it is forwarded."""
-    door.start(PAUSES)
-    (pause,) = door.pauses()
-    with listening(door, pause["id"]) as (process, port):
+    gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
+    with listening(gateway, pause["id"]) as (process, port):
         knock = ["/usr/bin/env", "python3", "-c", KNOCK.format(port)]
         done = subprocess.run(knock, user=65534, capture_output=True, text=True, timeout=20, cwd="/")
         assert done.stdout.strip() == "raydebug listen: this port is for the user who opened it", done.stderr
         process.send_signal(signal.SIGINT)
         assert "a connection of another user was refused" in process.communicate(timeout=10)[1]
-    assert door.pauses()[0]["state"] == "waiting"
+    assert gateway.pauses()[0]["state"] == "waiting"
 
 
 def test_whose_a_connection_is():

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway_door import Door, visit
 from gateway_fuzzer import Fuzzer
+from gateway_under_test import GatewayUnderTest, visit
 
 LONG = "RAYDEBUG_TEST_LONG"
 SEED = 20260801
@@ -23,42 +23,42 @@ PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\np
 RANKS = 3
 
 
-def memory_of(door: Door) -> int:
-    return psutil.Process(door.process.pid).memory_info().rss
+def memory_of(gateway: GatewayUnderTest) -> int:
+    return psutil.Process(gateway.process.pid).memory_info().rss
 
 
-def open_files(door: Door) -> int:
-    return len(list(Path(f"/proc/{door.process.pid}/fd").iterdir()))
+def open_files(gateway: GatewayUnderTest) -> int:
+    return len(list(Path(f"/proc/{gateway.process.pid}/fd").iterdir()))
 
 
 @pytest.mark.timeout(LIMIT_S)
-def test_f25_random_frames(door, record_property):
+def test_f25_random_frames(gateway, record_property):
     """F25: after random frames to both ports, with and without token, the gateway and every pause are as before."""
-    programs = [door.start(PAUSES, RANK=str(rank)) for rank in range(RANKS)]
-    before = {pause["id"]: pause["pid"] for pause in door.pauses(RANKS)}
-    fuzzer = Fuzzer(door, [*before], SEED)
+    programs = [gateway.start(PAUSES, RANK=str(rank)) for rank in range(RANKS)]
+    before = {pause["id"]: pause["pid"] for pause in gateway.pauses(RANKS)}
+    fuzzer = Fuzzer(gateway, [*before], SEED)
     frames, begin = FRAMES_LONG if os.environ.get(LONG) else FRAMES, time.monotonic()
-    visit(door, lambda: fuzzer.run(frames // WARM_UP), limit_s=LIMIT_S)
-    files, memory = open_files(door), memory_of(door)
-    visit(door, lambda: fuzzer.run(frames - frames // WARM_UP), limit_s=LIMIT_S)
+    visit(gateway, lambda: fuzzer.run(frames // WARM_UP), limit_s=LIMIT_S)
+    files, memory = open_files(gateway), memory_of(gateway)
+    visit(gateway, lambda: fuzzer.run(frames - frames // WARM_UP), limit_s=LIMIT_S)
     span = time.monotonic() - begin
-    growth = memory_of(door) / memory
+    growth = memory_of(gateway) / memory
     record_property("frames", f"{sum(fuzzer.sent.values())} on {fuzzer.connections} connections in {span:.0f} s")
     record_property("of these", dict(fuzzer.sent))
-    record_property("memory", f"{memory >> 10} KiB, then {growth:.3f} of it; log {len(door.log) >> 10} KiB")
-    assert door.process.poll() is None
+    record_property("memory", f"{memory >> 10} KiB, then {growth:.3f} of it; log {len(gateway.log) >> 10} KiB")
+    assert gateway.process.poll() is None
     bad = re.compile(r"Traceback|Logging error|Warning:|(?<!')exception", re.IGNORECASE)
-    assert [line for line in door.log.splitlines() if bad.search(line)] == []
+    assert [line for line in gateway.log.splitlines() if bad.search(line)] == []
     assert growth <= GROWTH
-    assert {pause["id"]: pause["pid"] for pause in door.pauses(RANKS)} == before
+    assert {pause["id"]: pause["pid"] for pause in gateway.pauses(RANKS)} == before
     deadline = time.monotonic() + 20
-    while open_files(door) > files + 5 and time.monotonic() < deadline:
+    while open_files(gateway) > files + 5 and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert open_files(door) <= files + 5
+    assert open_files(gateway) <= files + 5
 
     async def look() -> None:
         for pause_id in before:
-            session, stopped = await door.attach(pause_id)
+            session, stopped = await gateway.attach(pause_id)
             thread = {"threadId": stopped["threadId"]}
             frame = (await session.request("stackTrace", thread))["stackFrames"][0]
             about = {"expression": "secret + 1", "frameId": frame["id"]}
@@ -68,7 +68,7 @@ def test_f25_random_frames(door, record_property):
             await session.request("continue", thread)
             await session.close()
 
-    visit(door, look, limit_s=60)
+    visit(gateway, look, limit_s=60)
     assert [program.communicate(timeout=20)[0] for program in programs] == ["went on 41\n"] * RANKS
 
 

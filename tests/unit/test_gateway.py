@@ -15,21 +15,21 @@ import time
 
 import pytest
 
-from gateway_door import TOKEN, visit
+from gateway_under_test import TOKEN, visit
 from raydebug.dap import ConnectionLost, RequestFailed
 from raydebug.protocol import handshake, wire
 
 PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
 
 
-def test_pause_is_listed_attached_and_goes_on(door):
+def test_pause_is_listed_attached_and_goes_on(gateway):
     """A plain process pauses, its frame and locals are read, and after `continue` it runs to its end."""
-    program = door.start(PAUSES)
-    (pause,) = door.pauses()
+    program = gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
     assert (pause["kind"], pause["line"], pause["function"], pause["pid"]) == ("breakpoint", 3, "work", program.pid)
 
     async def look():
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         assert stopped["pause"]["state"] == "attached"
         frames = (await session.request("stackTrace", {"threadId": stopped["threadId"]}))["stackFrames"]
         assert [f["name"] for f in frames] == ["work", "<module>"], "none of our own frames is shown"
@@ -38,95 +38,95 @@ def test_pause_is_listed_attached_and_goes_on(door):
         await session.request("continue", {"threadId": stopped["threadId"]})
         await session.close()
 
-    visit(door, look)
+    visit(gateway, look)
     assert program.communicate(timeout=10)[0] == "went on 41\n"
 
 
 @pytest.mark.parametrize(("name", "hint"), [("", "raydebug attach"), ("mine", "raydebug attach --name mine")])
-def test_hint_names_the_cluster(door, name, hint):
+def test_hint_names_the_cluster(gateway, name, hint):
     """The line in a job's log names the command that attaches, with `--name` if the cluster is not the default one."""
-    program = door.start(PAUSES, RAYDEBUG_CLUSTER_NAME=name)
-    door.pauses()
+    program = gateway.start(PAUSES, RAYDEBUG_CLUSTER_NAME=name)
+    gateway.pauses()
     program.kill()
     assert f"paused (breakpoint); look at it with: {hint}\n" in program.communicate()[1]
 
 
-def test_client_that_vanishes_leaves_the_pause(door):
+def test_client_that_vanishes_leaves_the_pause(gateway):
     """A client whose connection breaks during a step leaves the task paused for the next client."""
-    door.start(PAUSES)
-    (pause,) = door.pauses()
+    gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
 
     async def look():
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         await session.request("next", {"threadId": stopped["threadId"]})
         session._writer.transport.abort()
         await asyncio.sleep(0.2)
-        again, stopped = await door.attach(pause["id"])
+        again, stopped = await gateway.attach(pause["id"])
         assert stopped["pause"]["line"] == 4
         await again.close()
 
-    visit(door, look)
-    assert door.pauses()[0]["line"] == 4
+    visit(gateway, look)
+    assert gateway.pauses()[0]["line"] == 4
 
 
-def test_disconnect_leaves_the_pause(door):
+def test_disconnect_leaves_the_pause(gateway):
     """`disconnect` releases the pause without resuming the task."""
-    door.start(PAUSES)
-    (pause,) = door.pauses()
+    gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
 
     async def look():
-        session, _ = await door.attach(pause["id"])
+        session, _ = await gateway.attach(pause["id"])
         await session.request("disconnect")
         await session.close()
 
-    visit(door, look)
-    assert [p["id"] for p in door.pauses()] == [pause["id"]]
+    visit(gateway, look)
+    assert [p["id"] for p in gateway.pauses()] == [pause["id"]]
 
 
 @pytest.mark.parametrize("last", ["disconnect", None])
-def test_pause_request_of_a_client_that_leaves(door, last):
+def test_pause_request_of_a_client_that_leaves(gateway, last):
     """A client may leave right after `pause`: the gateway drops the request, without a warning of Python in its log."""
-    door.start(PAUSES)
-    (pause,) = door.pauses()
+    gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
 
     async def look():
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         session.send("pause", {"threadId": stopped["threadId"]})
         if last:
             session.send(last)
         await session.close()
 
     for _ in range(20):
-        visit(door, look)
-    assert [p["id"] for p in door.pauses()] == [pause["id"]]
-    assert "never awaited" not in door.log, door.log
+        visit(gateway, look)
+    assert [p["id"] for p in gateway.pauses()] == [pause["id"]]
+    assert "never awaited" not in gateway.log, gateway.log
 
 
-def test_next_waits_for_a_pause(door):
+def test_next_waits_for_a_pause(gateway):
     """`attach next` waits for the next pause and attaches to it."""
 
     async def look():
-        attaching = asyncio.ensure_future(door.attach("next"))
+        attaching = asyncio.ensure_future(gateway.attach("next"))
         await asyncio.sleep(0.3)
         assert not attaching.done()
-        door.start(PAUSES)
+        gateway.start(PAUSES)
         session, stopped = await attaching
         assert stopped["pause"]["line"] == 3
         await session.close()
 
-    visit(door, look)
+    visit(gateway, look)
 
 
-def test_step_out_of_breakpoint_line(door):
+def test_step_out_of_breakpoint_line(gateway):
     """Steps stay in the user's code: over the next line, into a function, out of it."""
-    door.start(
+    gateway.start(
         "def inner():\n    a = 1\n    return a\n\ndef work():\n    breakpoint()\n    b = inner()\n    return b\n\n"
         "work()\n"
     )
-    (pause,) = door.pauses()
+    (pause,) = gateway.pauses()
 
     async def look():
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         thread = {"threadId": stopped["threadId"]}
         seen = []
         for step in ("next", "stepIn", "next", "stepOut"):
@@ -137,87 +137,87 @@ def test_step_out_of_breakpoint_line(door):
         assert seen == [("work", 7), ("inner", 2), ("inner", 3), ("work", 7)]
         await session.close()
 
-    visit(door, look)
+    visit(gateway, look)
 
 
-def test_second_client_is_refused_until_it_steals(door):
+def test_second_client_is_refused_until_it_steals(gateway):
     """The refusal of a second client names the holder of the pause and for how long; with `steal` it takes over."""
-    door.start(PAUSES)
-    (pause,) = door.pauses()
+    gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
 
     async def look():
-        first, _ = await door.attach(pause["id"])
+        first, _ = await gateway.attach(pause["id"])
         with pytest.raises(RequestFailed, match=f"a test has held pause {pause['id']} for 0 s") as refused:
-            await door.attach(pause["id"])
+            await gateway.attach(pause["id"])
         assert refused.value.body["error"]["code"] == "pause.busy"
-        second, _ = await door.attach(pause["id"], steal=True)
+        second, _ = await gateway.attach(pause["id"], steal=True)
         assert (await first.next_event("terminated", timeout_s=5))["body"][
             "reason"
         ] == "another client took this pause over"
         await second.close()
 
-    visit(door, look)
+    visit(gateway, look)
 
 
 @pytest.mark.parametrize(
     ("target", "code", "message"),
     [("99", "pause.unknown", "there is no pause '99'"), ("1", "pause.ended", "pause 1 has ended: it was continued")],
 )
-def test_pauses_that_are_not_there(door, target, code, message):
+def test_pauses_that_are_not_there(gateway, target, code, message):
     """The refusals of an unknown pause and of an ended pause differ."""
-    program = door.start(PAUSES)
-    door.pauses()
+    program = gateway.start(PAUSES)
+    gateway.pauses()
 
     async def look():
-        session, stopped = await door.attach("1")
+        session, stopped = await gateway.attach("1")
         await session.request("continue", {"threadId": stopped["threadId"]})
         await session.close()
         with pytest.raises(RequestFailed, match=message) as refused:
-            await door.attach(target)
+            await gateway.attach(target)
         assert refused.value.body["error"]["code"] == code
 
-    visit(door, look)
+    visit(gateway, look)
     program.wait(5)
 
 
-def test_process_that_is_killed_takes_its_pause_along(door):
+def test_process_that_is_killed_takes_its_pause_along(gateway):
     """After SIGKILL of a paused process its client is notified within 2 s and the pause is no longer listed."""
-    program = door.start(PAUSES)
-    (pause,) = door.pauses()
+    program = gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
 
     async def look():
-        session, _ = await door.attach(pause["id"])
+        session, _ = await gateway.attach(pause["id"])
         os.kill(program.pid, signal.SIGKILL)
         ended = await session.next_event("terminated", timeout_s=2)
         assert f"pid {program.pid}" in ended["body"]["reason"]
 
-    visit(door, look)
-    assert door.pauses(0) == []
+    visit(gateway, look)
+    assert gateway.pauses(0) == []
 
 
 @pytest.mark.parametrize("token", [None, "", "x" * 64, 7, "t" * 63])
-def test_wrong_token(door, token):
+def test_wrong_token(gateway, token):
     """S10: without the cluster's token, or with a piece of it, a client learns nothing of any pause."""
-    door.start(PAUSES)
-    door.pauses()
+    gateway.start(PAUSES)
+    gateway.pauses()
 
     async def look():
-        session = await door.connect()
+        session = await gateway.connect()
         with pytest.raises(RequestFailed, match=r"the token is not this cluster's|no token was sent"):
             await session.request("attach", {"token": token, "target": "next"})
         with pytest.raises(RequestFailed, match="before 'attach'"):
             await session.request("threads")
 
-    visit(door, look)
+    visit(gateway, look)
 
 
 @pytest.mark.alone
 @pytest.mark.alone
-def test_s6_guessing_is_slow(door):
+def test_s6_guessing_is_slow(gateway):
     """S6: after ten wrong tokens in a minute each further refusal is delayed; the right token never is."""
 
     async def guess() -> float:
-        session = await door.connect()
+        session = await gateway.connect()
         begin = time.monotonic()
         with pytest.raises(RequestFailed, match="the token is not this cluster's"):
             await session.request("attach", {"token": "x" * 64, "target": "next"})
@@ -227,30 +227,30 @@ def test_s6_guessing_is_slow(door):
         spans = [await guess() for _ in range(12)]
         assert max(spans[:10]) < 1 <= min(spans[10:])
 
-    visit(door, look)
+    visit(gateway, look)
     begin = time.monotonic()
-    assert ask(door, "/pauses", Authorization="Bearer wrong")[0] == 401
+    assert ask(gateway, "/pauses", Authorization="Bearer wrong")[0] == 401
     assert time.monotonic() - begin >= 1
     begin = time.monotonic()
-    assert ask(door, "/pauses", Authorization=f"Bearer {TOKEN}")[0] == 200
+    assert ask(gateway, "/pauses", Authorization=f"Bearer {TOKEN}")[0] == 200
     assert time.monotonic() - begin < 1
 
 
-def test_dial_in_without_the_token_leaves_no_trace(door):
+def test_dial_in_without_the_token_leaves_no_trace(gateway):
     """S7: a process with another cluster's token is refused before its record is listed, and continues."""
-    (door.folder / "other").write_text("o" * 64)
-    program = door.start(PAUSES, RAYDEBUG_TOKEN_PATH=str(door.folder / "other"), RAYDEBUG_PATIENCE_S="0")
+    (gateway.folder / "other").write_text("o" * 64)
+    program = gateway.start(PAUSES, RAYDEBUG_TOKEN_PATH=str(gateway.folder / "other"), RAYDEBUG_PATIENCE_S="0")
     out, err = program.communicate(timeout=10)
     assert out == "went on 41\n"
     assert "not paused: the gateway refused: 'wrong token'" in err
-    assert door.pauses(0) == []
+    assert gateway.pauses(0) == []
 
 
-def test_dial_ins_of_many_processes(door):
+def test_dial_ins_of_many_processes(gateway):
     """300 processes that dial in at the same moment are all authenticated; none is refused."""
 
     async def dial():
-        reader, writer = await asyncio.open_connection("127.0.0.1", door.dial_port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.dial_port)
         mine = handshake.new_nonce()
         hello = {"nonce": mine, "proof": handshake.hello_proof(TOKEN, mine)}
         writer.write(wire.encode(wire.event(1, "hello", hello)))
@@ -268,13 +268,13 @@ def test_dial_ins_of_many_processes(door):
         return await asyncio.gather(*(dial() for _ in range(300)))
 
     assert set(asyncio.run(dial_all())) == {"welcome"}
-    assert "refused" not in door.log
+    assert "refused" not in gateway.log
 
 
-def say_to_dial_port(door, *messages: dict) -> list[dict]:
+def say_to_dial_port(gateway, *messages: dict) -> list[dict]:
     """Send messages one after the other, and return the answers."""
     answers = []
-    with socket.create_connection(("127.0.0.1", door.dial_port)) as connection:
+    with socket.create_connection(("127.0.0.1", gateway.dial_port)) as connection:
         connection.settimeout(10)
         for message in messages:
             connection.sendall(wire.encode(message))
@@ -289,29 +289,29 @@ def say_to_dial_port(door, *messages: dict) -> list[dict]:
     [{}, {"nonce": "a" * 64}, {"nonce": "a" * 64, "proof": "0" * 64}, {"nonce": "a" * 64, "proof": "\ud800"},
      {"nonce": "\ud800" * 64, "proof": "0" * 64}, {"nonce": 5, "proof": []}, [], "x"],
 )  # fmt: skip
-def test_first_packet_without_a_proof(door, hello):
+def test_first_packet_without_a_proof(gateway, hello):
     """S7: a dial-in whose first packet was made without the token is refused before the gateway sends a proof."""
-    (refused,) = say_to_dial_port(door, {**wire.event(1, "hello"), "body": hello})
+    (refused,) = say_to_dial_port(gateway, {**wire.event(1, "hello"), "body": hello})
     assert refused["event"] == "refused"
-    assert "Traceback" not in door.log
+    assert "Traceback" not in gateway.log
 
 
-def test_dial_in_with_a_recorded_first_packet(door):
+def test_dial_in_with_a_recorded_first_packet(gateway):
     """S7: a recorded first packet is not enough: the next proof is refused, no record is left; it is accepted once."""
     nonce = handshake.new_nonce()
     hello = wire.event(1, "hello", {"nonce": nonce, "proof": handshake.hello_proof(TOKEN, nonce)})
     forged = wire.event(2, "proof", {"proof": "0" * 64, "process": {"pid": 1}})
-    answer, refused = say_to_dial_port(door, hello, forged)
+    answer, refused = say_to_dial_port(gateway, hello, forged)
     assert answer["body"]["proof"] == handshake.gateway_proof(TOKEN, nonce, answer["body"]["nonce"])
     assert refused["body"] == {"reason": "wrong token"}
-    (again,) = say_to_dial_port(door, hello)
+    (again,) = say_to_dial_port(gateway, hello)
     assert again["body"] == {"reason": "its first packet was sent before"}
-    assert door.pauses(0) == []
+    assert gateway.pauses(0) == []
 
 
-def test_no_gateway_never_harms_the_program(door):
+def test_no_gateway_never_harms_the_program(gateway):
     """Without a gateway and with a patience of 0, `breakpoint()` logs it and the program continues."""
-    out, err = door.start(PAUSES, RAYDEBUG_GATEWAY="127.0.0.1:1", RAYDEBUG_PATIENCE_S="0").communicate(timeout=10)
+    out, err = gateway.start(PAUSES, RAYDEBUG_GATEWAY="127.0.0.1:1", RAYDEBUG_PATIENCE_S="0").communicate(timeout=10)
     assert out == "went on 41\n"
     assert "program0.py:3 not paused: no gateway at 127.0.0.1:1" in err
 
@@ -324,62 +324,62 @@ def test_outside_a_cluster_nothing_is_hooked():
     assert done.stdout == "[] sys\n"
 
 
-def test_before_the_first_pause_nothing_heavy_is_imported(door):
+def test_before_the_first_pause_nothing_heavy_is_imported(gateway):
     """The hook imports a few modules at the start of an interpreter, all others at the first pause."""
     code = "import sys; print(*sorted(sys.modules))\n"
     plain = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    hooked = door.start(code).communicate(timeout=10)[0].split()
+    hooked = gateway.start(code).communicate(timeout=10)[0].split()
     ours = {f"raydebug.worker.{name}" for name in ("import_hooks", "job", "startup")}
     ours |= {"raydebug", "raydebug.worker", "raydebug.protocol", "raydebug.protocol.variables"}
     assert set(hooked) - set(plain) - {*ours, "__future__"} == set()
 
 
-def test_debugger_off(door):
+def test_debugger_off(gateway):
     """With RAY_DEBUG=0 a breakpoint is ignored without a message."""
-    assert door.start(PAUSES, RAY_DEBUG="0").communicate(timeout=10) == ("went on 41\n", "")
+    assert gateway.start(PAUSES, RAY_DEBUG="0").communicate(timeout=10) == ("went on 41\n", "")
 
 
-def test_post_mortem_of_a_plain_process(door):
+def test_post_mortem_of_a_plain_process(gateway):
     """In post-mortem mode an uncaught error pauses the process at the frame that raised; then the process ends."""
-    program = door.start(
+    program = gateway.start(
         "def boom():\n    secret = 41\n    raise ValueError('bad')\n\nboom()\n", RAY_DEBUG_POST_MORTEM="1"
     )
-    (pause,) = door.pauses()
+    (pause,) = gateway.pauses()
     assert (pause["kind"], pause["line"], pause["exception"]) == ("post-mortem", 3, "ValueError: bad")
 
     async def look():
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         assert stopped["reason"] == "exception"
         frames = (await session.request("stackTrace", {"threadId": stopped["threadId"]}))["stackFrames"]
         assert frames[0]["name"] == "boom"
         await session.request("continue", {"threadId": stopped["threadId"]})
 
-    visit(door, look)
+    visit(gateway, look)
     assert program.wait(10) == 1
 
 
-def test_full_speed_after_a_pause(door):
+def test_full_speed_after_a_pause(gateway):
     """After a pause was continued, the thread is not traced any more."""
-    program = door.start(PAUSES + "import sys\nprint(sys.gettrace())\n")
-    (pause,) = door.pauses()
+    program = gateway.start(PAUSES + "import sys\nprint(sys.gettrace())\n")
+    (pause,) = gateway.pauses()
 
     async def look():
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         await session.request("continue", {"threadId": stopped["threadId"]})
 
-    visit(door, look)
+    visit(gateway, look)
     assert program.communicate(timeout=10)[0] == "went on 41\nNone\n"
 
 
-def test_line_breakpoint_of_a_client(door):
+def test_line_breakpoint_of_a_client(gateway):
     """A breakpoint that a client sets pauses the same process again, until the client removes it."""
-    program = door.start(
+    program = gateway.start(
         "def work(i):\n    breakpoint()\n    for i in range(3):\n        x = i\n    return x\n\nprint(work(1))\n"
     )
-    (pause,) = door.pauses()
+    (pause,) = gateway.pauses()
 
     async def look():
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         thread = {"threadId": stopped["threadId"]}
         source = {"path": pause["file"]}
         await session.request("setBreakpoints", {"source": source, "breakpoints": [{"line": 4, "condition": "i == 2"}]})
@@ -389,7 +389,7 @@ def test_line_breakpoint_of_a_client(door):
         await session.request("setBreakpoints", {"source": source, "breakpoints": []})
         await session.request("continue", thread)
 
-    visit(door, look)
+    visit(gateway, look)
     assert program.communicate(timeout=10)[0] == "2\n"
 
 
@@ -406,13 +406,13 @@ print(train())
 """
 
 
-def test_full_speed_after_a_step(door):
+def test_full_speed_after_a_step(gateway):
     """A thread that was stepped and then continued is not traced, although the function of its pause still runs."""
-    program = door.start(LOOP)
-    (pause,) = door.pauses()
+    program = gateway.start(LOOP)
+    (pause,) = gateway.pauses()
 
     async def step():
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         thread = {"threadId": stopped["threadId"]}
         for line in (6, 7):
             await session.request("next", thread)
@@ -421,7 +421,7 @@ def test_full_speed_after_a_step(door):
             assert stack["stackFrames"][0]["line"] == line
         await session.request("continue", thread)
 
-    visit(door, step)
+    visit(gateway, step)
     assert program.communicate(timeout=20)[0] == "False\n"
 
 
@@ -439,38 +439,38 @@ print(sys.monitoring.get_tool(0))
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with Python 3.12")
-def test_a_thread_at_full_speed_takes_no_monitoring_for_another(door):
+def test_a_thread_at_full_speed_takes_no_monitoring_for_another(gateway):
     """When two threads resume at once, the first does not claim sys.monitoring again after the second has freed it."""
-    program = door.start(OTHER_ENDS)
-    (pause,) = door.pauses()
+    program = gateway.start(OTHER_ENDS)
+    (pause,) = gateway.pauses()
 
     async def let_go():
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         await session.request("continue", {"threadId": stopped["threadId"]})
 
-    visit(door, let_go)
+    visit(gateway, let_go)
     assert program.communicate(timeout=20)[0] == "None\nNone\n"
 
 
 # HTTP
 
 
-def ask(door, path, **headers):
-    connection = http.client.HTTPConnection("127.0.0.1", door.gateway_port, timeout=5)
+def ask(gateway, path, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", gateway.gateway_port, timeout=5)
     connection.request("GET", path, headers=headers)
     answer = connection.getresponse()
     return answer.status, json.loads(answer.read())
 
 
-def test_http(door):
+def test_http(gateway):
     """The list of pauses needs the token, /health does not, and requests from web pages are refused."""
     right = {"Authorization": f"Bearer {TOKEN}"}
-    assert ask(door, "/health") == (200, {"status": "ok"})
-    assert ask(door, "/pauses", **right) == (200, {"version": 1, "pauses": []})
-    assert ask(door, "/pauses")[0] == 401
-    assert ask(door, "/pauses", Authorization="Bearer wrong")[0] == 401
-    assert ask(door, "/nothing", **right)[0] == 404
-    assert ask(door, "/pauses", Origin="http://evil.example", **right)[0] == 403
+    assert ask(gateway, "/health") == (200, {"status": "ok"})
+    assert ask(gateway, "/pauses", **right) == (200, {"version": 1, "pauses": []})
+    assert ask(gateway, "/pauses")[0] == 401
+    assert ask(gateway, "/pauses", Authorization="Bearer wrong")[0] == 401
+    assert ask(gateway, "/nothing", **right)[0] == 404
+    assert ask(gateway, "/pauses", Origin="http://evil.example", **right)[0] == 403
 
 
 # Bytes that are no DAP
@@ -490,36 +490,36 @@ BAD = {
 
 
 @pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
-def test_malformed_frames(door, data):
+def test_malformed_frames(gateway, data):
     """F25: before the token a malformed frame closes its own connection with the reason, and no other."""
-    door.start(PAUSES)
-    (pause,) = door.pauses()
+    gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
 
     async def look():
-        other, _ = await door.attach(pause["id"])
-        reader, writer = await asyncio.open_connection("127.0.0.1", door.gateway_port)
+        other, _ = await gateway.attach(pause["id"])
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.gateway_port)
         writer.write(data)
         said = await asyncio.wait_for(reader.read(), 3)
         assert b"raydebug:" in said
         assert (await other.request("threads"))["threads"]
 
-    visit(door, look)
+    visit(gateway, look)
 
 
 @pytest.mark.parametrize("data", [b"SSH-2.0-OpenSSH_9.0\r\n", b"\x16\x03\x01\x02\x00\x01"], ids=["ssh", "tls"])
-def test_other_protocols_get_a_hint(door, data):
+def test_other_protocols_get_a_hint(gateway, data):
     """SSH and TLS bytes get one line that names the protocols of the port."""
-    with socket.create_connection(("127.0.0.1", door.gateway_port)) as connection:
+    with socket.create_connection(("127.0.0.1", gateway.gateway_port)) as connection:
         connection.sendall(data)
         assert connection.recv(200).startswith(b"raydebug gateway: this port speaks DAP and HTTP")
         assert connection.recv(10) == b""
 
 
 @pytest.mark.alone
-def test_silent_client_is_closed(door):
+def test_silent_client_is_closed(gateway):
     """The connection of a client that does not authenticate within 5 s is closed."""
     started = time.monotonic()
-    with socket.create_connection(("127.0.0.1", door.gateway_port)) as connection:
+    with socket.create_connection(("127.0.0.1", gateway.gateway_port)) as connection:
         connection.settimeout(10)
         connection.sendall(b"Content-Len")
         while connection.recv(1000):
@@ -527,13 +527,13 @@ def test_silent_client_is_closed(door):
     assert 4 < time.monotonic() - started < 8
 
 
-def test_long_value_passes_through_whole(door):
+def test_long_value_passes_through_whole(gateway):
     """A value of several MiB arrives whole, as the response to its own request among short ones."""
-    door.start("def f():\n    big = '\\\\\"}' + 'x' * 3_000_000\n    breakpoint()\nf()\n")
-    (pause,) = door.pauses()
+    gateway.start("def f():\n    big = '\\\\\"}' + 'x' * 3_000_000\n    breakpoint()\nf()\n")
+    (pause,) = gateway.pauses()
 
     async def look():
-        session, body = await door.attach(pause["id"])
+        session, body = await gateway.attach(pause["id"])
         stack = await session.request("stackTrace", {"threadId": body["threadId"], "levels": 1})
         about = {"frameId": stack["stackFrames"][0]["id"], "context": "clipboard"}
         asked = [session.send("evaluate", {"expression": code, **about}) for code in ("1 + 1", "big", "2 + 2")]
@@ -541,44 +541,44 @@ def test_long_value_passes_through_whole(door):
         await session.close()
         return answers
 
-    short, long, other = visit(door, look)
+    short, long, other = visit(gateway, look)
     assert (short["body"]["result"], other["body"]["result"]) == ("2", "4")
     assert long["body"]["result"] == repr('\\"}' + "x" * 3_000_000)
     assert short["request_seq"] < long["request_seq"] < other["request_seq"]
     assert len({one["seq"] for one in (short, long, other)}) == 3
 
 
-def test_fork_of_a_paused_process(door):
+def test_fork_of_a_paused_process(gateway):
     """A fork of a process that has paused before has a pause of its own, under its own pid."""
-    program = door.start(
+    program = gateway.start(
         "import os\nbreakpoint()\npid = os.fork()\nif pid == 0:\n    mine = 42\n    breakpoint()\n    os._exit(5)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
     )
-    (pause,) = door.pauses()
+    (pause,) = gateway.pauses()
 
     async def go_on(pause_id):
-        session, stopped = await door.attach(pause_id)
+        session, stopped = await gateway.attach(pause_id)
         await session.request("continue", {"threadId": stopped["threadId"]})
         await session.close()
 
-    visit(door, lambda: go_on(pause["id"]))
-    (child,) = door.pauses()
+    visit(gateway, lambda: go_on(pause["id"]))
+    (child,) = gateway.pauses()
     assert child["pid"] != program.pid
     assert child["line"] == 6
-    visit(door, lambda: go_on(child["id"]))
+    visit(gateway, lambda: go_on(child["id"]))
     assert program.communicate(timeout=10)[0] == "5\n"
 
 
-def test_lost_session_is_told(door):
+def test_lost_session_is_told(gateway):
     """A client of a gateway that dies is notified at once."""
-    door.start(PAUSES)
-    (pause,) = door.pauses()
+    gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
 
     async def look():
-        session, _ = await door.attach(pause["id"])
-        door.process.kill()
+        session, _ = await gateway.attach(pause["id"])
+        gateway.process.kill()
         with pytest.raises(ConnectionLost):
             await session.next_event(timeout_s=2)
 
-    visit(door, look)
+    visit(gateway, look)
     assert sys.platform == "linux"

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gateway_door import TOKEN, Door, visit
+from gateway_under_test import TOKEN, GatewayUnderTest, visit
 from raydebug.dap import ConnectionLost, RequestFailed
 from raydebug.protocol import wire
 
@@ -23,17 +23,17 @@ PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\np
 MIB = 2**20
 
 
-def gateway(door: Door) -> psutil.Process:
-    return psutil.Process(door.process.pid)
+def gateway_process(gateway: GatewayUnderTest) -> psutil.Process:
+    return psutil.Process(gateway.process.pid)
 
 
-def open_files(door: Door) -> int:
-    return len(list(Path(f"/proc/{door.process.pid}/fd").iterdir()))
+def open_files(gateway: GatewayUnderTest) -> int:
+    return len(list(Path(f"/proc/{gateway.process.pid}/fd").iterdir()))
 
 
-async def attached_raw(door: Door, pause_id: str):
+async def attached_raw(gateway: GatewayUnderTest, pause_id: str):
     """Attach over a raw connection, and read all responses so far."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", door.gateway_port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.gateway_port)
     asked = [("initialize", {}), ("attach", {"token": TOKEN, "target": pause_id}), ("configurationDone", {})]
     for seq, (command, arguments) in enumerate(asked, 1):
         writer.write(wire.encode(wire.request(seq, command, arguments)))
@@ -61,36 +61,36 @@ FRAMES = {
 
 
 @pytest.mark.parametrize(("data", "reason"), FRAMES.values(), ids=FRAMES.keys())
-def test_f25_malformed_frame_of_an_attached_client(door, data, reason):
+def test_f25_malformed_frame_of_an_attached_client(gateway, data, reason):
     """F25: after the token too, a malformed frame closes its own connection with the reason, and no other."""
     for count in (1, 2):
-        door.start(PAUSES)
-        door.pauses(count)
+        gateway.start(PAUSES)
+        gateway.pauses(count)
 
     async def look():
-        other, _ = await door.attach("2")
-        reader, writer, _ = await attached_raw(door, "1")
+        other, _ = await gateway.attach("2")
+        reader, writer, _ = await attached_raw(gateway, "1")
         writer.write(data)
         said = await asyncio.wait_for(reader.read(), 5)
         assert reason in said
         assert (await other.request("threads"))["threads"]
 
-    visit(door, look)
-    assert [p["state"] for p in door.pauses(2)] == ["waiting", "waiting"]
+    visit(gateway, look)
+    assert [p["state"] for p in gateway.pauses(2)] == ["waiting", "waiting"]
 
 
-def test_f25_truncated_frame(door):
+def test_f25_truncated_frame(gateway):
     """F25: a client that disconnects in the middle of a frame leaves its pause waiting."""
-    door.start(PAUSES)
-    (pause,) = door.pauses()
+    gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
 
     async def look():
-        _, writer, _ = await attached_raw(door, pause["id"])
+        _, writer, _ = await attached_raw(gateway, pause["id"])
         writer.write(b"Content-Length: 100\r\n\r\n{")
         writer.close()
 
-    visit(door, look)
-    assert [p["id"] for p in door.pauses()] == [pause["id"]]
+    visit(gateway, look)
+    assert [p["id"] for p in gateway.pauses()] == [pause["id"]]
 
 
 BAD_REQUESTS = [
@@ -126,16 +126,16 @@ BAD_REQUESTS = [
 ]
 
 
-def test_f25_requests_of_the_wrong_shape(door):
+def test_f25_requests_of_the_wrong_shape(gateway):
     """F25: each invalid request gets a failed response, or has no effect; the session continues."""
-    door.start(PAUSES)
-    (pause,) = door.pauses()
+    gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
     deep: object = 1
     for _ in range(400):
         deep = [deep]
 
     async def look():
-        reader, writer, _ = await attached_raw(door, pause["id"])
+        reader, writer, _ = await attached_raw(gateway, pause["id"])
         asked = [*BAD_REQUESTS, {"command": "evaluate", "arguments": {"expression": "1", "x": deep}}]
         for seq, request in enumerate(asked, 100):
             writer.write(wire.encode({"type": "request", "seq": seq, **request}))
@@ -149,8 +149,8 @@ def test_f25_requests_of_the_wrong_shape(door):
         assert [request for seq, request in enumerate(asked, 100) if answers[seq]["success"]] == []
         writer.close()
 
-    visit(door, look)
-    assert len(door.pauses()) == 1
+    visit(gateway, look)
+    assert len(gateway.pauses()) == 1
 
 
 # F26, F27, F28: floods
@@ -183,22 +183,22 @@ def endless_header(connection: socket.socket) -> tuple[int, bytes]:
 @pytest.mark.alone
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("who", CUT)
-def test_f26_endless_header(door, who):
+def test_f26_endless_header(gateway, who):
     """F26: at most 8 KiB of a header of 100 MB are read; the gateway's memory and CPU use stay small."""
     for count in (1, 2):
-        door.start(PAUSES)
-        door.pauses(count)
-    process = gateway(door)
+        gateway.start(PAUSES)
+        gateway.pauses(count)
+    process = gateway_process(gateway)
 
     async def attach() -> socket.socket:
-        _, writer, _ = await attached_raw(door, "1")
+        _, writer, _ = await attached_raw(gateway, "1")
         connection = writer.get_extra_info("socket").dup()
         connection.setblocking(True)
         return connection
 
-    port = door.dial_port if "processes" in who else door.gateway_port
+    port = gateway.dial_port if "processes" in who else gateway.gateway_port
     attached = who == "an attached client"
-    connection = visit(door, attach) if attached else socket.create_connection(("127.0.0.1", port))
+    connection = visit(gateway, attach) if attached else socket.create_connection(("127.0.0.1", port))
     before, busy, begin = process.memory_info().rss, sum(process.cpu_times()[:2]), time.monotonic()
     largest = threading.Event()  # set once it has grown
 
@@ -217,18 +217,18 @@ def test_f26_endless_header(door, who):
     assert sent < 16 * MIB, "the sender is cut off; what it got rid of lies in socket buffers"
     assert not largest.is_set(), "it grew by 1 MiB"
     assert (sum(process.cpu_times()[:2]) - busy) / WATCHED_S < 0.05
-    visit(door, lambda: door.attach("2"))
-    visit(door, lambda: door.attach("1"))
+    visit(gateway, lambda: gateway.attach("2"))
+    visit(gateway, lambda: gateway.attach("1"))
 
 
 @pytest.mark.alone
-def test_f27_idle_and_slow_clients(door, took):
+def test_f27_idle_and_slow_clients(gateway, took):
     """F27, S9: with 500 idle connections and 100 that send a byte a second, an attach takes at most a second."""
-    door.start(PAUSES)
-    (pause,) = door.pauses()
+    gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
 
     async def look():
-        crowd = [await asyncio.open_connection("127.0.0.1", door.gateway_port) for _ in range(600)]
+        crowd = [await asyncio.open_connection("127.0.0.1", gateway.gateway_port) for _ in range(600)]
 
         async def drip() -> None:
             while True:
@@ -240,7 +240,7 @@ def test_f27_idle_and_slow_clients(door, took):
         dripping = asyncio.ensure_future(drip())
         await asyncio.sleep(1.5)
         started = time.monotonic()
-        session, _ = await door.attach(pause["id"])
+        session, _ = await gateway.attach(pause["id"])
         span = time.monotonic() - started
         took("attached after", span, 1.0)
         assert span <= 1
@@ -249,24 +249,26 @@ def test_f27_idle_and_slow_clients(door, took):
         for _, writer in crowd:
             writer.close()
 
-    visit(door, look)
+    visit(gateway, look)
 
 
-def upstream(door: Door) -> tuple[int, int]:
+def upstream(gateway: GatewayUnderTest) -> tuple[int, int]:
     """Return the number of connections that the gateway has with processes, and of those that it has opened."""
-    established = [c for c in gateway(door).net_connections("inet") if c.status == "ESTABLISHED"]
-    with_processes = [c for c in established if c.laddr.port == door.dial_port]
-    return len(with_processes), len([c for c in established if c.laddr.port not in (door.dial_port, door.gateway_port)])
+    established = [c for c in gateway_process(gateway).net_connections("inet") if c.status == "ESTABLISHED"]
+    with_processes = [c for c in established if c.laddr.port == gateway.dial_port]
+    return len(with_processes), len(
+        [c for c in established if c.laddr.port not in (gateway.dial_port, gateway.gateway_port)]
+    )
 
 
-def test_s9_nothing_reaches_a_process_before_the_token(door):
+def test_s9_nothing_reaches_a_process_before_the_token(gateway):
     """S9: requests without the token, up to the limit of 4 KiB, reach no process."""
-    program = door.start("x = 1\nbreakpoint()\nprint('x is', x)\n")
-    door.pauses()
-    before = upstream(door)
+    program = gateway.start("x = 1\nbreakpoint()\nprint('x is', x)\n")
+    gateway.pauses()
+    before = upstream(gateway)
     request = wire.encode(wire.request(1, "evaluate", {"expression": "globals().update(x=2)", "frameId": 1}))
     goes_on = wire.encode(wire.request(2, "continue", {"threadId": 1}))
-    with socket.create_connection(("127.0.0.1", door.gateway_port)) as connection:
+    with socket.create_connection(("127.0.0.1", gateway.gateway_port)) as connection:
         connection.settimeout(5)
         said = b""
         with contextlib.suppress(OSError):
@@ -274,23 +276,23 @@ def test_s9_nothing_reaches_a_process_before_the_token(door):
             while data := connection.recv(65536):
                 said += data
     assert said.count(b'"success":false') <= 4096 // len(goes_on)
-    assert upstream(door) == before
-    visit(door, lambda: let_go(door, "1"))
+    assert upstream(gateway) == before
+    visit(gateway, lambda: let_go(gateway, "1"))
     assert program.communicate(timeout=10)[0] == "x is 1\n"
 
 
-async def let_go(door: Door, pause_id: str) -> None:
-    session, stopped = await door.attach(pause_id)
+async def let_go(gateway: GatewayUnderTest, pause_id: str) -> None:
+    session, stopped = await gateway.attach(pause_id)
     await session.request("continue", {"threadId": stopped["threadId"]})
     await session.close()
 
 
 @pytest.mark.timeout(60)
-def test_s9_silence_ends(door, took):
+def test_s9_silence_ends(gateway, took):
     """S9: a connection without the token is closed after 5 s, whether it is silent or sends single bytes."""
 
     async def wait_for_end(*said: bytes) -> float:
-        reader, writer = await asyncio.open_connection("127.0.0.1", door.gateway_port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.gateway_port)
         begin = time.monotonic()
         ended = asyncio.ensure_future(reader.read())
         for data in said:
@@ -308,7 +310,7 @@ def test_s9_silence_ends(door, took):
             took(what, span, 5.5)
             assert 4.5 < span < 15, "the limit is 5 s; more is the load of this machine"
 
-    visit(door, look)
+    visit(gateway, look)
 
 
 # Each process closes by a reset: 30 s of this would use up all ports of the machine otherwise (TIME_WAIT).
@@ -335,15 +337,15 @@ CHURN_S, CHURN_WANTED_PER_S = 30.0, 10_000
 
 @pytest.mark.alone
 @pytest.mark.timeout(150)
-def test_f28_churn(door, record_property):
+def test_f28_churn(gateway, record_property):
     """F28: after 30 s of connections of every kind, at the machine's full rate, no file descriptor stays open."""
-    door.start(PAUSES)
-    (pause,) = door.pauses()
-    visit(door, lambda: door.attach(pause["id"]))
-    door.pauses()
-    before = open_files(door)
+    gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
+    visit(gateway, lambda: gateway.attach(pause["id"]))
+    gateway.pauses()
+    before = open_files(gateway)
     crowd = []
-    for number, port in enumerate((door.gateway_port, door.gateway_port, door.dial_port), 2):
+    for number, port in enumerate((gateway.gateway_port, gateway.gateway_port, gateway.dial_port), 2):
         argv = [sys.executable, "-S", "-c", CHURN, str(port), f"127.0.0.{number}", str(CHURN_S)]
         crowd.append(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
     count = sum(int(one.communicate(timeout=CHURN_S + 30)[0]) for one in crowd)
@@ -351,10 +353,10 @@ def test_f28_churn(door, record_property):
     record_property("connections a second", f"{rate} for {CHURN_S:.0f} s (wanted: {CHURN_WANTED_PER_S})")
     assert count > 1000 * len(crowd)
     deadline = time.monotonic() + 30
-    while abs(open_files(door) - before) > 5 and time.monotonic() < deadline:
+    while abs(open_files(gateway) - before) > 5 and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert abs(open_files(door) - before) <= 5
-    visit(door, lambda: door.attach(pause["id"]))
+    assert abs(open_files(gateway) - before) <= 5
+    visit(gateway, lambda: gateway.attach(pause["id"]))
 
 
 # F29, F31: too much to show
@@ -381,16 +383,16 @@ async def ask(reader, writer, decoder, seq, command, arguments):
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("count", "apart_s"), [(1024, 0.0), (200, 0.1)], ids=["asks at once", "asks one by one"])
-def test_f29_client_that_never_reads(door, count, apart_s):
+def test_f29_client_that_never_reads(gateway, count, apart_s):
     """F29: a client that requests 1 GiB and reads nothing costs at most 64 MiB, and ends no pause and no session."""
     for pauses, program in enumerate((BIG, PAUSES), 1):
-        door.start(program)
-        door.pauses(pauses)
-    process = gateway(door)
+        gateway.start(program)
+        gateway.pauses(pauses)
+    process = gateway_process(gateway)
     before = process.memory_info().rss
 
     async def look():
-        reader, writer, seen = await attached_raw(door, "1")
+        reader, writer, seen = await attached_raw(gateway, "1")
         thread = next(m for m in seen if m.get("event") == "stopped")["body"]["threadId"]
         decoder = wire.Decoder()
         frames = (await ask(reader, writer, decoder, 10, "stackTrace", {"threadId": thread}))["stackFrames"]
@@ -400,7 +402,7 @@ def test_f29_client_that_never_reads(door, count, apart_s):
             await asyncio.sleep(0.1)
             largest = max(largest, process.memory_info().rss)
         assert largest - before <= 64 * MIB
-        other, _ = await door.attach("2")
+        other, _ = await gateway.attach("2")
         assert (await other.request("threads"))["threads"]
         answered = 0  # it begins to read: what it asked for comes
         while answered < 40:
@@ -409,19 +411,19 @@ def test_f29_client_that_never_reads(door, count, apart_s):
             answered += sum(m.get("request_seq", 0) >= 100 for m in decoder.feed(data))
         writer.transport.abort()
 
-    visit(door, look, limit_s=80)
-    assert [p["state"] for p in door.pauses(2)] == ["waiting", "waiting"]
+    visit(gateway, look, limit_s=80)
+    assert [p["state"] for p in gateway.pauses(2)] == ["waiting", "waiting"]
 
 
 @pytest.mark.alone
 @pytest.mark.timeout(90)
-def test_f31_values_without_end(door, took):
+def test_f31_values_without_end(gateway, took):
     """F31: a string of 200 MB and a list of a million elements are shown shortened; the whole value is refused."""
-    door.start("text = 'x' * 200_000_000\nitems = list(range(1_000_000))\nbreakpoint()\nprint('went on')\n")
-    (pause,) = door.pauses()
+    gateway.start("text = 'x' * 200_000_000\nitems = list(range(1_000_000))\nbreakpoint()\nprint('went on')\n")
+    (pause,) = gateway.pauses()
 
     async def look():
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         frames = (await session.request("stackTrace", {"threadId": stopped["threadId"]}))["stackFrames"]
         frame = frames[0]["id"]
         scopes = (await session.request("scopes", {"frameId": frame}))["scopes"]
@@ -441,70 +443,70 @@ def test_f31_values_without_end(door, took):
         assert again["result"] == "200000000", "the session is still there"
         await session.request("disconnect")
 
-    visit(door, look)
-    assert [p["id"] for p in door.pauses()] == [pause["id"]]
+    visit(gateway, look)
+    assert [p["id"] for p in gateway.pauses()] == [pause["id"]]
 
 
 # F19, S10, S31: who holds what, and where it is written
 
 
-def test_f19_steal_works_once(door):
+def test_f19_steal_works_once(gateway):
     """F19: a second client is refused with holder and duration; after a steal the first client is refused in turn."""
-    door.start(PAUSES)
-    (pause,) = door.pauses()
+    gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
 
     async def look():
-        first, _ = await door.attach(pause["id"])
+        first, _ = await gateway.attach(pause["id"])
         with pytest.raises(RequestFailed, match=rf"a test has held pause {pause['id']} for \d+ s"):
-            await door.attach(pause["id"])
-        second, _ = await door.attach(pause["id"], steal=True)
+            await gateway.attach(pause["id"])
+        second, _ = await gateway.attach(pause["id"], steal=True)
         with pytest.raises((ConnectionLost, RequestFailed)):
             await first.request("threads")
         with pytest.raises(RequestFailed, match="a test has held pause"):
-            await door.attach(pause["id"])
+            await gateway.attach(pause["id"])
         assert (await second.request("threads"))["threads"]
         await second.request("disconnect")
 
-    visit(door, look)
-    assert len(door.pauses()) == 1
+    visit(gateway, look)
+    assert len(gateway.pauses()) == 1
 
 
-def test_s10_token_of_another_cluster(door, tmp_path):
+def test_s10_token_of_another_cluster(gateway, tmp_path):
     """S10: each of two gateways refuses the other's token, in DAP and in HTTP, without naming a pause."""
-    door.start(PAUSES)
-    (pause,) = door.pauses()
+    gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
     theirs = "o" * 64
 
     async def look():
         for target in (pause["id"], "next", "all"):
-            session = await door.connect()
+            session = await gateway.connect()
             with pytest.raises(RequestFailed, match="the token is not this cluster's"):
                 await session.request("attach", {"token": theirs, "target": target})
             await session.close()
 
-    visit(door, look)
-    with socket.create_connection(("127.0.0.1", door.gateway_port)) as connection:
+    visit(gateway, look)
+    with socket.create_connection(("127.0.0.1", gateway.gateway_port)) as connection:
         connection.sendall(
             f"GET /pauses HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {theirs}\r\n\r\n".encode()
         )
         said = connection.makefile("rb").read()
     assert b" 401 " in said.splitlines()[0]
     assert b"program0" not in said
-    assert "audit: refuse reason=wrong token" in door.log
+    assert "audit: refuse reason=wrong token" in gateway.log
 
 
-def test_s31_audit(door):
+def test_s31_audit(gateway):
     """S31: the log says who attached, stole, resumed and detached, when and from where, but no expression or value."""
-    program = door.start("password = 'hunter2'\nbreakpoint()\nprint('went on')\n")
-    (pause,) = door.pauses()
+    program = gateway.start("password = 'hunter2'\nbreakpoint()\nprint('went on')\n")
+    (pause,) = gateway.pauses()
 
     async def look():
-        session = await door.connect()
+        session = await gateway.connect()
         name = 'Eve"\n2026-01-01 INFO audit: attach pause=9'
         await session.request("initialize", {"clientName": name})
         await session.request("attach", {"token": TOKEN, "target": pause["id"]})
         await session.request("configurationDone")
-        second, stopped = await door.attach(pause["id"], steal=True)
+        second, stopped = await gateway.attach(pause["id"], steal=True)
         thread = {"threadId": stopped["threadId"]}
         frames = (await second.request("stackTrace", thread))["stackFrames"]
         asked = {"expression": "password + 'x'", "frameId": frames[0]["id"]}
@@ -512,31 +514,31 @@ def test_s31_audit(door):
         await second.request("continue", thread)
         await second.request("disconnect")
 
-    visit(door, look)
+    visit(gateway, look)
     assert program.wait(10) == 0
-    lines = [line.partition(" audit: ") for line in door.log.splitlines() if " audit: " in line]
+    lines = [line.partition(" audit: ") for line in gateway.log.splitlines() if " audit: " in line]
     assert [after.split()[0] for _, _, after in lines] == ["attach", "steal", "detach", "attach", "resume", "detach"]
     assert all(before[:4].isdigit() for before, _, _ in lines), "each line begins with its time"
     assert f'attach pause={pause["id"]} process="pid {program.pid} on this host" client="Eve' in lines[0][2]
     assert r"Eve'\x0a2026" in lines[0][2], "a client's name cannot begin a line of its own"
-    assert "hunter2" not in door.log
-    assert "password" not in door.log
-    assert TOKEN not in door.log
+    assert "hunter2" not in gateway.log
+    assert "password" not in gateway.log
+    assert TOKEN not in gateway.log
 
 
-def test_s7_nothing_listens_in_a_paused_process(door):
+def test_s7_nothing_listens_in_a_paused_process(gateway):
     """S7: a paused process has one connection, to the gateway, and listens nowhere."""
-    program = door.start(PAUSES)
-    door.pauses()
+    program = gateway.start(PAUSES)
+    gateway.pauses()
     connections = psutil.Process(program.pid).net_connections("inet")
-    assert [(c.status, c.raddr.port) for c in connections] == [("ESTABLISHED", door.dial_port)]
+    assert [(c.status, c.raddr.port) for c in connections] == [("ESTABLISHED", gateway.dial_port)]
 
 
-def test_s7_process_obeys_only_a_gateway_that_proves_itself(door):
+def test_s7_process_obeys_only_a_gateway_that_proves_itself(gateway):
     """S7: another program on the gateway's port that echoes the process's bytes gets no debug session."""
     with socket.create_server(("127.0.0.1", 0)) as false:
         address = f"127.0.0.1:{false.getsockname()[1]}"
-        program = door.start(PAUSES, RAYDEBUG_GATEWAY=address, RAYDEBUG_PATIENCE_S="0")
+        program = gateway.start(PAUSES, RAYDEBUG_GATEWAY=address, RAYDEBUG_PATIENCE_S="0")
         connection, _ = false.accept()
         with connection:
             (hello,) = wire.Decoder().feed(connection.recv(4096))
@@ -556,23 +558,23 @@ HELLOS = {
 
 
 @pytest.mark.parametrize(("data", "hint"), HELLOS.values(), ids=HELLOS.keys())
-def test_f30_other_protocols(door, data, hint):
+def test_f30_other_protocols(gateway, data, hint):
     """F30: HTTP, TLS and SSH bytes get one hint, and the connection is closed."""
-    with socket.create_connection(("127.0.0.1", door.gateway_port)) as connection:
+    with socket.create_connection(("127.0.0.1", gateway.gateway_port)) as connection:
         connection.settimeout(5)
         connection.sendall(data)
         assert hint in connection.makefile("rb").read()
 
 
-def test_f17_client_that_is_gone_amid_a_step(door):
+def test_f17_client_that_is_gone_amid_a_step(gateway):
     """F17: when a client is killed during its step, the thread stays paused after the step; breakpoints stay set."""
-    program = door.start(
+    program = gateway.start(
         "import time\n\ndef slow():\n    time.sleep(1)\n\nbreakpoint()\nslow()\nlast = 1\nprint('went on')\n"
     )
-    (pause,) = door.pauses()
+    (pause,) = gateway.pauses()
 
     async def look():
-        reader, writer, seen = await attached_raw(door, pause["id"])
+        reader, writer, seen = await attached_raw(gateway, pause["id"])
         thread = next(m for m in seen if m.get("event") == "stopped")["body"]["threadId"]
         breakpoints = {"source": {"path": pause["file"]}, "breakpoints": [{"line": 9}]}
         decoder = wire.Decoder()
@@ -582,13 +584,13 @@ def test_f17_client_that_is_gone_amid_a_step(door):
         await asyncio.sleep(0.3)
         writer.transport.abort()
 
-    visit(door, look)
+    visit(gateway, look)
     deadline = time.monotonic() + 10
-    while [(p["state"], p["line"]) for p in door.pauses()] != [("waiting", 8)] and time.monotonic() < deadline:
+    while [(p["state"], p["line"]) for p in gateway.pauses()] != [("waiting", 8)] and time.monotonic() < deadline:
         time.sleep(0.1)
 
     async def again():
-        session, stopped = await door.attach("next")
+        session, stopped = await gateway.attach("next")
         thread = {"threadId": stopped["threadId"]}
         frames = (await session.request("stackTrace", thread))["stackFrames"]
         assert frames[0]["line"] == 8
@@ -598,5 +600,5 @@ def test_f17_client_that_is_gone_amid_a_step(door):
         await session.request("setBreakpoints", {"source": {"path": pause["file"]}, "breakpoints": []})
         await session.request("continue", thread)
 
-    visit(door, again)
+    visit(gateway, again)
     assert program.communicate(timeout=10)[0] == "went on\n"

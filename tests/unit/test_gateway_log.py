@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway_door import open_door, visit
+from gateway_under_test import open_gateway, visit
 from raydebug.cluster import audit_log
 from raydebug.dap import RequestFailed
 from raydebug.gateway import logs
@@ -34,13 +34,13 @@ def send(port: int, data: bytes) -> bytes:
         return said
 
 
-def test_s31_forged_line_at_the_dial_port(door):
+def test_s31_forged_line_at_the_dial_port(gateway):
     """S31: an event name from a peer without the token cannot begin a log line; its control characters are escaped."""
-    send(door.dial_port, wire.encode(wire.event(1, FORGED)))
-    (line,) = [line for line in door.log.splitlines() if "FORGED" in line]
+    send(gateway.dial_port, wire.encode(wire.event(1, FORGED)))
+    (line,) = [line for line in gateway.log.splitlines() if "FORGED" in line]
     assert " WARNING dial-in from 127.0.0.1 refused: " in line
-    assert door.log.isascii()
-    assert all(c.isprintable() for c in door.log.replace("\n", ""))
+    assert gateway.log.isascii()
+    assert all(c.isprintable() for c in gateway.log.replace("\n", ""))
 
 
 @pytest.mark.parametrize("text", [FORGED, "\ud800", "a\rb", "a\x85b\u2029c"])
@@ -65,26 +65,26 @@ def test_s31_long_record_is_cut():
 
 
 @pytest.mark.timeout(60)
-def test_s31_flood(door):
+def test_s31_flood(gateway):
     """S31: the lines of a peer without the token are limited; the next other line has the number of dropped ones."""
-    door.start("breakpoint()")
-    (pause,) = door.pauses()
+    gateway.start("breakpoint()")
+    (pause,) = gateway.pauses()
     for _ in range(500):
-        send(door.dial_port, wire.encode(wire.event(1, "x" * 900)))
-    visit(door, lambda: door.attach(pause["id"]))
-    lines = door.log.splitlines()
+        send(gateway.dial_port, wire.encode(wire.event(1, "x" * 900)))
+    visit(gateway, lambda: gateway.attach(pause["id"]))
+    lines = gateway.log.splitlines()
     assert sum("x" * 900 in line for line in lines) < 100
     (dropped,) = [line for line in lines if "audit: dropped lines=" in line]
     assert int(dropped.partition("lines=")[2].split()[0]) > 400
     assert "audit: attach pause=" in lines[lines.index(dropped) + 1]
 
 
-def test_s6_wrong_token_of_any_bytes(door):
+def test_s6_wrong_token_of_any_bytes(gateway):
     """S6: a wrong token of any bytes has the same delay and leaves one audit line without a traceback."""
     tokens = ["\ud800", "\x00", "\u202e" * 64, "\udcff\ud800", "\U0010ffff", "x" * 64, "é", 5, ["a"], "\x1b[2J"]
 
     async def guess(token: object) -> float:
-        session = await door.connect()
+        session = await gateway.connect()
         begin = time.monotonic()
         with pytest.raises(RequestFailed, match="the token is not this cluster's"):
             await session.request("attach", {"token": token, "target": "next"})
@@ -96,12 +96,12 @@ def test_s6_wrong_token_of_any_bytes(door):
             await guess(token)
         assert await guess("\ud800") >= 1, "the eleventh and every further one waits"
 
-    visit(door, look)
-    assert door.log.count("audit: refuse reason=wrong token") == len(tokens) + 1
-    assert "Traceback" not in door.log
+    visit(gateway, look)
+    assert gateway.log.count("audit: refuse reason=wrong token") == len(tokens) + 1
+    assert "Traceback" not in gateway.log
     with_lone = b"GET /pauses HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer \xed\xa0\x80\r\n\r\n"
-    assert b" 401 " in send(door.gateway_port, with_lone)
-    assert door.log.count("audit: refuse reason=wrong token") == len(tokens) + 2
+    assert b" 401 " in send(gateway.gateway_port, with_lone)
+    assert gateway.log.count("audit: refuse reason=wrong token") == len(tokens) + 2
 
 
 ROTATES = """
@@ -134,10 +134,10 @@ def test_s31_audit_lines_outlive_the_gateway(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     path = audit_log.file_of("mine")
     for _ in range(2):
-        with open_door(tmp_path, "--audit-file", str(path)) as door:
-            door.start("breakpoint()")
-            (pause,) = door.pauses()
-            visit(door, lambda door=door, pause=pause: door.attach(pause["id"]))
+        with open_gateway(tmp_path, "--audit-file", str(path)) as gateway:
+            gateway.start("breakpoint()")
+            (pause,) = gateway.pauses()
+            visit(gateway, lambda gateway=gateway, pause=pause: gateway.attach(pause["id"]))
             wait_for_line(path, "detach")
     lines = [audit_log.describe(line) for line in audit_log.read("mine")]
     assert [line["event"] for line in lines] == ["attach", "detach"] * 2

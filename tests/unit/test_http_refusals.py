@@ -7,30 +7,32 @@ import socket
 
 import pytest
 
-from gateway_door import TOKEN, Door, open_door
+from gateway_under_test import TOKEN, GatewayUnderTest, open_gateway
 
 AUTHORIZED = f"Authorization: Bearer {TOKEN}\r\n"
 
 
-def talk(door: Door, request: str | bytes) -> tuple[int, str]:
+def talk(gateway: GatewayUnderTest, request: str | bytes) -> tuple[int, str]:
     """Send bytes, and return the status and the body of the response."""
-    with socket.create_connection((door.gateway_host, door.gateway_port), timeout=10) as connection:
+    with socket.create_connection((gateway.gateway_host, gateway.gateway_port), timeout=10) as connection:
         connection.sendall(request if isinstance(request, bytes) else request.encode())
         said = connection.makefile("rb").read().decode()
     head, _, body = said.partition("\r\n\r\n")
     return int(head.split()[1]), body
 
 
-def ask(door: Door, method: str, path: str, body: str = "", *, host: str = "localhost", token: bool = True) -> int:
+def ask(
+    gateway: GatewayUnderTest, method: str, path: str, body: str = "", *, host: str = "localhost", token: bool = True
+) -> int:
     head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\n{AUTHORIZED if token else ''}"
-    return talk(door, f"{head}Content-Length: {len(body.encode())}\r\n\r\n{body}")[0]
+    return talk(gateway, f"{head}Content-Length: {len(body.encode())}\r\n\r\n{body}")[0]
 
 
 @pytest.fixture(scope="module")
-def named(tmp_path_factory) -> Door:
+def named(tmp_path_factory) -> GatewayUnderTest:
     """A gateway with the allowed host name `gateway`."""
-    with open_door(tmp_path_factory.mktemp("named"), "--allowed-hosts", "gateway,Other.example") as door:
-        yield door
+    with open_gateway(tmp_path_factory.mktemp("named"), "--allowed-hosts", "gateway,Other.example") as gateway:
+        yield gateway
 
 
 OWN = ("127.0.0.1", "localhost", "[::1]", "127.0.0.2", "gateway", "GATEWAY", "other.example")
@@ -49,10 +51,10 @@ def test_s3_host(named, port):
             assert ask(named, method, path, host=host + port, token=False) == 421, host
 
 
-def test_s3_host_of_another_gateway(door):
+def test_s3_host_of_another_gateway(gateway):
     """S3: without a configured name only loopback is accepted."""
-    assert ask(door, "GET", "/health", host="gateway") == 421
-    assert ask(door, "GET", "/health", host="localhost:1") == 200
+    assert ask(gateway, "GET", "/health", host="gateway") == 421
+    assert ask(gateway, "GET", "/health", host="localhost:1") == 200
 
 
 DEEP = "[" * 100_000 + "]" * 100_000

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from gateway_door import visit
+from gateway_under_test import visit
 from raydebug.dap import ConnectionLost
 from raydebug.worker.reconnecting_socket import end_of_whole_messages
 
@@ -18,9 +18,9 @@ PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\np
 RELISTED_WITHIN_S = 2.0
 
 
-async def go_on(door, pause_id: str) -> None:
+async def go_on(gateway, pause_id: str) -> None:
     """Resume a pause, after reading its frame."""
-    session, stopped = await door.attach(pause_id)
+    session, stopped = await gateway.attach(pause_id)
     thread = {"threadId": stopped["threadId"]}
     (frame, *_) = (await session.request("stackTrace", thread))["stackFrames"]
     value = await session.request("evaluate", {"expression": "secret", "frameId": frame["id"]})
@@ -30,107 +30,107 @@ async def go_on(door, pause_id: str) -> None:
 
 
 @pytest.mark.alone
-def test_new_gateway_lists_the_pause_again(door):
+def test_new_gateway_lists_the_pause_again(gateway):
     """F20: after the gateway was killed, a new one lists the pause within 2 s, at the same frame and with its age."""
-    program = door.start(PAUSES)
-    (before,) = door.pauses()
-    door.kill()
+    program = gateway.start(PAUSES)
+    (before,) = gateway.pauses()
+    gateway.kill()
     time.sleep(3)
-    door.open()
+    gateway.open()
     started = time.monotonic()
-    (after,) = door.pauses()
+    (after,) = gateway.pauses()
     assert time.monotonic() - started < RELISTED_WITHIN_S
     place = ("kind", "file", "line", "function", "thread", "pid")
     assert [after[name] for name in place] == [before[name] for name in place]
     assert after["since_s"] > 3
-    visit(door, lambda: go_on(door, after["id"]))
+    visit(gateway, lambda: go_on(gateway, after["id"]))
     out, err = program.communicate(timeout=10)
     assert out == "went on 41\n"
     assert err.count("stays paused") == 1
     assert "Traceback" not in err
 
 
-def test_gateway_is_killed_again_and_again(door):
+def test_gateway_is_killed_again_and_again(gateway):
     """After three new gateways the pause is at the same line, and can be stepped."""
-    program = door.start(PAUSES)
-    door.pauses()
+    program = gateway.start(PAUSES)
+    gateway.pauses()
     for _ in range(3):
-        door.kill()
-        door.open()
-        (pause,) = door.pauses()
+        gateway.kill()
+        gateway.open()
+        (pause,) = gateway.pauses()
 
     async def step():
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         await session.request("next", {"threadId": stopped["threadId"]})
         await session.next_event("stopped", timeout_s=5)
         await asyncio.sleep(0.2)  # the list learns the new place a moment later
         await session.close()
 
-    visit(door, step)
-    assert door.pauses()[0]["line"] == 4
-    visit(door, lambda: go_on(door, pause["id"]))
+    visit(gateway, step)
+    assert gateway.pauses()[0]["line"] == 4
+    visit(gateway, lambda: go_on(gateway, pause["id"]))
     assert program.communicate(timeout=10)[0] == "went on 41\n"
 
 
-def test_place_after_a_step(door):
+def test_place_after_a_step(gateway):
     """The new gateway lists a thread that was stepped at its current line."""
-    program = door.start(PAUSES)
-    (pause,) = door.pauses()
+    program = gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
 
     async def step_and_lose():
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         await session.request("next", {"threadId": stopped["threadId"]})
         await session.next_event("stopped", timeout_s=5)
-        door.kill()
+        gateway.kill()
         with pytest.raises(ConnectionLost):
             await session.next_event(timeout_s=2)
 
-    visit(door, step_and_lose)
-    door.open()
-    (again,) = door.pauses()
+    visit(gateway, step_and_lose)
+    gateway.open()
+    (again,) = gateway.pauses()
     assert (again["line"], again["function"], again["pid"]) == (4, "work", program.pid)
-    visit(door, lambda: go_on(door, again["id"]))
+    visit(gateway, lambda: go_on(gateway, again["id"]))
     assert program.communicate(timeout=10)[0] == "went on 41\n"
 
 
-def test_step_is_under_way(door):
+def test_step_is_under_way(gateway):
     """When the gateway dies during a step, the thread pauses after the step and waits for the next gateway."""
-    program = door.start(
+    program = gateway.start(
         "import time\n\ndef work():\n    secret = 41\n    breakpoint()\n    time.sleep(3)\n    return secret\n\n"
         "print('went on', work())\n"
     )
-    (pause,) = door.pauses()
+    (pause,) = gateway.pauses()
 
     async def step_and_lose():
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         await session.request("next", {"threadId": stopped["threadId"]})
         await session.next_event("stopped", timeout_s=5)
         session.send("next", {"threadId": stopped["threadId"]})
         await asyncio.sleep(0.5)
-        door.kill()
+        gateway.kill()
 
-    visit(door, step_and_lose)
+    visit(gateway, step_and_lose)
     time.sleep(1)
-    door.open()
-    (again,) = door.pauses()
+    gateway.open()
+    (again,) = gateway.pauses()
     assert again["line"] == 7
-    visit(door, lambda: go_on(door, again["id"]))
+    visit(gateway, lambda: go_on(gateway, again["id"]))
     assert program.communicate(timeout=10)[0] == "went on 41\n"
 
 
-def test_post_mortem_stays(door):
+def test_post_mortem_stays(gateway):
     """A post-mortem pause is listed again with its exception, at the frame that raised."""
-    program = door.start(
+    program = gateway.start(
         "def work():\n    secret = 41\n    raise ValueError(f'no {secret}')\n\nwork()\n", RAY_DEBUG_POST_MORTEM="1"
     )
-    door.pauses()
-    door.kill()
-    door.open()
-    (again,) = door.pauses()
+    gateway.pauses()
+    gateway.kill()
+    gateway.open()
+    (again,) = gateway.pauses()
     assert (again["kind"], again["exception"], again["line"]) == ("post-mortem", "ValueError: no 41", 3)
 
     async def look():
-        session, stopped = await door.attach(again["id"])
+        session, stopped = await gateway.attach(again["id"])
         assert stopped["reason"] == "exception"
         thread = {"threadId": stopped["threadId"]}
         (frame, *_) = (await session.request("stackTrace", thread))["stackFrames"]
@@ -138,54 +138,54 @@ def test_post_mortem_stays(door):
         assert (await session.request("exceptionInfo", thread))["exceptionId"].startswith("ValueError")
         await session.request("continue", thread)
 
-    visit(door, look)
+    visit(gateway, look)
     assert program.communicate(timeout=10)[1].rstrip().endswith("ValueError: no 41")
     assert program.returncode == 1
 
 
-def test_two_threads(door):
+def test_two_threads(gateway):
     """Two suspended threads are both listed again, and so is one that pauses while there is no gateway."""
-    program = door.start(
+    program = gateway.start(
         "import threading, time\n\ndef work(after_s):\n    secret = 41\n    time.sleep(after_s)\n    breakpoint()\n\n"
         "threads = [threading.Thread(target=work, args=(s,), name=f'after {s}') for s in (0, 0.1, 3)]\n"
         "[t.start() for t in threads]\n[t.join() for t in threads]\nprint('went on')\n"
     )
-    door.pauses(2)
-    door.kill()
+    gateway.pauses(2)
+    gateway.kill()
     time.sleep(3)
-    door.open()
-    pauses = door.pauses(3)
+    gateway.open()
+    pauses = gateway.pauses(3)
     assert sorted(p["thread"] for p in pauses) == ["after 0", "after 0.1", "after 3"]
     for pause in pauses:
-        visit(door, lambda pause=pause: go_on(door, pause["id"]))
+        visit(gateway, lambda pause=pause: go_on(gateway, pause["id"]))
     assert program.communicate(timeout=10)[0] == "went on\n"
 
 
-def test_answer_for_an_earlier_gateway(door):
+def test_answer_for_an_earlier_gateway(gateway):
     """The late response to a request of a dead gateway is not taken for a response to the new one."""
-    program = door.start(PAUSES)
-    (pause,) = door.pauses()
+    program = gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
 
     async def ask_and_lose():
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         (frame, *_) = (await session.request("stackTrace", {"threadId": stopped["threadId"]}))["stackFrames"]
         session.send("evaluate", {"expression": "__import__('time').sleep(2) or 'old'", "frameId": frame["id"]})
         await asyncio.sleep(0.5)
-        door.kill()
+        gateway.kill()
 
-    visit(door, ask_and_lose)
-    door.open()
-    (again,) = door.pauses()
-    visit(door, lambda: go_on(door, again["id"]))
+    visit(gateway, ask_and_lose)
+    gateway.open()
+    (again,) = gateway.pauses()
+    visit(gateway, lambda: go_on(gateway, again["id"]))
     assert program.communicate(timeout=10)[0] == "went on 41\n"
 
 
 @pytest.mark.parametrize("patience_s", [0, 2])
-def test_patience_ends(door, patience_s):
+def test_patience_ends(gateway, patience_s):
     """F20: without a gateway until the limit (0: at once) the program continues, and logs it."""
-    program = door.start(PAUSES + "work()\n", RAYDEBUG_PATIENCE_S=str(patience_s))
-    door.pauses()
-    door.kill()
+    program = gateway.start(PAUSES + "work()\n", RAYDEBUG_PATIENCE_S=str(patience_s))
+    gateway.pauses()
+    gateway.kill()
     started = time.monotonic()
     out, err = program.communicate(timeout=15)
     assert out == "went on 41\n"
@@ -195,20 +195,20 @@ def test_patience_ends(door, patience_s):
     assert program.returncode == 0
 
 
-def test_no_pause_when_the_gateway_dies(door):
+def test_no_pause_when_the_gateway_dies(gateway):
     """A process that runs when its gateway dies does not dial in; its next breakpoint finds the new gateway."""
-    program = door.start(
+    program = gateway.start(
         "import os, time\n\ndef work():\n    secret = 41\n    breakpoint()\n\nwork()\nprint('first', flush=True)\n"
         "time.sleep(3)\nwork()\nprint('second')\n"
     )
-    (first,) = door.pauses()
-    visit(door, lambda: go_on(door, first["id"]))
-    door.kill()
-    door.open()
+    (first,) = gateway.pauses()
+    visit(gateway, lambda: go_on(gateway, first["id"]))
+    gateway.kill()
+    gateway.open()
     time.sleep(1.5)
-    assert door.pauses(0) == []
-    (second,) = door.pauses()
-    visit(door, lambda: go_on(door, second["id"]))
+    assert gateway.pauses(0) == []
+    (second,) = gateway.pauses()
+    visit(gateway, lambda: go_on(gateway, second["id"]))
     out, err = program.communicate(timeout=10)
     assert out == "first\nsecond\n"
     assert err.count("raydebug:") == 2, "one line a pause"
@@ -244,26 +244,26 @@ class Cable:
         self.near.pop().shutdown(socket.SHUT_RDWR)
 
 
-def test_same_process_dials_in_again(door):
+def test_same_process_dials_in_again(gateway):
     """When a process dials in again, the gateway drops the broken connection: one pause; the client gets the reason."""
-    cable = Cable(door.dial_port)
-    program = door.start(PAUSES, RAYDEBUG_GATEWAY=f"127.0.0.1:{cable.port}")
-    (pause,) = door.pauses()
+    cable = Cable(gateway.dial_port)
+    program = gateway.start(PAUSES, RAYDEBUG_GATEWAY=f"127.0.0.1:{cable.port}")
+    (pause,) = gateway.pauses()
 
     async def look():
-        session, _ = await door.attach(pause["id"])
+        session, _ = await gateway.attach(pause["id"])
         cable.cut()
         ended = await session.next_event("terminated", timeout_s=5)
         assert ended["body"]["reason"].endswith("lost its connection and has dialled in again")
 
-    visit(door, look)
-    (again,) = door.pauses()
+    visit(gateway, look)
+    (again,) = gateway.pauses()
     assert again["id"] != pause["id"]
-    visit(door, lambda: go_on(door, again["id"]))
+    visit(gateway, lambda: go_on(gateway, again["id"]))
     assert program.communicate(timeout=10)[0] == "went on 41\n"
 
 
-def test_cut_amid_a_message(door):
+def test_cut_amid_a_message(gateway):
     """Half a message received before the cut is discarded: the next connection begins with a whole one."""
     assert end_of_whole_messages(b"Content-Length: 2\r\n\r\n{") == 0
     assert end_of_whole_messages(b"Content-Le") == 0

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gateway_door import Door, visit
+from gateway_under_test import GatewayUnderTest, visit
 from raydebug.console.attach import attach_pause
 from raydebug.console.session import GatewayAddress
 from raydebug.dap import RequestFailed
@@ -117,29 +117,29 @@ os._exit(0)
 
 
 @pytest.fixture
-def work(door: Door) -> Iterator[Callable[..., Any]]:
+def work(gateway: GatewayUnderTest) -> Iterator[Callable[..., Any]]:
     """Start a process of a job with one of the workloads."""
 
     def start(program: str = BUSY, job: str = "j1", **variables: str) -> Any:
-        started = door.start(program, RAYDEBUG_JOB=job, END=str(door.folder / "end"), **variables)
+        started = gateway.start(program, RAYDEBUG_JOB=job, END=str(gateway.folder / "end"), **variables)
         assert started.stdout is not None
         assert started.stdout.readline() == "ready\n", started.communicate()
         return started
 
     yield start
-    (door.folder / "end").touch()
+    (gateway.folder / "end").touch()
 
 
-def end(door: Door, program: Any) -> tuple[str, str]:
+def end(gateway: GatewayUnderTest, program: Any) -> tuple[str, str]:
     """Wait for the end of a program, and return its output."""
-    (door.folder / "end").touch()
+    (gateway.folder / "end").touch()
     out, err = program.communicate(timeout=20)
     return out, err
 
 
-async def stop(door: Door, target: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+async def stop(gateway: GatewayUnderTest, target: str) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Pause a process; return the session, the body of `stopped`, and the innermost frame."""
-    session, stopped = await door.attach(target)
+    session, stopped = await gateway.attach(target)
     stack = await session.request("stackTrace", {"threadId": stopped["threadId"], "levels": 1})
     return session, stopped, stack["stackFrames"][0]
 
@@ -150,30 +150,30 @@ async def go_on(session: Any, stopped: dict[str, Any]) -> None:
     await session.close()
 
 
-def stop_and_go_on(door: Door, target: str) -> dict[str, Any]:
+def stop_and_go_on(gateway: GatewayUnderTest, target: str) -> dict[str, Any]:
     """Pause a process and resume it; return its pause."""
 
     async def look() -> Any:
-        session, stopped, _ = await stop(door, target)
+        session, stopped, _ = await stop(gateway, target)
         await go_on(session, stopped)
         return stopped["pause"]
 
-    return visit(door, look)
+    return visit(gateway, look)
 
 
-def refusal(door: Door, target: str) -> RequestFailed:
+def refusal(gateway: GatewayUnderTest, target: str) -> RequestFailed:
     """Send a request that is refused, and return the refusal."""
 
     async def ask() -> Any:
-        session = await door.connect()
+        session = await gateway.connect()
         try:
             with pytest.raises(RequestFailed) as refused:
-                await session.request("attach", {"token": door.token, "target": target})
+                await session.request("attach", {"token": gateway.token, "target": target})
         finally:
             await session.close()
         return refused.value
 
-    return visit(door, ask)
+    return visit(gateway, ask)
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:
@@ -184,12 +184,12 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_busy_main_thread(door, work):
+def test_busy_main_thread(gateway, work):
     """A loop is paused at its current line, with its values; it can be stepped, and runs at full speed afterwards."""
     program = work()
 
     async def look() -> None:
-        session, stopped, frame = await stop(door, f"pid:{program.pid}")
+        session, stopped, frame = await stop(gateway, f"pid:{program.pid}")
         pause = stopped["pause"]
         assert (pause["kind"], pause["pid"], pause["job"]) == ("requested", program.pid, "j1")
         assert pause["function"] in ("work", "step")
@@ -205,26 +205,26 @@ def test_busy_main_thread(door, work):
         assert lines[0] != lines[1] != lines[2]
         await go_on(session, stopped)
 
-    visit(door, look)
-    assert end(door, program)[0] == "not traced\n"
+    visit(gateway, look)
+    assert end(gateway, program)[0] == "not traced\n"
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("program", [IN_LIBRARY, ASYNC, POOL], ids=["library", "async", "pool"])
-def test_stops_at_the_users_code(door, work, program):
+def test_stops_at_the_users_code(gateway, work, program):
     """A thread that is mostly in Python's own code, or not the main one, is paused at a line of the program, twice."""
     program = work(program)
     for _ in range(2):
-        pause = stop_and_go_on(door, f"pid:{program.pid}")
-        assert pause["file"] == str(door.folder / "program0.py")
-    assert end(door, program)[0] == "not traced\n"
+        pause = stop_and_go_on(gateway, f"pid:{program.pid}")
+        assert pause["file"] == str(gateway.folder / "program0.py")
+    assert end(gateway, program)[0] == "not traced\n"
 
 
 @pytest.mark.timeout(60)
-def test_sleep(door, work, capfd):
+def test_sleep(gateway, work, capfd):
     """A client that pauses a sleeping process sees its line, and attaches when it wakes."""
     program = work(SLEEPS, FOR_S="5")
-    code = attach_pause(GatewayAddress(door.gateway_host, door.gateway_port, door.token), f"pid:{program.pid}",
+    code = attach_pause(GatewayAddress(gateway.gateway_host, gateway.gateway_port, gateway.token), f"pid:{program.pid}",
                         cluster="mine", commands=("p __file__", "c"))  # fmt: skip
     out, err = capfd.readouterr()
     assert code == 0
@@ -235,11 +235,11 @@ def test_sleep(door, work, capfd):
 
 
 @pytest.mark.timeout(60)
-def test_timeout(door, work):
+def test_timeout(gateway, work):
     """After --timeout the error says so and the request is withdrawn: the process does not pause when it wakes."""
     program = work(SLEEPS, FOR_S="4")
     with pytest.raises(RaydebugError) as error:
-        attach_pause(GatewayAddress(door.gateway_host, door.gateway_port, door.token), f"pid:{program.pid}",
+        attach_pause(GatewayAddress(gateway.gateway_host, gateway.gateway_port, gateway.token), f"pid:{program.pid}",
                      cluster="mine", commands=("c",), timeout_s=0.5)  # fmt: skip
     assert str(error.value) == (
         f"error: pid:{program.pid} did not stop within 0.5 s\n"
@@ -251,85 +251,85 @@ def test_timeout(door, work):
 
 
 @pytest.mark.timeout(60)
-def test_ctrl_c_while_waiting(door, work):
+def test_ctrl_c_while_waiting(gateway, work):
     """Ctrl-C while a process does not pause ends the wait with 130; the process does not pause later."""
     program = work(SLEEPS, FOR_S="4")
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-    code = attach_pause(GatewayAddress(door.gateway_host, door.gateway_port, door.token), f"pid:{program.pid}",
+    code = attach_pause(GatewayAddress(gateway.gateway_host, gateway.gateway_port, gateway.token), f"pid:{program.pid}",
                         cluster="mine", commands=("c",))  # fmt: skip
     assert code == 130
     assert program.communicate(timeout=10)[0] == "woke False\n"
 
 
 @pytest.mark.timeout(60)
-def test_client_that_leaves_too_late(door, work):
+def test_client_that_leaves_too_late(gateway, work):
     """A client that leaves just as the thread pauses leaves no pause behind: the thread is resumed."""
     program = work()
     # Stopping takes 0.3 s the first time, most of it for loading the debugger.
     for after_s in (0.0, 0.05, 0.15, 0.25, 0.4):
 
         async def ask_and_leave(after_s: float = after_s) -> None:
-            session = await door.connect()
-            asked = session.send("attach", {"token": door.token, "target": f"pid:{program.pid}"})
+            session = await gateway.connect()
+            asked = session.send("attach", {"token": gateway.token, "target": f"pid:{program.pid}"})
             asked.add_done_callback(lambda done: done.exception())
             await asyncio.sleep(after_s)
             await session.close()
 
-        visit(door, ask_and_leave)
+        visit(gateway, ask_and_leave)
         time.sleep(1.0)
-        left = fetch_pauses(door)
+        left = fetch_pauses(gateway)
         for pause in left:  # attached before it left: then it stays paused, as any pause that a client leaves
-            assert "attach " in door.log, left
-            stop_and_go_on(door, pause["id"])
-    assert end(door, program)[0] == "not traced\n"
+            assert "attach " in gateway.log, left
+            stop_and_go_on(gateway, pause["id"])
+    assert end(gateway, program)[0] == "not traced\n"
 
 
 @pytest.mark.timeout(60)
-def test_paused_already(door, work):
+def test_paused_already(gateway, work):
     """A request for a process that is paused attaches to that pause; a pause of another client is refused."""
     program = work(HEAD + READY + "breakpoint()\nprint('went on', flush=True)\n")
-    (there,) = door.pauses()
+    (there,) = gateway.pauses()
 
     async def look() -> None:
-        session, stopped, _ = await stop(door, f"pid:{program.pid}")
+        session, stopped, _ = await stop(gateway, f"pid:{program.pid}")
         assert (stopped["pause"]["id"], stopped["pause"]["kind"]) == (there["id"], "breakpoint")
-        other = await door.connect()
+        other = await gateway.connect()
         with pytest.raises(RequestFailed, match=f"paused already .pause {there['id']}., and a test holds the pause"):
-            await other.request("attach", {"token": door.token, "target": f"pid:{program.pid}"})
+            await other.request("attach", {"token": gateway.token, "target": f"pid:{program.pid}"})
         await other.close()
-        thief, stopped = await door.attach(f"pid:{program.pid}", steal=True)
+        thief, stopped = await gateway.attach(f"pid:{program.pid}", steal=True)
         assert stopped["pause"]["id"] == there["id"]
         assert "took this pause over" in (await session.next_event("terminated", timeout_s=5))["body"]["reason"]
         await go_on(thief, stopped)
 
-    visit(door, look)
+    visit(gateway, look)
     assert program.communicate(timeout=10)[0] == "went on\n"
 
 
 @pytest.mark.timeout(60)
-def test_whoever_asks_gets_it(door, work):
+def test_whoever_asks_gets_it(gateway, work):
     """A requested pause goes to its requester, not to clients that wait for the next pause or for all."""
     program = work()
 
     async def look() -> None:
-        waits_there, stopped, _ = await stop(door, f"pid:{program.pid}")
+        waits_there, stopped, _ = await stop(gateway, f"pid:{program.pid}")
         await waits_there.request("continue", {"threadId": stopped["threadId"]})  # and waits for its next stop
-        waits_anywhere = await door.connect()
-        asked = {"token": door.token, "target": "next"}
+        waits_anywhere = await gateway.connect()
+        asked = {"token": gateway.token, "target": "next"}
         waiting = waits_anywhere.send("attach", asked)
         waiting.add_done_callback(lambda done: done.exception())
-        session, stopped, _ = await stop(door, f"pid:{program.pid}")
+        session, stopped, _ = await stop(gateway, f"pid:{program.pid}")
         assert not waiting.done()
         await go_on(session, stopped)
         await waits_anywhere.close()
         await waits_there.close()
 
-    visit(door, look)
-    assert end(door, program)[0] == "not traced\n"
+    visit(gateway, look)
+    assert end(gateway, program)[0] == "not traced\n"
 
 
 @pytest.mark.timeout(60)
-def test_comes_to_a_breakpoint_meanwhile(door, work):
+def test_comes_to_a_breakpoint_meanwhile(gateway, work):
     """When another thread reaches a breakpoint first, its pause fulfils the request; there is no second one."""
     # The main thread waits in C for the other one: it can neither stop before that one does, nor look before its end.
     program = work(
@@ -338,152 +338,152 @@ def test_comes_to_a_breakpoint_meanwhile(door, work):
         + READY
         + "late.join()\nwoke = 1\nprint('woke', is_traced(), flush=True)\n"
     )
-    pause = stop_and_go_on(door, f"pid:{program.pid}")
+    pause = stop_and_go_on(gateway, f"pid:{program.pid}")
     assert (pause["kind"], pause["function"]) == ("breakpoint", "step_and_break")
     assert program.communicate(timeout=20)[0] == "woke False\n"
 
 
 @pytest.mark.timeout(60)
-def test_work_that_comes_later(door, work):
+def test_work_that_comes_later(gateway, work):
     """A process without an active thread is paused when any of its threads begins to work."""
     program = work(LATER)
-    pause = stop_and_go_on(door, f"pid:{program.pid}")
+    pause = stop_and_go_on(gateway, f"pid:{program.pid}")
     assert pause["function"] in ("work", "step", "pool")
-    assert end(door, program)[0] == "not traced\n"
+    assert end(gateway, program)[0] == "not traced\n"
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("program", [BUSY, ASYNC, POOL], ids=["busy", "async", "pool"])
-def test_again_and_again(door, work, program):
+def test_again_and_again(gateway, work, program):
     """A process that was paused and resumed forty times is as it was before."""
     program = work(program)
     for _ in range(40):
-        stop_and_go_on(door, f"pid:{program.pid}")
-    assert end(door, program)[0] == "not traced\n"
+        stop_and_go_on(gateway, f"pid:{program.pid}")
+    assert end(gateway, program)[0] == "not traced\n"
 
 
 @pytest.mark.timeout(60)
-def test_two_ask_for_one_process(door, work):
+def test_two_ask_for_one_process(gateway, work):
     """The refusal of a second request names the waiting requester and for how long it has been waiting."""
     program = work(SLEEPS, FOR_S="5")
 
     async def ask() -> None:
-        first = await door.connect()
-        waiting = first.send("attach", {"token": door.token, "target": f"pid:{program.pid}"})
+        first = await gateway.connect()
+        waiting = first.send("attach", {"token": gateway.token, "target": f"pid:{program.pid}"})
         waiting.add_done_callback(lambda done: done.exception())
         await asyncio.sleep(0.3)
-        second = await door.connect()
+        second = await gateway.connect()
         with pytest.raises(RequestFailed, match=r'"a test"@127.0.0.1:\d+ has been waiting for it for 0 s'):
-            await second.request("attach", {"token": door.token, "target": f"pid:{program.pid}"})
+            await second.request("attach", {"token": gateway.token, "target": f"pid:{program.pid}"})
         await second.close()
         await first.close()
 
-    visit(door, ask)
+    visit(gateway, ask)
 
 
 @pytest.mark.timeout(60)
-def test_not_there(door, work):
+def test_not_there(gateway, work):
     """An unknown pid, and a process without a control channel, are refused with a fix."""
     program = work()
     for target in ("pid:1", f"pid:{os.getpid()}", f"pid:{program.pid}@10.1.2.3", "worker:abcd"):
-        refused = refusal(door, target)
+        refused = refusal(gateway, target)
         assert "is no process of a job that has a control channel" in str(refused)
         assert refused.body["error"]["fix"] == "see the processes that can be paused with `raydebug ps --processes`"
 
 
 @pytest.mark.timeout(60)
-def test_number_that_two_have(door, work):
+def test_number_that_two_have(gateway, work):
     """A pid that two processes have in different namespaces is refused with the options that name one."""
     apart = ["unshare", "--pid", "--fork", "--kill-child"]
     if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("this user may make no process namespaces (unshare --pid)")
-    path = door.folder / "busy.py"
+    path = gateway.folder / "busy.py"
     path.write_text(BUSY)
     for job in ("j1", "j2"):
-        variables = {**door.environment, "RAYDEBUG_JOB": job, "END": str(door.folder / "end")}
+        variables = {**gateway.environment, "RAYDEBUG_JOB": job, "END": str(gateway.folder / "end")}
         argv = [*apart, sys.executable, str(path)]
-        door.programs.append(subprocess.Popen(argv, env=variables, stdout=subprocess.PIPE, stderr=None, text=True))
-    wait_until(lambda: len(fetch_processes(door)) == 2, "both lines")
-    refused = refusal(door, "pid:1")
+        gateway.programs.append(subprocess.Popen(argv, env=variables, stdout=subprocess.PIPE, stderr=None, text=True))
+    wait_until(lambda: len(fetch_processes(gateway)) == 2, "both lines")
+    refused = refusal(gateway, "pid:1")
     assert str(refused).startswith("2 processes are process 1: --pid 1@127.0.0.1 (")
     assert "busy.py, job j2)" in str(refused)
     assert refused.body["error"]["fix"] == "name one: --pid 1@127.0.0.1"
 
 
 @pytest.mark.timeout(60)
-def test_process_that_ends(door, work):
+def test_process_that_ends(gateway, work):
     """When a process ends or is killed instead of pausing, the requester is notified at once."""
     for how in ("ends", "killed"):
         program = work(SLEEPS + "os._exit(0)", FOR_S="1" if how == "ends" else "30")
         if how == "ends":  # it ends before the request
             program.kill()
             program.wait()
-            wait_until(lambda: not fetch_processes(door), "the end of its line")
-            assert "is no process of a job" in str(refusal(door, f"pid:{program.pid}"))
+            wait_until(lambda: not fetch_processes(gateway), "the end of its line")
+            assert "is no process of a job" in str(refusal(gateway, f"pid:{program.pid}"))
             continue
         threading.Timer(0.7, program.kill).start()
         begin = time.monotonic()
-        assert str(refusal(door, f"pid:{program.pid}")).startswith("the process has ended; ")
+        assert str(refusal(gateway, f"pid:{program.pid}")).startswith("the process has ended; ")
         assert time.monotonic() - begin < 5
 
 
 @pytest.mark.timeout(60)
-def test_fork(door, work):
+def test_fork(gateway, work):
     """A forked child has its own control channel and is paused; its parent keeps running."""
     program = work(FORKS.replace("pid = os.fork()", READY + "pid = os.fork()"))
     child = int(program.stdout.readline())
-    wait_until(lambda: child in [p["pid"] for p in fetch_processes(door)], "the fork's line")
-    pause = stop_and_go_on(door, f"pid:{child}")
+    wait_until(lambda: child in [p["pid"] for p in fetch_processes(gateway)], "the fork's line")
+    pause = stop_and_go_on(gateway, f"pid:{child}")
     assert (pause["pid"], pause["kind"]) == (child, "requested")
-    assert "not traced" in end(door, program)[0]
+    assert "not traced" in end(gateway, program)[0]
 
 
 @pytest.mark.timeout(60)
-def test_stopped_from_outside(door, work):
+def test_stopped_from_outside(gateway, work):
     """A process stopped by SIGSTOP is reported as not answering; after SIGCONT it pauses."""
     program = work()
     os.kill(program.pid, signal.SIGSTOP)
     said: list[str] = []
 
     async def ask() -> None:
-        session = await door.connect()
-        waiting = session.send("attach", {"token": door.token, "target": f"pid:{program.pid}"})
+        session = await gateway.connect()
+        waiting = session.send("attach", {"token": gateway.token, "target": f"pid:{program.pid}"})
         said.append((await session.next_event("output", timeout_s=10))["body"]["output"])
         os.kill(program.pid, signal.SIGCONT)
         assert (await asyncio.wait_for(waiting, 10))["success"]
         await session.request("configurationDone")
         await go_on(session, (await session.next_event("stopped", timeout_s=5))["body"])
 
-    visit(door, ask)
+    visit(gateway, ask)
     assert "it does not answer: native code holds Python's lock (GIL) there, or the process is stopped" in said[0]
-    assert end(door, program)[0] == "not traced\n"
+    assert end(gateway, program)[0] == "not traced\n"
 
 
 @pytest.mark.timeout(60)
-def test_gateway_that_dies_while_asked(door, work):
+def test_gateway_that_dies_while_asked(gateway, work):
     """A request ends with its gateway: the process keeps running and does not pause later."""
     program = work(SLEEPS, FOR_S="4")
 
     async def ask() -> None:
-        session = await door.connect()
-        asked = session.send("attach", {"token": door.token, "target": f"pid:{program.pid}"})
+        session = await gateway.connect()
+        asked = session.send("attach", {"token": gateway.token, "target": f"pid:{program.pid}"})
         asked.add_done_callback(lambda done: done.exception())
         await asyncio.sleep(0.5)
-        door.kill()
+        gateway.kill()
         await session.close()
 
-    visit(door, ask)
-    door.open()
+    visit(gateway, ask)
+    gateway.open()
     assert program.communicate(timeout=10)[0] == "woke False\n"
 
 
 @pytest.mark.timeout(60)
-def test_interrupted_while_paused(door, work):
+def test_interrupted_while_paused(gateway, work):
     """A KeyboardInterrupt during the pause, as Ray raises one in a cancelled task, reaches the program."""
     program = work(HEAD + READY + "try:\n    work()\nexcept KeyboardInterrupt:\n    print('interrupted', flush=True)\n")
 
     async def look() -> None:
-        session, _, frame = await stop(door, f"pid:{program.pid}")
+        session, _, frame = await stop(gateway, f"pid:{program.pid}")
         # The suspended thread evaluates: it has come to pydevd's wait, where an exception reaches us. On the way there
         # pydevd catches everything.
         await session.request("evaluate", {"expression": "1", "frameId": frame["id"], "context": "repl"})
@@ -491,26 +491,28 @@ def test_interrupted_while_paused(door, work):
         body = (await session.next_event("terminated", timeout_s=10))["body"]
         assert "KeyboardInterrupt was raised in it" in body["reason"]
 
-    visit(door, look)
+    visit(gateway, look)
     assert program.communicate(timeout=10)[0] == "interrupted\n"
 
 
 # HTTP
 
 
-def http_request(door: Door, method: str, path: str, body: object = None, timeout: float = 20) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection(door.gateway_host, door.gateway_port, timeout=timeout)
+def http_request(
+    gateway: GatewayUnderTest, method: str, path: str, body: object = None, timeout: float = 20
+) -> tuple[int, Any]:
+    connection = http.client.HTTPConnection(gateway.gateway_host, gateway.gateway_port, timeout=timeout)
     sent = None if body is None else json.dumps(body)
-    connection.request(method, path, body=sent, headers={"Authorization": f"Bearer {door.token}"})
+    connection.request(method, path, body=sent, headers={"Authorization": f"Bearer {gateway.token}"})
     answer = connection.getresponse()
     return answer.status, json.loads(answer.read())
 
 
 @pytest.mark.timeout(60)
-def test_processes(door, work):
+def test_processes(gateway, work):
     """GET /processes lists each process of a job with its identity, its current line and its pauses."""
     program = work(SLEEPS, FOR_S="30", RANK="3")
-    status, document = http_request(door, "GET", "/processes")
+    status, document = http_request(gateway, "GET", "/processes")
     assert status == 200
     (process,) = document["processes"]
     assert {k: process[k] for k in ("pid", "ip", "job", "rank", "worker_id", "actor", "pauses", "answers")} == {
@@ -522,36 +524,36 @@ def test_processes(door, work):
 
 
 @pytest.mark.timeout(60)
-def test_pause_by_http(door, work):
+def test_pause_by_http(gateway, work):
     """POST /pause pauses a process and returns the pause, which waits for a client."""
     program = work()
-    status, document = http_request(door, "POST", "/pause", {"target": f"pid:{program.pid}"})
+    status, document = http_request(gateway, "POST", "/pause", {"target": f"pid:{program.pid}"})
     assert (status, document["pause"]["state"], document["pause"]["pid"]) == (200, "waiting", program.pid)
-    assert http_request(door, "GET", "/processes")[1]["processes"][0]["pauses"] == [document["pause"]["id"]]
-    stop_and_go_on(door, document["pause"]["id"])
-    assert end(door, program)[0] == "not traced\n"
+    assert http_request(gateway, "GET", "/processes")[1]["processes"][0]["pauses"] == [document["pause"]["id"]]
+    stop_and_go_on(gateway, document["pause"]["id"])
+    assert end(gateway, program)[0] == "not traced\n"
 
 
 @pytest.mark.timeout(60)
-def test_pause_by_http_in_vain(door, work):
+def test_pause_by_http_in_vain(gateway, work):
     """An invalid POST /pause is refused; one that times out reports the current line, and is withdrawn."""
     program = work(SLEEPS, FOR_S="5")
-    status, document = http_request(door, "POST", "/pause", {"target": "pid:1"})
+    status, document = http_request(gateway, "POST", "/pause", {"target": "pid:1"})
     assert (status, document["error"]["code"]) == (409, "process.unknown")
     for malformed in ({}, {"target": "pid:1", "timeout_s": 0}, {"target": "pid:1", "timeout_s": float("nan")}, [], 7):
-        status, document = http_request(door, "POST", "/pause", malformed)
+        status, document = http_request(gateway, "POST", "/pause", malformed)
         assert (status, document["error"]["code"]) == (400, "http.malformed"), malformed
     question = {"target": f"pid:{program.pid}", "timeout_s": 2}
-    status, document = http_request(door, "POST", "/pause", question)
+    status, document = http_request(gateway, "POST", "/pause", question)
     assert (status, document["error"]["code"]) == (504, "process.not-stopped")
     assert "its MainThread is at program0.py" in document["error"]["message"]
     assert program.communicate(timeout=10)[0] == "woke False\n"
 
 
 @pytest.mark.timeout(60)
-def test_client_of_http_that_leaves(door, work):
+def test_client_of_http_that_leaves(gateway, work):
     """A client of POST /pause that disconnects before the process has paused withdraws its request."""
     program = work(SLEEPS, FOR_S="3")
     with pytest.raises(TimeoutError):
-        http_request(door, "POST", "/pause", {"target": f"pid:{program.pid}"}, timeout=0.5)
+        http_request(gateway, "POST", "/pause", {"target": f"pid:{program.pid}"}, timeout=0.5)
     assert program.communicate(timeout=10)[0] == "woke False\n"

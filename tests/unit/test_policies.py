@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from gateway_door import open_door
+from gateway_under_test import open_gateway
 from raydebug.errors import RaydebugError
 from raydebug.gateway.breakpoint_specs import describe, read_break
 from raydebug.worker.breakpoints.compile import compile_with
@@ -77,34 +77,34 @@ if __name__ == "__main__":
 """
 
 
-def run_with(door, *texts, call="loop(5)", **variables):
+def run_with(gateway, *texts, call="loop(5)", **variables):
     """Run LOOP as a script with breakpoints, and return the process."""
     definitions = []
     for number, text in enumerate(texts):
         where, policy = read_break(text)
-        definitions.append({"id": f"b{number}", "where": where, "file": str(door.folder / "program0.py"),
+        definitions.append({"id": f"b{number}", "where": where, "file": str(gateway.folder / "program0.py"),
                             "line": int(where.rpartition(":")[2]), "policy": policy})  # fmt: skip
     program = LOOP.replace("loop(5)", call)
-    return door.start(program, RAYDEBUG_BREAKS=json.dumps(definitions), **variables)
+    return gateway.start(program, RAYDEBUG_BREAKS=json.dumps(definitions), **variables)
 
 
-def values_at_stops(door, program, expression, stops):
+def values_at_stops(gateway, program, expression, stops):
     """Continue from pause to pause; return the expression's value at each, and the program's output."""
-    from gateway_door import visit
+    from gateway_under_test import visit
 
     seen = []
     for _ in range(stops):
-        (pause,) = door.pauses()
+        (pause,) = gateway.pauses()
 
         async def look(pause_id=pause["id"]):
-            session, stopped = await door.attach(pause_id)
+            session, stopped = await gateway.attach(pause_id)
             frames = (await session.request("stackTrace", {"threadId": stopped["threadId"]}))["stackFrames"]
             value = await session.request("evaluate", {"expression": expression, "frameId": frames[0]["id"]})
             seen.append(value["result"])
             await session.request("continue", {"threadId": stopped["threadId"]})
             await session.close()
 
-        visit(door, look)
+        visit(gateway, look)
     out, err = program.communicate(timeout=20)
     assert out.endswith("done\n"), err
     return seen, err
@@ -122,25 +122,25 @@ def values_at_stops(door, program, expression, stops):
         ("rank=0", []),
     ],
 )
-def test_stops_only_where_it_should(door, conditions, values):
+def test_stops_only_where_it_should(gateway, conditions, values):
     """`if`, `once`, `max`, `every` and `rank` pause the loop exactly at these values of i."""
-    program = run_with(door, f"program0.py:3,{conditions}", RANK="1")
-    assert values_at_stops(door, program, "i", len(values))[0] == values
+    program = run_with(gateway, f"program0.py:3,{conditions}", RANK="1")
+    assert values_at_stops(gateway, program, "i", len(values))[0] == values
 
 
 @pytest.mark.timeout(60)
-def test_step(door):
+def test_step(gateway):
     """`step` uses the step counter of the calling trainer."""
-    program = run_with(door, "program0.py:3,step>=2,step<4", call="Trainer().fit(6)")
-    seen, _ = values_at_stops(door, program, "__import__('sys')._getframe(1) and i", 2)
+    program = run_with(gateway, "program0.py:3,step>=2,step<4", call="Trainer().fit(6)")
+    seen, _ = values_at_stops(gateway, program, "__import__('sys')._getframe(1) and i", 2)
     assert seen == ["0", "0"]
 
 
 @pytest.mark.timeout(60)
-def test_log_point(door):
+def test_log_point(gateway):
     """`log` does not pause; it writes a line with the current values to the job's log."""
-    program = run_with(door, 'program0.py:4,log="x={x:03d}",every=2')
-    _, err = values_at_stops(door, program, "i", 0)
+    program = run_with(gateway, 'program0.py:4,log="x={x:03d}",every=2')
+    _, err = values_at_stops(gateway, program, "i", 0)
     assert [line.rpartition(" ")[2] for line in err.splitlines()] == ["x=010", "x=030"]
 
 
@@ -154,10 +154,10 @@ def test_log_point(door):
         ("step>=1", "the training step is not known here, so step never holds; use if= on a variable"),
     ],
 )
-def test_bad_condition_is_said_once(door, conditions, said):
+def test_bad_condition_is_said_once(gateway, conditions, said):
     """A condition that raises is logged once, and the job continues unharmed."""
-    program = run_with(door, f"program0.py:3,{conditions}")
-    _, err = values_at_stops(door, program, "i", 0)
+    program = run_with(gateway, f"program0.py:3,{conditions}")
+    _, err = values_at_stops(gateway, program, "i", 0)
     assert err == f"raydebug: breakpoint program0.py:3: {said}\n"
 
 
@@ -186,10 +186,10 @@ loop(6)
         ("log=f'i={i}'", []),
     ],
 )
-def test_from_code(door, conditions, values):
+def test_from_code(gateway, conditions, values):
     """`raydebug.breakpoint()` takes the same conditions."""
-    program = door.start(IN_CODE.replace("{conditions}", conditions), RANK="1")
-    seen, err = values_at_stops(door, program, "i", len(values))
+    program = gateway.start(IN_CODE.replace("{conditions}", conditions), RANK="1")
+    seen, err = values_at_stops(gateway, program, "i", len(values))
     assert seen == values
     assert ("i=5" in err) == ("log" in conditions)
 
@@ -217,9 +217,9 @@ for loop in (alone, both, late):
 """
 
 
-def test_places_are_counted_apart(door):
+def test_places_are_counted_apart(gateway):
     """Each call site has its own count; a later site with the same N shifts that count, and only once."""
-    _, err = door.start(COUNTED).communicate(timeout=30)
+    _, err = gateway.start(COUNTED).communicate(timeout=30)
     said = [line.split(" ", 2)[2] for line in err.splitlines() if "program" in line]
     assert [s for s in said if s.startswith("alone")] == ["alone 39", "alone 79", "alone 119", "alone 159"]
     for name in ("one", "two"):
@@ -239,37 +239,37 @@ def test_from_code_outside_a_cluster(monkeypatch, capsys):
 
 
 @pytest.mark.timeout(60)
-def test_timeout(door):
+def test_timeout(gateway):
     """A pause with a timeout is resumed and logs it in the job; `raydebug paused` shows the remaining time."""
-    program = run_with(door, "program0.py:3,once,timeout=2s")
-    (pause,) = door.pauses()
+    program = run_with(gateway, "program0.py:3,once,timeout=2s")
+    (pause,) = gateway.pauses()
     begin = time.monotonic()
     while pause["expires_in_s"] is None and time.monotonic() < begin + 2:
-        (pause,) = door.pauses()
+        (pause,) = gateway.pauses()
     assert 0 < pause["expires_in_s"] <= 2
     out, err = program.communicate(timeout=20)
     assert out == "done\n"
     assert "2 s without a debugger: resumed" in err
-    assert door.pauses(0) == []
+    assert gateway.pauses(0) == []
 
 
 @pytest.mark.timeout(60)
-def test_timeout_waits_for_who_is_attached(door):
+def test_timeout_waits_for_who_is_attached(gateway):
     """A held pause does not expire; its time starts again when the client detaches."""
-    from gateway_door import visit
+    from gateway_under_test import visit
 
-    program = run_with(door, "program0.py:3,once,timeout=1s")
-    (pause,) = door.pauses()
+    program = run_with(gateway, "program0.py:3,once,timeout=1s")
+    (pause,) = gateway.pauses()
 
     async def hold():
         import asyncio
 
-        session, _ = await door.attach(pause["id"])
+        session, _ = await gateway.attach(pause["id"])
         await asyncio.sleep(2)
         assert program.poll() is None
         await session.close()
 
-    visit(door, hold)
+    visit(gateway, hold)
     assert program.communicate(timeout=20)[0] == "done\n"
 
 
@@ -280,12 +280,12 @@ SLOW_S = 10.0  # for a busy machine
 @pytest.mark.timeout(150)
 def test_f14_expiry(tmp_path, took):
     """F14: a pause is resumed at its limit; the job's log says so, and warns at half time."""
-    with open_door(tmp_path, "--pause-limit-s", str(LIMIT_S)) as door:
-        program = door.start("breakpoint()\nprint('went on')\n")
+    with open_gateway(tmp_path, "--pause-limit-s", str(LIMIT_S)) as gateway:
+        program = gateway.start("breakpoint()\nprint('went on')\n")
         begin = time.monotonic()
-        (pause,) = door.pauses()
+        (pause,) = gateway.pauses()
         while pause["expires_in_s"] is None and time.monotonic() < begin + SLOW_S:
-            (pause,) = door.pauses()
+            (pause,) = gateway.pauses()
         assert LIMIT_S - SLOW_S < pause["expires_in_s"] <= LIMIT_S
         assert program.stderr is not None
         assert "paused (breakpoint)" in program.stderr.readline()
@@ -297,7 +297,7 @@ def test_f14_expiry(tmp_path, took):
         assert found is not None, warning
         assert int(found[1]) >= LIMIT_S / 2
         assert int(found[1]) + int(found[2]) == LIMIT_S
-        assert [one["id"] for one in door.pauses()] == [pause["id"]], "still there"
+        assert [one["id"] for one in gateway.pauses()] == [pause["id"]], "still there"
         out, err = program.communicate(timeout=LIMIT_S + SLOW_S)
         took("went on after", time.monotonic() - begin, None)
         assert (out, err.partition("/program0.py:1 ")[2]) == (
@@ -305,18 +305,18 @@ def test_f14_expiry(tmp_path, took):
             f"{LIMIT_S} s without a debugger: resumed\n",
         )
         assert time.monotonic() - begin >= LIMIT_S
-        assert door.pauses(0) == []
+        assert gateway.pauses(0) == []
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("options", "limit_s"), [((), 3600), (("--pause-limit-s", "0"), None)], ids=["default", "off"])
 def test_f14_limit(tmp_path, options, limit_s):
     """F14: the limit is an hour by default; 0 means none."""
-    with open_door(tmp_path, *options) as door:
-        door.start("breakpoint()\n")
-        door.pauses()
+    with open_gateway(tmp_path, *options) as gateway:
+        gateway.start("breakpoint()\n")
+        gateway.pauses()
         time.sleep(2)
-        (pause,) = door.pauses()
+        (pause,) = gateway.pauses()
         if limit_s is None:
             assert pause["expires_in_s"] is None
         else:

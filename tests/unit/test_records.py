@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway_door import TOKEN, Door, visit
 from gateway_fuzzer import hello
+from gateway_under_test import TOKEN, GatewayUnderTest, visit
 from raydebug.gateway.gateway_client import describe_failed_tasks, fetch_pauses, fetch_processes
 from raydebug.gateway.server import Background
 from raydebug.protocol import handshake, records, wire
@@ -23,14 +23,14 @@ GOOD = {"kind": "breakpoint", "file": "/x.py", "line": 3, "function": "work", "p
 class HostileProcess:
     """A process with the token, which any code of a job has, that sends arbitrary messages."""
 
-    def __init__(self, door: Door, purpose: str, about: Any) -> None:
-        self._door, self._purpose, self._about = door, purpose, about
+    def __init__(self, gateway: GatewayUnderTest, purpose: str, about: Any) -> None:
+        self._gateway, self._purpose, self._about = gateway, purpose, about
         self._decoder = wire.Decoder()
         self._received: list[wire.Message] = []
 
     async def dial(self) -> str:
         """Dial in, and return the gateway's last event."""
-        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._door.dial_port)
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._gateway.dial_port)
         mine = handshake.new_nonce()
         self.send("hello", hello(mine))
         theirs = (await self.receive())["body"]["nonce"]
@@ -87,13 +87,13 @@ STOPPED = {"threadId": 1, "reason": "breakpoint"}
 
 
 @pytest.mark.timeout(90)
-def test_f58_hostile_records_of_pauses(door):
+def test_f58_hostile_records_of_pauses(gateway):
     """F58: a bad record is refused with a log line and is not listed; lists, expiry and other pauses keep working."""
-    door.start(PAUSES)
-    (real,) = door.pauses()
+    gateway.start(PAUSES)
+    (real,) = gateway.pauses()
 
     async def send() -> None:
-        process = HostileProcess(door, "pause", {"pid": 7, "instance": "hostile"})
+        process = HostileProcess(gateway, "pause", {"pid": 7, "instance": "hostile"})
         assert await process.dial() == "welcome"
         await process.set_up()
         answering = process.answer_all({"stackFrames": [{"id": {}, "name": ["x"], "line": "7"}]})
@@ -109,40 +109,40 @@ def test_f58_hostile_records_of_pauses(door):
         process.writer.write(wire.encode({"type": "request", "seq": {}, "command": [1]}))
         listed: list[Any] = []
         while not listed:
-            assert not answering.done(), f"{answering}: {door.log[-3000:]}"
-            listed = [p for p in await asyncio.to_thread(fetch_pauses, door) if p["pid"] == 7]  # type: ignore[arg-type]
+            assert not answering.done(), f"{answering}: {gateway.log[-3000:]}"
+            listed = [p for p in await asyncio.to_thread(fetch_pauses, gateway) if p["pid"] == 7]  # type: ignore[arg-type]
         assert [(p["kind"], p["file"], p["function"]) for p in listed] == [("breakpoint", None, None)]
         answering.cancel()
         process.writer.close()
 
-    visit(door, send, limit_s=60)
-    assert door.log.count("a record is refused") >= len(HOSTILE)
-    assert "Traceback" not in door.log
-    assert len(door.log) < 20_000
-    (pause,) = door.pauses()
+    visit(gateway, send, limit_s=60)
+    assert gateway.log.count("a record is refused") >= len(HOSTILE)
+    assert "Traceback" not in gateway.log
+    assert len(gateway.log) < 20_000
+    (pause,) = gateway.pauses()
     assert pause["id"] == real["id"]
-    while door.pauses()[0]["expires_in_s"] is None:  # the task that expires pauses is alive
+    while gateway.pauses()[0]["expires_in_s"] is None:  # the task that expires pauses is alive
         time.sleep(0.1)
 
 
-def test_f58_hostile_processes(door):
+def test_f58_hostile_processes(gateway):
     """F58: a process whose own record has a wrong type or a name of 2 kB is refused before it is listed."""
     bad: list[Any] = [{"pid": "1"}, {"pid": 1, "ip": ["x"]}, {"job": "j" * 2000}, {"dials": 1e400}, {"is_driver": 1}]
     for about in bad:
         for purpose in ("pause", "control"):
 
             async def dial(purpose: str = purpose, about: Any = about) -> None:
-                process = HostileProcess(door, purpose, about)
+                process = HostileProcess(gateway, purpose, about)
                 await process.dial()
                 assert await process.reader.read() == b""
 
-            visit(door, dial)
-    assert fetch_processes(door) == []  # type: ignore[arg-type]
-    assert door.log.count("refused") == 2 * len(bad)
-    assert "Traceback" not in door.log
+            visit(gateway, dial)
+    assert fetch_processes(gateway) == []  # type: ignore[arg-type]
+    assert gateway.log.count("refused") == 2 * len(bad)
+    assert "Traceback" not in gateway.log
 
 
-def test_f58_hostile_control_messages(door):
+def test_f58_hostile_control_messages(gateway):
     """F58: bad messages of a control channel are refused with a log line; `ps --processes` shows the valid ones."""
     own = {"where": "x.py:1", "source": "/x.py", "line": 1}
     messages: list[tuple[str, Any]] = [
@@ -158,21 +158,21 @@ def test_f58_hostile_control_messages(door):
     ]
 
     async def send() -> None:
-        process = HostileProcess(door, "control", {"pid": 7, "instance": "hostile"})
+        process = HostileProcess(gateway, "control", {"pid": 7, "instance": "hostile"})
         assert await process.dial() == "welcome"
         process.send("known", {"breaks": [{**own, "id": "b" + "9" * 500}], "set": []})
         for event, body in messages:
             process.send(event, body)
         process.send("described", {"pid": 7, "title": "it", "extra": "dropped"})
-        while door.log.count("a record is refused") < len(messages):
+        while gateway.log.count("a record is refused") < len(messages):
             await asyncio.sleep(0.05)
-        (listed,) = await asyncio.to_thread(fetch_processes, door)  # type: ignore[arg-type]
+        (listed,) = await asyncio.to_thread(fetch_processes, gateway)  # type: ignore[arg-type]
         assert (listed["pid"], listed["title"], listed["doing"]) == (7, "it", None)
         process.writer.close()
 
-    visit(door, send)
-    assert door.log.count("a record is refused") == len(messages)
-    assert "Traceback" not in door.log
+    visit(gateway, send)
+    assert gateway.log.count("a record is refused") == len(messages)
+    assert "Traceback" not in gateway.log
 
 
 def test_read_keeps_what_the_table_names():
@@ -208,13 +208,13 @@ async def test_background_task_that_dies(caplog):
     assert line.endswith("restarted 3 times, it runs again")
 
 
-def test_ps_of_a_gateway_that_does_not_answer(door):
+def test_ps_of_a_gateway_that_does_not_answer(gateway):
     """The status of a gateway that does not answer says so, and lists no task."""
     from raydebug.gateway.gateway_client import fetch_status
 
-    assert fetch_status(door)["problem"] is None  # type: ignore[arg-type]
-    door.kill()
-    status = fetch_status(door)  # type: ignore[arg-type]
+    assert fetch_status(gateway)["problem"] is None  # type: ignore[arg-type]
+    gateway.kill()
+    status = fetch_status(gateway)  # type: ignore[arg-type]
     assert status["tasks"] == []
     assert "Connection refused" in describe_failed_tasks(status)[0]
-    door.open()
+    gateway.open()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gateway_door import open_door, visit
+from gateway_under_test import open_gateway, visit
 from raydebug.dap import RequestFailed
 
 PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
@@ -21,48 +21,48 @@ REFUSED = {
 }
 
 
-def test_f57_refused_resume(door):
+def test_f57_refused_resume(gateway):
     """F57: after a refused goto, next, stepIn, stepOut or continue the pause is listed, attaches, steps and resumes."""
-    program = door.start(PAUSES)
-    (pause,) = door.pauses()
+    program = gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
 
     async def refused() -> None:
-        session, _ = await door.attach(pause["id"])
+        session, _ = await gateway.attach(pause["id"])
         for command, arguments in REFUSED.items():
             with pytest.raises(RequestFailed):
                 await session.request(command, arguments)
-            assert [p["id"] for p in door.pauses(state="attached")] == [pause["id"]], command
+            assert [p["id"] for p in gateway.pauses(state="attached")] == [pause["id"]], command
         await session.request("disconnect")
 
-    visit(door, refused)
-    assert [(p["id"], p["line"]) for p in door.pauses()] == [(pause["id"], 3)]
+    visit(gateway, refused)
+    assert [(p["id"], p["line"]) for p in gateway.pauses()] == [(pause["id"], 3)]
 
     async def resume() -> None:
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         assert stopped["pause"]["line"] == 3
         await session.request("next", {"threadId": stopped["threadId"]})
         await session.next_event("stopped", timeout_s=5)
         await session.request("continue", {"threadId": stopped["threadId"]})
 
-    visit(door, resume)
+    visit(gateway, resume)
     assert program.communicate(timeout=10)[0] == "went on 41\n"
-    assert door.pauses(0) == []
+    assert gateway.pauses(0) == []
 
 
 @pytest.mark.timeout(60)
 def test_f57_refused_resume_expires(tmp_path):
     """F57: a pause whose resume was refused still expires at its limit."""
-    with open_door(tmp_path, "--pause-limit-s", "2") as door:
-        program = door.start(PAUSES)
-        (pause,) = door.pauses()
+    with open_gateway(tmp_path, "--pause-limit-s", "2") as gateway:
+        program = gateway.start(PAUSES)
+        (pause,) = gateway.pauses()
 
         async def refused() -> None:
-            session, _ = await door.attach(pause["id"])
+            session, _ = await gateway.attach(pause["id"])
             with pytest.raises(RequestFailed):
                 await session.request("next", {"threadId": NO_THREAD})
             await session.close()
 
-        visit(door, refused)
+        visit(gateway, refused)
         assert program.communicate(timeout=30)[0] == "went on 41\n"
 
 
@@ -79,33 +79,33 @@ print("went on", flush=True)
 """
 
 
-def test_f57_continue_of_a_thread_that_runs(door):
+def test_f57_continue_of_a_thread_that_runs(gateway):
     """F57: `continue` for another, running thread of the process is refused; the pause stays."""
-    program = door.start(TWO)
-    (pause,) = door.pauses()
+    program = gateway.start(TWO)
+    (pause,) = gateway.pauses()
 
     async def look() -> None:
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         threads = (await session.request("threads"))["threads"]
         (beside,) = [one["id"] for one in threads if one["id"] != stopped["threadId"]]
         with pytest.raises(RequestFailed, match=f"thread {beside} of the process is not paused"):
             await session.request("continue", {"threadId": beside})
-        assert [p["id"] for p in door.pauses(state="attached")] == [pause["id"]]
+        assert [p["id"] for p in gateway.pauses(state="attached")] == [pause["id"]]
         await session.request("continue", {"threadId": stopped["threadId"]})
         await session.close()
 
-    visit(door, look)
+    visit(gateway, look)
     assert program.communicate(timeout=10)[0] == "went on\n"
-    assert door.pauses(0) == []
+    assert gateway.pauses(0) == []
 
 
-def test_f57_id_of_a_frame_as_a_threads(door):
+def test_f57_id_of_a_frame_as_a_threads(gateway):
     """F57: `pause`, `continue` and steps with the id of a frame or a variable are refused; the session survives."""
-    program = door.start(PAUSES)
-    (pause,) = door.pauses()
+    program = gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
 
     async def look() -> None:
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         frames = (await session.request("stackTrace", {"threadId": stopped["threadId"]}))["stackFrames"]
         scopes = (await session.request("scopes", {"frameId": frames[0]["id"]}))["scopes"]
         for wrong in (frames[0]["id"], frames[1]["id"], scopes[0]["variablesReference"], 0, -1, NO_THREAD):
@@ -118,7 +118,7 @@ def test_f57_id_of_a_frame_as_a_threads(door):
         await session.request("continue", {"threadId": stopped["threadId"]})
         await session.close()
 
-    visit(door, look)
+    visit(gateway, look)
     assert program.communicate(timeout=10)[0] == "went on 41\n"
 
 
@@ -126,21 +126,21 @@ LOOP = "for number in range(100):\n    value = number\n    breakpoint()\nprint('
 
 
 @pytest.mark.timeout(120)
-def test_f57_next_breakpoint_before_the_confirmation(door):
+def test_f57_next_breakpoint_before_the_confirmation(gateway):
     """F57: a thread that pauses again at once is listed each time, 100 times out of 100."""
-    program = door.start(LOOP)
-    door.pauses()
+    program = gateway.start(LOOP)
+    gateway.pauses()
 
     async def look() -> None:
-        session, stopped = await door.attach("next")
+        session, stopped = await gateway.attach("next")
         for _ in range(99):
             await session.request("continue", {"threadId": stopped["threadId"]})
             stopped = (await session.next_event("stopped", timeout_s=10))["body"]
         begin = time.monotonic()
-        while not door.pauses(state="attached") and time.monotonic() < begin + 5:
+        while not gateway.pauses(state="attached") and time.monotonic() < begin + 5:
             await asyncio.sleep(0.01)
         await session.request("continue", {"threadId": stopped["threadId"]})
 
-    visit(door, look, limit_s=60)
+    visit(gateway, look, limit_s=60)
     assert program.communicate(timeout=10)[0] == "went on\n"
-    assert door.pauses(0) == []
+    assert gateway.pauses(0) == []

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway_door import TOKEN, Door, visit
+from gateway_under_test import TOKEN, GatewayUnderTest, visit
 from raydebug.dap import RequestFailed
 from raydebug.gateway.requests import Refused
 from raydebug.gateway.root_session import child_configuration, read_ranks
@@ -15,34 +15,34 @@ PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\np
 TWICE = "def work(i):\n    breakpoint()\n    return i\n\nfor i in range(2):\n    work(i)\nprint('done')\n"
 
 
-async def open_parent(door: Door, **arguments):
+async def open_parent(gateway: GatewayUnderTest, **arguments):
     """Return a configured root session."""
-    session = await door.connect_editor()
+    session = await gateway.connect_editor()
     await session.request("attach", {"token": TOKEN, "target": "all", **arguments})
     await session.next_event("initialized", timeout_s=5)
     await session.request("configurationDone")
     return session
 
 
-async def open_child(door: Door, configuration: dict[str, object]):
+async def open_child(gateway: GatewayUnderTest, configuration: dict[str, object]):
     """Return a session that an editor starts with the configuration it received."""
-    session = await door.connect_editor()
+    session = await gateway.connect_editor()
     await session.request("attach", configuration)
     await session.request("configurationDone")
     await session.next_event("stopped", timeout_s=10)
     return session
 
 
-def test_every_pause_is_announced_once(door):
+def test_every_pause_is_announced_once(gateway):
     """The root session starts a session for each existing and each new pause, with a whole configuration."""
-    first = door.start(PAUSES, RANK="0")
-    door.pauses()
+    first = gateway.start(PAUSES, RANK="0")
+    gateway.pauses()
 
     async def look():
-        connect = {"host": "127.0.0.1", "port": door.gateway_port}
+        connect = {"host": "127.0.0.1", "port": gateway.gateway_port}
         mappings = [{"localRoot": "/here", "remoteRoot": "/there"}]
         parent = await open_parent(
-            door, connect=connect, name="raydebug", type="debugpy", request="attach", pathMappings=mappings,
+            gateway, connect=connect, name="raydebug", type="debugpy", request="attach", pathMappings=mappings,
             justMyCode=False, subProcess=False, preLaunchTask="build",
         )  # fmt: skip
         assert (await parent.request("threads"))["threads"] == []
@@ -52,10 +52,10 @@ def test_every_pause_is_announced_once(door):
             "name": "pause 1: rank 0 program0.py:3", "type": "debugpy", "request": "attach", "connect": connect,
             "token": TOKEN, "target": "1", "justMyCode": False, "subProcess": False, "pathMappings": mappings,
         }  # fmt: skip
-        door.start(PAUSES)
+        gateway.start(PAUSES)
         child = await parent.next_child()
         assert (child["name"], child["target"]) == ("pause 2: program1.py:3", "2")
-        session, stopped = await door.attach(child["target"])
+        session, stopped = await gateway.attach(child["target"])
         await session.request("disconnect")
         await asyncio.sleep(0.3)
         assert parent.children.empty(), "a session that was closed is not opened again by itself"
@@ -63,89 +63,89 @@ def test_every_pause_is_announced_once(door):
         await parent.close()
         assert stopped["pause"]["id"] == "2"
 
-    visit(door, look)
-    assert len(door.pauses(2)) == 2, "the end of the first session leaves every pause"
+    visit(gateway, look)
+    assert len(gateway.pauses(2)) == 2, "the end of the first session leaves every pause"
     assert first.poll() is None
 
 
-def test_next_pause_of_a_process_goes_to_its_session(door):
+def test_next_pause_of_a_process_goes_to_its_session(gateway):
     """The next pause of a process with an open session arrives in that session, which ends with the process."""
-    program = door.start(TWICE)
-    door.pauses()
+    program = gateway.start(TWICE)
+    gateway.pauses()
 
     async def look():
-        parent = await open_parent(door)
+        parent = await open_parent(gateway)
         child = await parent.next_child()
-        session, stopped = await door.attach(child["target"])
+        session, stopped = await gateway.attach(child["target"])
         await session.request("continue", {"threadId": stopped["threadId"]})
         again = (await session.next_event("stopped", timeout_s=5))["body"]
         assert again["pause"]["id"] == "2"
         await session.request("disconnect")
         await asyncio.sleep(0.3)
         assert parent.children.empty(), "a session that was closed at its second pause is not opened again either"
-        assert (await (await open_parent(door)).next_child())["target"] == "2", "but by who attaches anew"
-        session, stopped = await door.attach("2")
+        assert (await (await open_parent(gateway)).next_child())["target"] == "2", "but by who attaches anew"
+        session, stopped = await gateway.attach("2")
         await session.request("continue", {"threadId": stopped["threadId"]})
         await session.next_event("terminated", timeout_s=5)
         await parent.close()
 
-    visit(door, look)
+    visit(gateway, look)
     assert program.communicate(timeout=10)[0] == "done\n"
 
 
-def test_pause_of_a_session_that_was_closed_while_it_ran(door):
+def test_pause_of_a_session_that_was_closed_while_it_ran(gateway):
     """A process that was resumed and whose session was closed gets a new session at its next breakpoint."""
-    door.start("import time\n" + TWICE.replace("return i", "time.sleep(0.5)"))
-    door.pauses()
+    gateway.start("import time\n" + TWICE.replace("return i", "time.sleep(0.5)"))
+    gateway.pauses()
 
     async def look():
-        parent = await open_parent(door)
-        session, stopped = await door.attach((await parent.next_child())["target"])
+        parent = await open_parent(gateway)
+        session, stopped = await gateway.attach((await parent.next_child())["target"])
         await session.request("continue", {"threadId": stopped["threadId"]})
         await session.request("disconnect")
         assert (await parent.next_child())["target"] == "2"
 
-    visit(door, look)
+    visit(gateway, look)
 
 
-def test_terminal_that_waits_comes_first(door):
+def test_terminal_that_waits_comes_first(gateway):
     """A terminal that waits with `attach next` gets a pause first; the editor opens a session after its release."""
 
     async def look():
-        parent = await open_parent(door)
-        waiting = asyncio.ensure_future(door.attach("next"))
+        parent = await open_parent(gateway)
+        waiting = asyncio.ensure_future(gateway.attach("next"))
         await asyncio.sleep(0.2)
-        door.start(PAUSES)
+        gateway.start(PAUSES)
         session, _ = await waiting
         await asyncio.sleep(0.2)
         assert parent.children.empty()
         await session.request("disconnect")
         assert (await parent.next_child())["target"] == "1"
 
-    visit(door, look)
+    visit(gateway, look)
 
 
 @pytest.mark.parametrize("wish", [{"ranks": [1, 3]}, {"ranks": "1,3"}, {"job": "mine"}], ids=str)
-def test_only_the_wanted_ranks_or_job(door, wish):
+def test_only_the_wanted_ranks_or_job(gateway, wish):
     """With `ranks` or `job` the root session starts sessions for those pauses alone."""
     for rank, job in (("0", "other"), ("1", "mine")):
-        door.start(PAUSES, RANK=rank, RAYDEBUG_JOB=job)
-        door.pauses(int(rank) + 1)
+        gateway.start(PAUSES, RANK=rank, RAYDEBUG_JOB=job)
+        gateway.pauses(int(rank) + 1)
 
     async def look():
-        parent = await open_parent(door, **wish)
+        parent = await open_parent(gateway, **wish)
         assert (await parent.next_child())["name"] == "pause 2: rank 1 program1.py:3"
         await asyncio.sleep(0.3)
         assert parent.children.empty()
 
-    visit(door, look)
+    visit(gateway, look)
 
 
-def test_breakpoints_in_the_first_session_say_where_they_count(door):
+def test_breakpoints_in_the_first_session_say_where_they_count(gateway):
     """Breakpoints that an editor sends to the root session are unverified, with the reason; nothing else fails."""
 
     async def look():
-        parent = await open_parent(door)
+        parent = await open_parent(gateway)
         source = {"path": "/x.py"}
         answer = await parent.request("setBreakpoints", {"source": source, "breakpoints": [{"line": 4}]})
         (one,) = answer["breakpoints"]
@@ -158,16 +158,16 @@ def test_breakpoints_in_the_first_session_say_where_they_count(door):
         with pytest.raises(RequestFailed, match="attached already"):
             await parent.request("attach", {"token": TOKEN, "target": "1"})
 
-    visit(door, look)
+    visit(gateway, look)
 
 
-def test_client_without_start_debugging(door):
+def test_client_without_start_debugging(gateway):
     """A client without `startDebugging` gets a refusal that asks for a pause, and no event that it may reject."""
-    door.start(PAUSES)
-    (pause,) = door.pauses()
+    gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
 
     async def look():
-        session = await door.connect()  # as Helix does
+        session = await gateway.connect()  # as Helix does
         with pytest.raises(RequestFailed, match="does not offer startDebugging") as refused:
             await session.request("attach", {"token": TOKEN, "target": "all"})
         assert refused.value.body["error"]["code"] == "attach.no-child-sessions"
@@ -178,21 +178,21 @@ def test_client_without_start_debugging(door):
         assert (await session.next_event("stopped", timeout_s=5))["body"]["pause"]["id"] == pause["id"]
         await session.close()
 
-    visit(door, look)
+    visit(gateway, look)
 
 
 @pytest.mark.parametrize("how", ["disconnects", "is gone"])
-def test_end_of_the_first_session_ends_those_it_opened(door, how):
+def test_end_of_the_first_session_ends_those_it_opened(gateway, how):
     """When the root session disconnects or breaks, its child sessions end; every pause stays and waits."""
     for rank in range(3):
-        door.start(PAUSES, RANK=str(rank))
-    before = [pause["id"] for pause in door.pauses(3)]
+        gateway.start(PAUSES, RANK=str(rank))
+    before = [pause["id"] for pause in gateway.pauses(3)]
 
     async def look():
-        parent = await open_parent(door)
+        parent = await open_parent(gateway)
         configurations = [await parent.next_child() for _ in range(3)]
-        children = [await open_child(door, one) for one in configurations[:2]]
-        alone, _ = await door.attach(before[2])
+        children = [await open_child(gateway, one) for one in configurations[:2]]
+        alone, _ = await gateway.attach(before[2])
         if how == "disconnects":
             await parent.request("disconnect")
         else:
@@ -202,41 +202,41 @@ def test_end_of_the_first_session_ends_those_it_opened(door, how):
             assert "the task stays paused" in ended["body"]["reason"]
         assert (await alone.request("threads"))["threads"], "a session that was opened otherwise stays"
         await alone.request("disconnect")
-        late = await door.connect_editor()  # the editor was about to start it
+        late = await gateway.connect_editor()  # the editor was about to start it
         with pytest.raises(RequestFailed, match="the session that opened this one has ended"):
             await late.request("attach", configurations[2])
         await late.close()
 
-    visit(door, look)
-    assert [pause["id"] for pause in door.pauses(3)] == before
+    visit(gateway, look)
+    assert [pause["id"] for pause in gateway.pauses(3)] == before
 
 
-def test_child_that_ends_leaves_the_others(door):
+def test_child_that_ends_leaves_the_others(gateway):
     """A child session that ends by itself ends neither other ones nor the root session."""
     for rank in range(2):
-        door.start(PAUSES, RANK=str(rank))
-    door.pauses(2)
+        gateway.start(PAUSES, RANK=str(rank))
+    gateway.pauses(2)
 
     async def look():
-        parent = await open_parent(door)
-        first, second = [await open_child(door, await parent.next_child()) for _ in range(2)]
+        parent = await open_parent(gateway)
+        first, second = [await open_child(gateway, await parent.next_child()) for _ in range(2)]
         await first.request("disconnect")
         assert (await second.request("threads"))["threads"]
         assert (await parent.request("threads"))["threads"] == []
         await parent.request("disconnect")
         await second.next_event("terminated", timeout_s=5)
 
-    visit(door, look)
-    door.pauses(2)
+    visit(gateway, look)
+    gateway.pauses(2)
 
 
-def test_missing_and_wrong_token(door):
+def test_missing_and_wrong_token(gateway):
     """A missing token and a wrong one have different refusals; the text that editors show has cause and fix."""
 
     async def look():
         said = []
         for token in ({}, {"token": None}, {"token": ""}, {"token": "x" * 64}):
-            session = await door.connect_editor()
+            session = await gateway.connect_editor()
             with pytest.raises(RequestFailed) as refused:
                 await session.request("attach", {"target": "all", **token})
             error = refused.value.body["error"]
@@ -247,16 +247,18 @@ def test_missing_and_wrong_token(door):
         assert said[0] == said[1] == said[2] == ("auth.missing-token", "no token was sent")
         assert said[3] == ("auth.wrong-token", "the token is not this cluster's")
 
-    visit(door, look)
+    visit(gateway, look)
 
 
-def test_what_is_offered_is_answered(door):
+def test_what_is_offered_is_answered(gateway):
     """Steps into a target are offered and answered; `goto` is neither offered nor forwarded."""
-    door.start("def inner(x):\n    return x\n\ndef work():\n    breakpoint()\n    return inner(inner(1))\n\nwork()\n")
-    (pause,) = door.pauses()
+    gateway.start(
+        "def inner(x):\n    return x\n\ndef work():\n    breakpoint()\n    return inner(inner(1))\n\nwork()\n"
+    )
+    (pause,) = gateway.pauses()
 
     async def look():
-        session, stopped = await door.attach(pause["id"])
+        session, stopped = await gateway.attach(pause["id"])
         offered = await session.request("initialize")
         assert offered["supportsStepInTargetsRequest"] is True
         assert not offered.get("supportsGotoTargetsRequest")
@@ -275,16 +277,16 @@ def test_what_is_offered_is_answered(door):
                 await session.request(command, {**thread, "targetId": 0, "line": 1, "source": {"path": "/x.py"}})
         await session.close()
 
-    visit(door, look)
+    visit(gateway, look)
 
 
-def test_first_session_needs_the_token(door):
+def test_first_session_needs_the_token(gateway):
     """S10: a client without the token learns of no pause, also not as a root session."""
-    door.start(PAUSES)
-    door.pauses()
+    gateway.start(PAUSES)
+    gateway.pauses()
 
     async def look():
-        session = await door.connect()
+        session = await gateway.connect()
         with pytest.raises(RequestFailed, match="the token is not this cluster's"):
             await session.request("attach", {"token": "x" * 64, "target": "all"})
         with pytest.raises(RequestFailed, match="before 'attach'"):
@@ -292,17 +294,17 @@ def test_first_session_needs_the_token(door):
         await asyncio.sleep(0.3)
         assert session.events.empty()
 
-    visit(door, look)
+    visit(gateway, look)
 
 
-def test_files_are_named_as_the_client_has_them(door):
+def test_files_are_named_as_the_client_has_them(gateway):
     """With pathMappings, frames have the client's file names; a file that exists only in the cluster is read there."""
-    door.start("import json\n\ndef work():\n    breakpoint()\n    json.dumps([1])\n    return 1\n\nwork()\n")
-    (pause,) = door.pauses()
+    gateway.start("import json\n\ndef work():\n    breakpoint()\n    json.dumps([1])\n    return 1\n\nwork()\n")
+    (pause,) = gateway.pauses()
 
     async def look():
-        mappings = [{"localRoot": "/my/project", "remoteRoot": str(door.folder)}]
-        session, stopped = await door.attach(pause["id"], pathMappings=mappings)
+        mappings = [{"localRoot": "/my/project", "remoteRoot": str(gateway.folder)}]
+        session, stopped = await gateway.attach(pause["id"], pathMappings=mappings)
         thread = {"threadId": stopped["threadId"]}
         frames = (await session.request("stackTrace", thread))["stackFrames"]
         assert frames[0]["source"]["path"] == "/my/project/program0.py"
@@ -318,25 +320,25 @@ def test_files_are_named_as_the_client_has_them(door):
         reference = inside["source"]["sourceReference"]
         text = await session.request("source", {"source": inside["source"], "sourceReference": reference})
         assert "def dumps(" in text["content"]
-        other, _ = await door.attach(pause["id"], steal=True)
+        other, _ = await gateway.attach(pause["id"], steal=True)
         frames = (await other.request("stackTrace", thread))["stackFrames"]
-        assert frames[1]["source"]["path"] == f"{door.folder}/program0.py", "another client has names of its own"
+        assert frames[1]["source"]["path"] == f"{gateway.folder}/program0.py", "another client has names of its own"
 
-    visit(door, look)
+    visit(gateway, look)
 
 
-def test_ranks_and_mappings_that_cannot_be_read(door):
+def test_ranks_and_mappings_that_cannot_be_read(gateway):
     """Invalid `ranks` and `pathMappings` are refused with an example."""
 
     async def look():
         for arguments, code in (({"ranks": "a"}, "attach.bad-ranks"), ({"pathMappings": 5}, "attach.bad-mappings"),
                                 ({"pathMappings": [{"localRoot": "/x"}]}, "attach.bad-mappings")):  # fmt: skip
-            session = await door.connect_editor()
+            session = await gateway.connect_editor()
             with pytest.raises(RequestFailed) as refused:
                 await session.request("attach", {"token": TOKEN, "target": "all", **arguments})
             assert refused.value.body["error"]["code"] == code
 
-    visit(door, look)
+    visit(gateway, look)
     assert read_ranks("0, 3") == {0, 3}
     assert read_ranks(None) is None
     with pytest.raises(Refused):

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from gateway_door import TOKEN, Door, visit
+from gateway_under_test import TOKEN, GatewayUnderTest, visit
 from raydebug.errors import RaydebugError
 from raydebug.gateway.gateway_client import fetch_pauses
 from raydebug.gateway.listener import MAX_UNPROVEN, raise_file_limit
@@ -33,10 +33,10 @@ TIMED = "import time\nprint(time.monotonic(), flush=True)\nbreakpoint()\nprint('
 
 
 @pytest.fixture
-def crowd(door: Door) -> Iterator[list[subprocess.Popen[str]]]:
+def crowd(gateway: GatewayUnderTest) -> Iterator[list[subprocess.Popen[str]]]:
     """Slow connections on both ports of the gateway."""
     crowd = []
-    for port in (door.dial_port, door.gateway_port):
+    for port in (gateway.dial_port, gateway.gateway_port):
         argv = [sys.executable, "-S", str(SCRIPT), "127.0.0.1", str(port), str(COUNT), str(CROWD_LIMIT_S)]
         crowd.append(subprocess.Popen(argv, stdout=subprocess.PIPE, text=True))
     time.sleep(1)  # all of them have connected by now
@@ -48,17 +48,17 @@ def crowd(door: Door) -> Iterator[list[subprocess.Popen[str]]]:
 
 @pytest.mark.alone
 @pytest.mark.timeout(240)
-def test_s9_slow_connections(door, crowd, took, record_property):
+def test_s9_slow_connections(gateway, crowd, took, record_property):
     """S9: under slow connections on both ports every pause of every process is listed and can be attached to."""
     begin, listed, attached = time.monotonic(), [], []
     while len(listed) < BREAKPOINTS or time.monotonic() < begin + SECONDS:
-        program = door.start(TIMED)
+        program = gateway.start(TIMED)
         assert program.stdout is not None
         at_its_breakpoint = float(program.stdout.readline())
-        pause = only_pause(door)
+        pause = only_pause(gateway)
         listed.append(time.monotonic() - at_its_breakpoint)
         begins_to_attach = time.monotonic()
-        visit(door, lambda pause_id=pause["id"]: go_on(door, pause_id, attached))
+        visit(gateway, lambda pause_id=pause["id"]: go_on(gateway, pause_id, attached))
         attached[-1] -= begins_to_attach
         out, err = program.communicate(timeout=20)
         assert out == "done\n"
@@ -69,38 +69,38 @@ def test_s9_slow_connections(door, crowd, took, record_property):
     record_property("breakpoints", f"{len(listed)}, with {COUNT} slow connections on each port")
 
 
-def only_pause(door: Door) -> dict[str, Any]:
+def only_pause(gateway: GatewayUnderTest) -> dict[str, Any]:
     """Wait until a pause is listed; a busy machine may take its time."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with contextlib.suppress(RaydebugError):
-            found = [pause for pause in fetch_pauses(door) if pause["state"] == "waiting"]  # type: ignore[arg-type]
+            found = [pause for pause in fetch_pauses(gateway) if pause["state"] == "waiting"]  # type: ignore[arg-type]
             if found:
                 return found[0]
         time.sleep(0.02)
     raise AssertionError("no pause is listed")
 
 
-async def go_on(door: Door, pause_id: str, attached: list[float]) -> None:
+async def go_on(gateway: GatewayUnderTest, pause_id: str, attached: list[float]) -> None:
     """Attach, note the time, and resume the pause."""
-    session, stopped = await door.attach(pause_id)
+    session, stopped = await gateway.attach(pause_id)
     attached.append(time.monotonic())
     await session.request("continue", {"threadId": stopped["threadId"]})
     await session.close()
 
 
-def test_s9_first_packet_is_read_before_others_displace_it(door):
+def test_s9_first_packet_is_read_before_others_displace_it(gateway):
     """S9: a process whose first packet has arrived is authenticated, even if more peers connect than the budget."""
     raise_file_limit()
-    door.process.send_signal(signal.SIGSTOP)  # they all wait in the kernel
+    gateway.process.send_signal(signal.SIGSTOP)  # they all wait in the kernel
     try:
-        many = [connect(door) for _ in range(200)]
+        many = [connect(gateway) for _ in range(200)]
         nonce = handshake.new_nonce()
-        own = connect(door)
+        own = connect(gateway)
         own.sendall(wire.encode(wire.event(1, "hello", {"nonce": nonce, "proof": handshake.hello_proof(TOKEN, nonce)})))
-        many += [connect(door) for _ in range(MAX_UNPROVEN + 100)]
+        many += [connect(gateway) for _ in range(MAX_UNPROVEN + 100)]
     finally:
-        door.process.send_signal(signal.SIGCONT)
+        gateway.process.send_signal(signal.SIGCONT)
     with own:
         own.settimeout(20)
         (answer,) = wire.Decoder().feed(own.recv(4096))
@@ -109,7 +109,7 @@ def test_s9_first_packet_is_read_before_others_displace_it(door):
     while (ended := sum(is_closed(one) for one in many)) < 200:  # the oldest are closed for the newest
         assert time.monotonic() < deadline, f"{ended} were closed"
         time.sleep(0.1)
-    assert "it had not shown the token" in door.log
+    assert "it had not shown the token" in gateway.log
     for one in many:
         one.close()
 
@@ -124,30 +124,30 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def connect(door: Door) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", door.dial_port), timeout=20)
+def connect(gateway: GatewayUnderTest) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", gateway.dial_port), timeout=20)
 
 
 @pytest.mark.timeout(60)
-def test_process_waits_for_a_gateway_that_is_not_there_yet(door):
+def test_process_waits_for_a_gateway_that_is_not_there_yet(gateway):
     """F20: a breakpoint reached without a gateway waits for the next gateway, and the job's log says so."""
-    door.kill()
-    program = door.start(WORK.format(1))
+    gateway.kill()
+    program = gateway.start(WORK.format(1))
     time.sleep(4)
     assert program.poll() is None
-    door.open()
-    (pause,) = door.pauses()
-    visit(door, lambda: go_on(door, pause["id"], []))
+    gateway.open()
+    (pause,) = gateway.pauses()
+    visit(gateway, lambda: go_on(gateway, pause["id"], []))
     out, err = program.communicate(timeout=20)
     assert out == "done\n"
     assert err.count("program0.py:2 waits to pause for up to 3600 s, until the gateway answers: no gateway at") == 1
 
 
 @pytest.mark.timeout(60)
-def test_process_waits_once(door):
+def test_process_waits_once(gateway):
     """F20: after a process has waited for a gateway until its limit, its further breakpoints do not wait."""
-    door.kill()
-    program = door.start(WORK.format(50), RAYDEBUG_PATIENCE_S="2")
+    gateway.kill()
+    program = gateway.start(WORK.format(50), RAYDEBUG_PATIENCE_S="2")
     out, err = program.communicate(timeout=20)
     assert out == "done\n"
     assert err.count("not paused: no gateway") == 50

@@ -43,7 +43,7 @@ class Editor(DapSession):
 
 
 @dataclass
-class Door:
+class GatewayUnderTest:
     """A real gateway with a token file, on free ports.
 
     It has the attributes of a cluster that `gateway_client` reads: a test passes it where a cluster is expected.
@@ -141,12 +141,12 @@ class Door:
 
 
 @contextlib.contextmanager
-def open_door(
+def open_gateway(
     folder: Path,
     *options: str,
     host: str = "127.0.0.1",
     run_on: Callable[..., list[str]] = lambda *argv: list(argv),
-) -> Iterator[Door]:
+) -> Iterator[GatewayUnderTest]:
     """Start a gateway of its own on free ports; end it with all that dialled it.
 
     Args:
@@ -157,19 +157,21 @@ def open_door(
     """
     (folder / "token").write_text(TOKEN)
     ports = choose_ports({}, {}, {5678, 8265})
-    door = Door(folder, ports["gateway"], ports["dial"], gateway_host=host, options=options, run_on=run_on)
-    door.open()
+    gateway = GatewayUnderTest(
+        folder, ports["gateway"], ports["dial"], gateway_host=host, options=options, run_on=run_on
+    )
+    gateway.open()
     try:
-        yield door
+        yield gateway
     finally:
-        for program in door.programs:
+        for program in gateway.programs:
             program.kill()
             program.communicate()
-        door.process.terminate()
-        door.process.wait(timeout=5)
+        gateway.process.terminate()
+        gateway.process.wait(timeout=5)
 
 
-def visit(door: Door, work: Callable[[], Awaitable[Any]], *, limit_s: float = 20.0) -> Any:
+def visit(gateway: GatewayUnderTest, work: Callable[[], Awaitable[Any]], *, limit_s: float = 20.0) -> Any:
     """Run an asynchronous piece of a test with a limit."""
 
     async def limited() -> Any:
