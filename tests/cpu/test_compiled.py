@@ -15,7 +15,7 @@ from raydebug.console.attach import attach_group
 from raydebug.console.selection import Selection
 from raydebug.console.session import GatewayAddress
 from raydebug.gateway.gateway_client import fetch_pauses
-from raydebug.worker.torch_compile import NO_GRAPH
+from raydebug.worker.torch_hooks import NO_GRAPH
 
 PROGRAM = """
 import os, raydebug, torch

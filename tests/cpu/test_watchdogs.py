@@ -17,7 +17,7 @@ from raydebug.console.attach import attach_group
 from raydebug.console.selection import Selection
 from raydebug.console.session import GatewayAddress
 from raydebug.gateway.gateway_client import fetch_pauses
-from raydebug.worker.watchdogs import MAKERS
+from raydebug.worker.torch_hooks import MAKERS
 from runs import wait_for
 
 START_LIMIT_S = 60.0
@@ -27,8 +27,8 @@ dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_s
                         timeout=datetime.timedelta(seconds=600))
 group = dist.distributed_c10d._get_default_group()._get_backend(__import__("torch").device("cpu"))
 print(group.options._timeout.total_seconds())
-from raydebug.worker import watchdogs
-print(watchdogs.nearest())
+from raydebug.worker import torch_hooks
+print(torch_hooks.nearest_watchdog())
 """
 
 

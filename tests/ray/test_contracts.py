@@ -123,7 +123,7 @@ def test_ray_tells_the_attempt_and_names_the_event_loops_thread():
     """A task can query its attempt number; an async actor's loop runs in a thread with this name."""
     import ray._raylet
 
-    from raydebug.worker.active_thread import EVENT_LOOP
+    from raydebug.worker.pause_requests import EVENT_LOOP
 
     assert callable(ray._raylet.CoreWorker.get_current_task_attempt_number)
     assert EVENT_LOOP.encode() in Path(ray._raylet.__file__).read_bytes()
@@ -159,7 +159,7 @@ assert hasattr(pydevd_tracing.TracingFunctionHolder, "_original_tracing")
 for wanted in ("host", "port", "suspend", "trace_only_current_thread", "wait_for_ready_to_run",
                "block_until_connected", "patch_multiprocessing"):
     assert wanted in names(pydevd.settrace), wanted
-# pydevd uses worker/reconnecting_socket.py as its socket and worker/suspended_threads.py as a listener.
+# pydevd uses worker/dial_in.py as its socket and worker/suspended_threads.py as a listener.
 reader, writer = inspect.getsource(pydevd_comm.ReaderThread), inspect.getsource(pydevd_comm.WriterThread)
 assert set(re.findall(r"self[.]sock[.]([a-z]+)", reader + writer)) == {"recv", "shutdown", "close"}
 assert set(re.findall(r"sock[.]([a-z]+)", inspect.getsource(NetCommand.send))) == {"sendall"}
@@ -179,7 +179,7 @@ def test_pydevd_internals():
 
 
 def test_pydevd_monitors_by_these_functions_from_python_3_12_on():
-    """What worker/tracing.py calls on Python 3.12 is there, by its package; this test itself may run on 3.11."""
+    """What suspended_threads.py calls on Python 3.12 is there, by its package; this test itself may run on 3.11."""
     pydevd = Path(debugpy.__file__).parent / "_vendored" / "pydevd"
     assert "    from _pydevd_sys_monitoring import pydevd_sys_monitoring\n" in (pydevd / "pydevd.py").read_text()
     source = (pydevd / "_pydevd_sys_monitoring" / "_pydevd_sys_monitoring.py").read_text()

@@ -428,12 +428,13 @@ def test_full_speed_after_a_step(gateway):
 OTHER_ENDS = """\
 import sys, threading
 breakpoint()
-from raydebug.worker import tracing
+from raydebug.worker import suspended_threads
 import pydevd
 debugger = pydevd.get_global_debugger()
 info = debugger.set_additional_thread_info(threading.current_thread())
 print(sys.monitoring.get_tool(0))
-tracing.trace_only_while_needed(debugger, info, others_suspended=lambda: True)
+suspended_threads.suspended_by(debugger).any = lambda: True
+suspended_threads.trace_only_while_needed(debugger, info)
 print(sys.monitoring.get_tool(0))
 """
 

@@ -9,8 +9,13 @@ import types
 import pytest
 
 from raydebug.protocol import variables
+<<<<<<< HEAD
 from raydebug.settings.debugger import WATCHDOGS, WIDE_S, widened
 from raydebug.worker import watchdogs
+=======
+from raydebug.settings.watchdogs import WATCHDOGS, WIDE_S, widened
+from raydebug.worker import torch_hooks
+>>>>>>> a50c714 (worker: 28 files become 19, each one whole idea)
 
 
 def test_users_own_limits_stay():
@@ -36,7 +41,7 @@ def test_group_timeout(monkeypatch, asked_s, made_s):
     module = types.ModuleType("distributed_c10d")
     module.init_process_group, module.new_group = init_process_group, new_group
     monkeypatch.setenv(variables.GROUP_TIMEOUT, str(WIDE_S))
-    watchdogs.widen_groups(module)
+    torch_hooks.widen_groups(module)
     asked = None if asked_s is None else datetime.timedelta(seconds=asked_s)
     module.init_process_group("gloo", None, asked)
     module.new_group([0], timeout=asked)
@@ -48,4 +53,4 @@ def test_group_timeout(monkeypatch, asked_s, made_s):
 def test_nearest_limit_of_a_process_without_groups(monkeypatch):
     """A process without torch's groups has no limit to warn of."""
     monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
-    assert watchdogs.nearest() is None
+    assert torch_hooks.nearest_watchdog() is None

@@ -123,7 +123,7 @@ WATCHDOGS = (
         "a collective that waits for a paused rank: torch's process groups (600 s for NCCL alone, 1800 s for others; "
         "verl's are others, as it asks for gloo and NCCL together)",
         "torch 2.11 and 2.13 distributed/constants.py; verl 0.9.1 utils/distributed.py:89, called without a limit (its "
-        "key nccl_timeout is read by nothing); raised by worker/watchdogs.py",
+        "key nccl_timeout is read by nothing); raised by worker/torch_hooks.py",
     ),
     Watchdog(
         NCCL_HEARTBEAT,

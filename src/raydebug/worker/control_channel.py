@@ -18,7 +18,7 @@ from raydebug.protocol import messages, wire
 from raydebug.protocol.records import BreakpointReport
 from raydebug.protocol.wire import Message
 from raydebug.worker import dial_in, job
-from raydebug.worker.breakpoints import hotswap, registry, runtime
+from raydebug.worker.breakpoints import registry, runtime
 
 FIRST_TIMEOUT_S = 1.0  # limit for the start of a process to receive the breakpoints that were set meanwhile
 RETRY_S, RETRY_MAX_S = 1.0, 30.0
@@ -99,7 +99,7 @@ class _ControlChannel:
         self._decoder = wire.Decoder(max_body_bytes=MAX_BODY_BYTES)
         self._messages: list[Message] = []
         self._sending = threading.Lock()
-        self._send(messages.KNOWN, {"breaks": registry.all_specs(), "set": sorted(registry.loaded)})
+        self._send(messages.KNOWN, {"breaks": registry.all_specs(), "set": sorted(runtime.loaded)})
 
     def wait_without_limit(self) -> None:
         """Wait for further messages without a timeout."""
@@ -137,13 +137,11 @@ class _ControlChannel:
     def _change_breaks(self, change: Message) -> None:
         for break_id in change.get("remove", ()):
             registry.remove(break_id)
-            runtime.disarm(break_id)
         added = change.get("add", [])
         for spec in added:
-            runtime.site_of(spec).arm()
             registry.add(spec)
-        for report in hotswap.build_in(added) if added else []:
-            registry.loaded.update([report["id"]] if report["state"] == messages.SET else [])
+        for report in registry.build_in(added) if added else []:
+            runtime.loaded.update([report["id"]] if report["state"] == messages.SET else [])
             self.report(report)
 
     def report(self, report: BreakpointReport) -> None:
@@ -169,5 +167,5 @@ def _open_in_fork() -> None:
             _start(after_s=FORK_AFTER_S)
 
 
-registry.on_set = report_set
+runtime.on_set = report_set
 os.register_at_fork(after_in_child=_open_in_fork)

@@ -101,17 +101,17 @@ def _widen_groups(module: ModuleType) -> None:
 
 
 def _widen_groups_on_demand(module: ModuleType) -> None:
-    from raydebug.worker import watchdogs
+    from raydebug.worker import torch_hooks
 
-    watchdogs.widen_groups(module)
+    torch_hooks.widen_groups(module)
 
 
 def _keep_out_of_graphs(module: ModuleType) -> None:
-    from raydebug.worker import torch_compile
+    from raydebug.worker import torch_hooks
     from raydebug.worker.breakpoints.runtime import Site
 
     try:
-        torch_compile.keep_out(module, (raydebug.breakpoint, Site.at, Site.is_due, Site.say))
+        torch_hooks.keep_out(module, (raydebug.breakpoint, Site.at, Site.is_due, Site.say))
     except Exception as error:  # noqa: BLE001 - another torch: the job runs, and its breakpoints work
         job.log(f"torch.compile looks into breakpoints here: {type(error).__name__}: {error}")
 
@@ -154,6 +154,6 @@ def catch_up() -> None:
         if name != "threading" and name in sys.modules:
             hook(sys.modules[name])
     if os.environ.get(variables.BREAKS):
-        from raydebug.worker.breakpoints import hotswap, registry
+        from raydebug.worker.breakpoints import registry
 
-        hotswap.build_in_loaded(registry.all_specs())
+        registry.build_in_pending()

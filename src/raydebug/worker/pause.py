@@ -1,15 +1,13 @@
 """Pause a frame: dial the gateway, announce the pause, wait in pydevd until a client resumes the thread.
 
 Sources (debugpy 1.8.22, private names, held by tests/ray/test_contracts.py): `PyDB.set_suspend`,
-`PyDB.do_wait_suspend`, `PyDB.stop_on_unhandled_exception`, `BaseSchema._translate_id_to_dap`;
-Ray 2.60.0 `Worker.worker_paused_by_debugger` (_private/worker.py:666).
+`PyDB.do_wait_suspend`, `PyDB.stop_on_unhandled_exception`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +16,7 @@ from typing import Any
 
 from raydebug.protocol import variables
 from raydebug.protocol.records import PauseRecord
-from raydebug.worker import job, pydevd_session, records, tracing
+from raydebug.worker import job, pydevd_session, records, suspended_threads
 from raydebug.worker.dial_in import NoGateway
 
 _pausing = threading.local()
@@ -95,13 +93,13 @@ def _pause(
         if not may_pause:
             return False
         debugger = pydevd_session.connected_debugger(_log)
-        _watch_stops(debugger)
+        suspended_threads.watch_stops(debugger)
         thread = threading.current_thread()
         info = debugger.set_additional_thread_info(thread)
-        with tracing.not_traced(info):
+        with suspended_threads.not_traced(info):
             _announce(debugger, thread, describe())
             suspend(debugger, thread, info)
-        _trace_only_while_needed(debugger, info)
+        suspended_threads.trace_only_while_needed(debugger, info)
         return True
     return False
 
@@ -111,16 +109,16 @@ def resume(thread: threading.Thread, why: str) -> None:
     import pydevd
 
     debugger = pydevd.get_global_debugger()
-    if debugger is None or not pydevd_session.suspended_threads(debugger).is_suspended(_dap_id(thread)):
+    if debugger is None or not suspended_threads.suspended_by(debugger).is_suspended(suspended_threads.dap_id(thread)):
         return
     from _pydevd_bundle import pydevd_thread_lifecycle
 
-    pydevd_session.suspended_threads(debugger).broken_off(_dap_id(thread), why)
+    suspended_threads.suspended_by(debugger).broken_off(suspended_threads.dap_id(thread), why)
     pydevd_thread_lifecycle.internal_run_thread(thread, debugger.set_additional_thread_info)
 
 
 @contextlib.contextmanager
-def _guard(refuse: Callable[[str], None] = lambda _: None) -> Iterator[bool]:
+def _guard(refuse: Callable[[str], None]) -> Iterator[bool]:
     """Log our failures instead of raising them, and refuse a pause inside a pause of the same thread."""
     if getattr(_pausing, "now", False):
         refuse("its thread is paused already")
@@ -180,86 +178,11 @@ def _was_shown_elsewhere(error: BaseException) -> bool:
 
 
 def _announce(debugger: Any, thread: threading.Thread, record: PauseRecord) -> None:
-    pydevd_session.suspended_threads(debugger).announce(_dap_id(thread), record)
+    suspended_threads.suspended_by(debugger).announce(suspended_threads.dap_id(thread), record)
     what = record["exception"] or record["kind"]
     name = os.environ.get(variables.CLUSTER_NAME)
     command = f"raydebug attach --name {name}" if name else "raydebug attach"
     _log(f"paused ({what}); look at it with: {command}", at=f"{record['file']}:{record['line']}")
-
-
-def _dap_id(thread: threading.Thread) -> int:
-    from _pydevd_bundle._debug_adapter.pydevd_base_schema import BaseSchema
-    from _pydevd_bundle.pydevd_constants import get_current_thread_id
-
-    return int(BaseSchema._translate_id_to_dap(get_current_thread_id(thread)))
-
-
-def _watch_stops(debugger: Any) -> None:
-    """Track suspended threads at every stop of this process, for the reconnecting socket and for Ray.
-
-    Ray shows their number in its dashboard and to its tools.
-    """
-    if getattr(debugger, "_raydebug_tracks", False):
-        return
-    debugger._raydebug_tracks = True
-    suspended, wait = pydevd_session.suspended_threads(debugger), debugger.do_wait_suspend
-    report_to_ray: Callable[[bool], None] = lambda begins: None  # noqa: E731
-    if records.is_ray_process():
-        report_to_ray = _ray_reporter(sys.modules["ray._private.worker"].global_worker)
-
-    def do_wait_suspend(thread: threading.Thread, *args: Any, **kwargs: Any) -> Any:
-        thread_id = _dap_id(thread)
-        suspended.begins(thread_id)
-        report_to_ray(True)
-        try:
-            return wait(thread, *args, **kwargs)
-        except BaseException as error:  # Ray raises KeyboardInterrupt in the thread of a task that is cancelled
-            _mark_running(thread.additional_info)  # type: ignore[attr-defined]
-            suspended.broken_off(thread_id, f"{type(error).__name__} was raised in it: the task is cancelled, or ended")
-            raise
-        finally:
-            report_to_ray(False)
-            info: Any = thread.additional_info  # type: ignore[attr-defined]
-            suspended.ends(thread_id, steps=info.pydev_step_cmd != -1)
-            if info.pydev_step_cmd == -1:  # it may end a step, in a loop that never returns to pause_at
-                _trace_only_while_needed(debugger, info)
-
-    debugger.do_wait_suspend = do_wait_suspend
-
-
-def _mark_running(info: Any) -> None:
-    from _pydevd_bundle.pydevd_constants import STATE_RUN
-
-    info.pydev_state = STATE_RUN
-    info.pydev_step_cmd = -1
-
-
-def _ray_reporter(worker: Any) -> Callable[[bool], None]:
-    """Return a function that reports the begin (True) and the end (False) of a stop to Ray, in order, without waiting.
-
-    Each is a call to Ray's head (about 1 ms): a step would cost two of them.
-    """
-    events: queue.SimpleQueue[bool] = queue.SimpleQueue()
-
-    def report() -> None:
-        stops: list[Any] = []
-        while True:
-            begins = events.get()
-            with contextlib.suppress(Exception):
-                if begins:
-                    stops.append(worker.worker_paused_by_debugger())
-                    stops[-1].__enter__()
-                elif stops:
-                    stops.pop().__exit__(None, None, None)
-
-    reporter = threading.Thread(target=report, name="raydebug", daemon=True)
-    reporter.pydev_do_not_trace = True  # type: ignore[attr-defined]  # pydevd's own mark for its helpers
-    reporter.start()
-    return events.put
-
-
-def _trace_only_while_needed(debugger: Any, info: Any) -> None:
-    tracing.trace_only_while_needed(debugger, info, others_suspended=pydevd_session.suspended_threads(debugger).any)
 
 
 def _forget_pauses_of_parent() -> None:

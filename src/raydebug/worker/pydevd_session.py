@@ -9,22 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from raydebug.worker import job
-from raydebug.worker.dial_in import DIAL_TIMEOUT_S, NoGateway, Unreachable, patience_s, proven_connection
-from raydebug.worker.reconnecting_socket import Backoff, ReconnectingSocket
-from raydebug.worker.suspended_threads import SuspendedThreads
+from raydebug.worker import job, suspended_threads
+from raydebug.worker.dial_in import Backoff, ReconnectingSocket, Unreachable, patience_s, proven_connection
 
-# The first version whose pydevd has what this file and tracing.py use (`PYDEVD_USE_SYS_MONITORING`,
+# The first version whose pydevd has what this file and suspended_threads.py use (`PYDEVD_USE_SYS_MONITORING`,
 # `notify_event.wait`): tests/ray/test_contracts.py. Ray itself asks for 1.8.0 (2.60.0, util/debugpy.py:19).
 AT_LEAST = (1, 8, 6)
-RECONNECT_TIMEOUT_S = 1.0
 ATTACH_TIMEOUT_S = 10.0
 
 _lock = threading.RLock()
@@ -64,12 +60,6 @@ def connected_debugger(say: Callable[[str], None] = job.log) -> Any:
             return debugger
 
 
-def suspended_threads(debugger: Any) -> SuspendedThreads:
-    """Return the suspended threads of a process, by its pydevd."""
-    suspended: SuspendedThreads = debugger._raydebug_suspended
-    return suspended
-
-
 def _connected_debugger() -> Any:
     global _connected_by, _socket
     with _lock:
@@ -80,13 +70,7 @@ def _connected_debugger() -> Any:
         elif _connected_by is not None:
             _forget_parents_debugger()
         require_debugpy()
-        connection = ReconnectingSocket(
-            proven_connection(timeout_s=DIAL_TIMEOUT_S),
-            dial=_redial,
-            end_unless_needed=_end_unless_needed,
-            patience_s=patience_s(),
-            say=job.log,
-        )
+        connection = ReconnectingSocket(proven_connection(), end_unless_needed=_end_unless_needed)
         try:
             debugger = _hand_to_pydevd(connection)
         except BaseException:
@@ -111,13 +95,6 @@ def _forget_parents_debugger() -> None:
     pydevd.settrace_forked(setup_tracing=False)
 
 
-def _redial() -> socket.socket:
-    try:
-        return proven_connection(timeout_s=RECONNECT_TIMEOUT_S)
-    except NoGateway as error:
-        raise ConnectionError(str(error)) from error
-
-
 def _end_unless_needed(connection: ReconnectingSocket) -> bool:
     """End a lost connection, unless a thread of this process is suspended or about to be."""
     if connection is not _socket:  # lost before its first session was set up: its dial-in fails
@@ -125,7 +102,7 @@ def _end_unless_needed(connection: ReconnectingSocket) -> bool:
         return True
     with _lock:
         debugger = _live_debugger()
-        connection.ended = debugger is None or not (about_to_pause or suspended_threads(debugger).any())
+        connection.ended = debugger is None or not (about_to_pause or suspended_threads.suspended_by(debugger).any())
         return connection.ended
 
 
@@ -214,8 +191,7 @@ def _hand_to_pydevd(connection: ReconnectingSocket) -> Any:
     debugger = pydevd.get_global_debugger()
     _keep_out_of_own_code(debugger)
     resume_fast()
-    debugger._raydebug_suspended = SuspendedThreads(debugger)
-    debugger.add_dap_messages_listener(debugger._raydebug_suspended)
+    suspended_threads.track(debugger)
     _wait_until_attached(debugger)
     return debugger
 

@@ -81,10 +81,7 @@ def hook_function_manager(module: ModuleType) -> None:
     def get_execution_info(*args: Any, **kwargs: Any) -> Any:
         found = find(*args, **kwargs)
         _export_ids()
-        if pending := registry.pending():
-            from raydebug.worker.breakpoints import hotswap
-
-            hotswap.build_in_loaded(pending)
+        registry.build_in_pending()
         return found
 
     manager.get_execution_info = get_execution_info

@@ -7,17 +7,29 @@ import os
 import sys
 import threading
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from raydebug.protocol import variables
 from raydebug.protocol.records import PauseRecord, ProcessRecord, WorkRecord
-from raydebug.worker import torch_compile, training_step, watchdogs
+from raydebug.worker import torch_hooks
 
 STARTS_DRIVERS = "ray.dashboard.modules.job.job_supervisor"  # Ray 2.60: an actor, whose child is the job's driver
 MAX_NAME = 250  # characters of a function, thread, task or actor; the gateway accepts 1 KB (protocol/records.py)
 # The variables of torch.distributed (torch/distributed/run.py docs); verl 0.9.1 single_controller/base/worker.py reads
 # the same ones.
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+
+
+class RayIds(TypedDict, total=False):
+    """The ids of a Ray process that its children report as theirs."""
+
+    pid: int
+    ip: str | None
+    node_id: str | None
+    worker_id: str | None
+    job_id: str | None
+    actor_id: str | None
+    actor: str | None
 
 
 def describe_process() -> ProcessRecord:
@@ -40,7 +52,7 @@ def describe_process() -> ProcessRecord:
     }
 
 
-def describe_ray_process() -> dict[str, Any] | None:
+def describe_ray_process() -> RayIds | None:
     """Return the ids to export to children; None if this process is no worker that runs the user's code."""
     context = _ray_context()
     if context is None:
@@ -94,9 +106,9 @@ def describe_pause(
         "exception": None if error is None else _describe_error(error),
         "where": where,
         "expires_s": expires_s,
-        "compiled": torch_compile.is_compiled(frame),
-        "watchdog": _quietly(watchdogs.nearest),
-        "step": _quietly(lambda: training_step.step_of(frame)),
+        "compiled": torch_hooks.is_compiled(frame),
+        "watchdog": _quietly(torch_hooks.nearest_watchdog),
+        "step": _quietly(lambda: step_of(frame)),
         "pid": os.getpid(),
         "rank": rank(),
         "job_id": _get(context, "job_id") if context else inherited.get("job_id"),
@@ -108,10 +120,10 @@ def describe_pause(
     }
 
 
-def _ancestor() -> dict[str, Any]:
+def _ancestor() -> RayIds:
     """Return the ids of the Ray process that this one descends from; empty if there is none."""
     ids = _quietly(lambda: json.loads(os.environ[variables.ANCESTOR]))
-    return ids if isinstance(ids, dict) and ids.get("pid") != os.getpid() else {}
+    return cast(RayIds, ids) if isinstance(ids, dict) and ids.get("pid") != os.getpid() else {}
 
 
 def describe_work() -> WorkRecord:
@@ -225,3 +237,72 @@ def _quietly(read: Any) -> Any:
         return read()
     except Exception:  # noqa: BLE001 - see the module's first line
         return None
+
+
+# The training step, in plain attributes of the callers: no user code runs
+
+# verl 0.9.1 counts in `self.global_steps` of its trainer and passes it along with the batch: in a DataProto's
+# `meta_info["global_steps"]`, in a TensorDict's "global_steps", once for the batch or once for each of its rows
+# (tensordict 0.10 NonTensorData, NonTensorStack). transformers 5.9 Trainer counts in `self.state.global_step`.
+STEP_NAMES = ("global_steps", "global_step")
+MAX_FRAMES = 60
+
+
+def step_of(frame: FrameType | None) -> int | None:
+    """Return the step in the nearest caller that has one, or None."""
+    for _ in range(MAX_FRAMES):
+        if frame is None:
+            return None
+        local = frame.f_locals
+        found = _number_in(local)
+        if found is None:
+            found = _of_object(local.get("self"))
+        if found is None:
+            found = next((n for value in list(local.values()) if (n := _of_batch(value)) is not None), None)
+        if found is not None:
+            return found
+        frame = frame.f_back
+    return None
+
+
+def _number_in(names: Any) -> int | None:
+    if type(names) is not dict and not hasattr(names, "get"):
+        return None
+    for name in STEP_NAMES:
+        value = names.get(name)
+        if type(value) is int:
+            return value
+    return None
+
+
+def _attributes(instance: Any) -> dict[str, object]:
+    try:
+        attributes = object.__getattribute__(instance, "__dict__")
+    except Exception:  # noqa: BLE001 - an object without a plain __dict__ knows no step
+        return {}
+    return attributes if type(attributes) is dict else {}
+
+
+def _of_object(instance: Any) -> int | None:
+    if instance is None:
+        return None
+    attributes = _attributes(instance)
+    found = _number_in(attributes)
+    return _number_in(_attributes(attributes.get("state"))) if found is None else found
+
+
+def _of_batch(value: Any) -> int | None:
+    attributes = _attributes(value)
+    about = attributes.get("meta_info")
+    if type(about) is dict:
+        return _number_in(about)
+    fields = attributes.get("_tensordict")
+    if type(fields) is not dict:
+        return None
+    found = next((fields[name] for name in STEP_NAMES if name in fields), None)
+    rows = _attributes(found).get("tensordicts")
+    if type(rows) is list and rows:
+        found = rows[0]
+    held = _attributes(found).get("_non_tensordict")
+    number = held.get("data") if type(held) is dict else None
+    return number if type(number) is int else None

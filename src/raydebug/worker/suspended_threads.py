@@ -1,17 +1,28 @@
-"""Track suspended threads and replay their announcements after a reconnect.
+"""The suspended threads of this process: tracked, announced again after a reconnect, and traced only while needed.
 
-A listener of pydevd (debugpy 1.8.22, pydevd.py:2867 `IDAPMessagesListener`); held by tests/ray/test_contracts.py.
+Tracing is on only while a client steps or has set breakpoints: it slows calls down by up to 23 times.
+
+Sources (debugpy 1.8.22, private names, held by tests/ray/test_contracts.py): pydevd.py:2867 `IDAPMessagesListener`,
+`PyDB.do_wait_suspend`, `BaseSchema._translate_id_to_dap`, `PyDB.enable_tracing`, `pydevd_tracing.SetTrace`, and from
+Python 3.12 on `pydevd_sys_monitoring.start_monitoring`, `stop_monitoring`, `update_monitor_events`, `restart_events`:
+in debugpy from 1.8.6 on. Ray 2.60.0 `Worker.worker_paused_by_debugger` (_private/worker.py:666).
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import queue
+import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from raydebug.protocol import messages
 from raydebug.protocol.records import PauseRecord
 from raydebug.protocol.wire import Message
+from raydebug.worker import records
 
 
 class SuspendedThreads:
@@ -94,3 +105,165 @@ class SuspendedThreads:
 
         message = {"type": "event", "event": name, "body": body}
         self._debugger.writer.add_command(NetCommand(CMD_THREAD_SUSPEND, 0, message, is_json=True))
+
+
+def track(debugger: Any) -> None:
+    """Track the suspended threads of this process, by its freshly connected pydevd."""
+    debugger._raydebug_suspended = SuspendedThreads(debugger)
+    debugger.add_dap_messages_listener(debugger._raydebug_suspended)
+
+
+def suspended_by(debugger: Any) -> SuspendedThreads:
+    """Return the suspended threads of a process, by its pydevd."""
+    suspended: SuspendedThreads = debugger._raydebug_suspended
+    return suspended
+
+
+def dap_id(thread: threading.Thread) -> int:
+    """Return the number by which DAP names a thread."""
+    from _pydevd_bundle._debug_adapter.pydevd_base_schema import BaseSchema
+    from _pydevd_bundle.pydevd_constants import get_current_thread_id
+
+    return int(BaseSchema._translate_id_to_dap(get_current_thread_id(thread)))
+
+
+def watch_stops(debugger: Any) -> None:
+    """Track suspended threads at every stop of this process, for the reconnecting socket and for Ray.
+
+    Ray shows their number in its dashboard and to its tools.
+    """
+    if getattr(debugger, "_raydebug_tracks", False):
+        return
+    debugger._raydebug_tracks = True
+    suspended, wait = suspended_by(debugger), debugger.do_wait_suspend
+    report_to_ray: Callable[[bool], None] = lambda begins: None  # noqa: E731
+    if records.is_ray_process():
+        report_to_ray = _ray_reporter(sys.modules["ray._private.worker"].global_worker)
+
+    def do_wait_suspend(thread: threading.Thread, *args: Any, **kwargs: Any) -> Any:
+        thread_id = dap_id(thread)
+        suspended.begins(thread_id)
+        report_to_ray(True)
+        try:
+            return wait(thread, *args, **kwargs)
+        except BaseException as error:  # Ray raises KeyboardInterrupt in the thread of a task that is cancelled
+            _mark_running(thread.additional_info)  # type: ignore[attr-defined]
+            suspended.broken_off(thread_id, f"{type(error).__name__} was raised in it: the task is cancelled, or ended")
+            raise
+        finally:
+            report_to_ray(False)
+            info: Any = thread.additional_info  # type: ignore[attr-defined]
+            suspended.ends(thread_id, steps=info.pydev_step_cmd != -1)
+            if info.pydev_step_cmd == -1:  # it may end a step, in a loop that never returns to pause_at
+                trace_only_while_needed(debugger, info)
+
+    debugger.do_wait_suspend = do_wait_suspend
+
+
+def _mark_running(info: Any) -> None:
+    from _pydevd_bundle.pydevd_constants import STATE_RUN
+
+    info.pydev_state = STATE_RUN
+    info.pydev_step_cmd = -1
+
+
+def _ray_reporter(worker: Any) -> Callable[[bool], None]:
+    """Return a function that reports the begin (True) and the end (False) of a stop to Ray, in order, without waiting.
+
+    Each is a call to Ray's head (about 1 ms): a step would cost two of them.
+    """
+    events: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def report() -> None:
+        stops: list[Any] = []
+        while True:
+            begins = events.get()
+            with contextlib.suppress(Exception):
+                if begins:
+                    stops.append(worker.worker_paused_by_debugger())
+                    stops[-1].__enter__()
+                elif stops:
+                    stops.pop().__exit__(None, None, None)
+
+    reporter = threading.Thread(target=report, name="raydebug", daemon=True)
+    reporter.pydev_do_not_trace = True  # type: ignore[attr-defined]  # pydevd's own mark for its helpers
+    reporter.start()
+    return events.put
+
+
+# Tracing
+
+_lock = threading.Lock()  # from Python 3.12 on one switch turns the tracing of all threads on and off
+
+
+@contextlib.contextmanager
+def not_traced(info: Any) -> Iterator[None]:
+    """Keep pydevd from stopping in our own calls on the way to the user's frame, and in what is evaluated at a pause.
+
+    Args:
+        info: what pydevd knows of the calling thread.
+    """
+    from _pydevd_bundle.pydevd_constants import PYDEVD_USE_SYS_MONITORING
+
+    if PYDEVD_USE_SYS_MONITORING:  # where `is_tracing` has no effect
+        from _pydevd_sys_monitoring import pydevd_sys_monitoring as monitoring
+
+        # The first call creates pydevd's record of this thread; the first event would create it later, enabled.
+        monitoring.start_monitoring(all_threads=False)
+        monitoring.stop_monitoring(all_threads=False)
+    info.is_tracing += 1
+    try:
+        yield
+    finally:
+        info.is_tracing -= 1
+        if PYDEVD_USE_SYS_MONITORING:
+            monitoring.start_monitoring(all_threads=False)
+
+
+def trace_only_while_needed(debugger: Any, info: Any) -> None:
+    """Trace the calling thread for a step or for line breakpoints, and let it run at full speed otherwise.
+
+    Args:
+        debugger: this process's pydevd.
+        info: what pydevd knows of the calling thread.
+    """
+    needed = not debugger.pydb_disposed and (info.pydev_step_cmd != -1 or bool(debugger.breakpoints))
+    from _pydevd_bundle.pydevd_constants import PYDEVD_USE_SYS_MONITORING
+
+    if PYDEVD_USE_SYS_MONITORING:
+        _monitor(debugger, here=needed)
+        return
+    if needed:
+        debugger.enable_tracing()
+        return
+    import pydevd_tracing
+
+    pydevd_tracing.SetTrace(None)
+    if not debugger.breakpoints:
+        threading.settrace(None)  # new threads are not traced any more either
+
+
+def _monitor(debugger: Any, *, here: bool) -> None:
+    """Start Python's monitoring for the calling thread, or stop it after the last thread that needs it.
+
+    Of two threads that are resumed at once the last one has to stop it. So each checks for the other under the lock,
+    and only a thread that needs monitoring itself may start it: the need of the other can end at any moment.
+    """
+    from _pydevd_sys_monitoring import pydevd_sys_monitoring as monitoring
+
+    with _lock:
+        if here:
+            monitoring.start_monitoring(all_threads=True)  # of Python: stop_monitoring gave it back
+            monitoring.start_monitoring(all_threads=False)
+            monitoring.update_monitor_events()
+            monitoring.restart_events()
+        elif not suspended_by(debugger).any():
+            monitoring.stop_monitoring(all_threads=True)
+
+
+def _forget_lock_of_parent() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock_of_parent)

@@ -1,27 +1,30 @@
-"""The breakpoints from outside that this process has, and the loader that compiles them into modules."""
+"""The breakpoints from outside that this process has: compiled into modules as they load, and into loaded functions.
+
+Nothing is traced: a loaded function gets its code swapped for code with its breakpoints compiled in.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from _frozen_importlib_external import SourceFileLoader  # as in import_hooks.py
+from types import CodeType, FunctionType
 
 from raydebug.protocol import variables
+from raydebug.protocol.messages import FAILED, SET, WAITING
 from raydebug.worker import job
+from raydebug.worker.breakpoints import runtime
 
 TYPE_CHECKING = False  # as in startup.py
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
     from importlib.machinery import ModuleSpec
-    from types import CodeType, ModuleType
+    from types import ModuleType
 
-    from raydebug.protocol.records import BreakpointSpec
+    from raydebug.protocol.records import BreakpointReport, BreakpointSpec
 
 _specs: list[BreakpointSpec] = []
-loaded: set[str] = set()
-"""Ids of breakpoints compiled into loaded code."""
-on_set: Callable[[list[str]], None] = lambda ids: None  # noqa: E731
-"""Called with the ids of breakpoints that have just been compiled into loaded code."""
 
 
 def add_from_environment() -> None:
@@ -36,31 +39,32 @@ def add_from_environment() -> None:
 
 
 def add(spec: BreakpointSpec) -> None:
-    """Compile a breakpoint into every module that is loaded from now on.
+    """Arm a breakpoint, and compile it into every module that is loaded from now on.
 
     The first one replaces `SourceFileLoader.get_code`; a finder would not do, because verl and others load a user's
     file by its path, past all finders (importlib.util.spec_from_file_location).
     """
-    remove(spec["id"])
+    _forget(spec["id"])
+    runtime.site_of(spec).arm()
     _specs.append(spec)
     if SourceFileLoader.get_code is _plain_get_code:
         SourceFileLoader.get_code = _get_code  # type: ignore[assignment, method-assign]
 
 
 def remove(break_id: str) -> None:
-    """Leave a breakpoint out of the modules that are loaded from now on."""
+    """Let a breakpoint stop nowhere, and leave it out of the modules that are loaded from now on."""
+    _forget(break_id)
+    runtime.disarm(break_id)
+
+
+def _forget(break_id: str) -> None:
     _specs[:] = [spec for spec in _specs if spec["id"] != break_id]
-    loaded.discard(break_id)
+    runtime.loaded.discard(break_id)
 
 
 def all_specs() -> list[BreakpointSpec]:
     """Return the breakpoints from outside that this process has."""
     return list(_specs)
-
-
-def pending() -> list[BreakpointSpec]:
-    """Return the breakpoints that are in no loaded code yet."""
-    return [spec for spec in _specs if spec["id"] not in loaded]
 
 
 def specs_in(fullname: str, path: str) -> list[BreakpointSpec]:
@@ -72,12 +76,6 @@ def specs_in(fullname: str, path: str) -> list[BreakpointSpec]:
         if (spec.get("module") and spec["module"] == fullname)
         or (spec.get("file") and os.path.basename(spec["file"]) == base and is_same_file(spec["file"], path))
     ]
-
-
-def note_set(ids: list[str]) -> None:
-    """Note that these breakpoints are compiled into loaded code, and report it."""
-    loaded.update(ids)
-    on_set(ids)
 
 
 def is_same_file(wanted: str, path: str) -> bool:
@@ -103,7 +101,7 @@ def _get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
     except Exception as error:  # noqa: BLE001 - the module itself must still load
         job.log(f"no breakpoint in {loader.path}: {type(error).__name__}: {error}")
         return _plain_get_code(loader, fullname)
-    note_set([spec["id"] for spec in specs])
+    runtime.note_set([spec["id"] for spec in specs])
     return code
 
 
@@ -134,3 +132,114 @@ class _ScriptLoader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType | None:
         sys.path[0] = os.path.dirname(self.path)  # what plain Python puts there for a script
         return super().get_code(fullname)
+
+
+# Functions that are loaded already
+
+
+def build_in_pending() -> None:
+    """Build the breakpoints that are in no loaded code yet into functions that have arrived; never raises."""
+    try:
+        if pending := [spec for spec in _specs if spec["id"] not in runtime.loaded]:
+            runtime.note_set([report["id"] for report in build_in(pending) if report["state"] == SET])
+    except Exception as error:  # noqa: BLE001 - the task runs, with or without its breakpoints
+        job.log(f"no breakpoint in functions that have arrived: {type(error).__name__}: {error}")
+
+
+def build_in(specs: list[BreakpointSpec]) -> list[BreakpointReport]:
+    """Build breakpoints into the loaded functions of their files.
+
+    Returns:
+        The state of each breakpoint: `set` in loaded functions, `waiting` for its file to be loaded, or `failed` with
+        the reason.
+    """
+    functions = _functions_by_file({os.path.basename(spec["source"]) for spec in specs})
+    reports: list[BreakpointReport] = []
+    for spec in specs:
+        path = os.path.realpath(spec["source"])
+        try:
+            state, message = _build_into(path, functions.get(path, []), spec)
+        except Exception as error:  # noqa: BLE001 - a breakpoint that cannot be set must not harm the process
+            state, message = FAILED, f"{type(error).__name__}: {error}"
+        reports.append({"id": spec["id"], "state": state, "message": message})
+    return reports
+
+
+def _build_into(path: str, functions: list[FunctionType], spec: BreakpointSpec) -> tuple[str, str]:
+    if not functions:
+        return WAITING, "its file is not loaded here"
+    from raydebug.worker.breakpoints import compile as compiler
+
+    with open(path, "rb") as file:
+        source = file.read()
+    # The breakpoints that the file has already stay in it.
+    specs_of_file = [one for one in _specs if os.path.realpath(one["source"]) == path]
+    new = dict(compiler.codes_of(compiler.compile_with(source, path, specs_of_file)))
+    name = compiler.site_name(spec["id"])
+    if not any(name in code.co_names for key, code in new.items() if key[0] != "<module>"):
+        return FAILED, "its line has run already: it is outside of any function"
+    found, running = False, set()
+    now_running = _running_codes()
+    for function in functions:
+        key = (function.__code__.co_qualname, function.__code__.co_firstlineno)
+        code = new.get(key)
+        if code is None or not _mentions(code, name):
+            continue
+        found = True
+        old = compiler.PLAIN.get(function.__code__, function.__code__)
+        if compiler.PLAIN[code].co_code != old.co_code or code.co_freevars != old.co_freevars:
+            return FAILED, f"{path} has changed since it was loaded here"
+        if function.__code__ in now_running:
+            running.add(function.__qualname__)
+        for one in specs_of_file:
+            function.__globals__[compiler.site_name(one["id"])] = runtime.site_of(one)
+        function.__code__ = code
+    if not found:
+        return WAITING, "its function is not made here yet"
+    return SET, f"{', '.join(sorted(running))} runs now and stops there from its next call" if running else ""
+
+
+def _mentions(code: CodeType, name: str) -> bool:
+    return name in code.co_names or any(_mentions(c, name) for c in code.co_consts if isinstance(c, CodeType))
+
+
+def _functions_by_file(base_names: set[str]) -> dict[str, list[FunctionType]]:
+    """Return the functions of some files that exist in this process, by the files' real paths."""
+    found: dict[str, dict[int, FunctionType]] = {}
+    for function in _all_functions():
+        path = function.__code__.co_filename
+        if os.path.basename(path) in base_names:
+            found.setdefault(os.path.realpath(path), {})[id(function)] = function
+    return {path: list(functions.values()) for path, functions in found.items()}
+
+
+def _all_functions() -> Iterator[FunctionType]:
+    for thing in gc.get_objects():
+        if type(thing) is FunctionType:
+            yield thing
+    # vLLM freezes its heap (gc.freeze); get_objects() does not return frozen objects.
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", None)
+        if type(names) is dict:
+            for thing in list(names.values()):
+                if type(thing) is FunctionType:
+                    yield thing
+                elif isinstance(thing, type):
+                    yield from _methods_of(thing)
+
+
+def _methods_of(kind: type) -> Iterator[FunctionType]:
+    for thing in list(vars(kind).values()):
+        inner = getattr(thing, "__func__", thing) if isinstance(thing, staticmethod | classmethod) else thing
+        if type(inner) is FunctionType:
+            yield inner
+
+
+def _running_codes() -> set[CodeType]:
+    found = set()
+    for top in sys._current_frames().values():
+        frame = top
+        while frame is not None:
+            found.add(frame.f_code)
+            frame = frame.f_back  # type: ignore[assignment]
+    return found

@@ -11,7 +11,6 @@ import sys
 from itertools import repeat
 
 from raydebug.worker import job
-from raydebug.worker.breakpoints import registry
 
 TYPE_CHECKING = False  # as in startup.py
 if TYPE_CHECKING:
@@ -116,9 +115,9 @@ class Site:
         return rank in wanted
 
     def _is_step(self, wanted: list[list[Any]], frame: FrameType) -> bool:
-        from raydebug.worker import training_step
+        from raydebug.worker import records
 
-        step = training_step.step_of(frame)
+        step = records.step_of(frame)
         if step is None:
             self._log_once("the training step is not known here, so step never holds; use if= on a variable")
             return False
@@ -126,6 +125,16 @@ class Site:
 
 
 _sites: dict[str, Site] = {}
+loaded: set[str] = set()
+"""Ids of breakpoints compiled into loaded code."""
+on_set: Callable[[list[str]], None] = lambda ids: None  # noqa: E731
+"""Called with the ids of breakpoints that have just been compiled into loaded code."""
+
+
+def note_set(ids: list[str]) -> None:
+    """Note that these breakpoints are compiled into loaded code, and report it."""
+    loaded.update(ids)
+    on_set(ids)
 
 
 def site_of(spec: BreakpointSpec) -> Site:
@@ -138,7 +147,7 @@ def site_of(spec: BreakpointSpec) -> Site:
 
 def arrived(spec: BreakpointSpec) -> Site:
     """Return the site for a function that was unpickled with the breakpoint compiled in."""
-    registry.note_set([spec["id"]])
+    note_set([spec["id"]])
     return site_of(spec)
 
 

@@ -1,4 +1,4 @@
-"""Raise the timeouts of torch's process groups, and find the timeout that ends a paused process first."""
+"""Hooks into torch: torch.compile passes over our code, and process groups wait longer for a paused process."""
 
 from __future__ import annotations
 
@@ -8,12 +8,47 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from raydebug.protocol import variables
 from raydebug.protocol.records import Watchdog
 from raydebug.worker import job
+
+# torch.compile inspects every frame that it meets
+
+PASSED_OVER = ("debugpy", "raydebug")
+NO_GRAPH = (
+    "a breakpoint of raydebug's cannot be part of a graph, and fullgraph=True allows nothing beside it: "
+    "remove it, or set TORCH_COMPILE_DISABLE=1, for vLLM enforce_eager"
+)
+GRAPH_NAME = "__compiled_fn_"  # how the code that replaces a compiled function calls a graph: torch 2.13.0
+
+
+def keep_out(rules: ModuleType, functions: tuple[Any, ...]) -> None:
+    """Let torch.compile neither compile nor warn about our breakpoints and the code that a pause runs.
+
+    A function with a counter would be compiled again for each count.
+
+    Args:
+        rules: torch._dynamo.trace_rules, just loaded.
+        functions: those of ours that the user's code calls.
+
+    Source: torch 2.13.0, _dynamo/trace_rules.py:3752: `add` skips a package's folder; symbolic_convert.py:5737: the
+    attributes that torch.compiler.disable sets, of which the second is shown if the graph must not break.
+    """
+    for function in functions:
+        function._torchdynamo_disable, function._torchdynamo_disable_msg = True, NO_GRAPH
+    for package in PASSED_OVER:
+        rules.add(package)
+
+
+def is_compiled(frame: FrameType) -> bool:
+    """Say whether a frame runs code made by torch.compile, where not all variables of the function are set."""
+    return any(name.startswith(GRAPH_NAME) for name in frame.f_code.co_names)
+
+
+# Timeouts of process groups
 
 # Source: torch 2.11 and 2.13 distributed/distributed_c10d.py; device_mesh.py makes its groups by the last two.
 MAKERS = ("init_process_group", "new_group", "split_group")
@@ -58,7 +93,7 @@ def _widening(make: Callable[..., Any]) -> Callable[..., Any]:
     return make_group
 
 
-def nearest() -> Watchdog | None:
+def nearest_watchdog() -> Watchdog | None:
     """Return the timeout that ends this process first while it is paused."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_initialized():
