@@ -88,7 +88,7 @@ AFTER_A_PAUSE = {
 WHY_NOT = {
     "without site (-S)": (
         "python('-S')",
-        'RuntimeWarning: Ignoring unimportable $PYTHONBREAKPOINT: "raydebug.worker.job.fallback_breakpoint"',
+        'RuntimeWarning: Ignoring unimportable $PYTHONBREAKPOINT: "raydebug.worker.pause.fallback_breakpoint"',
     ),
     "without our names": (
         "python(env={n: v for n, v in os.environ.items() if not n.startswith('RAYDEBUG_')})",

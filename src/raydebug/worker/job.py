@@ -28,20 +28,3 @@ def log(text: str) -> None:
         sys.stderr.flush()
     except Exception:  # noqa: BLE001 - a program may have replaced stderr; contextlib costs each start of Python 4 ms
         pass
-
-
-def fallback_breakpoint(*_args: object, **_kwargs: object) -> None:
-    """Stand in for `breakpoint()` in a Python below the cluster without our hook: one started with -S, for instance.
-
-    A hooked process sets PYTHONBREAKPOINT to this function for its children. If a child cannot even import it, Python
-    warns and continues; without it, pdb would read a job's empty stdin and end the child with BdbQuit.
-    """
-    frame = sys._getframe(1)
-    if variables.GATEWAY not in os.environ:
-        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        log(f"{place} not paused: {variables.GATEWAY} is not in the environment of this process")
-        return
-    from raydebug.worker import pause
-
-    if debugger_is_ours():
-        pause.pause_at(frame, kind="breakpoint")

@@ -74,6 +74,20 @@ def pause_on_error(kind: type[BaseException], error: BaseException, trace: Trace
     )
 
 
+def fallback_breakpoint(*_args: object, **_kwargs: object) -> None:
+    """Stand in for `breakpoint()` in a Python below the cluster without our hook: one started with -S, for instance.
+
+    A hooked process sets PYTHONBREAKPOINT to this function for its children. If a child cannot even import it, Python
+    warns and continues; without it, pdb would read a job's empty stdin and end the child with BdbQuit.
+    """
+    frame = sys._getframe(1)
+    if variables.GATEWAY not in os.environ:
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        job.log(f"{place} not paused: {variables.GATEWAY} is not in the environment of this process")
+    elif job.debugger_is_ours():
+        pause_at(frame, kind="breakpoint")
+
+
 def _pause(
     describe: Callable[[], PauseRecord],
     suspend: Callable[[Any, threading.Thread, Any], None],

@@ -8,6 +8,7 @@ Sources (debugpy 1.8.22, private names, held by tests/ray/test_contracts.py): `d
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import threading
@@ -69,7 +70,8 @@ def _connected_debugger() -> Any:
                 return debugger
         elif _connected_by is not None:
             _forget_parents_debugger()
-        require_debugpy()
+        if fault := _debugpy_fault():
+            raise NoDebugger(fault)
         connection = ReconnectingSocket(proven_connection(), end_unless_needed=_end_unless_needed)
         try:
             debugger = _hand_to_pydevd(connection)
@@ -113,23 +115,9 @@ class NoDebugger(Exception):
     """This process cannot pause; the text says why, and what to install."""
 
 
-_reason: str | None = None  # why it is not enough; empty if it is
-
-
-def require_debugpy() -> None:
-    """Check once that debugpy is installed.
-
-    Raises:
-        NoDebugger: it is missing or too old.
-    """
-    global _reason
-    if _reason is None:
-        _reason = _check_debugpy()
-    if _reason:
-        raise NoDebugger(_reason)
-
-
-def _check_debugpy() -> str:
+@functools.cache
+def _debugpy_fault() -> str:
+    """Return why debugpy is missing or too old; empty if it is neither."""
     wanted = ".".join(map(str, AT_LEAST))
     fix = f"`{sys.executable} -m pip install 'debugpy>={wanted}'`; breakpoints of this process are passed over"
     try:

@@ -149,14 +149,11 @@ def attempt() -> int | None:
     an event loop (async actors) it says 0 whatever the attempt.
     """
     worker = _ray_worker()
-    if worker.mode != sys.modules["ray._private.worker"].WORKER_MODE or _runs_event_loop():
+    asyncio = sys.modules.get("asyncio")
+    runs_event_loop = asyncio is not None and asyncio._get_running_loop() is not None
+    if worker.mode != sys.modules["ray._private.worker"].WORKER_MODE or runs_event_loop:
         return None
     return int(worker.core_worker.get_current_task_attempt_number()) + 1
-
-
-def _runs_event_loop() -> bool:
-    asyncio = sys.modules.get("asyncio")
-    return asyncio is not None and asyncio._get_running_loop() is not None
 
 
 def rank() -> int | None:
@@ -179,7 +176,8 @@ def _ray_worker() -> Any:
 
 def _ray_context() -> Any:
     module = sys.modules.get("ray._private.worker")
-    if module is None or not getattr(module.global_worker, "connected", False) or _forked_from_ray():
+    is_fork = _ray_pid is not None and _ray_pid != os.getpid()
+    if module is None or not getattr(module.global_worker, "connected", False) or is_fork:
         return None
     return _quietly(sys.modules["ray"].get_runtime_context)
 
@@ -191,10 +189,6 @@ def note_ray_process() -> None:
     """Remember which process loaded Ray: in a fork of it Ray's calls would hang or abort."""
     global _ray_pid
     _ray_pid = os.getpid()
-
-
-def _forked_from_ray() -> bool:
-    return _ray_pid is not None and _ray_pid != os.getpid()
 
 
 def _actor_name(context: Any) -> str | None:

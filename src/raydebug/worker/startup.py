@@ -102,10 +102,6 @@ def _enter_working_dir() -> None:
         os.chdir(folder)
 
 
-def _is_forked() -> bool:
-    return "raydebug.prefork.forked_process" in sys.modules  # forked from a process with the heavy imports done
-
-
 def _apply_profile() -> None:
     """Change sys.argv if this process is a training driver that the profile supports; log each change in the job's log.
 
@@ -151,12 +147,12 @@ def install() -> None:
     """Install the hooks for breakpoint(), uncaught errors and imports; apply the profile in a training driver."""
     sys.breakpointhook = breakpoint_hook
     # For children without our hook.
-    os.environ.setdefault("PYTHONBREAKPOINT", "raydebug.worker.job.fallback_breakpoint")
+    os.environ.setdefault("PYTHONBREAKPOINT", "raydebug.worker.pause.fallback_breakpoint")
     raydebug.breakpoint = code_breakpoint
     from raydebug.worker import import_hooks
 
     import_hooks.install()
-    if _is_forked():
+    if "raydebug.prefork.forked_process" in sys.modules:  # forked from a process with the heavy imports done
         import_hooks.catch_up()
     if _is_part_of_ray():
         _enter_working_dir()
