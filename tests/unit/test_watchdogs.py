@@ -9,13 +9,8 @@ import types
 import pytest
 
 from raydebug.protocol import variables
-<<<<<<< HEAD
 from raydebug.settings.debugger import WATCHDOGS, WIDE_S, widened
-from raydebug.worker import watchdogs
-=======
-from raydebug.settings.watchdogs import WATCHDOGS, WIDE_S, widened
 from raydebug.worker import torch_hooks
->>>>>>> a50c714 (worker: 28 files become 19, each one whole idea)
 
 
 def test_users_own_limits_stay():

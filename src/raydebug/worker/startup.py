@@ -110,7 +110,7 @@ def _apply_profile() -> None:
     arguments = getattr(sys, "orig_argv", [])
     if "-m" not in arguments and not any(a.endswith(".py") or a.startswith("-m") for a in arguments):
         return
-    from raydebug.trainers.recognise import recognise
+    from raydebug.trainers.registry import recognise
 
     if recognise(arguments) is None:
         return
