@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
-
-from raydebug.protocol import variables
+from typing import Any, TypedDict
 
 READ_IN_C = (
     "PYTHON",  # the interpreter, when it starts
@@ -38,6 +36,14 @@ NOT_READ = {
     "TPU_VISIBLE_CHIPS",
     *("PWD", "OLDPWD", "SHLVL", "_"),  # a shell's notes
 }
+
+
+class Imported(TypedDict):
+    """How an import depends on the environment: variables read and their values, variables set, mapped libraries."""
+
+    read: dict[str, str | None]
+    set: dict[str, str | None]
+    mapped: list[str]
 
 
 class Record:
@@ -77,7 +83,7 @@ class Record:
         before, after = self._before, dict(os.environ)
         self._set = {n: after.get(n) for n in {*after, *before} if after.get(n) != before.get(n)}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Imported:
         """Return the facts for `differences` and `after_import`."""
         relevant = {*self._read, *(n for n in self._before if n.startswith(READ_IN_C))}
         read = {n: self._before.get(n) for n in relevant if not _is_free(n)}
@@ -94,7 +100,7 @@ def _mapped_libraries() -> list[str]:
         return sorted({line.split(maxsplit=5)[5].strip() for line in maps if ".so" in line})
 
 
-def differences(facts: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, tuple[str | None, str | None]]:
+def differences(facts: Imported, environ: Mapping[str, str]) -> dict[str, tuple[str | None, str | None]]:
     """Return the variables with which an import under this environment might have a different result.
 
     A value that the import itself sets is no difference: a child of a process with the same imports has it. Nor is a
@@ -122,41 +128,8 @@ def for_zygote(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def after_import(facts: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
+def after_import(facts: Imported, environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment with the variables that the import sets."""
-    made: dict[str, str | None] = facts["set"]
+    made = facts["set"]
     kept = {name: value for name, value in environ.items() if name not in made}
     return kept | {name: value for name, value in made.items() if value is not None}
-
-
-def user_folders(environ: Mapping[str, str], cwd: str, argv: list[str]) -> list[str]:
-    """Return the folders that a process searches for modules before the installed packages."""
-    at = program_at(argv)
-    script = argv[at] if at < len(argv) else ""
-    first = cwd if script in ("", "-m", "-c") else os.path.dirname(os.path.realpath(os.path.join(cwd, script)))
-    # Ray 2.60.0 _private/worker.py:2713 adds the driver's folder and its script's to the path of its workers.
-    folders = [first, cwd, environ.get(variables.WORKING_DIR, ""), *environ.get("PYTHONPATH", "").split(os.pathsep)]
-    return [folder for folder in dict.fromkeys(folders) if folder and folder != "/"]
-
-
-def program_at(argv: list[str]) -> int:
-    """Return the index of `-m`, `-c` or the script among an interpreter's arguments."""
-    at = 1
-    while at < len(argv) and argv[at].startswith("-") and argv[at] not in ("-m", "-c"):
-        at += 2 if argv[at] in ("-X", "-W") else 1
-    return at
-
-
-def modules_in(folder: str) -> set[str]:
-    """Return the names under which a folder's modules and packages are imported."""
-    found: set[str] = set()
-    try:
-        entries = list(os.scandir(folder))
-    except OSError:
-        return found
-    for entry in entries:
-        stem, _, rest = entry.name.partition(".")
-        is_package = not rest and os.path.exists(os.path.join(entry.path, "__init__.py"))
-        if is_package or rest in ("py", "pyc") or rest.endswith("so"):
-            found.add(stem)
-    return found

@@ -17,9 +17,14 @@ from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from socket import socket
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from raydebug.prefork import environment, ray_config, wire
+from raydebug.prefork import ray_config
+from raydebug.prefork.environment import Imported, after_import
+from raydebug.prefork.hand_over import program_at, receive, send
+
+if TYPE_CHECKING:
+    from raydebug.prefork.hand_over import Message
 
 FAILED = 70  # EX_SOFTWARE; only the pool sees it
 _HIGH_FD = 800
@@ -30,7 +35,7 @@ _F_SETSIG = 10  # linux/fcntl.h; Python's fcntl has no name for it
 _OPENBLAS = ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads", "openblas_set_num_threads")
 
 
-def take_over(request: wire.Message, server: socket, files: list[int], imported: dict[str, Any]) -> Callable[[], None]:
+def take_over(request: Message, server: socket, files: list[int], imported: Imported) -> Callable[[], None]:
     """Take over the state of the starting process, and return a function that runs its program.
 
     The program starts only after a confirmation: the starting process may have timed out, and the program would run
@@ -48,12 +53,12 @@ def take_over(request: wire.Message, server: socket, files: list[int], imported:
         program = _prepare(request, files[1], files[2:], imported)
     except BaseException as error:  # noqa: BLE001 - the zygote's code must not continue in this process
         reason = f"{type(error).__name__}: {error}"
-        wire.send(server, {"failed": request["id"], "pid": os.getpid(), "reason": reason})
+        send(server, {"failed": request["id"], "pid": os.getpid(), "reason": reason})
         os._exit(FAILED)
     try:
         server.close()
-        wire.send(starter, {"pid": os.getpid()})
-        if wire.receive(starter) is None:
+        send(starter, {"pid": os.getpid()})
+        if receive(starter) is None:
             os._exit(FAILED)
         starter.close()
     except OSError:
@@ -63,11 +68,11 @@ def take_over(request: wire.Message, server: socket, files: list[int], imported:
     return program
 
 
-def _prepare(request: wire.Message, ends: int, files: list[int], imported: dict[str, Any]) -> Callable[[], None]:
+def _prepare(request: Message, ends: int, files: list[int], imported: Imported) -> Callable[[], None]:
     _end_with(ends)
     os.setsid()
     _take_files(request["fds"], files)
-    _take_environment(environment.after_import(imported, request["env"]))
+    _take_environment(after_import(imported, request["env"]))
     os.chdir(request["cwd"])
     os.umask(request["umask"])
     _take_limits(request)
@@ -103,7 +108,7 @@ def _take_environment(wanted: dict[str, str]) -> None:
     os.environ.update(wanted)
 
 
-def _take_limits(request: wire.Message) -> None:
+def _take_limits(request: Message) -> None:
     for number, limits in request["limits"].items():
         resource.setrlimit(number, limits)
     os.sched_setaffinity(0, request["affinity"])
@@ -116,7 +121,7 @@ def _take_limits(request: wire.Message) -> None:
         pass
 
 
-def _take_signals(request: wire.Message) -> None:
+def _take_signals(request: Message) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Python's default
     for number in request["ignored"]:
         signal.signal(number, signal.SIG_IGN)
@@ -185,7 +190,7 @@ def _show_as(argv: list[str]) -> None:
 def _program(argv: list[str]) -> Callable[[], None]:
     """Return a function that runs the program of a command line in a new module `__main__`, as the interpreter does."""
     sys.orig_argv = argv
-    at = environment.program_at(argv)
+    at = program_at(argv)
     main = ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main

@@ -1,23 +1,28 @@
 """Hand the start of this process over to the pool, and stay as its proxy: the starter knows this process id.
 
 Runs before anything else in a Python below a cluster with a pool. On any failure the process starts as usual.
+
+Starter, server and zygote send each other a length, a dictionary and open files (SCM_RIGHTS) on a unix socket. All
+belong to one installation and one user, so marshal, which Python has loaded already, is sufficient.
 """
 
 from __future__ import annotations
 
 import _signal
-import _socket
+import _socket  # the C part alone: `socket` costs a starting process 4 ms
+import marshal
 import os
 import resource
 import sys
 
-from raydebug.prefork import environment, wire
 from raydebug.protocol import variables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
+
+    Message = dict[str, Any]
 
 ANSWER_TIMEOUT_S = 20.0  # fifty starts at once wait for each other
 # Ray 2.60.0 starts a worker of a job with an environment by the second, which executes the first.
@@ -27,7 +32,10 @@ SPAWN = "from multiprocessing.spawn import spawn_main"  # CPython 3.11, 3.12 mul
 _UNKNOWN_END = 1
 _NOT_OURS = (32, 33)  # glibc keeps these signals for itself
 SIGNALS = [n for n in range(1, 65) if n not in _NOT_OURS]
-
+LENGTH_BYTES = 8
+MAX_BODY_BYTES = 16 * 1024 * 1024
+MAX_FILES = 250  # SCM_MAX_FD of Linux is 253
+_FD_BYTES = 4
 
 _is_done = False
 
@@ -50,7 +58,7 @@ def hand_over() -> None:
 
 def is_wanted(argv: list[str], environ: Mapping[str, str]) -> bool:
     """Say whether the pool may serve this start: of a Ray worker, a job's program or its spawned child."""
-    at = environment.program_at(argv)
+    at = program_at(argv)
     program = argv[at] if at < len(argv) else ""
     if program.endswith(RAY_WORKERS):
         return True
@@ -61,6 +69,14 @@ def is_wanted(argv: list[str], environ: Mapping[str, str]) -> bool:
     return program == "-m" or program.endswith(".py")
 
 
+def program_at(argv: list[str]) -> int:
+    """Return the index of `-m`, `-c` or the script among an interpreter's arguments."""
+    at = 1
+    while at < len(argv) and argv[at].startswith("-") and argv[at] not in ("-m", "-c"):
+        at += 2 if argv[at] in ("-X", "-W") else 1
+    return at
+
+
 def _request_process(path: str) -> tuple[Any, int, int] | None:
     inherited = [fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_open(fd)]
     sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -69,11 +85,11 @@ def _request_process(path: str) -> tuple[Any, int, int] | None:
     # The kernel ends the process that runs the program when this one, the pipe's only writer, is gone.
     ends, lives = os.pipe()
     try:
-        wire.send(sock, _describe(inherited), [ends, *inherited])
-        answer = wire.receive(sock)
+        send(sock, _describe(inherited), [ends, *inherited])
+        answer = receive(sock)
         if answer is not None and "pid" in answer[0]:
             process = os.pidfd_open(answer[0]["pid"])
-            wire.send(sock, {"go": True})
+            send(sock, {"go": True})
             return sock, process, lives
     except BaseException:
         os.close(lives)
@@ -85,7 +101,7 @@ def _request_process(path: str) -> tuple[Any, int, int] | None:
     return None
 
 
-def _describe(inherited: list[int]) -> wire.Message:
+def _describe(inherited: list[int]) -> Message:
     umask = os.umask(0o77)
     os.umask(umask)
     with open("/proc/self/oom_score_adj") as file:
@@ -131,7 +147,7 @@ def _act_as_proxy(sock: Any, process: int, lives: int) -> None:
 def _status_of(sock: Any, process: int) -> int:
     try:
         sock.settimeout(None)
-        answer = wire.receive(sock)
+        answer = receive(sock)
         if answer is not None:
             status: int = answer[0]["status"]
             return status
@@ -159,3 +175,46 @@ def _is_open(fd: int) -> bool:
     except OSError:  # the one that listed the folder
         return False
     return True
+
+
+def send(sock: Any, message: Message, files: list[int] | None = None) -> None:
+    """Send a whole message with open files."""
+    body = marshal.dumps(message)
+    data = len(body).to_bytes(LENGTH_BYTES, "little") + body
+    rights = b"".join(fd.to_bytes(_FD_BYTES, "little") for fd in files or ())
+    ancillary = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if rights else []
+    sent = sock.sendmsg([data], ancillary)
+    if sent < len(data):
+        sock.sendall(data[sent:])
+
+
+def receive(sock: Any) -> tuple[Message, list[int]] | None:
+    """Receive a message with its open files; None at the end of the stream.
+
+    Raises:
+        OSError: the stream ended within a message, or the message is too long.
+    """
+    head, ancillary, _, _ = sock.recvmsg(LENGTH_BYTES, _socket.CMSG_SPACE(MAX_FILES * _FD_BYTES))
+    files = [
+        int.from_bytes(data[at : at + _FD_BYTES], "little")
+        for level, kind, data in ancillary
+        if (level, kind) == (_socket.SOL_SOCKET, _socket.SCM_RIGHTS)
+        for at in range(0, len(data) - len(data) % _FD_BYTES, _FD_BYTES)
+    ]
+    if not head:
+        return None
+    head += _exactly(sock, LENGTH_BYTES - len(head))
+    length = int.from_bytes(head, "little")
+    if length > MAX_BODY_BYTES:
+        raise OSError(f"a message of {length} bytes")
+    return marshal.loads(_exactly(sock, length)), files  # noqa: S302 - of our own installation and user
+
+
+def _exactly(sock: Any, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        piece = sock.recv(count - len(data))
+        if not piece:
+            raise OSError("the stream ended within a message")
+        data += piece
+    return data

@@ -7,12 +7,16 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from raydebug.prefork import environment, wire
-from raydebug.prefork.zygote import LEAVES, MODULES, is_installed
+from raydebug.prefork import environment
+from raydebug.prefork.hand_over import program_at
+from raydebug.prefork.zygote import LEAVES, MODULES, Facts, is_installed
 from raydebug.protocol import variables
+
+if TYPE_CHECKING:
+    from raydebug.prefork.hand_over import Message
 
 ZYGOTES = 3  # verl's driver, its workers, and vLLM's engine differ in variables that are read at import
 FAILURES = 3
@@ -26,12 +30,12 @@ class Zygote:
 
     _numbers = itertools.count(1)
 
-    def __init__(self, request: wire.Message, without: tuple[str, ...]) -> None:
+    def __init__(self, request: Message, without: tuple[str, ...]) -> None:
         self.number = next(self._numbers)
         self.environ: dict[str, str] = environment.for_zygote(request["env"])
         self.kind = (request["executable"], request["flags"])
         self.without = without
-        self.facts: dict[str, Any] | None = None
+        self.facts: Facts | None = None
         self.served = 0
         self.used = time.monotonic()
         self.connection, theirs = socket.socketpair()
@@ -47,7 +51,7 @@ class Zygote:
         """Whether it can serve."""
         return self.facts is not None and self.facts["unfit"] is None
 
-    def why_not(self, request: wire.Message, hiding: set[str]) -> str | None:
+    def why_not(self, request: Message, hiding: set[str]) -> str | None:
         """Return why this one cannot serve a request, or None."""
         if self.kind != (request["executable"], request["flags"]):
             return "another interpreter, or other options of it"
@@ -61,7 +65,7 @@ class Zygote:
             return f"other values of {', '.join(sorted(different))}"
         return None
 
-    def _looks_alike(self, request: wire.Message, hiding: set[str]) -> bool:
+    def _looks_alike(self, request: Message, hiding: set[str]) -> bool:
         return self.without == _without(hiding) and self.environ == environment.for_zygote(request["env"])
 
 
@@ -79,12 +83,12 @@ class Pool:
         self._unfit_reasons: set[str] = set()
         self._failures = 0
 
-    def choose(self, request: wire.Message) -> tuple[Zygote | None, str]:
+    def choose(self, request: Message) -> tuple[Zygote | None, str]:
         """Return the zygote that serves a request, or None and the reason; then one for the next request is started."""
         hiding: set[str] = set()
-        for folder in environment.user_folders(request["env"], request["cwd"], request["argv"]):
+        for folder in _user_folders(request["env"], request["cwd"], request["argv"]):
             if not is_installed(os.path.join(folder, "")):
-                hiding |= environment.modules_in(folder)
+                hiding |= _modules_in(folder)
         reasons = []
         for zygote in self.zygotes:
             reason = zygote.why_not(request, hiding)
@@ -102,7 +106,7 @@ class Pool:
             self.start(request, _without(hiding))
         return None, reason
 
-    def start(self, request: wire.Message, without: tuple[str, ...] = ()) -> None:
+    def start(self, request: Message, without: tuple[str, ...] = ()) -> None:
         """Start a zygote for requests like this one if memory allows; drop the least recently used one."""
         while len(self.zygotes) >= ZYGOTES:
             self.drop(min(self.zygotes, key=lambda z: z.used), _DROPPED_FOR_OTHERS)
@@ -122,13 +126,38 @@ class Pool:
             if zygote.facts is None:
                 zygote.process.kill()
 
-    def note_ready(self, zygote: Zygote, facts: dict[str, Any]) -> None:
+    def note_ready(self, zygote: Zygote, facts: Facts) -> None:
         """Store the facts that a zygote reports after its imports."""
         zygote.facts = facts
         self._failures = 0
         if facts["unfit"]:
             self._unfit_reasons.add(facts["unfit"])
             zygote.connection.shutdown(socket.SHUT_WR)
+
+
+def _user_folders(environ: Mapping[str, str], cwd: str, argv: list[str]) -> list[str]:
+    """Return the folders that a process searches for modules before the installed packages."""
+    at = program_at(argv)
+    script = argv[at] if at < len(argv) else ""
+    first = cwd if script in ("", "-m", "-c") else os.path.dirname(os.path.realpath(os.path.join(cwd, script)))
+    # Ray 2.60.0 _private/worker.py:2713 adds the driver's folder and its script's to the path of its workers.
+    folders = [first, cwd, environ.get(variables.WORKING_DIR, ""), *environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return [folder for folder in dict.fromkeys(folders) if folder and folder != "/"]
+
+
+def _modules_in(folder: str) -> set[str]:
+    """Return the names under which a folder's modules and packages are imported."""
+    found: set[str] = set()
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return found
+    for entry in entries:
+        stem, _, rest = entry.name.partition(".")
+        is_package = not rest and os.path.exists(os.path.join(entry.path, "__init__.py"))
+        if is_package or rest in ("py", "pyc") or rest.endswith("so"):
+            found.add(stem)
+    return found
 
 
 def _modules() -> tuple[str, ...]:

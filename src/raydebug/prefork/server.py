@@ -15,11 +15,14 @@ import signal
 import socket
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
-from raydebug.prefork import wire
+from raydebug.prefork.hand_over import receive, send
 from raydebug.prefork.pool import Pool, Zygote
 from raydebug.prefork.zygote import SERVER_FD, send_status
+
+if TYPE_CHECKING:
+    from raydebug.prefork.hand_over import Message
 
 REQUEST_TIMEOUT_S = 2.0
 REAP_S = 0.2
@@ -52,7 +55,7 @@ class Server:
         self._asking: dict[int, tuple[Zygote, socket.socket]] = {}
         self._running: dict[int, tuple[Zygote, socket.socket]] = {}
         self._requests = 0
-        self._cold: list[dict[str, Any]] = []
+        self._cold: list[dict[str, str]] = []
         self._cold_count = 0
 
     def run(self) -> None:
@@ -70,7 +73,7 @@ class Server:
         starter.settimeout(REQUEST_TIMEOUT_S)
         files: list[int] = []
         try:
-            got = wire.receive(starter)
+            got = receive(starter)
             starter.settimeout(None)  # a zygote and its fork share the socket, and it must block there
             if got is not None:
                 request, files = got
@@ -83,13 +86,13 @@ class Server:
             if not any(starter is kept for _, kept in self._asking.values()):
                 starter.close()
 
-    def _forward(self, starter: socket.socket, request: wire.Message, files: list[int]) -> None:
+    def _forward(self, starter: socket.socket, request: Message, files: list[int]) -> None:
         program = " ".join(request["argv"][1:4])[:120]
         try:
             skip_setup_worker(request)
         except ValueError as error:
             self._note_cold(program, str(error))
-            wire.send(starter, {"cold": str(error)})
+            send(starter, {"cold": str(error)})
             return
         if any(fd >= SERVER_FD for fd in request["fds"]) or not {0, 1, 2} <= set(request["fds"]):
             zygote, reason = None, "its open files have unusual numbers"
@@ -97,17 +100,17 @@ class Server:
             zygote, reason = self._pool.choose(request)
         if zygote is None:
             self._note_cold(program, reason)
-            wire.send(starter, {"cold": reason})
+            send(starter, {"cold": reason})
             return
         self._requests += 1
         number = self._requests
-        wire.send(zygote.connection, {**request, "id": number}, [starter.fileno(), *files])
+        send(zygote.connection, {**request, "id": number}, [starter.fileno(), *files])
         self._asking[number] = zygote, starter
         zygote.used = time.monotonic()
 
     def _receive(self, zygote: Zygote) -> None:
         try:
-            got = wire.receive(zygote.connection)
+            got = receive(zygote.connection)
         except OSError:
             got = None
         if got is None and zygote.facts is not None and zygote.facts["unfit"]:
@@ -179,10 +182,10 @@ class Server:
                 "number": z.number,
                 "pid": z.process.pid,
                 "state": "loading" if z.facts is None else "unfit" if z.facts["unfit"] else "ready",
-                "reason": (z.facts or {}).get("unfit"),
-                "modules": (z.facts or {}).get("modules", 0),
-                "load_s": (z.facts or {}).get("load_s"),
-                "left_out": (z.facts or {}).get("left_out", []),
+                "reason": z.facts and z.facts["unfit"],
+                "modules": z.facts["modules"] if z.facts else 0,
+                "load_s": z.facts and z.facts["load_s"],
+                "left_out": z.facts["left_out"] if z.facts else [],
                 "served": z.served,
                 "running": sum(owner is z for owner, _ in self._running.values()),
             }
@@ -195,7 +198,7 @@ class Server:
         os.replace(fresh, self._status)
 
 
-def skip_setup_worker(request: wire.Message) -> None:
+def skip_setup_worker(request: Message) -> None:
     """Replace a start through Ray's setup_worker.py by the start of the worker that it executes; it saves 1 s.
 
     Source: ray 2.60.0 _private/workers/setup_worker.py and _private/runtime_env/context.py exec_worker: it sets the
@@ -224,9 +227,9 @@ def skip_setup_worker(request: wire.Message) -> None:
     request["env"] = {**request["env"], **variables}
 
 
-def _send(starter: socket.socket, message: wire.Message) -> None:
+def _send(starter: socket.socket, message: Message) -> None:
     with contextlib.suppress(OSError):  # the starter is gone
-        wire.send(starter, message)
+        send(starter, message)
 
 
 def _flags_of_a_worker() -> str:

@@ -20,11 +20,15 @@ import threading
 import time
 from collections.abc import Callable
 from stat import S_ISDIR
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from raydebug.prefork import forked_process, ray_config, wire
-from raydebug.prefork.environment import Record
+from raydebug.prefork import forked_process, ray_config
+from raydebug.prefork.environment import Imported, Record
+from raydebug.prefork.hand_over import receive, send
 from raydebug.worker import import_hooks
+
+if TYPE_CHECKING:
+    from raydebug.prefork.hand_over import Message
 
 SERVER_FD, WAKE_FD, WAKING_FD = 700, 701, 702  # above what a starting process has inherited
 # Forking is safe despite the threads of these libraries: OpenBLAS ends its threads before a fork (its memory.c,
@@ -58,6 +62,20 @@ _STDLIB_FOLDERS = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdli
 _STDLIB = tuple({f"{folder}/" for given in _STDLIB_FOLDERS for folder in (given, os.path.realpath(given))})
 
 
+class Facts(TypedDict):
+    """What a zygote reports after its imports.
+
+    `tops` are the loaded top-level packages; `unfit` is why nothing may be forked from it, or None.
+    """
+
+    load_s: float
+    modules: int
+    tops: list[str]
+    left_out: list[str]
+    environment: Imported
+    unfit: str | None
+
+
 def serve(fd: int, modules: tuple[str, ...], without: tuple[str, ...] = ()) -> Callable[[], None]:
     """Import, then fork for each request; return in each fork a function that runs its program.
 
@@ -75,7 +93,7 @@ def serve(fd: int, modules: tuple[str, ...], without: tuple[str, ...] = ()) -> C
     gc.collect()
     gc.freeze()  # a collection in a fork would write to, and so copy, all of it
     ctypes.CDLL(None).prctl(_PR_SET_NAME, _NAME, 0, 0, 0)
-    ready = {
+    ready: Facts = {
         "load_s": round(time.monotonic() - begun, 1),
         "modules": len(sys.modules),
         "tops": tops(),
@@ -83,7 +101,7 @@ def serve(fd: int, modules: tuple[str, ...], without: tuple[str, ...] = ()) -> C
         "environment": loaded.environment,
         "unfit": _why_unfit(loaded),
     }
-    wire.send(server, {"ready": ready})
+    send(server, {"ready": ready})
     return _Forker(server, loaded).run()
 
 
@@ -141,7 +159,7 @@ class _Forker:
                 self._reap()
             if self._server in ready:
                 try:
-                    got = wire.receive(self._server)
+                    got = receive(self._server)
                 except OSError:
                     got = None
                 if got is None:
@@ -150,11 +168,11 @@ class _Forker:
                     return program
         os._exit(0)
 
-    def _answer(self, request: wire.Message, files: list[int]) -> Callable[[], None] | None:
+    def _answer(self, request: Message, files: list[int]) -> Callable[[], None] | None:
         changed = self._loaded.changed()
         if changed is not None:
             _close(files)
-            wire.send(self._server, {"refused": request["id"], "changed": changed})
+            send(self._server, {"refused": request["id"], "changed": changed})
             return None
         pid = os.fork()
         if pid == 0:
@@ -166,7 +184,7 @@ class _Forker:
             return forked_process.take_over(request, self._server, files, self._loaded.environment)
         self._children[pid] = socket.socket(fileno=files[0])
         _close(files[1:])
-        wire.send(self._server, {"forked": request["id"], "pid": pid})
+        send(self._server, {"forked": request["id"], "pid": pid})
         return None
 
     def _reap(self) -> None:
@@ -176,7 +194,7 @@ class _Forker:
                 return
             send_status(self._children.pop(pid), status)
             try:
-                wire.send(self._server, {"ended": pid})
+                send(self._server, {"ended": pid})
             except OSError:
                 continue
 
@@ -184,7 +202,7 @@ class _Forker:
 def send_status(starter: socket.socket, status: int) -> None:
     """Send the exit status of a process to its proxy."""
     with contextlib.suppress(OSError):  # the proxy was killed, and the process with it
-        wire.send(starter, {"status": status})
+        send(starter, {"status": status})
     starter.close()
 
 
