@@ -25,7 +25,7 @@ from raydebug.cluster.compose.image import image_argv
 from raydebug.cluster.compose.lifecycle import bring_up, take_down
 from raydebug.cluster.compose.project import compose_argv, compose_variables, project_of
 from raydebug.cluster.find import find_cluster, load_cluster
-from raydebug.cluster.up_options import UpOptions
+from raydebug.cluster.up import UpOptions
 from raydebug.settings.flavours import read_lock
 
 HERE = Path(__file__).parent

@@ -25,7 +25,7 @@ import psutil
 from raydebug.cluster import local, ports, state
 from raydebug.cluster.environment import cluster_environment, ray_command
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up_options import UpOptions
+from raydebug.cluster.up import UpOptions
 
 UP_TIMEOUT_S = 90.0
 END_TIMEOUT_S = 6.0

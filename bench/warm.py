@@ -19,7 +19,7 @@ from typing import Any
 from raydebug.cluster import local
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up_options import UpOptions
+from raydebug.cluster.up import UpOptions
 from raydebug.demo import TRAINING, Training
 from raydebug.tiny.dataset import build_dataset
 from raydebug.tiny.model import build_model

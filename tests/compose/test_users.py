@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from containers import container_of, docker
+from raydebug.cluster.compose.plan import UNUSED_IDS
 from raydebug.cluster.compose.project import containers, project_of
-from raydebug.cluster.compose.user import UNUSED_IDS
 from runs import raydebug, three_lines
 
 FIRST_ACCOUNT = 1000  # of nearly every distribution; also the default user of images

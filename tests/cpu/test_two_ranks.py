@@ -17,7 +17,7 @@ import pytest
 
 from raydebug.cluster import local
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up_options import UpOptions
+from raydebug.cluster.up import UpOptions
 from raydebug.demo import TRAINING
 from raydebug.tiny.dataset import build_dataset
 from raydebug.tiny.model import build_model

@@ -12,7 +12,7 @@ import pytest
 
 from raydebug.cluster import local
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up_options import UpOptions
+from raydebug.cluster.up import UpOptions
 from runs import Run, raydebug, starting_runs, wait_for
 
 pytestmark = pytest.mark.timeout(240)

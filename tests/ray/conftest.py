@@ -14,7 +14,7 @@ import pytest
 from raydebug.cluster import local
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up_options import UpOptions
+from raydebug.cluster.up import UpOptions
 from runs import Run, starting_runs
 
 

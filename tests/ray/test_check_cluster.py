@@ -17,7 +17,7 @@ from raydebug.cluster import local
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.environment import cluster_environment
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up_options import UpOptions
+from raydebug.cluster.up import UpOptions
 from runs import raydebug
 
 pytestmark = pytest.mark.skipif(

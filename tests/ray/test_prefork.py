@@ -18,7 +18,7 @@ import pytest
 from raydebug.cluster import local
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up_options import UpOptions
+from raydebug.cluster.up import UpOptions
 from raydebug.prefork import ray_config
 from runs import Run, starting_runs
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.cluster.compose import user
-from raydebug.cluster.compose.user import UNUSED_IDS, choose_user, first_unused, has_account, ids_of_processes
+from raydebug.cluster.compose.plan import UNUSED_IDS, choose_user, first_unused, has_account, ids_of_processes
 from raydebug.errors import RaydebugError
 
 NOBODYS = 61183  # the last of the range
@@ -82,4 +81,4 @@ def test_id_of_a_process_without_an_account():
         taken = NOBODYS in ids_of_processes()
         other.communicate(timeout=20)
     assert taken
-    assert NOBODYS not in user.ids_of_processes()
+    assert NOBODYS not in ids_of_processes()

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from raydebug.cluster import interrupts
+from raydebug.cluster import up
 
 
 def press() -> None:
@@ -18,18 +18,18 @@ def press() -> None:
 def test_lost_one_is_remembered():
     """A Ctrl-C whose exception is dropped on its way is raised at the next look; the one before is forgotten."""
     for _ in range(2):
-        with interrupts.noticed():
-            interrupts.raise_if_pressed()
+        with up.notice_interrupts():
+            up.raise_if_interrupted()
             with contextlib.suppress(BaseException):
                 press()
             with pytest.raises(KeyboardInterrupt):
-                interrupts.raise_if_pressed()
+                up.raise_if_interrupted()
 
 
 def test_second_one_is_ignored():
     """What must not stop half-way is not stopped, and afterwards Ctrl-C is what it was."""
     before = signal.getsignal(signal.SIGINT)
-    with interrupts.noticed(), interrupts.ignored():
+    with up.notice_interrupts(), up.ignore_interrupts():
         press()
     assert signal.getsignal(signal.SIGINT) is before
     with pytest.raises(KeyboardInterrupt):
@@ -40,7 +40,7 @@ def test_the_one_that_ends_the_program_is_the_last():
     """After the Ctrl-C that ends a verb no other is heard: Python, on its way out, would die of it without our code."""
     before = signal.getsignal(signal.SIGINT)
     try:
-        with pytest.raises(KeyboardInterrupt), interrupts.noticed():
+        with pytest.raises(KeyboardInterrupt), up.notice_interrupts():
             press()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:

@@ -8,9 +8,9 @@ import pytest
 
 from raydebug.check.config import Need
 from raydebug.cli.run import fit_gpus
-from raydebug.cluster import resources
+from raydebug.cluster import environment
 from raydebug.cluster.compose.image import flash_attn_archs
-from raydebug.cluster.resources import Gpu, list_gpus
+from raydebug.cluster.environment import Gpu, list_gpus
 from raydebug.errors import Exit, RaydebugError
 from raydebug.jobs import resource_requests
 
@@ -36,8 +36,8 @@ NODE = {"state": "ALIVE", "resources_total": {"CPU": 16.0, "GPU": 2.0, "memory":
 )
 def test_visible_gpus(said: str | None, count: int) -> None:
     """The GPUs of a local cluster are those that the driver lists and CUDA_VISIBLE_DEVICES leaves, by index or UUID."""
-    assert resources.visible(TWO, said) == count
-    assert resources.visible([], said) == 0
+    assert environment.visible(TWO, said) == count
+    assert environment.visible([], said) == 0
 
 
 def test_the_driver_here() -> None:
@@ -46,17 +46,17 @@ def test_the_driver_here() -> None:
     if gpus:
         pytest.skip("this machine has a GPU")
     assert failure
-    assert resources.choose_gpus(None, {}) == 0
-    assert resources.choose_gpus(8, {"CUDA_VISIBLE_DEVICES": ""}) == 8  # logical ones: there is none to hide
-    assert resources.start_environment({"CUDA_VISIBLE_DEVICES": "", "A": "1"}, 8) == {"A": "1"}
+    assert environment.choose_gpus(None, {}) == 0
+    assert environment.choose_gpus(8, {"CUDA_VISIBLE_DEVICES": ""}) == 8  # logical ones: there is none to hide
+    assert environment.start_environment({"CUDA_VISIBLE_DEVICES": "", "A": "1"}, 8) == {"A": "1"}
 
 
 def test_hidden_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """More GPUs than CUDA_VISIBLE_DEVICES names are refused in three lines; Ray would end at its start."""
-    monkeypatch.setattr(resources, "list_gpus", lambda: (TWO, None))
-    assert resources.choose_gpus(None, {"CUDA_VISIBLE_DEVICES": "1"}) == 1
+    monkeypatch.setattr(environment, "list_gpus", lambda: (TWO, None))
+    assert environment.choose_gpus(None, {"CUDA_VISIBLE_DEVICES": "1"}) == 1
     with pytest.raises(RaydebugError) as refused:
-        resources.choose_gpus(2, {"CUDA_VISIBLE_DEVICES": "1"})
+        environment.choose_gpus(2, {"CUDA_VISIBLE_DEVICES": "1"})
     assert str(refused.value) == (
         "error: --gpus 2 is more than CUDA_VISIBLE_DEVICES allows\n"
         "cause: CUDA_VISIBLE_DEVICES=1 names 1 of the 2 GPUs of this machine; Ray does not start with more logical GPUs"
@@ -69,9 +69,9 @@ def test_hidden_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cpus_follow_from_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node has the logical CPUs that verl reserves beside its GPUs, and never less than its cores."""
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    assert [resources.cpus_for(gpus) for gpus in (0, 1, 2, 8)] == [16, 16, 18, 36]
+    assert [environment.cpus_for(gpus) for gpus in (0, 1, 2, 8)] == [16, 16, 18, 36]
     monkeypatch.setattr("os.cpu_count", lambda: 192)
-    assert resources.cpus_for(8) == 192
+    assert environment.cpus_for(8) == 192
 
 
 def test_more_gpus_than_there_are() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.cluster import unmanaged
+from raydebug.cluster import find
 from raydebug.cluster.compose.engine import Service
 from raydebug.errors import RaydebugError
 
@@ -17,7 +17,7 @@ def services(tmp_path: Path) -> list[Service]:
     """The containers of one cluster."""
     token = tmp_path / "token"
     token.write_text("a" * 64)
-    mounts = {unmanaged.TOKEN_MOUNT: str(token), "/workspace": "/home/me/project"}
+    mounts = {find.TOKEN_MOUNT: str(token), "/workspace": "/home/me/project"}
     environ = {"RAYDEBUG_DASHBOARD": "http://head:8265", "RAYDEBUG_DOOR": "gateway:5678", "RAYDEBUG_FLAVOUR": "cpu"}
     head = Service("raydebug", "head", "compose", {8265: 9265}, mounts, environ)
     gateway = Service("raydebug", "gateway", "compose", {5678: 9678}, mounts, environ)
@@ -26,7 +26,7 @@ def services(tmp_path: Path) -> list[Service]:
 
 def test_the_only_one(services):
     """The default name means the only cluster; its published ports, its token's file and its project are known."""
-    found = unmanaged.pick_by_labels("default", services, recorded=set())
+    found = find.pick_by_labels("default", services, recorded=set())
     assert found is not None
     assert (found.name, found.kind, found.flavour) == ("raydebug", "by-hand", "cpu")
     assert (found.dashboard, found.gateway_host, found.gateway_port) == ("http://127.0.0.1:9265", "127.0.0.1", 9678)
@@ -37,7 +37,7 @@ def test_addresses_in_the_hosts_own_network(services):
     """Where nothing is published the containers share the host's network: their own addresses hold."""
     environ = {"RAYDEBUG_DASHBOARD": "http://127.0.0.1:8265", "RAYDEBUG_DOOR": "127.0.0.1:5678"}
     services = [replace(one, published={}, environ=environ) for one in services]
-    found = unmanaged.pick_by_labels("raydebug", services, recorded=set())
+    found = find.pick_by_labels("raydebug", services, recorded=set())
     assert found is not None
     assert (found.dashboard, found.gateway_host, found.gateway_port) == ("http://127.0.0.1:8265", "127.0.0.1", 5678)
 
@@ -46,21 +46,21 @@ def test_which_one(services):
     """One of several is named by its project; a cluster with a record is never the default."""
     both = [*services, *(replace(one, project="other") for one in services)]
     with pytest.raises(RaydebugError) as failure:
-        unmanaged.pick_by_labels("default", both, recorded=set())
+        find.pick_by_labels("default", both, recorded=set())
     assert str(failure.value) == (
         "error: several clusters of docker compose run here\n"
         "cause: their compose projects are: other, raydebug\n"
         "fix: name one: --name other"
     )
     names = ("default", "raydebug", "other", "none")
-    found = [unmanaged.pick_by_labels(name, both, recorded={"other"}) for name in names]
+    found = [find.pick_by_labels(name, both, recorded={"other"}) for name in names]
     assert [one and one.name for one in found] == ["raydebug", "raydebug", None, None]
 
 
 def test_token_of_another_user(services):
     """A cluster whose token cannot be read here is named as such."""
-    services = [replace(one, mounts={unmanaged.TOKEN_MOUNT: "/nowhere/token"}) for one in services]
+    services = [replace(one, mounts={find.TOKEN_MOUNT: "/nowhere/token"}) for one in services]
     with pytest.raises(RaydebugError) as failure:
-        unmanaged.pick_by_labels("default", services, recorded=set())
+        find.pick_by_labels("default", services, recorded=set())
     assert failure.value.what == "the token of cluster 'raydebug' cannot be read"
     assert failure.value.cause.startswith("its containers have it from /nowhere/token, which uid ")

@@ -10,7 +10,7 @@ import pytest
 
 from raydebug.check.env import judge_packages
 from raydebug.cluster.dashboard import why_no_gcs
-from raydebug.cluster.unmanaged import cluster_at
+from raydebug.cluster.find import cluster_at
 from raydebug.settings import flavours
 from raydebug.settings.flavours import has_token_mode, is_tested
 from raydebug.worker import records

@@ -60,9 +60,9 @@ def settings(
 
     Example: raydebug settings --write .env
     """
+    from raydebug.cluster.compose.plan import choose_user
     from raydebug.cluster.compose.preflight import choose_flavour
     from raydebug.cluster.compose.sizing import GIB, as_env, look_at_host, settings_for
-    from raydebug.cluster.compose.user import choose_user
 
     host = look_at_host(with_gpus=flavour in (None, "cuda"))
     chosen = choose_flavour(flavour, workers, has_gpu=bool(host.gpus_bytes) or flavour == "cuda")

@@ -75,8 +75,7 @@ def paused(
 def _find(name: str, address: str | None) -> tuple[Cluster, str]:
     """Return the cluster, and the option that names it in suggested commands."""
     from raydebug.cluster import state
-    from raydebug.cluster.find import load_cluster
-    from raydebug.cluster.unmanaged import cluster_at
+    from raydebug.cluster.find import cluster_at, load_cluster
 
     if address is None:
         return load_cluster(name), state.name_option(name)

@@ -139,7 +139,7 @@ def fit_gpus(need: Need | None, cluster: Cluster | None, asked: int | None, name
     Raises:
         RaydebugError: the command asks for more.
     """
-    from raydebug.cluster import resources
+    from raydebug.cluster import environment
     from raydebug.cluster.lifecycle import gpus_of
     from raydebug.cluster.state import name_option
 
@@ -150,8 +150,8 @@ def fit_gpus(need: Need | None, cluster: Cluster | None, asked: int | None, name
     elif asked is None and need is not None and need.on_cpu:
         return need.gpus
     else:
-        there = resources.choose_gpus(asked, os.environ)
-        why = resources.why_so_many(asked, os.environ)
+        there = environment.choose_gpus(asked, os.environ)
+        why = environment.why_so_many(asked, os.environ)
         fix = f"--gpus {need.gpus}" if need is not None and need.on_cpu else "run it where there are as many GPUs"
     if need is not None and there is not None and need.gpus > there:
         raise RaydebugError(
@@ -202,7 +202,7 @@ def _run_alone(job: Job, name: str, gpus: int, mode: str) -> int:
     """Run a job on a local cluster that is there for it alone."""
     from raydebug.cli.status import warn_without_token
     from raydebug.cluster import local
-    from raydebug.cluster.up_options import UpOptions
+    from raydebug.cluster.up import UpOptions
 
     with render.waiting(f"no cluster '{name}' runs: starting one on this machine"):
         cluster, _ = local.bring_up(UpOptions(name=name, gpus=gpus, debugger=mode, owner=os.getpid()))

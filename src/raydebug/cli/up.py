@@ -15,7 +15,7 @@ from raydebug.errors import Exit, RaydebugError
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
-    from raydebug.cluster.up_options import UpOptions
+    from raydebug.cluster.up import UpOptions
 
 _Kind = Annotated[
     str | None,
@@ -91,8 +91,7 @@ def up(
 
     Example: raydebug up --cluster local --gpus 1
     """
-    from raydebug.cluster import interrupts
-    from raydebug.cluster.up_options import UpOptions
+    from raydebug.cluster.up import UpOptions, ignore_interrupts, notice_interrupts
     from raydebug.settings.debugger import choose_mode
 
     if warm:
@@ -104,12 +103,12 @@ def up(
         gateway_port=gateway_port, python=python, prefork=prefork or warm, end_when_hung=end_when_hung,
         flavour=flavour, workers=workers, project=Path.cwd(), mounts=mount or [], hf_cache=hf_cache, env_file=env_file,
     )  # fmt: skip
-    with interrupts.noticed():  # from here on: an import can lose a Ctrl-C too
+    with notice_interrupts():  # from here on: an import can lose a Ctrl-C too
         if dry_run:
             _preview(options, as_json=as_json)
             return
         found, started = _bring_up(options, cluster)
-    with interrupts.ignored():  # the cluster runs: an exit code 130 would say that nothing is left of it
+    with ignore_interrupts():  # the cluster runs: an exit code 130 would say that nothing is left of it
         if as_json:
             render.out_json(describe(found))
             return

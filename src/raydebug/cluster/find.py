@@ -1,10 +1,40 @@
-"""Find a cluster by name: the record of `up`, the one around this process, or one started by docker compose."""
+"""Find a cluster: the record of `up` under its name, or one that raydebug did not start and has no record of.
+
+Three kinds have no record: `by-hand` was started by `docker compose up` and is found by the labels of its containers;
+`joined` is the one whose network this process is in (a Dev Container), named by the environment; `stock` is any Ray
+cluster, named by the address of its dashboard, and has no gateway.
+"""
 
 from __future__ import annotations
 
-from raydebug.cluster.state import DEFAULT_NAME, Cluster, check_name, known_names, name_option, read_record
-from raydebug.cluster.unmanaged import cluster_around_us, find_by_labels
-from raydebug.errors import RaydebugError
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from raydebug.cluster.state import (
+    DEFAULT_NAME,
+    Cluster,
+    check_name,
+    clusters_dir,
+    known_names,
+    name_option,
+    read_record,
+)
+from raydebug.errors import Exit, RaydebugError
+from raydebug.protocol import variables
+from raydebug.settings.debugger import DEFAULT_MODE, mode_of
+
+if TYPE_CHECKING:
+    from raydebug.cluster.compose.engine import Service
+
+# Set in a Dev Container (.devcontainer): the cluster that its network belongs to.
+DASHBOARD_VARIABLE, GATEWAY_VARIABLE = "RAYDEBUG_DASHBOARD", "RAYDEBUG_DOOR"
+CLUSTER_LABEL = "org.raydebug.cluster"  # docker-compose.yml
+TOKEN_MOUNT = "/run/secrets/raydebug_token"  # noqa: S105 - a path in every container
+PORTS = {"dashboard": ("head", 8265), "gateway": ("gateway", 5678)}  # which service publishes which port
 
 
 def find_cluster(name: str) -> Cluster | None:
@@ -31,3 +61,158 @@ def load_cluster(name: str = DEFAULT_NAME) -> Cluster:
             code="cluster.not-found",
         )
     return cluster
+
+
+def cluster_around_us(environ: Mapping[str, str] = os.environ) -> Cluster | None:
+    """Return the cluster whose network this process is in, where the environment names it (a Dev Container)."""
+    dashboard, gateway = environ.get(DASHBOARD_VARIABLE, ""), environ.get(GATEWAY_VARIABLE, "")
+    token_file = environ.get(variables.TOKEN_PATH, "")
+    if not (dashboard and gateway and token_file):
+        return None
+    return _unmanaged("joined", DEFAULT_NAME, environ, dashboard=dashboard, gateway=gateway, token_file=token_file)
+
+
+def cluster_at(address: str, environ: Mapping[str, str] = os.environ) -> Cluster:
+    """Return the cluster whose dashboard answers at an address.
+
+    Args:
+        address: `http://HEAD:8265`, or `HEAD:8265`.
+        environ: where Ray's own variables name the token.
+
+    Raises:
+        RaydebugError: it is not the address of a dashboard.
+    """
+    parts = urlsplit(address if "://" in address else f"http://{address}")
+    try:
+        is_dashboard = parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/")
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        is_dashboard, port = None, None
+    if not is_dashboard or port is None:
+        raise RaydebugError(
+            f"{address!r} is not the address of a Ray dashboard",
+            cause="--address takes the dashboard's, as `ray start --head` prints it; not ray://, and not `auto`",
+            fix="write --address http://HEAD:8265",
+            code="cluster.bad-address",
+            exit_code=Exit.USAGE,
+        )
+    url = f"{parts.scheme}://{parts.netloc}"
+    return _unmanaged("stock", url, {}, dashboard=url, gateway="", token_file=ray_token_path(environ))
+
+
+def ray_token_path(environ: Mapping[str, str]) -> str:
+    """Return the file in which Ray itself would look for the token; empty without one.
+
+    Source: ray 2.60.0 _private/authentication/authentication_token_setup.py; RAY_AUTH_TOKEN comes before it.
+    """
+    path = environ.get("RAY_AUTH_TOKEN_PATH") or str(Path.home() / ".ray" / "auth_token")
+    return path if Path(path).is_file() else ""
+
+
+def find_by_labels(name: str) -> Cluster | None:
+    """Return the cluster of a compose project; the default name means the only one on this machine.
+
+    Raises:
+        RaydebugError: the default name could mean several, or this user cannot read the cluster's token (exit 2).
+    """
+    from raydebug.cluster.compose import engine  # the docker SDK
+    from raydebug.cluster.compose.project import project_of
+
+    try:
+        services = engine.connect().labelled_services(CLUSTER_LABEL)
+    except RaydebugError:
+        return None  # without an engine there is none
+    return pick_by_labels(name, services, recorded={project_of(one) for one in known_names()})
+
+
+def pick_by_labels(name: str, services: list[Service], recorded: set[str]) -> Cluster | None:
+    """Return the cluster that a name means among the running ones.
+
+    Args:
+        name: a compose project, or the default name.
+        services: the running containers of all clusters on this machine.
+        recorded: projects of clusters that this user's `up` started; the default name never means them.
+
+    Raises:
+        RaydebugError: as `find_by_labels` does.
+    """
+    projects = sorted({one.project for one in services if one.service == "head"} - recorded)
+    if name == DEFAULT_NAME and len(projects) > 1:
+        raise RaydebugError(
+            "several clusters of docker compose run here",
+            cause=f"their compose projects are: {', '.join(projects)}",
+            fix=f"name one: --name {projects[0]}",
+            code="cluster.ambiguous",
+            exit_code=Exit.USAGE,
+        )
+    wanted = projects[0] if name == DEFAULT_NAME and projects else name
+    return _by_hand(wanted, {s.service: s for s in services if s.project == wanted}) if wanted in projects else None
+
+
+def _by_hand(project: str, services: dict[str, Service]) -> Cluster:
+    head = services["head"]
+    token = Path(head.mounts.get(TOKEN_MOUNT, ""))
+    if not os.access(token, os.R_OK):
+        raise RaydebugError(
+            f"the token of cluster '{project}' cannot be read",
+            cause=f"its containers have it from {token}, which uid {os.getuid()} cannot read on this machine",
+            fix="run this as the owner of that file, on the machine of the Docker engine",
+            code="auth.no-token",
+            exit_code=Exit.USAGE,
+        )
+    # In the host's own network (docker-compose.rdma.yml) nothing is published: the addresses inside are the host's.
+    inside = {"dashboard": DASHBOARD_VARIABLE, "gateway": GATEWAY_VARIABLE}
+    addresses = {part: head.environ.get(variable, "") for part, variable in inside.items()}
+    for part, (service, port) in PORTS.items():
+        published = services[service].published.get(port) if service in services else None
+        if published is not None:
+            addresses[part] = f"127.0.0.1:{published}"
+    dashboard = addresses["dashboard"] if "://" in addresses["dashboard"] else f"http://{addresses['dashboard']}"
+    return _unmanaged(
+        "by-hand",
+        project,
+        {**head.environ, variables.CLUSTER_ID: head.cluster},
+        dashboard=dashboard,
+        gateway=addresses["gateway"],
+        token_file=str(token),
+        project=head.mounts.get("/workspace", ""),
+    )
+
+
+def _unmanaged(
+    kind: str,
+    name: str,
+    environ: Mapping[str, str],
+    *,
+    dashboard: str,
+    gateway: str,
+    token_file: str,
+    project: str = "",
+) -> Cluster:
+    """Return a cluster without a record.
+
+    Args:
+        kind: `by-hand`, `joined` or `stock`.
+        name: the name by which messages call it.
+        environ: the cluster's environment, as far as it is known: its id, debugger mode and flavour.
+        dashboard: URL of its dashboard.
+        gateway: `host:port` of its gateway; empty without one.
+        token_file: file with its token; empty without one.
+        project: folder of this machine that its containers have as /workspace.
+    """
+    return Cluster(
+        name=name,
+        id=environ.get(variables.CLUSTER_ID, ""),
+        kind=kind,
+        folder=clusters_dir(),
+        temp_dir=clusters_dir(),
+        python=sys.executable,
+        ports={},
+        cpus=0,
+        gpus=0,
+        debugger=mode_of(environ) if environ else DEFAULT_MODE,
+        flavour=environ.get("RAYDEBUG_FLAVOUR", "core") if environ else "",
+        created=0.0,
+        project=project,
+        joined={"dashboard": dashboard, "gateway": gateway, "token_file": token_file},
+    )

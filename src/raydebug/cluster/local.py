@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from raydebug import process
-from raydebug.cluster import audit_log, interrupts, ports, private_folder, resources, state
+from raydebug.cluster import audit_log, ports, private_folder, state
+from raydebug.cluster.environment import choose_gpus, cpus_for, start_environment
 from raydebug.cluster.find import find_cluster
 from raydebug.cluster.ray_node import START_LIMIT_S
 from raydebug.cluster.state import Cluster, name_option
-from raydebug.cluster.up_options import UpOptions
+from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted
 from raydebug.errors import Exit, RaydebugError
 from raydebug.protocol import variables
 from raydebug.settings.flavours import flavour_of
@@ -85,12 +86,12 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
         folder = state.make_folder(options.name)
         remembered = _clear_remains(running, folder)
         try:
-            interrupts.raise_if_pressed()
+            raise_if_interrupted()
             cluster = _start(_plan(options, python, found, folder, remembered), options.owner)
             _wait_until_up(cluster, on_phase)
-            interrupts.raise_if_pressed()
+            raise_if_interrupted()
         except BaseException:
-            with interrupts.ignored():
+            with ignore_interrupts():
                 begun = find_cluster(options.name)
                 if begun is not None:
                     take_down(begun)
@@ -217,7 +218,7 @@ def _living(processes: list[Any]) -> list[Any]:
 
 
 def _plan(options: UpOptions, python: str, found: Environment, folder: Path, remembered: dict[str, int]) -> Cluster:
-    gpus = resources.choose_gpus(options.gpus, os.environ)
+    gpus = choose_gpus(options.gpus, os.environ)
     state.make_token(folder)
     with ports.choosing_ports(options.name) as taken:
         cluster = Cluster(
@@ -228,7 +229,7 @@ def _plan(options: UpOptions, python: str, found: Environment, folder: Path, rem
             temp_dir=private_folder.make_temporary("rd-", TEMP_PATH_BYTES - len("/r")),
             python=python,
             ports=ports.choose_ports(options.ports, remembered, taken),
-            cpus=options.cpus or resources.cpus_for(gpus),
+            cpus=options.cpus or cpus_for(gpus),
             gpus=gpus,
             debugger=options.debugger,
             flavour=found.flavour,
@@ -246,7 +247,7 @@ def _start(cluster: Cluster, owner: int | None) -> Cluster:
 
     argv = [sys.executable, "-m", "raydebug.cluster.supervisor", cluster.name, *([str(owner)] if owner else [])]
     with (cluster.folder / "supervisor.log").open("wb") as log:
-        environment = {**resources.start_environment(os.environ, cluster.gpus), variables.CLUSTER_ID: cluster.id}
+        environment = {**start_environment(os.environ, cluster.gpus), variables.CLUSTER_ID: cluster.id}
         supervisor = process.start(argv, env=environment, output=log, new_session=True)
     started = psutil.Process(supervisor.pid).create_time()
     cluster = replace(cluster, supervisor_pid=supervisor.pid, supervisor_started=started)
@@ -258,7 +259,7 @@ def _wait_until_up(cluster: Cluster, on_phase: Callable[[str], None]) -> None:
     deadline = time.monotonic() + UP_TIMEOUT_S
     said = None
     while time.monotonic() < deadline:
-        interrupts.raise_if_pressed()
+        raise_if_interrupted()
         status = state.read_status(cluster)
         if status["phase"] != said:
             said = status["phase"]
@@ -289,7 +290,7 @@ def _start_gateway_again(cluster: Cluster, on_phase: Callable[[str], None]) -> N
     os.kill(cluster.supervisor_pid, signal.SIGUSR1)
     deadline = time.monotonic() + GATEWAY_TIMEOUT_S
     while time.monotonic() < deadline:
-        interrupts.raise_if_pressed()
+        raise_if_interrupted()
         with contextlib.suppress(OSError):
             socket.create_connection((cluster.gateway_host, cluster.gateway_port), timeout=1.0).close()
             return

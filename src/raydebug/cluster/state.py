@@ -28,7 +28,7 @@ class Cluster:
     Args:
         name: the user's name for it.
         id: unique; every process of the cluster carries it in its environment.
-        kind: `local` or `compose`; without a record (unmanaged.py) `joined`, `by-hand` or `stock`.
+        kind: `local` or `compose`; without a record (find.py) `joined`, `by-hand` or `stock`.
         folder: its folder in the state directory: token, logs, status.
         temp_dir: private folder of a local cluster for Ray's temp dir and sockets, removed when the cluster ends.
         python: the interpreter whose environment Ray runs in.

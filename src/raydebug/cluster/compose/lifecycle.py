@@ -10,17 +10,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 from raydebug import process
-from raydebug.cluster import audit_log, interrupts, ports, state
+from raydebug.cluster import audit_log, ports, state
 from raydebug.cluster.compose import engine, preflight
 from raydebug.cluster.compose.engine import Container, Engine
-from raydebug.cluster.compose.plan import ENV_FILE_VARIABLE, Given, as_compose, files_for, read_given, sizes_of
+from raydebug.cluster.compose.plan import (
+    ENV_FILE_VARIABLE,
+    Given,
+    as_compose,
+    choose_user,
+    files_for,
+    read_given,
+    sizes_of,
+)
 from raydebug.cluster.compose.project import UP_TIMEOUT_S, keep_audit_lines, project_of, run_compose, settings_of
 from raydebug.cluster.compose.sizing import Setting
-from raydebug.cluster.compose.user import choose_user
 from raydebug.cluster.find import find_cluster
 from raydebug.cluster.runner import IMAGE_PYTHON
 from raydebug.cluster.state import Cluster, name_option
-from raydebug.cluster.up_options import UpOptions
+from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted
 from raydebug.errors import Exit, RaydebugError
 from raydebug.settings.files import compose_dir
 
@@ -60,7 +67,7 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
         try:
             return _begin(options, given, flavour, found, on_phase), True
         except BaseException:
-            with interrupts.ignored():
+            with ignore_interrupts():
                 _clear_begun(options.name, found, caches)
             raise
 
@@ -82,17 +89,17 @@ def _read_given(options: UpOptions) -> Given:
 
 
 def _begin(options: UpOptions, given: Given, flavour: str, found: Engine, on_phase: Callable[[str], None]) -> Cluster:
-    interrupts.raise_if_pressed()
+    raise_if_interrupted()
     host, sizes = sizes_of(found, flavour, given.variables, workers=options.workers, logical_gpus=options.gpus or 0)
     cluster = _plan(options, given, flavour, {one.name: one.value for one in sizes}, found)
     settings = settings_of(cluster)
     preflight.refuse_small_shared_memory(settings)
     preflight.refuse_large_memory(settings, host.memory_bytes)
-    interrupts.raise_if_pressed()
+    raise_if_interrupted()
     on_phase("creating containers")
     _create(cluster, found, on_phase)
     wait_until_ready(found, cluster, on_phase)
-    interrupts.raise_if_pressed()
+    raise_if_interrupted()
     return cluster
 
 
@@ -221,7 +228,7 @@ def wait_until_ready(found: Engine, cluster: Cluster, on_phase: Callable[[str], 
     said = ""
     restarts = {c.id: c.restarts for c in look_patiently(found, cluster, on_phase)}
     while time.monotonic() < deadline:
-        interrupts.raise_if_pressed()
+        raise_if_interrupted()
         now = look_patiently(found, cluster, on_phase)
         phase = ", ".join(f"{c.service} {c.health or c.state}" for c in now)
         if phase != said:
@@ -257,7 +264,7 @@ def look_patiently(found: Engine, cluster: Cluster, on_phase: Callable[[str], No
     """Return the cluster's containers; an engine that restarts is waited for."""
     deadline = time.monotonic() + ENGINE_AWAY_S
     while True:
-        interrupts.raise_if_pressed()
+        raise_if_interrupted()
         try:
             return found.containers(project_of(cluster.name))
         except RaydebugError as failure:
