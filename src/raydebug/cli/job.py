@@ -206,7 +206,7 @@ def attach_log(job: _Id = None, name: Name = "default") -> None:
     Example: raydebug job attach-log
     """
     from raydebug.cluster.find import load_cluster
-    from raydebug.jobs.terminal import follow_job
+    from raydebug.jobs.follow import follow_job
 
     found = _find(_dashboard(name), job)
     raise typer.Exit(follow_job(load_cluster(name), found["submission_id"]))

@@ -222,7 +222,7 @@ def _run_job(cluster: Cluster, job: Job, *, detach: bool) -> int:
     if detach:
         render.out(submission_id)
         return Exit.OK
-    from raydebug.jobs.terminal import follow_job  # asyncio costs every other verb 30 ms
+    from raydebug.jobs.follow import follow_job  # asyncio costs every other verb 30 ms
 
     return follow_job(cluster, submission_id)
 

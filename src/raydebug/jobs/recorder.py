@@ -163,7 +163,7 @@ class Recorder:
             if heads and name in dashboard.log_names(heads[0]):
                 self._changes = json.loads(dashboard.log_text(heads[0], name))
 
-    def end(self, status: str, exit_code: int, first_error: dict[str, Any] | None) -> None:
+    def end(self, status: str, exit_code: int, first_error: dict[str, str] | None) -> None:
         """Record how the run ended."""
         if self._rest:
             self.take_log("\n")
