@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +13,7 @@ from raydebug.cli.options import Json, Name
 from raydebug.errors import Exit, RaydebugError
 
 if TYPE_CHECKING:
-    from raydebug.cluster.dashboard import Dashboard
+    from raydebug.cluster.dashboard import Dashboard, JobInfo
     from raydebug.jobs.first_error import LoggedError, Verdict
     from raydebug.jobs.logs import Source
 
@@ -222,7 +222,7 @@ def _dashboard(name: str) -> Dashboard:
     return Dashboard(load_cluster(name))
 
 
-def _find(dashboard: Dashboard, wanted: str | None) -> dict[str, Any]:
+def _find(dashboard: Dashboard, wanted: str | None) -> JobInfo:
     """Return the job with an id, or whose id begins so; without one the last.
 
     Raises:
@@ -272,18 +272,19 @@ def _nothing_written(dashboard: Dashboard, submission_id: str, role: str | None,
     )
 
 
-def _describe(job: dict[str, Any]) -> _Job:
+def _describe(job: JobInfo) -> _Job:
     from raydebug.cluster.dashboard import ENDED
     from raydebug.jobs.follow import exit_code_of
     from raydebug.jobs.submit import command_of
 
     message = (job.get("message") or "").partition(", last available logs")[0].strip()
+    start_ms, end_ms = job.get("start_time"), job.get("end_time")
     return _Job(
         id=job["submission_id"],
         status=str(job["status"]).lower(),
         command=command_of(job["entrypoint"]),
-        started=job["start_time"] / 1000 if job.get("start_time") else None,
-        ended=job["end_time"] / 1000 if job.get("end_time") else None,
+        started=start_ms / 1000 if start_ms else None,
+        ended=end_ms / 1000 if end_ms else None,
         exit_code=exit_code_of(job) if job["status"] in ENDED else None,
         message=message or None,
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import http.client
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import RaydebugError
@@ -18,6 +18,72 @@ GCS_TIMEOUT_S = 1.5  # without its GCS the dashboard answers late or never, and 
 ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})  # ray 2.60.0 dashboard/modules/job/common.py JobStatus
 STOCK_ID_CHARS = 8  # of Ray's worker id: enough to tell them apart, short enough to type
 UNKNOWN_TO_RAY = ("kind", "file", "line", "function", "thread", "exception", "where", "rank", "step", "since_s")
+
+
+class NodeRow(TypedDict, total=False):
+    """A row of Ray's node table. Source of this and the next ones: ray 2.60.0 util/state/common.py."""
+
+    node_id: str
+    node_ip: str
+    state: str
+    state_message: str | None
+    is_head_node: bool
+    resources_total: dict[str, float]
+    end_time_ms: int | None
+
+
+class WorkerRow(TypedDict, total=False):
+    """A row of Ray's worker table."""
+
+    worker_id: str
+    worker_type: str
+    node_id: str
+    ip: str
+    pid: int
+    num_paused_threads: int
+    debugger_port: int | None
+
+
+class TaskRow(TypedDict, total=False):
+    """A row of Ray's task table."""
+
+    task_id: str
+    name: str
+    func_or_class_name: str
+    type: str
+    job_id: str
+    actor_id: str | None
+    worker_id: str | None
+    required_resources: dict[str, float] | None
+
+
+class ActorRow(TypedDict, total=False):
+    """A row of Ray's actor table."""
+
+    pid: int
+    class_name: str
+    serialized_runtime_env: str | None
+
+
+class GroupRow(TypedDict, total=False):
+    """A row of Ray's table of placement groups."""
+
+    bundles: list[Mapping[str, dict[str, float]]] | None
+    stats: Mapping[str, object] | None
+
+
+class JobInfo(TypedDict, total=False):
+    """A job in Ray's Jobs API; times are in milliseconds since the epoch."""
+
+    submission_id: str
+    job_id: str | None
+    status: str
+    entrypoint: str
+    message: str | None
+    start_time: int | None
+    end_time: int | None
+    driver_exit_code: int | None
+    runtime_env: Mapping[str, dict[str, str]] | None
 
 
 def why_no_gcs(cluster: Cluster) -> str | None:
@@ -58,57 +124,35 @@ class Dashboard:
         # trust_env=False: a company proxy has no way to 127.0.0.1.
         self._http = httpx.Client(base_url=cluster.dashboard, headers=self._headers, timeout=TIMEOUT_S, trust_env=False)
 
-    def nodes(self) -> list[dict[str, Any]]:
+    def nodes(self) -> list[NodeRow]:
         """Return the rows of Ray's node table."""
-        answer = self._ask("GET", "/api/v0/nodes", params={"detail": 1, "limit": 1000}, timeout=NODES_TIMEOUT_S)
-        rows: list[dict[str, Any]] = answer["data"]["result"]["result"]
-        return rows
+        return self._rows("nodes", timeout=NODES_TIMEOUT_S)
 
-    def node_statistics(self, node_id: str) -> dict[str, Any]:
+    def node_statistics(self, node_id: str) -> Mapping[str, Any]:
         """Return what a node's agent last measured: its memory, its workers' and its GPUs'."""
-        detail: dict[str, Any] = self._ask("GET", f"/nodes/{node_id}", timeout=NODES_TIMEOUT_S)["data"]["detail"]
+        detail: Mapping[str, Any] = self._ask("GET", f"/nodes/{node_id}", timeout=NODES_TIMEOUT_S)["data"]["detail"]
         return detail
 
-    def paused_workers(self) -> list[dict[str, Any]]:
+    def paused_workers(self) -> list[WorkerRow]:
         """Return the rows of Ray's worker table with paused threads, dead workers left out."""
-        params = {
-            "detail": 1,
-            "limit": 10000,
-            "filter_keys": ["num_paused_threads", "is_alive"],
-            "filter_predicates": ["!=", "="],
-            "filter_values": ["0", "True"],
-        }
-        rows: list[dict[str, Any]] = self._ask("GET", "/api/v0/workers", params=params)["data"]["result"]["result"]
+        rows = self._rows("workers", ("num_paused_threads", "!=", "0"), ("is_alive", "=", "True"), limit=10000)
         return [row for row in rows if (row.get("num_paused_threads") or 0) > 0]
 
-    def running_tasks(self) -> list[dict[str, Any]]:
+    def running_tasks(self) -> list[TaskRow]:
         """Return the rows of the tasks that run now; cheap also where thousands have ended."""
-        params = {"detail": 1, "limit": 1000, "exclude_driver": "false"}
-        params |= {"filter_keys": "state", "filter_predicates": "=", "filter_values": "RUNNING"}
-        rows: list[dict[str, Any]] = self._ask("GET", "/api/v0/tasks", params=params)["data"]["result"]["result"]
-        return rows
+        return self._rows("tasks", ("state", "=", "RUNNING"), exclude_driver="false")
 
-    def actors(self, job_id: str) -> list[dict[str, Any]]:
+    def actors(self, job_id: str) -> list[ActorRow]:
         """Return the rows of Ray's actor table for a job, dead ones too."""
-        of_job = {"filter_keys": "job_id", "filter_predicates": "=", "filter_values": job_id}
-        params = {"detail": 1, "limit": 10000, **of_job}
-        rows: list[dict[str, Any]] = self._ask("GET", "/api/v0/actors", params=params)["data"]["result"]["result"]
-        return rows
+        return self._rows("actors", ("job_id", "=", job_id), limit=10000)
 
-    def pending_groups(self, job_id: str) -> list[dict[str, Any]]:
+    def pending_groups(self, job_id: str) -> list[GroupRow]:
         """Return the rows of a job's placement groups that have no nodes yet."""
-        of_job = {"filter_keys": ["creator_job_id", "state"], "filter_predicates": ["=", "="]}
-        params = {"detail": 1, "limit": 1000, **of_job, "filter_values": [job_id, "PENDING"]}
-        path = "/api/v0/placement_groups"
-        rows: list[dict[str, Any]] = self._ask("GET", path, params=params)["data"]["result"]["result"]
-        return rows
+        return self._rows("placement_groups", ("creator_job_id", "=", job_id), ("state", "=", "PENDING"))
 
-    def pending_tasks(self, job_id: str) -> list[dict[str, Any]]:
+    def pending_tasks(self, job_id: str) -> list[TaskRow]:
         """Return the rows of a job's tasks that have no node yet; the creation of an actor is a task too."""
-        of_job = {"filter_keys": ["job_id", "state"], "filter_predicates": ["=", "="]}
-        params = {"detail": 1, "limit": 1000, **of_job, "filter_values": [job_id, "PENDING_NODE_ASSIGNMENT"]}
-        rows: list[dict[str, Any]] = self._ask("GET", "/api/v0/tasks", params=params)["data"]["result"]["result"]
-        return rows
+        return self._rows("tasks", ("job_id", "=", job_id), ("state", "=", "PENDING_NODE_ASSIGNMENT"))
 
     def log_names(self, node_id: str) -> list[str]:
         """Return the names of a node's log files."""
@@ -144,19 +188,20 @@ class Dashboard:
         body = {"entrypoint": entrypoint, "submission_id": submission_id, "runtime_env": {"env_vars": env}}
         return str(self._ask("POST", "/api/jobs/", json=body)["submission_id"])
 
-    def jobs(self) -> list[dict[str, Any]]:
+    def jobs(self) -> list[JobInfo]:
         """Return every job that the cluster knows, with its status and runtime environment."""
-        rows: list[dict[str, Any]] = self._ask("GET", "/api/jobs/")  # type: ignore[assignment]  # a list, here alone
+        rows: list[JobInfo] = self._ask("GET", "/api/jobs/")
         return rows
 
-    def submitted_jobs(self) -> list[dict[str, Any]]:
+    def submitted_jobs(self) -> list[JobInfo]:
         """Return the jobs of the Jobs API, oldest first; drivers that connected directly are not among them."""
         found = [job for job in self.jobs() if job.get("submission_id")]
         return sorted(found, key=lambda job: job.get("start_time") or 0)
 
-    def job(self, submission_id: str) -> dict[str, Any]:
+    def job(self, submission_id: str) -> JobInfo:
         """Return a job's status, message and exit code."""
-        return self._ask("GET", f"/api/jobs/{submission_id}")
+        info: JobInfo = self._ask("GET", f"/api/jobs/{submission_id}")
+        return info
 
     def job_logs(self, submission_id: str) -> str:
         """Return the whole log of a job's driver."""
@@ -177,9 +222,28 @@ class Dashboard:
             async for piece in stream:
                 yield piece if isinstance(piece, str) else piece.decode(errors="replace")
 
-    def _ask(self, method: str, path: str, **options: Any) -> dict[str, Any]:
-        document: dict[str, Any] = self._receive(method, path, **options).json()
-        return document
+    def _rows(
+        self, table: str, *filters: tuple[str, str, str], limit: int = 1000, timeout: float = TIMEOUT_S, **more: str
+    ) -> list[Any]:
+        """Return the rows of a table of Ray's state API.
+
+        Args:
+            table: its name.
+            filters: key, predicate and value; a row fits all of them.
+            limit: how many rows at most.
+            timeout: limit in seconds.
+            more: further parameters.
+        """
+        names = ("filter_keys", "filter_predicates", "filter_values")
+        given = dict(zip(names, (list(column) for column in zip(*filters, strict=True)), strict=False))
+        params = {"detail": 1, "limit": limit, **given, **more}
+        rows: list[Any] = self._ask("GET", f"/api/v0/{table}", params=params, timeout=timeout)["data"]["result"][
+            "result"
+        ]
+        return rows
+
+    def _ask(self, method: str, path: str, **options: Any) -> Any:
+        return self._receive(method, path, **options).json()
 
     def _receive(self, method: str, path: str, **options: Any) -> httpx.Response:
         import httpx
@@ -214,7 +278,7 @@ class Dashboard:
         return f"the token is not this cluster's: look at {self._cluster.token_file}"
 
 
-def fetch_stock_pauses(cluster: Cluster) -> list[dict[str, Any]]:
+def fetch_stock_pauses(cluster: Cluster) -> list[dict[str, object]]:
     """Return the paused workers of a cluster without a gateway, in the form of the gateway's pauses.
 
     Ray's worker table counts the threads that wait for a debugger, without place and time; unknown fields are None.
@@ -227,10 +291,10 @@ def fetch_stock_pauses(cluster: Cluster) -> list[dict[str, Any]]:
     dashboard = Dashboard(cluster)
     workers = dashboard.paused_workers()
     tasks = {row.get("worker_id"): row for row in dashboard.running_tasks()} if workers else {}
-    return [_describe_stock_pause(worker, tasks.get(worker["worker_id"]) or {}) for worker in workers]
+    return [_describe_stock_pause(worker, tasks.get(worker["worker_id"], TaskRow())) for worker in workers]
 
 
-def _describe_stock_pause(worker: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
+def _describe_stock_pause(worker: WorkerRow, task: TaskRow) -> dict[str, object]:
     name = str(task.get("func_or_class_name") or task.get("name") or "") or None
     actor = name.partition(".")[0] if name and task.get("actor_id") else None
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from typing import Any, TypedDict
 
 from raydebug import render
 from raydebug.cluster import state
@@ -15,7 +15,15 @@ from raydebug.errors import Exit, RaydebugError
 
 CONTAINER_ENDS_S = 1.5
 
-Node = dict[str, Any]
+
+class Node(TypedDict):
+    """A node in `raydebug ps --json`; `node_id` is Ray's, None where it is not known."""
+
+    node_id: str | None
+    ip: str
+    role: str
+    state: str
+    reason: str | None
 
 
 class Kind:
@@ -299,9 +307,9 @@ def slow(silent_s: float) -> tuple[str, str]:
     return "slow", f"slow: no answer for {silent_s:.0f} s"
 
 
-def node_row(role: str, ip: str, condition: str, reason: str | None) -> Node:
-    """Return a node as `raydebug ps --json` shows it; Ray's id of it is not known here."""
-    return {"node_id": None, "ip": ip, "role": role, "state": condition, "reason": reason}
+def node_row(role: str, ip: str, condition: str, reason: str | None, node_id: str | None = None) -> Node:
+    """Return a node as `raydebug ps --json` shows it."""
+    return {"node_id": node_id, "ip": ip, "role": role, "state": condition, "reason": reason}
 
 
 def _memory_mib(pid: int) -> tuple[int, int]:

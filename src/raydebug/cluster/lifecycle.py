@@ -62,7 +62,7 @@ def nodes_of(cluster: Cluster) -> list[Node]:
         if condition == "alive" and row["node_ip"] in silences_s:
             condition, reason = slow(silences_s[row["node_ip"]])
         role = "head" if row.get("is_head_node") else "worker"
-        found.append({**node_row(role, row["node_ip"], condition, reason), "node_id": row["node_id"]})
+        found.append(node_row(role, row["node_ip"], condition, reason, row["node_id"]))
     return found
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from raydebug.cluster.dashboard import Dashboard
+from raydebug.cluster.dashboard import Dashboard, JobInfo
 from raydebug.jobs.logs import DRIVER, find_sources
 from raydebug.render import without_ansi
 
@@ -121,7 +120,7 @@ class Verdict:
     cascade: list[LoggedError] = field(default_factory=list)
 
 
-def find_first_error(dashboard: Dashboard, job: dict[str, Any]) -> Verdict:
+def find_first_error(dashboard: Dashboard, job: JobInfo) -> Verdict:
     """Return the first error of a job and its consequences.
 
     Args:

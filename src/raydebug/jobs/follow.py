@@ -9,10 +9,9 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from raydebug import render
-from raydebug.cluster.dashboard import ENDED, Dashboard
+from raydebug.cluster.dashboard import ENDED, Dashboard, JobInfo
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import Exit, RaydebugError
 from raydebug.gateway.gateway_client import fetch_pauses, forget_job, name_owner, name_place
@@ -42,7 +41,7 @@ class Outcome:
     pauses: int
 
 
-def exit_code_of(info: dict[str, Any]) -> int:
+def exit_code_of(info: JobInfo) -> int:
     """Return the exit code of a job that has ended, as a shell would report it."""
     code = info.get("driver_exit_code")
     if code is None:
@@ -117,7 +116,7 @@ class Follower:
             text = await asyncio.to_thread(self._dashboard.job_logs, self._id)
             self._write(text, self._written)
 
-    async def _wait_for_end(self) -> dict[str, Any]:
+    async def _wait_for_end(self) -> JobInfo:
         failures = 0
         while True:
             try:

@@ -15,9 +15,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
-from raydebug.cluster.dashboard import Dashboard
+from raydebug.cluster.dashboard import ActorRow, Dashboard, JobInfo
 from raydebug.errors import Exit, RaydebugError
 
 DRIVER, TASK = "driver", "task"
@@ -60,7 +59,7 @@ class Source:
         return f"{self.role}{rank}{pid}"
 
 
-def find_sources(dashboard: Dashboard, job: dict[str, Any]) -> list[Source]:
+def find_sources(dashboard: Dashboard, job: JobInfo) -> list[Source]:
     """Return the files of a job: the driver's first, then by role, rank and pid.
 
     Args:
@@ -80,7 +79,7 @@ def find_sources(dashboard: Dashboard, job: dict[str, Any]) -> list[Source]:
 
 
 def of_node(
-    node_id: str, names: Iterable[str], submission_id: str, job_id: str, actors: dict[int, dict[str, Any]]
+    node_id: str, names: Iterable[str], submission_id: str, job_id: str, actors: dict[int, ActorRow]
 ) -> list[Source]:
     """Return the log files of a job on one node."""
     found = []
@@ -98,10 +97,10 @@ def of_node(
     return found
 
 
-def rank_of(actor: dict[str, Any] | None) -> int | None:
+def rank_of(actor: ActorRow | None) -> int | None:
     """Return the rank in an actor's runtime environment; None without one."""
     try:
-        variables = json.loads((actor or {}).get("serialized_runtime_env") or "{}").get("env_vars") or {}
+        variables = json.loads((actor or ActorRow()).get("serialized_runtime_env") or "{}").get("env_vars") or {}
         return int(variables[RANK_VARIABLE])
     except (ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 from raydebug.trainers.registry import TRAINERS
 
@@ -28,6 +28,23 @@ TAKEN: tuple[tuple[str, re.Pattern[str]], ...] = (
 )
 
 
+class Span(TypedDict):
+    """A phase with its place in time, in seconds since the start; `end_s` is None while it is open."""
+
+    name: str
+    start_s: float
+    end_s: float | None
+
+
+class Step(TypedDict):
+    """A step of a training."""
+
+    step: int
+    end_s: float
+    seconds: float
+    metrics: dict[str, float]
+
+
 @dataclass
 class Phases:
     """Collects the moments at which phases ended, and the steps.
@@ -38,8 +55,8 @@ class Phases:
 
     started: float
     ended: dict[str, float] = field(default_factory=dict)
-    taken: list[dict[str, Any]] = field(default_factory=list)
-    steps: list[dict[str, Any]] = field(default_factory=list)
+    taken: list[Span] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     paused_s: float = 0.0  # time spent paused, which `rows` leaves out
 
     def take(self, line: str, now: float) -> None:
@@ -77,13 +94,14 @@ class Phases:
             before = moment
         return rows + [("second step", step["seconds"]) for step in self.steps if step["step"] == 2]
 
-    def spans(self, end_s: float | None) -> list[dict[str, Any]]:
+    def spans(self, end_s: float | None) -> list[Span]:
         """Return the phases with their places in time, in seconds since the start.
 
         Args:
             end_s: when the run ended; None while it runs, and the last phase is open.
         """
-        spans, before_s = [], 0.0
+        spans: list[Span] = []
+        before_s = 0.0
         for name, moment in sorted(self.ended.items(), key=lambda item: item[1]):
             spans.append({"name": name, "start_s": round(before_s, 3), "end_s": round(moment - self.started, 3)})
             before_s = moment - self.started

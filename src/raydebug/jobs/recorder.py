@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from raydebug.settings.flavours import digest_of
 from raydebug.settings.secrets import without_secret_arguments, without_secrets
 
 if TYPE_CHECKING:
-    from raydebug.cluster.dashboard import Dashboard
+    from raydebug.cluster.dashboard import Dashboard, JobInfo
     from raydebug.cluster.state import Cluster
 
 SAMPLE_EVERY_S = 2.0
@@ -41,7 +42,7 @@ class Memory:
     processes: dict[tuple[str, str], list[tuple[float, float]]] = field(default_factory=dict)
     gpus: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
-    def take(self, node: str, statistics: dict[str, Any], at_s: float, titles: dict[int, str]) -> None:
+    def take(self, node: str, statistics: Mapping[str, Any], at_s: float, titles: dict[int, str]) -> None:
         """Add the measurements of a node's agent.
 
         Args:
@@ -71,7 +72,7 @@ class Memory:
                     name = child.cmdline()[0].split()[0].rpartition("/")[2]
                     self._add(f"{name} of {title}", node, at_s, child.memory_info().rss / MIB)
 
-    def _take_gpu(self, gpu: dict[str, Any], node: str, at_s: float) -> None:
+    def _take_gpu(self, gpu: Mapping[str, Any], node: str, at_s: float) -> None:
         name = f"GPU {gpu.get('index')}: {gpu.get('name')}"
         entry = self.gpus.setdefault((name, node), {"total_mib": float(gpu.get("memoryTotal") or 0), "samples": []})
         used, load = float(gpu.get("memoryUsed") or 0), float(gpu.get("utilizationGpu") or 0)
@@ -85,7 +86,7 @@ class Memory:
         else:
             samples.append((at_s, round(mib, 1)))
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return the parts `memory` and `gpus` of a run's document."""
         memory = [{"process": p, "node": n, "samples": samples} for (p, n), samples in self.processes.items()]
         gpus = [{"name": name, "node": node, **entry} for (name, node), entry in self.gpus.items()]
@@ -101,7 +102,7 @@ class Recorder:
         command: the user's, as words.
     """
 
-    def __init__(self, cluster: Cluster, about: dict[str, Any], command: list[str]) -> None:
+    def __init__(self, cluster: Cluster, about: JobInfo, command: list[str]) -> None:
         self._cluster = cluster
         self._id = str(about["submission_id"])
         self._started = (about.get("start_time") or time.time() * 1000) / 1000
@@ -192,7 +193,7 @@ class Recorder:
             except OSError:
                 self._folder = None
 
-    def _write(self, end: dict[str, Any] | None) -> None:
+    def _write(self, end: Mapping[str, object] | None) -> None:
         if self._folder is None:
             return
         now = time.time()

@@ -6,9 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
 
-from raydebug.cluster.dashboard import Dashboard
+from raydebug.cluster.dashboard import Dashboard, GroupRow, NodeRow, TaskRow
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import Exit, RaydebugError
 
@@ -40,9 +39,9 @@ def find_unsatisfiable(dashboard: Dashboard, job_id: str) -> tuple[str, str] | N
 
 
 def judge(
-    groups: Sequence[Mapping[str, Any]],
-    tasks: Sequence[Mapping[str, Any]],
-    nodes: Sequence[Mapping[str, Any]],
+    groups: Sequence[GroupRow],
+    tasks: Sequence[TaskRow],
+    nodes: Sequence[NodeRow],
     *,
     now_s: float,
 ) -> tuple[str, str] | None:
@@ -62,7 +61,7 @@ def judge(
     return (wanted, _has(totals)) if wanted else None
 
 
-def _groups(groups: Sequence[Mapping[str, Any]], totals: Sequence[Resources]) -> Iterator[str]:
+def _groups(groups: Sequence[GroupRow], totals: Sequence[Resources]) -> Iterator[str]:
     """Yield the placement groups that do not fit.
 
     Ray says INFEASIBLE where a bundle fits no node, or a STRICT strategy cannot hold, but not where all bundles
@@ -82,7 +81,7 @@ def _groups(groups: Sequence[Mapping[str, Any]], totals: Sequence[Resources]) ->
             yield "a placement group of " + ", ".join(f"{count} x ({kind})" for kind, count in kinds.items())
 
 
-def _tasks(tasks: Sequence[Mapping[str, Any]], totals: Sequence[Resources]) -> Iterator[str]:
+def _tasks(tasks: Sequence[TaskRow], totals: Sequence[Resources]) -> Iterator[str]:
     for task in tasks:
         needed = task.get("required_resources") or {}
         # Inside of a placement group resources carry its id, and exist once the group does.

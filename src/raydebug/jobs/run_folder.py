@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class RunFolder:
         self.path = runs_dir() / run_id
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def write(self, document: dict[str, Any]) -> None:
+    def write(self, document: Mapping[str, object]) -> None:
         """Write run.json, whole or not at all."""
         atomic_write(self.path / DOCUMENT, json.dumps({"version": VERSION, **document}))
 
