@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.doors import Held, attach_to_stock, take_from_gateway
-from raydebug.cluster.ports import choose_ports
+from raydebug.cluster.up import choose_ports
 
 WAIT_S = 120.0
 ALONE, RAYDEBUG, STOCK = "no debugger", "raydebug", "stock debugpy"

@@ -22,10 +22,10 @@ from typing import Any
 
 import psutil
 
-from raydebug.cluster import local, ports, state
+from raydebug.cluster import local, state
 from raydebug.cluster.environment import cluster_environment, ray_command
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up import UpOptions
+from raydebug.cluster.up import UpOptions, choose_ports
 
 UP_TIMEOUT_S = 90.0
 END_TIMEOUT_S = 6.0
@@ -80,7 +80,7 @@ def _stock(folder: Path, ours: Cluster) -> Iterator[Cluster]:
         id=secrets.token_hex(8),
         folder=home,
         temp_dir=Path(tempfile.mkdtemp(prefix="rs-")),
-        ports=ports.choose_ports({}, {}, ours.ports.values()),
+        ports=choose_ports({}, {}, ours.ports.values()),
     )
     plain = cluster_environment(os.environ, cluster, {})
     plain = {k: v for k, v in plain.items() if not k.startswith(("RAYDEBUG_", "RAY_DEBUG"))}

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from bench import measuring
-from raydebug.cluster.ports import choose_ports
+from raydebug.cluster.up import choose_ports
 from raydebug.dap import DapSession
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -24,7 +24,7 @@ from typing import Any
 from bench import measuring
 from bench.doors import Side
 from bench.figures import RAYDEBUG, STOCK, Samples
-from raydebug.cluster.ports import choose_ports
+from raydebug.cluster.up import choose_ports
 from raydebug.dap import DapSession
 from raydebug.gateway.server import Gateway, Ports
 

@@ -17,7 +17,7 @@ _FOREIGN = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLUMNS", 
 _FOREIGN_PREFIXES = ("RAY_", "RAYDEBUG_", "VERL_", "PYDEVD_", "DEBUGPY_")
 # How this machine runs the tests is not a fact about the program.
 _KEPT = ("RAYDEBUG_TEST_",)
-# pytest's worker n chooses ports from its part of 20000-31999 (raydebug.cluster.ports); the end is left to a pytest
+# pytest's worker n chooses ports from its part of 20000-31999 (raydebug.cluster.up); the end is left to a pytest
 # that runs beside.
 _PORTS, _PORTS_FROM, _PORTS_EACH, _WORKERS_AT_MOST = "RAYDEBUG_TEST_PORTS", 20000, 1500, 6
 

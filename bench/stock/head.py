@@ -21,8 +21,8 @@ from typing import Any
 import psutil
 
 from raydebug.cluster.environment import ray_command
-from raydebug.cluster.ports import choose_ports
 from raydebug.cluster.state import Cluster
+from raydebug.cluster.up import choose_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "tests" / "jobs"

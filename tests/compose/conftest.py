@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from containers import IMAGE, Attached, container_of, is_healthy, remove_all, wait_healthy
-from raydebug.cluster import lifecycle
 from raydebug.cluster.compose import engine
 from raydebug.cluster.find import load_cluster
+from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError
 from runs import JOBS, Run, raydebug, starting_runs, up_in_containers
@@ -80,7 +80,7 @@ def cluster(private_state: Path, project: Path) -> Iterator[Cluster]:
     try:
         yield found
     finally:
-        assert lifecycle.take_down(found) == []
+        assert kind_of(found).take_down() == []
 
 
 @pytest.fixture

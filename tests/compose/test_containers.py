@@ -12,11 +12,11 @@ import psutil
 import pytest
 
 from containers import IMAGE
-from raydebug.cluster import lifecycle
 from raydebug.cluster.compose import engine
 from raydebug.cluster.compose.engine import Container
 from raydebug.cluster.compose.project import containers, project_of
 from raydebug.cluster.find import find_cluster, load_cluster
+from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.state import Cluster
 from runs import RAYDEBUG, Run, raydebug, up_in_containers, wait_for
 
@@ -234,7 +234,7 @@ def other(project):
     found = load_cluster(name)
     yield found
     if find_cluster(name) is not None:
-        lifecycle.take_down(found)
+        kind_of(found).take_down()
 
 
 @pytest.mark.alone
@@ -282,7 +282,7 @@ def test_ctrl_c_during_up(project):
         assert process.returncode == 130, said
     finally:
         if (left := find_cluster("broken")) is not None:
-            lifecycle.take_down(left)
+            kind_of(left).take_down()
     assert engine.connect().leftovers(project_of("broken")) == []
     assert find_cluster("broken") is None
 

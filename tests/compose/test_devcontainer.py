@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.cluster.ports import choose_ports
+from raydebug.cluster.up import choose_ports
 from runs import JOBS
 
 CLI = "@devcontainers/cli@0.89.0"

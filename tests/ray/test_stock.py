@@ -22,8 +22,8 @@ import pytest
 
 import ray
 from raydebug.cluster.environment import ray_command
-from raydebug.cluster.ports import choose_ports
 from raydebug.cluster.state import Cluster
+from raydebug.cluster.up import choose_ports
 from raydebug.settings.flavours import has_token_mode
 from runs import JOBS, RAYDEBUG, WAIT_S, wait_for
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raydebug.cluster.ports import choose_ports
+from raydebug.cluster.up import choose_ports
 from raydebug.dap import DapSession
 from raydebug.protocol import wire
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from raydebug.cluster import kinds, lifecycle, local
+from raydebug.cli.pauses import named_if_lost
+from raydebug.cluster import kinds, local
 from raydebug.cluster.find import load_cluster
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
@@ -56,7 +57,7 @@ def joined(tmp_path, monkeypatch):
 
 def lose(cluster: Cluster) -> RaydebugError:
     """Lose a session with a process of this cluster and return what is said of it."""
-    with pytest.raises(RaydebugError) as failure, lifecycle.named_if_lost(cluster):
+    with pytest.raises(RaydebugError) as failure, named_if_lost(cluster):
         raise LOST
     return failure.value
 
@@ -88,7 +89,7 @@ def test_f5_gcs_gone(joined):
 def test_other_errors_pass(joined):
     """What is no lost session passes as it is, whatever the head does."""
     other = RaydebugError("x", cause="y", fix="z", code="pause.busy")
-    with pytest.raises(RaydebugError) as failure, lifecycle.named_if_lost(joined("http://127.0.0.1:1")):
+    with pytest.raises(RaydebugError) as failure, named_if_lost(joined("http://127.0.0.1:1")):
         raise other
     assert failure.value is other
 
@@ -102,7 +103,7 @@ def test_slow_dashboard(joined, monkeypatch, programs, told):
     with dashboard(503, "gone", wait_s=3.0) as address:
         cluster = dataclasses.replace(joined(address), kind="local")
         try:
-            said = lifecycle.why_gone(cluster)
+            said = kinds.kind_of(cluster).why_gone()
         except TimeoutError as error:
             said = str(error)
     assert told in str(said)

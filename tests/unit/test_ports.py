@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from raydebug.cluster import ports
+from raydebug.cluster import up
 from raydebug.errors import RaydebugError
 
 PUBLISHED = ("dashboard", "gateway")
@@ -18,23 +18,23 @@ PUBLISHED = ("dashboard", "gateway")
 @pytest.fixture
 def nothing_taken(monkeypatch):
     """A machine on which every port is free."""
-    monkeypatch.setattr(ports, "is_free", lambda port, host="": True)
+    monkeypatch.setattr(up, "is_free", lambda port, host="": True)
 
 
 def test_defaults_and_what_was_before(nothing_taken):
     """Without a word the first cluster has the default ports, the next one others, and each keeps what it had."""
-    assert ports.choose_ports({}, {}, (), PUBLISHED) == {"dashboard": 8265, "gateway": 5678}
-    second = ports.choose_ports({}, {}, (8265, 5678), PUBLISHED)
-    assert all(port in ports.RANGE for port in second.values())
-    assert ports.choose_ports({}, second, (8265, 5678), PUBLISHED) == second
+    assert up.choose_ports({}, {}, (), PUBLISHED) == {"dashboard": 8265, "gateway": 5678}
+    second = up.choose_ports({}, {}, (8265, 5678), PUBLISHED)
+    assert all(port in up.RANGE for port in second.values())
+    assert up.choose_ports({}, second, (8265, 5678), PUBLISHED) == second
 
 
 def test_zero_is_any_free_port(nothing_taken):
     """0 never takes the default port: two that start at once by 0 do not meet there."""
     asked = {"dashboard": 0, "gateway": 0}
-    chosen = ports.choose_ports(asked, {}, (), PUBLISHED)
-    assert all(port in ports.RANGE for port in chosen.values())
-    assert ports.choose_ports(asked, chosen, (), PUBLISHED) == chosen, "the same again after a restart"
+    chosen = up.choose_ports(asked, {}, (), PUBLISHED)
+    assert all(port in up.RANGE for port in chosen.values())
+    assert up.choose_ports(asked, chosen, (), PUBLISHED) == chosen, "the same again after a restart"
 
 
 def test_named_port_is_that_or_none():
@@ -42,12 +42,12 @@ def test_named_port_is_that_or_none():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(RaydebugError, match=f"port {port} for the dashboard is taken") as failure:
-            ports.choose_ports({"dashboard": port}, {}, (), PUBLISHED)
+            up.choose_ports({"dashboard": port}, {}, (), PUBLISHED)
         assert f"(pid {os.getpid()}, user " in failure.value.cause
-    assert ports.choose_ports({"dashboard": port}, {}, (), PUBLISHED)["dashboard"] == port
+    assert up.choose_ports({"dashboard": port}, {}, (), PUBLISHED)["dashboard"] == port
 
 
-CHOOSE = "from raydebug.cluster.ports import choose_ports; print(*choose_ports({}, {}, (8265, 5678)).values())"
+CHOOSE = "from raydebug.cluster.up import choose_ports; print(*choose_ports({}, {}, (8265, 5678)).values())"
 
 
 def test_part_of_the_range():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from raydebug.cluster import lifecycle, state
+from raydebug.cluster import state
 from raydebug.cluster.find import find_cluster, load_cluster
+from raydebug.cluster.kinds import kind_of
 from raydebug.errors import RaydebugError
 
 
@@ -83,4 +84,4 @@ def test_cluster_around_us(tmp_path, monkeypatch):
     assert (found.dashboard, found.gateway_host, found.gateway_port) == ("http://head:8265", "gateway", 5678)
     assert (found.token, found.kind) == ("t" * 64, "joined")
     with pytest.raises(RaydebugError, match="not ended from inside"):
-        lifecycle.take_down(found)
+        kind_of(found).take_down()

@@ -13,7 +13,7 @@ from typing import Any
 from raydebug import process
 from raydebug.check.probes import BUSY_TIMES, MARK, Facts
 from raydebug.cluster.environment import DROPPED
-from raydebug.cluster.lifecycle import gpus_of
+from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.runner import LocalRunner, Runner
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
@@ -101,7 +101,6 @@ def find_target(command: list[str], folder: Path, name: str, profile: str | None
     Raises:
         RaydebugError: the command is no training, or the cluster cannot run it from here.
     """
-    from raydebug.cluster import lifecycle
     from raydebug.cluster.find import find_cluster
 
     exported: Mapping[str, str] = {}
@@ -109,7 +108,7 @@ def find_target(command: list[str], folder: Path, name: str, profile: str | None
         command, folder, exported = _in_script(command, folder)
     program = find_program(command) if command else None
     found = find_cluster(name)
-    cluster = found if found is not None and lifecycle.is_alive(found) else None
+    cluster = found if found is not None and kind_of(found).is_alive() else None
     nodes = _nodes(cluster)
     runner = nodes[-1][1]  # a worker where there is one: it has the GPUs
     runner.folder(folder)
@@ -125,7 +124,7 @@ def find_target(command: list[str], folder: Path, name: str, profile: str | None
         environ=environ,
         caller={**os.environ, **exported},
         cluster=cluster,
-        gpus=gpus_of(cluster) if cluster is not None else None,
+        gpus=kind_of(cluster).gpus() if cluster is not None else None,
         profile=profile,
         others=tuple(nodes[:-1]),
     )
@@ -157,8 +156,6 @@ def _in_script(command: list[str], folder: Path) -> tuple[list[str], Path, dict[
 
 def _nodes(cluster: Cluster | None) -> list[tuple[str, Runner]]:
     """Return where programs can be asked to run on this machine: containers of the cluster, head first."""
-    from raydebug.cluster.kinds import kind_of
-
     if cluster is None:
         return [("this machine", LocalRunner(sys.executable))]
     return kind_of(cluster).runners()

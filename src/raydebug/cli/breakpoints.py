@@ -30,13 +30,13 @@ def add(
 
     Example: raydebug break add 'my/reward.py:42,rank=0,if=score > 1,once'
     """
-    from raydebug.cluster import lifecycle
     from raydebug.cluster.find import load_cluster
+    from raydebug.cluster.kinds import kind_of
     from raydebug.gateway.breakpoint_specs import resolve_breaks
     from raydebug.gateway.gateway_client import describe_break_states, fetch_breaks, set_breaks
 
     cluster = load_cluster(name)
-    found = resolve_breaks([where], runner=lifecycle.runner_of(cluster), working_dir=Path.cwd())
+    found = resolve_breaks([where], runner=kind_of(cluster).runner(), working_dir=Path.cwd())
     (added,) = set_breaks(cluster, found, job=job)
     deadline = time.monotonic() + REPORTS_WITHIN_S
     while True:  # each process says what came of it

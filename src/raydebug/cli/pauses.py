@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -14,13 +15,14 @@ from raydebug.errors import Exit, RaydebugError
 from raydebug.protocol import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from raydebug.cluster.state import Cluster
     from raydebug.console.selection import Selection
     from raydebug.protocol.listings import ListedPause
 
 WATCH_PERIOD_S = 0.5
+_LOST = ("session.process-gone", "session.gateway-gone")  # console/session.py
 _TARGET_HELP = "A pause of `raydebug paused`, `next` (waits for it) or `all`. Default: the only one that waits."
 _RANKS_HELP = "These ranks at one prompt, such as 0,3-5; those that pause later join."
 _JOB_HELP = "All pauses of this job at one prompt."
@@ -128,7 +130,6 @@ def attach(
       raydebug attach --address http://HEAD:8265   a Ray cluster that raydebug did not start
       raydebug attach --pid 7311                   a process that works: pauses it, then attaches
     """
-    from raydebug.cluster.lifecycle import named_if_lost
     from raydebug.console.attach import attach_group, attach_pause
     from raydebug.console.session import GatewayAddress
     from raydebug.gateway.gateway_client import fetch_pauses
@@ -151,6 +152,35 @@ def attach(
                 gateway, chosen, cluster=cluster.name, commands=commands, timeout_s=timeout, steal=steal
             )
     raise typer.Exit(int(code))
+
+
+@contextlib.contextmanager
+def named_if_lost(cluster: Cluster) -> Iterator[None]:
+    """Name the head's end as the reason of a lost debug session: the gateway sees only that a process ended.
+
+    Raises:
+        RaydebugError: what was raised within, or `session.head-gone`.
+    """
+    from raydebug.cluster import state
+    from raydebug.cluster.kinds import kind_of
+
+    try:
+        yield
+    except RaydebugError as failure:
+        why = None
+        if failure.code in _LOST:
+            with contextlib.suppress(TimeoutError):
+                why = kind_of(cluster).why_gone()
+        if why is None:
+            raise
+        suffix = state.name_option(cluster.name)
+        raise RaydebugError(
+            f"session lost: head of cluster '{cluster.name}' is gone",
+            cause=f"{why}; {failure.cause}",
+            fix=f"see `raydebug ps{suffix}`; `raydebug up{suffix}` brings it back, its jobs are lost",
+            code="session.head-gone",
+            exit_code=Exit.SESSION_LOST,
+        ) from failure
 
 
 def _needs_gateway(option: str) -> RaydebugError:

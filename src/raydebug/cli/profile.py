@@ -79,16 +79,17 @@ def show(
 
 def _surroundings(name: str) -> tuple[dict[str, str], Any]:
     """Return the environment of a job, and the runner to ask where that is not this Python on this machine."""
-    from raydebug.cluster import lifecycle, local
+    from raydebug.cluster import local
     from raydebug.cluster.find import find_cluster
+    from raydebug.cluster.kinds import kind_of
     from raydebug.cluster.runner import LocalRunner
     from raydebug.errors import RaydebugError
     from raydebug.settings.flavours import flavour_variables
 
     found = find_cluster(name)
-    cluster = found if found is not None and lifecycle.is_alive(found) else None
+    cluster = found if found is not None and kind_of(found).is_alive() else None
     if cluster is not None:
-        runner, flavour = lifecycle.runner_of(cluster), cluster.flavour
+        runner, flavour = kind_of(cluster).runner(), cluster.flavour
     else:
         runner = LocalRunner(sys.executable)
         try:

@@ -89,8 +89,8 @@ def launch(
         RaydebugError: the command cannot be run there, or one of the wishes cannot be met.
     """
     from raydebug.check.config import find_need
-    from raydebug.cluster import lifecycle
     from raydebug.cluster.find import find_cluster
+    from raydebug.cluster.kinds import kind_of
     from raydebug.cluster.runner import LocalRunner
     from raydebug.gateway.breakpoint_specs import resolve_breaks
     from raydebug.jobs.submit import Job, find_program
@@ -105,8 +105,8 @@ def launch(
         load_profile(profile)
         _look_for_training(command, folder)
     found = find_cluster(name)
-    cluster = found if found is not None and lifecycle.is_alive(found) else None
-    runner = LocalRunner(sys.executable) if cluster is None else lifecycle.runner_of(cluster)
+    cluster = found if found is not None and kind_of(found).is_alive() else None
+    runner = LocalRunner(sys.executable) if cluster is None else kind_of(cluster).runner()
     find_program(command, folder, runner)
     if cluster is None and detach:
         raise _detached_alone(name)
@@ -140,11 +140,11 @@ def fit_gpus(need: Need | None, cluster: Cluster | None, asked: int | None, name
         RaydebugError: the command asks for more.
     """
     from raydebug.cluster import environment
-    from raydebug.cluster.lifecycle import gpus_of
+    from raydebug.cluster.kinds import kind_of
     from raydebug.cluster.state import name_option
 
     if cluster is not None:
-        there = gpus_of(cluster)
+        there = kind_of(cluster).gpus()
         why = "its nodes have no more"
         fix = f"`raydebug down{name_option(name)}`, then `raydebug up{name_option(name)} --gpus N`"
     elif asked is None and need is not None and need.on_cpu:

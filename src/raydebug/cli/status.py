@@ -43,11 +43,10 @@ def warn_without_token(cluster: Cluster) -> None:
 
 def describe(cluster: Cluster) -> dict[str, Any]:
     """Return the JSON document of `raydebug ps --json`."""
-    from raydebug.cluster import lifecycle
     from raydebug.cluster.kinds import kind_of
     from raydebug.gateway.gateway_client import fetch_status
 
-    gateway = lifecycle.gateway_of(cluster)
+    gateway = kind_of(cluster).gateway()
     gateway |= fetch_status(cluster) if gateway["state"] == "up" else {"tasks": [], "problem": None}
     return {
         "version": 1,
@@ -57,7 +56,7 @@ def describe(cluster: Cluster) -> dict[str, Any]:
         "dashboard": cluster.dashboard,
         "gateway": gateway,
         "token_file": str(cluster.token_file),
-        "nodes": lifecycle.nodes_of(cluster),
+        "nodes": kind_of(cluster).nodes(),
         "pool": kind_of(cluster).prefork_pool(),
     }
 

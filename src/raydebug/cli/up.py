@@ -170,15 +170,15 @@ def _preview(options: UpOptions, *, as_json: bool) -> None:
 
 def _of_other_kind(name: str, asked: str | None) -> Cluster | None:
     """Return the cluster of this name if it runs and is of another kind; the remains of a dead one are removed."""
-    from raydebug.cluster import lifecycle
     from raydebug.cluster.find import find_cluster
+    from raydebug.cluster.kinds import kind_of
 
     existing = find_cluster(name)
     if existing is None or (not existing.joined and asked in (None, existing.kind)):
         return None
-    if lifecycle.is_alive(existing):
+    if kind_of(existing).is_alive():
         return existing
-    lifecycle.take_down(existing)
+    kind_of(existing).take_down()
     return None
 
 
@@ -216,12 +216,12 @@ def down(name: Name = "default") -> None:
 
     Example: raydebug down --name mine
     """
-    from raydebug.cluster import lifecycle
     from raydebug.cluster.find import load_cluster
+    from raydebug.cluster.kinds import kind_of
 
     cluster = load_cluster(name)
     with render.waiting(f"ending cluster '{name}'"):
-        left = lifecycle.take_down(cluster)
+        left = kind_of(cluster).take_down()
     if left:
         raise RaydebugError(
             f"cluster '{name}' is not wholly down",

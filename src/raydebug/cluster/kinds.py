@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from typing import Any, TypedDict
 
 from raydebug import render
 from raydebug.cluster import state
-from raydebug.cluster.dashboard import Dashboard
+from raydebug.cluster.dashboard import GCS_TIMEOUT_S, Dashboard, why_no_gcs
 from raydebug.cluster.runner import ContainerRunner, LocalRunner, Runner
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
@@ -67,6 +68,57 @@ class Kind:
         except RaydebugError:
             return None
         return int(sum(node["resources_total"].get("GPU", 0) for node in nodes if node["state"] == "ALIVE"))
+
+    def nodes(self) -> list[Node]:
+        """Return the nodes with their state, and the reason if one is not alive."""
+        if broken := self.broken_nodes():
+            return broken
+        host = self.cluster.host
+        try:
+            why = self.why_gone()
+            rows = [] if why else Dashboard(self.cluster).nodes()
+        except RaydebugError as failure:
+            why = failure.cause
+        except TimeoutError:
+            return [node_row("head", host, *slow(max([GCS_TIMEOUT_S, *self.silences_s().values()])))]
+        if why:
+            return [node_row("head", host, "unreachable", why)]
+        silences_s = self.silences_s()
+        found = []
+        for row in rows:
+            condition, reason = "alive" if row["state"] == "ALIVE" else "dead", row.get("state_message") or None
+            if condition == "alive" and row["node_ip"] in silences_s:
+                condition, reason = slow(silences_s[row["node_ip"]])
+            role = "head" if row.get("is_head_node") else "worker"
+            found.append(node_row(role, row["node_ip"], condition, reason, row["node_id"]))
+        return found
+
+    def gateway(self) -> dict[str, object]:
+        """Return where the gateway is, whether it is up or down, and why it is down."""
+        reason = self.why_gateway_down()
+        address = {"host": self.cluster.gateway_host, "port": self.cluster.gateway_port}
+        return {**address, "state": "up" if reason is None else "down", "reason": reason}
+
+    def why_gone(self) -> str | None:
+        """Return why the head's GCS does not answer; None if it does.
+
+        Raises:
+            TimeoutError: it may be slow, or out of reach.
+        """
+        try:
+            reason = why_no_gcs(self.cluster)
+        except TimeoutError:  # on a busy machine a dashboard without its GCS says so only after some tries
+            programs: list[str] = []
+            with contextlib.suppress(RaydebugError, ValueError):
+                programs = self.head_programs()
+            if not programs or any("/gcs_server" in program for program in programs):
+                raise
+            reason = "its gcs_server has ended"
+        if reason is None:
+            return None
+        with contextlib.suppress(RaydebugError):  # the engine may be gone too
+            return self.why_head_ended() or reason
+        return reason
 
     def head_programs(self) -> list[str]:
         """Return the command lines of the head's processes; empty if they cannot be seen."""

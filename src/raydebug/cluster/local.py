@@ -16,12 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from raydebug import process
-from raydebug.cluster import audit_log, ports, private_folder, state
+from raydebug.cluster import audit_log, state
 from raydebug.cluster.environment import choose_gpus, cpus_for, start_environment
 from raydebug.cluster.find import find_cluster
 from raydebug.cluster.ray_node import START_LIMIT_S
 from raydebug.cluster.state import Cluster, name_option
-from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted
+from raydebug.cluster.up import (
+    UpOptions,
+    choose_ports,
+    choosing_ports,
+    ignore_interrupts,
+    raise_if_interrupted,
+    remembered_ports,
+)
 from raydebug.errors import Exit, RaydebugError
 from raydebug.protocol import variables
 from raydebug.settings.flavours import flavour_of
@@ -151,7 +158,7 @@ def take_down(cluster: Cluster) -> list[int]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
         psutil.wait_procs(left, timeout=0.1)
-    private_folder.remove(cluster.temp_dir)
+    state.remove_private(cluster.temp_dir)
     if not left:
         state.forget(cluster)
     return [one.pid for one in left]
@@ -220,15 +227,15 @@ def _living(processes: list[Any]) -> list[Any]:
 def _plan(options: UpOptions, python: str, found: Environment, folder: Path, remembered: dict[str, int]) -> Cluster:
     gpus = choose_gpus(options.gpus, os.environ)
     state.make_token(folder)
-    with ports.choosing_ports(options.name) as taken:
+    with choosing_ports(options.name) as taken:
         cluster = Cluster(
             name=options.name,
             id=uuid.uuid4().hex,
             kind="local",
             folder=folder,
-            temp_dir=private_folder.make_temporary("rd-", TEMP_PATH_BYTES - len("/r")),
+            temp_dir=state.make_temporary("rd-", TEMP_PATH_BYTES - len("/r")),
             python=python,
-            ports=ports.choose_ports(options.ports, remembered, taken),
+            ports=choose_ports(options.ports, remembered, taken),
             cpus=options.cpus or cpus_for(gpus),
             gpus=gpus,
             debugger=options.debugger,
@@ -311,4 +318,4 @@ def _clear_remains(old: Cluster | None, folder: Path) -> dict[str, int]:
     """Remove what an earlier cluster of this name left behind; return its ports."""
     if old is not None:  # its supervisor was killed, and its children may still run
         take_down(old)
-    return ports.remembered_ports(folder)
+    return remembered_ports(folder)

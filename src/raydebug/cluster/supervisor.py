@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from raydebug import process
-from raydebug.cluster import audit_log, private_folder, ray_node, state
+from raydebug.cluster import audit_log, ray_node, state
 from raydebug.cluster.environment import cluster_environment, ray_command
 from raydebug.cluster.find import load_cluster
 from raydebug.errors import RaydebugError
@@ -114,7 +114,7 @@ class Supervisor:
         """Return why another user could access the cluster's folders; None if no other user can."""
         try:
             for folder in (self.cluster.folder, self.cluster.temp_dir):
-                private_folder.check(folder)
+                state.check_private(folder)
         except RaydebugError as failure:
             return f"{failure.what}: {failure.cause}"
         return None
@@ -277,7 +277,7 @@ class Supervisor:
                     continue
             psutil.wait_procs(left, timeout=0.2)
             _reap()
-        private_folder.remove(self.cluster.temp_dir)
+        state.remove_private(self.cluster.temp_dir)
 
 
 def _log(text: str) -> None:

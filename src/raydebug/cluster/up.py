@@ -1,4 +1,6 @@
-"""The parts of `up` that both kinds of cluster share: its options, and Ctrl-C while a cluster starts.
+"""The parts of `up` that both kinds of cluster share: its options, its ports, and Ctrl-C while a cluster starts.
+
+Ports are chosen once, remembered, and never in the ranges that Ray or the kernel hands out.
 
 Ctrl-C is noticed even if Python, or an import, drops its exception: a KeyboardInterrupt that hits a destructor or a
 callback of the garbage collector is printed as ignored, and lost
@@ -8,15 +10,31 @@ callback of the garbage collector is printed as ignored, and lost
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import json
+import os
+import random
 import signal
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from raydebug.cluster.state import DEFAULT_NAME
+from raydebug.cluster import state
+from raydebug.errors import Exit, RaydebugError
+
+# Ray's default range for workers is 10002-19999, the kernel's for outgoing connections 32768-60999. Tests that run side
+# by side have a part of it each (tests/conftest.py): between the choice of a port and its use another could choose it.
+FIRST, END = (int(port) for port in os.environ.get("RAYDEBUG_TEST_PORTS", "20000-32000").split("-"))
+RANGE = range(FIRST, END)
+DEFAULTS = {"dashboard": 8265, "gateway": 5678}
+PURPOSES = (
+    *("dashboard", "gateway", "dial", "gcs", "client_server", "agent", "agent_grpc", "runtime_env", "metrics"),
+    *("node_manager", "object_manager"),
+)
 
 _pressed = False
 
@@ -42,7 +60,7 @@ class UpOptions:
         env_file: compose: file with KEY=VALUE lines for the nodes.
     """
 
-    name: str = DEFAULT_NAME
+    name: str = state.DEFAULT_NAME
     cpus: int | None = None
     gpus: int | None = None
     debugger: str = "breakpoint"
@@ -63,6 +81,107 @@ class UpOptions:
     def ports(self) -> dict[str, int | None]:
         """The ports that the user named, by purpose."""
         return {"dashboard": self.dashboard_port, "gateway": self.gateway_port}
+
+
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Return whether a port is free on this address and on the wildcard address, which another server may hold."""
+    for address in (host, ""):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, port))
+            except OSError:
+                return False
+    return True
+
+
+def choose_ports(
+    asked: dict[str, int | None],
+    remembered: dict[str, int],
+    taken: Collection[int],
+    purposes: Collection[str] = PURPOSES,
+) -> dict[str, int]:
+    """Return a port for every purpose.
+
+    Args:
+        asked: ports that the user named, by purpose; no other port is taken for these. 0 takes any free port, and not
+            the default one.
+        remembered: ports of an earlier cluster of this name; taken again if free.
+        taken: ports of other clusters, also of those that are starting.
+        purposes: the purposes that need a port.
+
+    Raises:
+        RaydebugError: a port that the user named is taken.
+    """
+    chosen: dict[str, int] = {}
+    for purpose in purposes:
+        wanted = asked.get(purpose)
+        if wanted and not is_free(wanted):
+            raise _taken(purpose, wanted)
+        default = DEFAULTS.get(purpose) if wanted is None else None
+        candidates = [wanted] if wanted else [remembered.get(purpose), default]
+        used = {*chosen.values(), *taken}
+        port = next((p for p in candidates if p and p not in used and is_free(p)), None)
+        chosen[purpose] = port or _any_free(used)
+    return chosen
+
+
+@contextlib.contextmanager
+def choosing_ports(name: str) -> Iterator[list[int]]:
+    """Hold the lock under which ports are chosen, and yield the ports of all other clusters."""
+    path = state.clusters_dir() / "ports.lock"
+    with state.writing(path):
+        file = path.open("w")
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        others = (state.read_record(other) for other in state.known_names() if other != name)
+        yield [port for other in others if other is not None for port in other.ports.values()]
+
+
+def remembered_ports(folder: Path) -> dict[str, int]:
+    """Return the ports of an earlier cluster in this folder."""
+    with contextlib.suppress(OSError, ValueError):
+        ports: dict[str, int] = json.loads((folder / "ports.json").read_text())
+        return ports
+    return {}
+
+
+def _any_free(used: Collection[int]) -> int:
+    for _ in range(200):
+        port = random.choice(RANGE)  # noqa: S311 - no secret, only to keep out of each other's way
+        if port not in used and is_free(port):
+            return port
+    raise RaydebugError(
+        "no free port was found",
+        cause=f"200 ports tried in {RANGE.start}-{RANGE.stop - 1}, all taken",
+        fix="end what listens there (`ss -ltnp` lists it)",
+        code="port.none-free",
+        exit_code=Exit.TAKEN,
+    )
+
+
+def _taken(purpose: str, port: int) -> RaydebugError:
+    return RaydebugError(
+        f"port {port} for the {purpose.replace('_', ' ')} is taken",
+        cause=f"{owner_of(port)} listens there",
+        fix=f"end it, or choose another port with --{purpose.replace('_', '-')}-port (0 takes a free one)",
+        code="port.taken",
+        exit_code=Exit.TAKEN,
+    )
+
+
+def owner_of(port: int) -> str:
+    """Return the program that listens on a port, in words."""
+    import psutil
+
+    try:
+        for found in psutil.net_connections("tcp"):
+            if found.laddr and found.laddr.port == port and found.status == psutil.CONN_LISTEN and found.pid:
+                process = psutil.Process(found.pid)
+                return f"{process.name()} (pid {found.pid}, user {process.username()})"
+    except (psutil.Error, PermissionError):
+        pass
+    return "another program"
 
 
 @contextlib.contextmanager

@@ -64,9 +64,9 @@ def configuration_for(cluster: Cluster, folder: Path) -> dict[str, object]:
         "target": "all",
         "justMyCode": False,
     }
-    from raydebug.cluster.lifecycle import runner_of
+    from raydebug.cluster.kinds import kind_of
 
-    remote = runner_of(cluster).folder(folder)
+    remote = kind_of(cluster).runner().folder(folder)
     if remote != str(folder):
         configuration["pathMappings"] = [{"localRoot": "${workspaceFolder}", "remoteRoot": remote}]
     return configuration

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from raydebug.errors import Exit, RaydebugError
-from raydebug.profile.shell.expand import Expander, Values
-from raydebug.profile.shell.tokens import Array, Operator, Text, Token, Unreadable, Word, read_tokens
+from raydebug.profile.shell_expand import Expander, Values
+from raydebug.profile.shell_tokens import Array, Operator, Text, Token, Unreadable, Word, read_tokens
 from raydebug.settings.files import NotPlainText, decode, read_bounded
 from raydebug.trainers.config import is_file
 from raydebug.trainers.registry import recognise

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from raydebug import process
-from raydebug.cluster import audit_log, ports, state
+from raydebug.cluster import audit_log, state
 from raydebug.cluster.compose import engine, preflight
 from raydebug.cluster.compose.engine import Container, Engine
 from raydebug.cluster.compose.plan import (
@@ -27,7 +27,14 @@ from raydebug.cluster.compose.sizing import Setting
 from raydebug.cluster.find import find_cluster
 from raydebug.cluster.runner import IMAGE_PYTHON
 from raydebug.cluster.state import Cluster, name_option
-from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted
+from raydebug.cluster.up import (
+    UpOptions,
+    choose_ports,
+    choosing_ports,
+    ignore_interrupts,
+    raise_if_interrupted,
+    remembered_ports,
+)
 from raydebug.errors import Exit, RaydebugError
 from raydebug.settings.files import compose_dir
 
@@ -159,9 +166,9 @@ def _plan(options: UpOptions, given: Given, flavour: str, sizes: dict[str, str],
             fix="install raydebug from its wheel, or run it from a checkout",
             code="compose.missing-file",
         )
-    with ports.choosing_ports(options.name) as taken:
+    with choosing_ports(options.name) as taken:
         preflight.refuse_foreign_ports(options.ports, found)
-        chosen = ports.choose_ports(options.ports, ports.remembered_ports(folder), taken, PUBLISHED)
+        chosen = choose_ports(options.ports, remembered_ports(folder), taken, PUBLISHED)
         token = state.make_token(folder)
         user = choose_user(options.name, options.project)
         if os.getuid() == 0:  # only the containers' user has to read it

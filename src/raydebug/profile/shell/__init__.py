@@ -1,1 +1,0 @@
-"""A shell script, taken apart without running it: `tokens` (words, parts, operators), `expand` (words with values)."""
