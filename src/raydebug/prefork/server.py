@@ -192,7 +192,7 @@ class Server:
             for z in self._pool.zygotes
         ]
         document = {"pid": os.getpid(), "zygotes": zygotes, "cold": self._cold_count, "last_cold": self._cold}
-        # Not settings.files.atomic_write: the pool imports worker and protocol only, as each import is in every fork.
+        # Not settings.files.atomic_write: the pool imports worker and protocol only.
         fresh = f"{self._status}.new"
         with open(fresh, "w", encoding="utf-8") as file:
             json.dump(document, file)
