@@ -55,6 +55,7 @@ HEADINGS = {
         Verb("paused", "pauses:paused"),
         Verb("attach", "pauses:attach"),
         Verb("break", "breakpoints:app"),
+        Verb("stacks", "stacks:stacks"),
     ),
     "Check first": (
         Verb("check", "check:check", takes_command=True),

@@ -154,6 +154,18 @@ class Dashboard:
         """Return the rows of a job's tasks that have no node yet; the creation of an actor is a task too."""
         return self._rows("tasks", ("job_id", "=", job_id), ("state", "=", "PENDING_NODE_ASSIGNMENT"))
 
+    def unfinished_tasks(self) -> list[dict[str, Any]]:
+        """Return the rows of the tasks that wait or run, of actors too."""
+        params = {
+            "detail": 1,
+            "limit": 10000,
+            "filter_keys": ["state", "state"],
+            "filter_predicates": ["!=", "!="],
+            "filter_values": ["FINISHED", "FAILED"],
+        }
+        rows: list[dict[str, Any]] = self._ask("GET", "/api/v0/tasks", params=params)["data"]["result"]["result"]
+        return rows
+
     def log_names(self, node_id: str) -> list[str]:
         """Return the names of a node's log files."""
         by_kind = self._ask("GET", "/api/v0/logs", params={"node_id": node_id, "glob": "*"})["data"]["result"]

@@ -6,11 +6,12 @@ import asyncio
 import itertools
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any, cast
 
 from raydebug.protocol import messages, records, wire
-from raydebug.protocol.listings import BreakpointState, ListedBreakpoint, ListedProcess
-from raydebug.protocol.records import BadRecord, BreakpointReport, BreakpointSpec, WorkRecord
+from raydebug.protocol.listings import BreakpointState, ListedBreakpoint, ListedProcess, ListedStacks
+from raydebug.protocol.records import BadRecord, BreakpointReport, BreakpointSpec, StacksRecord, WorkRecord
 from raydebug.protocol.wire import Message
 
 log = logging.getLogger("raydebug.gateway")
@@ -23,6 +24,7 @@ DESCRIBE_TIMEOUT_S = 1.0
 # The actor in which Ray runs a job's driver (ray 2.60.0 dashboard/modules/job/common.py): not the user's, though it has
 # the job's environment. Held by tests/ray/test_contracts.py.
 JOB_ACTOR = "_ray_internal_job_actor_"
+STACKS_OF = ("pid", "child_of", "ip", "node_id", "worker_id", "job", "job_id", "rank", "actor", "is_driver")
 LISTED = (
     *("pid", "child_of", "ip", "node_id", "worker_id", "job", "job_id", "rank", "actor", "title", "argv"),
     *("is_driver", "doing"),
@@ -51,6 +53,7 @@ class ControlChannel:
         self._writer = writer
         self._seq = itertools.count(1)
         self._described = asyncio.Event()
+        self._wanting_stacks: list[asyncio.Future[StacksRecord]] = []
 
     @property
     def title(self) -> str:
@@ -76,6 +79,26 @@ class ControlChannel:
         except TimeoutError:
             self.answers = False
 
+    async def fetch_stacks(self, timeout_s: float) -> ListedStacks:
+        """Return the stacks of the process; `state` is silent if it does not answer within timeout_s seconds."""
+        answer: asyncio.Future[StacksRecord] = asyncio.get_running_loop().create_future()
+        self._wanting_stacks.append(answer)
+        self.send(messages.STACKS, {})
+        await asyncio.wait([answer], timeout=timeout_s)
+        self._wanting_stacks.remove(answer)
+        record = answer.result() if answer.done() else None
+        about = self.describe()
+        return {
+            **{name: about[name] for name in STACKS_OF},  # type: ignore[typeddict-item, literal-required]
+            "actor_id": self.about.get("actor_id"),
+            "instance": self.instance,
+            "role": str(about["actor"] or ("driver" if about["is_driver"] else "") or about["title"] or about["argv"]),
+            "world": record.get("world") if record else None,
+            "state": messages.ANSWERED if record else messages.SILENT,
+            "age_s": 0.0 if record else None,
+            "threads": record.get("threads", []) if record else [],
+        }
+
     def describe(self) -> ListedProcess:
         """Return the fields of the process in the list of processes."""
         shown = {name: self.about.get(name) for name in LISTED}
@@ -91,6 +114,12 @@ class ControlChannel:
             self.about.update(records.read(body, WorkRecord, "the description"))
             self.answers = True
             self._described.set()
+        elif event == messages.STACKED:
+            record = records.read(body, StacksRecord, "the stacks")
+            self.about.update(records.read(body, WorkRecord, "the stacks"))
+            for one in self._wanting_stacks:
+                if not one.done():
+                    one.set_result(record)
         elif event == messages.PAUSE_REFUSED:
             refusal = records.read(body, records.Refusal, "the refusal")
             if len(self.refusals) < MAX_REFUSALS:
@@ -153,6 +182,22 @@ class Control:
         await asyncio.gather(*(channel.update() for channel in self.channels))
         users = [channel for channel in self.channels if JOB_ACTOR not in str(channel.about.get("actor"))]
         return sorted(users, key=lambda one: (str(one.describe()["ip"]), int(one.about.get("pid") or 0)))
+
+    async def fetch_stacks(self, timeout_s: float, job: str | None, only: Sequence[str]) -> list[ListedStacks]:
+        """Return the stacks of the user's processes.
+
+        Args:
+            timeout_s: limit for each of them.
+            job: submission id; None for all jobs.
+            only: the instances to ask; empty for all.
+        """
+        asked = [
+            one for one in self.channels
+            if (job is None or one.about.get("job") == job) and (not only or one.instance in only)
+        ]  # fmt: skip
+        found = await asyncio.gather(*(channel.fetch_stacks(timeout_s) for channel in asked))
+        users = [one for one in found if JOB_ACTOR not in str(one["actor"])]
+        return sorted(users, key=lambda one: (one["role"], one["rank"] or 0, one["pid"] or 0))
 
     def add(self, definitions: list[BreakpointSpec], job: str | None) -> list[BreakpointSpec]:
         """Set breakpoints in every process of a job, or of all jobs, including processes that start later.

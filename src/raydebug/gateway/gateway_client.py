@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, cast
 from urllib.parse import quote
@@ -15,7 +15,7 @@ import h11
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import Exit, RaydebugError
 from raydebug.protocol import messages
-from raydebug.protocol.listings import GatewayTask, ListedBreakpoint, ListedPause, ListedProcess
+from raydebug.protocol.listings import GatewayTask, ListedBreakpoint, ListedPause, ListedProcess, ListedStacks
 from raydebug.protocol.records import BreakpointSpec
 
 TIMEOUT_S = 5.0
@@ -124,6 +124,25 @@ def fetch_processes(cluster: Cluster) -> list[ListedProcess]:
         RaydebugError: the gateway does not answer, or refuses the token.
     """
     processes: list[ListedProcess] = request(cluster, "GET", "/processes")["processes"]
+    return processes
+
+
+def fetch_stacks(
+    cluster: Cluster, *, job: str | None = None, only: Sequence[str] = (), timeout_s: float
+) -> list[ListedStacks]:
+    """Return the stacks of the processes of a job, or of all jobs.
+
+    Args:
+        cluster: whose.
+        job: submission id.
+        only: the instances to ask; empty for all.
+        timeout_s: limit for a process to answer; those that do not are `silent`.
+
+    Raises:
+        RaydebugError: the gateway does not answer, or refuses the token.
+    """
+    question = {"job": job, "only": [*only], "timeout_s": timeout_s}
+    processes: list[ListedStacks] = request(cluster, "POST", "/stacks", question)["processes"]
     return processes
 
 

@@ -1,4 +1,4 @@
-"""HTTP on the clients' port: GET /health; with the token GET /status, /pauses, /processes; POST /pause; /breaks."""
+"""HTTP on the clients' port: GET /health; with the token /status, /pauses, /processes, /stacks, /pause, /breaks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from raydebug.gateway.client import Services
 from raydebug.gateway.control import Control, ControlChannel
 from raydebug.gateway.requests import Refused
 from raydebug.protocol import handshake, records
-from raydebug.protocol.listings import GatewayTask, ListedProcess
+from raydebug.protocol.listings import GatewayTask, ListedProcess, ListedStacks
 
 REQUEST_TIMEOUT_S = 5.0
 MAX_REQUEST_BYTES = 8 * 1024
 MAX_BODY_BYTES = 1024 * 1024
 WRONG_TOKEN, CONFLICT, MISDIRECTED, TIMED_OUT = 401, 409, 421, 504
 PAUSE_WITHIN_S, PAUSE_AT_MOST_S = 10.0, 3600.0
-PATHS = "/health, /status, /pauses, /processes, /pause, /breaks and /jobs/ID"
+STACKS_WITHIN_S, STACKS_AT_MOST_S = 0.3, 30.0
+PATHS = "/health, /status, /pauses, /processes, /stacks, /pause, /breaks and /jobs/ID"
 Answer = tuple[int, Mapping[str, object]]
 
 
@@ -38,6 +39,14 @@ class PauseQuestion(TypedDict, total=False):
     """Body of `POST /pause`."""
 
     target: records.Name
+    timeout_s: float
+
+
+class StacksQuestion(TypedDict, total=False):
+    """Body of `POST /stacks`."""
+
+    job: records.Name | None
+    only: list[records.Name]
     timeout_s: float
 
 
@@ -123,6 +132,8 @@ class HttpApi:
                 case ("GET", "processes"):
                     channels = await self._control.described()
                     return 200, {"version": 1, "processes": [self._describe(one) for one in channels]}
+                case ("POST", "stacks"):
+                    return 200, {"version": 1, "processes": await self._stacks(sent)}
                 case ("POST", "pause"):
                     return await _unless_gone(self._pause(sent, peer), reader)
                 case ("GET", "breaks"):
@@ -142,6 +153,16 @@ class HttpApi:
     def _describe(self, channel: ControlChannel) -> ListedProcess:
         pauses = self._services.board.of_instance(channel.instance)
         return {**channel.describe(), "pauses": [pause.id for pause in pauses]}
+
+    async def _stacks(self, sent: bytes) -> list[ListedStacks]:
+        wanted = records.read(_document(sent), StacksQuestion, "the question")
+        timeout_s = wanted.get("timeout_s", STACKS_WITHIN_S)
+        if not 0 < timeout_s <= STACKS_AT_MOST_S:
+            raise ValueError(f"timeout_s is from 0 to {STACKS_AT_MOST_S:g}")
+        found = await self._control.fetch_stacks(timeout_s, wanted.get("job"), wanted.get("only", []))
+        for one in found:
+            one["pauses"] = [pause.id for pause in self._services.board.of_instance(one["instance"])]
+        return found
 
     async def _pause(self, sent: bytes, peer: object) -> Answer:
         wanted = records.read(_document(sent), PauseQuestion, "the question")

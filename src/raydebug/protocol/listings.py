@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
-from raydebug.protocol.records import Location, Policy, Watchdog
+from raydebug.protocol.records import Location, Policy, ThreadStack, Watchdog
 
 
 class ListedPause(TypedDict, total=False):
@@ -61,6 +61,29 @@ class ListedProcess(TypedDict, total=False):
     doing: Location | None
     answers: bool
     pauses: list[str]
+
+
+class ListedStacks(TypedDict):
+    """The stacks of a process in POST /stacks and `raydebug stacks --json`."""
+
+    pid: int | None
+    child_of: int | None
+    ip: str
+    node_id: str | None
+    worker_id: str | None
+    job: str | None
+    job_id: str | None
+    rank: int | None
+    world: int | None  # ranks of its training group
+    actor_id: str | None
+    actor: str | None
+    is_driver: bool | None
+    instance: str
+    role: str
+    state: str  # answered or silent (messages.py)
+    age_s: float | None  # how old the stacks are
+    threads: list[ThreadStack]
+    pauses: NotRequired[list[str]]
 
 
 class BreakpointState(TypedDict):

@@ -21,6 +21,11 @@ PAUSE_REQUEST = "pause"
 """Requests a pause at the current line: {request}."""
 WITHDRAW = "withdraw"
 """Cancels a PAUSE_REQUEST: {request}."""
+STACKS = "stacks"
+"""Requests STACKED."""
+
+ANSWERED, SILENT = "answered", "silent"
+"""States of a process in the list of stacks."""
 
 # Control channel, process to gateway.
 KNOWN = "known"
@@ -33,6 +38,8 @@ TOLD = "told"
 """The gateway's own: sent to the process, which has not answered yet."""
 DESCRIBED = "described"
 """Answer to DESCRIBE: a WorkRecord."""
+STACKED = "stacked"
+"""Answer to STACKS: a StacksRecord."""
 PAUSE_REFUSED = "refused"
 """Why a requested pause is impossible: {request, cause}."""
 

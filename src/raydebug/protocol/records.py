@@ -171,9 +171,41 @@ class WorkRecord(ProcessRecord, total=False):
     """The answer to `describe`: what a process is and what its active thread does now."""
 
     job_id: Name | None
+    actor_id: Name | None
     actor: Name | None
     title: Text | None
     doing: Location
+
+
+# Stacks
+
+
+class StackFrame(TypedDict, total=False):
+    """One frame of a stack."""
+
+    file: Text
+    line: int
+    function: Name
+
+
+class ThreadStack(TypedDict, total=False):
+    """The stack of a thread, or of a task of asyncio, innermost frame first; and what it waits for, as far as known."""
+
+    name: Name
+    frames: list[StackFrame]
+    cpu_s: float  # CPU time of the thread since it began
+    objects: list[Name]  # ids of the objects that ray.get or ray.wait waits for
+    host: Name  # address and port of the socket that it reads
+    child: int  # id of the process that it waits for
+    wants: Name  # the lock that it is about to acquire
+    holds: list[Name]  # the locks of its `with` blocks
+
+
+class StacksRecord(WorkRecord, total=False):
+    """The answer to `stacks`: the thread that runs the user's code comes first."""
+
+    world: int | None  # ranks of its training group
+    threads: list[ThreadStack]
 
 
 # Pauses

@@ -133,6 +133,10 @@ class _ControlChannel:
                 pause_requests.pause_for(str(body["request"]), self._send_if_open)
             else:
                 pause_requests.withdraw(str(body["request"]))
+        elif message.get("event") == messages.STACKS:
+            from raydebug.worker import stacks  # not at the start of every process
+
+            self._send(messages.STACKED, stacks.collect())
 
     def _change_breaks(self, change: Message) -> None:
         for break_id in change.get("remove", ()):

@@ -132,6 +132,7 @@ def describe_work() -> WorkRecord:
     return {
         "title": _quietly(_title),
         "job_id": _get(context, "job_id"),
+        "actor_id": _get(context, "actor_id"),
         "actor": _quietly(lambda: _actor_name(context)) if context else None,
     }
 

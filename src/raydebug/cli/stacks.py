@@ -1,0 +1,186 @@
+"""`raydebug stacks`: where every process of the cluster's jobs is, and what a hanging job waits for."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raydebug import render
+from raydebug.cli.options import Json, Name
+from raydebug.errors import Exit, RaydebugError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from raydebug.cluster.state import Cluster
+    from raydebug.protocol.listings import ListedStacks
+    from raydebug.protocol.records import StackFrame
+    from raydebug.stacks.groups import Group
+    from raydebug.stacks.verdict import Task
+
+FIRST_S, ALL_S = 0.3, 1.0
+SAMPLES_APART_S = 2.0
+SHOWN_FRAMES = 5
+
+
+def stacks(
+    job: Annotated[str | None, typer.Argument(help="Submission id of a job. Default: all jobs.")] = None,
+    name: Name = "default",
+    as_json: Json = False,
+    samples: Annotated[
+        int, typer.Option("--samples", min=1, max=10, help="Look so many times, 2 s apart: does it move?")
+    ] = 1,
+    whole: Annotated[bool, typer.Option("--all", help="Show whole stacks, of all threads.")] = False,
+    saved: Annotated[
+        Path | None, typer.Option("--from", help="Read the output of --json from a file instead.", exists=True)
+    ] = None,
+) -> None:
+    """Show the Python stacks of all processes, in groups, and say what a hanging job waits for.
+
+    \b
+    Examples:
+      raydebug stacks
+      raydebug stacks --samples 2       is it slow, or does it hang?
+    """
+    from raydebug.stacks.groups import group
+    from raydebug.stacks.verdict import judge
+
+    tasks: list[Task] = []
+    if saved is not None:
+        processes, tasks = read_saved(saved)
+        taken = [processes]
+    else:
+        from raydebug.cluster.find import load_cluster
+
+        cluster = load_cluster(name)
+        taken = [take(cluster, job)]
+        for number in range(2, samples + 1):
+            render.say(f"sample {number} of {samples} in {SAMPLES_APART_S:g} s")
+            time.sleep(SAMPLES_APART_S)
+            taken.append(take(cluster, job))
+        if any(thread.get("objects") for one in taken[-1] for thread in one["threads"]):
+            tasks = fetch_tasks(cluster)
+    groups, verdict = group(taken[-1]), judge(taken, tasks, linecache.getline)
+    if as_json:
+        render.out_json({"version": 1, "processes": taken[-1], "tasks": tasks, "groups": groups, "verdict": verdict})
+        return
+    if not taken[-1]:
+        render.say("no process of a job is there" if job is None else f"no process of job '{job}' is there")
+        raise typer.Exit(Exit.OK if job is None else Exit.FAILED)
+    if whole:
+        _show_whole(taken[-1])
+    else:
+        _show_groups(groups)
+    for one in taken[-1]:
+        if one["state"] == "silent":
+            render.out(f"silent  {_name(one)}")
+    render.out(f"\nverdict ({verdict['certainty']}): {render.visible(verdict['text'])}")
+    if verdict["next"]:
+        option = "" if saved is not None or name == "default" else f" --name {name}"
+        is_ours = verdict["next"].startswith("raydebug ") and ":" not in verdict["next"]
+        render.say(f"next: {verdict['next']}{option if is_ours else ''}")
+
+
+def take(cluster: Cluster, job: str | None) -> list[ListedStacks]:
+    """Return the stacks of a job: those that answer at once, then those that need up to a second.
+
+    Raises:
+        RaydebugError: the gateway does not answer.
+    """
+    from raydebug.gateway.gateway_client import fetch_stacks
+
+    found = fetch_stacks(cluster, job=job, timeout_s=FIRST_S)
+    silent = [one["instance"] for one in found if one["state"] == "silent"]
+    if silent:
+        render.say(f"{len(found) - len(silent)} of {len(found)} processes have answered")
+        late = fetch_stacks(cluster, job=job, only=silent, timeout_s=ALL_S - FIRST_S)
+        answers = {one["instance"]: one for one in late}
+        found = [answers.get(one["instance"], one) for one in found]
+    return found
+
+
+def fetch_tasks(cluster: Cluster) -> list[Task]:
+    """Return Ray's tasks that wait or run; none where its dashboard does not answer."""
+    from raydebug.cluster.dashboard import Dashboard
+
+    try:
+        rows = Dashboard(cluster).unfinished_tasks()
+    except RaydebugError as error:
+        render.say(f"Ray does not say what its tasks do: {error.cause}")
+        return []
+    return [
+        {
+            "task_id": row["task_id"],
+            "name": row["name"],
+            "state": row["state"],
+            "actor_id": row.get("actor_id"),
+            "pid": row.get("worker_pid"),
+            "needs": ", ".join(f"{count:g} {what}" for what, count in (row.get("required_resources") or {}).items()),
+        }
+        for row in rows
+    ]
+
+
+def read_saved(path: Path) -> tuple[list[ListedStacks], list[Task]]:
+    """Return the processes and tasks in a file that `raydebug stacks --json` has written.
+
+    Raises:
+        RaydebugError: it is no such file, or one of a newer version.
+    """
+    fix = "give a file that `raydebug stacks --json` has written"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        version, found = document["version"], (list(document["processes"]), list(document.get("tasks", [])))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        cause = f"{path}: {type(error).__name__}: {error}"
+        raise RaydebugError(
+            "this file has no stacks", cause=cause, fix=fix, code="stacks.no-file", exit_code=Exit.USAGE
+        ) from error
+    if version != 1:
+        raise RaydebugError(
+            "the stacks in this file are of another version", code="stacks.version", exit_code=Exit.USAGE,
+            cause=f"{path}: version {version!r}, this raydebug reads 1", fix="use the raydebug that has written it",
+        )  # fmt: skip
+    return found
+
+
+def _show_groups(groups: Sequence[Group]) -> None:
+    from raydebug.stacks.groups import short_ranks
+
+    for one in groups:
+        who = f"ranks {short_ranks(one['ranks'])}" if one["ranks"] else f"pid {', '.join(map(str, one['pids'][:8]))}"
+        count = f"  {len(one['pids'])} processes" if len(one["pids"]) > 1 else ""
+        mark = "  differs from the others" if one["outlier"] else ""
+        render.out(render.visible(f"{one['role']}  {who}{count}{mark}"))
+        _show_frames(one["frames"], SHOWN_FRAMES)
+
+
+def _show_whole(processes: Sequence[ListedStacks]) -> None:
+    for process in processes:
+        render.out(render.visible(_name(process)))
+        for thread in process["threads"]:
+            render.out(render.visible(f"  thread {thread['name']}"))
+            _show_frames(thread.get("frames", []), len(thread.get("frames", [])))
+
+
+def _show_frames(frames: Sequence[StackFrame], count: int) -> None:
+    from raydebug.stacks.groups import place, users_frames
+
+    own = users_frames(frames)
+    shown = frames[:count]
+    if own and count < len(frames):  # between the innermost frame and the user's there are only those of libraries
+        shown = [*(frames[:1] if frames[0] not in own else []), *own[: count - 1]]
+    for frame in shown:
+        source = linecache.getline(frame.get("file", ""), frame.get("line", 0)).strip() if frame in own else ""
+        render.out(render.visible(f"    {place(frame)}" + (f"    {source[:80]}" if source else "")))
+
+
+def _name(process: ListedStacks) -> str:
+    from raydebug.stacks.verdict import name_process
+
+    return f"{name_process(process)}  pid {process['pid']} on {process['ip']}"

@@ -1,0 +1,112 @@
+"""Group processes by role and by the stack of the thread that runs the user's code; outliers come first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TypedDict
+
+from raydebug.protocol.listings import ListedStacks
+from raydebug.protocol.records import StackFrame, ThreadStack
+
+# Ray's loop of a worker that has nothing to do (ray 2.60.0): the innermost frame of Python is one of these.
+IDLE = (("/ray/_private/worker.py", "main_loop"), ("/ray/_private/workers/default_worker.py", "<module>"))
+OUTLIER_BELOW = 1 / 3  # of the processes of a role
+_PACKAGE = re.compile(r".*/(?:site|dist)-packages/")
+_STANDARD = re.compile(r".*/lib/python3\.\d+/")
+
+
+class Group(TypedDict):
+    """Processes of one role with the same stack."""
+
+    role: str
+    ranks: list[int]
+    pids: list[int]
+    frames: list[StackFrame]  # of the first process, innermost first
+    outlier: bool
+
+
+def active_thread(process: ListedStacks) -> ThreadStack:
+    """Return the thread, or task of asyncio, that runs the user's code; empty if the process has not answered."""
+    threads = process["threads"]
+    tasks = (one for one in threads[1:] if one["name"].startswith("task "))
+    own = (one for one in (*threads[:1], *tasks) if users_frame(one.get("frames", [])))
+    empty: ThreadStack = {"name": "", "frames": []}
+    return next(own, threads[0] if threads else empty)
+
+
+def active_frames(process: ListedStacks) -> list[StackFrame]:
+    """Return the stack of the user's code, innermost frame first; empty if it is unknown."""
+    return active_thread(process).get("frames", [])
+
+
+def is_idle(process: ListedStacks) -> bool:
+    """Say whether a process is a Ray worker that has nothing to do."""
+    frames = active_frames(process)
+    inner = frames[0] if frames else {}
+    return any(inner.get("file", "").endswith(path) and inner.get("function", "").endswith(name) for path, name in IDLE)
+
+
+def group(processes: Iterable[ListedStacks]) -> list[Group]:
+    """Return the groups of the processes that answered and are not idle, outliers first, then by role."""
+    found: dict[tuple[str, object], list[ListedStacks]] = {}
+    for process in processes:
+        if process["threads"] and not is_idle(process):
+            found.setdefault((process["role"], _key(active_frames(process))), []).append(process)
+    sizes: dict[str, int] = {}
+    for (role, _), members in found.items():
+        sizes[role] = sizes.get(role, 0) + len(members)
+    groups: list[Group] = [
+        {
+            "role": role,
+            "ranks": sorted({one["rank"] for one in members if one["rank"] is not None}),
+            "pids": [one["pid"] or 0 for one in members],
+            "frames": active_frames(members[0]),
+            "outlier": len(members) < OUTLIER_BELOW * sizes[role],
+        }
+        for (role, _), members in found.items()
+    ]
+    return sorted(groups, key=lambda one: (not one["outlier"], one["role"], one["ranks"], one["pids"]))
+
+
+def _key(frames: Sequence[StackFrame]) -> object:
+    """Return what equal stacks have in common: lines count in the user's files only."""
+    return tuple(
+        (frame.get("file"), frame.get("function"), None if _PACKAGE.match(frame.get("file", "")) else frame.get("line"))
+        for frame in frames
+    )
+
+
+def short_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in short form.
+
+    >>> short_ranks([0, 1, 2, 3, 7]), short_ranks([5]), short_ranks([])
+    ('0-3,7', '5', '')
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def place(frame: StackFrame) -> str:
+    """Return a frame as file:line function; a file of Python or a package without the path to its library."""
+    file = _STANDARD.sub("", _PACKAGE.sub("", frame.get("file", "?")))
+    return f"{file}:{frame.get('line', 0)} {frame.get('function', '?')}"
+
+
+def users_frame(frames: Sequence[StackFrame]) -> StackFrame | None:
+    """Return the innermost frame that belongs neither to Python's library nor to a package."""
+    return next(iter(users_frames(frames)), None)
+
+
+def users_frames(frames: Sequence[StackFrame]) -> list[StackFrame]:
+    """Return the frames that belong neither to Python's library nor to a package."""
+    return [one for one in frames if not _is_library(one.get("file", ""))]
+
+
+def _is_library(path: str) -> bool:
+    return bool(_PACKAGE.match(path) or _STANDARD.match(path) or path.startswith("<"))

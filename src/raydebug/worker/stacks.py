@@ -1,0 +1,200 @@
+"""The stacks of this process: all threads and tasks of asyncio, with what each waits for; reads frames only.
+
+Nothing of the user's classes is called. Locals are looked at only in frames of the standard library and Ray whose
+variables are known, and for locks, whose types are exact.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import gc
+import linecache
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from raydebug.protocol.records import StackFrame, StacksRecord, ThreadStack
+from raydebug.worker import active_thread, records
+
+MAX_FRAMES, MAX_THREADS, MAX_TASKS, MAX_OBJECTS = 64, 200, 100, 20
+MAX_NAME = 250
+MAX_PARSED_BYTES = 400_000  # of a source file that is searched for the `with` blocks of a frame
+LOCKS: tuple[type, ...] = (type(threading.Lock()), type(threading.RLock()))
+# asyncio's own sets of tasks: CPython 3.11 asyncio/tasks.py `_all_tasks`; 3.12 and 3.13 have the other two.
+TASK_SETS = ("_all_tasks", "_scheduled_tasks", "_eager_tasks")
+_WORLD = "WORLD_SIZE"  # torch/distributed/run.py; verl 0.9.1 single_controller/base/worker.py
+
+
+def collect() -> StacksRecord:
+    """Return the stacks of this process, without those of raydebug and the debugger."""
+    active = active_thread.active_thread()
+    threads = {thread.ident: thread for thread in threading.enumerate()}
+    found: list[ThreadStack] = []
+    for ident, frame in sorted(sys._current_frames().items(), key=lambda one: one[0] != active):
+        thread = threads.get(ident)
+        if ident == threading.get_ident() or getattr(thread, "is_pydev_daemon_thread", False):
+            continue
+        if len(found) < MAX_THREADS:
+            found.append(_describe(thread.name if thread is not None else f"thread {ident}", _callers(frame)))
+            if thread is not None and thread.native_id is not None:
+                with contextlib.suppress(OSError, ValueError, IndexError):
+                    found[-1]["cpu_s"] = _cpu_s(thread.native_id)
+    world = os.environ.get(_WORLD, "")
+    return {
+        **records.describe_process(),
+        **records.describe_work(),
+        "world": int(world) if world.isdigit() else None,
+        "threads": found + list(_tasks()),
+    }
+
+
+def _cpu_s(native_id: int) -> float:
+    """Return the CPU time of a thread in seconds: proc_pid_stat(5), utime and stime."""
+    text = Path(f"/proc/self/task/{native_id}/stat").read_text(encoding="utf-8", errors="replace")
+    fields = text.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _callers(frame: FrameType | None) -> list[FrameType]:
+    frames: list[FrameType] = []
+    while frame is not None and len(frames) < MAX_FRAMES:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _describe(name: str, frames: list[FrameType]) -> ThreadStack:
+    stack: ThreadStack = {"name": name[:MAX_NAME], "frames": [_place(frame) for frame in frames]}
+    for frame in frames[:8]:  # what is waited for is in the innermost ones
+        with contextlib.suppress(Exception):
+            _note_wait(stack, frame)
+    with contextlib.suppress(Exception):
+        _note_locks(stack, frames)
+    return stack
+
+
+def _place(frame: FrameType) -> StackFrame:
+    code = frame.f_code
+    return {"file": code.co_filename, "line": frame.f_lineno or 0, "function": code.co_qualname[:MAX_NAME]}
+
+
+def _tasks() -> Iterator[ThreadStack]:
+    """Yield the stacks of asyncio's tasks: the coroutine that awaits nothing of Python's comes first."""
+    tasks = sys.modules.get("asyncio.tasks")
+    count = 0
+    for name in TASK_SETS:
+        for task in _copied(getattr(tasks, name, ())):
+            with contextlib.suppress(Exception):
+                if task.done() or count >= MAX_TASKS:
+                    continue
+                frames = list(_awaiting(task.get_coro()))
+                if frames:
+                    count += 1
+                    yield _describe(f"task {task.get_name()}", frames[::-1])
+
+
+def _copied(tasks: Any) -> list[Any]:
+    for _ in range(5):  # another thread may add a task meanwhile
+        with contextlib.suppress(RuntimeError):
+            return list(tasks)
+    return []
+
+
+def _awaiting(coroutine: Any) -> Iterator[FrameType]:
+    for _ in range(MAX_FRAMES):
+        if type(coroutine).__name__ == "coroutine_wrapper":  # Ray's coroutines of Cython await one; it hides its own
+            (coroutine,) = gc.get_referents(coroutine)
+        prefix = next((one for one in ("cr", "gi", "ag") if hasattr(coroutine, f"{one}_frame")), None)
+        if prefix is None:
+            return
+        frame = getattr(coroutine, f"{prefix}_frame")
+        if frame is not None:
+            yield frame
+        coroutine = getattr(coroutine, f"{prefix}_yieldfrom" if prefix == "gi" else f"{prefix}_await", None)
+
+
+# What a thread waits for
+
+
+def _note_wait(stack: ThreadStack, frame: FrameType) -> None:
+    path, function = frame.f_code.co_filename, frame.f_code.co_name
+    if path.endswith("/ray/_private/worker.py") and function in ("get", "wait"):
+        given = frame.f_locals.get("object_refs" if function == "get" else "ray_waitables")
+        found: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+        kind = getattr(sys.modules.get("ray"), "ObjectRef", None)
+        stack["objects"] = [one.hex() for one in found[:MAX_OBJECTS] if type(one) is kind]
+    elif path == _source_of("subprocess") and function in ("wait", "_wait", "_try_wait"):
+        child = frame.f_locals["self"].pid
+        if type(child) is int:
+            stack["child"] = child
+    elif path == _source_of("socket") and function == "readinto":
+        stack.setdefault("host", _peer(frame.f_locals["self"]._sock))
+    elif path == _source_of("socket") and function == "create_connection":
+        stack.setdefault("host", "{}:{}".format(*frame.f_locals["address"][:2]))
+    elif path.endswith("/httpcore/_backends/sync.py") and function == "read":
+        stack.setdefault("host", _peer(frame.f_locals["self"]._sock))
+
+
+def _source_of(module: str) -> str:
+    return getattr(sys.modules.get(module), "__file__", "") or ""
+
+
+def _peer(connection: socket.socket) -> str:
+    return "{}:{}".format(*connection.getpeername()[:2])
+
+
+def _note_locks(stack: ThreadStack, frames: list[FrameType]) -> None:
+    """Note the locks of the `with` blocks around the frames, and the one that the innermost is about to enter."""
+    holds = []
+    for frame in frames:
+        if not active_thread.is_users(frame) or "-packages/" in frame.f_code.co_filename:  # parsing torch takes seconds
+            continue
+        for first, last, body, name in _with_blocks(frame.f_code.co_filename):
+            if not first <= (frame.f_lineno or 0) <= last or frame.f_code.co_firstlineno > first:
+                continue
+            lock = _look_up(name, frame)
+            if type(lock) not in LOCKS:
+                continue
+            if frame.f_lineno >= body:
+                holds.append(hex(id(lock)))
+            elif frame is frames[0]:
+                stack["wants"] = hex(id(lock))
+    if holds:
+        stack["holds"] = holds
+
+
+@functools.lru_cache(64)
+def _with_blocks(path: str) -> list[tuple[int, int, int, tuple[str, ...]]]:
+    """Return first and last line, first line of the body, and dotted name of what each `with` statement enters."""
+    source = "".join(linecache.getlines(path))
+    if not source or len(source) > MAX_PARSED_BYTES or "with " not in source:
+        return []
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.With):
+            for item in node.items:
+                name = _dotted(item.context_expr)
+                if name:
+                    found.append((node.lineno, node.end_lineno or 0, node.body[0].lineno, name))
+    return found
+
+
+def _dotted(node: ast.expr) -> tuple[str, ...]:
+    if isinstance(node, ast.Attribute):
+        before = _dotted(node.value)
+        return (*before, node.attr) if before else ()
+    return (node.id,) if isinstance(node, ast.Name) else ()
+
+
+def _look_up(name: tuple[str, ...], frame: FrameType) -> object:
+    value = frame.f_locals.get(name[0], frame.f_globals.get(name[0]))
+    for attribute in name[1:]:
+        value = object.__getattribute__(value, "__dict__").get(attribute)
+    return value

@@ -1,0 +1,131 @@
+"""Stacks of running processes and the verdict on them, in plain processes that hang in planted ways."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import time
+from collections.abc import Callable
+
+import pytest
+
+from gateway_door import Door
+from raydebug.gateway.gateway_client import fetch_stacks
+from raydebug.stacks.groups import active_frames, group
+from raydebug.stacks.verdict import Verdict, judge
+
+OPEN = "from raydebug.worker import control_channel\ncontrol_channel.open_channel()\n"
+SLEEP = "import time\ndef step():\n    time.sleep(60)\nready()\nstep()\n"
+LOCKS = """
+import threading, time
+a, b = threading.Lock(), threading.Lock()
+def one():
+    with a:
+        time.sleep(0.3)
+        with b:
+            pass
+def two():
+    with b:
+        time.sleep(0.3)
+        with a:
+            pass
+threads = [threading.Thread(target=one, name="one"), threading.Thread(target=two, name="two")]
+for thread in threads: thread.start()
+time.sleep(1)
+ready()
+for thread in threads: thread.join()
+"""
+QUEUE = "import queue\nfull = queue.Queue(1)\nfull.put(1)\nready()\ndef produce():\n    full.put(2)\nproduce()\n"
+CHILD = """
+import subprocess
+ready()
+def build():
+    subprocess.run(["sleep", "10"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+build()
+"""
+HTTP = """
+import socket, urllib.request
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+def reward():
+    urllib.request.urlopen(f"http://127.0.0.1:{server.getsockname()[1]}/score")
+ready()
+reward()
+"""
+ASYNC_QUEUE = """
+import asyncio
+async def consume():
+    ready()
+    await asyncio.Queue().get()
+async def main():
+    await asyncio.create_task(consume(), name="consumer")
+asyncio.run(main())
+"""
+GIL = "import ctypes\nready()\nctypes.PyDLL(None).sleep(20)\n"
+MOVES = "import time\nready()\nfor i in range(100):\n    time.sleep(0.04)\n    time.sleep(0.04)\n"
+READY = "def ready():\n    print('ready', flush=True)\n"
+
+Look = Callable[..., tuple[object, Verdict]]
+
+
+@pytest.fixture
+def hang(door: Door):
+    """Start a program that hangs; return its stacks and the verdict."""
+
+    def start(program: str, *, samples: int = 1, **variables: str):
+        process = door.start(OPEN + READY + program, RAYDEBUG_JOB="j1", **variables)
+        assert process.stdout is not None
+        printed = ""
+        while "ready" not in printed:
+            printed += process.stdout.readline()
+        time.sleep(0.3)
+        taken = []
+        for number in range(samples):
+            time.sleep(0.0 if number == 0 else 0.0137)
+            taken.append(fetch_stacks(door, timeout_s=1.0))  # type: ignore[arg-type]
+        return taken[-1], judge(taken, source_line=linecache.getline), printed
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("program", "kind", "words"),
+    [
+        (SLEEP, "sleep", "waits for time.sleep at "),
+        (LOCKS, "deadlock", "wait for each other's locks: "),
+        (QUEUE, "queue", "waits for a queue (put) at "),
+        (CHILD, "subprocess", "waits for a process that it started (pid "),
+        (HTTP, "network", "waits for an HTTP response from 127.0.0.1:"),
+        (ASYNC_QUEUE, "queue", "waits for a queue (get) at "),
+        (GIL, "gil", "native code holds Python's lock (GIL) there"),
+    ],
+    ids=["sleep", "locks", "queue", "child", "http", "async", "gil"],
+)
+def test_planted_hangs(hang, program: str, kind: str, words: str) -> None:
+    """Each way to hang gets its verdict, with the user's line."""
+    _, verdict, _ = hang(program)
+    assert (verdict["kind"], words in verdict["text"]) == (kind, True), verdict
+    assert kind == "gil" or "program0.py:" in verdict["text"]
+
+
+def test_host_of_a_request(hang) -> None:
+    """The verdict names the address that does not answer."""
+    _, verdict, printed = hang(HTTP)
+    assert f"127.0.0.1:{printed.split()[0]} at " in verdict["text"]
+
+
+def test_slow_is_no_hang(hang) -> None:
+    """A program that moves between two samples does not hang."""
+    _, verdict, _ = hang(MOVES, samples=10)
+    assert (verdict["kind"], verdict["certainty"]) == ("moving", "certain")
+
+
+def test_stacks_name_lines_and_functions(hang) -> None:
+    """A stack begins with the innermost frame, of the thread that runs the user's code."""
+    (process,), _, _ = hang(SLEEP)
+    frames = active_frames(process)
+    assert [(one["function"], one["line"]) for one in frames[:2]] == [("step", 7), ("<module>", 9)]
+    assert [one["name"] for one in process["threads"]] == ["MainThread"]
+    (found,) = group([process])
+    assert (found["pids"], found["outlier"]) == ([process["pid"]], False)
+    assert json.dumps(process)
