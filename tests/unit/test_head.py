@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import http.server
+import shutil
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -107,3 +109,11 @@ def test_slow_dashboard(joined, monkeypatch, programs, told):
         except TimeoutError as error:
             said = str(error)
     assert told in str(said)
+
+
+def test_relative_interpreter(tmp_path, monkeypatch):
+    """`up --python` takes a relative path and a name on the PATH; Ray's processes get an absolute path."""
+    monkeypatch.chdir(tmp_path)
+    assert local.find_interpreter("env/bin/python") == str(tmp_path / "env/bin/python")
+    assert local.find_interpreter("sh") == shutil.which("sh")
+    assert local.find_interpreter(None) == sys.executable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -88,7 +89,7 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
             if status.get("gateway") is not None:
                 _start_gateway_again(running, on_phase)
             return running, False
-        python = options.python or sys.executable
+        python = find_interpreter(options.python)
         found = probe_environment(python)
         folder = state.make_folder(options.name)
         remembered = _clear_remains(running, folder)
@@ -104,6 +105,14 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
                     take_down(begun)
             raise
         return cluster, True
+
+
+def find_interpreter(named: str | None) -> str:
+    """Return the absolute path of an interpreter that is given as a path or a name on the PATH; ours for None.
+
+    Ray's processes start in other folders.
+    """
+    return os.path.abspath(shutil.which(named) or named) if named else sys.executable
 
 
 def probe_environment(python: str) -> Environment:
