@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import linecache
 import time
-from collections.abc import Callable
 
 import pytest
 
-from gateway_door import Door
+from gateway_under_test import GatewayUnderTest
 from raydebug.gateway.gateway_client import fetch_stacks
 from raydebug.stacks.groups import active_frames, group
-from raydebug.stacks.verdict import Verdict, judge
+from raydebug.stacks.verdict import judge
 
 OPEN = "from raydebug.worker import control_channel\ncontrol_channel.open_channel()\n"
 SLEEP = "import time\ndef step():\n    time.sleep(60)\nready()\nstep()\n"
@@ -65,15 +64,13 @@ GIL = "import ctypes\nready()\nctypes.PyDLL(None).sleep(20)\n"
 MOVES = "import time\nready()\nfor i in range(100):\n    time.sleep(0.04)\n    time.sleep(0.04)\n"
 READY = "def ready():\n    print('ready', flush=True)\n"
 
-Look = Callable[..., tuple[object, Verdict]]
-
 
 @pytest.fixture
-def hang(door: Door):
+def hang(gateway: GatewayUnderTest):
     """Start a program that hangs; return its stacks and the verdict."""
 
     def start(program: str, *, samples: int = 1, **variables: str):
-        process = door.start(OPEN + READY + program, RAYDEBUG_JOB="j1", **variables)
+        process = gateway.start(OPEN + READY + program, RAYDEBUG_JOB="j1", **variables)
         assert process.stdout is not None
         printed = ""
         while "ready" not in printed:
@@ -82,7 +79,7 @@ def hang(door: Door):
         taken = []
         for number in range(samples):
             time.sleep(0.0 if number == 0 else 0.0137)
-            taken.append(fetch_stacks(door, timeout_s=1.0))  # type: ignore[arg-type]
+            taken.append(fetch_stacks(gateway, timeout_s=1.0))  # type: ignore[arg-type]
         return taken[-1], judge(taken, source_line=linecache.getline), printed
 
     return start

@@ -29,7 +29,9 @@ SHOWN_FRAMES = 5
 
 
 def stacks(
-    job: Annotated[str | None, typer.Argument(help="Submission id of a job. Default: all jobs.")] = None,
+    job: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="Submission id of a job. Default: all jobs.")
+    ] = None,
     name: Name = "default",
     as_json: Json = False,
     samples: Annotated[

@@ -29,10 +29,20 @@ class Group(TypedDict):
 def active_thread(process: ListedStacks) -> ThreadStack:
     """Return the thread, or task of asyncio, that runs the user's code; empty if the process has not answered."""
     threads = process["threads"]
-    tasks = (one for one in threads[1:] if one["name"].startswith("task "))
-    own = (one for one in (*threads[:1], *tasks) if users_frame(one.get("frames", [])))
+    tasks = [one for one in threads[1:] if one["name"].startswith("task ")]
+    candidates = [*tasks, *threads[:1]] if threads and _waits_in_loop(threads[0]) else [*threads[:1], *tasks]
     empty: ThreadStack = {"name": "", "frames": []}
-    return next(own, threads[0] if threads else empty)
+    return next((one for one in candidates if users_frame(one.get("frames", []))), threads[0] if threads else empty)
+
+
+def _waits_in_loop(thread: ThreadStack) -> bool:
+    """Say whether a thread is in the event loop of asyncio, and runs no task of the user's now."""
+    for frame in thread.get("frames", []):
+        if frame.get("file", "").endswith("/asyncio/base_events.py"):
+            return True
+        if users_frame([frame]):
+            return False
+    return False
 
 
 def active_frames(process: ListedStacks) -> list[StackFrame]:

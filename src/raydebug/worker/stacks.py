@@ -86,18 +86,17 @@ def _place(frame: FrameType) -> StackFrame:
 
 
 def _tasks() -> Iterator[ThreadStack]:
-    """Yield the stacks of asyncio's tasks: the coroutine that awaits nothing of Python's comes first."""
-    tasks = sys.modules.get("asyncio.tasks")
-    count = 0
-    for name in TASK_SETS:
-        for task in _copied(getattr(tasks, name, ())):
-            with contextlib.suppress(Exception):
-                if task.done() or count >= MAX_TASKS:
-                    continue
-                frames = list(_awaiting(task.get_coro()))
-                if frames:
-                    count += 1
-                    yield _describe(f"task {task.get_name()}", frames[::-1])
+    """Yield the stacks of asyncio's tasks; those that wait for another task come last."""
+    tasks: Any = sys.modules.get("asyncio.tasks")
+    if tasks is None:
+        return
+    found = [task for name in TASK_SETS for task in _copied(getattr(tasks, name, ())) if type(task) is tasks.Task]
+    found.sort(key=lambda task: type(getattr(task, "_fut_waiter", None)) is tasks.Task)
+    for task in [one for one in found if not one.done()][:MAX_TASKS]:
+        with contextlib.suppress(Exception):
+            frames = list(_awaiting(task.get_coro()))
+            if frames:
+                yield _describe(f"task {task.get_name()}", frames[::-1])
 
 
 def _copied(tasks: Any) -> list[Any]:
