@@ -59,6 +59,7 @@ def test_slow_job(run, how: str) -> None:
     while len(verdict_on(job)["groups"]) < 2:  # the driver and its actor
         assert time.monotonic() < deadline, job.text
         time.sleep(0.5)
-    time.sleep(2)
-    document = verdict_on(job, "--samples", "3")
-    assert document["verdict"]["kind"] == "moving", document["verdict"]
+    kind = ""
+    while kind != "moving":  # each sample may see a loop at the same line again
+        assert time.monotonic() < deadline, kind
+        kind = verdict_on(job, "--samples", "3")["verdict"]["kind"]

@@ -90,7 +90,7 @@ def describe() -> WorkRecord:
 # The active thread, found by its frames only, from any thread
 
 
-def _is_users(frame: FrameType) -> bool:
+def is_users(frame: FrameType) -> bool:
     """Say whether a frame belongs to the user's program or to a package it uses, not to Python, Ray or the debugger.
 
     Such a frame holds no lock that a pause needs; those of `threading`, `importlib` and this package may.
@@ -146,7 +146,7 @@ def _location_of(ident: int) -> Location:
 
 
 def _users_frame(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and not _is_users(frame):
+    while frame is not None and not is_users(frame):
         frame = frame.f_back
     return frame
 
@@ -210,7 +210,7 @@ class ThreadCallback:
             if sys.gettrace() is self._tracer:
                 _return_tracing()
             return None
-        if not _is_users(frame):
+        if not is_users(frame):
             if frame.f_trace is not None:
                 frame.f_trace = None
             return None
@@ -289,7 +289,7 @@ def _mark(frame: FrameType | None, tracer: Any) -> None:
     pydevd leaves its own tracer in frames of an earlier pause, which would take over the thread's tracing.
     """
     while frame is not None:
-        frame.f_trace = tracer if _is_users(frame) else None
+        frame.f_trace = tracer if is_users(frame) else None
         frame = frame.f_back
 
 

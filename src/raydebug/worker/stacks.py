@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from raydebug.protocol.records import StackFrame, StacksRecord, ThreadStack
-from raydebug.worker import active_thread, records
+from raydebug.worker import pause_requests, records
 
 MAX_FRAMES, MAX_THREADS, MAX_TASKS, MAX_OBJECTS = 64, 200, 100, 20
 MAX_NAME = 250
@@ -34,7 +34,7 @@ _WORLD = "WORLD_SIZE"  # torch/distributed/run.py; verl 0.9.1 single_controller/
 
 def collect() -> StacksRecord:
     """Return the stacks of this process, without those of raydebug and the debugger."""
-    active = active_thread.active_thread()
+    active = pause_requests.active_thread()
     threads = {thread.ident: thread for thread in threading.enumerate()}
     found: list[ThreadStack] = []
     for ident, frame in sorted(sys._current_frames().items(), key=lambda one: one[0] != active):
@@ -153,7 +153,9 @@ def _note_locks(stack: ThreadStack, frames: list[FrameType]) -> None:
     """Note the locks of the `with` blocks around the frames, and the one that the innermost is about to enter."""
     holds = []
     for frame in frames:
-        if not active_thread.is_users(frame) or "-packages/" in frame.f_code.co_filename:  # parsing torch takes seconds
+        if (
+            not pause_requests.is_users(frame) or "-packages/" in frame.f_code.co_filename
+        ):  # parsing torch takes seconds
             continue
         for first, last, body, name in _with_blocks(frame.f_code.co_filename):
             if not first <= (frame.f_lineno or 0) <= last or frame.f_code.co_firstlineno > first:
