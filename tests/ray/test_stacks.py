@@ -17,7 +17,7 @@ HANGS = {
     "actor_locks": ("deadlock", "Actor.ask", "actors wait for each other"),
     "queue": ("queue", "Actor.produce", "a queue (put)"),
     "http": ("network", "Actor.reward", "an HTTP response from 127.0.0.1:"),
-    "placing": ("ray-get", "<lambda>", "for which no node has room: it needs 64 GPU"),
+    "placing": ("ray-get", "<lambda>", "for which no node has room: it needs 1 CPU, 64 GPUs"),
     "mailbox": ("mailbox", "Actor.train", "Actor.status, which waits in the mailbox of Actor"),
     "gil": ("gil", "", "native code holds Python's lock (GIL)"),
     "sleep": ("sleep", "Actor.nap", "time.sleep"),

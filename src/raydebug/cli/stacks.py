@@ -109,6 +109,7 @@ def take(cluster: Cluster, job: str | None) -> list[ListedStacks]:
 def fetch_tasks(cluster: Cluster) -> list[Task]:
     """Return Ray's tasks that wait or run; none where its dashboard does not answer."""
     from raydebug.cluster.dashboard import Dashboard
+    from raydebug.jobs.resource_requests import describe_resources
 
     try:
         rows = Dashboard(cluster).unfinished_tasks()
@@ -122,7 +123,7 @@ def fetch_tasks(cluster: Cluster) -> list[Task]:
             "state": row["state"],
             "actor_id": row.get("actor_id"),
             "pid": row.get("worker_pid"),
-            "needs": ", ".join(f"{count:g} {what}" for what, count in (row.get("required_resources") or {}).items()),
+            "needs": describe_resources(row.get("required_resources") or {}),
         }
         for row in rows
     ]

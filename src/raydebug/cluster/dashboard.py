@@ -54,6 +54,8 @@ class TaskRow(TypedDict, total=False):
     job_id: str
     actor_id: str | None
     worker_id: str | None
+    worker_pid: int | None
+    state: str
     required_resources: dict[str, float] | None
 
 
@@ -154,17 +156,9 @@ class Dashboard:
         """Return the rows of a job's tasks that have no node yet; the creation of an actor is a task too."""
         return self._rows("tasks", ("job_id", "=", job_id), ("state", "=", "PENDING_NODE_ASSIGNMENT"))
 
-    def unfinished_tasks(self) -> list[dict[str, Any]]:
+    def unfinished_tasks(self) -> list[TaskRow]:
         """Return the rows of the tasks that wait or run, of actors too."""
-        params = {
-            "detail": 1,
-            "limit": 10000,
-            "filter_keys": ["state", "state"],
-            "filter_predicates": ["!=", "!="],
-            "filter_values": ["FINISHED", "FAILED"],
-        }
-        rows: list[dict[str, Any]] = self._ask("GET", "/api/v0/tasks", params=params)["data"]["result"]["result"]
-        return rows
+        return self._rows("tasks", ("state", "!=", "FINISHED"), ("state", "!=", "FAILED"))
 
     def log_names(self, node_id: str) -> list[str]:
         """Return the names of a node's log files."""

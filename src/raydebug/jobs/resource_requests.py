@@ -77,7 +77,7 @@ def _groups(groups: Sequence[GroupRow], totals: Sequence[Resources]) -> Iterator
             whole.update(total)
         infeasible = (group.get("stats") or {}).get("scheduling_state") == "INFEASIBLE"
         if infeasible or not _fits(together, whole) or not all(_fits_one(bundle, totals) for bundle in bundles):
-            kinds = Counter(_text(bundle) for bundle in bundles)
+            kinds = Counter(describe_resources(bundle) for bundle in bundles)
             yield "a placement group of " + ", ".join(f"{count} x ({kind})" for kind, count in kinds.items())
 
 
@@ -88,7 +88,7 @@ def _tasks(tasks: Sequence[TaskRow], totals: Sequence[Resources]) -> Iterator[st
         if any("_group_" in name for name in needed) or _fits_one(needed, totals):
             continue
         kind = "actor" if task.get("type") == "ACTOR_CREATION_TASK" else "task"
-        yield f"{kind} {str(task.get('name', '')).removesuffix('.__init__')} with {_text(needed)}"
+        yield f"{kind} {str(task.get('name', '')).removesuffix('.__init__')} with {describe_resources(needed)}"
 
 
 def _fits(needed: Resources, total: Resources) -> bool:
@@ -101,11 +101,11 @@ def _fits_one(needed: Resources, totals: Sequence[Resources]) -> bool:
 
 def _has(totals: Sequence[Resources]) -> str:
     """Return what the nodes have, equal nodes counted."""
-    nodes = Counter(_text({name: total.get(name, 0.0) for name in SHOWN}) for total in totals)
+    nodes = Counter(describe_resources({name: total.get(name, 0.0) for name in SHOWN}) for total in totals)
     return "; ".join(f"{count} node{'s' * (count > 1)} with {text}" for text, count in nodes.items())
 
 
-def _text(resources: Resources) -> str:
+def describe_resources(resources: Resources) -> str:
     """Return resources as words in a fixed order, which Ray's answers do not have: `3 CPUs, 1 GPU`."""
 
     def one(name: str, amount: float) -> str:
