@@ -183,7 +183,18 @@ class Fuzzer:
     async def _http(self) -> None:
         chance = self._chance
         method = chance.choice(["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
-        paths = ["/health", "/status", "/pauses", "/processes", "/pause", "/breaks", "/breaks/b1", "/jobs/x", "/", "*"]
+        paths = [
+            "/health",
+            "/status",
+            "/pauses",
+            "/processes",
+            "/pause",
+            "/breaks",
+            "/breaks/b1",
+            "/jobs/x",
+            "/stacks",
+            "/",
+        ]
         path = chance.choice([*paths, "//", "/" + "x" * chance.randrange(LONG), "http://evil/", "/%ff?a=b"])
         body = self._body()
         headers = {"Host": chance.choice(["localhost", "localhost", "localhost", "evil.example", "[::1", ""])}
@@ -212,6 +223,7 @@ class Fuzzer:
             [
                 {"breaks": self.value(), "job": self.value()},
                 {"breaks": [{**one, "job": "none"}], "job": "none"},
+                {"only": self.value(), "job": self.value(), "timeout_s": 0.01},
                 {"target": chance.choice(["pid:1", "worker:x", self.value()]), "timeout_s": self.value()},
                 self.value(),
             ]
@@ -295,6 +307,9 @@ class Fuzzer:
         bodies: dict[str, Any] = {
             "known": {"breaks": [self._record(records.BreakpointSpec, own)], "set": [self._text()]},
             "described": self._record(records.WorkRecord, {"pid": 7, "doing": {"file": "/x.py", "line": 3}}),
+            "stacked": self._record(
+                records.StacksRecord, {"pid": 7, "threads": [{"name": "MainThread", "frames": []}]}
+            ),
             "break": {"id": self._text(), "state": "set", "message": self._text()},
             "refused": {"request": "r1", "cause": self._text()},
         }

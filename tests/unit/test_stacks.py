@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import linecache
 import time
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from gateway_under_test import GatewayUnderTest
 from raydebug.gateway.gateway_client import fetch_stacks
 from raydebug.stacks.groups import active_frames, group
 from raydebug.stacks.verdict import judge
+from runs import raydebug, three_lines
 
 OPEN = "from raydebug.worker import control_channel\ncontrol_channel.open_channel()\n"
 SLEEP = "import time\ndef step():\n    time.sleep(60)\nready()\nstep()\n"
@@ -126,3 +128,22 @@ def test_stacks_name_lines_and_functions(hang) -> None:
     (found,) = group([process])
     assert (found["pids"], found["outlier"]) == ([process["pid"]], False)
     assert json.dumps(process)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"version": 1}', '{"version": 2, "processes": []}', '{"version": 1, "processes": [1]}',
+     '{"version": 1, "processes": [{"pid": 1}]}', "\0\xff"],
+)  # fmt: skip
+def test_bad_file(tmp_path: Path, text: str) -> None:
+    """A file without stacks, or of another version, is refused in three lines."""
+    (tmp_path / "stacks.json").write_text(text)
+    three_lines(raydebug("stacks", "--from", str(tmp_path / "stacks.json")), 2)
+
+
+def test_saved_stacks(hang, tmp_path: Path) -> None:
+    """The verdict on saved stacks is that on the live ones; no cluster is needed."""
+    processes, verdict, _ = hang(LOCKS)
+    (tmp_path / "stacks.json").write_text(json.dumps({"version": 1, "processes": processes}))
+    done = raydebug("stacks", "--from", str(tmp_path / "stacks.json"))
+    assert f"verdict (likely): {verdict['text']}" in done.stdout, done.stdout + done.stderr

@@ -67,7 +67,12 @@ def stacks(
             taken.append(take(cluster, job))
         if any(thread.get("objects") for one in taken[-1] for thread in one["threads"]):
             tasks = fetch_tasks(cluster)
-    groups, verdict = group(taken[-1]), judge(taken, tasks, linecache.getline)
+    try:
+        groups, verdict = group(taken[-1]), judge(taken, tasks, linecache.getline)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        if saved is None:
+            raise
+        raise _no_stacks(saved, error) from error
     if as_json:
         render.out_json({"version": 1, "processes": taken[-1], "tasks": tasks, "groups": groups, "verdict": verdict})
         return
@@ -135,21 +140,24 @@ def read_saved(path: Path) -> tuple[list[ListedStacks], list[Task]]:
     Raises:
         RaydebugError: it is no such file, or one of a newer version.
     """
-    fix = "give a file that `raydebug stacks --json` has written"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         version, found = document["version"], (list(document["processes"]), list(document.get("tasks", [])))
     except (OSError, ValueError, LookupError, TypeError) as error:
-        cause = f"{path}: {type(error).__name__}: {error}"
-        raise RaydebugError(
-            "this file has no stacks", cause=cause, fix=fix, code="stacks.no-file", exit_code=Exit.USAGE
-        ) from error
+        raise _no_stacks(path, error) from error
     if version != 1:
         raise RaydebugError(
             "the stacks in this file are of another version", code="stacks.version", exit_code=Exit.USAGE,
             cause=f"{path}: version {version!r}, this raydebug reads 1", fix="use the raydebug that has written it",
         )  # fmt: skip
     return found
+
+
+def _no_stacks(path: Path, error: Exception) -> RaydebugError:
+    return RaydebugError(
+        "this file has no stacks", cause=f"{path}: {type(error).__name__}: {error}", code="stacks.no-file",
+        fix="give a file that `raydebug stacks --json` has written", exit_code=Exit.USAGE,
+    )  # fmt: skip
 
 
 def _show_groups(groups: Sequence[Group]) -> None:
