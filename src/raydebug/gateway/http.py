@@ -142,7 +142,9 @@ class HttpApi:
                     wanted = records.read(_document(sent), BreakpointsRequest, "the request")
                     return 200, {"version": 1, "breaks": self._control.add(wanted["breaks"], wanted.get("job"))}
                 case ("DELETE", "breaks", break_id):
-                    return 200, {"version": 1, "removed": self._control.remove([break_id])}
+                    removed = self._control.remove([break_id])
+                    await self._control.described()  # a process that answers this has removed the breakpoint before
+                    return 200, {"version": 1, "removed": removed}
                 case ("DELETE", "jobs", job):
                     self._control.forget_job(job)
                     return 200, {"version": 1}

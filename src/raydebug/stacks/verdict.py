@@ -112,11 +112,12 @@ def judge(
         return _verdict("paused", CERTAIN, text, f"raydebug attach {ids[0]}", paused)
     waits = [_wait_of(one, source_line) for one in working]
     silent = [one for one in processes if one["state"] == messages.SILENT]
+    moved = _moved(samples)
     rules = (
-        _collectives(waits, processes),
+        _collectives(waits, processes, moved),
         _deadlock(working) or _deadlock_of_actors(waits, tasks),
         _gil(silent),
-        _is_moving(samples),
+        _is_moving(moved),
         _ray_waits(waits, tasks),
         _own_waits(waits),
     )
@@ -135,9 +136,11 @@ def judge(
 # Rules: each returns a verdict, or None
 
 
-def _collectives(waits: Sequence[Wait], processes: Sequence[ListedStacks]) -> Verdict | None:
+def _collectives(
+    waits: Sequence[Wait], processes: Sequence[ListedStacks], moved: Sequence[ListedStacks]
+) -> Verdict | None:
     inside = [one for one in waits if one.kind == COLLECTIVE]
-    if not inside:
+    if not inside or any(one.process in moved for one in inside):
         return None
     role = inside[0].process["role"]
     names = sorted({one.what for one in inside})
@@ -236,11 +239,15 @@ def _gil(silent: Sequence[ListedStacks]) -> Verdict | None:
     return _verdict("gil", LIKELY, text, f"py-spy dump --native --pid {silent[0]['pid']}", silent)
 
 
-def _is_moving(samples: Sequence[Sequence[ListedStacks]]) -> Verdict | None:
+def _moved(samples: Sequence[Sequence[ListedStacks]]) -> list[ListedStacks]:
+    """Return the processes that were at another line in an earlier sample, or that compute."""
     last = {one["instance"]: one for one in samples[-1]}
     before = [one for sample in samples[:-1] for one in sample if one["instance"] in last]
     changed = {one["instance"] for one in before if _differs(active_thread(one), active_thread(last[one["instance"]]))}
-    moved = [one for one in samples[-1] if one["instance"] in changed]
+    return [one for one in samples[-1] if one["instance"] in changed]
+
+
+def _is_moving(moved: Sequence[ListedStacks]) -> Verdict | None:
     if not moved:
         return None
     text = f"it is no hang: {_count(moved)} at another line than before, or computing"
