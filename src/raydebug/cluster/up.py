@@ -28,8 +28,8 @@ from raydebug.errors import Exit, RaydebugError
 
 # Ray's default range for workers is 10002-19999, the kernel's for outgoing connections 32768-60999. Tests that run side
 # by side have a part of it each (tests/conftest.py): between the choice of a port and its use another could choose it.
-FIRST, END = (int(port) for port in os.environ.get("RAYDEBUG_TEST_PORTS", "20000-32000").split("-"))
-RANGE = range(FIRST, END)
+# The variable is read at each choice: pytest imports this before it sets it.
+PART, WHOLE = "RAYDEBUG_TEST_PORTS", "20000-32000"
 DEFAULTS = {"dashboard": 8265, "gateway": 5678}
 PURPOSES = (
     *("dashboard", "gateway", "dial", "gcs", "client_server", "agent", "agent_grpc", "runtime_env", "metrics"),
@@ -147,13 +147,14 @@ def remembered_ports(folder: Path) -> dict[str, int]:
 
 
 def _any_free(used: Collection[int]) -> int:
+    first, end = map(int, os.environ.get(PART, WHOLE).split("-"))
     for _ in range(200):
-        port = random.choice(RANGE)  # noqa: S311 - no secret, only to keep out of each other's way
+        port = random.randrange(first, end)  # noqa: S311 - no secret, only to keep out of each other's way
         if port not in used and is_free(port):
             return port
     raise RaydebugError(
         "no free port was found",
-        cause=f"200 ports tried in {RANGE.start}-{RANGE.stop - 1}, all taken",
+        cause=f"200 ports tried in {first}-{end - 1}, all taken",
         fix="end what listens there (`ss -ltnp` lists it)",
         code="port.none-free",
         exit_code=Exit.TAKEN,
