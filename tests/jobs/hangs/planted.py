@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import queue
+import random
 import socket
 import subprocess
 import sys
@@ -83,13 +84,20 @@ class Actor:
         return total
 
     def steps(self):
-        for _ in range(FOREVER_S):
-            for _ in range(20):
-                time.sleep(0.05)
-            self.log()
+        while True:  # of random lengths: samples at equal distances see all of them
+            time.sleep(random.random())
+            self.rollout()
+            self.reward_all()
+            self.update()
 
-    def log(self):
-        time.sleep(0.2)
+    def rollout(self):
+        time.sleep(random.random())
+
+    def reward_all(self):
+        time.sleep(random.random())
+
+    def update(self):
+        time.sleep(random.random())
 
 
 @ray.remote(num_cpus=0)
@@ -99,11 +107,19 @@ class AsyncActor:
 
     async def serve(self):
         while True:
-            await asyncio.sleep(0.1)
-            await self.one()
+            await asyncio.sleep(random.random())
+            await self.read()
+            await self.compute()
+            await self.write()
 
-    async def one(self):
-        await asyncio.sleep(0.1)
+    async def read(self):
+        await asyncio.sleep(random.random())
+
+    async def compute(self):
+        await asyncio.sleep(random.random())
+
+    async def write(self):
+        await asyncio.sleep(random.random())
 
 
 @ray.remote(num_gpus=64, max_retries=0)
