@@ -10,6 +10,7 @@ import pytest
 
 from runs import Run, raydebug
 
+pytestmark = pytest.mark.xdist_group("ray-stacks")  # a cluster of its own, beside that of the others
 SETTLED_S = 60.0
 # kind, the innermost line of the user's that explains it, words of the verdict
 HANGS = {
