@@ -109,6 +109,23 @@ def test_ray_get(state: str, kind: str, words: str) -> None:
     assert (verdict["kind"], words in verdict["text"]) == (kind, True), verdict
 
 
+def test_actors_that_wait_for_each_other() -> None:
+    """Two actors in ray.get of each other's methods are a deadlock; each is named with the method and its line."""
+
+    def asking(name: str, pid: int, wanted: str) -> Any:
+        frames = (frame(RAY, 1000, "Worker.get_objects"), frame(RAY, 3000, "get"), frame("/job/actors.py", 7, "ask"))
+        return process(None, *frames, role=name, actor_id=name, pid=pid, thread={"objects": [wanted * 28]})
+
+    tasks: list[Task] = [
+        {"task_id": code * 24, "name": f"{actor}.answer", "state": "SUBMITTED_TO_WORKER", "actor_id": actor, "pid": None,
+         "needs": ""}
+        for code, actor in (("ab", "one"), ("cd", "other"))
+    ]  # fmt: skip
+    verdict = judge([[asking("one", 1, "cd"), asking("other", 2, "ab")]], tasks)
+    assert verdict["kind"] == "deadlock"
+    assert "one (pid 1) waits for other.answer at /job/actors.py:7 ask" in verdict["text"]
+
+
 def test_groups() -> None:
     """Equal stacks make one group, whatever the line in a package; the few that differ come first."""
     ranks = [collective(rank) for rank in range(7)]

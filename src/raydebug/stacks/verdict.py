@@ -186,16 +186,16 @@ def _deadlock(processes: Sequence[ListedStacks]) -> Verdict | None:
 
 
 def _deadlock_of_actors(waits: Sequence[Wait], tasks: Sequence[Task]) -> Verdict | None:
-    after = {id(one.process): (one, other) for one in waits for _, other in _awaited(one, waits, tasks)[:1]}
+    after = {id(one): found[0] for one in waits if (found := _awaited(one, waits, tasks))}
     for one in waits:
         circle: list[Wait] = []
         current: Wait | None = one
         while current is not None and current not in circle:
             circle.append(current)
-            current = after[id(current.process)][1] if id(current.process) in after else None
+            current = after[id(current)][1] if id(current) in after else None
         if current is not None and len(circle) > 1:
             circle = circle[circle.index(current) :]
-            parts = [f"{each.who} in {each.what} at {place(each.at)}" for each in circle]
+            parts = [f"{each.who} waits for {after[id(each)][0]['name']} at {place(each.at)}" for each in circle]
             text = f"actors wait for each other: {'; '.join(parts)}"
             return _verdict("deadlock", CERTAIN, text, _attach(one.process), [each.process for each in circle])
     return None
