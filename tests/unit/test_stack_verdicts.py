@@ -117,9 +117,9 @@ def test_actors_that_wait_for_each_other() -> None:
         return process(None, *frames, role=name, actor_id=name, pid=pid, thread={"objects": [wanted * 28]})
 
     tasks: list[Task] = [
-        {"task_id": code * 24, "name": f"{actor}.answer", "state": "SUBMITTED_TO_WORKER", "actor_id": actor, "pid": None,
+        {"task_id": code * 24, "name": f"{name}.answer", "state": "SUBMITTED_TO_WORKER", "actor_id": name, "pid": None,
          "needs": ""}
-        for code, actor in (("ab", "one"), ("cd", "other"))
+        for code, name in (("ab", "one"), ("cd", "other"))
     ]  # fmt: skip
     verdict = judge([[asking("one", 1, "cd"), asking("other", 2, "ab")]], tasks)
     assert verdict["kind"] == "deadlock"
