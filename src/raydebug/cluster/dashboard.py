@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -94,7 +93,10 @@ def why_no_gcs(cluster: Cluster) -> str | None:
     Raises:
         TimeoutError: no answer in time; it may still run.
     """
-    # http.client and not httpx, which takes 0.4 s to import: `ps` calls this while a head dies, and has 3 s.
+    # Not httpx, which takes 0.4 s to import: `ps` calls this while a head dies, and has 3 s. Imported here, as every
+    # `check` imports this file, and email and ssl take 12 ms.
+    import http.client
+
     address = cluster.dashboard.removeprefix("http://")
     connection = http.client.HTTPConnection(address, timeout=GCS_TIMEOUT_S)
     try:
