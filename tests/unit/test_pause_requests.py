@@ -307,7 +307,7 @@ def test_paused_already(gateway, work):
 
 
 @pytest.mark.timeout(60)
-def test_whoever_asks_gets_it(gateway, work):
+def test_requested_pause_goes_to_its_requester(gateway, work):
     """A requested pause goes to its requester, not to clients that wait for the next pause or for all."""
     program = work()
 

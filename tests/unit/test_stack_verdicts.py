@@ -49,7 +49,7 @@ def test_rank_that_does_not_come() -> None:
     verdict = judge([[*(collective(rank) for rank in (0, 1, 3)), process(2, *LOADING)]])
     assert (verdict["kind"], verdict["ranks"]) == ("missing-rank", [2])
     assert verdict["text"] == (
-        "rank 2 did not come to all_reduce: it is at /job/data.py:12 load; rank 0-1,3 of Trainer wait in all_reduce"
+        "rank 2 did not come to all_reduce: it is at /job/data.py:12 load; rank 0,1,3 of Trainer wait in all_reduce"
     )
 
 

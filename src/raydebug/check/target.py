@@ -13,7 +13,7 @@ from typing import Any
 from raydebug import process
 from raydebug.check.probes import BUSY_TIMES, MARK, Facts
 from raydebug.cluster.environment import DROPPED
-from raydebug.cluster.kinds import kind_of
+from raydebug.cluster.kinds import find_running, kind_of
 from raydebug.cluster.runner import LocalRunner, Runner
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
@@ -101,14 +101,11 @@ def find_target(command: list[str], folder: Path, name: str, profile: str | None
     Raises:
         RaydebugError: the command is no training, or the cluster cannot run it from here.
     """
-    from raydebug.cluster.find import find_cluster
-
     exported: Mapping[str, str] = {}
     if command and recognise(command) is None:
         command, folder, exported = _in_script(command, folder)
     program = find_program(command) if command else None
-    found = find_cluster(name)
-    cluster = found if found is not None and kind_of(found).is_alive() else None
+    cluster = find_running(name)
     nodes = _nodes(cluster)
     runner = nodes[-1][1]  # a worker where there is one: it has the GPUs
     runner.folder(folder)

@@ -112,16 +112,7 @@ def logs(
     submission_id = found["submission_id"]
     wanted = Filter(None if since is None else read_since(since), None if grep is None else read_pattern(grep))
     if first_error:
-        from raydebug.jobs.first_error import find_first_error
-
-        with render.waiting(f"reading what the processes of job {submission_id} wrote"):
-            verdict = find_first_error(dashboard, found)
-        if as_json:
-            render.out_json({"version": 1, "job": submission_id, **_document(verdict)})
-        elif verdict.first is None:
-            render.say(f"no error in the files of job {submission_id} ({found['status'].lower()})")
-        else:
-            _show_verdict(verdict)
+        _show_first_error(dashboard, found, as_json=as_json)
         return
     shows_all = role is not None or rank is not None
 
@@ -297,6 +288,20 @@ def _document(verdict: Verdict) -> dict[str, object]:
 
     first = verdict.first
     return {"first": None if first is None else one(first), "cascade": [one(error) for error in verdict.cascade]}
+
+
+def _show_first_error(dashboard: Dashboard, found: JobInfo, *, as_json: bool) -> None:
+    from raydebug.jobs.first_error import find_first_error
+
+    job = found["submission_id"]
+    with render.waiting(f"reading what the processes of job {job} wrote"):
+        verdict = find_first_error(dashboard, found)
+    if as_json:
+        render.out_json({"version": 1, "job": job, **_document(verdict)})
+    elif verdict.first is None:
+        render.say(f"no error in the files of job {job} ({found['status'].lower()})")
+    else:
+        _show_verdict(verdict)
 
 
 def _show_verdict(verdict: Verdict) -> None:

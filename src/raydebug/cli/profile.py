@@ -80,14 +80,12 @@ def show(
 def _surroundings(name: str) -> tuple[dict[str, str], Any]:
     """Return the environment of a job, and the runner to ask where that is not this Python on this machine."""
     from raydebug.cluster import local
-    from raydebug.cluster.find import find_cluster
-    from raydebug.cluster.kinds import kind_of
+    from raydebug.cluster.kinds import find_running, kind_of
     from raydebug.cluster.runner import LocalRunner
     from raydebug.errors import RaydebugError
     from raydebug.settings.flavours import flavour_variables
 
-    found = find_cluster(name)
-    cluster = found if found is not None and kind_of(found).is_alive() else None
+    cluster = find_running(name)
     if cluster is not None:
         runner, flavour = kind_of(cluster).runner(), cluster.flavour
     else:

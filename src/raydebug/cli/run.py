@@ -89,8 +89,7 @@ def launch(
         RaydebugError: the command cannot be run there, or one of the wishes cannot be met.
     """
     from raydebug.check.config import find_need
-    from raydebug.cluster.find import find_cluster
-    from raydebug.cluster.kinds import kind_of
+    from raydebug.cluster.kinds import find_running, kind_of
     from raydebug.cluster.runner import LocalRunner
     from raydebug.gateway.breakpoint_specs import resolve_breaks
     from raydebug.jobs.submit import Job, find_program
@@ -104,8 +103,7 @@ def launch(
     if profile is not None:
         load_profile(profile)
         _look_for_training(command, folder)
-    found = find_cluster(name)
-    cluster = found if found is not None and kind_of(found).is_alive() else None
+    cluster = find_running(name)
     runner = LocalRunner(sys.executable) if cluster is None else kind_of(cluster).runner()
     find_program(command, folder, runner)
     if cluster is None and detach:

@@ -52,21 +52,7 @@ def stacks(
     from raydebug.stacks.groups import group
     from raydebug.stacks.verdict import judge
 
-    tasks: list[Task] = []
-    if saved is not None:
-        processes, tasks = read_saved(saved)
-        taken = [processes]
-    else:
-        from raydebug.cluster.find import load_cluster
-
-        cluster = load_cluster(name)
-        taken = [take(cluster, job)]
-        for number in range(2, samples + 1):
-            render.say(f"sample {number} of {samples} in {SAMPLES_APART_S:g} s")
-            time.sleep(SAMPLES_APART_S)
-            taken.append(take(cluster, job))
-        if any(thread.get("objects") for one in taken[-1] for thread in one["threads"]):
-            tasks = fetch_tasks(cluster)
+    taken, tasks = read_saved(saved) if saved is not None else _sample(name, job, samples)
     try:
         groups, verdict = group(taken[-1]), judge(taken, tasks, linecache.getline)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -85,12 +71,25 @@ def stacks(
         _show_groups(groups)
     for one in taken[-1]:
         if one["state"] == "silent":
-            render.out(f"silent  {_name(one)}")
+            render.out(render.visible(f"silent  {_name(one)}"))
     render.out(f"\nverdict ({verdict['certainty']}): {render.visible(verdict['text'])}")
     if verdict["next"]:
         option = "" if saved is not None or name == "default" else f" --name {name}"
-        is_ours = verdict["next"].startswith("raydebug ") and ":" not in verdict["next"]
-        render.say(f"next: {verdict['next']}{option if is_ours else ''}")
+        render.say(f"next: {verdict['next']}{option if verdict['next'].startswith('raydebug ') else ''}")
+
+
+def _sample(name: str, job: str | None, samples: int) -> tuple[list[list[ListedStacks]], list[Task]]:
+    """Return the stacks of a job at several moments, and Ray's tasks where a process waits for one."""
+    from raydebug.cluster.find import load_cluster
+
+    cluster = load_cluster(name)
+    taken = [take(cluster, job)]
+    for number in range(2, samples + 1):
+        render.say(f"sample {number} of {samples} in {SAMPLES_APART_S:g} s")
+        time.sleep(SAMPLES_APART_S)
+        taken.append(take(cluster, job))
+    waits_for_ray = any(thread.get("objects") for one in taken[-1] for thread in one["threads"])
+    return taken, fetch_tasks(cluster) if waits_for_ray else []
 
 
 def take(cluster: Cluster, job: str | None) -> list[ListedStacks]:
@@ -134,15 +133,15 @@ def fetch_tasks(cluster: Cluster) -> list[Task]:
     ]
 
 
-def read_saved(path: Path) -> tuple[list[ListedStacks], list[Task]]:
-    """Return the processes and tasks in a file that `raydebug stacks --json` has written.
+def read_saved(path: Path) -> tuple[list[list[ListedStacks]], list[Task]]:
+    """Return the one sample of processes, and the tasks, in a file that `raydebug stacks --json` has written.
 
     Raises:
         RaydebugError: it is no such file, or one of a newer version.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        version, found = document["version"], (list(document["processes"]), list(document.get("tasks", [])))
+        version, found = document["version"], ([list(document["processes"])], list(document.get("tasks", [])))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise _no_stacks(path, error) from error
     if version != 1:
@@ -161,10 +160,12 @@ def _no_stacks(path: Path, error: Exception) -> RaydebugError:
 
 
 def _show_groups(groups: Sequence[Group]) -> None:
-    from raydebug.stacks.groups import short_ranks
-
     for one in groups:
-        who = f"ranks {short_ranks(one['ranks'])}" if one["ranks"] else f"pid {', '.join(map(str, one['pids'][:8]))}"
+        who = (
+            f"ranks {','.join(render.runs(one['ranks']))}"
+            if one["ranks"]
+            else f"pid {', '.join(map(str, one['pids'][:8]))}"
+        )
         count = f"  {len(one['pids'])} processes" if len(one["pids"]) > 1 else ""
         mark = "  differs from the others" if one["outlier"] else ""
         render.out(render.visible(f"{one['role']}  {who}{count}{mark}"))

@@ -354,6 +354,14 @@ def kind_of(cluster: Cluster) -> Kind:
     return _KINDS.get(cluster.kind, Kind)(cluster)
 
 
+def find_running(name: str) -> Cluster | None:
+    """Return the cluster of this name if it is alive."""
+    from raydebug.cluster.find import find_cluster
+
+    found = find_cluster(name)
+    return found if found is not None and kind_of(found).is_alive() else None
+
+
 def slow(silent_s: float) -> tuple[str, str]:
     """Return the state and the reason of a node that does not answer."""
     return "slow", f"slow: no answer for {silent_s:.0f} s"

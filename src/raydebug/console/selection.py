@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from raydebug import render
 from raydebug.gateway.breakpoint_specs import parse_ranks
 from raydebug.protocol.listings import ListedPause
 
@@ -74,19 +75,8 @@ def joined(labels: Sequence[str]) -> str:
     ranks = sorted(int(name.removeprefix("rank ")) for name in labels if re.fullmatch(r"rank \d+", name))
     words = []
     if ranks:
-        words.append(("rank " if len(ranks) == 1 else "ranks ") + ", ".join(_runs(ranks)))
+        words.append(("rank " if len(ranks) == 1 else "ranks ") + ", ".join(render.runs(ranks)))
     return ", ".join([*words, *(name for name in labels if not re.fullmatch(r"rank \d+", name))])
-
-
-def _runs(ranks: list[int]) -> Iterable[str]:
-    first = last = ranks[0]
-    for rank in [*ranks[1:], None]:
-        if rank is not None and rank == last + 1:
-            last = rank
-            continue
-        yield str(first) if first == last else f"{first}{'-' if last > first + 1 else ', '}{last}"
-        if rank is not None:
-            first = last = rank
 
 
 def split_address(line: str, *, is_command: bool) -> tuple[str | None, str]:

@@ -52,6 +52,11 @@ _FOLLOWING = re.compile(
 )
 
 
+def is_library(path: str) -> bool:
+    """Say whether a file belongs to Python's library or a package, or is no file."""
+    return bool(_OF_PACKAGES.search(path))
+
+
 @dataclass(frozen=True)
 class LoggedError:
     """One error in a log file.
@@ -103,13 +108,13 @@ class LoggedError:
     @property
     def place(self) -> str:
         """The innermost line that is not of an installed package; else the innermost; empty without frames."""
-        own = [frame for frame in self.frames if not _OF_PACKAGES.search(frame[0])]
+        own = [frame for frame in self.frames if not is_library(frame[0])]
         return "".join(f"{file}:{line}" for file, line in (own or self.frames)[-1:])
 
     @property
     def is_own(self) -> bool:
         """Whether it was raised in the user's code, and not in an installed package."""
-        return bool(self.frames) and not _OF_PACKAGES.search(self.frames[-1][0])
+        return bool(self.frames) and not is_library(self.frames[-1][0])
 
 
 @dataclass

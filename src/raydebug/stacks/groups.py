@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
+from raydebug.jobs.first_error import is_library
 from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.records import StackFrame, ThreadStack
 
 # Ray's loop of a worker that has nothing to do (ray 2.60.0): the innermost frame of Python is one of these.
 IDLE = (("/ray/_private/worker.py", "main_loop"), ("/ray/_private/workers/default_worker.py", "<module>"))
 OUTLIER_BELOW = 1 / 3  # of the processes of a role
-_PACKAGE = re.compile(r".*/(?:site|dist)-packages/")
-_STANDARD = re.compile(r".*/lib/python3\.\d+/")
+_LIBRARY = re.compile(r".*/(?:site-packages|dist-packages|lib/python3[.\d]*)/")
 
 
 class Group(TypedDict):
@@ -82,29 +82,14 @@ def group(processes: Iterable[ListedStacks]) -> list[Group]:
 def _key(frames: Sequence[StackFrame]) -> object:
     """Return what equal stacks have in common: lines count in the user's files only."""
     return tuple(
-        (frame.get("file"), frame.get("function"), None if _PACKAGE.match(frame.get("file", "")) else frame.get("line"))
+        (frame.get("file"), frame.get("function"), None if is_library(frame.get("file", "")) else frame.get("line"))
         for frame in frames
     )
 
 
-def short_ranks(ranks: Sequence[int]) -> str:
-    """Return ranks in short form.
-
-    >>> short_ranks([0, 1, 2, 3, 7]), short_ranks([5]), short_ranks([])
-    ('0-3,7', '5', '')
-    """
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
 def place(frame: StackFrame) -> str:
     """Return a frame as file:line function; a file of Python or a package without the path to its library."""
-    file = _STANDARD.sub("", _PACKAGE.sub("", frame.get("file", "?")))
+    file = _LIBRARY.sub("", frame.get("file", "?"))
     return f"{file}:{frame.get('line', 0)} {frame.get('function', '?')}"
 
 
@@ -115,8 +100,4 @@ def users_frame(frames: Sequence[StackFrame]) -> StackFrame | None:
 
 def users_frames(frames: Sequence[StackFrame]) -> list[StackFrame]:
     """Return the frames that belong neither to Python's library nor to a package."""
-    return [one for one in frames if not _is_library(one.get("file", ""))]
-
-
-def _is_library(path: str) -> bool:
-    return bool(_PACKAGE.match(path) or _STANDARD.match(path) or path.startswith("<"))
+    return [one for one in frames if not is_library(one.get("file", ""))]

@@ -15,7 +15,8 @@ from typing import TypedDict
 from raydebug.protocol import messages
 from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.records import StackFrame, ThreadStack
-from raydebug.stacks.groups import active_thread, is_idle, place, short_ranks, users_frame
+from raydebug.render import runs
+from raydebug.stacks.groups import active_thread, is_idle, place, users_frame
 
 CERTAIN, LIKELY = "certain", "likely"
 SEARCHED_FRAMES = 10  # innermost ones of a stack
@@ -156,8 +157,8 @@ def _collectives(
     world = max((one.process["world"] or 0 for one in inside), default=0)
     gone = [rank for rank in range(world) if rank not in there]
     if gone:
-        text = f"the process of rank {short_ranks(gone)} is gone; {waiting}"
-        found = _verdict("crashed-peer", CERTAIN, text, "raydebug job logs: its last lines say why it ended")
+        text = f"the process of rank {','.join(runs(gone))} is gone; {waiting}"
+        found = _verdict("crashed-peer", CERTAIN, text, "raydebug job logs --first-error")
         return {**found, "ranks": gone}
     outside = [one for one in waits if one.process["role"] == role and one.kind != COLLECTIVE]
     if outside:
@@ -324,7 +325,7 @@ def name_process(process: ListedStacks) -> str:
 
 def _ranks(waits: Sequence[Wait]) -> str:
     ranks = [one.process["rank"] for one in waits if one.process["rank"] is not None]
-    return f"rank {short_ranks(ranks)}" if ranks else _count([one.process for one in waits])
+    return f"rank {','.join(runs(ranks))}" if ranks else _count([one.process for one in waits])
 
 
 def _count(processes: Sequence[ListedStacks]) -> str:
