@@ -1,0 +1,184 @@
+"""The first cause of a failure: which of the lines that rules explain it is, and what follows from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from raydebug.diagnose.read import Line, Raised, find_raised
+from raydebug.diagnose.rules import CAUSE, FATAL, FINISHED, PROGRESS, ROLES, Hit, find_hits
+from raydebug.jobs.first_error import FOLLOWERS, is_library
+
+FAILURE, NO_FAILURE, UNKNOWN = "failure", "no-failure", "unknown"
+USER_CODE = "user-code"
+EXACT, LIKELY, UNSURE = "exact", "likely", "unsure"
+EXACT_RANK = 5  # of a rule that names the mechanism
+REST_RANKS = 3  # that a match in the rest of an exception's message counts less than one in its first line
+LOUD = ("ERROR", "FATAL")  # levels
+QUIET = ("INFO", "DEBUG", "TRACE")  # healthy runs report deaths, time-outs and retries in these
+
+_PROGRESS, _FINISHED, _FATAL = (re.compile("|".join(signs)) for signs in (PROGRESS + FINISHED, FINISHED, FATAL))
+_HARMLESS = re.compile(
+    r"Exception ignored in|_ARRAY_API not found|leaked (semaphore|shared_memory)|DeprecationWarning|FutureWarning"
+    r"|Using default MoE config|some features are disabled|expandable_segments not supported on this platform"
+)
+# Source trees of frameworks that are not installed as packages.
+_FRAMEWORK = re.compile(
+    r"^<|/(ray|torch|vllm|verl|transformers|hydra|omegaconf|datasets|deepspeed|megatron|sglang|trl|accelerate|flash_attn)/"
+)
+
+
+@dataclass
+class Diagnosis:
+    """One possible cause."""
+
+    name: str
+    confidence: str
+    title: str
+    cause: str
+    fix: str
+    evidence: list[Line]
+    effects: list[str] = field(default_factory=list)
+    process: str = ""
+
+
+@dataclass
+class Answer:
+    """What a run's logs say; the best diagnosis first."""
+
+    status: str
+    diagnoses: list[Diagnosis]
+
+
+def diagnose(lines: Sequence[Line]) -> Answer:
+    """Say what failed, from the lines of all logs of a run."""
+    raised = [one for one in find_raised(lines) if not _is_harmless(lines, one)]
+    progress = [index for index, line in enumerate(lines) if _PROGRESS.search(line.text)]
+    finished = next((index for index, line in enumerate(lines) if _FINISHED.search(line.text)), len(lines))
+    fails_late = any(one.index > finished for one in raised)
+    hits = [
+        hit
+        for hit in find_hits(lines, raised)
+        if lines[hit.index].level != "TRACE"
+        and not (hit.rule.fatal and _HARMLESS.search(lines[hit.index].text))
+        and (hit.rule.role == CAUSE or hit.index < finished or fails_late)
+    ]
+    has_failed = _has_failed(lines, raised, hits, progress)
+    hits = [hit for hit in hits if _counts(hit, lines, has_failed, progress)]
+    ranked = sorted(hits, key=lambda hit: _weight(hit, lines), reverse=True)
+    found: list[Diagnosis] = []
+    for hit in ranked:
+        if all(hit.rule.name != one.name for one in found):
+            found.append(_describe(hit, lines))
+    explained = {hit.index for hit in hits}
+    own = _users_error(one for one in raised if one.index not in explained)
+    if own is not None and not any(hit.rule.role == CAUSE and not _is_quiet(hit, lines) for hit in hits):
+        found.insert(0, _of_user(own, lines))
+    if found:
+        found[0].effects = [one.name for one in found[1:]]
+        return Answer(FAILURE, found)
+    if has_failed and finished == len(lines):
+        return Answer(UNKNOWN, [_unknown(raised[0], lines)] if raised else [])
+    return Answer(NO_FAILURE, [])
+
+
+def _weight(hit: Hit, lines: Sequence[Line]) -> tuple[float, ...]:
+    """Return how well a hit explains the failure; more is better.
+
+    What a program says as information last; a cause before an effect; an exception's own line before one that only
+    mentions it, and that before a warning; then the more exact rule, where one that only matches the rest of a
+    message is less exact; then the earliest.
+    """
+    loud = 2 if hit.raised is not None and not hit.raised.in_line else 1
+    if _is_warning(lines[hit.index]) or not hit.rule.fatal:
+        loud = 0
+    exact = hit.rule.rank if hit.direct else hit.rule.rank - REST_RANKS
+    return (
+        not _is_quiet(hit, lines),
+        ROLES.index(hit.rule.role),
+        hit.rule.rank >= EXACT_RANK,
+        loud,
+        exact,
+        hit.direct,
+        -hit.index,
+    )
+
+
+def _is_quiet(hit: Hit, lines: Sequence[Line]) -> bool:
+    return lines[hit.index].level in QUIET and not hit.rule.info
+
+
+def _is_warning(line: Line) -> bool:
+    return line.level == "WARNING" or line.level in QUIET or "UserWarning: " in line.text or "NCCL WARN" in line.text
+
+
+def _counts(hit: Hit, lines: Sequence[Line], has_failed: bool, progress: Sequence[int]) -> bool:
+    """Say whether a hit speaks of a failure: a line that healthy runs have too does not if the run goes on after it."""
+    line = lines[hit.index]
+    if hit.rule.fatal and not _is_warning(line):
+        return True
+    if any(later > hit.index for later in progress):
+        return False
+    if _is_quiet(hit, lines) or hit.rule.role != CAUSE:
+        return has_failed
+    return hit.rule.fatal or has_failed or line.level in LOUD
+
+
+def _has_failed(lines: Sequence[Line], raised: Sequence[Raised], hits: Sequence[Hit], progress: Sequence[int]) -> bool:
+    last = max(progress, default=-1)
+    if any(one.index > last for one in raised):
+        return True
+    if any(hit.rule.fatal and not _is_warning(lines[hit.index]) for hit in hits):
+        return True
+    for index in range(last + 1, len(lines)):
+        around = lines[max(0, index - 1) : index + 1]
+        is_loud = lines[index].level not in (*QUIET, "WARNING") and _FATAL.search(lines[index].text)
+        if is_loud and not any(_HARMLESS.search(line.text) for line in around):
+            return True
+    return False
+
+
+def _is_harmless(lines: Sequence[Line], error: Raised) -> bool:
+    if error.in_line and lines[error.index].level in (*QUIET, "WARNING"):
+        return True
+    return any(_HARMLESS.search(line.text) for line in lines[max(0, error.first - 1) : error.first + 1])
+
+
+def _users_error(raised: Iterable[Raised]) -> Raised | None:
+    """Return the first exception that left a frame of the user's code, else the first exception that is no effect."""
+    candidates = [one for one in raised if one.kind not in FOLLOWERS and not one.in_line]
+    for one in candidates:
+        inner = one.frames[-1][0] if one.frames else ""
+        if inner and not is_library(inner) and not _FRAMEWORK.search(inner):
+            return one
+    return next((one for one in candidates if one.frames), next(iter(candidates), None))
+
+
+def _describe(hit: Hit, lines: Sequence[Line]) -> Diagnosis:
+    rule = hit.rule
+    confidence = EXACT if rule.rank >= EXACT_RANK and rule.role == CAUSE else LIKELY
+
+    def fill(text: str) -> str:
+        return re.sub(r"\{(\w+)\}", lambda found: hit.named.get(found[1], "?"), text)
+
+    return Diagnosis(
+        rule.name, confidence, fill(rule.title), fill(rule.cause), fill(rule.fix), [lines[hit.index]],
+        process=lines[hit.index].process,
+    )  # fmt: skip
+
+
+def _of_user(error: Raised, lines: Sequence[Line]) -> Diagnosis:
+    at = [f"{file}:{line} {function}" for file, line, function in error.frames if not is_library(file)][-1:]
+    where = f" at {at[0]}" if at else ""
+    text = f"{error.kind}: {error.text}"[:300]
+    return Diagnosis(
+        USER_CODE, LIKELY, f"{error.kind} in the program{where}", f"{text}{where}",
+        "stop it there: raydebug run --debugger post-mortem -- COMMAND", [lines[error.index]],
+        process=lines[error.index].process,
+    )  # fmt: skip
+
+
+def _unknown(error: Raised, lines: Sequence[Line]) -> Diagnosis:
+    text = f"{error.kind}: {error.text}"[:300]
+    return Diagnosis("unknown", UNSURE, text, text, "", [lines[error.index]], process=lines[error.index].process)

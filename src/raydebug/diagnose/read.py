@@ -1,0 +1,180 @@
+"""Read logs as lines of processes: colours, prefixes of Ray, vLLM and torch, and progress bars are taken off.
+
+Sources of the prefixes: ray 2.60.0 _private/worker.py `print_worker_logs` (name, pid, ip, `[repeated 3x across
+cluster]`), ray's C++ logs (`[2026-01-02 10:20:30,123 E 12 34] file.cc:56: `), vllm 0.24-0.28
+logging_utils/formatter.py (`ERROR 01-02 10:20:30 [core.py:12] `; until 0.8 `core.py:12] `), torch 2.13 elastic
+(`[rank3]: `), glog, NCCL 2.28 debug.cc (`host:12:34 [0] NCCL INFO `).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+MORE_LINES = 5  # of an exception's message after the first
+MAX_LINE_CHARS = 4_000  # a longer line is cut: what explains a failure is at its beginning
+LEVELS = {
+    "E": "ERROR",
+    "F": "FATAL",
+    "C": "ERROR",
+    "W": "WARNING",
+    "WARN": "WARNING",
+    "I": "INFO",
+    "D": "DEBUG",
+    # never a failure: a command that the shell shows, hydra's list of overrides, the raylet's counters
+    "+": "TRACE",
+    "Error executing job with": "TRACE",
+    "state-dump": "TRACE",
+}
+
+_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-_])")
+_LEVEL = r"(?P<level>CRITICAL|FATAL|ERROR|WARNING|WARN|INFO|DEBUG|TRACE)"
+_PREFIXES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"\((?P<who>(?:[\w.:\-<>\[\]]+ )*?(?:rank=\d+ )?pid=\d+)(?:, ip=[\w.:]+)?\) ?",
+        r"\((?P<who>raylet|gcs_server|autoscaler|dashboard|monitor)(?: \+[\w.]+| pid=\d+)?(?:, ip=[\w.:]+)?\) ?",
+        r"\[(?P<who>rank ?\d+)\]:? ?",
+        r"\[(?P<at>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d+) (?P<level>[EWIFDC]) \d+ \d+\] ?(?:\((?P<who>\w+)\) ?)?",
+        r"(?P<level>[EWIF])(?P<at>\d{4} \d\d:\d\d:\d\d\.\d+) +\d+ ",
+        _LEVEL + r" (?P<at>\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)? (?:\[[^\]]*\]|\w+\.py:\d+\]) ?",
+        r"\[?(?P<at>\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)(?:Z|[+-]\d\d:?\d\d)?\]?(?:[ ,:|\t-]+"
+        + _LEVEL
+        + r"\b)?[ :|-]*",
+        r"\[" + _LEVEL + r"\][ :|-]*",
+        _LEVEL + r":(?:[\w.]+:)? ?",
+        r"\S+:\d+:\d+ \[\d+\] (?:[\d.]+ )?(?:\w+:\d+ )?NCCL (?P<level>INFO|TRACE) ",
+        r"\[(?P<level>state-dump)\] ?",  # ray: counters of the raylet
+        r"\[ *\d+\.\d{6}\] ",
+        r"[\w.\-]+-\d+ +\| ",
+        r"std(?:out|err) [FP] ",  # logs of Kubernetes
+        r"std(?:out|err) \| ",  # loguru
+        r"(?P<level>Error executing job with) overrides",  # hydra shows the command again
+        r"(?P<level>\+)\+* (?=\S)",  # a command, as `set -x` of the shell shows it
+        r"> (?=\S)",
+    )
+)
+_REPEATED = re.compile(r" \[repeated \d+x across cluster\].*$")
+
+
+@dataclass(slots=True)
+class Line:
+    """One line of a log, without its prefixes.
+
+    Args:
+        source: the file.
+        number: of the line in it, from 1.
+        text: what the process wrote.
+        process: its name in the prefix, else the source.
+        level: of its logger; empty if unknown.
+        at: time as written; empty if unknown.
+    """
+
+    source: str
+    number: int
+    text: str
+    process: str
+    level: str = ""
+    at: str = ""
+
+
+def read_lines(lines: Iterable[str], source: str = "-", first: int = 1) -> Iterator[Line]:
+    """Yield the lines of one log; progress bars that rewrite their line are reduced to its last state."""
+    for number, raw in enumerate(lines, start=first):
+        text = raw.rstrip("\r\n")
+        if "\r" in text:
+            text = next((part for part in reversed(text.split("\r")) if part.strip()), "")
+        yield _clean(text[:MAX_LINE_CHARS], source, number)
+
+
+def _clean(text: str, source: str, number: int) -> Line:
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    line = Line(source, number, text, source)
+    for _ in range(5):
+        found = next((match for prefix in _PREFIXES if (match := prefix.match(line.text))), None)
+        if found is None or found.end() == 0:
+            break
+        parts = found.groupdict()
+        line.process = parts.get("who") or line.process
+        level = parts.get("level") or ""
+        line.level = LEVELS.get(level, level) or line.level
+        line.at = parts.get("at") or line.at
+        line.text = line.text[found.end() :]
+    if "across cluster]" in line.text:
+        line.text = _REPEATED.sub("", line.text)
+    return line
+
+
+# Exceptions
+
+_START = re.compile(r"^\s*(?:E\s+)?(?:\| *)*(?:\+ *)?(?:Exception Group )?Traceback \(most recent call last\)")
+_FRAME = re.compile(r'^\s*(?:\| *)*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
+_RAY_TASK = re.compile(r"^\s*(?:ray\.exceptions\.)?RayTaskError(?:\(\w+\))?: ray::(?P<task>[\w.<>]+)")
+_RAISED = re.compile(
+    r"^\s*(?:\| *)*(?:E\s+)?(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Expired|Refused"
+    r"|Timeout|Failure|NotFound|Unavailable|Denied|Full|Missing|Iteration|Warning)\b|Exception|Empty|(?:[a-z_]+\.)+(?:error|gaierror))(?:\([\w.]+\))?(?::\s?(?P<text>.*))?$"
+)
+_INLINE = re.compile(r"\b(?P<type>(?:[a-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception))(?:\([\w.]+\))?: (?P<text>\S.*)$")
+
+
+@dataclass
+class Raised:
+    """An exception in a log.
+
+    Args:
+        index: of its last line among the lines.
+        first: index of the first line of its traceback.
+        kind: its class without the module.
+        text: its message, first line.
+        frames: file, line and function, innermost last.
+        in_line: it is mentioned within a line, and has no traceback.
+        more: the lines of its message after the first, joined.
+    """
+
+    index: int
+    first: int
+    kind: str
+    text: str
+    frames: list[tuple[str, int, str]] = field(default_factory=list)
+    in_line: bool = False
+    more: str = ""
+
+
+def find_raised(lines: Sequence[Line]) -> list[Raised]:
+    """Return the exceptions in the lines of one or several processes, in order."""
+    found: list[Raised] = []
+    frames: dict[str, list[tuple[str, int, str]]] = {}
+    begins: dict[str, int] = {}
+    for index, line in enumerate(lines):
+        text = line.text
+        if _START.match(text) or _RAY_TASK.match(text):
+            frames[line.process], begins[line.process] = [], index
+        elif frame := _FRAME.match(text):
+            frames.setdefault(line.process, []).append((frame["file"], int(frame["line"]), frame["function"] or ""))
+            begins.setdefault(line.process, index)
+        elif raised := _RAISED.match(text):
+            kind = raised["type"].rpartition(".")[2]
+            if kind.endswith("Warning"):
+                continue
+            inside = frames.pop(line.process, [])
+            found.append(Raised(index, begins.pop(line.process, index), kind, raised["text"] or "", inside))
+        elif "Error: " in text or "Exception: " in text:
+            inline = _INLINE.search(text)
+            if inline is not None:
+                kind = inline["type"].rpartition(".")[2]
+                found.append(Raised(index, index, kind, inline["text"], in_line=True))
+    for one in found:
+        one.more = _continued(lines, one.index)
+    return found
+
+
+def _continued(lines: Sequence[Line], index: int) -> str:
+    """Return the lines after an exception's first that belong to its message."""
+    parts = []
+    for line in lines[index + 1 : index + 1 + MORE_LINES]:
+        if line.process != lines[index].process or not line.text.strip() or _START.match(line.text) or line.level:
+            break
+        parts.append(line.text.strip())
+    return " ".join(parts)

@@ -1,0 +1,202 @@
+"""Rules: which mechanism a line of a log speaks of. They are data: one TOML file per area, in the folder `rules`.
+
+A rule has these keys:
+    class: name of the failure; several rules may have one.
+    role: `cause` (explains the failure), `effect` (follows from a cause elsewhere), `symptom` (something has ended).
+    any: patterns; one of them matches a line.
+    near: patterns; one of them matches within `within` lines of the same process, or a frame of the same traceback.
+    not_near: patterns; none of them does.
+    frame: patterns; one of them matches `file:function` of the frame that raised the exception of the line.
+    not_frame: patterns; none of them does.
+    within: lines before and after; 30 unless given.
+    fatal: false for a line that a healthy run may have too: it counts only where the run has failed otherwise, and
+        makes no progress after it.
+    info: true for a line that counts although the program writes it as information: it waits, and says so.
+    rank: 0 to 9, which of several causes on one exception is the more exact one; 5 unless given.
+    title, cause, fix: words for people; {name} is a named group of the pattern.
+    source: who raises it, with versions. example: a line that it must match.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from raydebug.diagnose.read import Line, Raised
+from raydebug.diagnose.scan import Prefilter
+
+# The run goes on: a step, a served request. verl 0.9 trainer/ppo, vllm 0.28 v1/metrics/loggers.py.
+PROGRESS = (
+    r"\bstep:\d+ -", r"Training Progress:.*\d+/\d+", r"'?global_step'?[\s:=]+\d+", r"throughput: [\d.]*[1-9]",
+    r"'loss': [\d.]+", r"Application startup complete", r"GPU KV cache size", r"Maximum concurrency for",
+    r"\bepoch[ :=]+\d+.*loss", r"Avg (prompt|generation) throughput", r"Uvicorn running on",
+    r"Total training steps: \d+", r"\b100%\|.*\d+/\d+",
+)  # fmt: skip
+# The run has ended well; what ends after it is no failure.
+FINISHED = (
+    r"[Tt]raining (is )?(complete|finished|done)\b", r"Job '.*' succeeded", r"Final validation",
+    r"^\s*(Training Progress:|[Ee]poch[^|]{0,30}|[Tt]rain[^|]{0,30})\s*100%\|.*\d+/\d+",
+    r"Application shutdown complete", r"gracefully shutting down",
+)  # fmt: skip
+# A failure, whatever its cause: a traceback or a fatal message.
+FATAL = (
+    r"Traceback \(most recent", r"\b(FATAL|Fatal|fatal)\b", r"core dumped", r"Segmentation fault", r"Check failed",
+    r"terminate called", r"^\s*raise \w+", r"\bKilled\b", r"[Ee]xit(ed)? (with )?code:? (?!-15\b)-?[1-9]",
+    r"SIG(SEGV|ABRT|KILL|BUS)", r"^[Ee]rror\b", r"\berror:", r"[Aa]bort(ed|ing)\b", r"panic",
+)  # fmt: skip
+SIGNS = (*FINISHED, *FATAL, r"(Error|Exception)\b")
+
+CAUSE, EFFECT, SYMPTOM = "cause", "effect", "symptom"
+ROLES = (SYMPTOM, EFFECT, CAUSE)
+WITHIN = 30
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule; see the module."""
+
+    name: str
+    role: str
+    any: tuple[re.Pattern[str], ...]
+    near: tuple[re.Pattern[str], ...]
+    not_near: tuple[re.Pattern[str], ...]
+    frame: tuple[re.Pattern[str], ...]
+    not_frame: tuple[re.Pattern[str], ...]
+    within: int
+    fatal: bool
+    info: bool
+    rank: int
+    title: str
+    cause: str
+    fix: str
+    source: str
+    example: str
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A line that a rule explains."""
+
+    rule: Rule
+    index: int
+    named: dict[str, str]
+    raised: Raised | None  # the exception that the line is of
+    direct: bool = True  # the line itself matches, and not only the rest of a message of several lines
+
+
+@cache
+def load_rules() -> tuple[Rule, ...]:
+    """Return all rules.
+
+    Raises:
+        ValueError: a file is no TOML, or a rule lacks a key.
+    """
+    found: list[Rule] = []
+    for file in sorted(resources.files("raydebug.diagnose").joinpath("rules").iterdir(), key=lambda one: one.name):
+        if file.name.endswith(".toml"):
+            found += [_rule(row, file.name) for row in tomllib.loads(file.read_text(encoding="utf-8"))["rule"]]
+    return tuple(found)
+
+
+def _rule(row: dict[str, object], where: str) -> Rule:
+    def patterns(key: str) -> tuple[re.Pattern[str], ...]:
+        given = row.get(key, [])
+        return tuple(re.compile(str(one)) for one in (given if isinstance(given, list) else [given]))
+
+    try:
+        return Rule(
+            name=str(row["class"]),
+            role=str(row.get("role", CAUSE)),
+            any=patterns("any"),
+            near=patterns("near"),
+            not_near=patterns("not_near"),
+            frame=patterns("frame"),
+            not_frame=patterns("not_frame"),
+            within=int(str(row.get("within", WITHIN))),
+            fatal=bool(row.get("fatal", True)),
+            info=bool(row.get("info", False)),
+            rank=int(str(row.get("rank", 5))),
+            title=str(row["title"]),
+            cause=str(row["cause"]),
+            fix=str(row["fix"]),
+            source=str(row.get("source", "")),
+            example=str(row.get("example", "")),
+        )
+    except (KeyError, re.error) as error:
+        raise ValueError(f"{where}: rule {row.get('class')!r}: {error}") from error
+
+
+@cache
+def _patterns() -> tuple[tuple[Rule, re.Pattern[str]], ...]:
+    return tuple((rule, pattern) for rule in load_rules() for pattern in rule.any)
+
+
+@cache
+def prefilter() -> Prefilter:
+    """Return what finds the lines that a rule may explain, and those of SIGNS; MARKS are the numbers of PROGRESS."""
+    return Prefilter([*(pattern.pattern for _, pattern in _patterns()), *SIGNS, *PROGRESS])
+
+
+def marks() -> frozenset[int]:
+    """Return the numbers of PROGRESS among the patterns of the prefilter."""
+    first = len(_patterns()) + len(SIGNS)
+    return frozenset(range(first, first + len(PROGRESS)))
+
+
+def find_hits(lines: Sequence[Line], raised: Sequence[Raised]) -> list[Hit]:
+    """Return what the rules say of the lines, in the order of the lines; of each rule the first match in a line."""
+    of_line = {one.index: one for one in raised}
+    found = []
+    for index, line in enumerate(lines):
+        error = of_line.get(index)
+        whole = f"{line.text} {error.more}" if error is not None and error.more else line.text
+        for rule, patterns in _candidates(whole).items():
+            match = _first_match(patterns, line.text)
+            direct = match is not None
+            match = match or _first_match(patterns, whole)
+            if match is None:
+                continue
+            if rule.near and not _is_near(rule.near, rule, index, lines, error):
+                continue
+            if rule.not_near and _is_near(rule.not_near, rule, index, lines, error):
+                continue
+            if rule.frame and not _is_raised_in(rule.frame, error):
+                continue
+            if rule.not_frame and _is_raised_in(rule.not_frame, error):
+                continue
+            named = {name: value for name, value in match.groupdict().items() if value}
+            found.append(Hit(rule, index, named, error, direct))
+    return found
+
+
+def _candidates(text: str) -> dict[Rule, list[re.Pattern[str]]]:
+    found: dict[Rule, list[re.Pattern[str]]] = {}
+    for number in sorted(prefilter().find(text.encode("utf-8", "surrogatepass"))):
+        if number < len(_patterns()):
+            rule, pattern = _patterns()[number]
+            found.setdefault(rule, []).append(pattern)
+    return found
+
+
+def _first_match(patterns: Sequence[re.Pattern[str]], text: str) -> re.Match[str] | None:
+    return next((match for pattern in patterns if (match := pattern.search(text))), None)
+
+
+def _is_raised_in(patterns: Sequence[re.Pattern[str]], error: Raised | None) -> bool:
+    if error is None or not error.frames:
+        return False
+    file, _, function = error.frames[-1]
+    return _first_match(patterns, f"{file}:{function}") is not None
+
+
+def _is_near(
+    patterns: Sequence[re.Pattern[str]], rule: Rule, index: int, lines: Sequence[Line], error: Raised | None
+) -> bool:
+    first = min(index - rule.within, error.first if error is not None else index)
+    process = lines[index].process
+    around = [line.text for line in lines[max(0, first) : index + rule.within + 1] if line.process == process]
+    return any(pattern.search(text) for pattern in patterns for text in around)

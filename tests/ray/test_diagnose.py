@@ -1,0 +1,32 @@
+"""`raydebug diagnose` of a job: its processes' logs, at the end of `run` and later."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from raydebug.cluster.state import Cluster
+from runs import Run, raydebug
+
+WORKER_FAILS = """
+import ray
+@ray.remote
+def work():
+    import no_such_package_anywhere
+ray.init()
+ray.get(work.remote())
+"""
+
+
+@pytest.mark.timeout(120)
+def test_failed_job(run, cluster: Cluster) -> None:
+    """`run` names cause and fix of a job that fails in a worker; `diagnose` shows the worker's line afterwards."""
+    job: Run = run("--", "python", "-c", WORKER_FAILS)
+    said = job.end(code=1)
+    assert "diagnosis: a package is not installed where it is imported (missing-python-package)" in said, said
+    job_id = next(line for line in said.splitlines() if line.startswith("next: raydebug diagnose ")).rpartition(" ")[2]
+    done = raydebug("diagnose", job_id, "--name", cluster.name, "--json")
+    first = json.loads(done.stdout)["diagnoses"][0]
+    assert (done.returncode, first["class"], first["confidence"]) == (1, "missing-python-package", "exact")
+    assert "no_such_package_anywhere" in first["evidence"][0]["text"]

@@ -1,0 +1,259 @@
+"""`raydebug diagnose`: reading logs, the rules, and the first cause."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from raydebug.cli import app as cli
+from raydebug.diagnose.cause import FAILURE, NO_FAILURE, UNKNOWN, Answer, diagnose
+from raydebug.diagnose.read import find_raised, read_lines
+from raydebug.diagnose.rules import EFFECT, ROLES, Rule, load_rules, marks, prefilter
+from raydebug.diagnose.scan import AROUND, MAX_OF_PATTERN, Kept, clauses, read_log
+
+# Harmless lines of healthy runs, written by hand after what these programs print.
+HEALTHY = """\
++ export NCCL_SOCKET_IFNAME=eth0 TORCH_NCCL_ASYNC_ERROR_HANDLING=1 HF_HUB_OFFLINE=1
++ python3 -m verl.trainer.main_ppo data.train_files=/d/train.parquet data.train_batch_size=8 data.truncation=error
+2026-01-02 10:20:30,123\tINFO worker.py:1888 -- Started a local Ray instance.
+(TaskRunner pid=71) {'actor_rollout_ref': {'actor': {'ppo_mini_batch_size': 8, 'use_dynamic_bsz': False}}}
+(TaskRunner pid=71)  'data': {'train_files': '/d/train.parquet', 'truncation': 'error', 'train_batch_size': 1024},
+(WorkerDict pid=72) Total parameters: 0.49B
+(vLLMHttpServer pid=73) INFO 01-02 10:20:31 [kv_cache_utils.py:900] GPU KV cache size: 24,576 tokens
+(TaskRunner pid=71) step:1 - actor/pg_loss:0.01 - actor/grad_norm:0.3 - critic/rewards/mean:0.5
+(TaskRunner pid=71) step:2 - actor/pg_loss:0.02 - actor/grad_norm:0.2 - critic/rewards/mean:0.6
+(TaskRunner pid=71) Filtering prompts longer than 512 tokens: 100%|##########| 8/8 [00:03<00:00, 2.00 examples/s]
+(TaskRunner pid=71) Token indices sequence length is longer than the specified maximum sequence length (20 > 10)
+Training Progress: 100%|##########| 2/2 [00:10<00:00,  5.00s/it]
+(TaskRunner pid=71) Final validation metrics: {'val-core/gsm8k/acc/mean@1': 0.5}
+[W102 10:20:40.000 ProcessGroupNCCL.cpp:1250] Warning: WARNING: destroy_process_group() was not called
+"""
+
+
+def say(text: str) -> Answer:
+    """Return what the rules say of a text."""
+    return diagnose(list(read_lines(text.splitlines())))
+
+
+def names(text: str) -> list[str]:
+    """Return the classes that a text is diagnosed as, best first."""
+    return [one.name for one in say(text).diagnoses]
+
+
+@pytest.mark.parametrize("rule", load_rules(), ids=lambda rule: f"{rule.name}: {rule.example[:40]}")
+def test_rule_explains_its_example(rule: Rule) -> None:
+    """Each rule explains its own example, and says who writes such a line."""
+    answer = say(rule.example if rule.fatal else f"ERROR: {rule.example}\nERROR: it ends\n")
+    assert rule.name in [one.name for one in answer.diagnoses], answer
+    assert rule.source
+    assert rule.cause
+    assert rule.fix
+    assert rule.role in ROLES
+
+
+def test_patterns_have_literals() -> None:
+    """Each pattern has a literal text in every match, so that a log is searched without regular expressions."""
+    without = [pattern.pattern for rule in load_rules() for pattern in rule.any if not clauses(pattern.pattern)]
+    assert without == []
+    assert prefilter().find(b"nothing of interest") == set()
+
+
+def test_healthy() -> None:
+    """A healthy run is no failure, and neither is its start alone, nor any line of it."""
+    assert say(HEALTHY).status == NO_FAILURE
+    lines = HEALTHY.splitlines()
+    assert say("\n".join(lines[:6])).status == NO_FAILURE
+    assert [line for line in lines if say(line).status != NO_FAILURE] == []
+    assert say("").status == NO_FAILURE
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "process", "level"),
+    [
+        ("\x1b[36m(TaskRunner pid=12, ip=10.0.0.2)\x1b[0m no space", "no space", "TaskRunner pid=12", ""),
+        ("(WorkerDict pid=5) [rank3]: ValueError: x [repeated 7x across cluster]", "ValueError: x", "rank3", ""),
+        ("(EngineCore_DP0 pid=9) ERROR 01-02 10:20:30 [core.py:12] boom", "boom", "EngineCore_DP0 pid=9", "ERROR"),
+        ("[2026-01-02 10:20:30,123 E 12 34] (raylet) a.cc:5: boom", "a.cc:5: boom", "raylet", "ERROR"),
+        ("2026-01-02 10:20:30,123\tWARNING worker.py:1 -- boom", "worker.py:1 -- boom", "f.log", "WARNING"),
+        ("10%|#   | 1/10\r20%|##  | 2/10\r", "20%|##  | 2/10", "f.log", ""),
+        ("trainer-1  | hello", "hello", "f.log", ""),
+        ("2026-03-17T20:34:50.5+08:00 stderr F [INFO:swift] hello", "[INFO:swift] hello", "f.log", ""),
+        ("2026-01-02 10:20:30 | ERROR | stderr | ValueError: x", "ValueError: x", "f.log", "ERROR"),
+        ("node1:71:72 [0] NCCL INFO Init START", "Init START", "f.log", "INFO"),
+        ("+ python3 train.py lr=1", "python3 train.py lr=1", "f.log", "TRACE"),
+    ],
+)
+def test_prefixes(line: str, text: str, process: str, level: str) -> None:
+    """Colours, prefixes and progress bars are taken off, and say whose line it is."""
+    (one,) = read_lines([line], "f.log")
+    assert (one.text, one.process, one.level) == (text, process, level)
+
+
+def test_exceptions() -> None:
+    """Exceptions are read with their frames, also where lines of two processes alternate."""
+    log = """\
+(A pid=1) Traceback (most recent call last):
+(B pid=2) Traceback (most recent call last):
+(A pid=1)   File "/w/a.py", line 3, in one
+(B pid=2)   File "/w/b.py", line 4, in two
+(A pid=1) ValueError: of a
+(B pid=2) my.pkg.OwnError: of b
+"""
+    found = find_raised(list(read_lines(log.splitlines())))
+    assert [(one.kind, one.text, one.frames) for one in found] == [
+        ("ValueError", "of a", [("/w/a.py", 3, "one")]),
+        ("OwnError", "of b", [("/w/b.py", 4, "two")]),
+    ]
+
+
+def test_cause_before_effects() -> None:
+    """What followed from a cause is listed under it, whichever came first in the file."""
+    log = """\
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
+(EngineCore pid=9) ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.
+ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
+"""
+    first, *others = say(log).diagnoses
+    assert (first.name, first.evidence[0].number) == ("vllm-kv-cache-oom", 2)
+    assert first.effects == [one.name for one in others]
+
+
+def test_users_own_error() -> None:
+    """An exception that no rule explains is the user's, with its place; without any, it is unknown."""
+    log = """\
+Traceback (most recent call last):
+  File "/home/u/my_reward.py", line 12, in grade
+  File "/usr/lib/python3.11/json/decoder.py", line 355, in raw_decode
+json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)
+"""
+    (found,) = say(log).diagnoses
+    assert found.name == "user-code"
+    assert "/home/u/my_reward.py:12 grade" in found.cause
+    assert say("Segmentation violation?\nFATAL something odd\n").status == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ValueError: could not convert string to float: '1,000'",
+        "TypeError: unsupported operand type(s) for +: 'int' and 'NoneType'",
+        "AttributeError: 'NoneType' object has no attribute 'group'",
+        "re.error: missing ), unterminated subpattern at position 0",
+        "Exception: bad format",
+    ],
+)
+def test_error_in_a_reward_function(error: str) -> None:
+    """An error of the user's function is not one of the settings, also where verl's configuration is in the trace."""
+    log = f"""\
+Traceback (most recent call last):
+  File "/w/verl/trainer/main_ppo.py", line 159, in run
+    trainer.fit(config)
+  File "/home/u/my_reward.py", line 33, in compute_score
+    return grade(text)
+{error}
+"""
+    assert names(log)[0] == "user-code"
+
+
+def test_a_progress_bar_is_no_end() -> None:
+    """A collective that times out after a progress bar has reached its end is a failure."""
+    timeout = "[rank1]:[E616 13:41:10.9 ProcessGroupNCCL.cpp:628] [Rank 1] Watchdog caught collective operation timeout"
+    assert names(f"Map: 100%|####| 3/3 [00:43<00:00]\n{timeout}\n") == ["nccl-timeout"]
+
+
+def test_after_the_end() -> None:
+    """A worker that is ended after the training has finished is no failure."""
+    late = "(raylet) A worker died or was killed. Worker exit type: SYSTEM_ERROR. The process receives a SIGTERM.\n"
+    assert say(HEALTHY + late).status == NO_FAILURE
+    assert names(late) == ["ray-actor-died"]
+
+
+def test_quiet_lines() -> None:
+    """A death or time-out that a program reports as information, and an exception in __del__, are no failure."""
+    log = """\
+[2026-01-02 10:20:30,123 I 1 2] actor_manager.cc:1: received notification on actor, state: PENDING_CREATION
+[2026-01-02 10:20:31,123 W 1 2] store.cc:1: Disconnecting client due to connection error with code 2: End of file
+node1:71:72 [0] NCCL INFO ncclCommInitRank comm 0x1 rank 0 nranks 8 cudaDev 0 - Init START
+Exception ignored in: <function ActorHandle.__del__ at 0x7f0000000000>
+Traceback (most recent call last):
+AttributeError: 'NoneType' object has no attribute 'global_worker'
+"""
+    assert say(log).status == NO_FAILURE
+
+
+def test_symptom_before_progress() -> None:
+    """A warning after which the run makes progress is no cause."""
+    full = (
+        "(raylet) [2026-01-02 10:20:30,123 E 1 2] (raylet) m.cc:1: /tmp/ray is over 95% full, available space: 1 GB\n"
+    )
+    assert say(full + HEALTHY).status == NO_FAILURE
+    assert names(full) == ["object-store-or-disk-full"]
+
+
+def test_effects_have_no_cause_of_their_own() -> None:
+    """A collective that timed out is an effect: a cause elsewhere explains it."""
+    timeout = "(W pid=1) [rank0]: Watchdog caught collective operation timeout: ran for 600000 milliseconds"
+    assert next(rule for rule in load_rules() if rule.name == "nccl-timeout").role == EFFECT
+    memory = "(W pid=2) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    assert names(f"{timeout}\n{memory}\n")[0] == "cuda-oom"
+
+
+def test_command(tmp_path: Path) -> None:
+    """Files, a folder, a compressed file and JSON; exit codes 0 for no failure and 1 for a failure."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    (folder / "worker.err").write_bytes(b"\xff\xfe no text\nOSError: [Errno 24] Too many open files\x1b]0;owned\x07\n")
+    (folder / "raylet.out.gz").write_bytes(gzip.compress(b"fine\n"))
+    run = CliRunner().invoke(cli.app_for(["diagnose"]), ["diagnose", str(folder), "--json"])
+    document = json.loads(run.stdout)
+    assert (run.exit_code, document["status"], document["diagnoses"][0]["class"]) == (
+        1,
+        FAILURE,
+        "ulimit-threads-files",
+    )
+    assert document["diagnoses"][0]["evidence"][0]["line"] == 2
+    shown = CliRunner().invoke(cli.app_for(["diagnose"]), ["diagnose", str(folder / "worker.err")])
+    assert "Too many open files" in shown.stdout
+    assert "\x1b" not in shown.stdout
+    (folder / "worker.err").write_text(HEALTHY)
+    assert CliRunner().invoke(cli.app_for(["diagnose"]), ["diagnose", str(folder)]).exit_code == 0
+
+
+def test_bad_input(tmp_path: Path) -> None:
+    """A binary file is read; an empty one, a missing one and a damaged gzip are said, exit code 2."""
+    binary = tmp_path / "core.log"
+    binary.write_bytes(bytes(range(256)) * 1000)
+    assert CliRunner().invoke(cli.app_for(["diagnose"]), ["diagnose", str(binary)]).exit_code == 0
+    empty, cut = tmp_path / "empty.log", tmp_path / "cut.gz"
+    empty.write_bytes(b"")
+    cut.write_bytes(gzip.compress(b"x" * 10_000)[:40])
+    for path in (empty, cut, tmp_path / "none.log"):
+        run = CliRunner().invoke(cli.app_for(["diagnose"]), ["diagnose", str(path)])
+        assert run.exit_code == 2 or getattr(run.exception, "exit_code", None) == 2, path
+
+
+def test_bounded() -> None:
+    """A million equal errors, and a line of 8 MB, need no more memory than a few."""
+    kept = Kept()
+    log = b"ValueError: No available memory for the cache blocks.\n" * 1_000_000 + b"x" * 8_000_000
+    read_log(io.BytesIO(log), "big.log", prefilter(), kept, marks())
+    assert len(kept.lines) <= MAX_OF_PATTERN + 2_000
+    assert kept.read_lines >= 1_000_000
+    assert max(len(line.text) for line in kept.lines) <= 4_000
+
+
+def test_what_is_kept_of_a_long_log() -> None:
+    """Healthy parts are skipped; a failure is kept with the lines around it, and so is the last sign of progress."""
+    steps = [f"(TaskRunner pid=71) step:{number} - actor/pg_loss:0.01" for number in range(100_000)]
+    error = "OSError: [Errno 24] Too many open files"
+    lines = [*steps, *["nothing"] * 5_000, "before it", error, "after it", *["-"] * 5_000]
+    kept = Kept()
+    read_log(io.BytesIO("\n".join(lines).encode()), "long.log", prefilter(), kept, marks())
+    assert kept.read_lines == len(lines)
+    assert [line.number for line in kept.lines] == [100_000, *range(105_002 - AROUND, 105_003 + AROUND)]
+    assert [one.name for one in diagnose(kept.lines).diagnoses] == ["ulimit-threads-files"]
