@@ -69,6 +69,7 @@ if rank == 0:
     open(done, "w").close()
 while not os.path.exists(done):  # one that exits first may take back what the other has not read yet
     time.sleep(0.02)
+dist.destroy_process_group()  # at exit, a thread of gloo that still runs would end the process with SIGABRT
 """
 
 

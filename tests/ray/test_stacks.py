@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runs import Run, raydebug
+from runs import RAYDEBUG, Run, raydebug, three_lines, wait_for
 
 pytestmark = pytest.mark.xdist_group("ray-stacks")  # a cluster of its own, beside that of the others
 SETTLED_S = 60.0
@@ -20,7 +24,7 @@ HANGS = {
     "http": ("network", "Actor.reward", "an HTTP response from 127.0.0.1:"),
     "placing": ("ray-get", "<lambda>", "for which no node has room: it needs 1 CPU, 64 GPUs"),
     "mailbox": ("mailbox", "Actor.train", "Actor.status, which waits in the mailbox of Actor"),
-    "gil": ("gil", "", "native code holds Python's lock (GIL)"),
+    "gil": ("gil", "Actor.hold", "native code holds Python's lock (GIL), called at "),
     "sleep": ("sleep", "Actor.nap", "time.sleep"),
     "child": ("subprocess", "Actor.build", "a process that it started"),
     "future": ("unknown", "AsyncActor.generate", ""),
@@ -64,3 +68,88 @@ def test_slow_job(run, how: str) -> None:
     while kind != "moving":  # each sample may see a loop at the same line again
         assert time.monotonic() < deadline, kind
         kind = verdict_on(job, "--samples", "3")["verdict"]["kind"]
+
+
+@pytest.mark.timeout(120)
+def test_hang_is_in_the_run_folder(run, private_state: Path) -> None:
+    """`--hang-after` leaves stacks and verdict in the run folder and its log, and stops the job with 124 if asked."""
+    job: Run = run("--hang-after", "6", "--on-hang", "stop", "--", "python", "hangs/planted.py", "http")
+    text = job.end(code=124)
+    assert " hangs: no step and no moving stack for 6 s\nverdict (likely): Actor (pid " in text
+    assert text.count(" hangs: ") == 1
+    (folder,) = [one.parent for one in private_state.rglob("stacks.json")]
+    saved = raydebug("stacks", "--from", str(folder / "stacks.json"))
+    assert "an HTTP response from 127.0.0.1:" in saved.stdout, saved.stderr
+    assert "raydebug: verdict (likely): Actor (pid " in (folder / "job.log").read_text()
+    record = json.loads((folder / "run.json").read_text())
+    assert (record["status"], record["exit_code"], record["first_error"]["kind"]) == ("stopped", 124, "hang")
+    assert [one["code"] for one in record["findings"]] == ["run.hangs"]
+
+
+@pytest.mark.timeout(120)
+def test_hang_is_paused(run) -> None:
+    """`--on-hang pause` pauses the process that the verdict names, at its next line; then the job hangs no longer."""
+    job: Run = run("--hang-after", "6", "--on-hang", "pause", "--", "python", "hangs/planted.py", "poll")
+    (pause,) = job.pauses(1)
+    assert (pause["kind"], pause["function"]) == ("requested", "Actor.poll")
+    line = f"pid {pause['pid']} is paused: raydebug attach {pause['id']} --name {job.cluster.name}"
+    wait_for(lambda: line in job.text, "the line about the pause", SETTLED_S, job)
+
+
+@pytest.mark.timeout(120)
+def test_slow_or_paused_job_does_not_hang(run) -> None:
+    """A job that computes does not hang, nor one that is paused, however short the limit.
+
+    It computes: two samples of a job that sleeps here and there may find it at one line by chance.
+    """
+    slow: Run = run("--hang-after", "6", "--on-hang", "stop", "--", "python", "hangs/planted.py", "crunch")
+    paused: Run = run("--hang-after", "6", "--on-hang", "stop", "--break", "hangs/planted.py:Actor.nap",
+                      "--", "python", "hangs/planted.py", "sleep")  # fmt: skip
+    paused.pauses(1)
+    time.sleep(16)
+    assert slow.process.poll() is None, slow.text
+    assert paused.process.poll() is None, paused.text
+    assert " hangs: " not in slow.text + paused.text
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [(("--detach",), "nobody follows the job"), (("--debugger", "off"), "the debugger is 'off'")],
+    ids=["detach", "off"],
+)
+def test_hang_cannot_be_watched(cluster, options: tuple[str, ...], cause: str) -> None:
+    """--hang-after is refused where the job cannot be watched, instead of being ignored."""
+    done = raydebug("run", "--name", cluster.name, "--hang-after", "60", *options, "--", "python", "-c", "pass")
+    three_lines(done, 2)
+    assert cause in done.stderr
+
+
+@pytest.mark.timeout(120)
+def test_native_frames(run) -> None:
+    """`stacks --native` shows the C function in which a process holds Python's lock, above the Python line."""
+    job: Run = run("--", "python", "hangs/planted.py", "gil")
+    shown = ""
+    deadline = time.monotonic() + SETTLED_S
+    while "planted.py:66 Actor.hold" not in shown:
+        assert time.monotonic() < deadline, shown
+        shown = raydebug("stacks", "--name", job.cluster.name, "--native").stdout
+    assert re.search(r"sleep in libc\S*\n(.*\n)*.*planted.py:66 Actor.hold", shown), shown
+    assert "verdict (certain): Actor (pid " in shown
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_between_samples(run) -> None:
+    """Ctrl-C ends `stacks --samples` with 130, without a traceback; the job goes on."""
+    job: Run = run("--", "python", "hangs/planted.py", "sleep")
+    while not verdict_on(job)["groups"]:
+        time.sleep(0.3)
+    # A shell starts programs in the background with SIGINT ignored, and the tests may run in one.
+    argv = ["env", "--default-signal=INT", str(RAYDEBUG), "stacks", "--name", job.cluster.name, "--samples", "10"]
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = iter(process.stderr.readline, "")  # on a busy machine also who has not answered yet
+        assert "sample 2 of 10 in 2 s\n" in said
+        process.send_signal(signal.SIGINT)
+        assert "Traceback" not in process.stderr.read()
+    assert process.returncode == 130
+    assert job.process.poll() is None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import linecache
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from gateway_under_test import GatewayUnderTest
+from raydebug.errors import RaydebugError
 from raydebug.gateway.gateway_client import fetch_stacks
 from raydebug.stacks.groups import active_frames, group
 from raydebug.stacks.verdict import judge
@@ -147,3 +149,40 @@ def test_saved_stacks(hang, tmp_path: Path) -> None:
     (tmp_path / "stacks.json").write_text(json.dumps({"version": 1, "processes": processes}))
     done = raydebug("stacks", "--from", str(tmp_path / "stacks.json"))
     assert f"verdict (likely): {verdict['text']}" in done.stdout, done.stdout + done.stderr
+
+
+FORKS = """
+import os, time
+ready()
+for _ in range(300):
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+print('done', flush=True)
+time.sleep(20)
+"""
+
+
+def test_fork_while_stacks_are_taken(gateway: GatewayUnderTest) -> None:
+    """A process that forks again and again answers each time, and all of its children end as they should."""
+    process = gateway.start(OPEN + READY + FORKS, RAYDEBUG_JOB="j1")
+    assert process.stdout is not None
+    process.stdout.readline()
+    states = []
+    for _ in range(30):
+        found = fetch_stacks(gateway, timeout_s=10.0)  # type: ignore[arg-type]
+        states += [one["state"] for one in found if one["pid"] == process.pid]
+    assert states == ["answered"] * 30
+    assert process.stdout.readline() == "done\n"
+
+
+def test_gateway_that_is_killed_meanwhile(gateway: GatewayUnderTest) -> None:
+    """A gateway that ends while it collects stacks is an error with its three lines, at once."""
+    gateway.start(OPEN + READY + GIL, RAYDEBUG_JOB="j1").stdout.readline()  # type: ignore[union-attr]
+    threading.Timer(0.5, gateway.process.kill).start()
+    begun = time.monotonic()
+    with pytest.raises(RaydebugError) as error:
+        fetch_stacks(gateway, timeout_s=20.0)  # type: ignore[arg-type]
+    assert (error.value.code, error.value.exit_code) == ("gateway.no-answer", 4)
+    assert time.monotonic() - begun < 15  # not the 20 s of the request

@@ -9,7 +9,7 @@ import types
 import pytest
 
 from raydebug.protocol import variables
-from raydebug.settings.debugger import WATCHDOGS, WIDE_S, widened
+from raydebug.settings.debugger import WATCHDOGS, WIDE_S, recorder_variables, widened
 from raydebug.worker import torch_hooks
 
 
@@ -49,3 +49,10 @@ def test_nearest_limit_of_a_process_without_groups(monkeypatch):
     """A process without torch's groups has no limit to warn of."""
     monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
     assert torch_hooks.nearest_watchdog() is None
+
+
+@pytest.mark.parametrize("name", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
+def test_flight_recorder(name: str) -> None:
+    """`run` turns torch's flight recorder on, unless the user has set its size, by the new name or the old one."""
+    assert recorder_variables({}) == {"TORCH_FR_BUFFER_SIZE": "2000"}
+    assert recorder_variables({name: "0"}) == {}

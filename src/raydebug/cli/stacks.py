@@ -17,15 +17,14 @@ from raydebug.errors import Exit, RaydebugError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from raydebug.cluster.state import Cluster
     from raydebug.protocol.listings import ListedStacks
-    from raydebug.protocol.records import StackFrame
+    from raydebug.protocol.records import StackFrame, ThreadStack
     from raydebug.stacks.groups import Group
     from raydebug.stacks.verdict import Task
 
-FIRST_S, ALL_S = 0.3, 1.0
 SAMPLES_APART_S = 2.0
 SHOWN_FRAMES = 5
+SHOWN_NATIVE = 12
 
 
 def stacks(
@@ -37,6 +36,10 @@ def stacks(
     samples: Annotated[
         int, typer.Option("--samples", min=1, max=10, help="Look so many times, 2 s apart: does it move?")
     ] = 1,
+    native: Annotated[
+        bool,
+        typer.Option("--native", help="Add C frames, read by py-spy on the nodes; each process is stopped for 0.1 s."),
+    ] = False,
     whole: Annotated[bool, typer.Option("--all", help="Show whole stacks, of all threads.")] = False,
     saved: Annotated[
         Path | None, typer.Option("--from", help="Read the output of --json from a file instead.", exists=True)
@@ -48,89 +51,50 @@ def stacks(
     Examples:
       raydebug stacks
       raydebug stacks --samples 2       is it slow, or does it hang?
+      raydebug stacks --native          C frames too
     """
-    from raydebug.stacks.groups import group
-    from raydebug.stacks.verdict import judge
+    from raydebug.stacks.collect import as_document
 
-    taken, tasks = read_saved(saved) if saved is not None else _sample(name, job, samples)
+    taken, tasks = read_saved(saved) if saved is not None else _sample(name, job, samples, native=native)
     try:
-        groups, verdict = group(taken[-1]), judge(taken, tasks, linecache.getline)
+        document = as_document(taken, tasks)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         if saved is None:
             raise
         raise _no_stacks(saved, error) from error
     if as_json:
-        render.out_json({"version": 1, "processes": taken[-1], "tasks": tasks, "groups": groups, "verdict": verdict})
+        render.out_json(document)
         return
+    groups, verdict = document["groups"], document["verdict"]
     if not taken[-1]:
         render.say("no process of a job is there" if job is None else f"no process of job '{job}' is there")
         raise typer.Exit(Exit.OK if job is None else Exit.FAILED)
     if whole:
         _show_whole(taken[-1])
     else:
-        _show_groups(groups)
+        _show_groups(groups, taken[-1])
     for one in taken[-1]:
-        if one["state"] == "silent":
-            render.out(render.visible(f"silent  {_name(one)}"))
+        if one["state"] != "answered":
+            age = f", its stack is {one['age_s']:.0f} s old" if one["age_s"] else ""
+            render.out(render.visible(f"{one['state']}  {_name(one)}{age}"))
     render.out(f"\nverdict ({verdict['certainty']}): {render.visible(verdict['text'])}")
     if verdict["next"]:
         option = "" if saved is not None or name == "default" else f" --name {name}"
         render.say(f"next: {verdict['next']}{option if verdict['next'].startswith('raydebug ') else ''}")
 
 
-def _sample(name: str, job: str | None, samples: int) -> tuple[list[list[ListedStacks]], list[Task]]:
+def _sample(name: str, job: str | None, samples: int, *, native: bool) -> tuple[list[list[ListedStacks]], list[Task]]:
     """Return the stacks of a job at several moments, and Ray's tasks where a process waits for one."""
     from raydebug.cluster.find import load_cluster
+    from raydebug.stacks.collect import fetch_tasks, take
 
     cluster = load_cluster(name)
-    taken = [take(cluster, job)]
+    taken = [take(cluster, job, native=native and samples == 1)]
     for number in range(2, samples + 1):
         render.say(f"sample {number} of {samples} in {SAMPLES_APART_S:g} s")
         time.sleep(SAMPLES_APART_S)
-        taken.append(take(cluster, job))
-    waits_for_ray = any(thread.get("objects") for one in taken[-1] for thread in one["threads"])
-    return taken, fetch_tasks(cluster) if waits_for_ray else []
-
-
-def take(cluster: Cluster, job: str | None) -> list[ListedStacks]:
-    """Return the stacks of a job: those that answer at once, then those that need up to a second.
-
-    Raises:
-        RaydebugError: the gateway does not answer.
-    """
-    from raydebug.gateway.gateway_client import fetch_stacks
-
-    found = fetch_stacks(cluster, job=job, timeout_s=FIRST_S)
-    silent = [one["instance"] for one in found if one["state"] == "silent"]
-    if silent:
-        render.say(f"{len(found) - len(silent)} of {len(found)} processes have answered")
-        late = fetch_stacks(cluster, job=job, only=silent, timeout_s=ALL_S - FIRST_S)
-        answers = {one["instance"]: one for one in late}
-        found = [answers.get(one["instance"], one) for one in found]
-    return found
-
-
-def fetch_tasks(cluster: Cluster) -> list[Task]:
-    """Return Ray's tasks that wait or run; none where its dashboard does not answer."""
-    from raydebug.cluster.dashboard import Dashboard
-    from raydebug.jobs.resource_requests import describe_resources
-
-    try:
-        rows = Dashboard(cluster).unfinished_tasks()
-    except RaydebugError as error:
-        render.say(f"Ray does not say what its tasks do: {error.cause}")
-        return []
-    return [
-        {
-            "task_id": row["task_id"],
-            "name": row["name"],
-            "state": row["state"],
-            "actor_id": row.get("actor_id"),
-            "pid": row.get("worker_pid"),
-            "needs": describe_resources(row.get("required_resources") or {}),
-        }
-        for row in rows
-    ]
+        taken.append(take(cluster, job, native=native and number == samples))
+    return taken, fetch_tasks(cluster, taken[-1])
 
 
 def read_saved(path: Path) -> tuple[list[list[ListedStacks]], list[Task]]:
@@ -159,7 +123,8 @@ def _no_stacks(path: Path, error: Exception) -> RaydebugError:
     )  # fmt: skip
 
 
-def _show_groups(groups: Sequence[Group]) -> None:
+def _show_groups(groups: Sequence[Group], processes: Sequence[ListedStacks]) -> None:
+    native = {(one["role"], one["pid"]): one.get("native", []) for one in processes}
     for one in groups:
         who = (
             f"ranks {','.join(render.runs(one['ranks']))}"
@@ -169,6 +134,7 @@ def _show_groups(groups: Sequence[Group]) -> None:
         count = f"  {len(one['pids'])} processes" if len(one["pids"]) > 1 else ""
         mark = "  differs from the others" if one["outlier"] else ""
         render.out(render.visible(f"{one['role']}  {who}{count}{mark}"))
+        _show_native(native.get((one["role"], one["pids"][0]), []), one["frames"])
         _show_frames(one["frames"], SHOWN_FRAMES)
 
 
@@ -177,7 +143,23 @@ def _show_whole(processes: Sequence[ListedStacks]) -> None:
         render.out(render.visible(_name(process)))
         for thread in process["threads"]:
             render.out(render.visible(f"  thread {thread['name']}"))
+            _show_native([one for one in process.get("native", []) if one["name"] == thread["name"]], thread["frames"])
             _show_frames(thread.get("frames", []), len(thread.get("frames", [])))
+
+
+def _show_native(threads: Sequence[ThreadStack], frames: Sequence[StackFrame]) -> None:
+    """Show the native frames inside of a Python stack: of the thread that has its innermost frame."""
+    from raydebug.stacks.collect import is_python
+
+    def at(frame: StackFrame) -> tuple[object, object]:
+        return frame.get("file"), frame.get("function")
+
+    for thread in threads:
+        python = [one for one in thread["frames"] if is_python(one["file"])]
+        if python and frames and at(python[0]) == at(frames[0]):
+            for one in thread["frames"][: min(thread["frames"].index(python[0]), SHOWN_NATIVE)]:
+                render.out(render.visible(f"    {one['function']} in {Path(one['file']).name}"))
+            return
 
 
 def _show_frames(frames: Sequence[StackFrame], count: int) -> None:
@@ -193,6 +175,6 @@ def _show_frames(frames: Sequence[StackFrame], count: int) -> None:
 
 
 def _name(process: ListedStacks) -> str:
-    from raydebug.stacks.verdict import name_process
+    from raydebug.stacks.waits import name_process
 
     return f"{name_process(process)}  pid {process['pid']} on {process['ip']}"

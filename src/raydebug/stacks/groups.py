@@ -13,6 +13,8 @@ from raydebug.protocol.records import StackFrame, ThreadStack
 # Ray's loop of a worker that has nothing to do (ray 2.60.0): the innermost frame of Python is one of these.
 IDLE = (("/ray/_private/worker.py", "main_loop"), ("/ray/_private/workers/default_worker.py", "<module>"))
 OUTLIER_BELOW = 1 / 3  # of the processes of a role
+# What a trainer that is a package itself (verl) calls: the frame that says most is one of the trainer's.
+_BELOW_TRAINERS = re.compile(r"-packages/(torch|ray|tensordict|numpy|uvloop)/|/lib/python3[.\d]*/(?!.*-packages/)|^<")
 _LIBRARY = re.compile(r".*/(?:site-packages|dist-packages|lib/python3[.\d]*)/")
 
 
@@ -96,6 +98,13 @@ def place(frame: StackFrame) -> str:
 def users_frame(frames: Sequence[StackFrame]) -> StackFrame | None:
     """Return the innermost frame that belongs neither to Python's library nor to a package."""
     return next(iter(users_frames(frames)), None)
+
+
+def place_of(frames: Sequence[StackFrame]) -> StackFrame:
+    """Return the frame that says where a thread is: the user's innermost one, a trainer's, or the innermost of all."""
+    trainers = [one for one in frames if not _BELOW_TRAINERS.search(one.get("file", ""))]
+    candidates = [*users_frames(frames)[:1], *trainers[:1], *frames[:1]]
+    return candidates[0] if candidates else {}
 
 
 def users_frames(frames: Sequence[StackFrame]) -> list[StackFrame]:

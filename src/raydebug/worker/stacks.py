@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from raydebug.protocol.records import StackFrame, StacksRecord, ThreadStack
-from raydebug.worker import pause_requests, records
+from raydebug.worker import flight_recorder, pause_requests, records
 
 MAX_FRAMES, MAX_THREADS, MAX_TASKS, MAX_OBJECTS = 64, 200, 100, 20
 MAX_NAME = 250
@@ -47,12 +47,14 @@ def collect() -> StacksRecord:
                 with contextlib.suppress(OSError, ValueError, IndexError):
                     found[-1]["cpu_s"] = _cpu_s(thread.native_id)
     world = os.environ.get(_WORLD, "")
-    return {
-        **records.describe_process(),
-        **records.describe_work(),
-        "world": int(world) if world.isdigit() else None,
-        "threads": found + list(_tasks()),
-    }
+    record: StacksRecord = {**records.describe_process(), **records.describe_work()}  # type: ignore[typeddict-item]
+    record["world"] = int(world) if world.isdigit() else None
+    record["threads"] = found + list(_tasks())
+    with contextlib.suppress(Exception):  # torch may be half loaded, or another one
+        if own := flight_recorder.own_rank():
+            record["rank"], record["world"] = own
+            record["collectives"] = flight_recorder.read_groups()
+    return record
 
 
 def _cpu_s(native_id: int) -> float:

@@ -68,6 +68,10 @@ class Actor:
     def nap(self):
         time.sleep(FOREVER_S)
 
+    def poll(self):
+        while not self.first.locked():
+            time.sleep(0.01)
+
     def build(self):
         return subprocess.run(["sleep", str(FOREVER_S)], check=True)
 
@@ -130,7 +134,7 @@ def needs_many_gpus():
 def actor_locks():
     one = Actor.options(name="one").remote()
     other = Actor.options(name="other").remote(one)
-    ray.get(one.meet.remote(other))
+    ray.get([one.meet.remote(other), other.status.remote()])  # both run before the first asks the other
     return [one.ask.remote(), other.ask.remote()]
 
 
@@ -156,6 +160,7 @@ HANGS = {
     "mailbox": mailbox,
     "gil": lambda: ray.get(Actor.remote().hold.remote()),
     "sleep": lambda: ray.get(Actor.remote().nap.remote()),
+    "poll": lambda: ray.get(Actor.remote().poll.remote()),
     "child": lambda: ray.get(Actor.remote().build.remote()),
     "future": lambda: ray.get(AsyncActor.remote().generate.remote()),
     # Slow, but no hang.

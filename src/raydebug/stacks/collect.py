@@ -1,0 +1,162 @@
+"""Collect the stacks of a job: from the processes themselves, and from outside where they do not answer."""
+
+from __future__ import annotations
+
+import json
+import linecache
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from raydebug import render
+from raydebug.cluster.kinds import kind_of
+from raydebug.errors import Exit, RaydebugError
+from raydebug.gateway.gateway_client import fetch_stacks
+from raydebug.protocol.messages import SILENT
+from raydebug.protocol.secrets import without_secret_arguments
+from raydebug.stacks.groups import group
+from raydebug.stacks.verdict import judge
+
+if TYPE_CHECKING:
+    from raydebug.cluster.state import Cluster
+    from raydebug.protocol.listings import ListedStacks
+    from raydebug.protocol.records import ThreadStack
+    from raydebug.stacks.spy import Seen
+    from raydebug.stacks.verdict import Task
+
+FIRST_S, ALL_S = 0.3, 1.0
+SPY_TIMEOUT_S = 120.0
+RAY_TITLE = "ray::"  # of a worker that runs `ray::Actor.method` or `ray::task` (ray 2.60.0 _raylet.pyx, `setproctitle`)
+
+
+def take(
+    cluster: Cluster, job: str | None, *, native: bool = False, say: Callable[[str], None] = render.say
+) -> list[ListedStacks]:
+    """Return the stacks of a job: those that answer at once, then those that need up to a second, then from outside.
+
+    Args:
+        cluster: where it runs.
+        job: submission id; None for all jobs.
+        native: add the C frames of all processes.
+        say: prints a line about what is missing.
+
+    Raises:
+        RaydebugError: the gateway does not answer, or C frames cannot be read on the nodes of this cluster.
+    """
+    if native and kind_of(cluster).runner_at(None) is None:
+        raise RaydebugError(
+            f"C frames cannot be read on the nodes of cluster '{cluster.name}'",
+            cause="raydebug has no way to run py-spy there: it has not started this cluster",
+            fix="without --native; or on the node: py-spy dump --native --pid PID",
+            code="stacks.native", exit_code=Exit.USAGE,
+        )  # fmt: skip
+    found = fetch_stacks(cluster, job=job, timeout_s=FIRST_S)
+    silent = [one["instance"] for one in found if one["state"] == SILENT]
+    if silent:
+        say(f"{len(found) - len(silent)} of {len(found)} processes have answered")
+        late = fetch_stacks(cluster, job=job, only=silent, timeout_s=ALL_S - FIRST_S)
+        answers = {one["instance"]: one for one in late}
+        found = [answers.get(one["instance"], one) for one in found]
+    for line in look_from_outside(cluster, found, native=native):
+        say(render.visible(line))
+    for one in found:
+        one["role"] = " ".join(without_secret_arguments(one["role"].split(" ")))  # of a plain program: its command line
+    return found
+
+
+def look_from_outside(cluster: Cluster, processes: Iterable[ListedStacks], *, native: bool) -> list[str]:
+    """Add the stacks of processes that do not answer, and C frames, as py-spy sees them on the processes' nodes.
+
+    Args:
+        cluster: where they run.
+        processes: what is known of them; changed in place.
+        native: look at all of them, for C frames.
+
+    Returns:
+        Why processes could not be read, in lines.
+    """
+    wanted = [one for one in processes if one["pid"] and (native or one["state"] == SILENT)]
+    refused: dict[tuple[str, str], list[int]] = {}
+    for ip in sorted({one["ip"] for one in wanted}):
+        here = {one["pid"] or 0: one for one in wanted if one["ip"] == ip}
+        for pid, seen in _ask_node(cluster, ip, list(here), native=native).items():
+            if "threads" in seen:
+                _add(here[int(pid)], seen, native=native)
+            else:
+                refused.setdefault((seen["cause"], seen["fix"]), []).append(int(pid))
+    what = "no C frames" if native else "no stack"
+    return [f"{what} of pid {', '.join(map(str, pids[:8]))}: {cause}; {fix}" for (cause, fix), pids in refused.items()]
+
+
+def _ask_node(cluster: Cluster, ip: str, pids: Sequence[int], *, native: bool) -> dict[str, Seen]:
+    runner = kind_of(cluster).runner_at(ip)
+    if runner is None:
+        return {}
+    request = json.dumps({"pids": list(pids), "native": native})
+    folder = Path(cluster.project or Path.cwd())
+    try:
+        printed = runner.run_python(["-m", "raydebug.stacks.spy", request], folder, timeout_s=SPY_TIMEOUT_S)
+        answer: dict[str, Seen] = json.loads(printed.strip().splitlines()[-1])
+    except (RaydebugError, ValueError, IndexError) as error:
+        cause = error.cause if isinstance(error, RaydebugError) else f"py-spy's answer on {ip} cannot be read"
+        return {str(pid): {"cause": cause, "fix": "see `raydebug ps`"} for pid in pids}
+    return answer
+
+
+def _add(process: ListedStacks, seen: Seen, *, native: bool) -> None:
+    threads = cast("list[ThreadStack]", seen["threads"])
+    if process["actor"] is None and seen["title"].startswith(RAY_TITLE):  # it could not say so itself
+        process["role"] = seen["title"].removeprefix(RAY_TITLE).partition(".")[0].partition("(")[0]
+    if native:
+        process["native"] = threads
+    if process["state"] == SILENT:
+        process["stopped"] = seen["stopped"]
+        process["threads"] = [{**one, "frames": [f for f in one["frames"] if is_python(f["file"])]} for one in threads]
+        process["age_s"] = 0.0
+
+
+def is_python(file: str) -> bool:
+    """Say whether a frame's file is one of Python, and no native library."""
+    return file.endswith(".py") or file.startswith("<")
+
+
+def as_document(taken: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task]) -> dict[str, Any]:
+    """Return what `raydebug stacks --json` prints, and --from reads.
+
+    Args:
+        taken: the stacks at one or more moments, oldest first.
+        tasks: Ray's tasks that wait or run.
+    """
+    verdict = judge(taken, tasks, linecache.getline)
+    return {
+        "version": 1,
+        "processes": taken[-1],
+        "tasks": tasks,
+        "groups": group(taken[-1]),
+        "verdict": verdict,
+    }
+
+
+def fetch_tasks(cluster: Cluster, processes: Iterable[ListedStacks]) -> list[Task]:
+    """Return Ray's tasks that wait or run, if a process waits for one; none where its dashboard does not answer."""
+    if not any(thread.get("objects") for one in processes for thread in one["threads"]):
+        return []
+    from raydebug.cluster.dashboard import Dashboard
+    from raydebug.jobs.resource_requests import describe_resources
+
+    try:
+        rows = Dashboard(cluster).unfinished_tasks()
+    except RaydebugError as error:
+        render.say(f"Ray does not say what its tasks do: {error.cause}")
+        return []
+    return [
+        {
+            "task_id": row["task_id"],
+            "name": row["name"],
+            "state": row["state"],
+            "actor_id": row.get("actor_id"),
+            "pid": row.get("worker_pid"),
+            "needs": describe_resources(row.get("required_resources") or {}),
+        }
+        for row in rows
+    ]

@@ -1,0 +1,269 @@
+"""Ranks that do not meet in a collective: by torch's flight recorder, or by their stacks where there is none.
+
+The recorder counts the collectives of each process group. Where one that a rank waits in has another operation, size or
+type on another rank, or was not called there, that is the reason of the hang. Stacks show only where each rank is now.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from raydebug.protocol import messages
+from raydebug.protocol.listings import ListedStacks
+from raydebug.protocol.records import CollectiveCall, CollectiveGroup
+from raydebug.render import runs
+from raydebug.stacks.groups import place
+from raydebug.stacks.waits import (
+    CERTAIN,
+    COLLECTIVE,
+    LIKELY,
+    Verdict,
+    Wait,
+    attach,
+    holds_gil,
+    make_verdict,
+    name_process,
+    name_ranks,
+)
+
+# Operations that need inputs of equal size and type on all ranks, as the recorder calls them (torch 2.11 and 2.13).
+EQUAL_INPUTS = re.compile(
+    r"^_?(all_?reduce|broadcast|reduce|all_?gather_(base|into_tensor)|reduce_scatter_(base|tensor))$"
+)
+POINT_TO_POINT = re.compile(r"send|recv")
+LOGS = "raydebug job logs --first-error"
+
+
+def judge_collectives(
+    waits: Sequence[Wait], processes: Sequence[ListedStacks], moved: Sequence[ListedStacks]
+) -> Verdict | None:
+    """Return which rank keeps the others waiting in a collective; None where no rank does.
+
+    Args:
+        waits: what the working processes wait for.
+        processes: all of the job.
+        moved: those that are at another place than in an earlier sample.
+    """
+    groups, instances = _read_groups(processes), {one["instance"] for one in moved}
+    places = {one.process["instance"]: one for one in waits}
+    found = [one for group in groups if (one := _judge_group(group, places, processes, instances)) is not None]
+    # A rank that is missing because it waits in a collective of another group is explained by that group.
+    # Of two ranks in collectives of different groups one has left out the other's; nothing says that it is rank 0.
+    if found:
+        return min(found, key=lambda one: (one[0], [-rank for rank in one[1]["ranks"]]))[1]
+    recorded = {one["instance"] for group in groups for one in group.waiting()}
+    if all(one.process["instance"] in recorded for one in waits if one.kind == COLLECTIVE):
+        return None
+    return _judge_stacks(waits, processes, instances)
+
+
+def has_advanced(before: ListedStacks, after: ListedStacks) -> bool:
+    """Say whether a process has called or ended a collective between two samples."""
+
+    def progress(process: ListedStacks) -> dict[object, object]:
+        return {
+            (one.get("name"), *one.get("ranks", [])): [(call.get("seq"), call.get("done")) for call in one["calls"]]
+            for one in process.get("collectives", [])
+            if one.get("calls")
+        }
+
+    return progress(before) != progress(after)
+
+
+# By the flight recorder
+
+
+@dataclass
+class _Group:
+    """One process group: its ranks, their processes, and the calls of each by sequence number."""
+
+    label: str
+    ranks: list[int]
+    present: set[int]  # those with a process in a group like this one, of any role
+    members: dict[int, ListedStacks] = field(default_factory=dict)
+    calls: dict[int, dict[int, CollectiveCall]] = field(default_factory=dict)
+    is_ambiguous: bool = False  # two groups that cannot be told apart
+
+    def pending(self, rank: int) -> list[int]:
+        return [seq for seq, call in self.calls[rank].items() if not call.get("done")]
+
+    def waiting(self) -> list[ListedStacks]:
+        return [process for rank, process in self.members.items() if self.pending(rank)]
+
+
+def _read_groups(processes: Sequence[ListedStacks]) -> list[_Group]:
+    """Return the groups in which a rank waits: one for each backend that a process group of torch has."""
+    backends: dict[object, set[str]] = {}
+    for _, given in _given(processes):
+        backends.setdefault(_name(given), set()).update(call.get("backend", "") for call in given.get("calls", []))
+    found: dict[object, _Group] = {}
+    present: dict[object, set[int]] = {}
+    for process, given in _given(processes):
+        rank, about = given.get("rank", -1), given.get("description", "")
+        alike = present.setdefault((process["job"], _name(given)), set())
+        alike.add(rank)
+        for backend in backends[_name(given)]:
+            calls = {call.get("seq", 0): call for call in given.get("calls", []) if call.get("backend", "") == backend}
+            if not calls and given.get("full"):
+                continue  # nobody knows how many it has called
+            label = " ".join(one for one in (given.get("name", ""), about, backend) if one not in ("", "undefined"))
+            key = (process["job"], process["role"], process["child_of"], backend, _name(given))
+            group = found.setdefault(key, _Group(label, given["ranks"], alike))
+            group.is_ambiguous |= rank in group.members
+            group.members[rank], group.calls[rank] = process, calls
+    return [one for one in found.values() if not one.is_ambiguous and one.waiting()]
+
+
+def _given(processes: Sequence[ListedStacks]) -> Iterator[tuple[ListedStacks, CollectiveGroup]]:
+    for process in processes:
+        for given in process.get("collectives", []):
+            if len(given.get("ranks", [])) > 1:
+                yield process, given
+
+
+def _name(given: CollectiveGroup) -> object:
+    return given.get("name", ""), *given["ranks"]
+
+
+def _judge_group(
+    group: _Group, places: dict[str, Wait], processes: Sequence[ListedStacks], moved: set[str]
+) -> tuple[int, Verdict] | None:
+    """Return the verdict on a group and its order among those of others: the lowest is the cause."""
+    seq = min(seq for rank in group.members for seq in group.pending(rank))
+    inside = {rank: group.members[rank] for rank in group.members if seq in group.pending(rank)}
+    if any(one["instance"] in moved for one in inside.values()):
+        return None
+    for each in sorted({seq for calls in group.calls.values() for seq in calls}):
+        different = _differences(group, each)
+        if len(different) > 1:
+            return 0, _mismatch(group, each, different, places)
+    rank, first = next(iter(inside.items()))
+    waiting = f"{_ranks(inside)} {_verb('wait', len(inside))} in collective {seq} of group {group.label}, "
+    waiting += f"{_words(group.calls[rank][seq])}, {_where(first, places)}"
+    members = {one["instance"] for one in group.members.values()}
+    others = [one for one in processes if one["role"] == first["role"] and one["instance"] not in members]
+    there = {one["rank"] for one in others} | group.present
+    gone = [rank for rank in group.ranks if rank not in there]
+    if gone and None not in there:
+        text = f"the process of {_ranks(gone)} of {first['role']} is gone; {waiting}"
+        return 1, {**make_verdict("crashed-peer", CERTAIN, text, LOGS), "ranks": gone}
+    silent = {one["rank"]: one for one in others if one["state"] != messages.ANSWERED and one["rank"] in group.ranks}
+    late = silent | {rank: one for rank, one in group.members.items() if max(group.calls[rank], default=0) < seq}
+    if not late:
+        return None
+    first = next(iter(late.values()))
+    who = f"{_ranks(rank for rank in late if rank is not None)} of {first['role']}"
+    if first["instance"] in moved:
+        text = f"it is no hang: {who} {_state(first, places)}, and moves; {waiting}"
+        return 4, make_verdict("moving", CERTAIN, text, None, list(late.values()))
+    also_waits = any(places[one["instance"]].kind == COLLECTIVE for one in late.values() if one["instance"] in places)
+    text = f"{who} did not come to {_words(group.calls[rank][seq])}: it {_state(first, places)}; {waiting}"
+    return 3 if also_waits else 2, make_verdict("missing-rank", CERTAIN, text, attach(first), list(late.values()))
+
+
+def _differences(group: _Group, seq: int) -> list[list[int]]:
+    """Return the ranks that have called a collective, by operation, size and type; most ranks first."""
+    found: dict[object, list[int]] = {}
+    for rank in sorted(group.calls):
+        if call := group.calls[rank].get(seq):
+            op = call.get("op", "")
+            sizes = (call.get("elements"), call.get("dtypes")) if EQUAL_INPUTS.search(op) else ()
+            found.setdefault((op, *sizes), []).append(rank)
+    return sorted(found.values(), key=len, reverse=True)
+
+
+def _mismatch(group: _Group, seq: int, different: list[list[int]], places: dict[str, Wait]) -> Verdict:
+    parts = []
+    for ranks in [*different[1:], different[0]]:
+        call, process = group.calls[ranks[0]][seq], group.members[ranks[0]]
+        if call.get("done"):
+            parts.append(f"{_ranks(ranks)} has called {_words(call)}, and {_state(process, places)}")
+        else:
+            parts.append(f"{_ranks(ranks)} {_verb('call', len(ranks))} {_words(call)} {_where(process, places)}")
+    odd = [group.members[rank] for ranks in different[1:] for rank in ranks]
+    text = f"ranks of {odd[0]['role']} differ in collective {seq} of group {group.label}: {'; '.join(parts)}"
+    return make_verdict("collective-mismatch", CERTAIN, text, attach(odd[0]), odd)
+
+
+# Words
+
+
+def _words(call: CollectiveCall) -> str:
+    return " ".join(one for one in (call.get("op", "").lstrip("_"), call.get("sizes"), call.get("dtypes")) if one)
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    return f"rank {','.join(runs(sorted(ranks)))}"
+
+
+def _verb(verb: str, subjects: int) -> str:
+    return verb if subjects > 1 else f"{verb}s"
+
+
+def _where(process: ListedStacks, places: dict[str, Wait]) -> str:
+    wait = places.get(process["instance"])
+    return f"at {place(wait.at)}" if wait is not None else "(its task has returned)"
+
+
+def _state(process: ListedStacks, places: dict[str, Wait]) -> str:
+    wait = places.get(process["instance"])
+    if wait is None:
+        return "is idle, its task has returned" if process["threads"] else "does not answer"
+    if process["state"] != messages.ANSWERED and holds_gil(process, wait.thread):
+        return f"is at {place(wait.at)}, where native code holds Python's lock (GIL)"
+    return f"is at {place(wait.at)}" + (f", waiting for {wait.what}" if wait.what else "")
+
+
+# By stacks
+
+
+def _judge_stacks(waits: Sequence[Wait], processes: Sequence[ListedStacks], moved: set[str]) -> Verdict | None:
+    """Return the same for ranks of which the recorder says nothing."""
+    inside = [one for one in waits if one.kind == COLLECTIVE]
+    if not inside or any(one.process["instance"] in moved for one in inside):
+        return None
+    by_name = sorted(([one for one in inside if one.what == name] for name in {one.what for one in inside}), key=len)
+    if len(by_name) > 1 and not any(POINT_TO_POINT.search(one.what) for one in inside):
+        parts = [f"{name_ranks(same)} in {same[0].what} at {place(same[0].at)}" for same in by_name]
+        odd = [one.process for one in by_name[0]]
+        text = f"ranks of {odd[0]['role']} are in different collectives: {'; '.join(parts)}"
+        return make_verdict("collective-mismatch", LIKELY, text, attach(odd[0]), odd)
+    role, waiting = inside[0].process["role"], _waiting(inside)
+    there = {one["rank"] for one in processes if one["role"] == role}
+    gone = [rank for rank in range(max(one.process["world"] or 0 for one in inside)) if rank not in there]
+    if gone and None not in there:
+        text = f"the process of rank {','.join(runs(gone))} is gone; {waiting}"
+        return {**make_verdict("crashed-peer", CERTAIN, text, LOGS), "ranks": gone}
+    places = {one.process["instance"]: one for one in waits}
+    outside = [
+        one for one in processes
+        if one["role"] == role and one["threads"]
+        and (places[one["instance"]].kind != COLLECTIVE if one["instance"] in places else one["rank"] is not None)
+    ]  # fmt: skip
+    if not outside:
+        return None
+    first = outside[0]
+    if first["instance"] in moved:
+        text = f"it is no hang: {name_process(first)} {_state(first, places)}, and moves; {waiting}"
+        return make_verdict("moving", CERTAIN, text, None, outside)
+    ranks = [one["rank"] for one in outside if one["rank"] is not None]
+    who = _ranks(ranks) if len(ranks) == len(outside) else ", ".join(name_process(one) for one in outside[:3])
+    text = f"{who} did not come to {inside[0].what}: it {_state(first, places)}; {waiting}"
+    return make_verdict("missing-rank", LIKELY, text, attach(first), outside)
+
+
+def all_inside(waits: Sequence[Wait]) -> Verdict | None:
+    """Return where ranks wait that no other rank keeps waiting."""
+    inside = [one for one in waits if one.kind == COLLECTIVE]
+    if not inside:
+        return None
+    text = (
+        f"{_waiting(inside)} at {place(inside[0].at)}; no rank is seen elsewhere: it takes long, or the network fails"
+    )
+    return make_verdict("unknown", LIKELY, text, "raydebug stacks --samples 2", [one.process for one in inside])
+
+
+def _waiting(inside: Sequence[Wait]) -> str:
+    return f"{name_ranks(inside)} of {inside[0].process['role']} {_verb('wait', len(inside))} in {inside[0].what}"

@@ -1,0 +1,148 @@
+"""`raydebug run --hang-after`: notices that a job makes no progress; leaves stacks and verdict in the run folder.
+
+Progress is a step of the training, a phase of it that ended, a stack that moves, or a pause of ours. New log output
+counts only where no trainer is recognised: watchdogs write lines while a job hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import linecache
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from raydebug import render
+from raydebug.cluster.state import Cluster, name_option
+from raydebug.errors import RaydebugError
+from raydebug.gateway.gateway_client import request
+from raydebug.protocol import messages
+from raydebug.settings.files import atomic_write
+from raydebug.stacks.collect import as_document, fetch_tasks, take
+from raydebug.stacks.verdict import judge
+from raydebug.stacks.waits import Verdict
+
+if TYPE_CHECKING:
+    from raydebug.jobs.recorder import Recorder
+    from raydebug.protocol.listings import ListedStacks
+
+DEFAULT_S = 600.0  # of a recognised trainer
+TICK_S = 1.0
+SAMPLES_PER_LIMIT, APART_AT_LEAST_S = 10, 5.0
+MAX_SAMPLES = 12
+PAUSE_TIMEOUT_S = 4.0
+FILE = "stacks.json"
+NO_HANG = ("moving", "paused", "none")
+Action = Literal["report", "pause", "stop"]
+
+
+class Progress:
+    """When a job last made progress. Pure: the caller gives the time.
+
+    Args:
+        after_s: without progress for so long, the job hangs.
+        now: seconds of a monotonic clock.
+    """
+
+    def __init__(self, after_s: float, now: float) -> None:
+        self._after_s = after_s
+        self._apart_s = max(APART_AT_LEAST_S, after_s / SAMPLES_PER_LIMIT)
+        self._since = self._sampled = now
+        self._seen: object = None
+        self._samples: list[Sequence[ListedStacks]] = []
+        self._reported = False
+
+    def note(self, seen: object, now: float, *, paused: bool) -> None:
+        """Take note of what has come of the job so far: anything else than at the last call is progress."""
+        if paused or seen != self._seen:
+            self._seen = seen
+            self._made(now)
+
+    def wants_sample(self, now: float) -> bool:
+        """Say whether it is time for stacks: rarely, and not before half of the limit is over."""
+        return now - self._since >= self._after_s / 2 and (not self._samples or now - self._sampled >= self._apart_s)
+
+    def take(self, sample: Sequence[ListedStacks], now: float) -> bool:
+        """Take stacks of the job; return whether it hangs, once until it makes progress again."""
+        self._sampled = now
+        self._samples = [*self._samples, sample][-MAX_SAMPLES:]
+        if judge(self._samples, source_line=linecache.getline)["kind"] in NO_HANG:
+            self._made(now)
+        hangs = len(self._samples) > 1 and now - self._since >= self._after_s and not self._reported
+        self._reported = self._reported or hangs
+        return hangs
+
+    def _made(self, now: float) -> None:
+        self._since, self._samples, self._reported = now, [], False
+
+
+class HangWatch:
+    """Watches one job.
+
+    Args:
+        after_s: without progress for so long, the job hangs.
+        action: what is done then, beside the report.
+        by_steps: a trainer is recognised, so that log output alone is no progress.
+    """
+
+    def __init__(self, after_s: float, action: Action, *, by_steps: bool) -> None:
+        self._after_s, self._action, self._by_steps = after_s, action, by_steps
+
+    async def watch(self, cluster: Cluster, job: str, recorder: Recorder) -> str:
+        """Watch until the job hangs and has to be stopped; return why. Otherwise until it is cancelled."""
+        try:
+            return await self._watch(cluster, job, recorder)
+        except Exception as error:  # noqa: BLE001 - a fault of ours must not end the user's run
+            render.say(f"--hang-after has failed, the job goes on: {type(error).__name__}: {error}")
+            return await asyncio.Future()
+
+    async def _watch(self, cluster: Cluster, job: str, recorder: Recorder) -> str:
+        progress = Progress(self._after_s, time.monotonic())
+        while True:
+            await asyncio.sleep(TICK_S)
+            seen = (recorder.phases_ended, 0 if self._by_steps else recorder.log_chars)
+            progress.note(seen, time.monotonic(), paused=recorder.is_paused)
+            if not progress.wants_sample(time.monotonic()):
+                continue
+            with contextlib.suppress(RaydebugError):  # without a gateway nothing is known
+                sample = await asyncio.to_thread(take, cluster, job, say=_silently)
+                if progress.take(sample, time.monotonic()):
+                    verdict = await asyncio.to_thread(self._report, cluster, job, recorder, sample)
+                    if self._action == "stop":
+                        return verdict["text"]
+
+    def _report(self, cluster: Cluster, job: str, recorder: Recorder, sample: list[ListedStacks]) -> Verdict:
+        """Write stacks and verdict, and pause the process that the verdict names, if that is wanted."""
+        tasks = fetch_tasks(cluster, sample)
+        document = as_document([sample], tasks)
+        verdict: Verdict = document["verdict"]
+        lines = [f"job {job} hangs: no step and no moving stack for {self._after_s:g} s",
+                 f"verdict ({verdict['certainty']}): {verdict['text']}"]  # fmt: skip
+        if verdict["next"]:
+            lines.append(f"next: {verdict['next']}{name_option(cluster.name)}")
+        if recorder.folder is not None:
+            with contextlib.suppress(OSError):  # a full disk
+                atomic_write(recorder.folder / FILE, json.dumps(document))
+                lines.append(f"stacks: raydebug stacks --from {recorder.folder / FILE}")
+        if self._action == "pause" and verdict["pids"]:
+            lines.append(_pause(cluster, verdict["pids"][0], sample))
+        for line in lines:
+            render.say(render.visible(line))
+        recorder.take_hang(lines, why=verdict["text"], fix=verdict["next"] or "")
+        return verdict
+
+
+def _pause(cluster: Cluster, pid: int, sample: Sequence[ListedStacks]) -> str:
+    ip = next((one["ip"] for one in sample if one["pid"] == pid), "")
+    try:
+        body = {"target": f"{messages.PID}{pid}@{ip}", "timeout_s": PAUSE_TIMEOUT_S}
+        pause = request(cluster, "POST", "/pause", body)["pause"]
+    except RaydebugError as error:
+        return f"pid {pid} cannot be paused: {error.cause}"
+    return f"pid {pid} is paused: raydebug attach {pause['id']}{name_option(cluster.name)}"
+
+
+def _silently(_line: str) -> None:
+    """Say nothing: a sample is no command of the user's."""

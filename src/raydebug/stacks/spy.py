@@ -1,0 +1,140 @@
+"""`python -m raydebug.stacks.spy REQUEST`: stacks of processes of this node, read from outside by py-spy.
+
+Runs in the cluster's Python on the node, as the user of the node's processes. Where the right to read another process
+is missing, the answer says which one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypedDict
+
+from raydebug import process
+
+AT_ONCE = 4
+TIMEOUT_S = 20.0  # of one process; C frames of a training with many libraries take seconds at first
+MAX_FRAMES = 64
+SYS_PTRACE = 19  # bit of capabilities(7)
+YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+OURS = ("raydebug-control",)
+
+
+class Frame(TypedDict):
+    """A frame of Python, or of native code: then `file` is a library."""
+
+    file: str
+    line: int
+    function: str
+
+
+class Thread(TypedDict):
+    """A thread as seen from outside, innermost frame first; `gil` says that it holds Python's lock."""
+
+    name: str
+    frames: list[Frame]
+    gil: bool
+
+
+class Seen(TypedDict, total=False):
+    """The threads of a process, or why they cannot be read and what to do."""
+
+    threads: list[Thread]
+    stopped: bool  # by a signal
+    title: str  # as `ps` shows it; Ray's workers write there what they run
+    cause: str
+    fix: str
+
+
+def main() -> None:
+    """Answer one request: `{"pids": [...], "native": bool}`; the answer is the last line that is printed."""
+    request = json.loads(sys.argv[1])
+    read = functools.partial(read_process, native=bool(request["native"]))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = dict(zip(map(str, request["pids"]), pool.map(read, request["pids"]), strict=True))
+    sys.stdout.write(f"\n{json.dumps(found)}\n")
+
+
+def read_process(pid: int, *, native: bool) -> Seen:
+    """Return the threads of a process of this node, the one that holds Python's lock first.
+
+    Args:
+        pid: which.
+        native: with C frames; the process is stopped while they are read.
+    """
+    spy = Path(sys.executable).parent / "py-spy"  # ray[default] brings it
+    if not spy.exists():
+        return {"cause": f"there is no {spy}", "fix": "install py-spy in the cluster's environment"}
+    argv = [str(spy), "dump", "--json", "--pid", str(pid), "--native" if native else "--nonblocking"]
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(") ")[2][:1]
+        printed = process.run(argv, timeout_s=TIMEOUT_S)
+        threads = [one for one in json.loads(printed[printed.index("[") :]) if one["thread_name"] not in OURS]
+        title = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
+    except (OSError, ValueError):
+        return {"cause": f"process {pid} has ended", "fix": "try again"}
+    except process.CommandFailed as failure:
+        if not any(words in failure.output.lower() for words in ("permission denied", "not permitted")):
+            said = failure.output.strip().splitlines() or ["py-spy failed"]
+            return {"cause": said[0][:300], "fix": "try again"}
+        reader = owner = os.geteuid()
+        with contextlib.suppress(OSError):  # it has ended
+            owner = Path(f"/proc/{pid}").stat().st_uid
+        return explain(owner, reader, _ptrace_scope(), may_trace=_may_trace())
+    found = sorted(map(_describe, threads), key=lambda one: (not one["gil"], one["name"] != "MainThread"))
+    return {"threads": found, "stopped": state in ("T", "t"), "title": title.decode(errors="replace")}
+
+
+def _describe(thread: dict[str, Any]) -> Thread:
+    frames: list[Frame] = [
+        {"file": one["filename"], "line": one["line"], "function": one["name"]}
+        for one in thread["frames"]
+        if not one["name"].startswith("0x")  # native code without a symbol
+    ]
+    return {"name": thread["thread_name"] or "", "frames": frames[:MAX_FRAMES], "gil": bool(thread["owns_gil"])}
+
+
+def explain(owner: int, reader: int, scope: int, *, may_trace: bool) -> Seen:
+    """Return which right to read a process is missing, and how to give it. Pure.
+
+    Args:
+        owner: user id of the process.
+        reader: user id of py-spy.
+        scope: kernel.yama.ptrace_scope; 0 where the kernel has no Yama.
+        may_trace: whether py-spy has CAP_SYS_PTRACE.
+
+    Source: ptrace(2) "Ptrace access mode checking", Documentation/admin-guide/LSM/Yama.rst.
+    """
+    give = "give CAP_SYS_PTRACE (in containers: `cap_add: [SYS_PTRACE]`)"
+    if owner != reader and not may_trace:
+        return {"cause": f"the process is of user id {owner}, and its reader of {reader} has no CAP_SYS_PTRACE",
+                "fix": f"run raydebug as the user of the process, or {give}"}  # fmt: skip
+    if scope == 3:
+        return {"cause": "kernel.yama.ptrace_scope is 3: no process may read another one",
+                "fix": "set it to 0 or 1 in /etc/sysctl.d and restart the machine"}  # fmt: skip
+    if scope and not may_trace:
+        return {"cause": f"kernel.yama.ptrace_scope is {scope}, and CAP_SYS_PTRACE is missing",
+                "fix": f"sudo sysctl kernel.yama.ptrace_scope=0, or {give}"}  # fmt: skip
+    return {"cause": "the kernel refuses it: a seccomp filter, or a process that may not be dumped (prctl)",
+            "fix": f"{give}, or allow ptrace and process_vm_readv in the seccomp profile"}  # fmt: skip
+
+
+def _ptrace_scope() -> int:
+    try:
+        return int(YAMA.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0
+
+
+def _may_trace() -> bool:
+    text = Path("/proc/self/status").read_text(encoding="utf-8")
+    return bool(int(text.partition("CapEff:")[2].split()[0], 16) >> SYS_PTRACE & 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""`raydebug stacks` on ranks of a real torch (gloo, CPU) that hang in planted ways, and on slow ones that do not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydebug.cluster import local
+from raydebug.cluster.state import Cluster
+from raydebug.cluster.up import UpOptions
+from runs import Run, raydebug, starting_runs
+
+SETTLED_S = 240.0  # 16 processes import torch at once, on as little as two cores
+# kind, certainty, ranks, words of the verdict
+HANGS: dict[str, tuple[str, str, list[int], tuple[str, ...]]] = {
+    "mismatch": ("collective-mismatch", "certain", [2],
+                 ("rank 2 calls broadcast [4] Float at ", "Trainer.sync_metrics; rank 0,1 call all_reduce [1000] Float",
+                  "in collective 4 of group 0 default_pg gloo")),
+    "missing": ("missing-rank", "certain", [1],
+                ("rank 1 of Trainer missingTrainer did not come to all_reduce [1000] Float: it is at ",
+                 "Trainer.load_batch; rank 0 waits in collective 4", "Trainer.sync_gradients")),
+    "skipped": ("missing-rank", "certain", [1], ("it is idle, its task has returned; rank 0 waits in collective 4",)),
+    "unrecorded": ("missing-rank", "likely", [1],
+                   ("rank 1 did not come to all_reduce: it is at ", "Trainer.load_batch; rank 0 of Trainer")),
+    "crashed": ("crashed-peer", "certain", [3],
+                ("the process of rank 3 of Trainer", "is gone; rank 1 waits in collective 4")),
+    "loader": ("data-loader", "likely", [],
+               ("waits for a worker of its DataLoader at ", "Trainer.loader; ", "Rows.__getitem__")),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A local cluster apart from the user's, taken down whatever happens."""
+    folder, before = Path(tempfile.mkdtemp(prefix="rdt-")), dict(os.environ)
+    os.environ["XDG_STATE_HOME"] = str(folder)
+    try:
+        wish = UpOptions(name="hangs", python=sys.executable, gpus=0, dashboard_port=0, gateway_port=0)
+        found, _ = local.bring_up(wish)
+        try:
+            yield found
+        finally:
+            assert local.take_down(found) == []
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def jobs(cluster: Cluster) -> Iterator[dict[str, Run]]:
+    """All planted programs, started at once: most of their time goes to the import of torch."""
+    with starting_runs(cluster) as start:
+        started = {how: start("--", "python", "hangs/planted_torch.py", how) for how in (*HANGS, "slow")}
+        yield started
+        for job in started.values():
+            job.process.send_signal(signal.SIGINT)
+        for job in started.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.process.wait(25)
+
+
+def look(cluster: Cluster, job: Run, *options: str) -> dict[str, Any]:
+    """Return the document of `raydebug stacks --json` on one job."""
+    found = re.search(r"^job (\S+): ", job.text, re.M)
+    if found is None:
+        return {"verdict": {"kind": "not there"}}
+    done = raydebug("stacks", found[1], "--name", cluster.name, "--json", *options)
+    assert done.returncode in (0, 1), done.stderr
+    return json.loads(done.stdout)
+
+
+def settle(read: Callable[[], dict[str, Any]], is_it: Callable[[dict[str, Any]], bool], job: Run) -> dict[str, Any]:
+    """Look until a verdict is as expected."""
+    deadline, document = time.monotonic() + SETTLED_S, read()
+    while not is_it(document["verdict"]):
+        is_over = job.process.poll() is not None or time.monotonic() > deadline
+        assert not is_over, json.dumps(document, indent=1)[-6000:] + job.text[-2000:]
+        time.sleep(0.5)
+        document = read()
+    return document
+
+
+@pytest.mark.timeout(360)
+@pytest.mark.parametrize("how", HANGS)
+def test_planted_hang(cluster: Cluster, jobs: dict[str, Run], how: str) -> None:
+    """The verdict gives the reason of a planted hang, the rank, its line and the collective."""
+    kind, certainty, ranks, words = HANGS[how]
+    document = settle(
+        lambda: look(cluster, jobs[how]),
+        lambda verdict: verdict["kind"] == kind and all(one in verdict["text"] for one in words),
+        jobs[how],
+    )
+    assert (document["verdict"]["certainty"], document["verdict"]["ranks"]) == (certainty, ranks)
+
+
+@pytest.mark.timeout(360)
+def test_slow_training(cluster: Cluster, jobs: dict[str, Run]) -> None:
+    """Ranks that compute for a while between collectives, and wait for the slowest, do not hang."""
+    settle(
+        lambda: look(cluster, jobs["slow"], "--samples", "2"), lambda verdict: verdict["kind"] == "moving", jobs["slow"]
+    )
+    for _ in range(3):
+        verdict = look(cluster, jobs["slow"], "--samples", "2")["verdict"]
+        assert verdict["kind"] == "moving", verdict

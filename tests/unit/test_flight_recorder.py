@@ -1,0 +1,120 @@
+"""What a rank tells of the flight recorder, from a recorded dump; tests/cpu/test_torch_hangs.py has a real torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from raydebug.protocol import records
+from raydebug.worker import flight_recorder, stacks
+
+# torch 2.13.0+cpu, gloo: `_dump_fr_trace_json(True, False)` on rank 2 of 3, stuck in its sixth collective.
+ENTRY = """{"collective_seq_id":5,"input_dtypes":["Float"],"input_sizes":[[1000]],"is_p2p":false,"op_id":5,
+"output_dtypes":["Float"],"output_sizes":[[1000]],"p2p_seq_id":0,"pg_id":0,"process_group":["0","default_pg"],
+"profiling_name":"gloo:all_reduce","record_id":4,"retired":true,"state":"scheduled","thread_id":"140328734985088",
+"thread_name":"python","time_created_ns":1795421010303757891,"time_discovered_completed_ns":0,
+"time_discovered_started_ns":0,"timeout_ms":1800000}"""
+BROADCAST = {"collective_seq_id": 6, "input_sizes": [[4]], "profiling_name": "gloo:broadcast", "retired": False}
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch):
+    """Make this process look like rank 2 of 3 with these entries in the recorder."""
+    monkeypatch.delenv("TORCH_FR_BUFFER_SIZE", raising=False)
+    group = object()
+    c10d: Any = types.SimpleNamespace(
+        is_initialized=lambda: True, get_rank=lambda: 2, get_world_size=lambda: 3,
+        _world=types.SimpleNamespace(pg_names={group: "0"}, pg_group_ranks={group: {0: 0, 1: 1, 2: 2}}),
+    )  # fmt: skip
+    native: Any = types.SimpleNamespace()
+
+    def record(*entries: dict[str, Any]) -> None:
+        native._dump_fr_trace_json = lambda _collectives, _active: json.dumps({"entries": entries}).encode()
+
+    monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", c10d)
+    monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", native)
+    return record
+
+
+def test_calls_of_a_group(rank) -> None:
+    """A collective is told with its number, operation, sizes and whether it is done; the record passes the gateway."""
+    done = json.loads(ENTRY)
+    rank(done, {**done, **BROADCAST}, {**done, "collective_seq_id": 7, "is_p2p": True})
+    told = records.read(json.loads(json.dumps(stacks.collect())), records.StacksRecord)
+    (group,) = told["collectives"]
+    assert (told["rank"], told["world"]) == (2, 3)
+    assert (group["name"], group["description"], group["ranks"]) == ("0", "default_pg", [0, 1, 2])
+    assert group["calls"] == [
+        {
+            "backend": "gloo",
+            "seq": 5,
+            "op": "all_reduce",
+            "sizes": "[1000]",
+            "elements": 1000,
+            "dtypes": "Float",
+            "done": True,
+        },
+        {
+            "backend": "gloo",
+            "seq": 6,
+            "op": "broadcast",
+            "sizes": "[4]",
+            "elements": 4,
+            "dtypes": "Float",
+            "done": False,
+        },
+    ]
+
+
+def test_size_of_what_is_told(rank) -> None:
+    """Of 2,000 calls the newest that are done and the oldest that wait are told, 10 of each."""
+    entry = json.loads(ENTRY)
+    rank(*({**entry, "collective_seq_id": seq, "retired": seq < 1900} for seq in range(2000)))
+    (group,) = flight_recorder.read_groups()
+    assert [call["seq"] for call in group["calls"]] == [*range(1890, 1900), *range(1900, 1910)]
+
+
+def test_group_whose_calls_are_overwritten(rank) -> None:
+    """A recorder that has overwritten its oldest calls is told as full."""
+    entry = {**json.loads(ENTRY), "process_group": ["1", "undefined"]}
+    rank(*({**entry, "collective_seq_id": seq} for seq in range(2000)))
+    (group,) = flight_recorder.read_groups()
+    assert (group["calls"], group["full"]) == ([], True)
+
+
+def test_two_backends(rank) -> None:
+    """A process group with gloo and NCCL counts the collectives of each: NCCL has a recorder of its own."""
+    entry = json.loads(ENTRY)
+    rank(entry)
+    nccl = json.dumps({"entries": [{**entry, "profiling_name": "nccl:_all_gather_base"}]}).encode()
+    sys.modules["torch._C._distributed_c10d"]._dump_nccl_trace_json = lambda *_: nccl  # type: ignore[attr-defined]
+    (group,) = flight_recorder.read_groups()
+    assert [(call["backend"], call["op"], call["seq"]) for call in group["calls"]] == [
+        ("gloo", "all_reduce", 5), ("nccl", "_all_gather_base", 5),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", ["0", "1000000"])
+def test_recorder_of_another_size(rank, monkeypatch: pytest.MonkeyPatch, size: str) -> None:
+    """A recorder that the user has turned off, or made so large that reading takes seconds, is not read."""
+    rank(json.loads(ENTRY))
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", size)
+    assert flight_recorder.read_groups() == []
+
+
+def test_fork_of_a_rank(rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork of a rank, such as a DataLoader's worker, is no rank: the recorder that it has is its parent's."""
+    rank(json.loads(ENTRY))
+    monkeypatch.setattr(flight_recorder, "of_parent", False)
+    flight_recorder.note_fork()
+    assert "collectives" not in stacks.collect()
+
+
+def test_damaged_dump(rank) -> None:
+    """A dump that another torch has made otherwise costs the collectives, and not the stacks."""
+    rank({"process_group": "0"})
+    assert stacks.collect()["rank"] == 2

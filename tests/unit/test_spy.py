@@ -1,0 +1,76 @@
+"""Stacks read from outside by py-spy, and which right is missing where they cannot be read."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from raydebug.stacks.spy import explain, read_process
+
+HOLDS = "import ctypes\ndef hold():\n    ctypes.PyDLL(None).sleep(20)\nprint('ready', flush=True)\nhold()\n"
+
+
+@pytest.mark.parametrize(
+    ("facts", "cause", "fix"),
+    [
+        (
+            (1000, 1001, 0, False),
+            "the process is of user id 1000, and its reader of 1001",
+            "as the user of the process",
+        ),
+        ((1000, 1000, 1, False), "kernel.yama.ptrace_scope is 1, and CAP_SYS_PTRACE is missing", "ptrace_scope=0, or"),
+        ((1000, 0, 3, True), "kernel.yama.ptrace_scope is 3", "restart the machine"),
+        ((1000, 1000, 0, False), "a seccomp filter", "cap_add: [SYS_PTRACE]"),
+    ],
+    ids=["user", "yama", "locked", "seccomp"],
+)
+def test_missing_right(facts: tuple[int, int, int, bool], cause: str, fix: str) -> None:
+    """A refusal says which right is missing and how to give it."""
+    owner, reader, scope, may_trace = facts
+    seen = explain(owner, reader, scope, may_trace=may_trace)
+    assert cause in seen["cause"], seen
+    assert fix in seen["fix"], seen
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["python", "native"])
+def test_process_that_holds_the_gil(tmp_path: Path, native: bool) -> None:
+    """The thread that holds Python's lock in native code comes first; C frames are added if asked."""
+    (tmp_path / "hold.py").write_text(HOLDS)
+    with subprocess.Popen([sys.executable, tmp_path / "hold.py"], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(0.2)
+            seen = read_process(process.pid, native=native)
+        finally:
+            process.kill()
+    if "cause" in seen and "CAP_SYS_PTRACE" in seen["cause"] + seen["fix"]:
+        pytest.skip(f"this user may read no other process: {seen['cause']}")
+    first = seen["threads"][0]
+    names = [one["function"] for one in first["frames"]]
+    assert first["gil"]
+    assert names[-2:] == ["hold", "<module>"]
+    assert (len(names) > 2) == native, names
+
+
+def test_no_such_process() -> None:
+    """A process that is gone is a reason, no traceback."""
+    assert "cause" in read_process(2**22 + 1, native=False)
+
+
+def test_stopped_process() -> None:
+    """A process that a signal has stopped is told from one that holds Python's lock."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
+        try:
+            time.sleep(0.3)
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(0.1)
+            seen = read_process(process.pid, native=False)
+        finally:
+            process.kill()
+    assert seen.get("stopped", "cause" in seen)
