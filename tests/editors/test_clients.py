@@ -13,6 +13,7 @@ import pytest
 
 from gateway_under_test import TOKEN, GatewayUnderTest
 from raydebug.editors import adapter
+from snapshot_files import crashed_reward, write
 
 TESTSUPPORT = "@vscode/debugadapter-testsupport@1.68.0"  # MIT; Microsoft, in VS Code's own adapter tests
 HERE = Path(__file__).resolve().parent
@@ -50,6 +51,15 @@ def test_vscodes_client(training, node_modules, way):
     done = subprocess.run(argv, env=inside(training), capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
     assert [(p["line"], p["state"]) for p in training.pauses(3)] == [(12, "waiting"), (11, "waiting"), (5, "waiting")]
+
+
+@pytest.mark.timeout(120)
+def test_vscodes_client_opens_a_crash(tmp_path, node_modules):
+    """VS Code's client opens a snapshot: frames, source, values as a tree; code is refused and nothing runs."""
+    path = write(tmp_path, crashed_reward())
+    argv = ["node", str(HERE / "vscode_snapshot.js"), node_modules, sys.executable, adapter.__file__, str(path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
 
 
 @pytest.mark.timeout(60)

@@ -1,0 +1,161 @@
+"""`raydebug open`: what a crash left, on any machine; `raydebug snapshot`: the same, made of a pause."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from raydebug import render
+from raydebug.cli.options import Json, Name
+from raydebug.errors import Exit, RaydebugError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from raydebug.snapshot.load import SnapshotFile
+
+
+def open_(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[FILE|RUN [OUT]]", help="A snapshot, a run or its folder. Default: the last run."),
+    ] = None,
+    execute: Annotated[
+        list[str] | None,
+        typer.Option("-x", "--execute", metavar="COMMAND", help="Run this debugger command and leave; repeatable."),
+    ] = None,
+    pick: Annotated[
+        str | None, typer.Option("--pick", metavar="ID", help="Of a run: this one, or its number. Default: the first.")
+    ] = None,
+    html: Annotated[
+        bool, typer.Option("--html", help="Write one page to OUT instead. Default: beside the snapshot.")
+    ] = False,
+    lists: Annotated[bool, typer.Option("--list", help="List the snapshots of a run, equal crashes together.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Open the snapshot of a crash in the terminal debugger: frames, locals, tensors. Nothing runs, Ray is not needed.
+
+    \b
+    Examples:
+      raydebug open                          the first crash of the last run
+      raydebug open raydebug-0629 --pick 2   another one of `raydebug open --list raydebug-0629`
+      raydebug open c1.snapshot.gz -x w -x "p batch.input_ids.shape"
+      raydebug open raydebug-0629 --html crash.html
+    """
+    from raydebug.jobs.run_folder import LAST
+    from raydebug.snapshot.load import choose_snapshot, find_snapshots, read_document
+
+    named = targets or [LAST]
+    target, *output = [LAST, *named] if html and [one for one in named if one.endswith(".html")] == named else named
+    if len(output) > html or (as_json and not lists):
+        raise RaydebugError(
+            "open takes one snapshot or run" if output else "--json is for --list",
+            cause=f"'{output[0]}' is another word" if output else "a snapshot is opened in the terminal, or as a page",
+            fix="raydebug open FILE --html OUT" if output else "raydebug open --list --json",
+            code="usage", exit_code=Exit.USAGE,
+        )  # fmt: skip
+    found = find_snapshots(target)
+    if lists:
+        _list(found, target, as_json=as_json)
+        return
+    chosen = choose_snapshot(found, target, pick)
+    document = read_document(chosen.path)
+    if html:
+        from raydebug.report.crash import write_crash_page
+
+        render.out(str(write_crash_page(document, chosen.path, Path(output[0]) if output else None)))
+        return
+    if len(found) > 1 and not execute:
+        _show(found, to_stderr=True)
+        render.say(f"opened: {chosen.id}; --pick opens another")
+    import asyncio
+
+    from raydebug.snapshot.console import converse
+
+    raise typer.Exit(int(asyncio.run(converse(document, execute or ()))))
+
+
+def _list(found: Sequence[SnapshotFile], target: str, *, as_json: bool) -> None:
+    if as_json:
+        kept = ("exception", "function", "line", "rank", "pid", "at", "same")
+        rows = [{"file": str(one.path.absolute()), **{key: one.summary.get(key) for key in kept}} for one in found]
+        render.out_json({"version": 1, "snapshots": rows})
+    elif not found:
+        render.say(f"'{target}' has no snapshot: none of its processes crashed, or it ran with --no-snapshots")
+    else:
+        _show(found)
+        render.say(f"next: raydebug open {target}")
+
+
+def _show(found: Sequence[SnapshotFile], *, to_stderr: bool = False) -> None:
+    """Print a table with a row for each group of equal crashes; the first row has the first crash."""
+    from raydebug.snapshot.load import group_same, name_processes
+
+    rows = []
+    for number, same in enumerate(group_same(found), start=1):
+        one = same[0].summary
+        first = " first" if number == 1 else ""
+        what = one.get("exception") or one.get("kind", "?")
+        rows.append(
+            [str(number), what, same[0].place, name_processes(same), render.moment(one.get("at")) + first, same[0].id]
+        )
+    render.table(None, ["", "exception", "where", "who", "at", "id"], rows, to_stderr=to_stderr)
+
+
+# raydebug snapshot
+
+
+def snapshot(
+    target: Annotated[
+        str | None, typer.Argument(metavar="[ID|all]", help="A pause of `raydebug paused`. Default: the only one.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Instead of a file in the run's folder.")
+    ] = None,
+    name: Name = "default",
+) -> None:
+    """Save frames, locals and tensor summaries of a pause in a file; the pause stays.
+
+    Example: raydebug snapshot all
+    """
+    from raydebug.cluster.find import load_cluster
+    from raydebug.gateway.gateway_client import fetch_pauses, fetch_snapshot, save_pause
+    from raydebug.jobs.run_folder import RunFolder
+
+    cluster = load_cluster(name)
+    ids = [pause["id"] for pause in fetch_pauses(cluster)]
+    chosen = ids if target in (None, "all") else [str(target)]
+    if not chosen:
+        render.say("nothing is paused")
+    elif len(chosen) > 1 and (target is None or output is not None):
+        raise RaydebugError(
+            f"{len(chosen)} pauses, and no ID says which one",
+            cause=f"paused: {', '.join(chosen[:8])}" + ("; --output names one file" if output is not None else ""),
+            fix=f"name one: raydebug snapshot {chosen[0]}; a file for each: raydebug snapshot all",
+            code="pause.ambiguous",
+            exit_code=Exit.USAGE,
+        )
+    for pause_id in chosen:
+        saved = save_pause(cluster, pause_id)
+        job = saved.get("job") or ""
+        file = fetch_snapshot(cluster, job, saved["id"])
+        try:
+            path = _write(output, file) if output is not None else RunFolder(job).add_snapshot(saved["id"], file)
+        except OSError as error:
+            raise RaydebugError(
+                f"the snapshot of pause {pause_id} cannot be written",
+                cause=str(error),
+                fix="name another file: --output FILE",
+                code="snapshot.not-written",
+            ) from error
+        render.out(str(path))
+        render.say(f"next: raydebug open {path}")
+
+
+def _write(path: Path, file: bytes) -> Path:
+    from raydebug.settings.files import atomic_write
+
+    atomic_write(path, file)
+    return path

@@ -1,0 +1,133 @@
+"""The snapshots of crashes that processes hand over: kept in memory, unread, until a run has fetched them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import logging
+import secrets
+from collections import OrderedDict
+from typing import Any
+
+from raydebug.gateway.board import Board
+from raydebug.gateway.control import Control
+from raydebug.gateway.requests import Refused
+from raydebug.protocol import messages, records, wire
+from raydebug.protocol.records import BadRecord
+from raydebug.protocol.snapshot import IS_ID, MAX_FILE_BYTES, MAX_OF_JOB, SnapshotMessage, SnapshotSummary
+
+log = logging.getLogger("raydebug.gateway")
+
+MAX_KEPT_BYTES = 64 * 1024 * 1024  # of all jobs; beyond it the oldest are dropped
+READ_BYTES = 64 * 1024
+HAND_OVER_S = 30.0
+PAUSE_S = 4.0  # a client waits for 5 s
+_Key = tuple[str, str]  # job and id
+
+
+class Snapshots:
+    """All snapshots, oldest first."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[_Key, tuple[SnapshotSummary, bytes]] = OrderedDict()
+        self._expected: dict[_Key, SnapshotSummary] = {}  # on their way
+        self._requested: dict[_Key, asyncio.Event] = {}
+        self._bytes = 0
+
+    def of_job(self, job: str) -> list[SnapshotSummary]:
+        """Return the summaries of a job's snapshots, oldest first."""
+        return [summary for (one, _), (summary, _) in self._kept.items() if one == job]
+
+    def file_of(self, job: str, snapshot_id: str) -> bytes | None:
+        """Return the file of a snapshot."""
+        found = self._kept.get((job, snapshot_id))
+        return None if found is None else found[1]
+
+    async def receive(self, about: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take one snapshot from an authenticated process.
+
+        Raises:
+            BadRecord: what it sends is not what protocol/ says.
+        """
+        job = records.read(about, records.ProcessRecord, "the process").get("job") or ""
+        decoder = wire.Decoder(max_body_bytes=2 * MAX_FILE_BYTES)
+        key: _Key | None = None
+        try:
+            async with asyncio.timeout(HAND_OVER_S):
+                while data := await reader.read(READ_BYTES):
+                    for message in decoder.feed(data):
+                        if message.get("event") == messages.OFFER and key is None:
+                            key = self._expect(job, message.get("body"))
+                            writer.write(wire.encode(wire.event(3, messages.WANTED, {"wanted": key is not None})))
+                        elif message.get("event") == messages.SNAPSHOT and key is not None:
+                            self._keep(key, message.get("body"))
+                            writer.write(wire.encode(wire.event(4, messages.KEPT)))
+        finally:
+            if key is not None:
+                self._expected.pop(key, None)
+            writer.close()
+
+    def _expect(self, job: str, offered: Any) -> _Key | None:
+        """Return the key under which a snapshot will be kept; None if it is not wanted."""
+        summary = records.read(offered, SnapshotSummary, "the summary of a snapshot")
+        key = (job, summary.get("id", ""))
+        known = [*self.of_job(job), *(one for (of, _), one in self._expected.items() if of == job)]
+        is_new = all(
+            (one.get("same"), one.get("rank")) != (summary.get("same"), summary.get("rank"))
+            for one in known if one.get("kind") == "crash"
+        )  # fmt: skip
+        is_free = IS_ID.fullmatch(key[1]) and key not in self._kept and key not in self._expected
+        is_pause = key in self._requested
+        if not job or not is_free or not (is_pause or (is_new and len(known) < MAX_OF_JOB)):
+            return None
+        summary["job"], summary["kind"] = job, "pause" if is_pause else "crash"
+        self._expected[key] = summary
+        return key
+
+    def _keep(self, key: _Key, sent: Any) -> None:
+        if key not in self._expected:
+            return
+        message = records.read(sent, SnapshotMessage, "the snapshot")
+        try:
+            file = base64.b64decode(message.get("data", ""), validate=True)
+        except ValueError as error:
+            raise BadRecord("the snapshot is not in base64") from error
+        self._kept[key] = ({**self._expected.pop(key), "message": message.get("message", "")}, file)
+        self._bytes += _size(*self._kept[key])
+        while self._bytes > MAX_KEPT_BYTES:
+            self._bytes -= _size(*self._kept.popitem(last=False)[1])
+        log.info("snapshot %s of job %s: %d bytes", key[1], key[0], len(file))
+        if key in self._requested:
+            self._requested[key].set()
+
+    async def save_pause(self, pause_id: str, board: Board, control: Control) -> SnapshotSummary:
+        """Request a snapshot of a pause from its process, and return its summary.
+
+        Raises:
+            Refused: there is no such pause, or its process cannot make one.
+        """
+        pause = board.get(pause_id)
+        if pause is None:
+            raise Refused("pause.gone", f"there is no pause {pause_id}", "see `raydebug paused`")
+        instance = pause.process.instance
+        channel = next((one for one in control.channels if one.instance == instance), None)
+        job = channel.about.get("job") if channel is not None else None
+        if channel is None or not job:
+            cause = "its process has no control channel: it is not of a job of `raydebug run`, or has not imported ray"
+            raise Refused("snapshot.no-channel", cause, "look at it with `raydebug attach`")
+        key = (job, f"pause-{pause_id}-{secrets.token_hex(2)}")
+        self._requested[key] = asyncio.Event()
+        try:
+            channel.send(messages.SAVE_PAUSE, {"id": key[1], "threadId": pause.thread_id})
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._requested[key].wait(), PAUSE_S)
+            if key in self._kept:
+                return self._kept[key][0]
+        finally:
+            del self._requested[key]
+        raise Refused("snapshot.no-answer", f"its process did not answer within {PAUSE_S:g} s", "try it again")
+
+
+def _size(summary: SnapshotSummary, file: bytes) -> int:
+    return len(file) + len(str(summary))

@@ -1,0 +1,123 @@
+"""The page of one crash: its snapshot as HTML that is whole without a program."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from raydebug.console.view import number, shape, who
+from raydebug.protocol.snapshot import SUFFIX, SavedFrame, SnapshotDocument
+from raydebug.render import moment
+from raydebug.report import write_page
+from raydebug.report.page import Child, Markup, page, table_head, tag, wide_table
+from raydebug.snapshot.console import exception_lines, raised_frames
+from raydebug.snapshot.values import Values, tensor_facts
+
+VALUE_CHARS = 1_000
+_COLUMNS = ("min", "max", "mean", "nan", "inf")
+
+
+def write_crash_page(document: SnapshotDocument, snapshot: Path, output: Path | None = None) -> Path:
+    """Write the page of a snapshot and return its path, which is absolute.
+
+    Args:
+        document: the snapshot.
+        snapshot: its file; the page is written beside it, unless `output` says where.
+        output: the page.
+
+    Raises:
+        RaydebugError: it cannot be written.
+    """
+    path = output or snapshot.with_name(snapshot.name.removesuffix(SUFFIX) + ".html")
+    return write_page(path, crash_page(document), fix="name a file that can be: `raydebug open FILE --html OUT`")
+
+
+def crash_page(document: SnapshotDocument) -> str:
+    """Return the page: the chain of exceptions, frames with source and locals, tensors, the process."""
+    summary, values = document["summary"], Values(document["values"])
+    lines = exception_lines(document)
+    title = f"{summary.get('exception') or summary.get('kind', 'snapshot')} in {summary.get('function', '?')}"
+    chain = tag("section", [tag("p", line, class_="title") for line in lines], class_="error") if lines else None
+    known = {**document.get("process", {}), **summary, "thread": document.get("thread")}
+    about = tag("p", tag("span", "raydebug snapshot ", tag("code", summary.get("id", ""))),
+                tag("span", moment(summary.get("at"))), class_="kicker")  # fmt: skip
+    head = tag("header", about, tag("h1", title), tag("p", ", ".join(who(known))), chain)
+    shown = raised_frames(document)
+    others = sorted({*range(len(document["frames"]))} - {*shown})
+    parts = [
+        _frames(document, values, shown, "Frames", is_open=True),
+        _frames(document, values, others, "Frames of the other exceptions") if others else None,
+        _tensors(document, values),
+        _process(document),
+    ]
+    return page(title, head, tag("main", parts))
+
+
+def _frames(
+    document: SnapshotDocument, values: Values, indices: Sequence[int], title: str, *, is_open: bool = False
+) -> Markup:
+    frames = [
+        _frame(document["frames"][index], values, is_open=is_open and at == 0) for at, index in enumerate(indices)
+    ]
+    return tag("section", tag("h2", title), tag("p", "Innermost first.", class_="note"), frames)
+
+
+def _frame(frame: SavedFrame, values: Values, *, is_open: bool) -> Markup:
+    place = f"{frame.get('file', '?')}:{frame.get('line', 0)}"
+    rows = [
+        tag("tr", tag("td", tag("code", name)), tag("td", tag("code", values.text(at, VALUE_CHARS)), class_="value"))
+        for name, at in frame.get("locals", {}).items()
+    ]
+    table = wide_table(f"locals of {frame.get('function', '?')}", "locals", table_head(["name", "value"]), rows)
+    summary = tag("summary", tag("b", frame.get("function", "?")), " ", tag("code", place))
+    return tag("details", summary, _source(frame), table if rows else None, open=is_open)
+
+
+def _source(frame: SavedFrame) -> Markup | None:
+    if not frame.get("source"):
+        return None
+    first, lines = frame.get("source_from", 1), []
+    for at, line in enumerate(frame["source"], start=first):
+        here = at == frame.get("line")
+        text = f"{at:>5} {'->' if here else '  '} {line}\n"
+        lines.append(tag("b", text) if here else text)
+    return tag("pre", tag("code", lines))
+
+
+def _tensors(document: SnapshotDocument, values: Values) -> Markup | None:
+    """Return every tensor that a local leads to, under its first name; None if there are none."""
+    rows: list[Child] = []
+    seen = set[int]()
+    for frame in document["frames"]:
+        for name, index in values.tensors(frame.get("locals", {})).items():
+            if index in seen:
+                continue
+            seen.add(index)
+            facts = tensor_facts(values[index])
+            cells = [
+                tag("code", name),
+                frame.get("function", "?"),
+                f"{shape(facts['shape'])} {facts['dtype']}",
+                facts["device"],
+            ]
+            cells += [number(facts[column]) if column in facts else "" for column in _COLUMNS]
+            rows.append(
+                tag("tr", [tag("td", cell) for cell in (*cells, facts.get("storage", ""), facts.get("note", ""))])
+            )
+    if not rows:
+        return None
+    head = table_head(["name", "in", "shape", "device", "min", "max", "mean", "NaN", "Inf", "memory", "note"])
+    note = "Tensors with the same word under memory share it."
+    return tag(
+        "section", tag("h2", "Tensors"), tag("p", note, class_="note"), wide_table("tensors", "tensors", head, rows)
+    )
+
+
+def _process(document: SnapshotDocument) -> Markup:
+    facts = [("job", document["summary"].get("job")), ("step", document.get("step"))]
+    facts += [("command", shlex.join(document.get("argv", []))), *sorted(document.get("versions", {}).items())]
+    rows = [
+        tag("div", tag("dt", name), tag("dd", tag("code", str(fact)))) for name, fact in facts if fact not in (None, "")
+    ]
+    return tag("section", tag("h2", "Process"), tag("dl", rows, class_="facts"))

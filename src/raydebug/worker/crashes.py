@@ -1,0 +1,166 @@
+"""Crashes of this process: a snapshot of each goes to the gateway, which keeps the first of each kind and rank.
+
+The gateway says at once whether it wants one: of 200 processes that crash alike most spend no more than that, and while
+they wait for the answer they leave it the processor. A thread sends the snapshot.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+from raydebug import worker
+from raydebug.protocol import messages, wire
+from raydebug.protocol.snapshot import SnapshotSummary
+from raydebug.worker import dial_in
+
+ANSWER_S = 0.75  # how long a crash waits for the answer of a busy gateway
+EXIT_S = 1.0  # how long a process that ends waits until its snapshot is sent
+MAX_OF_PROCESS = 10
+_lock = threading.Lock()
+_seen: set[tuple[int, str]] = set()  # process id (a fork has its parent's set) and kind of crash
+
+
+def note_crash(error: BaseException | None, *, ends: bool = False) -> None:
+    """Send a snapshot of an exception that has left a task, a thread or the program. Never raises.
+
+    Args:
+        error: the exception; one that another task has passed on, an exit or an interrupt is no crash.
+        ends: the process ends after it.
+    """
+    if not worker.snapshots_are_on() or error is None or not _is_crash(error):
+        return
+    began = time.monotonic()
+    try:
+        from raydebug.worker import snapshot  # not at the start of every process
+
+        frames = snapshot.frames_of(BaseException.__dict__["__traceback__"].__get__(error))
+        summary = snapshot.summarize(error, frames, "crash")
+        with _lock:
+            kind = (os.getpid(), summary["same"])
+            if kind in _seen or len(_seen) >= MAX_OF_PROCESS:
+                return
+            _seen.add(kind)
+        delivery = _Delivery(summary)
+        if delivery.is_wanted(ANSWER_S):
+            thread = threading.current_thread().name
+            delivery.give(snapshot.write(error, frames, summary, thread))
+            delivery.wait(began + (EXIT_S if ends else snapshot.LIMIT_S) - time.monotonic())
+    except Exception as failure:  # noqa: BLE001 - the job's own error is what counts
+        worker.log(f"no snapshot of this crash: {type(failure).__name__}")
+
+
+def _is_crash(error: BaseException) -> bool:
+    kind = type(error)
+    if not issubclass(kind, Exception):
+        return False
+    ray: Any = sys.modules.get("ray.exceptions")
+    if ray is None:
+        return True
+    # What ray.get raises for a task or an actor that has crashed itself: its snapshot is the one that matters.
+    if issubclass(kind, ray.RayActorError):
+        from raydebug.worker.saved_values import attributes_of
+
+        return not any(name == "_actor_init_failed" and one is True for name, one in attributes_of(error))
+    return not issubclass(kind, ray.RayTaskError | ray.TaskCancelledError)
+
+
+def save_pause(snapshot_id: str, thread_id: int) -> None:
+    """Send a snapshot of a paused thread, which the gateway has requested. Never raises.
+
+    Args:
+        snapshot_id: its id.
+        thread_id: the thread, as DAP numbers it.
+    """
+    try:
+        _save_pause(snapshot_id, thread_id)
+    except Exception as failure:  # noqa: BLE001 - the gateway tells the client that no answer came
+        worker.log(f"no snapshot of this pause: {type(failure).__name__}")
+
+
+def _save_pause(snapshot_id: str, thread_id: int) -> None:
+    from raydebug.worker import pause, snapshot, suspended_threads
+
+    for thread in threading.enumerate():
+        frame = sys._current_frames().get(thread.ident or 0)
+        if frame is None or suspended_threads.dap_id(thread) != thread_id:
+            continue
+        error, frames = _paused_at(frame, pause.pause_on_error.__code__)
+        if error is not None:
+            frames = snapshot.frames_of(BaseException.__dict__["__traceback__"].__get__(error))
+        summary = snapshot.summarize(error, frames, "pause")
+        summary["id"] = snapshot_id
+        delivery = _Delivery(summary)
+        delivery.give(snapshot.write(error, frames, summary, thread.name))
+
+
+def _paused_at(frame: FrameType | None, on_error: Any) -> tuple[BaseException | None, list[tuple[FrameType, int]]]:
+    """Return the exception of a post-mortem pause, and the frames below those of the debugger."""
+    from raydebug.worker import pause_requests
+
+    frames: list[tuple[FrameType, int]] = []
+    is_inside = True
+    while frame is not None:
+        if is_inside and frame.f_code is on_error:
+            return frame.f_locals["error"], []
+        if is_inside and pause_requests.is_debuggers(frame):
+            frames.clear()  # what the debugger has called
+        else:
+            is_inside = is_inside and not pause_requests.is_users(frame)
+            frames.append((frame, frame.f_lineno))
+        frame = frame.f_back
+    return None, frames[:60]
+
+
+class _Delivery:
+    """Hands one snapshot to the gateway, in a thread of its own.
+
+    Args:
+        summary: of the snapshot.
+    """
+
+    def __init__(self, summary: SnapshotSummary) -> None:
+        self._summary, self._file = summary, b""
+        self._offer = {**summary, "message": ""}  # its secrets are known when the locals are read
+        self._wanted = True
+        self._answered, self._given, self._done = threading.Event(), threading.Event(), threading.Event()
+        thread = threading.Thread(target=self._run, name="raydebug-snapshot", daemon=True)
+        thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
+        thread.start()
+
+    def is_wanted(self, limit_s: float) -> bool:
+        """Return the gateway's answer; True where there is none within the limit."""
+        self._answered.wait(limit_s)
+        return self._wanted
+
+    def give(self, file: bytes) -> None:
+        """Send the file of the snapshot."""
+        self._file = file
+        self._given.set()
+
+    def wait(self, limit_s: float) -> None:
+        """Wait until it is sent, up to a limit."""
+        self._done.wait(max(0.0, limit_s))
+
+    def _run(self) -> None:
+        try:
+            with dial_in.proven_connection(messages.SNAPSHOT) as connection:
+                connection.sendall(wire.encode(wire.event(3, messages.OFFER, self._offer)))
+                self._wanted = dial_in.receive(connection, messages.WANTED).get("wanted") is True
+                self._answered.set()
+                if self._wanted and self._given.wait(dial_in.DIAL_TIMEOUT_S):
+                    body = {"message": self._summary["message"], "data": base64.b64encode(self._file).decode("ascii")}
+                    connection.sendall(wire.encode(wire.event(4, messages.SNAPSHOT, body)))
+                    dial_in.receive(connection, messages.KEPT)
+        except Exception as error:  # noqa: BLE001 - no gateway, or one that breaks off
+            self._wanted = False
+            reason = str(error) if isinstance(error, OSError | dial_in.NoGateway) else type(error).__name__
+            worker.log(f"no snapshot of this crash: {reason}")
+        finally:
+            self._answered.set()
+            self._done.set()

@@ -1,0 +1,243 @@
+"""The values of a snapshot, read by exact types: nothing of the user's classes is called.
+
+No repr, str, len, iteration, comparison, hash or getattr of a value or of its type, each of which may be the user's:
+the functions of the builtin base types are called instead (`dict.items(x)`), and attributes are read from `__dict__`
+and slots by the descriptors that Python itself has made.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import itertools
+import sys
+import time
+import types
+from collections.abc import Iterable
+from typing import Any
+
+from raydebug.protocol.secrets import is_secret_name
+from raydebug.protocol.snapshot import SavedValue
+from raydebug.worker import tensor_summary
+
+MAX_ITEMS, FEW_ITEMS, MAX_ATTRIBUTES, MAX_CHARS, MAX_BYTES_SHOWN = 16, 8, 40, 400, 64
+SAMPLED, FEW_SAMPLED = 4096, 512  # elements of a tensor
+MARGIN_CHARS = 256  # read beyond MAX_CHARS, so that a secret at the end is seen whole; cut off after it is hidden
+MAX_INT_BITS = 1024
+VALUE_COST = 60  # bytes of a value in JSON, beside its text
+
+_MODULE, _QUALNAME, _MRO = (type.__dict__[name] for name in ("__module__", "__qualname__", "__mro__"))
+_NAMESPACE, _FLAGS = type.__dict__["__dict__"], type.__dict__["__flags__"]
+_OF_MODULE: Any = vars(types.ModuleType)["__dict__"]
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class of a program, not of Python's core
+_CONTAINERS: tuple[Any, ...] = (dict, list, tuple, set, frozenset, collections.deque)
+_NAMED: tuple[Any, ...] = (types.FunctionType, types.BuiltinFunctionType)
+_CONSTANTS: tuple[Any, ...] = (bool, type(None), type(...), range)
+_BASES: tuple[Any, ...] = (
+    *(str, *_CONSTANTS, int, float, *_CONTAINERS, bytes, bytearray, complex, type, types.ModuleType, *_NAMED),
+    types.MethodType,
+)
+
+
+def type_name(kind: Any) -> str:
+    """Return the qualified name of a class: `dict`, `my.module.Batch`."""
+    module, name = _MODULE.__get__(kind), _QUALNAME.__get__(kind)
+    if type(name) is not str:
+        return "?"
+    return name[:200] if type(module) is not str or module == "builtins" else f"{module}.{name}"[:300]
+
+
+class _Kind:
+    """How to read the instances of a class."""
+
+    def __init__(self, kind: Any) -> None:
+        torch, numpy = (getattr(sys.modules.get(name), "__dict__", {}) for name in ("torch", "numpy"))
+        self.kind = kind
+        self.name = type_name(kind)
+        self.is_heap = bool(_FLAGS.__get__(kind) & _HEAP_TYPE)
+        self.base: Any = next((one for one in _BASES if issubclass(kind, one)), None)
+        arrays = [one for one in (torch.get("Tensor"), numpy.get("ndarray")) if one is not None]
+        self.is_array = self.base is None and any(issubclass(kind, one) for one in arrays)
+        self.item = None  # of a number of numpy
+        if "generic" in numpy and not self.is_heap and issubclass(kind, numpy["generic"]):
+            self.item = numpy["generic"].item
+
+    @functools.cached_property
+    def members(self) -> list[tuple[str, Any]]:
+        """The descriptors of its `__dict__` and slots, which Python has made."""
+        found: list[tuple[str, Any]] = []
+        for base in _MRO.__get__(self.kind):
+            is_heap = _FLAGS.__get__(base) & _HEAP_TYPE
+            for name, member in _NAMESPACE.__get__(base).items():
+                if type(member) is types.GetSetDescriptorType and member.__name__ == "__dict__":
+                    found.insert(0, ("", member))
+                elif is_heap and type(member) is types.MemberDescriptorType and type(name) is str:
+                    found.append((name, member))
+        return found
+
+    def attributes_of(self, instance: object) -> list[tuple[str, object]]:
+        """Return the first attributes of an instance."""
+        found: list[tuple[str, object]] = []
+        for name, member in self.members:
+            with contextlib.suppress(AttributeError):  # a slot that is empty
+                value = member.__get__(instance)
+                if name:
+                    found.append((name, value))
+                elif type(value) is dict:
+                    pairs = list(itertools.islice(value.items(), MAX_ATTRIBUTES + 1))
+                    found += [(key, one) for key, one in pairs if type(key) is str]
+        return found
+
+
+def attributes_of(instance: object) -> list[tuple[str, object]]:
+    """Return the first attributes in the `__dict__` and slots of an object; nothing of its class is called."""
+    return _Kind(type(instance)).attributes_of(instance)
+
+
+class Values:
+    """The values of a snapshot, each of them once.
+
+    Args:
+        until: time (time.monotonic()) at which no further value is read.
+        left_bytes: limit for their JSON.
+        read_tensors: False after an error of CUDA: of tensors there is only what needs no call of torch's operators.
+    """
+
+    def __init__(self, until: float, left_bytes: int, *, read_tensors: bool = True) -> None:
+        self.saved: list[SavedValue] = []
+        self.hidden: list[str] = []  # texts that were redacted because of their name
+        self.until, self.left_bytes, self._read_tensors = until, left_bytes, read_tensors
+        self._kinds: dict[int, _Kind] = {}  # by the id of the class
+        self._seen: dict[int, int] = {}  # index of an object, by its id
+        self._kept: list[object] = []  # an id is that of one object only while the object lives
+        self._queue: collections.deque[tuple[int, object, int]] = collections.deque()
+
+    def spent(self) -> str:
+        """Return which limit is reached: `size` or `time`; empty if none is."""
+        if self.left_bytes <= 0:
+            return "size"
+        return "time" if time.monotonic() > self.until else ""
+
+    def add(self, named: Iterable[tuple[str, object]], depth: int) -> dict[str, int]:
+        """Read variables, breadth first, and return their indices.
+
+        Args:
+            named: names and values.
+            depth: levels of containers and attributes to open; 1: only the items of a variable, and fewer of them.
+        """
+        self._items, self._sampled = (MAX_ITEMS, SAMPLED) if depth > 1 else (FEW_ITEMS, FEW_SAMPLED)
+        found = {name: self._place(value, depth, name) for name, value in named}
+        while self._queue:
+            index, value, remaining = self._queue.popleft()
+            cut = self.spent()
+            if cut:
+                self.saved[index]["cut"] = cut
+                continue
+            try:
+                self._open(self.saved[index], value, self._kinds[id(type(value))], remaining - 1)
+            except Exception:  # noqa: BLE001 - changed by another thread meanwhile, or no memory: there is less of it
+                self.saved[index]["cut"] = "items"
+        return found
+
+    def _place(self, value: object, depth: int, name: str = "") -> int:
+        known = self._seen.get(id(value))
+        if known is not None:
+            if depth > 0 and self.saved[known].get("cut") == "depth":
+                del self.saved[known]["cut"]
+                self._queue.append((known, value, depth))
+            return known
+        kind = self._kinds.get(id(type(value)))
+        if kind is None:
+            kind = self._kinds[id(type(value))] = _Kind(type(value))
+        index = len(self.saved)
+        entry: SavedValue = {"type": kind.name}
+        self.saved.append(entry)
+        self.left_bytes -= VALUE_COST
+        try:
+            if self._is_scalar(entry, value, kind, name):
+                return index
+            self._seen[id(value)] = index
+            self._kept.append(value)
+            if kind.is_array:
+                entry["tensor"] = tensor_summary.summarize(value, kind.kind, self._sampled if self._read_tensors else 0)
+                self.left_bytes -= 300
+            elif kind.base is not None:
+                entry["length"] = kind.base.__len__(value)
+        except Exception:  # noqa: BLE001 - changed by another thread meanwhile, or no memory: there is less of it
+            entry["cut"] = "items"
+        if "tensor" not in entry and "cut" not in entry:
+            if depth > 0:
+                self._queue.append((index, value, depth))
+            else:
+                entry["cut"] = "depth"
+        return index
+
+    def _is_scalar(self, entry: SavedValue, value: Any, kind: _Kind, name: str) -> bool:
+        """Describe a value that has no others in it; return False for one that has."""
+        base = kind.base
+        if base is str:
+            entry["length"] = str.__len__(value)
+            text = str.__getitem__(value, slice(MAX_CHARS + MARGIN_CHARS))
+            self._text_unless_secret(entry, name, text, text[:MARGIN_CHARS])
+        elif base is int:
+            bits = int.bit_length(value)
+            self._text(entry, int.__repr__(value) if bits <= MAX_INT_BITS else f"(a number of {bits} bits)")
+        elif kind.item is not None:
+            number = kind.item(value)
+            self._text(entry, repr(number) if type(number) in (*_CONSTANTS, int, float, complex) else "?")
+        elif base is float or base is complex:
+            self._text(entry, base.__repr__(value))
+        elif base in _CONSTANTS:
+            self._text(entry, repr(value))
+        elif base is bytes or base is bytearray:
+            entry["length"] = base.__len__(value)
+            start = bytes(base.__getitem__(value, slice(MAX_BYTES_SHOWN)))
+            self._text_unless_secret(entry, name, repr(start), start.decode("latin-1"))
+        elif base is type:
+            self._text(entry, type_name(value))
+        elif base is types.ModuleType:
+            own = _OF_MODULE.__get__(value).get("__name__")
+            self._text(entry, own if type(own) is str else "?")
+        elif base is types.MethodType:
+            self._text(entry, type_name(type(types.MethodType.__dict__["__self__"].__get__(value))))
+            function = types.MethodType.__dict__["__func__"].__get__(value)
+            if type(function) is types.FunctionType:
+                self._text(entry, function.__qualname__)
+        elif base in _NAMED:
+            self._text(entry, value.__qualname__)
+        else:
+            return False
+        return True
+
+    def _text_unless_secret(self, entry: SavedValue, name: str, text: str, secret: str) -> None:
+        if is_secret_name(name):
+            entry["redacted"] = True
+            self.hidden.append(secret)
+        else:
+            self._text(entry, text)
+
+    def _text(self, entry: SavedValue, text: str) -> None:
+        entry["text"] = text
+        self.left_bytes -= len(text) if text.isascii() and text.isprintable() else 6 * len(text)  # escapes
+
+    def _open(self, entry: SavedValue, value: Any, kind: _Kind, depth: int) -> None:
+        base = kind.base
+        if base is dict:
+            pairs = list(itertools.islice(dict.items(value), self._items))
+            entry["pairs"] = [
+                (self._place(key, 0), self._place(item, depth, key if type(key) is str else "")) for key, item in pairs
+            ]
+        elif base is not None:
+            items = list(itertools.islice(base.__iter__(value), self._items))
+            entry["items"] = [self._place(item, depth) for item in items]
+        if base is not None and entry["length"] > self._items:
+            entry["cut"] = "items"
+        if base is None or kind.is_heap:
+            attributes = kind.attributes_of(value)
+            entry["attributes"] = {
+                name[:200]: self._place(item, depth, name) for name, item in attributes[:MAX_ATTRIBUTES]
+            }
+            self.left_bytes -= 20 * len(entry["attributes"])
+            if len(attributes) > MAX_ATTRIBUTES:
+                entry["cut"] = "items"

@@ -1,0 +1,147 @@
+"""What a snapshot says of a tensor or an array: a sample of its values on a CPU, and never a wait for a GPU.
+
+Sources: torch 2.11 and 2.13: `torch._C.DisableTorchFunctionSubclass` and `torch._C._DisableTorchDispatch` keep a
+subclass's own Python code out, `UntypedStorage._cdata` is the address of a storage. Held by
+tests/cpu/test_snapshots.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from raydebug.protocol.snapshot import TensorSummary
+
+FIRST = 8
+PROBE, SLOW_S = 64, 0.002  # elements that are read first: where that is slow (a file that is mapped), no more are
+AFTER_CUDA_ERROR = "after an error of CUDA"
+
+
+def summarize(value: Any, kind: Any, limit: int) -> TensorSummary:
+    """Return what is known of a tensor or an array.
+
+    Args:
+        value: it.
+        kind: its type.
+        limit: how many values to read at most; 0: none may be read.
+    """
+    numpy: Any = sys.modules.get("numpy")
+    if hasattr(numpy, "ndarray") and issubclass(kind, numpy.ndarray):
+        return _of_array(numpy, value, kind, limit)
+    torch: Any = sys.modules["torch"]
+    with torch._C.DisableTorchFunctionSubclass(), torch._C._DisableTorchDispatch():
+        return _of_tensor(torch, value, kind, limit)
+
+
+def _of_tensor(torch: Any, x: Any, kind: Any, limit: int) -> TensorSummary:
+    of = torch.Tensor  # its own descriptors: a subclass may have properties of these names
+    device = of.device.__get__(x)
+    summary: TensorSummary = {
+        "shape": list(of.shape.__get__(x)),
+        "dtype": str(of.dtype.__get__(x)).removeprefix("torch."),
+        "device": str(device),
+        "requires_grad": bool(of.requires_grad.__get__(x)),
+    }
+    is_plain = kind is torch.Tensor or kind is torch.nn.Parameter
+    with contextlib.suppress(Exception):  # sparse and quantized ones have no strides
+        summary["stride"] = list(of.stride(x))
+        summary["bytes"] = of.numel(x) * of.element_size(x)
+        if is_plain:
+            summary["storage"] = hex(of.untyped_storage(x)._cdata)
+    why = "" if is_plain else "a class of its own"
+    if device.type != "cpu":
+        why = "on a device: a read would wait for it"
+    elif of.layout.__get__(x) is not torch.strided:
+        why = "not strided"
+    elif of.dtype.__get__(x).is_complex:
+        why = "complex numbers"
+    if not limit:
+        why = AFTER_CUDA_ERROR
+    if why:
+        summary["unread"] = why
+        return summary
+    try:
+        with torch.no_grad():
+            bare, stride, offset = of.detach(x), summary["stride"], of.storage_offset(x)
+
+            def pick(counts: list[int], steps: list[int]) -> list[Any]:
+                strides = [one * step for one, step in zip(stride, steps, strict=True)]
+                found: list[Any] = of.as_strided(bare, counts, strides, offset).reshape(-1).tolist()
+                return found
+
+            _add_values(summary, pick, limit)
+    except Exception as error:  # noqa: BLE001 - a dtype without tolist, a tensor of functorch
+        summary["unread"] = type(error).__name__
+    return summary
+
+
+def _of_array(numpy: Any, x: Any, kind: Any, limit: int) -> TensorSummary:
+    of = numpy.ndarray
+    dtype = of.dtype.__get__(x)
+    root = x
+    while kind is of and type(of.base.__get__(root)) is of:
+        root = of.base.__get__(root)
+    shape = list(of.shape.__get__(x))
+    summary: TensorSummary = {
+        "shape": shape,
+        "dtype": dtype.str if dtype.isbuiltin != 1 else dtype.name,
+        "device": "cpu",
+        "stride": list(of.strides.__get__(x)),
+        "bytes": of.nbytes.__get__(x),
+        "storage": f"numpy {id(root):#x}",
+    }
+    if kind is not of or dtype.kind not in "iufb" or not limit:
+        summary["unread"] = "a class of its own" if kind is not of else f"values of type {dtype.kind}"
+        return summary
+
+    def pick(counts: list[int], steps: list[int]) -> list[Any]:
+        slices = tuple(slice(0, count * step, step) for count, step in zip(counts, steps, strict=True))
+        found: list[Any] = of.__getitem__(x, (..., *slices)).ravel().tolist()
+        return found
+
+    _add_values(summary, pick, limit)
+    return summary
+
+
+def _sample_of(shape: list[int], limit: int) -> tuple[list[int], list[int]]:
+    """Return how many elements to read of each dimension, and how far they are apart: at most `limit` in all."""
+    counts, steps, left = [0] * len(shape), [1] * len(shape), limit
+    by_size = sorted(range(len(shape)), key=shape.__getitem__)
+    for position, dimension in enumerate(by_size):
+        size = shape[dimension]
+        wanted = max(1, math.floor(left ** (1 / (len(shape) - position)) + 1e-9))
+        steps[dimension] = max(1, math.ceil(size / wanted))
+        counts[dimension] = math.ceil(size / steps[dimension])
+        left = max(1, left // max(1, counts[dimension]))
+    return counts, steps
+
+
+def _add_values(summary: TensorSummary, pick: Callable[[list[int], list[int]], list[Any]], limit: int) -> None:
+    """Add the first values, and the statistics of a sample.
+
+    Args:
+        summary: what is known so far.
+        pick: returns values: how many to read of each dimension, and how far they are apart.
+        limit: how many to read at most.
+    """
+    shape = summary["shape"]
+    if 0 in shape:
+        summary["sampled"] = 0
+        return
+    began = time.monotonic()
+    first = pick([1] * len(shape[:-1]) + [min(FIRST, one) for one in shape[-1:]], [1] * len(shape))
+    values = pick(*_sample_of(shape, PROBE))
+    if len(values) < math.prod(shape) and time.monotonic() - began < SLOW_S:
+        values = pick(*_sample_of(shape, limit))
+    summary["sampled"] = len(values)
+    summary["first"] = [float(one) if math.isfinite(one) else repr(float(one)) for one in first]
+    finite = values if math.isfinite(sum(values)) else [one for one in values if math.isfinite(one)]
+    summary["nan"] = 0 if finite is values else sum(1 for one in values if one != one)
+    summary["inf"] = len(values) - len(finite) - summary["nan"]
+    if finite:
+        summary["min"], summary["max"] = float(min(finite)), float(max(finite))
+        summary["mean"] = math.fsum(finite) / len(finite)

@@ -1,0 +1,131 @@
+"""Tensors in snapshots: what is said of each kind, what is never read, and the names of torch that this relies on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import time
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from raydebug.worker import snapshot
+from raydebug.worker.saved_values import Values
+
+
+def summary_of(value: Any, **options: Any) -> dict[str, Any]:
+    """Return what a snapshot says of a tensor."""
+    values = Values(time.monotonic() + 10, 10**6, **options)
+    index = values.add([("x", value)], 3)["x"]
+    found: dict[str, Any] = dict(values.saved[index]["tensor"])
+    json.dumps(found, allow_nan=False)
+    return found
+
+
+def test_values_of_a_small_tensor():
+    """Shape, dtype, first values as they lie, NaN and infinity counted, statistics of the others."""
+    found = summary_of(torch.tensor([[1.0, float("nan")], [float("inf"), 3.0]], dtype=torch.bfloat16))
+    assert (found["shape"], found["dtype"], found["device"], found["stride"]) == ([2, 2], "bfloat16", "cpu", [2, 1])
+    assert (found["nan"], found["inf"], found["min"], found["max"], found["mean"]) == (1, 1, 1.0, 3.0, 2.0)
+    assert found["first"] == [1.0, "nan"]
+    assert (found["sampled"], found["bytes"]) == (4, 8)
+
+
+def test_a_large_tensor_is_sampled_quickly():
+    """Of 256 MiB at most 4,096 elements are read, of a transposed view the same memory, in a few milliseconds."""
+    weights = torch.zeros(8192, 8192)
+    weights[0, :3] = torch.tensor([1.0, 2.0, 3.0])
+    summary_of(weights)
+    began = time.process_time()
+    found, view = summary_of(weights), summary_of(weights.t())
+    assert time.process_time() - began < 0.5  # all of it takes 2 s
+    assert found["first"][:4] == [1.0, 2.0, 3.0, 0.0]
+    assert 2048 < found["sampled"] <= 4096
+    assert (view["stride"], view["storage"]) == ([1, 8192], found["storage"])
+
+
+class OwnTensor(torch.Tensor):
+    """A subclass of which nothing may be called."""
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        os._exit(9)
+
+    @property
+    def shape(self) -> Any:
+        os._exit(9)
+
+    def __repr__(self, **_: Any) -> str:
+        os._exit(9)
+
+
+class OwnDispatch(torch.Tensor):
+    """A wrapper whose operators, also those for its shape, are the user's."""
+
+    @staticmethod
+    def __new__(cls) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, (2, 3), dtype=torch.float32)
+
+    @classmethod
+    def __torch_dispatch__(cls, *_: Any, **__: Any) -> Any:
+        os._exit(9)
+
+
+@pytest.mark.parametrize(
+    ("value", "unread"),
+    [
+        (torch.zeros(2, 3).as_subclass(OwnTensor), "a class of its own"),
+        (OwnDispatch(), "a class of its own"),
+        (torch.zeros(2, 3, device="meta"), "on a device: a read would wait for it"),
+        (torch.zeros(2, 3, dtype=torch.complex64), "complex numbers"),
+        (torch.eye(2, 3).to_sparse(), "not strided"),
+        (numpy.zeros((2, 3)).view(numpy.memmap), "a class of its own"),
+        (numpy.array([["a"] * 3] * 2), "values of type U"),
+    ],
+    ids=["subclass", "dispatch", "device", "complex", "sparse", "memmap", "texts"],
+)
+def test_what_is_not_read(value: Any, unread: str):
+    """Of a subclass, a device, a sparse or mapped tensor there is the shape, and why there are no values."""
+    found = summary_of(value)
+    assert (found["shape"], found["unread"]) == ([2, 3], unread)
+
+
+@pytest.mark.parametrize(
+    ("value", "sampled"),
+    [
+        (torch.tensor(3), 1),
+        (torch.zeros(0, 4), 0),
+        (torch.arange(10)[::3], 4),
+        (torch.randn(5, requires_grad=True) * 2, 5),
+        (torch.nn.Parameter(torch.ones(3)), 3),
+        (torch.randn(1).expand(100_000, 100), 4050),
+        (numpy.arange(12.0).reshape(3, 4).T, 12),
+        (numpy.float32([1.5]), 1),
+    ],
+)
+def test_every_layout(value: Any, sampled: int):
+    """Scalars, empty, strided, expanded and grad-requiring tensors, and arrays, have their values."""
+    assert summary_of(value)["sampled"] == sampled
+
+
+def test_after_an_error_of_cuda():
+    """After an error of CUDA, also one behind the exception, no tensor is read."""
+
+    def work() -> None:
+        weights = torch.zeros(3)
+        try:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        except RuntimeError as error:
+            raise ValueError(f"step failed, {weights.shape}") from error
+
+    try:
+        work()
+    except ValueError as error:
+        frames = snapshot.frames_of(error.__traceback__)
+        summary = snapshot.summarize(error, frames, "crash")
+        document = json.loads(gzip.decompress(snapshot.write(error, frames, summary, "MainThread")))
+    weights = document["values"][document["frames"][0]["locals"]["weights"]]["tensor"]
+    assert (weights["shape"], weights["unread"]) == ([3], "after an error of CUDA")

@@ -1,0 +1,421 @@
+"""Snapshots of crashes: what they hold, what they never call, their limits, and how they reach the gateway."""
+
+# ruff: noqa: F841 - locals are what a snapshot is of
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway_under_test import GatewayUnderTest
+from raydebug.gateway.gateway_client import fetch_snapshot, fetch_snapshots, save_pause
+from raydebug.protocol.snapshot import FORMAT, MAX_BYTES, MAX_OF_JOB
+from raydebug.worker import crashes, snapshot
+from raydebug.worker.saved_values import Values
+
+LONG = os.environ.get("RAYDEBUG_TEST_LONG") == "1"
+SECRET = "correct-horse-battery"
+
+
+def crash(work: Any, *arguments: Any) -> BaseException:
+    """Return the exception that a function raises."""
+    try:
+        work(*arguments)
+    except Exception as error:
+        return error
+    raise AssertionError("it did not raise")
+
+
+def saved(error: BaseException) -> dict[str, Any]:
+    """Return the document of an exception, after its way through the file."""
+    frames = snapshot.frames_of(error.__traceback__)
+    document = snapshot.document_of(error, frames, snapshot.summarize(error, frames, "crash"), "MainThread")
+    found: dict[str, Any] = json.loads(gzip.decompress(snapshot.compress(document)))
+    assert found["format"] == FORMAT
+    return found
+
+
+def local(document: dict[str, Any], name: str, frame: int = 0) -> dict[str, Any]:
+    """Return the value of a local."""
+    return document["values"][document["frames"][frame]["locals"][name]]  # type: ignore[no-any-return]
+
+
+def of_job(gateway: GatewayUnderTest, job: str = "j1") -> list[dict[str, Any]]:
+    """Return the documents of a job's snapshots."""
+    files = [fetch_snapshot(gateway, job, one["id"]) for one in fetch_snapshots(gateway, job)]  # type: ignore[arg-type]
+    return [json.loads(gzip.decompress(file)) for file in files]
+
+
+class Batch:
+    __slots__ = ("empty", "size")
+
+    def __init__(self) -> None:
+        self.size = 7
+
+
+def login(token: str, user: str) -> None:
+    password, config = SECRET, {"api_key": "k-9f8e7d6c5b", "name": f"{user}:{SECRET}"}
+    key, eos_token, tokens = "critic/score", "<eos>", 512
+    wandb = "0123456789abcdef0123456789abcdef01234567"
+    url = f"https://me:{SECRET}@example.org/x"
+    header = "Bearer sk-" + "a1" * 12
+    secret = "in source only"
+    raise ValueError(f"{SECRET} is refused; api_key=k-9f8e7d6c5b, of {token}")
+
+
+def compute(batch: Batch, *rest: int, scale: float = 2.0, **options: str) -> None:
+    rows = [{"a": 1}, (1, 2), {3}]
+    text, data, big = "x" * 1000, b"\x00ab", 1 << 5000
+    again = rows
+    raise ValueError("bad batch")
+
+
+def test_frames_and_locals():
+    """A frame has its arguments first, its locals by type, shared objects once, and the source around its line."""
+    document = saved(crash(compute, Batch(), 5))
+    frame = document["frames"][0]
+    assert frame["function"] == "compute"
+    assert frame["arguments"] == ["batch", "scale", "rest", "options"]
+    assert frame["source"][frame["line"] - frame["source_from"]].strip() == 'raise ValueError("bad batch")'
+    assert document["values"][local(document, "batch")["attributes"]["size"]]["text"] == "7"
+    assert frame["locals"]["rows"] == frame["locals"]["again"]
+    assert (local(document, "text")["length"], len(local(document, "text")["text"])) == (1000, 400)
+    assert local(document, "big")["text"] == "(a number of 5001 bits)"
+    first = document["values"][local(document, "rows")["items"][0]]
+    assert [document["values"][one]["text"] for one in first["pairs"][0]] == ["a", "1"]
+    (raised,) = document["exceptions"]
+    assert (raised["type"], raised["text"], raised["relation"]) == ("ValueError", "bad batch", "raised")
+    assert document["summary"]["function"] == "compute"
+
+
+HOSTILE = """
+import hostile_values, sys
+from raydebug.worker import snapshot
+def work(password="{secret}"):
+    values, one, of_meta, kind = hostile_values.ALL, hostile_values.ALL[0], hostile_values.OF_META, hostile_values.Meta
+    by_name = dict(enumerate(hostile_values.ALL))
+    many = {{number: number for number in range(10**6)}}
+    loop = []
+    loop.append(loop)
+    deep = []
+    for _ in range(10**5):
+        deep = [deep]
+    text = "x" * 200_000_000
+    raise hostile_values.Silent("first", hostile_values.ALL[0])
+try:
+    work()
+except hostile_values.Silent as error:
+    frames = snapshot.frames_of(BaseException.__dict__["__traceback__"].__get__(error))
+    document = snapshot.document_of(error, frames, snapshot.summarize(error, frames, "crash"), "MainThread")
+    sys.stdout.buffer.write(snapshot.compress(document))
+"""
+
+
+@pytest.mark.timeout(60)
+def test_hostile_values():
+    """Nothing of the user's classes is called; a dict of 10^6, a cycle, a deep list and 200 MB of text do no harm."""
+    support = str(Path(__file__).resolve().parents[1] / "support")
+    done = subprocess.run(
+        [sys.executable, "-c", HOSTILE.format(secret=SECRET)], capture_output=True, timeout=50, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([support, *sys.path])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(gzip.decompress(done.stdout))
+    assert document["exceptions"][0]["text"] == "first, hostile_values.Hostile_object_ends"
+    assert (local(document, "many")["length"], local(document, "many")["cut"]) == (10**6, "items")
+    assert local(document, "loop")["items"] == [document["frames"][0]["locals"]["loop"]]
+    assert local(document, "text")["length"] == 200_000_000
+    assert len(done.stdout) < 20_000
+
+
+def test_chain_and_groups():
+    """Cause, context and the members of a group are there, each with its parent, its frames and its notes."""
+
+    def inner() -> None:
+        try:
+            {}["missing"]  # type: ignore[index]
+        except KeyError as error:
+            error.add_note("look at the config")
+            raise OSError(2, "No such file", "/data") from error
+
+    def outer() -> None:
+        failures = [crash(inner), TypeError("second")]
+        raise ExceptionGroup("two failed", failures)  # type: ignore[type-var]
+
+    document = saved(crash(outer))
+    found = [(one["type"], one["text"], one["relation"], one.get("parent")) for one in document["exceptions"]]
+    assert found == [
+        ("ExceptionGroup", "two failed", "raised", None),
+        ("FileNotFoundError", "[Errno 2] No such file: '/data'", "member", 0),
+        ("TypeError", "second", "member", 0),
+        ("KeyError", "missing\nlook at the config", "cause", 1),
+    ]
+    innermost = document["exceptions"][1]["frames"][0]
+    assert document["frames"][innermost]["function"].endswith("inner")
+
+
+def test_a_deep_recursion():
+    """Of a stack of 1,000 frames both ends are kept, and the writer does not recurse itself."""
+
+    def recurse(depth: int) -> int:
+        return recurse(depth + 1)
+
+    document = saved(crash(recurse, 0))
+    assert document["exceptions"][0]["type"] == "RecursionError"
+    assert len(document["frames"]) == snapshot.MAX_INNER + snapshot.MAX_OUTER
+    assert document["frames"][-1]["function"] == "crash"
+
+
+MEMORY = """
+import resource, sys
+from raydebug.worker import snapshot
+def work():
+    kept = [bytearray(1000) for _ in range(1000)]
+    resource.setrlimit(resource.RLIMIT_AS, (int(open("/proc/self/statm").read().split()[0]) * 4096 + 2_000_000,) * 2)
+    more = bytearray(10**9)
+try:
+    work()
+except MemoryError as error:
+    frames = snapshot.frames_of(error.__traceback__)
+    document = snapshot.document_of(error, frames, snapshot.summarize(error, frames, "crash"), "MainThread")
+    sys.stdout.buffer.write(snapshot.compress(document))
+"""
+
+
+def test_no_memory_left():
+    """A crash for want of memory has its snapshot although the process can get only 2 MB more."""
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(gzip.decompress(done.stdout))
+    assert (document["exceptions"][0]["type"], local(document, "kept")["length"]) == ("MemoryError", 1000)
+
+
+def test_limits(monkeypatch):
+    """When time or size is spent, inner frames have their values, outer ones say why they have none."""
+
+    def down(depth: int) -> None:
+        rows = [{str(number): "\u2028" * 400 for number in range(16)} for _ in range(16)]
+        if depth:
+            down(depth - 1)
+        raise ValueError
+
+    error = crash(down, 40)
+    document = saved(error)
+    assert len(json.dumps(document)) <= MAX_BYTES
+    assert "cut" not in document["frames"][0]
+    assert document["frames"][30]["cut"] == "size"
+    monkeypatch.setattr(snapshot, "LIMIT_S", 0.0)
+    assert saved(error)["frames"][0]["cut"] == "time"
+
+
+def test_changed_meanwhile():
+    """A container that another thread changes, or that is broken, costs only itself."""
+    values = Values(time.monotonic() + 10, 10**6)
+    found = values.add([("it", iter([])), ("ok", [1])], 2)
+    assert values.saved[found["ok"]]["length"] == 1
+
+
+def test_secrets(monkeypatch):
+    """A secret in a local, a key, a source line, argv, the environment and a text is in no snapshot; its name is."""
+    monkeypatch.setenv("HF_TOKEN", "hf-from-the-environment")
+    monkeypatch.setattr(sys, "orig_argv", ["train.py", "--token", "from-argv-1", f"x={SECRET}", "wandb.api_key=argv-2"])
+    error = crash(login, "hf-from-the-environment", "me")
+    document = saved(error)
+    text = json.dumps(document)
+    spilled = (SECRET, "k-9f8e7d6c5b", "from-the-environment", "a1a1a1", "0123456789abcdef", "argv-", "in source only")
+    assert [one for one in spilled if one in text] == []
+    assert document["exceptions"][0]["text"] == "(hidden) is refused; api_key=(hidden), of (hidden)"
+    assert local(document, "password") == {"type": "str", "length": len(SECRET), "redacted": True}
+    assert local(document, "key")["text"] == "critic/score"
+    assert local(document, "eos_token")["text"] == "<eos>"
+    assert document["argv"] == ["train.py", "--token", "(hidden)", "x=(hidden)", "wandb.api_key=(hidden)"]
+
+
+@pytest.mark.timeout(60)
+def test_no_secret_in_the_list(shared_gateway):
+    """The message in the list of snapshots, which run.json repeats, has no secret of a local either."""
+    body = f"def f(password='{SECRET}'):\n    raise ValueError('refused: ' + password)\nf()\n"
+    shared_gateway.start(body, RAYDEBUG_JOB="login").communicate(timeout=50)
+    (summary,) = fetch_snapshots(shared_gateway, "login")
+    assert summary["message"] == "refused: (hidden)"
+    assert SECRET not in json.dumps([summary, of_job(shared_gateway, "login")])
+
+
+CRASHES = {
+    "program": ("f()", "ValueError: boom"),
+    "thread": ("t = threading.Thread(target=f); t.start(); t.join()", "ValueError: boom"),
+    "fork": ("mp.get_context('fork').Process(target=f).start()", "ValueError: boom"),
+    "spawn": ("p = mp.get_context('spawn').Process(target=f); p.start(); p.join()", "ValueError: boom"),
+    "child": ("subprocess.run([sys.executable, '-c', 'def f(x=41): 1 / 0\\nf()'])", "ZeroDivisionError"),
+}
+PROGRAM = """
+import multiprocessing as mp, subprocess, sys, threading
+def f(x=41):
+    raise ValueError("boom")
+if __name__ == "__main__":
+    {}
+"""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("mode", ["1", "0", "legacy"])
+@pytest.mark.parametrize("kind", CRASHES)
+def test_each_kind_of_crash(shared_gateway, kind: str, mode: str):
+    """A crash of a program, a thread and each kind of child leaves a snapshot in every mode; its message stays."""
+    body, message = CRASHES[kind]
+    job = f"{kind}-{mode}"
+    program = shared_gateway.start(PROGRAM.format(body), RAYDEBUG_JOB=job, RAY_DEBUG=mode, RANK="3")
+    _, said = program.communicate(timeout=50)
+    assert said.count("Traceback") == 1
+    assert message in said
+    assert "raydebug" not in said
+    (document,) = of_job(shared_gateway, job)
+    assert document["frames"][0]["function"] == "f"
+    assert local(document, "x")["text"] == "41"
+    assert (document["summary"]["job"], document["summary"]["rank"]) == (job, 3)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    ("body", "variables"),
+    [
+        ("sys.exit(3)", {}),
+        ("raise KeyboardInterrupt", {}),
+        ("f()", {"RAYDEBUG_SNAPSHOTS": "0"}),
+        ("print('fine')", {}),
+    ],
+)
+def test_no_crash(shared_gateway, body: str, variables: dict[str, str]):
+    """An exit, an interrupt and a normal end leave nothing, nor does a job with --no-snapshots."""
+    program = shared_gateway.start(PROGRAM.format(body), RAYDEBUG_JOB="none", **variables)
+    program.communicate(timeout=50)
+    assert of_job(shared_gateway, "none") == []
+
+
+@pytest.mark.timeout(60)
+def test_without_a_gateway(gateway):
+    """A crash without a gateway says so in one line; with one that hangs, the program ends after a second or two."""
+    os.kill(gateway.process.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        program = gateway.start(PROGRAM.format("f()"), RAYDEBUG_JOB="j1")
+        _, said = program.communicate(timeout=50)
+        assert time.monotonic() - began < 25  # it waits for nothing for longer; the machine may be busy
+    finally:
+        os.kill(gateway.process.pid, signal.SIGCONT)
+    gateway.kill()
+    _, said = gateway.start(PROGRAM.format("f()"), RAYDEBUG_JOB="j1").communicate(timeout=50)
+    assert said.count("raydebug: no snapshot of this crash: no gateway at") == 1
+    assert said.endswith("ValueError: boom\n")
+
+
+@pytest.fixture
+def offer(shared_gateway, monkeypatch):
+    """Offer a snapshot to the gateway; True if it is wanted, and then sent."""
+    job = f"offers-{time.monotonic_ns()}"
+    for name, value in shared_gateway.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RAYDEBUG_JOB", job)
+
+    def hand_over(file: bytes = b"file", **summary: Any) -> bool:
+        delivery = crashes._Delivery({"kind": "crash", "same": "s", "message": "", **summary})  # type: ignore[typeddict-item]
+        wanted = delivery.is_wanted(10)
+        delivery.give(file)
+        delivery.wait(10)
+        return wanted
+
+    hand_over.job = job  # type: ignore[attr-defined]
+    return hand_over
+
+
+@pytest.mark.timeout(60)
+def test_the_first_of_each_kind_and_rank(shared_gateway, offer):
+    """Of each kind of crash and rank the first snapshot is kept, of a job no more than 50, of another job its own."""
+    assert [offer(id="a", rank=0), offer(id="b", rank=0), offer(id="c", rank=1)] == [True, False, True]
+    assert [one["id"] for one in fetch_snapshots(shared_gateway, offer.job)] == ["a", "c"]
+    wanted = [offer(id=f"n{number}", same=str(number)) for number in range(MAX_OF_JOB)]
+    assert wanted.count(True) == MAX_OF_JOB - 2
+    assert len(fetch_snapshots(shared_gateway, offer.job)) == MAX_OF_JOB
+
+
+@pytest.mark.timeout(60)
+def test_what_a_process_may_not_send(shared_gateway, offer):
+    """A snapshot with a path for an id, a wrong field, too many bytes, or for a pause that nobody saves is not kept."""
+    assert not offer(id="../../x")
+    assert not offer(id="x", line="3")
+    offer(id="large", file=b"x" * 3_000_000)
+    assert offer(id="y", kind="pause")
+    assert [(one["id"], one["kind"]) for one in fetch_snapshots(shared_gateway, offer.job)] == [("y", "crash")]
+
+
+AT_ONCE = """
+import gc, os, sys, time
+from raydebug.worker import crashes, dial_in, snapshot
+dial_in.proven_connection("control").close()  # as processes of Ray have done long before
+gc.freeze()
+def boom(number):
+    rows = [{{"loss": number}}] * 10
+    raise ValueError("boom")
+read, write = os.pipe()
+until = time.time() + 2
+for number in range({count}):
+    if os.fork() == 0:
+        os.environ["RANK"] = str(number)
+        time.sleep(max(0.0, until - time.time()))
+        try:
+            boom(number)
+        except ValueError as error:
+            began = time.monotonic()
+            crashes.note_crash(error)
+        os.write(write, b"%f\\n" % (time.monotonic() - began))
+        time.sleep(5)
+        os._exit(0)
+os.close(write)
+print(*open(read))
+"""
+
+
+@pytest.mark.timeout(120)
+def test_many_at_once(gateway):
+    """When 200 ranks crash at once no more than 50 snapshots are kept, and no rank waits for a second."""
+    program = gateway.start(AT_ONCE.format(count=200 if LONG else 60), RAYDEBUG_JOB="j1")
+    said, complaints = program.communicate(timeout=100)
+    delays = sorted(float(one) for one in said.split())
+    assert len(delays) == (200 if LONG else 60), complaints
+    assert delays[-1] < 1.0 or not LONG, delays  # by default it runs beside other tests
+    assert len(fetch_snapshots(gateway, "j1")) == MAX_OF_JOB
+
+
+PAUSED = """
+from raydebug.worker import control_channel
+control_channel.open_channel()
+def f(loss):
+    breakpoint()
+def crash(loss):
+    raise ValueError("boom")
+{}
+"""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(("body", "mode"), [("f(2.5)", "0"), ("crash(2.5)", "1")])
+def test_of_a_pause(gateway, body: str, mode: str):
+    """A snapshot of a pause has the user's frames: of a breakpoint the thread's, of a crash the exception's."""
+    gateway.start(PAUSED.format(body), RAYDEBUG_JOB="j1", RAY_DEBUG_POST_MORTEM=mode, RAYDEBUG_SNAPSHOTS="0")
+    (pause,) = gateway.pauses()
+    summary = save_pause(gateway, pause["id"])
+    assert summary["kind"] == "pause"
+    (document,) = of_job(gateway)
+    assert document["frames"][0]["function"] == body.partition("(")[0]
+    assert document["frames"][0]["line"] == pause["line"]
+    assert local(document, "loss")["text"] == "2.5"
+    assert len(document["exceptions"]) == int(mode)
+    gateway.pauses()  # it is still paused
