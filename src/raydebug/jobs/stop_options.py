@@ -1,0 +1,101 @@
+"""`run --stop-when` and `--stop-on`: what is refused before a job starts, and the variables that the job gets."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from raydebug.errors import Exit, RaydebugError
+from raydebug.profile.script import find_trainings
+from raydebug.protocol import variables
+from raydebug.protocol.tripwires import MEMORY, BadCondition, Condition, parse
+from raydebug.trainers.registry import TRAINERS, recognise
+from raydebug.trainers.trainer import Program
+
+NONFINITE = "nonfinite"
+WITH_PAUSES = ("breakpoint", "post-mortem")  # the debugger's modes in which a process pauses for the gateway
+_STATISTIC = re.compile(r"/(mean|max|min|std)$")
+EXAMPLE = "--stop-when 'actor/grad_norm > 100', --stop-when 'nan(actor/pg_loss)', --stop-when 'a == 0 for 5 steps'"
+
+
+def tripwire_variables(
+    stop_when: Sequence[str], stop_on: str | None, *, command: Sequence[str], folder: Path, environ: Mapping[str, str],
+    mode: str,
+) -> tuple[dict[str, str], list[str]]:  # fmt: skip
+    """Return the variables of a job with tripwires, and notes for the user.
+
+    Args:
+        stop_when: conditions on metrics.
+        stop_on: `nonfinite`, or None.
+        command: the job's.
+        folder: where it runs, on this machine.
+        environ: in which it runs.
+        mode: the debugger's.
+
+    Raises:
+        RaydebugError: a condition cannot be read, the command is no known training, or nothing pauses in this mode.
+    """
+    if stop_on not in (None, NONFINITE):
+        raise _refused(f"--stop-on {stop_on} is unknown", f"there is only {NONFINITE}", f"--stop-on {NONFINITE}")
+    conditions = [_parsed(text) for text in stop_when]
+    if (stop_when or stop_on) and mode not in WITH_PAUSES:
+        raise _refused(
+            f"{'--stop-when' if stop_when else '--stop-on'} cannot stop with the debugger '{mode}'",
+            "a tripwire pauses like a breakpoint, and no process pauses for the gateway in this mode",
+            "add --debugger breakpoint or --debugger post-mortem, and leave out RAY_DEBUG*",
+        )
+    found = {variables.STOP_ON: stop_on} if stop_on else {}
+    if not conditions:
+        return found, []
+    programs = _programs(command, folder, environ)
+    loggers = dict.fromkeys(logger for program in programs for logger in program.trainer.step_loggers(program))
+    found |= {variables.STOP_WHEN: json.dumps([*stop_when]), variables.STEP_LOGGERS: " ".join(loggers)}
+    return found, _notes(conditions, programs)
+
+
+def _parsed(text: str) -> Condition:
+    try:
+        return parse(text)
+    except BadCondition as error:
+        raise _refused(f"--stop-when {text!r} cannot be read", str(error), f"for example: {EXAMPLE}") from error
+
+
+def _programs(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> list[Program]:
+    """Return the programs of known trainers that a command runs and that report the metrics of their steps."""
+    why = f"{shlex.join(command)[:100]} runs none"
+    try:
+        found = [recognise(training.argv) for training in find_trainings(command, environ, folder)]
+    except RaydebugError as failure:
+        found, why = [], failure.cause
+    programs = [program for program in found if program is not None and program.trainer.step_loggers(program)]
+    if programs:
+        return programs
+    known = "; ".join(trainer.modules for trainer in TRAINERS)
+    raise _refused(
+        "--stop-when needs a training that raydebug knows",
+        f"{why}; metrics are read from {known}",
+        "give the training command itself; in other programs: --break 'train.py:120,if=loss > 100'",
+    )
+
+
+def _notes(conditions: Sequence[Condition], programs: Sequence[Program]) -> list[str]:
+    """Return a line for each metric that looks like a misspelt one of the trainers'; they have more than are known."""
+    import difflib
+
+    known = {MEMORY}.union(*(program.trainer.metrics for program in programs))
+    families = {_STATISTIC.sub("", name) for name in known}
+    notes = []
+    for name in dict.fromkeys(name for condition in conditions for name in condition.names):
+        if name not in known and _STATISTIC.sub("", name) not in families:
+            near = [one for one in sorted(known) if one.endswith(f"/{name}")]
+            near = near or difflib.get_close_matches(name, known, cutoff=0.9)
+            if near:
+                notes.append(f"note: metric '{name}' is unknown; similar: {', '.join(near)}; step 1 logs all names")
+    return notes
+
+
+def _refused(what: str, cause: str, fix: str) -> RaydebugError:
+    return RaydebugError(what, cause=cause, fix=fix, code="run.tripwire", exit_code=Exit.USAGE)
