@@ -139,6 +139,18 @@ def duration(seconds: float | None, *, whole: bool = False) -> str:
     return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours // 24}d{hours % 24:02d}h"
 
 
+def moment(epoch_s: float | None) -> str:
+    """Return a point in time, in UTC; ? for None."""
+    from datetime import UTC, datetime  # a millisecond that most verbs do without
+
+    if epoch_s is None:
+        return "?"
+    try:
+        return datetime.fromtimestamp(epoch_s, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):
+        return "?"
+
+
 def _hidden(c: str) -> bool:
     category = unicodedata.category(c)
     return category in ("Cc", "Cs", "Zl", "Zp") or c in _MARKS or unicodedata.bidirectional(c) in _BIDI

@@ -14,7 +14,9 @@ import pytest
 import run_documents
 from chromium import NAMES, Chromium, Tab, find_chromium
 from raydebug.report.compare import comparison_page
+from raydebug.report.crash import crash_page
 from raydebug.report.run import run_page
+from snapshot_files import crashed_reward
 
 AXE = "axe-core@4.14.1"  # MPL-2.0; Deque's checker of accessibility
 
@@ -60,6 +62,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "hostile": run_page(run_documents.hostile_run()),
         "huge": run_page(run_documents.huge_run()),
         "empty": run_page({}),
+        "crash": crash_page(crashed_reward()),
         "compared": comparison_page(run_documents.failed_run(), run_documents.quick_run(), ("../failed/", "")),
     }
     paths = {name: folder / name / "report.html" for name in texts}

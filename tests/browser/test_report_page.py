@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(120)
 
 Show = Callable[..., Tab]
 PHONE = {"width": 390, "height": 844}
-NAMES = ["failed", "compared", "hostile", "huge", "empty"]
+NAMES = ["failed", "compared", "hostile", "huge", "empty", "crash"]
 # Visible text of each row of the timeline, and the boxes of what is drawn in it.
 ROWS = """[...document.querySelectorAll('.track:not(.top)')].map(row => ({
   name: row.querySelector('.what').innerText.replace(/\\s+/g, ' ').trim(),
@@ -111,7 +111,7 @@ def test_cursor_tells_of_a_moment(show: Show, pages: dict[str, Path]) -> None:
     assert tab.ask("document.querySelector('.moment input').getAttribute('aria-valuetext')").startswith("0.00 s")
 
 
-@pytest.mark.parametrize("name", ["failed", "compared", "empty"])
+@pytest.mark.parametrize("name", ["failed", "compared", "empty", "crash"])
 @pytest.mark.parametrize("screen", [{}, {"dark": True}, PHONE], ids=["light", "dark", "phone"])
 def test_accessibility(show: Show, pages: dict[str, Path], axe: str, name: str, screen: dict[str, object]) -> None:
     """axe-core finds no violation in the rendered pages: contrast, names, roles, order (WCAG 2.2 A and AA)."""
@@ -160,3 +160,16 @@ def test_many_pauses_and_steps(chromium: Chromium, tmp_path: Path, capsys: pytes
             f" opened and drawn in {opened_s[0]:.2f} s, on a phone {opened_s[1]:.2f} s;"
             f" all pauses unfolded in {unfolded_s:.2f} s"
         )
+
+
+def test_a_crash_opens_by_its_frames(show: Show, pages: dict[str, Path]) -> None:
+    """The page of a crash shows the frame that raised without a program; a click on another frame opens it."""
+    tab = show(pages["crash"])
+    shown = "[...document.querySelectorAll('details')].map(one => [one.open, one.querySelector('b').innerText])"
+    assert tab.ask(shown)[:2] == [[True, "reward"], [False, "Trainer.step"]]
+    assert tab.ask("document.querySelector('pre b').innerText").split()[:3] == ["45", "->", "total"]
+    tab.ask("document.querySelectorAll('summary')[1].click()")
+    assert tab.ask(shown)[1] == [True, "Trainer.step"]
+    assert "\\x1b]0;owned\\x07\\u202egnp.exe" in tab.ask("document.querySelectorAll('details')[1].innerText")
+    assert tab.ask("document.title") == "ZeroDivisionError in reward"
+    assert tab.ask("document.scripts.length") == 0

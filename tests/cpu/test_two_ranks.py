@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -60,6 +61,69 @@ def training(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[[], Run]]:
     with starting_runs(cluster, cwd=tmp_path) as start:
         stops = ("--break", f"{ENGINE},once", "--break", UPDATE)
         yield lambda: start("--profile", "debug", *stops, "--", *TRAINING, *SMALL)
+
+
+SKIPS = """
+import importlib.util, os, sys
+
+class Skips:
+    def find_spec(self, name, path=None, target=None):
+        if name != "verl.workers.engine.fsdp.transformer_impl":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        load = spec.loader.exec_module
+        def load_and_patch(module):
+            load(module)
+            patch(module.FSDPEngine)
+        spec.loader.exec_module = load_and_patch
+        return spec
+
+def patch(engine):
+    original = engine.forward_backward_batch
+    def forward_backward_batch(self, *args, **kwargs):
+        from torch import distributed
+        all_reduce = distributed.all_reduce
+        distributed.all_reduce = lambda *_, **__: setattr(distributed, "all_reduce", all_reduce)
+        engine.forward_backward_batch = original
+        return original(self, *args, **kwargs)
+    engine.forward_backward_batch = forward_backward_batch
+
+if os.environ.get("RANK") == "1":
+    sys.meta_path.insert(0, Skips())
+"""
+
+
+@pytest.mark.timeout(1800)
+def test_rank_that_skips_a_collective(cluster: Cluster, tmp_path: Path) -> None:
+    """Rank 1 leaves out one all_reduce of the actor: `stacks` names it, its line and the collective while both hang.
+
+    With --hang-after the run folder has stacks and verdict, and the job is stopped.
+    """
+    build_model(tmp_path / "model")
+    build_dataset(tmp_path / "data")
+    (tmp_path / "patch").mkdir()
+    (tmp_path / "patch" / "sitecustomize.py").write_text(SKIPS)
+    path = f"+ray_kwargs.ray_init.runtime_env.env_vars.PYTHONPATH={tmp_path / 'patch'}"
+    watch = ("--hang-after", "60", "--on-hang", "stop")
+    with starting_runs(cluster, cwd=tmp_path) as start:
+        job = start("--profile", "debug", *watch, "--", *TRAINING, *SMALL, path)
+        verdict: dict[str, Any] = {}
+        deadline = time.monotonic() + START_LIMIT_S
+        while verdict.get("kind") not in ("missing-rank", "collective-mismatch"):
+            assert time.monotonic() < deadline, f"{verdict}\n{job.text}"
+            assert job.process.poll() is None, job.text
+            time.sleep(5)
+            done = raydebug("stacks", "--json", "--samples", "2", "--name", cluster.name)
+            verdict = json.loads(done.stdout)["verdict"] if done.returncode == 0 else {}
+        assert (verdict["ranks"], verdict["certainty"]) == ([1], "certain"), verdict
+        assert re.search(r"rank 0 (calls|waits in collective \d+ of group .*,) all_reduce \[\d*\] \w+", verdict["text"])
+        print(verdict["text"])
+        assert "verl/workers/engine/fsdp/transformer_impl.py:" in verdict["text"], verdict
+        text = job.end(code=124, timeout_s=STEP_LIMIT_S)
+    assert "hangs: no step and no moving stack for 60 s" in text
+    (saved,) = re.findall(r"stacks: raydebug stacks --from (\S+)", text)
+    assert json.loads(Path(saved).read_text())["verdict"]["ranks"] == [1]
 
 
 @pytest.mark.timeout(1800 + 2 * LONG_S)

@@ -42,6 +42,20 @@ def test_ray_asks_for_each_function_before_its_first_run():
     ]  # fmt: skip
 
 
+def test_ray_asks_in_every_failed_task_whether_to_stop():
+    """worker/import_hooks.py learns of a failed task by this question, which _raylet asks in each debugger mode."""
+    import ray._raylet
+
+    library = Path(ray._raylet.__file__).read_bytes()
+    assert b"_is_ray_debugger_post_mortem_enabled" in library
+    assert ray.util.pdb is ray.util.rpdb
+    assert callable(ray.util.rpdb._is_ray_debugger_post_mortem_enabled)
+    exceptions = (ray.exceptions.RayTaskError, ray.exceptions.RayActorError, ray.exceptions.TaskCancelledError)
+    assert all(issubclass(one, ray.exceptions.RayError) for one in exceptions)
+    assert "self._actor_init_failed = " in inspect.getsource(ray.exceptions.RayActorError.__init__)
+    assert "self.traceback_str = traceback_str" in inspect.getsource(ray.exceptions.RayTaskError.__init__)
+
+
 def test_ray_legacy_debugger_waits_in_what_we_replace():
     """The legacy debugger creates its session, announces it, waits in `listen` and resumes under these names."""
     source = inspect.getsource(ray.util.rpdb._connect_ray_pdb)

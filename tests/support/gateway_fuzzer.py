@@ -16,7 +16,7 @@ from typing import Any
 
 from gateway_under_test import TOKEN, GatewayUnderTest
 from raydebug.gateway import requests
-from raydebug.protocol import handshake, records, wire
+from raydebug.protocol import records, wire
 
 AT_ONCE = 64  # connections
 CONVERSATION = 40  # frames with the token
@@ -239,10 +239,10 @@ class Fuzzer:
         self, purpose: str
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, AsyncIterator[wire.Message]]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._gateway.dial_port)
-        messages, mine = _messages(reader), handshake.new_nonce()
+        messages, mine = _messages(reader), wire.new_nonce()
         writer.write(wire.encode(wire.event(1, "hello", hello(mine))))
         answer = await anext(messages)
-        proof = handshake.process_proof(TOKEN, mine, answer["body"]["nonce"])
+        proof = wire.process_proof(TOKEN, mine, answer["body"]["nonce"])
         about = {"pid": 4_000_000, "instance": self._chance.choice(["a", "b", "c"])}
         if self._chance.random() < 0.2:
             about |= self._record(records.ProcessRecord, about)
@@ -318,7 +318,7 @@ class Fuzzer:
         return self._frame({"type": "event", "event": event, "seq": 1, "body": body})
 
     async def _dial_stranger(self) -> None:
-        mine = handshake.new_nonce()
+        mine = wire.new_nonce()
         bodies = [hello(mine), {"nonce": self.value()}, self.value(), {"proof": "0" * 64, "process": self.value()}]
         events = ["hello", "proof", "welcome", self._text()]
         frames = []
@@ -330,7 +330,7 @@ class Fuzzer:
 
 def hello(nonce: str) -> dict[str, Any]:
     """Return the body of the first message of a process that holds the token."""
-    prove = getattr(handshake, "hello_proof", None)
+    prove = getattr(wire, "hello_proof", None)
     return {"nonce": nonce, "version": 1, **({"proof": prove(TOKEN, nonce)} if prove else {})}
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydebug.console import selection, view
+from raydebug.console import selection, tensor_probe, view
 from raydebug.console.commands import ranks
-from raydebug.console.probes import tensor_probe
 from raydebug.console.selection import NotAnAddress, Selection, joined, pick, split_address
 from raydebug.gateway.breakpoint_specs import parse_ranks
 

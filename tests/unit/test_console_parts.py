@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raydebug.console import attach, commands, frames, probes, view
+from raydebug.console import attach, commands, frames, probes, tensor_probe, view
 from raydebug.console.frames import Stack, where
-from raydebug.console.probes import tensor_probe, value_probe
 from raydebug.dap import RequestFailed
 from raydebug.errors import Exit, RaydebugError
 from raydebug.gateway import gateway_client
@@ -139,7 +138,7 @@ def test_moving_passes_over_rays_frames() -> None:
 )
 def test_long_values_are_cut(value: Any, text: str) -> None:
     """A long value is cut, with a note on its length and on `full`."""
-    assert value_probe.shown(value, 20) == text
+    assert probes.shown(value, 20) == text
 
 
 def test_moving_stops_at_the_ends() -> None:

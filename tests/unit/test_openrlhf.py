@@ -12,8 +12,8 @@ from raydebug.errors import RaydebugError
 from raydebug.jobs.phases import Phases
 from raydebug.profile.apply_profile import AppliedProfile, apply_profile
 from raydebug.profile.script import find_trainings
+from raydebug.trainers.openrlhf import OPENRLHF
 from raydebug.trainers.openrlhf.options import Options, declared_defaults
-from raydebug.trainers.openrlhf.trainer import OPENRLHF
 from raydebug.trainers.registry import column_of, recognise
 from raydebug.trainers.trainer import Program
 
@@ -180,7 +180,7 @@ def test_arguments(tail: list[str]) -> None:
     assert sorted(options.arguments) == sorted(["--a", "4", "--c=2", "--d"])
 
 
-# Source: the lines of OpenRLHF 0.11.0 that trainers/openrlhf/trainer.py names, after the prefixes of Ray
+# Source: the lines of OpenRLHF 0.11.0 that trainers/openrlhf names, after the prefixes of Ray
 # and its logger.
 LOG = """\
 2026-11-21 19:36:50,665 INFO worker.py:2029 -- Connected to Ray cluster. View the dashboard

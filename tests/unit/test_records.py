@@ -11,9 +11,9 @@ import pytest
 
 from gateway_fuzzer import hello
 from gateway_under_test import TOKEN, GatewayUnderTest, visit
+from raydebug.gateway.__main__ import Background
 from raydebug.gateway.gateway_client import describe_failed_tasks, fetch_pauses, fetch_processes
-from raydebug.gateway.server import Background
-from raydebug.protocol import handshake, records, wire
+from raydebug.protocol import records, wire
 from raydebug.protocol.records import BadRecord
 
 PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
@@ -31,10 +31,10 @@ class HostileProcess:
     async def dial(self) -> str:
         """Dial in, and return the gateway's last event."""
         self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._gateway.dial_port)
-        mine = handshake.new_nonce()
+        mine = wire.new_nonce()
         self.send("hello", hello(mine))
         theirs = (await self.receive())["body"]["nonce"]
-        proof = handshake.process_proof(TOKEN, mine, theirs)
+        proof = wire.process_proof(TOKEN, mine, theirs)
         self.send("proof", {"proof": proof, "purpose": self._purpose, "process": self._about})
         return str((await self.receive())["event"])
 

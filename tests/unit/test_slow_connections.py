@@ -22,7 +22,7 @@ from gateway_under_test import TOKEN, GatewayUnderTest, visit
 from raydebug.errors import RaydebugError
 from raydebug.gateway.gateway_client import fetch_pauses
 from raydebug.gateway.listener import MAX_UNPROVEN, raise_file_limit
-from raydebug.protocol import handshake, wire
+from raydebug.protocol import wire
 
 LONG = bool(os.environ.get("RAYDEBUG_TEST_LONG"))
 COUNT, SECONDS, BREAKPOINTS = (1000, 60.0, 20) if LONG else (300, 3.0, 3)
@@ -95,9 +95,9 @@ def test_s9_first_packet_is_read_before_others_displace_it(gateway):
     gateway.process.send_signal(signal.SIGSTOP)  # they all wait in the kernel
     try:
         many = [connect(gateway) for _ in range(200)]
-        nonce = handshake.new_nonce()
+        nonce = wire.new_nonce()
         own = connect(gateway)
-        own.sendall(wire.encode(wire.event(1, "hello", {"nonce": nonce, "proof": handshake.hello_proof(TOKEN, nonce)})))
+        own.sendall(wire.encode(wire.event(1, "hello", {"nonce": nonce, "proof": wire.hello_proof(TOKEN, nonce)})))
         many += [connect(gateway) for _ in range(MAX_UNPROVEN + 100)]
     finally:
         gateway.process.send_signal(signal.SIGCONT)

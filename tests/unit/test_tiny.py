@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from raydebug.errors import RaydebugError
+from raydebug.tiny import appearing
 from raydebug.tiny.dataset import build_dataset
-from raydebug.tiny.folder import appearing
 from raydebug.tiny.model import build_model, rename_token_ids, shrink
 
 

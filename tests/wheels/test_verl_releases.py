@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +87,21 @@ def test_every_key_and_default_is_the_release_s(trainer: str, version: str, rele
         elif not key.added and values[key.path] != as_stated(key.default):
             wrong.append(f"{word}: {key.path} is {values[key.path]!r}, not {key.default!r}")
     assert wrong == []
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_metrics_of_a_step_are_logged_there(version: str, release: Release) -> None:
+    """The function that `--stop-when` watches is in the release, with its two parameters."""
+    program = recognise(COMMANDS["ppo"])
+    assert program is not None
+    module, _, function = VERL.step_loggers(program)[0].partition(":")
+    source = (release(version) / f"{module.replace('.', '/')}.py").read_text()
+    (tracking,) = [
+        node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Tracking"
+    ]
+    (log,) = [node for node in tracking.body if isinstance(node, ast.FunctionDef) and node.name == "log"]
+    assert function == "Tracking.log(step,data)"
+    assert {"step", "data"} <= {argument.arg for argument in log.args.args}
 
 
 def test_configs_are_read_as_hydra_composes_them(release: Release, hydra: Hydra) -> None:

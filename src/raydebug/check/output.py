@@ -16,8 +16,8 @@ from raydebug.cluster.state import name_option
 from raydebug.errors import Exit
 from raydebug.findings import Finding
 from raydebug.jobs.run_folder import CHECK, RunFolder, remove_oldest
+from raydebug.protocol.secrets import without_secret_arguments
 from raydebug.settings.flavours import digest_of
-from raydebug.settings.secrets import without_secret_arguments
 
 VERSION = 1
 COMMAND_CHARS_MAX = 120  # a longer one is named, not repeated

@@ -56,13 +56,18 @@ HEADINGS = {
         Verb("attach", "pauses:attach"),
         Verb("break", "breakpoints:app"),
         Verb("stacks", "stacks:stacks"),
+        Verb("snapshot", "open:snapshot"),
     ),
     "Check first": (
         Verb("check", "check:check", takes_command=True),
         Verb("profile", "profile:app"),
-        Verb("prefetch", "prefetch:prefetch", takes_command=True),
+        Verb("prefetch", "check:prefetch", takes_command=True),
     ),
-    "After a run": (Verb("report", "report:report"),),
+    "After a run": (
+        Verb("report", "report:report"),
+        Verb("diagnose", "diagnose:diagnose"),
+        Verb("open", "open:open_"),
+    ),
     "Editors": (
         Verb("vscode", "editors:vscode"),
         Verb("listen", "editors:listen"),

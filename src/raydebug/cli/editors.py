@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 def vscode(
     print_only: Annotated[bool, typer.Option("--print", help="Print the configuration and write nothing.")] = False,
+    snapshot: Annotated[
+        str | None,
+        typer.Option("--snapshot", metavar="FILE|RUN", help="Open what a crash left: a file, a run, `last`."),
+    ] = None,
     name: Name = "default",
 ) -> None:
     """Write .vscode/launch.json in the current folder: one F5 then opens every pause of the cluster in VS Code.
@@ -28,17 +32,21 @@ def vscode(
     Example: raydebug vscode --print
     """
     from raydebug.cluster.find import load_cluster
-    from raydebug.editors.vscode import configuration_for, write_configuration
+    from raydebug.editors.vscode import configuration_for, configuration_for_snapshot, write_configuration
 
     folder = Path.cwd()
-    configuration = configuration_for(load_cluster(name), folder)
+    if snapshot is not None:
+        configuration = configuration_for_snapshot(snapshot)
+    else:
+        configuration = configuration_for(load_cluster(name), folder)
     if print_only:
         render.out(json.dumps(configuration, indent=2, ensure_ascii=False))
         return
     path, changed = write_configuration(configuration, folder)
     render.out(str(path))
     render.say(f"wrote '{configuration['name']}'" if changed else f"'{configuration['name']}' is there already")
-    render.say("next: in VS Code, F5 with this configuration; each pause opens as a session of its own")
+    opens = "each pause opens as a session of its own" if snapshot is None else "the crash opens as a session"
+    render.say(f"next: in VS Code, F5 with this configuration; {opens}")
 
 
 def listen(
@@ -111,7 +119,11 @@ async def _listen(address: GatewayAddress, target: str, port: int, is_over: Call
     return Exit.SESSION_LOST
 
 
-def adapter() -> None:
+def adapter(
+    snapshot: Annotated[
+        str | None, typer.Option("--snapshot", metavar="FILE|RUN", help="Open what a crash left; no cluster is needed.")
+    ] = None,
+) -> None:
     """Speak DAP on stdin and stdout, for an editor that starts its debug adapter by itself (Neovim, Emacs).
 
     Example: raydebug adapter
@@ -126,4 +138,4 @@ def adapter() -> None:
             code="adapter.terminal",
             exit_code=Exit.USAGE,
         )
-    serve()
+    serve(snapshot)

@@ -46,6 +46,7 @@ def paused(
     Example: raydebug paused --watch
     """
     from raydebug.gateway.gateway_client import fetch_pauses
+    from raydebug.protocol.tripwires import history_lines
 
     cluster, option = _find(name, address)
 
@@ -57,6 +58,8 @@ def paused(
             render.say("nothing is paused")
             return
         _show_table(pauses)
+        for line in [f"{p['id']}: {line}" for p in pauses for line in history_lines(p.get("tripwire"))]:
+            render.say(render.visible(line, keep=""))
         waiting = [p for p in pauses if p["state"] == "waiting"]
         if waiting:
             render.say(f"next: raydebug attach {waiting[0]['id']}{option}")
@@ -86,21 +89,21 @@ def _find(name: str, address: str | None) -> tuple[Cluster, str]:
 
 def _show_table(pauses: list[ListedPause], *, to_stderr: bool = False) -> None:
     """Print pauses as a table, on stdout or stderr."""
-    from raydebug.gateway.gateway_client import name_owner, name_place
+    from raydebug.gateway.gateway_client import name_owner, name_place, name_reason
 
     rows = [
         [
             p["id"],
             p["kind"] or "?",
             name_place(p),
-            p["exception"] or "",
+            name_reason(p),
             name_owner(p),
             render.duration(p["since_s"], whole=True),
             p["state"],
         ]
         for p in pauses
     ]
-    render.table(None, ["id", "kind", "where", "exception", "who", "since", "state"], rows, to_stderr=to_stderr)
+    render.table(None, ["id", "kind", "where", "reason", "who", "since", "state"], rows, to_stderr=to_stderr)
 
 
 def attach(

@@ -10,7 +10,7 @@ import typer
 from raydebug import render
 from raydebug.cli.options import Json
 from raydebug.errors import Exit, RaydebugError
-from raydebug.render import duration
+from raydebug.render import duration, moment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,7 +84,6 @@ def _document(documents: Sequence[Mapping[str, object]]) -> Mapping[str, object]
 
 
 def _list(documents: Sequence[Mapping[str, object]], *, as_json: bool) -> None:
-    from raydebug.report import units
     from raydebug.report.document import read_run
 
     runs = [read_run(document) for document in documents]
@@ -95,6 +94,6 @@ def _list(documents: Sequence[Mapping[str, object]], *, as_json: bool) -> None:
     if not runs:
         render.say("no run is recorded: `raydebug run -- COMMAND` records one")
         return
-    rows = [[r.id, r.status, units.moment(r.started), duration(r.took_s), " ".join(r.command)[:80]] for r in runs]
+    rows = [[r.id, r.status, moment(r.started), duration(r.took_s), " ".join(r.command)[:80]] for r in runs]
     render.table(None, ["id", "status", "started", "took", "command"], rows)
     render.say(f"next: raydebug report {runs[-1].id}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     from raydebug.check.config import Need
     from raydebug.check.stages import Outcome
     from raydebug.check.target import Target
+    from raydebug.cluster.dashboard import Dashboard
     from raydebug.cluster.state import Cluster
     from raydebug.jobs.submit import Job
+    from raydebug.stacks.hang_watch import Action, HangWatch
 
 TRY_PROFILE = "debug"
 _Gpus = Annotated[int | None, typer.Option(help=GPUS_HELP, min=0, metavar="N")]
@@ -44,9 +47,47 @@ def run(
             metavar="WHERE",
         ),
     ] = None,
+    stop_when: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--stop-when",
+            help="Stop the trainer at the end of a step when this holds, such as 'actor/grad_norm > 100',"
+            " 'nan(actor/pg_loss)', 'critic/rewards/mean == 0 for 5 steps', 'memory > 0.95'; repeatable.",
+            metavar="CONDITION",
+        ),
+    ] = None,
+    stop_on: Annotated[
+        str | None,
+        typer.Option(
+            "--stop-on",
+            help="nonfinite: stop a rank at the first module whose output or gradient is NaN or infinite (slower).",
+            metavar="WHAT",
+        ),
+    ] = None,
     keep_watchdogs: Annotated[
         bool,
         typer.Option("--keep-watchdogs", help="Leave the time limits alone by which torch and vLLM end long pauses."),
+    ] = False,
+    hang_after: Annotated[
+        float | None,
+        typer.Option(
+            "--hang-after",
+            help="After so long without a step and without a moving stack, write the stacks of all processes and a"
+            " verdict. 0: never. Default: 600 for a training of a known trainer, else never.",
+            min=0,
+            metavar="SECONDS",
+        ),
+    ] = None,
+    on_hang: Annotated[
+        Literal["report", "pause", "stop"],
+        typer.Option(
+            "--on-hang",
+            help="Then also pause the process that the verdict names, or stop the job (exit code 124).",
+            metavar="report|pause|stop",
+        ),
+    ] = "report",
+    no_snapshots: Annotated[
+        bool, typer.Option("--no-snapshots", help="Leave no snapshots of crashes in the run's folder.")
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Leave the job running and return at once.")] = False,
     gpus: _Gpus = None,
@@ -64,7 +105,12 @@ def run(
             tiny=tiny_kinds(model, data),
             debugger=debugger,
             breaks=breaks,
+            stop_when=stop_when,
+            stop_on=stop_on,
             keep_watchdogs=keep_watchdogs,
+            hang_after=hang_after,
+            on_hang=on_hang,
+            no_snapshots=no_snapshots,
             detach=detach,
             gpus=gpus,
         )
@@ -79,7 +125,12 @@ def launch(
     tiny: list[str] | None = None,
     debugger: str | None = None,
     breaks: list[str] | None = None,
+    stop_when: list[str] | None = None,
+    stop_on: str | None = None,
     keep_watchdogs: bool = False,
+    hang_after: float | None = None,
+    on_hang: Action = "report",
+    no_snapshots: bool = False,
     detach: bool = False,
     gpus: int | None = None,
 ) -> int:
@@ -92,6 +143,7 @@ def launch(
     from raydebug.cluster.kinds import find_running, kind_of
     from raydebug.cluster.runner import LocalRunner
     from raydebug.gateway.breakpoint_specs import resolve_breaks
+    from raydebug.jobs.stop_options import tripwire_variables
     from raydebug.jobs.submit import Job, find_program
     from raydebug.profile.load import BASE, load_profile
     from raydebug.profile.swap import require_parts
@@ -105,12 +157,17 @@ def launch(
         _look_for_training(command, folder)
     cluster = find_running(name)
     runner = LocalRunner(sys.executable) if cluster is None else kind_of(cluster).runner()
+    in_force = mode if cluster is None or origin != "default" else cluster.debugger
+    tripwires, notes = tripwire_variables(
+        stop_when or [], stop_on, command=command, folder=folder, environ=os.environ, mode=in_force
+    )
     find_program(command, folder, runner)
     if cluster is None and detach:
         raise _detached_alone(name)
     gpus = fit_gpus(find_need(command, folder, name, profile), cluster, gpus, name)
     require_parts(tiny or [], runner, folder)
-    in_force = mode if cluster is None or origin != "default" else cluster.debugger
+    for note in notes:
+        render.say(render.visible(note))
     job = Job(
         command=command,
         working_dir=runner.folder(folder),
@@ -118,11 +175,14 @@ def launch(
         breaks=resolve_breaks(breaks or [], runner=runner, working_dir=folder),
         profile=profile,
         tiny=tiny or [],
-        variables={} if keep_watchdogs or in_force == "off" else _widen_watchdogs(),
+        variables=({} if in_force == "off" else _debugging_variables(keep_watchdogs)) | tripwires,
+        snapshots=not no_snapshots,
     )
+    refusal = _why_unwatched(in_force, cluster, detach=detach)
+    watch = _watch_for_hangs(command, folder, hang_after, on_hang, refusal)
     if cluster is not None:
-        return _run_job(cluster, job, detach=detach)
-    return _run_alone(job, name, gpus, mode)
+        return _run_job(cluster, job, watch, detach=detach)
+    return _run_alone(job, name, gpus, mode, watch)
 
 
 def fit_gpus(need: Need | None, cluster: Cluster | None, asked: int | None, name: str) -> int:
@@ -174,6 +234,49 @@ def _look_for_training(command: list[str], folder: Path) -> None:
         render.say("note: no training command is in sight; the profile is laid over one that starts below this command")
 
 
+def _watch_for_hangs(
+    command: list[str], folder: Path, after_s: float | None, action: Action, refusal: str | None
+) -> HangWatch | None:
+    """Return the watch for a job that makes no progress; None where none is wished, or none is possible.
+
+    Args:
+        command: the job's.
+        folder: where it runs.
+        after_s: the user's limit.
+        action: what is done with a job that hangs.
+        refusal: why this job cannot be watched.
+
+    Raises:
+        RaydebugError: the user wishes one, and none is possible.
+    """
+    if after_s == 0 or (after_s is None and refusal is not None):
+        return None
+    if refusal is not None:
+        raise RaydebugError(
+            "--hang-after is not possible here", cause=refusal, fix="leave --hang-after out, or change that",
+            code="run.hang-after", exit_code=Exit.USAGE,
+        )  # fmt: skip
+    from raydebug.profile.script import find_trainings
+    from raydebug.stacks.hang_watch import DEFAULT_S, HangWatch
+
+    by_steps = False
+    with contextlib.suppress(RaydebugError):  # a script that cannot be read runs all the same
+        by_steps = bool(find_trainings(command, os.environ, folder))
+    if after_s is None and not by_steps:
+        return None
+    return HangWatch(DEFAULT_S if after_s is None else after_s, action, by_steps=by_steps)
+
+
+def _why_unwatched(mode: str, cluster: Cluster | None, *, detach: bool) -> str | None:
+    if detach:
+        return "with --detach nobody follows the job"
+    if mode not in ("breakpoint", "post-mortem"):
+        return f"processes answer `raydebug stacks` in the modes breakpoint and post-mortem; the debugger is '{mode}'"
+    if cluster is not None and not cluster.has_gateway:
+        return "the cluster has no gateway, so its processes cannot be asked for their stacks"
+    return None
+
+
 def _detached_alone(name: str) -> RaydebugError:
     from raydebug.cluster.state import name_option
 
@@ -186,17 +289,19 @@ def _detached_alone(name: str) -> RaydebugError:
     )
 
 
-def _widen_watchdogs() -> dict[str, str]:
-    """Return the variables of a job that may be paused for long, and list them."""
-    from raydebug.settings.debugger import WIDE_S, widened
+def _debugging_variables(keep_watchdogs: bool) -> dict[str, str]:
+    """Return the variables of a job that may hang or be paused for long, and list the time limits among them."""
+    from raydebug.protocol import variables
+    from raydebug.settings.debugger import WIDE_S, recorder_variables, widened
 
-    variables = widened(os.environ)
-    if variables:
-        render.say(f"watchdogs widened to {WIDE_S // 3600} h (--keep-watchdogs: not): {', '.join(variables)}")
-    return variables
+    limits = {} if keep_watchdogs else widened(os.environ)
+    if limits:
+        render.say(f"watchdogs widened to {WIDE_S // 3600} h (--keep-watchdogs: not): {', '.join(limits)}")
+    users = {name: os.environ[name] for name in (variables.WATCHDOG,) if name in os.environ}
+    return limits | recorder_variables(os.environ) | users
 
 
-def _run_alone(job: Job, name: str, gpus: int, mode: str) -> int:
+def _run_alone(job: Job, name: str, gpus: int, mode: str, watch: HangWatch | None) -> int:
     """Run a job on a local cluster that is there for it alone."""
     from raydebug.cli.status import warn_without_token
     from raydebug.cluster import local
@@ -206,13 +311,13 @@ def _run_alone(job: Job, name: str, gpus: int, mode: str) -> int:
         cluster, _ = local.bring_up(UpOptions(name=name, gpus=gpus, debugger=mode, owner=os.getpid()))
     warn_without_token(cluster)
     try:
-        return _run_job(cluster, job, detach=False)
+        return _run_job(cluster, job, watch, detach=False)
     finally:
         render.say(f"ending cluster '{name}'")
         local.take_down(cluster)
 
 
-def _run_job(cluster: Cluster, job: Job, *, detach: bool) -> int:
+def _run_job(cluster: Cluster, job: Job, watch: HangWatch | None, *, detach: bool) -> int:
     from raydebug.jobs.submit import submit
 
     submission_id = submit(cluster, job)
@@ -222,7 +327,16 @@ def _run_job(cluster: Cluster, job: Job, *, detach: bool) -> int:
         return Exit.OK
     from raydebug.jobs.follow import follow_job  # asyncio costs every other verb 30 ms
 
-    return follow_job(cluster, submission_id)
+    return follow_job(cluster, submission_id, None if watch is None else watch.watch, _explain)
+
+
+def _explain(dashboard: Dashboard, submission_id: str) -> list[str]:
+    try:
+        from raydebug.diagnose.job import explain_failure  # google-re2 and the rules: 0.2 s, after a failure only
+
+        return explain_failure(dashboard, submission_id)
+    except ImportError as error:  # the environment is older than raydebug's lock; the job's own error is shown above
+        return [f"no diagnosis: {error}; install the environment's lock again"]
 
 
 def try_(

@@ -31,7 +31,10 @@ DROPPED = (
 )
 
 # Of our own variables the user may give these to `up`.
-OURS_TO_SET = (variables.PATIENCE, variables.OPEN, variables.WARM_MODULES, variables.ALLOWED_HOSTS)
+OURS_TO_SET = (
+    *(variables.PATIENCE, variables.OPEN, variables.WARM_MODULES, variables.ALLOWED_HOSTS),
+    variables.WATCHDOG,
+)
 
 
 @dataclass(frozen=True)

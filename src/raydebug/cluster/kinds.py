@@ -61,6 +61,10 @@ class Kind:
         """Return where the cluster's Python and the user's files are."""
         return LocalRunner(self.cluster.python)
 
+    def runner_at(self, ip: str | None) -> Runner | None:
+        """Return where programs run on the node of this address (None: on any node); None if there is no way."""
+        return None
+
     def gpus(self) -> int | None:
         """Return the logical GPUs of all nodes together; None if the cluster does not answer."""
         try:
@@ -169,6 +173,10 @@ class LocalKind(Kind):
 
         return local.is_alive(self.cluster)
 
+    def runner_at(self, ip: str | None) -> Runner | None:
+        """Return this machine."""
+        return self.runner()
+
     def gpus(self) -> int | None:
         """Return the logical GPUs that `up` has given it."""
         return self.cluster.gpus
@@ -256,6 +264,11 @@ class ComposeKind(Kind):
         nodes = [c for c in self._containers() if c.service in ("head", "worker") and c.state == "running"]
         found: list[tuple[str, Runner]] = [(c.name, ContainerRunner(self.cluster, c.name)) for c in nodes]
         return found or [("head", self.runner())]
+
+    def runner_at(self, ip: str | None) -> Runner | None:
+        """Return the running container with this address."""
+        found = [c for c in self._containers() if c.state == "running" and ip in (None, c.address)]
+        return ContainerRunner(self.cluster, found[0].name) if found else None
 
     def head_programs(self) -> list[str]:
         """Return the command lines of the processes in the head's container."""

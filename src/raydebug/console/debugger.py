@@ -12,7 +12,7 @@ from typing import Any
 
 from raydebug import render
 from raydebug.console import probes
-from raydebug.console.frames import Frame, Function, function_at, read_local
+from raydebug.console.frames import Frame, Function, Stack, function_at, read_local
 from raydebug.console.session import DebugSession, EvaluationFailed, Output
 from raydebug.dap import RequestFailed
 from raydebug.protocol.wire import Message
@@ -148,6 +148,7 @@ class Debugger:
     session: DebugSession
     breakpoints: BreakpointTable
     label: str
+    first_line = 1  # of the source that is known
 
     def __init__(
         self,
@@ -231,13 +232,26 @@ class Debugger:
         return shutil.get_terminal_size().columns
 
     @property
+    def stack(self) -> Stack:
+        """The frames of the thread, and the selected one."""
+        return self.session.stack
+
+    async def locals(self) -> list[Message]:
+        """Return the selected frame's locals as DAP variables."""
+        return await self.session.locals()
+
+    def lines_with_breakpoints(self, path: str) -> set[int]:
+        """Return the lines of a file that have a breakpoint."""
+        return self.breakpoints.lines_in(path)
+
+    @property
     def frame(self) -> Frame:
         """The selected frame.
 
         Raises:
             CommandFailed: the thread has no Python frame.
         """
-        frame = self.session.stack.frame
+        frame = self.stack.frame
         if frame is None:
             raise CommandFailed("this thread has no Python frame")
         return frame
@@ -288,6 +302,23 @@ class Debugger:
             return probes.check_expression(text)
         except probes.NotPython as error:
             raise CommandFailed(str(error)) from error
+
+    async def shown(self, expression: str) -> str:
+        """Return the value of an expression as `p` prints it.
+
+        Raises:
+            CommandFailed: it raised, or is no expression.
+        """
+        return await self.value(probes.as_shown(self.expression(expression), self.value_chars)) or ""
+
+    async def tensor(self, expression: str) -> Message:
+        """Return the description of a tensor (`tensor_probe.describe`).
+
+        Raises:
+            CommandFailed: the expression raised, or is none.
+        """
+        found: Message = await self.document(probes.as_description(self.expression(expression)))
+        return found
 
     # Sources
 

@@ -50,7 +50,7 @@ class Prompt:
 
     def __init__(self, group: Group, state_dir: Path) -> None:
         self._group, self._paint = group, group.paint
-        self._keyboard = Keyboard(state_dir, lambda: group.current, self._status)
+        self._keyboard = Keyboard(state_dir, Names(lambda: group.current), self._status)
 
     def _status(self) -> str:
         current = self._group.current
@@ -235,16 +235,14 @@ class Keyboard:
 
     Args:
         state_dir: folder of the histories.
-        debugger: returns the one whose names are completed.
+        completer: completes what is typed.
         status: returns the text of the line below the prompt; empty: no such line.
     """
 
-    def __init__(
-        self, state_dir: Path, debugger: Callable[[], Debugger | None], status: Callable[[], str] = lambda: ""
-    ) -> None:
+    def __init__(self, state_dir: Path, completer: Completer, status: Callable[[], str] = lambda: "") -> None:
         self._prompt: PromptSession[str] = PromptSession(
             history=_history(history_file(state_dir, project_of(Path.cwd()))),
-            completer=Names(debugger),
+            completer=completer,
             complete_while_typing=False,
             interrupt_exception=Interrupted,  # a KeyboardInterrupt in a task would end the whole event loop
             bottom_toolbar=lambda: status() or None,

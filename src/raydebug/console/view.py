@@ -7,6 +7,8 @@ from typing import Any
 
 from raydebug.console.debugger import Debugger
 from raydebug.console.frames import AROUND, listing
+from raydebug.protocol.records import TripwireRecord
+from raydebug.protocol.tripwires import history_lines
 from raydebug.protocol.wire import Message
 from raydebug.render import Paint, duration, visible
 
@@ -37,11 +39,17 @@ def heading(pause: Message, *, exception: str = "", function: str = "", place: s
         shown = visible(exception).splitlines()
         more = [f"... {len(shown) - EXCEPTION_LINES} more lines"] if len(shown) > EXCEPTION_LINES else []
         lines += [paint(f"  {line}", "red") for line in shown[:EXCEPTION_LINES] + more]
+    lines += [paint(f"  {visible(line, keep='')}", "yellow") for line in _tripwire(pause)]
     lines.append(f"  {visible(place, keep='')}")
     lines += [paint(line, "dim") for line in _wrapped([*who(pause), depth], width)]
     if pause.get("compiled"):
         lines += [f"  {line}" for line in COMPILED]
     return "\n".join(lines)
+
+
+def _tripwire(pause: Message) -> list[str]:
+    tripwire: TripwireRecord | None = pause.get("tripwire")
+    return [f"{pause.get('where')}: {tripwire.get('text')}", *history_lines(tripwire)] if tripwire else []
 
 
 def who(pause: Message) -> list[str]:
@@ -133,7 +141,7 @@ def exception_text(info: Message | None, pause: Message) -> str:
 
 async def location(debugger: Debugger) -> str:
     """Return the place of the selected frame as pdb shows it after a step."""
-    frame = debugger.session.stack.frame
+    frame = debugger.stack.frame
     if frame is None:
         return "(this thread has no Python frame)"
     lines = await debugger.lines(frame)

@@ -2,6 +2,7 @@
 
 `raydebug adapter` runs it, and VS Code runs this file by its path (`debugAdapterPath`). The configuration names only
 the cluster (`"cluster": "default"`): it contains no address and no token, and stays valid when the cluster is replaced.
+One with `"snapshot": "last"` (a file, or a run) opens what a crash left, and needs no cluster.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ if __name__ == "__main__":  # run by its path: import from the folder of the pac
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING
 
 from raydebug.cluster.find import load_cluster
 from raydebug.cluster.state import DEFAULT_NAME
@@ -23,6 +25,9 @@ from raydebug.dap import OUT_OF_REACH, READ_BYTES, reduce_latency, watch_peer
 from raydebug.errors import RaydebugError
 from raydebug.protocol import wire
 from raydebug.protocol.wire import Message
+
+if TYPE_CHECKING:
+    from raydebug.snapshot.session import SnapshotSession
 
 CONNECT_TIMEOUT_S = 5.0
 # The gateway is known only after `attach`; its other capabilities follow as a `capabilities` event.
@@ -47,18 +52,22 @@ def find_address(arguments: Message) -> GatewayAddress:
         ) from error
 
 
-def serve() -> None:
-    """Speak DAP on stdin and stdout until either side disconnects."""
-    asyncio.run(_serve())
+def serve(snapshot: str | None = None) -> None:
+    """Speak DAP on stdin and stdout until either side disconnects.
+
+    Args:
+        snapshot: a file or a run to open in place of what the editor asks for.
+    """
+    asyncio.run(_serve(snapshot))
 
 
-async def _serve() -> None:
+async def _serve(snapshot: str | None) -> None:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, sys.stdout)
     writer = asyncio.StreamWriter(transport, protocol, None, loop)
-    await Relay(reader, writer, find_address).run()
+    await Relay(reader, writer, find_address, snapshot=snapshot).run()
 
 
 class Relay:
@@ -69,6 +78,7 @@ class Relay:
         find_address: returns the gateway for the arguments of the client's `attach`; may raise RaydebugError.
         target: the pause to attach, in place of the one in the request; None: as requested.
         first: bytes of the client that were read already.
+        snapshot: a file or a run that every `attach` opens; None: what the request names.
     """
 
     def __init__(
@@ -78,12 +88,15 @@ class Relay:
         find_address: Callable[[Message], GatewayAddress],
         target: str | None = None,
         first: bytes = b"",
+        snapshot: str | None = None,
     ) -> None:
         self._reader = reader
         self._writer = writer
         self._find_address = find_address
         self._target = target
         self._first = first
+        self._snapshot = snapshot
+        self._session: SnapshotSession | None = None
         self._hello: Message = {}
         self._token = ""
         self._gateway: asyncio.StreamWriter | None = None
@@ -115,14 +128,32 @@ class Relay:
             if command == "initialize":
                 self._hello = message
                 self._send(wire.response(0, message, dict(INITIAL_CAPABILITIES)))
+            elif command in ("attach", "launch") and (named := self._snapshot or _snapshot_of(message)):
+                self._open_snapshot(message, named)
+            elif self._session is not None and command is not None:
+                for answer in self._session.answer(message):
+                    self._send(answer)
             elif command == "attach":
                 await self._open(message)
             elif command == "disconnect":
                 self._send(wire.response(0, message))
-                return
             elif command is not None:
                 self._send(wire.refusal(0, message, f"'{command}' before 'attach'"))
             await self._writer.drain()
+            if command == "disconnect":
+                return
+
+    def _open_snapshot(self, attach: Message, named: str) -> None:
+        from raydebug.snapshot.load import choose_snapshot, find_snapshots, read_document
+        from raydebug.snapshot.session import SnapshotSession  # with the console: 100 ms that a pause does not need
+
+        try:
+            self._session = SnapshotSession(read_document(choose_snapshot(find_snapshots(named), named).path))
+        except RaydebugError as failure:
+            self._refuse(attach, failure.what, failure.cause, failure.fix, failure.code)
+            return
+        for answer in self._session.answer(attach):
+            self._send(answer)
 
     async def _open(self, attach: Message) -> None:
         arguments = attach.get("arguments")
@@ -183,6 +214,11 @@ class Relay:
         text = f"{what}: {cause}; {fix}"
         error = {"id": 1, "format": text, "showUser": True, "code": code, "fix": fix}
         self._send(wire.refusal(0, request, text, {"error": error}))
+
+
+def _snapshot_of(attach: Message) -> str:
+    arguments = attach.get("arguments")
+    return str(arguments.get("snapshot") or "") if isinstance(arguments, dict) else ""
 
 
 async def _messages(reader: asyncio.StreamReader, first: bytes = b"") -> AsyncIterator[Message]:

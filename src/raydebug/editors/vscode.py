@@ -40,7 +40,7 @@ _BLANK = re.compile(r"(?:[ \t\r\n]+|//[^\r\n]*|/\*[\s\S]*?\*/)*")
 _STRING = re.compile(r'"(?:[^"\\\r\n]|\\.)*"')
 _WORD = re.compile(r"[-+.\w]+")
 # Keys that are updated in an existing configuration of ours; the user may have changed the others.
-OURS = ("type", "request", "listen", "debugAdapterPath", "debugAdapterPython", "cluster")
+OURS = ("type", "request", "listen", "debugAdapterPath", "debugAdapterPython", "cluster", "snapshot")
 
 
 def configuration_for(cluster: Cluster, folder: Path) -> dict[str, object]:
@@ -53,23 +53,35 @@ def configuration_for(cluster: Cluster, folder: Path) -> dict[str, object]:
     Raises:
         RaydebugError: the folder is not mounted in the containers of the cluster.
     """
-    configuration: dict[str, object] = {
-        "name": f"raydebug: {cluster.name}",
-        "type": "debugpy",
-        "request": "attach",
-        "listen": {"host": "127.0.0.1", "port": 0},
-        "debugAdapterPath": str(Path(adapter.__file__).resolve()),
-        "debugAdapterPython": sys.executable,
-        "cluster": cluster.name,
-        "target": "all",
-        "justMyCode": False,
-    }
+    configuration = _configuration(cluster.name, cluster=cluster.name, target="all")
     from raydebug.cluster.kinds import kind_of
 
     remote = kind_of(cluster).runner().folder(folder)
     if remote != str(folder):
         configuration["pathMappings"] = [{"localRoot": "${workspaceFolder}", "remoteRoot": remote}]
     return configuration
+
+
+def configuration_for_snapshot(target: str) -> dict[str, object]:
+    """Return the configuration that opens what a crash left.
+
+    Args:
+        target: a file, or a run: its id or `last`.
+    """
+    return _configuration("crash", snapshot=str(Path(target).resolve()) if Path(target).exists() else target)
+
+
+def _configuration(name: str, **what: object) -> dict[str, object]:
+    return {
+        "name": f"raydebug: {name}",
+        "type": "debugpy",
+        "request": "attach",
+        "listen": {"host": "127.0.0.1", "port": 0},
+        "debugAdapterPath": str(Path(adapter.__file__).resolve()),
+        "debugAdapterPython": sys.executable,
+        **what,
+        "justMyCode": False,
+    }
 
 
 def write_configuration(configuration: Mapping[str, object], folder: Path) -> tuple[Path, bool]:
@@ -127,7 +139,11 @@ def _change(text: str, root: Node, configuration: Mapping[str, object]) -> tuple
         raise JsoncError(text.count("\n", 0, listed.start) + 1, '"configurations" is not a list')
     for node in listed.items:
         if isinstance(node.value, dict) and node.value.get("name") == configuration["name"]:
-            updated = {**configuration, **node.value, **{name: configuration[name] for name in OURS}}
+            updated = {
+                **configuration,
+                **node.value,
+                **{name: configuration[name] for name in OURS if name in configuration},
+            }
             if updated == node.value:
                 return node.start, node.start, ""
             return node.start, node.end, _block(updated, _column(text, node.start))

@@ -1,4 +1,7 @@
-"""`python -m raydebug.gateway`: the gateway process, started by `raydebug up`."""
+"""`python -m raydebug.gateway`: the gateway process, started by `raydebug up`.
+
+It has a port for processes that dial in, one for clients (DAP and HTTP, by the first bytes), and its background tasks.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,248 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
+import socket
 import sys
+import time
+import traceback
+import weakref
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from raydebug.dap import ConnectionLost, RequestFailed, watch_peer
 from raydebug.gateway import logs
-from raydebug.gateway.listener import raise_file_limit
-from raydebug.gateway.pause_lifecycle import LIMIT_S
-from raydebug.gateway.server import Ports, serve
-from raydebug.protocol import variables
+from raydebug.gateway.board import Board
+from raydebug.gateway.client import AUTHENTICATION_TIMEOUT_S, MAX_UNPROVEN_BYTES, Client, Services
+from raydebug.gateway.control import Control
+from raydebug.gateway.http import HttpApi
+from raydebug.gateway.listener import (
+    AuthThrottle,
+    Listener,
+    Pieces,
+    ProcessAuthentication,
+    Unproven,
+    raise_file_limit,
+    streams_of,
+)
+from raydebug.gateway.pause_lifecycle import LIMIT_S, Expiry, ProcessEvents
+from raydebug.gateway.pause_requests import PauseRequests
+from raydebug.gateway.processes import Process
+from raydebug.gateway.snapshots import Snapshots
+from raydebug.protocol import messages, variables, wire
+from raydebug.protocol.listings import GatewayTask
+
+log = logging.getLogger("raydebug.gateway")
 
 PAUSE_LIMIT_S = "PAUSE_LIMIT_S"  # as .env.example has it
+HTTP_METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ")
+HINT = b"raydebug gateway: this port speaks DAP and HTTP; attach with `raydebug attach`.\r\n"
+HELLO_TIMEOUT_S = 5.0
+PROOF_TIMEOUT_S = 5.0
+# The session of a process on a lost node ends after this time without an acknowledgement, or after about 20 s of
+# silence. The kernel of a busy process or of a frozen container (docker pause) still acknowledges.
+UNACKNOWLEDGED_S = 6.0
+FIRST_WAIT_S, MOST_WAIT_S = 1.0, 60.0  # before a background task is restarted
+RESET_AFTER_S = 60.0  # after a task has run this long, the back-off starts again at the shortest wait
+MAX_REASON = 300  # characters
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where the gateway listens; port 0 takes any free one."""
+
+    host: str
+    client_port: int
+    dial_host: str
+    dial_port: int
+
+
+class Gateway:
+    """The server of one cluster."""
+
+    def __init__(self, token: str, pause_limit_s: float = LIMIT_S, hosts: tuple[str, ...] = ()) -> None:
+        self.board = Board()
+        self.control = Control()
+        self.snapshots = Snapshots()
+        self.background = Background()
+        self._hosts = hosts
+        self._services = Services(token, self.board, PauseRequests(self.control, self.board), AuthThrottle())
+        self._http = HttpApi(self._services, self.control, self.snapshots, self.background.describe)
+        self._authentication = ProcessAuthentication(token)
+        self._processes: weakref.WeakValueDictionary[str, Process] = weakref.WeakValueDictionary()  # by instance
+        self._expiry = Expiry(self.board, pause_limit_s)
+        # Separate budgets: connections that send single bytes cannot displace a client whose first message is whole.
+        self._silent, self._unproven, self._unproven_dials = Unproven(), Unproven(), Unproven()
+
+    async def start(self, ports: Ports) -> Ports:
+        """Listen, and return the ports as they are.
+
+        Raises:
+            OSError: a port is taken.
+        """
+        clients = Listener(ports.host, ports.client_port, self._accept_client)
+        dials = Listener(ports.dial_host, ports.dial_port, self._accept_process)
+        self._listeners = (clients, dials)
+        self._http.allow_hosts((ports.host, *self._hosts))
+        self.background.start("expiry", self._expiry.watch)
+        host, dial_host = ports.host, ports.dial_host
+        log.info("listening: clients on %s:%d, processes on %s:%d", host, clients.port, dial_host, dials.port)
+        return Ports(host, clients.port, dial_host, dials.port)
+
+    async def _accept_client(self, connection: socket.socket, peer: str) -> None:
+        with self._silent.holding(peer):
+            async with asyncio.timeout(AUTHENTICATION_TIMEOUT_S):
+                first = await _first_message(connection)
+        if not first:
+            return
+        with self._unproven.holding(peer) as proven:
+            reader, writer = await streams_of(connection)
+            try:
+                watch_peer(reader, writer)
+                if first.startswith(HTTP_METHODS):
+                    await self._http.serve(first, reader, writer, proven)
+                elif first[:1] in b"Cc":  # Content-Length, Content-Type
+                    await Client(self._services, reader, writer, on_proven=proven).serve(first)
+                else:
+                    writer.write(HINT)
+            finally:
+                writer.close()
+
+    async def _accept_process(self, connection: socket.socket, peer: str) -> None:
+        """Authenticate one dial-in; a peer without the token learns nothing and leaves no trace."""
+        try:
+            with self._unproven_dials.holding(peer):
+                async with asyncio.timeout(HELLO_TIMEOUT_S):
+                    nonce = await self._authentication.receive_hello(connection)
+            async with asyncio.timeout(PROOF_TIMEOUT_S):
+                purpose, about = await self._authentication.prove(connection, nonce)
+                reader, writer = await streams_of(connection)
+        except (OSError, TimeoutError, wire.WireError) as error:
+            why = str(error) or "no proof in time"
+            log.warning("dial-in from %s refused: %s", peer, why, extra={"stranger": peer})
+            return
+        watch_peer(reader, writer, unacknowledged_s=UNACKNOWLEDGED_S)
+        try:
+            if purpose == messages.CONTROL:
+                await self.control.serve(about, reader, writer)
+            elif purpose == messages.WATCHDOG:
+                await self.control.watchdogs.serve(about, reader, writer)
+            elif purpose == messages.SNAPSHOT:
+                await self.snapshots.receive(about, reader, writer)
+            else:
+                await self._hold_process(about, reader, writer)
+        except (OSError, TimeoutError, RequestFailed, ConnectionLost, ValueError) as error:  # also BadRecord, WireError
+            log.warning("dial-in from %s refused: %s", peer, str(error) or type(error).__name__)
+            writer.close()
+
+    async def _hold_process(self, about: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        process = Process(about)
+        earlier = self._processes.get(process.instance)
+        if process.instance:
+            self._processes[process.instance] = process
+        if earlier is not None and not earlier.ended:
+            await earlier.superseded()
+        events = ProcessEvents(process, self.board)
+        await process.hold(reader, writer, events.take, events.end)
+        log.info("process dialled in: %s", process.title)
+
+
+@dataclass
+class _Task:
+    """The state of one task: the number of restarts, and the reason of the last one."""
+
+    restarts: int = 0
+    reason: str | None = None
+    is_waiting: bool = False
+
+
+class Background:
+    """Runs tasks, and restarts those that die.
+
+    Args:
+        first_wait_s: wait before the first restart; doubled for each further one, up to a minute.
+    """
+
+    def __init__(self, first_wait_s: float = FIRST_WAIT_S) -> None:
+        self._first_wait_s = first_wait_s
+        self._tasks: dict[str, _Task] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+        """Run a coroutine function for as long as the gateway lives."""
+        self._tasks[name] = _Task()
+        self._running.add(asyncio.ensure_future(self._keep(name, self._tasks[name], run)))
+
+    def describe(self) -> list[GatewayTask]:
+        """Return each task: `name`, `state` (`running`, `restarting`), `restarts`, and the last `reason`."""
+        return [
+            {"name": name, "state": "restarting" if one.is_waiting else "running", "restarts": one.restarts,
+             "reason": one.reason}
+            for name, one in self._tasks.items()
+        ]  # fmt: skip
+
+    async def _keep(self, name: str, task: _Task, run: Callable[[], Awaitable[None]]) -> None:
+        wait_s = self._first_wait_s
+        while True:
+            began = time.monotonic()
+            try:
+                await run()
+                task.reason = "it returned"
+            except Exception as error:  # noqa: BLE001 - whatever it was: without the task pauses would never expire
+                task.reason = _where(error)[:MAX_REASON]
+            if time.monotonic() - began >= RESET_AFTER_S:
+                wait_s = self._first_wait_s
+            log.error("background task '%s' died: %s; it is restarted in %g s", name, task.reason, wait_s)
+            task.is_waiting = True
+            await asyncio.sleep(wait_s)
+            task.is_waiting, task.restarts = False, task.restarts + 1
+            wait_s = min(wait_s * 2, MOST_WAIT_S)
+
+
+def _where(error: Exception) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({last.filename.rpartition('/')[2]}:{last.lineno} {last.name})"
+
+
+async def _first_message(connection: socket.socket) -> bytes:
+    """Read up to the end of a header, as far as the bytes can become a message of DAP or HTTP."""
+    data, pieces = b"", Pieces()
+    while b"\r\n\r\n" not in data and len(data) < MAX_UNPROVEN_BYTES:
+        if not any(method.startswith(data[: len(method)]) for method in (b"C", b"c", *HTTP_METHODS)):
+            break
+        more = await asyncio.get_running_loop().sock_recv(connection, MAX_UNPROVEN_BYTES - len(data))
+        if not more:
+            break
+        data += more
+        if b"\r\n\r\n" not in data:
+            await pieces.wait()
+    return data
+
+
+async def serve(token: str, ports: Ports, pause_limit_s: float = LIMIT_S, hosts: tuple[str, ...] = ()) -> None:
+    """Run a gateway until SIGTERM or SIGINT.
+
+    Args:
+        token: the cluster's.
+        ports: where it listens.
+        pause_limit_s: how long a pause without a debugger waits; 0 for no limit.
+        hosts: names beside loopback and the address where it listens, under which HTTP requests may reach it.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    gateway = Gateway(token, pause_limit_s, hosts)
+    await gateway.start(ports)
+    await stop.wait()
 
 
 def main() -> int:
     """Read the command line and the token file, and serve."""
-    parser = argparse.ArgumentParser(prog="python -m raydebug.gateway", description=__doc__)
+    what = "The gateway process, started by `raydebug up`."
+    parser = argparse.ArgumentParser(prog="python -m raydebug.gateway", description=what)
     parser.add_argument("--host", default="127.0.0.1", help="address for clients (default: %(default)s)")
     parser.add_argument("--client-port", type=int, default=5678, help="port for clients (default: %(default)s)")
     parser.add_argument("--dial-host", default="127.0.0.1", help="address for processes (default: %(default)s)")
@@ -41,7 +271,7 @@ def main() -> int:
         hosts = tuple(name.strip() for name in options.allowed_hosts.split(","))
         asyncio.run(serve(token, ports, options.pause_limit_s, hosts))
     except OSError as error:
-        logging.getLogger("raydebug.gateway").error("%s", error)
+        log.error("%s", error)
         return 3
     return 0
 

@@ -18,7 +18,7 @@ from raydebug.protocol.wire import Message
 MAX_ENDED = 10_000  # ended pauses whose reason is kept
 MAX_CLAIMS = 1000
 SHOWN = (
-    *("kind", "file", "line", "function", "thread", "exception", "where", "rank", "step", "pid"),
+    *("kind", "file", "line", "function", "thread", "exception", "where", "tripwire", "rank", "step", "pid"),
     *("child_of", "ip", "node_id", "worker_id", "job_id", "job", "task", "task_id"),
     *("attempt", "actor", "actor_id", "compiled", "watchdog"),
 )

@@ -14,7 +14,7 @@ from raydebug.gateway.listener import AuthThrottle, Pieces
 from raydebug.gateway.pause_requests import PauseRequests
 from raydebug.gateway.requests import LOOK, PathMap, Refused
 from raydebug.gateway.root_session import ROOT, TARGET, RootSession
-from raydebug.protocol import handshake, messages, wire
+from raydebug.protocol import messages, wire
 from raydebug.protocol.wire import Message
 
 AUTHENTICATION_TIMEOUT_S = 5.0
@@ -154,7 +154,7 @@ class Client:
         if not arguments.get("token"):
             logs.audit("refuse", self.title, stranger=self._to.peer, reason=requests.MISSING_TOKEN)
             raise requests.missing_token()
-        if not handshake.same(self._services.token, arguments.get("token")):
+        if not wire.is_same(self._services.token, arguments.get("token")):
             raise requests.wrong_token()
         self._proven = True
         self._on_proven()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import re
 import time
 from collections.abc import Sequence
 from typing import Any, cast
 
+from raydebug.gateway.watchdogs import Watchdogs
 from raydebug.protocol import messages, records, wire
 from raydebug.protocol.listings import BreakpointState, ListedBreakpoint, ListedProcess, ListedStacks
 from raydebug.protocol.records import BadRecord, BreakpointReport, BreakpointSpec, StacksRecord, WorkRecord
@@ -24,6 +26,8 @@ DESCRIBE_TIMEOUT_S = 1.0
 # The actor in which Ray runs a job's driver (ray 2.60.0 dashboard/modules/job/common.py): not the user's, though it has
 # the job's environment. Held by tests/ray/test_contracts.py.
 JOB_ACTOR = "_ray_internal_job_actor_"
+_DIGITS = re.compile(r"\d+")
+_NUMBERS = re.compile(r"([_:.-]?\d+)+$")
 STACKS_OF = ("pid", "child_of", "ip", "node_id", "worker_id", "job", "job_id", "rank", "actor", "is_driver")
 LISTED = (
     *("pid", "child_of", "ip", "node_id", "worker_id", "job", "job_id", "rank", "actor", "title", "argv"),
@@ -92,11 +96,12 @@ class ControlChannel:
             **{name: about[name] for name in STACKS_OF},  # type: ignore[typeddict-item, literal-required]
             "actor_id": self.about.get("actor_id"),
             "instance": self.instance,
-            "role": str(about["actor"] or ("driver" if about["is_driver"] else "") or about["title"] or about["argv"]),
+            "role": _role(about),
             "world": record.get("world") if record else None,
             "state": messages.ANSWERED if record else messages.SILENT,
             "age_s": 0.0 if record else None,
             "threads": record.get("threads", []) if record else [],
+            "collectives": record.get("collectives", []) if record else [],
         }
 
     def describe(self) -> ListedProcess:
@@ -147,11 +152,20 @@ class ControlChannel:
         return definition.get("job") in (None, self.about.get("job"))
 
 
+def _role(about: ListedProcess) -> str:
+    """Return what the ranks of one training have in common: verl's are `WorkerDict_0:1`, vLLM's `VLLM::Worker_TP1`."""
+    if about["actor"]:
+        return _NUMBERS.sub("", about["actor"]) or about["actor"]
+    title = str(about["title"] or about["argv"] or "")
+    return "driver" if about["is_driver"] else _DIGITS.sub("", title) if title.startswith("VLLM::") else title
+
+
 class Control:
     """All control channels, and all breakpoints that were set from outside."""
 
     def __init__(self) -> None:
         self.channels: set[ControlChannel] = set()
+        self.watchdogs = Watchdogs()
         self._breaks: dict[str, BreakpointSpec] = {}
         self._removed: set[str] = set()
         self._last_id = 0
@@ -197,6 +211,7 @@ class Control:
         ]  # fmt: skip
         found = await asyncio.gather(*(channel.fetch_stacks(timeout_s) for channel in asked))
         users = [one for one in found if JOB_ACTOR not in str(one["actor"])]
+        self.watchdogs.complete(users)
         return sorted(users, key=lambda one: (one["role"], one["rank"] or 0, one["pid"] or 0))
 
     def add(self, definitions: list[BreakpointSpec], job: str | None) -> list[BreakpointSpec]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import socket
@@ -17,8 +18,10 @@ from raydebug.errors import Exit, RaydebugError
 from raydebug.protocol import messages
 from raydebug.protocol.listings import GatewayTask, ListedBreakpoint, ListedPause, ListedProcess, ListedStacks
 from raydebug.protocol.records import BreakpointSpec
+from raydebug.protocol.snapshot import IS_ID, SnapshotSummary
 
 TIMEOUT_S = 5.0
+STACKS_TIMEOUT_S = 30.0  # beside what the processes may take; a busy gateway needs seconds for thousands of them
 RECEIVE_BYTES = 64 * 1024
 _BREAK_STATES = {
     messages.SET: "set in {}",
@@ -38,15 +41,29 @@ class GatewayStatus(TypedDict):
 # Requests
 
 
-def request(cluster: Cluster, method: str, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
+def request(
+    cluster: Cluster,
+    method: str,
+    path: str,
+    body: Mapping[str, object] | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> dict[str, Any]:
     """Send one request with the cluster's token and return the JSON document of the response.
+
+    Args:
+        cluster: whose.
+        method: of HTTP.
+        path: of the resource.
+        body: the JSON document to send.
+        timeout_s: limit for each part of the response.
 
     Raises:
         RaydebugError: the gateway does not answer, or refuses.
     """
     where = f"{cluster.gateway_host}:{cluster.gateway_port}"
     try:
-        status, text = _exchange(cluster, method, path, None if body is None else json.dumps(body).encode("ascii"))
+        sent = None if body is None else json.dumps(body).encode("ascii")
+        status, text = _exchange(cluster, method, path, sent, timeout_s)
         document: dict[str, Any] = json.loads(text)
     except (OSError, h11.ProtocolError, ValueError) as error:
         raise RaydebugError(
@@ -76,7 +93,7 @@ def request(cluster: Cluster, method: str, path: str, body: Mapping[str, object]
     return document
 
 
-def _exchange(cluster: Cluster, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+def _exchange(cluster: Cluster, method: str, path: str, body: bytes | None, timeout_s: float) -> tuple[int, bytes]:
     """Send one request and return the status and body of the response.
 
     h11 instead of httpx or http.client: `raydebug run` polls twice a second and every shell completion asks once.
@@ -86,10 +103,12 @@ def _exchange(cluster: Cluster, method: str, path: str, body: bytes | None) -> t
     headers = [("Host", f"{cluster.gateway_host}:{cluster.gateway_port}"), ("Authorization", f"Bearer {cluster.token}")]
     headers.append(("Content-Length", str(len(body or b""))))
     with socket.create_connection((cluster.gateway_host, cluster.gateway_port), timeout=TIMEOUT_S) as connection:
+        connection.settimeout(timeout_s)
         head = h11.Request(method=method, target=path, headers=headers)
         parts = [http.send(part) or b"" for part in (head, h11.Data(data=body or b""), h11.EndOfMessage())]
         connection.sendall(b"".join(parts))
-        status, received = 0, b""
+        status = 0
+        received: list[bytes] = []  # thousands of stacks are megabytes
         while not isinstance(event := http.next_event(), h11.EndOfMessage):
             if event is h11.NEED_DATA:
                 data = connection.recv(RECEIVE_BYTES)
@@ -99,8 +118,8 @@ def _exchange(cluster: Cluster, method: str, path: str, body: bytes | None) -> t
             elif isinstance(event, h11.Response):
                 status = event.status_code
             elif isinstance(event, h11.Data):
-                received += event.data
-    return status, received
+                received.append(bytes(event.data))
+    return status, b"".join(received)
 
 
 def fetch_pauses(cluster: Cluster) -> list[ListedPause]:
@@ -142,8 +161,38 @@ def fetch_stacks(
         RaydebugError: the gateway does not answer, or refuses the token.
     """
     question = {"job": job, "only": [*only], "timeout_s": timeout_s}
-    processes: list[ListedStacks] = request(cluster, "POST", "/stacks", question)["processes"]
+    limit_s = STACKS_TIMEOUT_S + timeout_s
+    processes: list[ListedStacks] = request(cluster, "POST", "/stacks", question, limit_s)["processes"]
     return processes
+
+
+def fetch_snapshots(cluster: Cluster, job: str) -> list[SnapshotSummary]:
+    """Return the snapshots of a job that the gateway still has, oldest first.
+
+    Raises:
+        RaydebugError: the gateway does not answer, or refuses the token.
+    """
+    found: list[SnapshotSummary] = request(cluster, "GET", f"/snapshots/{quote(job, safe='')}")["snapshots"]
+    return [one for one in found if IS_ID.fullmatch(one.get("id", ""))]
+
+
+def fetch_snapshot(cluster: Cluster, job: str, snapshot_id: str) -> bytes:
+    """Return the file of one snapshot.
+
+    Raises:
+        RaydebugError: the gateway does not answer, or does not have it any more.
+    """
+    return base64.b64decode(request(cluster, "GET", f"/snapshots/{quote(job, safe='')}/{snapshot_id}")["data"])
+
+
+def save_pause(cluster: Cluster, pause_id: str) -> SnapshotSummary:
+    """Have a snapshot made of a pause, and return its summary.
+
+    Raises:
+        RaydebugError: there is no such pause, or its process cannot make one.
+    """
+    saved: SnapshotSummary = request(cluster, "POST", "/snapshots", {"pause": pause_id})["snapshot"]
+    return saved
 
 
 def fetch_status(cluster: Cluster) -> GatewayStatus:
@@ -233,6 +282,12 @@ def name_owner(pause: ListedPause) -> str:
     who = pause.get("actor") or pause.get("task") or ("driver" if pause.get("job_id") else "process")
     attempt = f" attempt {pause['attempt']}" if (pause.get("attempt") or 1) > 1 else ""
     return f"{rank}{who}{attempt} pid {pause.get('pid')}"
+
+
+def name_reason(pause: ListedPause) -> str:
+    """Return the exception of a pause, or what tripped; empty for breakpoints and requests."""
+    tripwire = pause.get("tripwire")
+    return f"{pause.get('where')}: {tripwire.get('text')}" if tripwire else pause.get("exception") or ""
 
 
 def name_place(pause: ListedPause) -> str:

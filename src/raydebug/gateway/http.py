@@ -1,8 +1,9 @@
-"""HTTP on the clients' port: GET /health; with the token /status, /pauses, /processes, /stacks, /pause, /breaks."""
+"""HTTP on the clients' port: GET /health without the token, the other PATHS with it."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import ipaddress
 import json
@@ -15,7 +16,8 @@ from raydebug.gateway import logs, requests
 from raydebug.gateway.client import Services
 from raydebug.gateway.control import Control, ControlChannel
 from raydebug.gateway.requests import Refused
-from raydebug.protocol import handshake, records
+from raydebug.gateway.snapshots import Snapshots
+from raydebug.protocol import records, wire
 from raydebug.protocol.listings import GatewayTask, ListedProcess, ListedStacks
 
 REQUEST_TIMEOUT_S = 5.0
@@ -24,7 +26,7 @@ MAX_BODY_BYTES = 1024 * 1024
 WRONG_TOKEN, CONFLICT, MISDIRECTED, TIMED_OUT = 401, 409, 421, 504
 PAUSE_WITHIN_S, PAUSE_AT_MOST_S = 10.0, 3600.0
 STACKS_WITHIN_S, STACKS_AT_MOST_S = 0.3, 30.0
-PATHS = "/health, /status, /pauses, /processes, /stacks, /pause, /breaks and /jobs/ID"
+PATHS = "/health, /status, /pauses, /processes, /stacks, /snapshots/JOB, /pause, /breaks and /jobs/ID"
 Answer = tuple[int, Mapping[str, object]]
 
 
@@ -50,18 +52,32 @@ class StacksQuestion(TypedDict, total=False):
     timeout_s: float
 
 
+class SnapshotQuestion(TypedDict, total=False):
+    """Body of `POST /snapshots`: the pause to make one of."""
+
+    pause: records.Name
+
+
 class HttpApi:
     """Answers HTTP requests.
 
     Args:
         services: shared by all clients.
         control: the processes and their breakpoints.
+        snapshots: those of crashes.
         describe_tasks: returns the gateway's background tasks.
     """
 
-    def __init__(self, services: Services, control: Control, describe_tasks: Callable[[], list[GatewayTask]]) -> None:
+    def __init__(
+        self,
+        services: Services,
+        control: Control,
+        snapshots: Snapshots,
+        describe_tasks: Callable[[], list[GatewayTask]],
+    ) -> None:
         self._services = services
         self._control = control
+        self._snapshots = snapshots
         self._describe_tasks = describe_tasks
         self._hosts: frozenset[str] = frozenset()
 
@@ -115,7 +131,7 @@ class HttpApi:
             return 403, _refusal("http.origin", "requests from web pages are refused")
         if _path(request) == "/health" and request.method == b"GET":
             return 200, {"status": "ok"}
-        if not handshake.same(f"Bearer {self._services.token}", headers.get("authorization", "")):
+        if not wire.is_same(f"Bearer {self._services.token}", headers.get("authorization", "")):
             refused = requests.wrong_token() if headers.get("authorization") else requests.missing_token()
             return WRONG_TOKEN, _refusal(refused.code, str(refused), refused.fix)
         return 0, {}
@@ -136,6 +152,16 @@ class HttpApi:
                     return 200, {"version": 1, "processes": await self._stacks(sent)}
                 case ("POST", "pause"):
                     return await _unless_gone(self._pause(sent, peer), reader)
+                case ("GET", "snapshots", job):
+                    return 200, {"version": 1, "snapshots": self._snapshots.of_job(job)}
+                case ("GET", "snapshots", job, snapshot_id):
+                    file = self._snapshots.file_of(job, snapshot_id)
+                    if file is not None:
+                        return 200, {"version": 1, "data": base64.b64encode(file).decode("ascii")}
+                case ("POST", "snapshots"):
+                    pause_id = records.read(_document(sent), SnapshotQuestion, "the question")["pause"]
+                    saved = await self._snapshots.save_pause(pause_id, board, self._control)
+                    return 200, {"version": 1, "snapshot": saved}
                 case ("GET", "breaks"):
                     return 200, {"version": 1, "breaks": self._control.describe_breaks()}
                 case ("POST", "breaks"):
@@ -148,6 +174,8 @@ class HttpApi:
                 case ("DELETE", "jobs", job):
                     self._control.forget_job(job)
                     return 200, {"version": 1}
+        except Refused as refused:
+            return CONFLICT, _refusal(refused.code, str(refused), refused.fix)
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             return 400, _refusal("http.malformed", f"{type(error).__name__}: {error}")
         return 404, _refusal("http.not-found", f"there are {PATHS}")

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from raydebug.gateway import logs
-from raydebug.protocol import handshake, messages, wire
+from raydebug.protocol import messages, wire
 from raydebug.protocol.wire import Message
 
 log = logging.getLogger("raydebug.gateway")
@@ -191,7 +191,7 @@ class AuthThrottle:
 
 
 class ProcessAuthentication:
-    """The gateway's side of the handshake (protocol/handshake.py) with a process that dials in.
+    """The gateway's side of the handshake (protocol/wire.py) with a process that dials in.
 
     Args:
         token: the cluster's token.
@@ -210,9 +210,9 @@ class ProcessAuthentication:
         """
         hello = await _receive(connection, messages.HELLO, MAX_HELLO_BYTES)
         nonce = hello.get("nonce")
-        if not isinstance(nonce, str) or not handshake.is_nonce(nonce):
+        if not isinstance(nonce, str) or not wire.is_nonce(nonce):
             raise await _refuse(connection, "no nonce")
-        if not handshake.same(handshake.hello_proof(self._token, nonce), hello.get("proof")):
+        if not wire.is_same(wire.hello_proof(self._token, nonce), hello.get("proof")):
             raise await _refuse(connection, "wrong token")
         if nonce in self._hellos:
             raise await _refuse(connection, "its first packet was sent before")
@@ -226,11 +226,11 @@ class ProcessAuthentication:
             ConnectionError: the proof is wrong, or the connection ended.
             WireError: it is no message.
         """
-        nonce = handshake.new_nonce()
-        proof = handshake.gateway_proof(self._token, process_nonce, nonce)
+        nonce = wire.new_nonce()
+        proof = wire.gateway_proof(self._token, process_nonce, nonce)
         await _send(connection, messages.PROOF, {"nonce": nonce, "proof": proof})
         answer = await _receive(connection, messages.PROOF, MAX_PROOF_BYTES)
-        if not handshake.same(handshake.process_proof(self._token, process_nonce, nonce), answer.get("proof")):
+        if not wire.is_same(wire.process_proof(self._token, process_nonce, nonce), answer.get("proof")):
             raise await _refuse(connection, "wrong token")
         await _send(connection, messages.WELCOME, {})
         return str(answer.get("purpose")), answer.get("process")

@@ -7,19 +7,21 @@ import contextlib
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from raydebug import render
 from raydebug.cluster.dashboard import ENDED, Dashboard, JobInfo
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import Exit, RaydebugError
-from raydebug.gateway.gateway_client import fetch_pauses, forget_job, name_owner, name_place
+from raydebug.gateway.gateway_client import fetch_pauses, forget_job, name_owner, name_place, name_reason
 from raydebug.jobs import resource_requests
 from raydebug.jobs.first_error import find_first_error
 from raydebug.jobs.recorder import Recorder
 from raydebug.jobs.submit import command_of
 from raydebug.protocol.listings import ListedPause
+from raydebug.protocol.tripwires import history_lines
 
 PAUSE_POLL_S = 0.3
 STATUS_POLL_S = 0.3
@@ -182,12 +184,18 @@ class Follower:
             await asyncio.sleep(PAUSE_POLL_S)
 
 
-def follow_job(cluster: Cluster, submission_id: str) -> int:
+Watch = Callable[[Cluster, str, Recorder], Awaitable[str]]
+"""Watches a job while it is followed; returns why it has to be stopped."""
+Explain = Callable[[Dashboard, str], list[str]]
+"""Returns lines for the user about why a job failed."""
+
+
+def follow_job(cluster: Cluster, submission_id: str, watch: Watch | None = None, explain: Explain | None = None) -> int:
     """Show a job's log and pauses until it ends, and return its exit code; Ctrl-C asks whether to stop it."""
-    return asyncio.run(_follow(cluster, submission_id))
+    return asyncio.run(_follow(cluster, submission_id, watch, explain))
 
 
-async def _follow(cluster: Cluster, submission_id: str) -> int:
+async def _follow(cluster: Cluster, submission_id: str, watch: Watch | None, explain: Explain | None) -> int:
     colour = render.colour_wanted()
     dashboard = Dashboard(cluster)
     about = await asyncio.to_thread(dashboard.job, submission_id)
@@ -205,19 +213,29 @@ async def _follow(cluster: Cluster, submission_id: str) -> int:
         on_pauses=recorder.take_pauses,
     )
     sampling = asyncio.ensure_future(recorder.watch_memory(dashboard))
+    watched = asyncio.Future[str]() if watch is None else asyncio.ensure_future(watch(cluster, submission_id, recorder))
     try:
-        return await _until_end(cluster, submission_id, follower, recorder)
+        return await _until_end(cluster, submission_id, follower, recorder, watched, explain)
     finally:
         sampling.cancel()
+        watched.cancel()
 
 
-async def _until_end(cluster: Cluster, submission_id: str, follower: Follower, recorder: Recorder) -> int:
+async def _until_end(
+    cluster: Cluster,
+    submission_id: str,
+    follower: Follower,
+    recorder: Recorder,
+    watched: asyncio.Future[str],
+    explain: Explain | None,
+) -> int:
     interrupted = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
     following = asyncio.ensure_future(follower.follow())
     while True:
         waiting = asyncio.ensure_future(interrupted.wait())
-        await asyncio.wait({following, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        first_of: set[asyncio.Future[Any]] = {following, waiting, watched}
+        await asyncio.wait(first_of, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
         if following.done():
             try:
@@ -225,7 +243,12 @@ async def _until_end(cluster: Cluster, submission_id: str, follower: Follower, r
             except resource_requests.Unsatisfiable as refusal:
                 await asyncio.to_thread(_give_up, cluster, submission_id, recorder, refusal)
                 raise
-            return await asyncio.to_thread(_say_outcome, cluster, outcome, recorder)
+            return await asyncio.to_thread(_say_outcome, cluster, outcome, recorder, explain)
+        if watched.done():
+            await _stop(cluster, submission_id, following)
+            first = {"kind": "hang", "text": watched.result(), "who": "run --hang-after", "place": ""}
+            await asyncio.to_thread(recorder.end, "STOPPED", Exit.TIMEOUT, first)
+            return Exit.TIMEOUT
         interrupted.clear()
         if await _stop_wanted(interrupted):
             return await _stop(cluster, submission_id, following)
@@ -267,12 +290,14 @@ def _give_up(cluster: Cluster, submission_id: str, recorder: Recorder, refusal: 
 
 
 def _announce(pause: ListedPause, name: str) -> None:
-    what = f"{pause['kind']}: {pause['exception']}" if pause["exception"] else pause["kind"]
+    what = ": ".join(filter(None, (pause["kind"], name_reason(pause))))
     render.say(render.visible(f"paused {pause['id']}  {name_place(pause)}  ({what}; {name_owner(pause)})", keep=""))
+    for line in history_lines(pause.get("tripwire")):
+        render.say(render.visible(line, keep=""))
     render.say(f"next: raydebug attach {pause['id']}{name_option(name)}")
 
 
-def _say_outcome(cluster: Cluster, outcome: Outcome, recorder: Recorder) -> int:
+def _say_outcome(cluster: Cluster, outcome: Outcome, recorder: Recorder, explain: Explain | None) -> int:
     first = None
     if outcome.exit_code == 0:
         seen = f" ({outcome.pauses} pauses)" if outcome.pauses else ""
@@ -282,9 +307,23 @@ def _say_outcome(cluster: Cluster, outcome: Outcome, recorder: Recorder) -> int:
         reason = outcome.message.splitlines()[0].partition(", last available logs")[0] if outcome.message else ""
         render.say(render.visible(f"job {outcome.submission_id} {outcome.status.lower()}: {reason}"))
         first = _say_first_error(cluster, outcome.submission_id)
+        for line in [] if explain is None else explain(Dashboard(cluster), outcome.submission_id):
+            render.say(render.visible(line))
     recorder.read_changes(Dashboard(cluster))
+    recorder.take_snapshots()
     recorder.end(outcome.status, outcome.exit_code, first)
+    _say_snapshots(recorder, outcome.submission_id)
     return outcome.exit_code
+
+
+def _say_snapshots(recorder: Recorder, submission_id: str) -> None:
+    found = sorted(recorder.snapshots.values(), key=lambda one: one.get("at", 0.0))
+    if found:
+        who = "" if found[0].get("rank") is None else f", rank {found[0]['rank']}"
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        what = found[0].get("exception") or f"pause at line {found[0].get('line')}"
+        text = f"snapshot of the crash: {what} in {found[0].get('function') or '?'}{who}{more}"
+        render.say(render.visible(f"{text}; look at it with: raydebug open {submission_id}"))
 
 
 def _say_first_error(cluster: Cluster, submission_id: str) -> dict[str, str] | None:

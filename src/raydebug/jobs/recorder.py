@@ -6,18 +6,21 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raydebug import render
 from raydebug.errors import RaydebugError
-from raydebug.gateway.gateway_client import name_owner, name_place
+from raydebug.gateway.gateway_client import fetch_snapshot, fetch_snapshots, name_owner, name_place, name_reason
 from raydebug.jobs.phases import Phases
 from raydebug.jobs.run_folder import LOG, RUN, RunFolder, remove_oldest
 from raydebug.protocol import variables
 from raydebug.protocol.listings import ListedPause
+from raydebug.protocol.secrets import without_secret_arguments, without_secrets
+from raydebug.protocol.snapshot import SnapshotSummary
 from raydebug.settings.flavours import digest_of
-from raydebug.settings.secrets import without_secret_arguments, without_secrets
 
 if TYPE_CHECKING:
     from raydebug.cluster.dashboard import Dashboard, JobInfo
@@ -114,7 +117,11 @@ class Recorder:
         self._memory = Memory(with_children=cluster.is_local)
         self._changes: list[dict[str, str]] = []
         self._pauses: dict[str, dict[str, Any]] = {}
+        self._findings: list[dict[str, str]] = []
+        self.snapshots: dict[str, SnapshotSummary] = {}  # in the folder, by id
+        self._keeps_snapshots = True
         self._rest = ""
+        self.log_chars = 0
         self._folder: RunFolder | None = None
         with contextlib.suppress(OSError):  # a full disk must not keep the job from running
             self._folder = RunFolder(self._id)
@@ -124,10 +131,35 @@ class Recorder:
     def take_log(self, text: str) -> None:
         """Record a piece of the job's log."""
         self._keep_log(text)
+        self.log_chars += len(text)
         *lines, self._rest = (self._rest + text).split("\n")
         now = time.time()
         for line in lines:
             self._phases.take(line, now)
+
+    @property
+    def folder(self) -> Path | None:
+        """The run's folder; None where none could be made."""
+        return None if self._folder is None else self._folder.path
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a process of the job is paused."""
+        return any(entry["end_s"] is None for entry in self._pauses.values())
+
+    @property
+    def phases_ended(self) -> int:
+        """How many phases and steps have ended."""
+        return len(self._phases.ended) + len(self._phases.taken) + len(self._phases.steps)
+
+    def take_hang(self, lines: Sequence[str], *, why: str, fix: str) -> None:
+        """Record that the job hangs: lines for its log, and a finding of the run."""
+        self._keep_log("".join(f"raydebug: {line}\n" for line in lines))
+        at_s = f"{time.time() - self._started:.0f}"
+        self._findings.append(
+            {"code": "run.hangs", "severity": "error", "what": lines[0], "why": why, "fix": fix, "at_s": at_s}
+        )
+        self._write(None)
 
     def take_pauses(self, pauses: list[ListedPause]) -> None:
         """Record the job's pauses as they are listed now."""
@@ -137,11 +169,26 @@ class Recorder:
             if pause["id"] not in self._pauses and len(self._pauses) < MOST_PAUSES:
                 start_s = now_s - float(pause.get("since_s") or 0)
                 about = {"where": name_place(pause), "who": name_owner(pause), "start_s": round(start_s, 3)}
-                kept = {name: pause.get(name) for name in ("id", "kind", "exception")}
+                kept = {"id": pause["id"], "kind": pause.get("kind"), "exception": name_reason(pause) or None}
                 self._pauses[str(pause["id"])] = {**kept, **about, "end_s": None}
         for pause_id, entry in self._pauses.items():
             if entry["end_s"] is None and pause_id not in listed:
                 entry["end_s"] = round(now_s, 3)
+
+    def take_snapshots(self) -> None:
+        """Write the snapshots of new crashes into the folder (`raydebug snapshot` writes its own); say once why not."""
+        if self._folder is None or not self._keeps_snapshots:
+            return
+        try:
+            for one in fetch_snapshots(self._cluster, self._id):
+                if one["id"] not in self.snapshots and one.get("kind") == "crash":
+                    self._folder.add_snapshot(one["id"], fetch_snapshot(self._cluster, self._id, one["id"]))
+                    self.snapshots[one["id"]] = one
+        except RaydebugError:
+            pass  # a gateway that is gone, or of an earlier version
+        except OSError as error:
+            self._keeps_snapshots = False
+            render.say(f"snapshots of crashes are not kept: {error}")
 
     async def watch_memory(self, dashboard: Dashboard) -> None:
         """Sample memory until cancelled, and write the record every WRITE_EVERY_S."""
@@ -149,6 +196,7 @@ class Recorder:
         while True:
             with contextlib.suppress(RaydebugError, KeyError, TypeError):
                 await asyncio.to_thread(self._sample, dashboard)
+            await asyncio.to_thread(self.take_snapshots)
             if time.monotonic() - written >= WRITE_EVERY_S:
                 written = time.monotonic()
                 await asyncio.to_thread(self._write, None)
@@ -214,7 +262,8 @@ class Recorder:
             "steps": self._phases.steps,
             **self._memory.describe(),
             "pauses": list(self._pauses.values()),
-            "findings": [],
+            "findings": self._findings,
+            "snapshots": list(self.snapshots.values()),
             "log": LOG,
         }
         try:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.errors import Exit, RaydebugError
+from raydebug.protocol.snapshot import SUFFIX
 from raydebug.settings.files import atomic_write, state_dir
 
 VERSION = 1
 RUN, CHECK = "run", "check"
 KEPT = 50  # of each kind; a new run removes the oldest
-DOCUMENT, LOG = "run.json", "job.log"
+DOCUMENT, LOG, SNAPSHOTS = "run.json", "job.log", "snapshots"
 LAST = "last"
 
 
@@ -41,6 +42,17 @@ class RunFolder:
     def write(self, document: Mapping[str, object]) -> None:
         """Write run.json, whole or not at all."""
         atomic_write(self.path / DOCUMENT, json.dumps({"version": VERSION, **document}))
+
+    def add_snapshot(self, snapshot_id: str, file: bytes) -> Path:
+        """Write the file of a snapshot, and return its path.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = self.path / SNAPSHOTS / f"{snapshot_id}{SUFFIX}"
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        atomic_write(path, file)
+        return path
 
     def add_log(self, text: str) -> None:
         """Append to job.log."""

@@ -30,6 +30,7 @@ class Job:
         breaks: breakpoints set from outside (gateway/gateway_client.py).
         profile: name of the profile to apply, or None.
         tiny: what is replaced by a tiny one: `model`, `data`.
+        snapshots: whether crashes leave snapshots.
         variables: further environment variables of the user's.
     """
 
@@ -39,6 +40,7 @@ class Job:
     breaks: list[BreakpointSpec] = field(default_factory=list)
     profile: str | None = None
     tiny: list[str] = field(default_factory=list)
+    snapshots: bool = True
     variables: dict[str, str] = field(default_factory=dict)
 
 
@@ -53,6 +55,8 @@ def job_variables(job: Job, submission_id: str, *, node_gpus: int = 0) -> dict[s
     environment = {**job.variables, variables.JOB: submission_id, variables.WORKING_DIR: job.working_dir}
     if job.debugger is not None:
         environment |= mode_variables(job.debugger)
+    if not job.snapshots:
+        environment[variables.SNAPSHOTS] = "0"
     if job.breaks:
         environment[variables.BREAKS] = json.dumps(job.breaks)
     if job.profile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NotRequired, TypedDict
 
-from raydebug.protocol.records import Location, Policy, ThreadStack, Watchdog
+from raydebug.protocol.records import CollectiveGroup, Location, Policy, ThreadStack, TripwireRecord, Watchdog
 
 
 class ListedPause(TypedDict, total=False):
@@ -18,6 +18,7 @@ class ListedPause(TypedDict, total=False):
     thread: str | None
     exception: str | None
     where: str | None
+    tripwire: TripwireRecord | None
     rank: int | None
     step: int | None
     pid: int
@@ -84,6 +85,9 @@ class ListedStacks(TypedDict):
     age_s: float | None  # how old the stacks are
     threads: list[ThreadStack]
     pauses: NotRequired[list[str]]
+    collectives: NotRequired[list[CollectiveGroup]]  # of torch's process groups
+    native: NotRequired[list[ThreadStack]]  # with C frames, of `stacks --native`
+    stopped: NotRequired[bool]  # by a signal, as seen from outside
 
 
 class BreakpointState(TypedDict):

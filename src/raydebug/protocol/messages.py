@@ -3,8 +3,16 @@
 # Handshake, in this order; REFUSED ends it at any point.
 HELLO, PROOF, WELCOME, REFUSED = "hello", "proof", "welcome", "refused"
 
-# Purpose of a dial-in: a session with pydevd, or the control channel.
-PAUSE, CONTROL = "pause", "control"
+# Purpose of a dial-in: a session with pydevd, the control channel, the texts of a watchdog (WATCHDOG), one snapshot.
+PAUSE, CONTROL, SNAPSHOT = "pause", "control", "snapshot"
+
+# To hand over a snapshot: OFFER of the process, WANTED, SNAPSHOT, KEPT.
+OFFER = "offer"
+"""Its SnapshotSummary."""
+WANTED = "wanted"
+"""Whether the gateway keeps it: {wanted}; the first of each kind of crash and rank, up to a limit."""
+KEPT = "kept"
+"""It has arrived. SNAPSHOT as a message is a SnapshotMessage."""
 
 # DAP events of our own in a session with pydevd.
 PAUSE_EVENT = "raydebugPause"
@@ -24,8 +32,14 @@ WITHDRAW = "withdraw"
 STACKS = "stacks"
 """Requests STACKED."""
 
-ANSWERED, SILENT = "answered", "silent"
-"""States of a process in the list of stacks."""
+SAVE_PAUSE = "savePause"
+"""Requests a snapshot of a paused thread: {id, threadId}."""
+
+ANSWERED, SILENT, WATCHDOG = "answered", "silent", "watchdog"
+"""States of a process in the list of stacks; the stacks of the last one come from its watchdog."""
+
+RUNS_AGAIN = b"\0"
+"""On the connection of a watchdog: what it wrote is over."""
 
 # Control channel, process to gateway.
 KNOWN = "known"

@@ -52,9 +52,12 @@ def read(given: Any, kind: type[Record], what: str = "the record") -> Record:
 # Types of fields. The function in an annotation reads one value, or raises BadRecord with what was expected.
 
 
-def _text(limit_bytes: int) -> _Read:
+def text_of_at_most(limit_bytes: int) -> _Read:
+    """Return the reader of a text field."""
+
     def read_text(value: Any) -> str:
-        if not isinstance(value, str) or len(value) > limit_bytes or len(_encoded(value)) > limit_bytes:
+        # Most texts are short enough whatever their characters are, and stacks have thousands.
+        if not isinstance(value, str) or (4 * len(value) > limit_bytes and len(_encoded(value)) > limit_bytes):
             raise BadRecord(f"a text of at most {limit_bytes} bytes")
         return value
 
@@ -128,8 +131,8 @@ def _reader(hint: Any) -> _Read:
     return _object_of(hint) if is_typeddict(hint) else _PLAIN[hint]
 
 
-Name = Annotated[str, _text(NAME_BYTES)]
-Text = Annotated[str, _text(TEXT_BYTES)]
+Name = Annotated[str, text_of_at_most(NAME_BYTES)]
+Text = Annotated[str, text_of_at_most(TEXT_BYTES)]
 Comparison = Annotated[list[Any], _read_comparison]
 """An operator and a whole number: [">=", 3]."""
 
@@ -199,6 +202,30 @@ class ThreadStack(TypedDict, total=False):
     child: int  # id of the process that it waits for
     wants: Name  # the lock that it is about to acquire
     holds: list[Name]  # the locks of its `with` blocks
+    gil: bool  # it holds Python's lock; known only of a process that is looked at from outside
+
+
+class CollectiveCall(TypedDict, total=False):
+    """A collective that a rank has called, in torch's flight recorder."""
+
+    backend: Name  # gloo or nccl; a process group may have both
+    seq: int  # counts the collectives of the group with this backend
+    op: Name
+    sizes: Name  # of its inputs
+    elements: int  # of all inputs together
+    dtypes: Name
+    done: bool
+
+
+class CollectiveGroup(TypedDict, total=False):
+    """A process group of torch, and the last collectives that this rank has called in it."""
+
+    name: Name
+    description: Name
+    rank: int  # of this process, in the whole training
+    ranks: list[int]  # its members; the first MAX_ITEMS
+    full: bool  # the recorder has overwritten its oldest calls
+    calls: list[CollectiveCall]
 
 
 class StacksRecord(WorkRecord, total=False):
@@ -206,6 +233,7 @@ class StacksRecord(WorkRecord, total=False):
 
     world: int | None  # ranks of its training group
     threads: list[ThreadStack]
+    collectives: list[CollectiveGroup]
 
 
 # Pauses
@@ -218,6 +246,21 @@ class Watchdog(TypedDict, total=False):
     after_s: float
 
 
+class MetricHistory(TypedDict, total=False):
+    """The last values of a metric, oldest first; as text, because JSON knows neither NaN nor infinity."""
+
+    metric: Name
+    steps: list[int]
+    values: list[Name]
+
+
+class TripwireRecord(TypedDict, total=False):
+    """Why a tripwire tripped."""
+
+    text: Text
+    history: list[MetricHistory]
+
+
 class PauseRecord(TypedDict, total=False):
     """A suspended thread: where it is, and which task, actor and job it belongs to."""
 
@@ -227,7 +270,8 @@ class PauseRecord(TypedDict, total=False):
     function: Name | None
     thread: Name | None
     exception: Text | None
-    where: Text | None  # the breakpoint from outside that was hit, as the user wrote it
+    where: Text | None  # the breakpoint from outside or the tripwire, as the user wrote it
+    tripwire: TripwireRecord | None
     expires_s: float | None  # seconds without a client after which it resumes
     stood_s: float  # seconds for which it was suspended before this dial-in
     request: Name | None  # the request that it answers

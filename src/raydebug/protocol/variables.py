@@ -12,6 +12,15 @@ CLUSTER_ID = "RAYDEBUG_CLUSTER_ID"
 BREAKS = "RAYDEBUG_BREAKS"
 """JSON list of breakpoints set from outside: {"where", "module" or "file", "line" or "function"}."""
 
+STOP_WHEN = "RAYDEBUG_STOP_WHEN"
+"""JSON list of conditions on the metrics of a step (protocol/tripwires.py): the trainer's process pauses at them."""
+
+STEP_LOGGERS = "RAYDEBUG_STEP_LOGGERS"
+"""Where trainers log these metrics, separated by spaces: `verl.utils.tracking:Tracking.log(step,data)`."""
+
+STOP_ON = "RAYDEBUG_STOP_ON"
+"""`nonfinite`: a process that trains pauses at the first module with an output or gradient that is not finite."""
+
 CLUSTER_NAME = "RAYDEBUG_CLUSTER_NAME"
 """The cluster's name, for commands that the job's log recommends; unset for the default one."""
 
@@ -36,8 +45,14 @@ GROUP_TIMEOUT = "RAYDEBUG_GROUP_TIMEOUT_S"
 NCCL_HEARTBEAT = "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
 """Torch's own: seconds after which its monitor kills a process whose NCCL collective makes no progress."""
 
+FLIGHT_RECORDER, OLD_FLIGHT_RECORDER = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+"""Torch's own: how many collectives its flight recorder keeps; 0 turns it off. torch 2.11 and 2.13 know both names."""
+
 JOB = "RAYDEBUG_JOB"
 """Submission id of the job that a process belongs to."""
+
+SNAPSHOTS = "RAYDEBUG_SNAPSHOTS"
+"""0: crashes of the job leave no snapshots (`raydebug run --no-snapshots`)."""
 
 RAY_LOGS = "RAYDEBUG_RAY_LOGS"
 """Folder of Ray's log files on this node; unset in containers, where it is CONTAINER_RAY_LOGS."""
@@ -52,6 +67,9 @@ OPEN = "RAYDEBUG_OPEN"
 
 PATIENCE = "RAYDEBUG_PATIENCE_S"
 """Seconds that a pause waits for a gateway that cannot be reached before the thread resumes (3600; 0: at once)."""
+
+WATCHDOG = "RAYDEBUG_WATCHDOG"
+"""Seconds after which a process that cannot answer writes its stacks by itself (worker/watchdog.py); default: never."""
 
 ALLOWED_HOSTS = "RAYDEBUG_ALLOWED_HOSTS"
 """Comma-separated host names that HTTP requests to the gateway may use, in addition to loopback."""

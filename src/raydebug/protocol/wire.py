@@ -1,6 +1,17 @@
-r"""Debug Adapter Protocol framing, pure: bytes in, messages out; and the TCP keepalive of the connections below it.
+r"""A connection of a process and the gateway: DAP framing, the handshake's proofs (both pure), and TCP keepalive.
 
 Source: https://microsoft.github.io/debug-adapter-protocol/overview#base-protocol
+
+The handshake proves mutually that both hold the cluster's token, without sending it:
+
+    process -> gateway   hello   {nonce, proof = HMAC(token, "hello" + its nonce)}
+    gateway -> process   proof   {nonce, proof = HMAC(token, "gateway" + both nonces)}
+    process -> gateway   proof   {proof = HMAC(token, "process" + both nonces), process: ProcessRecord}
+    gateway -> process   welcome {}
+
+After that the connection belongs to pydevd. The proof in the first packet shows that its sender holds the token, so the
+gateway can close other connections at once; a replayed packet is useless, because the second proof covers the gateway's
+own nonce.
 
 >>> encode({"seq": 1, "type": "request", "command": "threads"})
 b'Content-Length: 48\r\n\r\n{"seq":1,"type":"request","command":"threads"}'
@@ -10,7 +21,10 @@ b'Content-Length: 48\r\n\r\n{"seq":1,"type":"request","command":"threads"}'
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
+import os
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +33,7 @@ Message = dict[str, Any]
 
 MAX_HEADER_BYTES = 8 * 1024
 MAX_BODY_BYTES = 16 * 1024 * 1024
+NONCE_BYTES = 32
 HEAD_BYTES = 512  # of an oversized message: the number of its request is in them
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=str)  # json.dumps() would create one for each message
@@ -63,6 +78,11 @@ class Decoder:
     def has_begun(self) -> bool:
         """Whether a message has begun to arrive and its end is still to come."""
         return bool(self._buffer) or self._body_bytes is not None
+
+    @property
+    def missing_bytes(self) -> int:
+        """How many bytes of the message that has begun are still to come, as far as its header says."""
+        return max(1, (self._body_bytes or 0) - len(self._buffer))
 
     def feed(self, data: bytes) -> list[Message]:
         """Take bytes and return every message that they complete.
@@ -155,6 +175,41 @@ def refusal(seq: int, to: Message, message: str, body: Message | None = None) ->
 def event(seq: int, name: str, body: Message | None = None) -> Message:
     """Return an event."""
     return {"seq": seq, "type": "event", "event": name, "body": body or {}}
+
+
+def new_nonce() -> str:
+    """Return a fresh nonce as hexadecimal text."""
+    return os.urandom(NONCE_BYTES).hex()
+
+
+def is_nonce(text: str) -> bool:
+    """Say whether a text has the form of a nonce."""
+    return len(text) == 2 * NONCE_BYTES and text.isascii() and text.isalnum()
+
+
+def hello_proof(token: str, process_nonce: str) -> str:
+    """Return the proof in the first packet of a process."""
+    return _proof(token, "hello", process_nonce, "")
+
+
+def gateway_proof(token: str, process_nonce: str, gateway_nonce: str) -> str:
+    """Return the proof that only a gateway with the token can make."""
+    return _proof(token, "gateway", process_nonce, gateway_nonce)
+
+
+def process_proof(token: str, process_nonce: str, gateway_nonce: str) -> str:
+    """Return the proof that only a process with the token can make."""
+    return _proof(token, "process", process_nonce, gateway_nonce)
+
+
+def is_same(expected: str, given: object) -> bool:
+    """Compare two proofs or tokens in constant time; `given` may be any JSON value, lone surrogates included."""
+    return isinstance(given, str) and hmac.compare_digest(expected.encode(), given.encode(errors="surrogatepass"))
+
+
+def _proof(token: str, role: str, process_nonce: str, gateway_nonce: str) -> str:
+    text = "\0".join(("raydebug dial-in 1", role, process_nonce, gateway_nonce))
+    return hmac.new(token.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
 # A silence of 10 s goes unnoticed. A dead peer is detected after 22 s: probes after 10 s and every 4 s.

@@ -2,7 +2,8 @@
 
 Reading order: `document` (what a run left), `run` and `compare` (the two pages), `waterfall`, `curves`, `metrics`
 (their parts), `plot`, `units` (how values are drawn and written), `page` (escaped HTML, and around it a policy under
-which nothing is fetched). All of them are pure; `write_report` writes the file, which only its owner can read.
+which nothing is fetched). All of them are pure; `write_report` writes the file, which only its owner can read. `crash`
+is the page of a snapshot.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from raydebug.errors import Exit, RaydebugError
+from raydebug.jobs.run_folder import SNAPSHOTS
+from raydebug.render import moment
 from raydebug.report.compare import comparison_page
 from raydebug.report.run import run_page
 from raydebug.settings.files import atomic_write
+from raydebug.snapshot.load import find_snapshots, group_same, name_processes
 
 PAGE = "report.html"
 
@@ -33,18 +37,52 @@ def write_report(runs: Sequence[Mapping[str, object]], output: Path | None = Non
     name = PAGE if len(runs) == 1 else f"against-{folders[0].name}.html"
     path = (output or folders[-1] / name).absolute()
     seen = [seen_from(path.parent, folder) for folder in folders]
-    page = run_page(runs[0], seen[0]) if len(runs) == 1 else comparison_page(runs[0], runs[1], (seen[0], seen[1]))
+    if len(runs) == 1:
+        page = run_page({**runs[0], "crashes": describe_crashes(folders[0])}, seen[0])
+    else:
+        page = comparison_page(runs[0], runs[1], (seen[0], seen[1]))
+    return write_page(path, page, fix="name a file that can be: `raydebug report --output FILE`")
+
+
+def write_page(path: Path, page: str, *, fix: str) -> Path:
+    """Write a page, which only its owner can read, and return its path, which is absolute.
+
+    Args:
+        path: of the file.
+        page: its text.
+        fix: what helps where it cannot be written.
+
+    Raises:
+        RaydebugError: it cannot be written.
+    """
+    path = path.absolute()
     try:
         _write(path, page)
     except OSError as error:
         raise RaydebugError(
-            "the report cannot be written",
+            f"the {'report' if 'report' in fix else 'page'} cannot be written",
             cause=f"{path}: {error.strerror or error}",
-            fix="name a file that can be: `raydebug report --output FILE`",
+            fix=fix,
             code="report.unwritable",
             exit_code=Exit.USAGE,
         ) from error
     return path
+
+
+def describe_crashes(folder: Path) -> list[dict[str, str]]:
+    """Return the groups of equal crashes of a run, the first one first, in words."""
+    groups = group_same(find_snapshots(str(folder))) if (folder / SNAPSHOTS).is_dir() else []
+    return [
+        {
+            "exception": same[0].summary.get("exception") or same[0].summary.get("kind", "?"),
+            "message": same[0].summary.get("message", ""),
+            "where": same[0].place,
+            "who": name_processes(same),
+            "at": moment(same[0].summary.get("at")),
+            "pick": str(number),
+        }
+        for number, same in enumerate(groups, start=1)
+    ]
 
 
 def seen_from(place: Path, folder: Path) -> str:

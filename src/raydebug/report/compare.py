@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from raydebug.render import MINUS, duration
+from raydebug.render import MINUS, duration, moment
 from raydebug.report import units
 from raydebug.report.curves import memory_sum
 from raydebug.report.document import Run, read_run
@@ -70,7 +70,7 @@ def _column(letter: str, run: Run, folder: str) -> Markup:
         "div",
         tag("h2", _mark(letter), tag("code", run.id)),
         tag("p", sign(run), outcome(run)),
-        tag("p", units.moment(run.started), [" \N{MIDDLE DOT} ", link] if link else None, class_="note"),
+        tag("p", moment(run.started), [" \N{MIDDLE DOT} ", link] if link else None, class_="note"),
         tag("p", tag("code", shlex.join(run.command)), class_="command short"),
         first_error(run, folder),
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from raydebug.jobs.run_folder import RUN
-from raydebug.settings.secrets import without_secret, without_secret_arguments, without_secrets
+from raydebug.protocol.secrets import without_secret, without_secret_arguments, without_secrets
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,7 @@ class Run:
     gpus: list[Gpu]
     pauses: list[Pause]
     findings: list[dict[str, str]]
+    crashes: list[dict[str, str]]
     log: str
 
     @property
@@ -151,6 +152,7 @@ def read_run(document: Mapping[str, object]) -> Run:
         gpus=_gpus(document.get("gpus")),
         pauses=sorted(_pauses(document.get("pauses")), key=lambda pause: pause.start_s),
         findings=[_texts(one) for one in _mappings(document.get("findings"))],
+        crashes=[_texts(one) for one in _mappings(document.get("crashes"))],
         log=_text(document.get("log")),
     )
 

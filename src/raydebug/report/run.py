@@ -41,6 +41,7 @@ def run_page(document: Mapping[str, object], folder: str = "") -> str:
     axis = Axis(run.length_s)
     parts = [
         _findings(run),
+        _crashes(run),
         _timeline(run, axis),
         _pauses(run),
         steps_section(run),
@@ -197,6 +198,26 @@ def _finding(finding: Mapping[str, str]) -> Markup:
     parts = [tag("div", tag("dt", word), tag("dd", finding[word])) for word in ("why", "fix") if finding.get(word)]
     body = tag("div", tag("p", finding.get("what", ""), class_="title"), tag("dl", parts) if parts else None)
     return tag("li", mark, body)
+
+
+def _crashes(run: Run) -> Markup | None:
+    """Return which processes crashed where, and how to open what they left; None if there are no snapshots."""
+    if not run.crashes:
+        return None
+    rows = [
+        _row([
+            ("kind", _kind(crash.get("exception", ""), crash.get("message", "").partition("\n")[0])),
+            ("where", tag("code", crash.get("where", ""))),
+            ("who", crash.get("who", "")),
+            ("at", f"{crash.get('at', '')}{', first' if crash is run.crashes[0] else ''}"),
+            ("open", tag("code", f"raydebug open {run.id} --pick {crash.get('pick', '')}")),
+        ])
+        for crash in run.crashes
+    ]  # fmt: skip
+    kinds = units.counted(len(run.crashes), "kind of crash", "kinds of crashes")
+    note = f"{kinds}. Frames, locals and tensors were saved; they open on any machine, without Ray or torch."
+    table = wide_table("crashes", "pauses", table_head(["exception", "where", "who", "at", "open"]), rows)
+    return tag("section", tag("h2", "Crashes", id="crashes"), tag("p", note, class_="note"), table)
 
 
 def _changes(changes: Sequence[Change], profile: str) -> Markup | None:

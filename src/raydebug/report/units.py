@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
 
-from raydebug.render import MINUS, duration
+from raydebug.render import MINUS, duration, moment
 
 
 def since_start(value: float) -> str:
@@ -57,16 +56,6 @@ def figure(value: float) -> str:
     size = abs(value)
     shown = f"{size:,.0f}" if value == int(value) and size < 1e7 else f"{size:.4g}"
     return (MINUS if value < 0 else "") + shown
-
-
-def moment(epoch_s: float | None) -> str:
-    """Return a point in time, in UTC; ? for None."""
-    if epoch_s is None:
-        return "?"
-    try:
-        return datetime.fromtimestamp(epoch_s, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (OverflowError, ValueError, OSError):
-        return "?"
 
 
 def between(start: float | None, end: float | None) -> str:

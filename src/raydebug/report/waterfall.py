@@ -23,7 +23,11 @@ from raydebug.report.plot import (
 )  # fmt: skip
 
 MOST_ROWS = 40  # of phases by name; further ones are one sum
-KINDS = {"breakpoint": "at breakpoints", "post-mortem": "at crashes"}  # other kinds are shown by their name
+KINDS = {
+    "breakpoint": "at breakpoints",
+    "post-mortem": "at crashes",
+    "tripwire": "at tripwires",
+}  # other kinds are shown by their name
 _UNSEEN = 1 / 800  # of the width of a plot: spans closer together are drawn as one bar
 _COUNTS = 0.01  # of the run: smallest time outside all phases that gets a row
 _UNTRUE = 0.02  # of the width: largest uncovered time that bars may hide

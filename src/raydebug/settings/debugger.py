@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from raydebug.errors import Exit, RaydebugError
-from raydebug.protocol.variables import GROUP_TIMEOUT, NCCL_HEARTBEAT, RAY_DEBUG, RAY_DEBUG_POST_MORTEM
+from raydebug.protocol.variables import (
+    FLIGHT_RECORDER,
+    GROUP_TIMEOUT,
+    NCCL_HEARTBEAT,
+    OLD_FLIGHT_RECORDER,
+    RAY_DEBUG,
+    RAY_DEBUG_POST_MORTEM,
+)
 
 # What Ray does with the two: ray/util/rpdb.py:298, 322, 338 (2.60.0).
 MODES: dict[str, dict[str, str]] = {
@@ -144,6 +151,18 @@ WATCHDOGS = (
         "vllm 0.24 and 0.28 envs.py; v1/engine/core_client.py",
     ),
 )
+
+
+RECORDED_COLLECTIVES = 2000
+
+
+def recorder_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that turns on torch's flight recorder, from which `stacks` reads; the user's setting wins.
+
+    torch 2.11 and 2.13 record as many by default (csrc/distributed/c10d/FlightRecorder.hpp), older ones none.
+    """
+    given = FLIGHT_RECORDER in environ or OLD_FLIGHT_RECORDER in environ
+    return {} if given else {FLIGHT_RECORDER: str(RECORDED_COLLECTIVES)}
 
 
 def widened(environ: Mapping[str, str]) -> dict[str, str]:

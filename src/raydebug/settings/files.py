@@ -102,12 +102,12 @@ def line_of(raw: bytes, at: int) -> int:
     return raw.count(b"\n", 0, at) + 1
 
 
-def atomic_write(path: Path, text: str, *, mode: int | None = 0o600) -> None:
-    """Write a text file; a reader finds the earlier contents or the new ones, and never a part of either.
+def atomic_write(path: Path, text: str | bytes, *, mode: int | None = 0o600) -> None:
+    """Write a file; a reader finds the earlier contents or the new ones, and never a part of either.
 
     Args:
         path: the file; its folder exists. The name of a link is replaced, and not the file that it points to.
-        text: its new contents, written as UTF-8; a lone surrogate is written as its escape.
+        text: its new contents; a text is written as UTF-8, a lone surrogate of it as its escape.
         mode: permissions of the file; None for those that the user's umask gives a new file.
 
     Raises:
@@ -118,8 +118,8 @@ def atomic_write(path: Path, text: str, *, mode: int | None = 0o600) -> None:
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
     fresh = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace"))
         if mode != 0o600:
             fresh.chmod(_usual_mode() if mode is None else mode)
         fresh.replace(path)

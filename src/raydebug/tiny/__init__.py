@@ -1,5 +1,89 @@
 """A tiny model and a tiny dataset, made on this machine, offline, the same bytes for the same seed.
 
-Reading order: `model` (config, tokenizer, weights), `dataset`, `folder` (all or nothing on disk), `reward` (the reward
-function that is written beside the dataset).
+`model` builds config, tokenizer and weights, `dataset` the questions and the reward function beside them; each writes
+to a folder that appears whole or not at all.
 """
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from raydebug.errors import Exit, RaydebugError
+
+
+@contextmanager
+def appearing(target: Path) -> Iterator[Path]:
+    """Give a temporary folder beside `target` to write to, and rename it to `target` when all went well.
+
+    Args:
+        target: the folder to be; it must not exist, or be empty.
+
+    Raises:
+        RaydebugError: the target is taken, cannot be written, or the disk is full. Nothing is left behind.
+    """
+    target = Path(os.path.abspath(target.expanduser()))
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise RaydebugError(
+            f"'{target}' exists already",
+            cause="a folder is built new, and nothing of yours is overwritten",
+            fix="name another folder, or remove this one",
+            code="tiny.exists",
+            exit_code=Exit.USAGE,
+        )
+    partial: Path | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
+        yield partial
+        _open_up(partial)
+        partial.rename(target)
+        partial = None
+    except Exception as failure:
+        explained = _explain(failure, target)
+        if explained is None:
+            raise
+        raise explained from failure
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _open_up(folder: Path) -> None:
+    """Give the folder and its files the rights that the umask allows; temporary files are made for one user only."""
+    mask = os.umask(0)
+    os.umask(mask)
+    folder.chmod(0o777 & ~mask)
+    for path in folder.rglob("*"):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+
+
+def _explain(failure: Exception, target: Path) -> RaydebugError | None:
+    """Return the three lines for a failure of the disk; None for a failure of another kind."""
+    # safetensors and tokenizers report a failed write as an exception of their own, with the system's words.
+    if getattr(failure, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(failure):
+        free_mib = shutil.disk_usage(_existing(target.parent)).free / 2**20
+        return RaydebugError(
+            f"no space left for '{target}'",
+            cause=f"{failure}; {free_mib:.1f} MiB are free in '{_existing(target.parent)}'",
+            fix="free some space there, or name a folder on another disk; nothing was left behind",
+            code="tiny.disk-full",
+        )
+    if isinstance(failure, OSError) and not isinstance(failure, RaydebugError):
+        return RaydebugError(
+            f"cannot write '{target}'",
+            cause=str(failure),
+            fix="name a folder that you may write to",
+            code="tiny.unwritable",
+        )
+    return None
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
+    return next(place for place in (folder, *folder.parents) if place.exists())

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 import time
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from raydebug.errors import Exit, RaydebugError
-from raydebug.tiny.folder import appearing
+from raydebug.tiny import appearing
 
 TEST_ROWS = 4
+REWARD_HEAD = '"""The reward of the tiny dataset."""\n\n\n'
 DATA_SOURCE = "raydebug/tiny_addition"
 # Source: verl 0.9.1 utils/dataset/rl_dataset.py (prompt_key) and experimental/reward_loop/reward_loop.py.
 NEEDED_COLUMNS = ("data_source", "prompt", "reward_model")
@@ -64,7 +65,7 @@ def build_dataset(
     with appearing(target) as folder:
         for split, table in tables.items():
             parquet.write_table(table, folder / f"{split}.parquet")
-        (folder / "reward.py").write_text(resources.files("raydebug.tiny").joinpath("reward.py").read_text())
+        (folder / "reward.py").write_text(REWARD_HEAD + inspect.getsource(compute_score))
     columns = list(tables["train"].column_names)
     return TinyDataset(
         path=os.path.abspath(target.expanduser()),
@@ -145,3 +146,15 @@ def _first_rows(file: Path, rows: int, parquet: Any) -> Any:
             code="tiny.no-dataset",
             exit_code=Exit.USAGE,
         ) from failure
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_options):  # type: ignore[no-untyped-def]
+    """Return the share of digits in one response; verl calls this once for each.
+
+    Dense and deterministic: a random model already earns some of it, so a short training shows that it learns.
+
+    Source: verl 0.9.1 experimental/reward_loop/reward_manager/naive.py passes these names.
+    """
+    text = solution_str or ""
+    digits = sum(character.isdigit() for character in text)
+    return {"score": digits / max(1, len(text)), "characters": float(len(text))}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.errors import Exit, RaydebugError
-from raydebug.tiny.folder import appearing
+from raydebug.tiny import appearing
 
 HIDDEN = 64
 HEADS = 2

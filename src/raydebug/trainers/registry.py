@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from raydebug.trainers.openrlhf.trainer import OPENRLHF
+from raydebug.trainers.openrlhf import OPENRLHF
 from raydebug.trainers.trainer import GONE, Column, Program, Trainer
 from raydebug.trainers.verl.trainer import VERL
 

@@ -240,5 +240,11 @@ class Trainer(Protocol):
     def step_of(self, line: str) -> tuple[int, dict[str, float]] | None:
         """Return the step and the metrics that a line of the log reports; None if it reports none."""
 
+    def step_loggers(self, program: Program) -> tuple[str, ...]:
+        """Return the functions that may log the metrics of a step; empty if the program trains nothing.
+
+        Each is `module:Class.method(STEP,METRICS)`, with the names of its parameters for the two.
+        """
+
     def checks(self, program: str) -> Checks | None:
         """Return the rules for `raydebug check`; None if the program cannot be checked."""

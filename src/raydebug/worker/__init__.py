@@ -1,4 +1,36 @@
 """Code that lives inside the user's processes. Standard library only; a failure here never harms the job.
 
-`startup` runs in every Python below the cluster; everything else is imported at the first pause or not at all.
+`startup` runs in every Python below the cluster; everything else is imported at the first pause or not at all. This
+file has what all of it asks: the debugger's mode, and the job's log. Every Python loads it: it has to stay small.
 """
+
+from __future__ import annotations
+
+import os
+import sys
+
+from raydebug.protocol import variables
+
+
+def debugger_is_ours() -> bool:
+    """Say whether breakpoints of this process go to the gateway (the debugger is not off, and not Ray's legacy one)."""
+    return os.environ.get(variables.RAY_DEBUG, "1") == "1"
+
+
+def post_mortem_is_on() -> bool:
+    """Say whether this process pauses when an exception leaves a task or ends the program."""
+    return debugger_is_ours() and os.environ.get(variables.RAY_DEBUG_POST_MORTEM, "0") == "1"
+
+
+def snapshots_are_on() -> bool:
+    """Say whether crashes of this process leave a snapshot: it belongs to a job, whatever its debugger mode."""
+    return variables.JOB in os.environ and os.environ.get(variables.SNAPSHOTS) != "0"
+
+
+def log(text: str) -> None:
+    """Write a line to stderr, which Ray forwards to the job's log; a closed stderr does not fail the job."""
+    try:
+        sys.stderr.write(f"raydebug: {text}\n")
+        sys.stderr.flush()
+    except Exception:  # noqa: BLE001 - a program may have replaced stderr; contextlib costs each start of Python 4 ms
+        pass

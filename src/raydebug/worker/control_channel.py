@@ -14,11 +14,16 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from raydebug import worker
 from raydebug.protocol import messages, wire
 from raydebug.protocol.records import BreakpointReport
 from raydebug.protocol.wire import Message
-from raydebug.worker import dial_in, job
+from raydebug.worker import dial_in
 from raydebug.worker.breakpoints import registry, runtime
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from raydebug.worker.watchdog import Watchdog
 
 FIRST_TIMEOUT_S = 1.0  # limit for the start of a process to receive the breakpoints that were set meanwhile
 RETRY_S, RETRY_MAX_S = 1.0, 30.0
@@ -33,7 +38,7 @@ _seq = itertools.count(1)
 def open_channel() -> None:
     """Open this process's channel and receive the breakpoints that were set so far. Never raises."""
     global _opened_by, _channel
-    if _opened_by == os.getpid() or not job.debugger_is_ours() or _is_about_to_exec():
+    if _opened_by == os.getpid() or not worker.debugger_is_ours() or _is_about_to_exec():
         return
     _opened_by = os.getpid()
     with contextlib.suppress(Exception):
@@ -67,18 +72,23 @@ def _serve(after_s: float) -> None:
     global _channel
     threading.Event().wait(after_s)
     wait_s = RETRY_S
+    watchdog = sys.modules.get("raydebug.worker.watchdog")  # import_hooks loads it where it is wanted
+    timer = watchdog.Watchdog() if watchdog is not None and watchdog.limit_s() else None
     while _opened_by == os.getpid():
         try:
             if _channel is None:
                 _channel = _ControlChannel(dial_in.DIAL_TIMEOUT_S)
                 _channel.wait_without_limit()
             wait_s = RETRY_S
+            _channel.timer = timer
             while True:
                 _channel.take_message()
         except Exception:  # noqa: BLE001 - the gateway is gone or never came; the job does not care
             if _channel is not None:
                 _channel.close()
                 _channel = None
+            if timer is not None:
+                timer.close()
             _withdraw_all()
         threading.Event().wait(wait_s)
         wait_s = min(wait_s * 2, RETRY_MAX_S)
@@ -99,6 +109,7 @@ class _ControlChannel:
         self._decoder = wire.Decoder(max_body_bytes=MAX_BODY_BYTES)
         self._messages: list[Message] = []
         self._sending = threading.Lock()
+        self.timer: Watchdog | None = None
         self._send(messages.KNOWN, {"breaks": registry.all_specs(), "set": sorted(runtime.loaded)})
 
     def wait_without_limit(self) -> None:
@@ -116,6 +127,8 @@ class _ControlChannel:
             OSError: the connection has ended.
         """
         while not self._messages:
+            if self.timer is not None:
+                self.timer.wait_for(self._socket)
             data = self._socket.recv(65536)
             if not data:
                 raise ConnectionResetError("the gateway closed the control channel")
@@ -137,6 +150,10 @@ class _ControlChannel:
             from raydebug.worker import stacks  # not at the start of every process
 
             self._send(messages.STACKED, stacks.collect())
+        elif message.get("event") == messages.SAVE_PAUSE:
+            from raydebug.worker import crashes  # not at the start of every process
+
+            crashes.save_pause(str(body["id"]), int(body["threadId"]))
 
     def _change_breaks(self, change: Message) -> None:
         for break_id in change.get("remove", ()):
@@ -164,6 +181,11 @@ class _ControlChannel:
 def _open_in_fork() -> None:
     global _opened_by, _channel
     had_one = _opened_by is not None
+    if "torch.distributed.distributed_c10d" in sys.modules:
+        from raydebug.worker import flight_recorder
+
+        with contextlib.suppress(Exception):
+            flight_recorder.note_fork()
     _opened_by = _channel = None  # it is the parent's; a fork has the parent's breakpoints compiled in
     if had_one:
         _opened_by = os.getpid()

@@ -10,9 +10,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from raydebug.protocol import handshake, messages, variables, wire
+from raydebug import worker
+from raydebug.protocol import messages, variables, wire
 from raydebug.protocol.wire import Message
-from raydebug.worker import job, records
+from raydebug.worker import records
 
 DIAL_TIMEOUT_S, RECONNECT_TIMEOUT_S = 3.0, 1.0
 DEFAULT_PATIENCE_S = 3600.0  # how long a pause waits for a gateway that cannot be reached
@@ -46,7 +47,7 @@ def proven_connection(purpose: str = messages.PAUSE, *, timeout_s: float = DIAL_
     """Connect to the gateway; each side proves to the other that it holds the token.
 
     Args:
-        purpose: PAUSE for a session with pydevd, CONTROL for the control channel.
+        purpose: PAUSE for a session with pydevd, CONTROL for the control channel, SNAPSHOT to hand over a snapshot.
         timeout_s: limit for connecting and for each response.
 
     Raises:
@@ -55,8 +56,8 @@ def proven_connection(purpose: str = messages.PAUSE, *, timeout_s: float = DIAL_
     """
     address = os.environ.get(variables.GATEWAY, "")
     host, _, port = address.rpartition(":")
-    token, mine = read_token(), handshake.new_nonce()
-    about = {"nonce": mine, "proof": handshake.hello_proof(token, mine), "version": 2}
+    token, mine = read_token(), wire.new_nonce()
+    about = {"nonce": mine, "proof": wire.hello_proof(token, mine), "version": 2}
     hello = wire.encode(wire.event(1, messages.HELLO, about))  # ready before the gateway looks for it
     try:
         connection = socket.create_connection((host, int(port)), timeout=timeout_s)
@@ -92,34 +93,35 @@ def read_token() -> str:
 
 
 def _prove_each_other(connection: socket.socket, token: str, mine: str, purpose: str) -> None:
-    answer = _receive(connection, messages.PROOF)
+    answer = receive(connection, messages.PROOF)
     theirs = str(answer.get("nonce", ""))
-    if not handshake.is_nonce(theirs) or not handshake.same(
-        handshake.gateway_proof(token, mine, theirs), answer.get("proof")
-    ):
+    if not wire.is_nonce(theirs) or not wire.is_same(wire.gateway_proof(token, mine, theirs), answer.get("proof")):
         raise Unreachable("what answers there does not hold this cluster's token")
-    proof = handshake.process_proof(token, mine, theirs)
+    proof = wire.process_proof(token, mine, theirs)
     process = {**records.describe_process(), "instance": _instance}
     if purpose == messages.PAUSE:  # a gateway that still holds an earlier connection of this process drops it
         process["dials"] = next(_dials)
     body = {"proof": proof, "purpose": purpose, "process": process}
     connection.sendall(wire.encode(wire.event(2, messages.PROOF, body)))
-    _receive(connection, messages.WELCOME)
+    receive(connection, messages.WELCOME)
 
 
-def _receive(connection: socket.socket, name: str) -> Message:
-    """Read exactly one message: the bytes after it belong to pydevd."""
+def receive(connection: socket.socket, name: str) -> Message:
+    """Read exactly one message: the bytes after it belong to pydevd.
+
+    Raises:
+        OSError, WireError: the connection has ended, or this is no message of the gateway's.
+        Unreachable: it is another message.
+    """
     header = b""
     while not header.endswith(b"\r\n\r\n"):
-        header += _byte(connection)
+        header += _bytes(connection, 1)
         if len(header) > 256:
             raise wire.WireError("not the gateway's protocol")
     decoder = wire.Decoder(max_body_bytes=4096)
-    decoder.feed(header)
-    while True:
-        messages = decoder.feed(_byte(connection))
-        if messages:
-            break
+    messages = decoder.feed(header)
+    while not messages:
+        messages = decoder.feed(_bytes(connection, decoder.missing_bytes))
     event, body = messages[0].get("event"), messages[0].get("body")
     if not isinstance(body, dict):
         raise wire.WireError("not the gateway's protocol")
@@ -128,8 +130,8 @@ def _receive(connection: socket.socket, name: str) -> Message:
     return body
 
 
-def _byte(connection: socket.socket) -> bytes:
-    data = connection.recv(1)
+def _bytes(connection: socket.socket, at_most: int) -> bytes:
+    data = connection.recv(at_most)
     if not data:
         raise OSError("it closed the connection")
     return data
@@ -276,10 +278,10 @@ class ReconnectingSocket:
                 connection = proven_connection(timeout_s=RECONNECT_TIMEOUT_S)
             except NoGateway as error:
                 if backoff.has_ended:
-                    job.log(f"resumes: the gateway did not come back within {self._patience_s:.0f} s: {error}")
+                    worker.log(f"resumes: the gateway did not come back within {self._patience_s:.0f} s: {error}")
                     break
                 if not said and backoff.is_long:
-                    job.log(f"stays paused, and is listed again when the gateway answers: {error}")
+                    worker.log(f"stays paused, and is listed again when the gateway answers: {error}")
                     said = True
                 backoff.wait(self._closed)
                 continue

@@ -9,8 +9,8 @@ import sys
 from _frozen_importlib_external import PathFinder, SourceFileLoader
 
 import raydebug
+from raydebug import worker
 from raydebug.protocol import variables
-from raydebug.worker import job
 
 TYPE_CHECKING = False  # as in startup.py
 if TYPE_CHECKING:
@@ -52,13 +52,36 @@ def watch_threads(module: ModuleType) -> None:
     previous = module.excepthook
 
     def excepthook(arguments: Any) -> None:
-        if job.post_mortem_is_on() and arguments.exc_value is not None:
+        _note_crash(arguments.exc_value)
+        if worker.post_mortem_is_on() and arguments.exc_value is not None:
             from raydebug.worker import pause
 
             pause.pause_on_error(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
         previous(arguments)
 
     module.excepthook = excepthook  # type: ignore[attr-defined]
+
+
+def _note_crash(error: BaseException | None, *, ends: bool = False) -> None:
+    if worker.snapshots_are_on() and error is not None:
+        from raydebug.worker import crashes
+
+        crashes.note_crash(error, ends=ends)
+
+
+def _hook_children(module: ModuleType) -> None:
+    # CPython 3.11 to 3.13 multiprocessing/process.py: `BaseProcess._bootstrap` prints the exception that ends a child
+    # by traceback.print_exc, without sys.excepthook.
+    import traceback
+
+    bootstrap, print_exc = module.BaseProcess._bootstrap.__code__, traceback.print_exc
+
+    def print_exc_of_child(*args: Any, **options: Any) -> None:
+        if sys._getframe(1).f_code is bootstrap:
+            _note_crash(sys.exc_info()[1], ends=True)
+        print_exc(*args, **options)
+
+    traceback.print_exc = print_exc_of_child
 
 
 def _hook_ray_debugger(module: ModuleType) -> None:
@@ -68,7 +91,15 @@ def _hook_ray_debugger(module: ModuleType) -> None:
     _open_control_channel(module)
 
 
-def _hook_legacy_debugger(module: ModuleType) -> None:
+def _hook_rpdb(module: ModuleType) -> None:
+    # Ray 2.41 to 2.60 _raylet.pyx, `store_task_errors`: it is asked in the `except` block of every failed task.
+    asked = getattr(module, "_is_ray_debugger_post_mortem_enabled", None)
+
+    def is_post_mortem_enabled() -> Any:
+        _note_crash(sys.exc_info()[1])
+        return asked() if asked is not None else False
+
+    module._is_ray_debugger_post_mortem_enabled = is_post_mortem_enabled  # type: ignore[attr-defined]
     if os.environ.get(variables.RAY_DEBUG) == "legacy":
         from raydebug.worker import ray_debugger
 
@@ -113,32 +144,68 @@ def _keep_out_of_graphs(module: ModuleType) -> None:
     try:
         torch_hooks.keep_out(module, (raydebug.breakpoint, Site.at, Site.is_due, Site.say))
     except Exception as error:  # noqa: BLE001 - another torch: the job runs, and its breakpoints work
-        job.log(f"torch.compile looks into breakpoints here: {type(error).__name__}: {error}")
+        worker.log(f"torch.compile looks into breakpoints here: {type(error).__name__}: {error}")
+
+
+def _watch_module_outputs(module: ModuleType) -> None:
+    if os.environ.get(variables.STOP_ON):
+        from raydebug.worker import nonfinite
+
+        _quietly(nonfinite.watch_trainers, module)
+
+
+def _watch_steps(module: ModuleType) -> None:
+    from raydebug.worker import tripwires
+
+    _quietly(tripwires.watch, module, _step_loggers()[module.__name__])
+
+
+def _step_loggers() -> dict[str, str]:
+    """Return the function of each module that logs the metrics of a step; empty without --stop-when."""
+    places = os.environ.get(variables.STEP_LOGGERS, "").split()
+    return dict(place.split(":", 1) for place in places)
+
+
+def _quietly(hook: Callable[..., None], *arguments: Any) -> None:
+    try:
+        hook(*arguments)
+    except Exception as error:  # noqa: BLE001 - another version: the job runs, without tripwires
+        worker.log(f"no tripwires in this process: {type(error).__name__}: {error}")
 
 
 # Source: ray 2.60.0 util/rpdb.py:298 and 343 call `ray.util.debugpy.set_trace` and `_post_mortem`.
 # torch: what a child of a training process (vLLM's engine, a data loader's worker) imports; it takes seconds anyway.
 _ON_LOAD = {
     "ray.util.debugpy": _hook_ray_debugger,
-    "ray.util.rpdb": _hook_legacy_debugger,
+    "ray.util.rpdb": _hook_rpdb,
     "ray._private.function_manager": _hook_function_manager,
     "ray._private.runtime_env.context": _hook_runtime_env,
+    "multiprocessing.process": _hook_children,
     "threading": watch_threads,
     "torch": _open_control_channel,
     "torch._dynamo.trace_rules": _keep_out_of_graphs,
     "torch.distributed.distributed_c10d": _widen_groups,
+    "torch.optim.optimizer": _watch_module_outputs,
 }
+
+
+def _hooks() -> dict[str, Callable[[ModuleType], None]]:
+    return {**_ON_LOAD, **dict.fromkeys(_step_loggers(), _watch_steps)}
 
 
 def install() -> None:
     """Install the finder and, if there are breakpoints from outside, the loader that compiles them in."""
     if "threading" in sys.modules:
         watch_threads(sys.modules["threading"])
-    sys.meta_path.insert(0, _Finder(_ON_LOAD))
+    sys.meta_path.insert(0, _Finder(_hooks()))
     if os.environ.get(variables.BREAKS):
         from raydebug.worker.breakpoints import registry
 
         registry.add_from_environment()
+    if os.environ.get(variables.WATCHDOG, "0") != "0":
+        from raydebug.worker import watchdog
+
+        watchdog.install()
 
 
 def install_before_fork() -> _Finder:
@@ -150,7 +217,7 @@ def install_before_fork() -> _Finder:
 
 def catch_up() -> None:
     """Call the hooks of modules that a forked process had loaded before its start."""
-    for name, hook in _ON_LOAD.items():
+    for name, hook in _hooks().items():
         if name != "threading" and name in sys.modules:
             hook(sys.modules[name])
     if os.environ.get(variables.BREAKS):

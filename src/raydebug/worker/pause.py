@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
+from raydebug import worker
 from raydebug.protocol import variables
-from raydebug.protocol.records import PauseRecord
-from raydebug.worker import job, pydevd_session, records, suspended_threads
+from raydebug.protocol.records import PauseRecord, TripwireRecord
+from raydebug.worker import pydevd_session, records, suspended_threads
 from raydebug.worker.dial_in import NoGateway
 
 _pausing = threading.local()
@@ -29,16 +30,18 @@ def pause_at(
     where: str | None = None,
     expires_s: float | None = None,
     request: str | None = None,
+    tripwire: TripwireRecord | None = None,
     refuse: Callable[[str], None] = lambda _: None,
 ) -> bool:
     """Pause at a frame; if that is impossible, log the reason and return at once.
 
     Args:
         frame: the user's frame.
-        kind: `breakpoint` or `requested`.
-        where: the breakpoint from outside that was hit, as the user wrote it.
+        kind: `breakpoint`, `requested` or `tripwire`.
+        where: the breakpoint from outside or the tripwire, as the user wrote it.
         expires_s: seconds without a client after which it resumes; None for the gateway's own limit.
         request: the request that it answers.
+        tripwire: why a tripwire tripped.
         refuse: receives the reason too if it does not pause.
 
     Returns:
@@ -46,7 +49,8 @@ def pause_at(
     """
 
     def describe() -> PauseRecord:
-        return {**records.describe_pause(frame, kind, where=where, expires_s=expires_s), "request": request}
+        about = records.describe_pause(frame, kind, where=where, expires_s=expires_s, tripwire=tripwire)
+        return {**about, "request": request}
 
     def suspend(debugger: Any, thread: threading.Thread, _info: Any) -> None:
         from _pydevd_bundle.pydevd_comm_constants import CMD_SET_BREAK
@@ -83,8 +87,8 @@ def fallback_breakpoint(*_args: object, **_kwargs: object) -> None:
     frame = sys._getframe(1)
     if variables.GATEWAY not in os.environ:
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        job.log(f"{place} not paused: {variables.GATEWAY} is not in the environment of this process")
-    elif job.debugger_is_ours():
+        worker.log(f"{place} not paused: {variables.GATEWAY} is not in the environment of this process")
+    elif worker.debugger_is_ours():
         pause_at(frame, kind="breakpoint")
 
 
@@ -168,7 +172,7 @@ def _log(text: str, *, at: str | None = None) -> None:
         while frame.f_back is not None and _is_machinery(frame):
             frame = frame.f_back
         at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-    job.log(f"{at} {text}")
+    worker.log(f"{at} {text}")
 
 
 _logged: set[str] = set()
@@ -193,7 +197,8 @@ def _was_shown_elsewhere(error: BaseException) -> bool:
 
 def _announce(debugger: Any, thread: threading.Thread, record: PauseRecord) -> None:
     suspended_threads.suspended_by(debugger).announce(suspended_threads.dap_id(thread), record)
-    what = record["exception"] or record["kind"]
+    tripwire = record.get("tripwire")
+    what = record["exception"] or (f"{record['where']}: {tripwire['text']}" if tripwire else record["kind"])
     name = os.environ.get(variables.CLUSTER_NAME)
     command = f"raydebug attach --name {name}" if name else "raydebug attach"
     _log(f"paused ({what}); look at it with: {command}", at=f"{record['file']}:{record['line']}")

@@ -109,11 +109,16 @@ def is_users(frame: FrameType) -> bool:
 def _is_ours(frame: FrameType | None) -> bool:
     """Say whether a frame or one of its callers belongs to us or the debugger: it is paused, or about to be."""
     while frame is not None:
-        path = frame.f_code.co_filename
-        if path.startswith(_OWN) or any(part in path for part in _DEBUGGER):
+        if is_debuggers(frame):
             return True
         frame = frame.f_back
     return False
+
+
+def is_debuggers(frame: FrameType) -> bool:
+    """Say whether a frame is of our hooks or of pydevd."""
+    path = frame.f_code.co_filename
+    return path.startswith(_OWN) or any(part in path for part in _DEBUGGER)
 
 
 def active_thread() -> int:

@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from raydebug.worker import job, suspended_threads
+from raydebug import worker
+from raydebug.worker import suspended_threads
 from raydebug.worker.dial_in import Backoff, ReconnectingSocket, Unreachable, patience_s, proven_connection
 
 # The first version whose pydevd has what this file and suspended_threads.py use (`PYDEVD_USE_SYS_MONITORING`,
@@ -32,7 +33,7 @@ about_to_pause: set[int] = set()
 """Idents of threads that are suspended or about to be: they keep the connection."""
 
 
-def connected_debugger(say: Callable[[str], None] = job.log) -> Any:
+def connected_debugger(say: Callable[[str], None] = worker.log) -> Any:
     """Return this process's pydevd; if needed, dial the gateway first, and retry for RAYDEBUG_PATIENCE_S.
 
     Args:

@@ -25,8 +25,9 @@ from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import Any
 
+from raydebug import worker
 from raydebug.protocol import variables
-from raydebug.worker import job, records
+from raydebug.worker import records
 from raydebug.worker.breakpoints import registry
 
 LOOK_EVERY_S = 0.2
@@ -93,7 +94,7 @@ def _export_ids() -> None:
         if ids is not None:
             os.environ[variables.ANCESTOR] = json.dumps(ids)
     except Exception as error:  # noqa: BLE001 - the task runs whatever happens to its debugger
-        job.log(f"children of this process will not name it: {type(error).__name__}: {error}")
+        worker.log(f"children of this process will not name it: {type(error).__name__}: {error}")
 
 
 # Workers of another Python
@@ -137,7 +138,7 @@ def hook_legacy(module: ModuleType) -> None:
             _correct_location(module, pdb, frame)
             outcome = _wait_for_either(pdb, frame, error)
         except Exception as failure:  # noqa: BLE001 - Ray's own debugger remains
-            job.log(f"not listed by `raydebug paused`: {type(failure).__name__}: {failure}")
+            worker.log(f"not listed by `raydebug paused`: {type(failure).__name__}: {failure}")
             outcome = "ray debug"
         if outcome == "ray debug":
             plain(pdb)

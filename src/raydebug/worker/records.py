@@ -6,11 +6,11 @@ import json
 import os
 import sys
 import threading
-from types import FrameType, TracebackType
+from types import FrameType, GetSetDescriptorType, TracebackType
 from typing import Any, TypedDict, cast
 
 from raydebug.protocol import variables
-from raydebug.protocol.records import PauseRecord, ProcessRecord, WorkRecord
+from raydebug.protocol.records import PauseRecord, ProcessRecord, TripwireRecord, WorkRecord
 from raydebug.worker import torch_hooks
 
 STARTS_DRIVERS = "ray.dashboard.modules.job.job_supervisor"  # Ray 2.60: an actor, whose child is the job's driver
@@ -79,16 +79,18 @@ def describe_pause(
     trace: TracebackType | None = None,
     where: str | None = None,
     expires_s: float | None = None,
+    tripwire: TripwireRecord | None = None,
 ) -> PauseRecord:
     """Return the record of a pause.
 
     Args:
         frame: the user's frame.
-        kind: `breakpoint`, `post-mortem` or `requested`.
+        kind: `breakpoint`, `post-mortem`, `requested` or `tripwire`.
         error: the exception of a post-mortem pause.
         trace: its traceback.
-        where: the breakpoint from outside that was hit, as the user wrote it.
+        where: the breakpoint from outside or the tripwire, as the user wrote it.
         expires_s: seconds without a client after which it resumes.
+        tripwire: why a tripwire tripped.
     """
     line = frame.f_lineno
     if trace is not None:
@@ -105,6 +107,7 @@ def describe_pause(
         "thread": _short(threading.current_thread().name, MAX_NAME),
         "exception": None if error is None else _describe_error(error),
         "where": where,
+        "tripwire": tripwire,
         "expires_s": expires_s,
         "compiled": torch_hooks.is_compiled(frame),
         "watchdog": _quietly(torch_hooks.nearest_watchdog),
@@ -241,6 +244,7 @@ def _quietly(read: Any) -> Any:
 # (tensordict 0.10 NonTensorData, NonTensorStack). transformers 5.9 Trainer counts in `self.state.global_step`.
 STEP_NAMES = ("global_steps", "global_step")
 MAX_FRAMES = 60
+CO_OPTIMIZED = 1  # inspect.CO_OPTIMIZED: of functions
 
 
 def step_of(frame: FrameType | None) -> int | None:
@@ -248,6 +252,9 @@ def step_of(frame: FrameType | None) -> int | None:
     for _ in range(MAX_FRAMES):
         if frame is None:
             return None
+        if not frame.f_code.co_flags & CO_OPTIMIZED and frame.f_code.co_name != "<module>":
+            frame = frame.f_back  # the body of a class: its namespace may be an object of the user's
+            continue
         local = frame.f_locals
         found = _number_in(local)
         if found is None:
@@ -271,11 +278,12 @@ def _number_in(names: Any) -> int | None:
 
 
 def _attributes(instance: Any) -> dict[str, object]:
-    try:
-        attributes = object.__getattribute__(instance, "__dict__")
-    except Exception:  # noqa: BLE001 - an object without a plain __dict__ knows no step
-        return {}
-    return attributes if type(attributes) is dict else {}
+    for base in type.__dict__["__mro__"].__get__(type(instance)):
+        member = type.__dict__["__dict__"].__get__(base).get("__dict__")
+        if member is not None:  # a property of the user's is not called
+            attributes = member.__get__(instance) if type(member) is GetSetDescriptorType else None
+            return attributes if type(attributes) is dict else {}
+    return {}
 
 
 def _of_object(instance: Any) -> int | None:

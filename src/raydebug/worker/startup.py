@@ -9,8 +9,8 @@ import os
 import sys
 
 import raydebug
+from raydebug import worker
 from raydebug.protocol import variables
-from raydebug.worker import job
 
 TYPE_CHECKING = False  # typing.TYPE_CHECKING would cost 17 ms of imports
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def breakpoint_hook(*_args: Any, **_kwargs: Any) -> None:
     """Stand in for `breakpoint()`: pause the calling frame."""
     if os.environ.get(variables.RAY_DEBUG, "1") == "0":
         return
-    if not job.debugger_is_ours():
+    if not worker.debugger_is_ours():
         _call_legacy_debugger()
         return
     from raydebug.worker import pause
@@ -75,12 +75,16 @@ def _call_legacy_debugger() -> None:
         else:
             rpdb._driver_set_trace()
     else:
-        job.log("breakpoint() skipped: Ray's legacy debugger needs a process connected to Ray")
+        worker.log("breakpoint() skipped: Ray's legacy debugger needs a process connected to Ray")
 
 
 def _watch_uncaught(previous: Callable[..., Any]) -> Callable[..., Any]:
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if job.post_mortem_is_on():
+        if worker.snapshots_are_on():
+            from raydebug.worker import crashes
+
+            crashes.note_crash(error, ends=True)
+        if worker.post_mortem_is_on():
             from raydebug.worker import pause
 
             pause.pause_on_error(kind, error, trace)
@@ -165,4 +169,4 @@ def install() -> None:
 try:
     install()
 except Exception as error:  # noqa: BLE001 - a failure here must not harm the job
-    job.log(f"no breakpoints in this process: {type(error).__name__}: {error}")
+    worker.log(f"no breakpoints in this process: {type(error).__name__}: {error}")

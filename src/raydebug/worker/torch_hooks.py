@@ -11,9 +11,9 @@ from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import Any
 
+from raydebug import worker
 from raydebug.protocol import variables
 from raydebug.protocol.records import Watchdog
-from raydebug.worker import job
 
 # torch.compile inspects every frame that it meets
 
@@ -86,7 +86,7 @@ def _widening(make: Callable[..., Any]) -> Callable[..., Any]:
             args, kwargs = given.args, given.kwargs
             _group_limit_s = max(wanted, asked or wanted).total_seconds()
         except TypeError as error:  # a call that torch itself will refuse, or another signature
-            job.log(f"the timeout of a process group is not widened: {error}")
+            worker.log(f"the timeout of a process group is not widened: {error}")
         return make(*args, **kwargs)
 
     setattr(make_group, _MARK, True)

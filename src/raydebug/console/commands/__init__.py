@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 
 from raydebug.console.commands import inspect, ranks, stopping
 from raydebug.console.debugger import Command, CommandFailed, Debugger
@@ -23,15 +24,30 @@ _BESIDE = (
 
 
 async def _help(debugger: Debugger, argument: str) -> str:
+    return help_text(BY_NAME, argument, _BESIDE)
+
+
+def help_text(names: Mapping[str, Command], argument: str, beside: Sequence[tuple[str, str]] = ()) -> str:
+    """Return the table of commands, or the help of one.
+
+    Args:
+        names: the commands, by name and alias.
+        argument: the one that is meant; empty for the table.
+        beside: other lines of the table: usage and words.
+
+    Raises:
+        CommandFailed: there is no such command.
+    """
     if argument:
-        command = BY_NAME.get(argument)
+        command = names.get(argument)
         if command is None:
             raise CommandFailed(f"No help for {argument!r}")
         aliases = ", ".join(command.names)
         return f"{command.usage}\n  {command.help}\n  names: {aliases}"
-    width = max(len(command.usage) for command in TABLE)
-    lines = [f"{command.usage.ljust(width)}  {command.help}" for command in TABLE]
-    return "\n".join([*lines, *(f"{usage.ljust(width)}  {words}" for usage, words in _BESIDE)])
+    table = dict.fromkeys(names.values())
+    width = max(len(command.usage) for command in table)
+    lines = [f"{command.usage.ljust(width)}  {command.help}" for command in table]
+    return "\n".join([*lines, *(f"{usage.ljust(width)}  {words}" for usage, words in beside)])
 
 
 TABLE = (
@@ -63,8 +79,12 @@ def split(line: str) -> list[str]:
     return [part.strip() for part in [*parts, line[start:]] if part.strip()]
 
 
-def parse(line: str) -> tuple[Command | None, str]:
+def parse(line: str, names: Mapping[str, Command] | None = None) -> tuple[Command | None, str]:
     """Return the command that a line names, and its argument; no command for Python code.
+
+    Args:
+        line: one command.
+        names: the commands, by name and alias; default: all of the debugger.
 
     A name that is assigned to is no command, nor is one with a bracket, dot or operator directly behind it
     (`l.append(1)`, `a = 5`, `list(x)`); except `p(x)` and `pp(x)`, which mean the same either way.
@@ -74,16 +94,16 @@ def parse(line: str) -> tuple[Command | None, str]:
     >>> parse("c = 5")[0], parse("list(x)")[0]
     (None, None)
     """
-    line = line.strip()
+    names, line = BY_NAME if names is None else names, line.strip()
     if line.startswith("!"):
         return None, line[1:].strip()
     if line.startswith("?"):
-        return BY_NAME["h"], line[1:].strip()
+        return names["h"], line[1:].strip()
     bracket = re.match(r"(p|pp)(\(.*\))$", line, re.DOTALL)
     found = bracket or _WORD.fullmatch(line)
-    if found is None or found[1] not in BY_NAME or _ASSIGNS.match(found[2] or ""):
+    if found is None or found[1] not in names or _ASSIGNS.match(found[2] or ""):
         return None, line
-    return BY_NAME[found[1]], (found[2] or "").strip()
+    return names[found[1]], (found[2] or "").strip()
 
 
 async def run(debugger: Debugger, line: str) -> str:

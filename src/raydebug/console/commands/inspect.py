@@ -19,8 +19,8 @@ _VALUE_CHARS = 2000  # of one variable in a list of them, where stdout is no ter
 async def _where(debugger: Debugger, argument: str) -> str:
     if argument not in ("", "-a", "all"):
         raise CommandFailed("w takes nothing, or `all` to show Ray's frames too")
-    debugger.session.stack.unfolded = bool(argument)
-    stack = debugger.session.stack
+    debugger.stack.unfolded = bool(argument)
+    stack = debugger.stack
     shown = [frame for frame in stack.frames if argument or not frame.folded or frame is stack.frame]
     source = {frame.id: await debugger.line_of(frame) for frame in shown}
     return where(stack, source, all_frames=bool(argument), paint=debugger.paint)
@@ -35,7 +35,7 @@ async def _down(debugger: Debugger, argument: str) -> str:
 
 
 async def _select(debugger: Debugger, older_by: int, end: str) -> str:
-    stack = debugger.session.stack
+    stack = debugger.stack
     if not stack.move(older_by):
         folded = 0 if stack.unfolded else stack.folded_beyond(older_by)
         more = f"; {'1 frame' if folded == 1 else f'{folded} frames'} of Ray beyond, after `w all`" if folded else ""
@@ -88,12 +88,15 @@ async def _source(debugger: Debugger) -> list[str]:
 
 def _listing(debugger: Debugger, lines: list[str], first: int, last: int) -> str:
     frame = debugger.frame
-    breaks = debugger.breakpoints.lines_in(frame.path)
+    breaks = debugger.lines_with_breakpoints(frame.path)
+    if last < debugger.first_line:
+        raise CommandFailed(f"the source is known from line {debugger.first_line}")
+    first = max(first, debugger.first_line)
     return listing(lines, first, last, current=frame.line, breakpoints=breaks, paint=debugger.paint)
 
 
 async def _print(debugger: Debugger, argument: str) -> str:
-    return await debugger.value(probes.as_shown(debugger.expression(argument), debugger.value_chars)) or ""
+    return await debugger.shown(argument)
 
 
 async def _full(debugger: Debugger, argument: str) -> str:
@@ -129,7 +132,7 @@ async def _args(debugger: Debugger, argument: str) -> str:
     function = await debugger.function()
     if function is None:
         return ""
-    local = {variable["name"]: variable for variable in await debugger.session.locals()}
+    local = {variable["name"]: variable for variable in await debugger.locals()}
     shown = [_variable(debugger, name, local[name]["value"]) for name in function.arguments if name in local]
     return "\n".join(shown)
 
@@ -137,7 +140,7 @@ async def _args(debugger: Debugger, argument: str) -> str:
 async def _locals(debugger: Debugger, argument: str) -> str:
     shown = [
         _variable(debugger, variable["name"], variable["value"])
-        for variable in await debugger.session.locals()
+        for variable in await debugger.locals()
         if variable.get("type") or variable.get("value")  # pydevd groups (special, function variables) have neither
     ]
     return "\n".join(shown) or "(no locals)"
@@ -150,7 +153,7 @@ def _variable(debugger: Debugger, name: str, value: str) -> str:
 
 
 async def _tensor(debugger: Debugger, argument: str) -> str:
-    found = await debugger.document(probes.as_description(debugger.expression(argument)))
+    found = await debugger.tensor(argument)
     try:
         return draw_tensor(found, debugger.paint)
     except ValueError as error:
@@ -184,7 +187,7 @@ async def _undisplay(debugger: Debugger, argument: str) -> str:
 
 async def _shown(debugger: Debugger, expression: str) -> str:
     try:
-        return await debugger.value(probes.as_shown(expression, debugger.value_chars)) or ""
+        return await debugger.shown(expression)
     except CommandFailed as failed:
         return f"** raised {failed} **"
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from raydebug.console import probes, view
 from raydebug.console.debugger import Command, CommandFailed, Debugger
-from raydebug.console.probes.tensor_probe import COMPARED_ELEMENTS
 from raydebug.console.selection import joined
+from raydebug.console.tensor_probe import COMPARED_ELEMENTS
 from raydebug.render import duration, visible
 
 _COLUMNS = ("", "rank", "state", "where", "step", "paused for")

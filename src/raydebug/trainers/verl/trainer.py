@@ -94,6 +94,13 @@ class Verl:
             return None
         return int(found["step"]), {m["name"]: float(m["value"]) for m in _METRIC.finditer(found["metrics"])}
 
+    def step_loggers(self, program: Program) -> tuple[str, ...]:
+        # Source: verl 0.4 to 0.9.1 utils/tracking.py; a fork has it in its own package, or imports verl's.
+        if program.name.startswith("generation"):
+            return ()
+        packages = dict.fromkeys((program.module.rpartition(".trainer.")[0], "verl"))
+        return tuple(f"{package}.utils.tracking:Tracking.log(step,data)" for package in packages)
+
     def checks(self, program: str) -> Checks | None:
         if program != "ppo":
             return None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from raydebug.worker import job
+from raydebug import worker
 
 if TYPE_CHECKING:
     from raydebug.protocol.records import BreakpointSpec
@@ -43,7 +43,7 @@ def compile_with(source: bytes, path: str, specs: list[BreakpointSpec], *, as_sc
         try:
             body, index = find_statement(tree, spec.get("line"), spec.get("function"))
         except NoSuchPlace as error:
-            job.log(f"breakpoint {spec['where']} is not set: {error}")
+            worker.log(f"breakpoint {spec['where']} is not set: {error}")
             continue
         name = site_name(spec["id"])
         body.insert(index, _call_before(body[index], spec, name))

@@ -11,9 +11,9 @@ import sys
 from _frozen_importlib_external import SourceFileLoader  # as in import_hooks.py
 from types import CodeType, FunctionType
 
+from raydebug import worker
 from raydebug.protocol import variables
 from raydebug.protocol.messages import FAILED, SET, WAITING
-from raydebug.worker import job
 from raydebug.worker.breakpoints import runtime
 
 TYPE_CHECKING = False  # as in startup.py
@@ -99,7 +99,7 @@ def _get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
         source = loader.get_data(loader.path)
         code = compiler.compile_with(source, loader.path, specs, as_script=fullname == "__main__")
     except Exception as error:  # noqa: BLE001 - the module itself must still load
-        job.log(f"no breakpoint in {loader.path}: {type(error).__name__}: {error}")
+        worker.log(f"no breakpoint in {loader.path}: {type(error).__name__}: {error}")
         return _plain_get_code(loader, fullname)
     runtime.note_set([spec["id"] for spec in specs])
     return code
@@ -143,7 +143,7 @@ def build_in_pending() -> None:
         if pending := [spec for spec in _specs if spec["id"] not in runtime.loaded]:
             runtime.note_set([report["id"] for report in build_in(pending) if report["state"] == SET])
     except Exception as error:  # noqa: BLE001 - the task runs, with or without its breakpoints
-        job.log(f"no breakpoint in functions that have arrived: {type(error).__name__}: {error}")
+        worker.log(f"no breakpoint in functions that have arrived: {type(error).__name__}: {error}")
 
 
 def build_in(specs: list[BreakpointSpec]) -> list[BreakpointReport]:

@@ -10,7 +10,7 @@ import operator
 import sys
 from itertools import repeat
 
-from raydebug.worker import job
+from raydebug import worker
 
 TYPE_CHECKING = False  # as in startup.py
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Site:
     def say(self, text: str) -> None:
         """Write a log point's line to the job's log."""
         frame = sys._getframe(1)
-        job.log(f"{frame.f_code.co_filename}:{frame.f_lineno} {text}")
+        worker.log(f"{frame.f_code.co_filename}:{frame.f_lineno} {text}")
 
     def pause(self, frame: FrameType) -> None:
         """Pause a frame."""
@@ -90,12 +90,12 @@ class Site:
     def _log_once(self, text: str) -> None:
         if text not in self._logged:
             self._logged.add(text)
-            job.log(f"breakpoint {self.spec['where']}: {text}")
+            worker.log(f"breakpoint {self.spec['where']}: {text}")
 
     def is_wanted(self, frame: FrameType) -> bool:
         """Say whether mode, rank, step and the number of stops allow a stop now; a yes is counted."""
         policy = self.spec.get("policy") or {}
-        if not job.debugger_is_ours():
+        if not worker.debugger_is_ours():
             return False
         if policy.get("rank") and not self._is_rank(policy["rank"]):
             return False
@@ -208,7 +208,7 @@ def call_in_code(
     if log is None:
         site.pause(frame)
     else:
-        job.log(f"{site.spec['where']} {log}")
+        worker.log(f"{site.spec['where']} {log}")
 
 
 def _make_site(frame: FrameType, every: int, ranks: list[int], maximum: int | None, timeout_s: float | None) -> Site:

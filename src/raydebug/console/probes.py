@@ -1,27 +1,36 @@
 """The Python expressions that the debugger evaluates in a paused process, and how a failure there is read.
 
-A probe is a module of this folder: its source is sent inside the expression, as it is, so the process needs nothing of
-raydebug, and no other version of raydebug there can disagree with this one.
+A probe is a module or a function: its source is sent inside the expression, as it is, so the process needs nothing of
+raydebug, and no other version of raydebug there can disagree with this one. A function's imports are inside it.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
+from typing import Any, TypeAlias
 
-from raydebug.console.probes import interrupt_probe, tensor_probe, value_probe
+from raydebug.console import interrupt, tensor_probe
 
 # pydevd 1.8.22 shortens its own reprs (strings in lists after 128 characters, lists after 60 items), so the probes
 # return text; of text it cuts only what exceeds 2**16 characters.
 _BUILTINS = "__import__('builtins')"
 
 
-_source = cache(inspect.getsource)
+Probe: TypeAlias = ModuleType | tuple[Callable[..., object], ...]
 
 
-def _call(probe: ModuleType, name: str, arguments: str) -> str:
+@cache
+def _source(probe: Probe) -> str:
+    if isinstance(probe, tuple):
+        return "\n\n".join(["from __future__ import annotations", *map(inspect.getsource, probe)])
+    return inspect.getsource(probe)
+
+
+def _call(probe: Probe, name: str, arguments: str) -> str:
     return f"(lambda space: (exec({_source(probe)!r}, space), space[{name!r}])[1])({{}})({arguments})"
 
 
@@ -45,25 +54,51 @@ def as_forgotten(key: str) -> str:
     return f"__import__('sys').__dict__.get('_raydebug_packed', {{}}).pop({key!r}, None) and None"
 
 
+def shown(value: Any, limit: int) -> str:
+    """Return the repr of a value, cut at `limit` characters, with a note on the rest.
+
+    A long text or list is cut before its repr is made.
+    """
+    if type(value) in (str, bytes, bytearray) and len(value) > limit:
+        return repr(value[:limit]) + f" ... the first {limit:,} of {len(value):,}; `full` shows all"
+    if type(value) in (list, tuple) and len(value) > limit:
+        text = repr(value[: limit // 3 + 1])  # an item takes three characters at least
+        return text[:limit] + f" ... the first of {len(value):,} items; `full` shows all"
+    text = repr(value)
+    if len(text) <= limit:
+        return text
+    return text[:limit] + f" ... the first {limit:,} of {len(text):,} characters; `full` shows all"
+
+
+def keep_text(value: Any, key: str, most: int) -> str:
+    """Keep the whole repr of a value in sys, to be fetched in pieces; return its length, as JSON."""
+    import json
+    import sys
+
+    text = repr(value)[:most]
+    sys.__dict__.setdefault("_raydebug_packed", {})[key] = text
+    return json.dumps(len(text))
+
+
 def as_shown(expression: str, limit: int) -> str:
     """Return an expression whose value is the repr of `expression`, cut at `limit` characters."""
-    return _call(value_probe, "shown", f"({expression}\n), {limit}")
+    return _call((shown,), "shown", f"({expression}\n), {limit}")
 
 
 def as_shown_unless_none(expression: str, limit: int) -> str:
     """Return an expression whose value is the cut repr, or None for None: what Python's own prompt shows."""
-    shown = _call(value_probe, "shown", f"value, {limit}")
-    return f"(lambda value: None if value is None else {shown})(({expression}\n))"
+    text = _call((shown,), "shown", f"value, {limit}")
+    return f"(lambda value: None if value is None else {text})(({expression}\n))"
 
 
 def as_kept_text(expression: str, key: str, most: int) -> str:
     """Return an expression that keeps the whole repr for `as_packed`; its value is the length, as JSON."""
-    return _call(value_probe, "keep_text", f"({expression}\n), {key!r}, {most}")
+    return _call((keep_text,), "keep_text", f"({expression}\n), {key!r}, {most}")
 
 
 def as_interrupt(expression: str) -> str:
     """Return code that raises KeyboardInterrupt in the thread that evaluates `expression`."""
-    return _call(interrupt_probe, "interrupt", repr(expression))
+    return _call(interrupt.PROBE, "interrupt_evaluation", repr(expression))
 
 
 class NotPython(ValueError):
