@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from bench import figures, look, many, measuring, misses, pause, relay, start
+from bench import figures, look, many, measuring, misses, pause, relay, start, tripwires
 
 HERE = Path(__file__).parent
 EXPLANATION = """\
@@ -22,7 +22,8 @@ def main() -> None:
     """Run all programs over one pair of heads."""
     options = measuring.parse(argparse.ArgumentParser(description=__doc__))
     before = measuring.machine()
-    quiet = [start.measure, misses.measure, relay.measure]  # first: thousands of tasks leave the machine busy
+    # First: thousands of tasks leave the machine busy.
+    quiet = [start.measure, misses.measure, tripwires.measure, relay.measure]
     samples = measuring.run(quiet, options.repetitions, needs_heads=False)
     samples |= measuring.run([pause.measure, look.measure, many.measure], options.repetitions)
     after = measuring.machine()

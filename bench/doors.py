@@ -7,7 +7,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -69,17 +69,17 @@ async def take_from_gateway(cluster: Cluster, target: str = "next") -> Held:
     return await _hold(session, seen)
 
 
-async def paused_at_gateway(cluster: Cluster) -> list[dict[str, Any]]:
+async def paused_at_gateway(cluster: Cluster) -> Sequence[Mapping[str, Any]]:
     """Ask the gateway for its pauses."""
     return await asyncio.to_thread(fetch_pauses, cluster)
 
 
-async def attach_to_gateway(cluster: Cluster, pause: dict[str, Any]) -> Held:
+async def attach_to_gateway(cluster: Cluster, pause: Mapping[str, Any]) -> Held:
     """Take a pause of the gateway's list."""
     return await take_from_gateway(cluster, pause["id"])
 
 
-async def paused_at_stock(cluster: Cluster) -> list[dict[str, Any]]:
+async def paused_at_stock(cluster: Cluster) -> Sequence[Mapping[str, Any]]:
     """Ask Ray's worker table for paused workers."""
     headers = {"Authorization": f"Bearer {cluster.token}"}
     async with httpx.AsyncClient(base_url=cluster.dashboard, headers=headers) as table:
@@ -95,7 +95,7 @@ async def take_from_stock(cluster: Cluster) -> Held:
     return await attach_to_stock(cluster, rows[0])
 
 
-async def attach_to_stock(_cluster: Cluster, worker: dict[str, Any]) -> Held:
+async def attach_to_stock(_cluster: Cluster, worker: Mapping[str, Any]) -> Held:
     """Attach to the port that a paused worker has opened."""
     seen = {"attachable": time.perf_counter()}
     host, port = worker["ip"], int(worker["debugger_port"])

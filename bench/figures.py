@@ -63,6 +63,9 @@ FIGURES = (
     Figure("miss_every", "`raydebug.breakpoint(every=N)`; stock: a counter by hand", "ns", 80.0),
     Figure("miss_break_if", "`--break WHERE,if=FALSE`", "ns", 80.0),
     Figure("miss_break_every", "`--break WHERE,every=N`", "ns", 80.0),
+    Figure("stop_when", "`--stop-when` with four conditions, per training step", "ms", 1.0),
+    Figure("nonfinite_step", "a training step of the tiny model with `--stop-on nonfinite`; stock: without", "ms"),
+    Figure("nonfinite_ratio", "... as a multiple", "x"),
     Figure("calls_ns", "a Python call without a debugger", "ns"),
 )
 

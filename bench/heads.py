@@ -33,12 +33,17 @@ MARK = "RAY_BENCH_MARK"  # finds what the stock head leaves behind: debugpy's ad
 
 
 @contextlib.contextmanager
-def both() -> Iterator[tuple[Cluster, Cluster]]:
-    """Run raydebug's head and the stock head; yield them in this order."""
+def both(**more: str) -> Iterator[tuple[Cluster, Cluster]]:
+    """Run raydebug's head and the stock head; yield them in this order.
+
+    Args:
+        more: environment variables of both.
+    """
     folder = Path(tempfile.mkdtemp(prefix="rd-bench-"))
     os.environ["XDG_STATE_HOME"] = str(folder / "state")  # the user's own clusters are neither seen nor touched
     for name in [n for n in os.environ if n.startswith(("RAY_", "RAYDEBUG_"))]:
         del os.environ[name]
+    os.environ.update(more)
     try:
         with _ours() as ours, _stock(folder, ours) as stock:
             yield ours, stock

@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ async def _attach_all(one: Side, samples: measuring.Collected) -> None:
     """Let all actors pause; when all are listed, attach to each with its stack, all at one time."""
     answer = asyncio.ensure_future(one.ask("together", "pause", 0))
     listed = paused_at_gateway if one.name == RAYDEBUG else paused_at_stock
-    rows: list[dict[str, Any]] = []
+    rows: Sequence[Mapping[str, Any]] = []
     async with asyncio.timeout(WAIT_S):
         while len(rows) < ACTORS:
             rows = await listed(one.cluster)

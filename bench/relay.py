@@ -26,7 +26,7 @@ from bench.doors import Side
 from bench.figures import RAYDEBUG, STOCK, Samples
 from raydebug.cluster.up import choose_ports
 from raydebug.dap import DapSession
-from raydebug.gateway.server import Gateway, Ports
+from raydebug.gateway.__main__ import Gateway, Ports
 
 TURNS, EVALUATES = (
     10,

@@ -119,7 +119,7 @@ async def huge_values(head: Head) -> Saw:
     frame = await client.frame()
     scopes = (await client.session.request("scopes", {"frameId": frame}, timeout_s=60))["scopes"]
     reference = scopes[0]["variablesReference"]
-    saw, shown = {}, {}
+    saw: Saw = {}
     saw["variables"], shown = await _timed(client, "variables", {"variablesReference": reference})
     items = next((v for v in shown.get("variables", ()) if v["name"] == "items"), None)
     if items:
@@ -150,10 +150,11 @@ async def never_returns(head: Head) -> Saw:
     running = client.session.send("evaluate", endless)
     await asyncio.sleep(3)
     saw: Saw = {}
-    for command, arguments in {
+    requests: dict[str, dict[str, Any]] = {
         "threads": {}, "pause": {"threadId": client.thread}, "cancel": {"requestId": 1},
         "stackTrace": {"threadId": client.thread}, "evaluate": {"expression": "1", "frameId": frame},
-    }.items():  # fmt: skip
+    }  # fmt: skip
+    for command, arguments in requests.items():
         try:
             await client.session.request(command, arguments, timeout_s=5)
             saw[command] = "answered"

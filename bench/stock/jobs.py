@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import ray
 
 
 @ray.remote(max_retries=1, retry_exceptions=True)
-def retried(file):
+def retried(file: str) -> None:
     with Path(file).open("a+") as attempts:
         attempts.write("x")
         attempts.seek(0)
@@ -19,7 +20,7 @@ def retried(file):
 
 
 @ray.remote
-def slow():
+def slow() -> int:
     breakpoint()
     time.sleep(2)
     last = 1
@@ -27,14 +28,14 @@ def slow():
 
 
 @ray.remote
-def big():
+def big() -> int:
     value = "x" * (1 << 20)
     breakpoint()
     return len(value)
 
 
 @ray.remote
-def huge():
+def huge() -> int:
     text = "x" * 200_000_000
     items = list(range(1_000_000))
     breakpoint()
@@ -42,26 +43,27 @@ def huge():
 
 
 @ray.remote
-def plain():
+def plain() -> int:
     secret = 41
     breakpoint()
     return secret
 
 
-def fails(reference):
+def fails(reference: Any) -> str:
     try:
         ray.get(reference)
     except Exception as error:
         return f"failed: {str(error).strip().splitlines()[-1]}"
+    return "did not fail"
 
 
-def main(case, *arguments):
+def main(case: str, *arguments: str) -> Any:
     variables = {"RAY_DEBUG_POST_MORTEM": "1"} if case == "retried" else {}
     variables |= {"RAY_DEBUG": "legacy"} if case == "legacy" else {}
     ray.init(runtime_env={"env_vars": variables})
     if case == "retried":
         return fails(retried.remote(arguments[0]))
-    functions = {"slow": slow, "big": big, "huge": huge, "plain": plain, "legacy": plain}
+    functions: dict[str, Any] = {"slow": slow, "big": big, "huge": huge, "plain": plain, "legacy": plain}
     return ray.get(functions[case].remote())
 
 

@@ -179,9 +179,9 @@ async def _stops_at(head: Head, place: str) -> str:
 async def no_debugpy(head: Head) -> Saw:
     """F16: a worker without debugpy, and one whose debugpy is 1.10.0; three breakpoints each."""
     saw = {}
-    for name, make in {"missing": lambda f: without(f, "debugpy"),
-                       "1.10.0": lambda f: with_version(f, "debugpy", "1.10.0")}.items():  # fmt: skip
-        python = make(Path(tempfile.mkdtemp()) / "env")
+    for name in ("missing", "1.10.0"):
+        folder = Path(tempfile.mkdtemp()) / "env"
+        python = without(folder, "debugpy") if name == "missing" else with_version(folder, "debugpy", name)
         program = head.start("other_python.py", python)
         deadline = time.monotonic() + 40
         while program.process.poll() is None and not head.paused() and time.monotonic() < deadline:
