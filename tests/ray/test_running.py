@@ -24,15 +24,21 @@ def processes(cluster: Cluster) -> list[dict[str, Any]]:
     return json.loads(done.stdout)["processes"]
 
 
-def at_work(run, cluster: Cluster, how: str, who: str, seconds: str = SECONDS) -> tuple[Run, dict[str, Any]]:
-    """Start a job and return it with its active process."""
+def at_work(
+    run, cluster: Cluster, how: str, who: str, seconds: str = SECONDS, line: str = ""
+) -> tuple[Run, dict[str, Any]]:
+    """Start a job and return it with its active process, at `line` if given.
+
+    A process that is asked to pause before it reaches a `time.sleep` stops at a line before it.
+    """
     job = run("--", "python", "working.py", how, seconds)
     found: list[dict[str, Any]] = []
 
     def is_there() -> bool:
         listed = [p for p in processes(cluster) if bool(p.get("child_of")) == (how == "fork")]
         found[:] = [p for p in listed if who in (p["actor"], p["title"], p["is_driver"] and "driver")]
-        return bool(found and (found[0]["doing"] or {}).get("file"))
+        doing = (found[0]["doing"] if found else None) or {}
+        return bool(doing.get("file")) and line in doing["text"]
 
     wait_for(is_there, f"'{who}' to work", run=job)
     return job, found[0]
@@ -76,7 +82,7 @@ def test_attach_to_a_process_that_works(run, cluster, dashboard, how, who, threa
 @pytest.mark.timeout(120)
 def test_ray_get_is_told(run, cluster):
     """A driver that waits in ray.get does not stop; `attach` prints its line, and after --timeout exits with 124."""
-    job, process = at_work(run, cluster, "sleep", "driver", "8")
+    job, process = at_work(run, cluster, "sleep", "driver", "8", line="ray.get(")
     done = raydebug("attach", "--pid", str(process["pid"]), "--name", cluster.name, "--timeout", "3", "-x", "w")
     assert three_lines(done, 124) == f"error: pid:{process['pid']} did not stop within 3 s"
     assert f"pid {process['pid']}: its MainThread is at working.py:" in done.stderr
@@ -87,7 +93,7 @@ def test_ray_get_is_told(run, cluster):
 @pytest.mark.timeout(120)
 def test_time_sleep_and_ctrl_c(run, cluster):
     """Ctrl-C cancels the request for an actor in time.sleep (130), and the actor does not stop when it wakes."""
-    job, process = at_work(run, cluster, "sleep", "Worker", "8")
+    job, process = at_work(run, cluster, "sleep", "Worker", "8", line="time.sleep(")
     argv = [str(RAYDEBUG), "attach", "--pid", str(process["pid"]), "--name", cluster.name]
     asking = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert asking.stderr is not None
@@ -101,7 +107,7 @@ def test_time_sleep_and_ctrl_c(run, cluster):
 @pytest.mark.timeout(120)
 def test_actor_that_is_killed_while_asked(run, cluster):
     """When a process is killed instead of stopping, the error's three lines appear at once."""
-    _, process = at_work(run, cluster, "sleep", "Worker", "60")
+    _, process = at_work(run, cluster, "sleep", "Worker", "60", line="time.sleep(")
     argv = [str(RAYDEBUG), "attach", "--pid", str(process["pid"]), "--name", cluster.name]
     asking = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert asking.stderr is not None
