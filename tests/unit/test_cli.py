@@ -201,7 +201,7 @@ def test_run_says_that_no_training_is_in_sight(tmp_path):
             [sys.executable, "-m", "raydebug", *arguments], capture_output=True, text=True, cwd=tmp_path,
             env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
         )  # fmt: skip
-        assert ("note: no training command is in sight" in done.stderr) == noted
+        assert ("note: no training command is found" in done.stderr) == noted
         assert "error: --detach needs a cluster that stays" in done.stderr
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raydebug.check.config import Need
-from raydebug.cli.run import fit_gpus
+from raydebug.cli.launch import fit_gpus
 from raydebug.cluster import environment
 from raydebug.cluster.compose.image import flash_attn_archs
 from raydebug.cluster.environment import Gpu, list_gpus

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shlex
 import sys
 import time
@@ -17,13 +15,8 @@ from raydebug.cli.options import GPUS_HELP, Debugger, Name, TinyData, TinyModel,
 from raydebug.errors import Exit, RaydebugError
 
 if TYPE_CHECKING:
-    from raydebug.check.config import Need
     from raydebug.check.stages import Outcome
     from raydebug.check.target import Target
-    from raydebug.cluster.dashboard import Dashboard
-    from raydebug.cluster.state import Cluster
-    from raydebug.jobs.submit import Job
-    from raydebug.stacks.hang_watch import Action, HangWatch
 
 TRY_PROFILE = "debug"
 _Gpus = Annotated[int | None, typer.Option(help=GPUS_HELP, min=0, metavar="N")]
@@ -97,246 +90,25 @@ def run(
 
     Example: raydebug run --break 'my.reward:compute_score,rank=0,once' -- python train.py
     """
-    raise typer.Exit(
-        launch(
-            command,
-            name,
-            profile=profile,
-            tiny=tiny_kinds(model, data),
-            debugger=debugger,
-            breaks=breaks,
-            stop_when=stop_when,
-            stop_on=stop_on,
-            keep_watchdogs=keep_watchdogs,
-            hang_after=hang_after,
-            on_hang=on_hang,
-            no_snapshots=no_snapshots,
-            detach=detach,
-            gpus=gpus,
-        )
-    )
+    from raydebug.cli.launch import RunOptions, launch
 
-
-def launch(
-    command: list[str],
-    name: str,
-    *,
-    profile: str | None = None,
-    tiny: list[str] | None = None,
-    debugger: str | None = None,
-    breaks: list[str] | None = None,
-    stop_when: list[str] | None = None,
-    stop_on: str | None = None,
-    keep_watchdogs: bool = False,
-    hang_after: float | None = None,
-    on_hang: Action = "report",
-    no_snapshots: bool = False,
-    detach: bool = False,
-    gpus: int | None = None,
-) -> int:
-    """Run a command as a job, on the running cluster of this name or on one of its own, and return its exit code.
-
-    Raises:
-        RaydebugError: the command cannot be run there, or one of the wishes cannot be met.
-    """
-    from raydebug.check.config import find_need
-    from raydebug.cluster.kinds import find_running, kind_of
-    from raydebug.cluster.runner import LocalRunner
-    from raydebug.gateway.breakpoint_specs import resolve_breaks
-    from raydebug.jobs.stop_options import tripwire_variables
-    from raydebug.jobs.submit import Job, find_program
-    from raydebug.profile.load import BASE, load_profile
-    from raydebug.profile.swap import require_parts
-    from raydebug.settings.debugger import choose_mode
-
-    mode, origin = choose_mode(debugger, os.environ)
-    profile = BASE if profile is None and tiny else profile
-    folder = Path.cwd()
-    if profile is not None:
-        load_profile(profile)
-        _look_for_training(command, folder)
-    cluster = find_running(name)
-    runner = LocalRunner(sys.executable) if cluster is None else kind_of(cluster).runner()
-    in_force = mode if cluster is None or origin != "default" else cluster.debugger
-    tripwires, notes = tripwire_variables(
-        stop_when or [], stop_on, command=command, folder=folder, environ=os.environ, mode=in_force
-    )
-    find_program(command, folder, runner)
-    if cluster is None and detach:
-        raise _detached_alone(name)
-    gpus = fit_gpus(find_need(command, folder, name, profile), cluster, gpus, name)
-    require_parts(tiny or [], runner, folder)
-    for note in notes:
-        render.say(render.visible(note))
-    job = Job(
+    options = RunOptions(
         command=command,
-        working_dir=runner.folder(folder),
-        debugger=None if origin == "default" else mode,
-        breaks=resolve_breaks(breaks or [], runner=runner, working_dir=folder),
+        name=name,
         profile=profile,
-        tiny=tiny or [],
-        variables=({} if in_force == "off" else _debugging_variables(keep_watchdogs)) | tripwires,
+        tiny=tiny_kinds(model, data),
+        debugger=debugger,
+        breaks=breaks or [],
+        stop_when=stop_when or [],
+        stop_on=stop_on,
+        keep_watchdogs=keep_watchdogs,
+        hang_after_s=hang_after,
+        on_hang=on_hang,
         snapshots=not no_snapshots,
+        detach=detach,
+        gpus=gpus,
     )
-    refusal = _why_unwatched(in_force, cluster, detach=detach)
-    watch = _watch_for_hangs(command, folder, hang_after, on_hang, refusal)
-    if cluster is not None:
-        return _run_job(cluster, job, watch, detach=detach)
-    return _run_alone(job, name, gpus, mode, watch)
-
-
-def fit_gpus(need: Need | None, cluster: Cluster | None, asked: int | None, name: str) -> int:
-    """Return how many logical GPUs the cluster has, or is to have where this starts it.
-
-    Args:
-        need: of the command; None where it is not known.
-        cluster: the one that runs.
-        asked: the user's --gpus, for a cluster that this starts.
-        name: the cluster's name.
-
-    Raises:
-        RaydebugError: the command asks for more.
-    """
-    from raydebug.cluster import environment
-    from raydebug.cluster.kinds import kind_of
-    from raydebug.cluster.state import name_option
-
-    if cluster is not None:
-        there = kind_of(cluster).gpus()
-        why = "its nodes have no more"
-        fix = f"`raydebug down{name_option(name)}`, then `raydebug up{name_option(name)} --gpus N`"
-    elif asked is None and need is not None and need.on_cpu:
-        return need.gpus
-    else:
-        there = environment.choose_gpus(asked, os.environ)
-        why = environment.why_so_many(asked, os.environ)
-        fix = f"--gpus {need.gpus}" if need is not None and need.on_cpu else "run it where there are as many GPUs"
-    if need is not None and there is not None and need.gpus > there:
-        raise RaydebugError(
-            f"the command asks for {need.gpus} GPUs, cluster '{name}' has {there}",
-            cause=f"trainer.n_gpus_per_node times trainer.nnodes is {need.gpus}; {why}",
-            fix=f"{fix}, or a smaller trainer.n_gpus_per_node",
-            code="run.gpus",
-            exit_code=Exit.USAGE,
-        )
-    return there or 0
-
-
-def _look_for_training(command: list[str], folder: Path) -> None:
-    """Say so where a profile is wished and no training is in sight; one may still start below the command."""
-    from raydebug.profile.script import find_trainings
-
-    try:
-        found = find_trainings(command, os.environ, folder)
-    except RaydebugError:
-        return  # a script that cannot be read runs all the same
-    if not found:
-        render.say("note: no training command is in sight; the profile is laid over one that starts below this command")
-
-
-def _watch_for_hangs(
-    command: list[str], folder: Path, after_s: float | None, action: Action, refusal: str | None
-) -> HangWatch | None:
-    """Return the watch for a job that makes no progress; None where none is wished, or none is possible.
-
-    Args:
-        command: the job's.
-        folder: where it runs.
-        after_s: the user's limit.
-        action: what is done with a job that hangs.
-        refusal: why this job cannot be watched.
-
-    Raises:
-        RaydebugError: the user wishes one, and none is possible.
-    """
-    if after_s == 0 or (after_s is None and refusal is not None):
-        return None
-    if refusal is not None:
-        raise RaydebugError(
-            "--hang-after is not possible here", cause=refusal, fix="leave --hang-after out, or change that",
-            code="run.hang-after", exit_code=Exit.USAGE,
-        )  # fmt: skip
-    from raydebug.profile.script import find_trainings
-    from raydebug.stacks.hang_watch import DEFAULT_S, HangWatch
-
-    by_steps = False
-    with contextlib.suppress(RaydebugError):  # a script that cannot be read runs all the same
-        by_steps = bool(find_trainings(command, os.environ, folder))
-    if after_s is None and not by_steps:
-        return None
-    return HangWatch(DEFAULT_S if after_s is None else after_s, action, by_steps=by_steps)
-
-
-def _why_unwatched(mode: str, cluster: Cluster | None, *, detach: bool) -> str | None:
-    if detach:
-        return "with --detach nobody follows the job"
-    if mode not in ("breakpoint", "post-mortem"):
-        return f"processes answer `raydebug stacks` in the modes breakpoint and post-mortem; the debugger is '{mode}'"
-    if cluster is not None and not cluster.has_gateway:
-        return "the cluster has no gateway, so its processes cannot be asked for their stacks"
-    return None
-
-
-def _detached_alone(name: str) -> RaydebugError:
-    from raydebug.cluster.state import name_option
-
-    return RaydebugError(
-        "--detach needs a cluster that stays",
-        cause=f"no cluster '{name}' runs, and the one that `run` brings up ends with it",
-        fix=f"raydebug up{name_option(name)}, then the same command again",
-        code="run.detach-alone",
-        exit_code=Exit.USAGE,
-    )
-
-
-def _debugging_variables(keep_watchdogs: bool) -> dict[str, str]:
-    """Return the variables of a job that may hang or be paused for long, and list the time limits among them."""
-    from raydebug.protocol import variables
-    from raydebug.settings.debugger import WIDE_S, recorder_variables, widened
-
-    limits = {} if keep_watchdogs else widened(os.environ)
-    if limits:
-        render.say(f"watchdogs widened to {WIDE_S // 3600} h (--keep-watchdogs: not): {', '.join(limits)}")
-    users = {name: os.environ[name] for name in (variables.WATCHDOG,) if name in os.environ}
-    return limits | recorder_variables(os.environ) | users
-
-
-def _run_alone(job: Job, name: str, gpus: int, mode: str, watch: HangWatch | None) -> int:
-    """Run a job on a local cluster that is there for it alone."""
-    from raydebug.cli.status import warn_without_token
-    from raydebug.cluster import local
-    from raydebug.cluster.up import UpOptions
-
-    with render.waiting(f"no cluster '{name}' runs: starting one on this machine"):
-        cluster, _ = local.bring_up(UpOptions(name=name, gpus=gpus, debugger=mode, owner=os.getpid()))
-    warn_without_token(cluster)
-    try:
-        return _run_job(cluster, job, watch, detach=False)
-    finally:
-        render.say(f"ending cluster '{name}'")
-        local.take_down(cluster)
-
-
-def _run_job(cluster: Cluster, job: Job, watch: HangWatch | None, *, detach: bool) -> int:
-    from raydebug.jobs.submit import submit
-
-    submission_id = submit(cluster, job)
-    render.say(f"job {submission_id}: {' '.join(job.command)[:200]}")
-    if detach:
-        render.out(submission_id)
-        return Exit.OK
-    from raydebug.jobs.follow import follow_job  # asyncio costs every other verb 30 ms
-
-    return follow_job(cluster, submission_id, None if watch is None else watch.watch, _explain)
-
-
-def _explain(dashboard: Dashboard, submission_id: str) -> list[str]:
-    try:
-        from raydebug.diagnose.job import explain_failure  # google-re2 and the rules: 0.2 s, after a failure only
-
-        return explain_failure(dashboard, submission_id)
-    except ImportError as error:  # the environment is older than raydebug's lock; the job's own error is shown above
-        return [f"no diagnosis: {error}; install the environment's lock again"]
+    raise typer.Exit(launch(options))
 
 
 def try_(
@@ -352,6 +124,7 @@ def try_(
     Example: raydebug try -- bash train.sh
     """
     from raydebug.check.output import Tried, next_steps
+    from raydebug.cli.launch import RunOptions, launch
 
     command = needed_command_of(ctx, "to try")
     tiny = tiny_kinds(model, data)
@@ -363,7 +136,9 @@ def try_(
     code = None
     if all(outcome.status != "failed" for outcome in outcomes):
         started = time.monotonic()
-        code = launch(command, name, profile=TRY_PROFILE, tiny=tiny, debugger=debugger, gpus=gpus)
+        code = launch(
+            RunOptions(command=command, name=name, profile=TRY_PROFILE, tiny=tiny, debugger=debugger, gpus=gpus)
+        )
         seconds = time.monotonic() - started
     tried = Tried(
         command=shlex.join(command),
