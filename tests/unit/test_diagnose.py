@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from raydebug.cli import app as cli
 from raydebug.diagnose.cause import FAILURE, NO_FAILURE, UNKNOWN, Answer, diagnose
 from raydebug.diagnose.read import find_raised, read_lines
-from raydebug.diagnose.rules import EFFECT, ROLES, Rule, load_rules, marks, prefilter
+from raydebug.diagnose.rules import EFFECT, ROLES, Rule, load_rules, prefilter
 from raydebug.diagnose.scan import AROUND, MAX_OF_PATTERN, Kept, clauses, read_log
 
 # Harmless lines of healthy runs, written by hand after what these programs print.
@@ -241,7 +241,7 @@ def test_bounded() -> None:
     """A million equal errors, and a line of 8 MB, need no more memory than a few."""
     kept = Kept()
     log = b"ValueError: No available memory for the cache blocks.\n" * 1_000_000 + b"x" * 8_000_000
-    read_log(io.BytesIO(log), "big.log", prefilter(), kept, marks())
+    read_log(io.BytesIO(log), "big.log", prefilter(), kept)
     assert len(kept.lines) <= MAX_OF_PATTERN + 2_000
     assert kept.read_lines >= 1_000_000
     assert max(len(line.text) for line in kept.lines) <= 4_000
@@ -253,7 +253,7 @@ def test_what_is_kept_of_a_long_log() -> None:
     error = "OSError: [Errno 24] Too many open files"
     lines = [*steps, *["nothing"] * 5_000, "before it", error, "after it", *["-"] * 5_000]
     kept = Kept()
-    read_log(io.BytesIO("\n".join(lines).encode()), "long.log", prefilter(), kept, marks())
+    read_log(io.BytesIO("\n".join(lines).encode()), "long.log", prefilter(), kept)
     assert kept.read_lines == len(lines)
     assert [line.number for line in kept.lines] == [100_000, *range(105_002 - AROUND, 105_003 + AROUND)]
     assert [one.name for one in diagnose(kept.lines).diagnoses] == ["ulimit-threads-files"]

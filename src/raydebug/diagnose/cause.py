@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from raydebug.diagnose.read import Line, Raised, find_raised
+from raydebug.diagnose.read import ECHO, Line, Raised, find_raised
 from raydebug.diagnose.rules import CAUSE, FATAL, FINISHED, PROGRESS, ROLES, Hit, find_hits
 from raydebug.jobs.first_error import FOLLOWERS, is_library
 
@@ -16,7 +16,7 @@ EXACT, LIKELY, UNSURE = "exact", "likely", "unsure"
 EXACT_RANK = 5  # of a rule that names the mechanism
 REST_RANKS = 3  # that a match in the rest of an exception's message counts less than one in its first line
 LOUD = ("ERROR", "FATAL")  # levels
-QUIET = ("INFO", "DEBUG", "TRACE")  # healthy runs report deaths, time-outs and retries in these
+QUIET = ("INFO", "DEBUG", ECHO)  # healthy runs report deaths, time-outs and retries in these
 
 _PROGRESS, _FINISHED, _FATAL = (re.compile("|".join(signs)) for signs in (PROGRESS + FINISHED, FINISHED, FATAL))
 _HARMLESS = re.compile(
@@ -42,6 +42,20 @@ class Diagnosis:
     effects: list[str] = field(default_factory=list)
     process: str = ""
 
+    def as_json(self) -> dict[str, object]:
+        """Return what `--json` prints of it."""
+        return {
+            "class": self.name,
+            "confidence": self.confidence,
+            "title": self.title,
+            "cause": self.cause,
+            "fix": self.fix,
+            "command": None,
+            "evidence": [{"source": at.source, "line": at.number, "text": at.text} for at in self.evidence],
+            "effects": self.effects,
+            "process": {"name": self.process},
+        }
+
 
 @dataclass
 class Answer:
@@ -49,6 +63,10 @@ class Answer:
 
     status: str
     diagnoses: list[Diagnosis]
+
+    def as_json(self) -> dict[str, object]:
+        """Return the document of `--json`."""
+        return {"version": 1, "status": self.status, "diagnoses": [one.as_json() for one in self.diagnoses]}
 
 
 def diagnose(lines: Sequence[Line]) -> Answer:
@@ -60,7 +78,7 @@ def diagnose(lines: Sequence[Line]) -> Answer:
     hits = [
         hit
         for hit in find_hits(lines, raised)
-        if lines[hit.index].level != "TRACE"
+        if lines[hit.index].level != ECHO
         and not (hit.rule.fatal and _HARMLESS.search(lines[hit.index].text))
         and (hit.rule.role == CAUSE or hit.index < finished or fails_late)
     ]

@@ -22,11 +22,8 @@ LEVELS = {
     "WARN": "WARNING",
     "I": "INFO",
     "D": "DEBUG",
-    # never a failure: a command that the shell shows, hydra's list of overrides, the raylet's counters
-    "+": "TRACE",
-    "Error executing job with": "TRACE",
-    "state-dump": "TRACE",
 }
+ECHO = "TRACE"  # level of a line that repeats what it was given, such as a command: never a failure
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-_])")
 _LEVEL = r"(?P<level>CRITICAL|FATAL|ERROR|WARNING|WARN|INFO|DEBUG|TRACE)"
@@ -45,13 +42,13 @@ _PREFIXES = tuple(
         r"\[" + _LEVEL + r"\][ :|-]*",
         _LEVEL + r":(?:[\w.]+:)? ?",
         r"\S+:\d+:\d+ \[\d+\] (?:[\d.]+ )?(?:\w+:\d+ )?NCCL (?P<level>INFO|TRACE) ",
-        r"\[(?P<level>state-dump)\] ?",  # ray: counters of the raylet
+        r"\[(?P<echo>state-dump)\] ?",  # ray: counters of the raylet
         r"\[ *\d+\.\d{6}\] ",
         r"[\w.\-]+-\d+ +\| ",
         r"std(?:out|err) [FP] ",  # logs of Kubernetes
         r"std(?:out|err) \| ",  # loguru
-        r"(?P<level>Error executing job with) overrides",  # hydra shows the command again
-        r"(?P<level>\+)\+* (?=\S)",  # a command, as `set -x` of the shell shows it
+        r"(?P<echo>Error executing job with) overrides",  # hydra shows the command again
+        r"(?P<echo>\+)\+* (?=\S)",  # a command, as `set -x` of the shell shows it
         r"> (?=\S)",
     )
 )
@@ -98,7 +95,7 @@ def _clean(text: str, source: str, number: int) -> Line:
             break
         parts = found.groupdict()
         line.process = parts.get("who") or line.process
-        level = parts.get("level") or ""
+        level = ECHO if parts.get("echo") else parts.get("level") or ""
         line.level = LEVELS.get(level, level) or line.level
         line.at = parts.get("at") or line.at
         line.text = line.text[found.end() :]

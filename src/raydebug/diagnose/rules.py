@@ -137,14 +137,8 @@ def _patterns() -> tuple[tuple[Rule, re.Pattern[str]], ...]:
 
 @cache
 def prefilter() -> Prefilter:
-    """Return what finds the lines that a rule may explain, and those of SIGNS; MARKS are the numbers of PROGRESS."""
-    return Prefilter([*(pattern.pattern for _, pattern in _patterns()), *SIGNS, *PROGRESS])
-
-
-def marks() -> frozenset[int]:
-    """Return the numbers of PROGRESS among the patterns of the prefilter."""
-    first = len(_patterns()) + len(SIGNS)
-    return frozenset(range(first, first + len(PROGRESS)))
+    """Return what finds the lines that a rule may explain, and those of SIGNS; its marks are PROGRESS."""
+    return Prefilter([*(pattern.pattern for _, pattern in _patterns()), *SIGNS], marks=PROGRESS)
 
 
 def find_hits(lines: Sequence[Line], raised: Sequence[Raised]) -> list[Hit]:

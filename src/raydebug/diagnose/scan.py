@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -69,12 +69,16 @@ class Prefilter:
 
     Args:
         patterns: regular expressions.
+        marks: further ones, which a healthy run matches all the time: of their lines only the last one is of interest.
+
+    Attributes:
+        marks: the numbers of these.
 
     Raises:
         ValueError: a pattern has no literal text.
     """
 
-    def __init__(self, patterns: Sequence[str]) -> None:
+    def __init__(self, patterns: Sequence[str], marks: Sequence[str] = ()) -> None:
         import re2  # google-re2: 40 ms, and only this verb needs it
 
         options = re2.Options()
@@ -85,7 +89,8 @@ class Prefilter:
         self._of_literal: list[list[tuple[int, int]]] = []  # by literal: patterns and their clauses
         self._count: list[int] = []  # by pattern: its clauses
         ids: dict[str, int] = {}
-        for number, pattern in enumerate(patterns):
+        self.marks = frozenset(range(len(patterns), len(patterns) + len(marks)))
+        for number, pattern in enumerate([*patterns, *marks]):
             needed = clauses(pattern)
             if not needed:
                 raise ValueError(f"no literal text is in every match of {pattern!r}")
@@ -128,12 +133,14 @@ def open_bytes(path: Path) -> IO[bytes]:
     Raises:
         OSError: it cannot be read.
     """
-    with path.open("rb") as head:
-        packed = head.read(2) == b"\x1f\x8b"
-    return gzip.open(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
+    file = path.open("rb")
+    if not file.peek(2).startswith(b"\x1f\x8b"):  # RFC 1952, 2.3.1; a pipe can be opened only once
+        return file
+    file.close()
+    return gzip.open(path, "rb")  # type: ignore[return-value]
 
 
-def read_log(file: IO[bytes], source: str, wanted: Prefilter, kept: Kept, marks: Set[int] = frozenset()) -> None:
+def read_log(file: IO[bytes], source: str, wanted: Prefilter, kept: Kept) -> None:
     """Read a log to its end, and keep the lines that a pattern may match, each with the lines around it.
 
     Args:
@@ -141,7 +148,6 @@ def read_log(file: IO[bytes], source: str, wanted: Prefilter, kept: Kept, marks:
         source: its name, for messages.
         wanted: finds the lines.
         kept: receives them.
-        marks: numbers of patterns that a healthy run matches all the time; of their lines the last one is kept.
 
     Raises:
         OSError: it cannot be read.
@@ -163,7 +169,7 @@ def read_log(file: IO[bytes], source: str, wanted: Prefilter, kept: Kept, marks:
         lines = block.removesuffix(b"\n").split(b"\n")
         kept.read_lines += len(lines)
         found = {one for one in wanted.find(block) if seen[one] < MAX_OF_PATTERN}
-        if found <= marks and first > keep_to:
+        if found <= wanted.marks and first > keep_to:
             if found:
                 rows = enumerate(reversed(lines), 1)
                 mark = next(
@@ -173,10 +179,10 @@ def read_log(file: IO[bytes], source: str, wanted: Prefilter, kept: Kept, marks:
             continue
         for number, line in enumerate(lines, first):
             ids = found & wanted.find(line) if found else found
-            if ids and ids <= marks:
+            if ids and ids <= wanted.marks:
                 mark = (number, line)
             elif ids:
-                seen.update(ids - marks)
+                seen.update(ids - wanted.marks)
                 kept.cut = kept.cut or len(kept.lines) >= MAX_LINES
                 if not kept.cut:
                     keep([mark, *before] if mark is not None and before and mark[0] < before[0][0] else before)
