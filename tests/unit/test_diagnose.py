@@ -186,6 +186,31 @@ AttributeError: 'NoneType' object has no attribute 'global_worker'
     assert say(log).status == NO_FAILURE
 
 
+def test_port_of_the_dashboard() -> None:
+    """A port that Ray's dashboard cannot take is Ray's, and no error of the user's program."""
+    log = """\
+Traceback (most recent call last):
+  File "/x/site-packages/ray/dashboard/dashboard.py", line 251, in <module>
+  File "/x/site-packages/ray/dashboard/http_server_head.py", line 288, in run
+  File "/x/site-packages/aiohttp/web_runner.py", line 119, in start
+  File "/usr/lib/python3.11/asyncio/base_events.py", line 1536, in create_server
+OSError: [Errno 98] error while attempting to bind on address ('127.0.0.1', 44217): address already in use
+"""
+    assert names(log)[0] == "ray-port-in-use"
+
+
+def test_optional_package() -> None:
+    """A program that says what it does without a package does not fail for it."""
+    warning = (
+        "2026-01-02 10:20:30,123\tWARNING gpu_profile_manager.py:78 -- [GpuProfilingManager] `dynolog` is not"
+        " installed, GPU profiling will not be available.\n"
+    )
+    assert say(warning).status == NO_FAILURE
+    own = 'Traceback (most recent call last):\n  File "/w/train.py", line 1, in main\nValueError: odd\n'
+    assert names(warning + own) == ["user-code"]
+    assert names("ImportError: flash_attn is not installed") == ["missing-python-package"]
+
+
 def test_symptom_before_progress() -> None:
     """A warning after which the run makes progress is no cause."""
     full = (
