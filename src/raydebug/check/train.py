@@ -12,13 +12,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from raydebug import process
 from raydebug.check import config as config_rules
 from raydebug.check.target import StageResult, Target
+from raydebug.errors import RaydebugError
 from raydebug.findings import Finding, error
 from raydebug.jobs.first_error import find_errors, judge_errors, last_words
+from raydebug.jobs.run_folder import load_run
 
 BUDGET_S = 180.0
 LIMIT_S = 3 * BUDGET_S
@@ -26,6 +29,7 @@ END_S = 40.0  # what `run` may take to end its job and its cluster
 LOG_BYTES_MAX = 8 * 1024 * 1024
 # Losses and gradients that are no numbers have spoilt the weights; other metrics may have nothing to divide by.
 SPOILT = re.compile(r"loss|grad_norm|kl|entropy")
+JOB = re.compile(r"^job (raydebug-\S+): ", re.MULTILINE)  # cli/launch.py, when the job is submitted
 # What `raydebug run` prints last when it refuses or ends the job itself (errors.py).
 REFUSED = re.compile(r"^error: (.+)\ncause: (.+)\nfix: (.+)\s*\Z", re.MULTILINE)
 
@@ -36,16 +40,17 @@ def check(target: Target) -> StageResult:
     if refused := config_rules.refused(target, planned):
         return StageResult(refused)
     code, log = _run(target)
-    return StageResult(judge(code, log, target), tuple(planned["read"]))
+    return StageResult(judge(code, log, target, find_diagnosis(log)), tuple(planned["read"]))
 
 
-def judge(code: int | None, log: str, target: Target) -> list[Finding]:
+def judge(code: int | None, log: str, target: Target, diagnosis: Mapping[str, str] | None = None) -> list[Finding]:
     """Return the findings about a run. Pure.
 
     Args:
         code: its exit code; None where it was ended for its time.
         log: what it printed.
         target: whose it is.
+        diagnosis: in the record of the run; None where no rule was sure.
     """
     assert target.program is not None
     lines = log.splitlines()
@@ -76,11 +81,16 @@ def judge(code: int | None, log: str, target: Target) -> list[Finding]:
         return [
             error("train.not-run", f"the training could not run: {refused[1]}", why=refused[2], fix=refused[3].strip())
         ]
+    failed = f"the training fails after {len(steps)} steps"
+    if diagnosis is not None:
+        what = f"{failed}: {diagnosis['what']} ({diagnosis['code']})"
+        why = "; ".join(filter(None, (diagnosis["why"], diagnosis.get("evidence"))))
+        return [error("train.failed", what, why=why, fix=diagnosis["fix"])]
     what, where = (cause.title, cause.place) if cause else (last_words(log), "")
     return [
         error(
             "train.failed",
-            f"the training fails after {len(steps)} steps: {what[:300]}",
+            f"{failed}: {what[:300]}",
             why=f"{where or 'its log'} says so; exit code {code}",
             fix=f"stop where it is raised: {again}",
         )
@@ -100,6 +110,16 @@ def _numbers(steps: list[tuple[int, dict[str, float]]]) -> list[Finding]:
                 )
             ]
     return []
+
+
+def find_diagnosis(log: str) -> Mapping[str, str] | None:
+    """Return the diagnosis that `raydebug run` has left in the run's folder; None without one."""
+    started = JOB.search(log)
+    try:
+        found = [] if started is None else load_run(started[1])["findings"]
+    except RaydebugError:
+        return None
+    return next((one for one in found if one.get("evidence")), None)
 
 
 def _run(target: Target) -> tuple[int | None, str]:

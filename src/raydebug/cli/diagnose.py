@@ -12,7 +12,9 @@ from raydebug.cli.options import Json, Name
 from raydebug.errors import Exit, RaydebugError
 
 if TYPE_CHECKING:
-    from raydebug.diagnose.cause import Answer
+    from collections.abc import Sequence
+
+    from raydebug.diagnose.cause import Answer, Diagnosis
     from raydebug.diagnose.scan import Kept
 
 SHOWN_CHARS = 300  # of a line of evidence
@@ -36,17 +38,19 @@ def diagnose(
       raydebug diagnose                  the last run
       raydebug diagnose worker-*.err raylet.out
     """
-    from raydebug.diagnose.cause import NO_FAILURE, diagnose
+    from raydebug.diagnose.cause import NO_FAILURE
     from raydebug.diagnose.inputs import open_logs, read_logs
+    from raydebug.diagnose.run import diagnose_run, find_folder
     from raydebug.jobs.run_folder import LAST
 
-    kept = read_logs(chain.from_iterable(open_logs(word, name) for word in given or [LAST]))
-    if not kept.read_bytes:
+    words = given or [LAST]
+    kept = read_logs(chain.from_iterable(open_logs(word, name) for word in words))
+    answer = diagnose_run(kept.lines, find_folder(words[0]) if len(words) == 1 else None)
+    if not kept.read_bytes and not answer.related:
         raise RaydebugError(
             "there is nothing to read", code="diagnose.empty", exit_code=Exit.USAGE,
             cause="the logs are empty", fix="give the logs of the run: raydebug diagnose FILE...",
         )  # fmt: skip
-    answer = diagnose(kept.lines)
     if as_json:
         render.out_json(answer.as_json())
     else:
@@ -55,17 +59,23 @@ def diagnose(
 
 
 def _show(answer: Answer, kept: Kept) -> None:
-    if not answer.diagnoses:
+    if answer.diagnoses:
+        _show_diagnoses(answer.diagnoses)
+    else:
         words = "no failure found" if answer.status == "no-failure" else "it failed, and no rule explains it"
         render.out(f"{words} in {kept.read_lines} lines")
-        return
-    first = answer.diagnoses[0]
+    for one in answer.related:
+        render.out(render.visible(f"{one.kind}: {one.command}  ({one.text})", keep=""))
+
+
+def _show_diagnoses(found: Sequence[Diagnosis]) -> None:
+    first = found[0]
     render.out(render.visible(f"{first.title}  [{first.name}, {first.confidence}]"))
     for at in first.evidence:
         render.out(render.visible(f"  {at.source}:{at.number}: {at.text.strip()[:SHOWN_CHARS]}"))
     render.out(render.visible(f"cause: {first.cause}"))
     if first.fix:
         render.out(render.visible(f"fix: {first.fix}"))
-    for other in answer.diagnoses[1:4]:
+    for other in found[1:4]:
         at = other.evidence[0]
         render.out(render.visible(f"also: {other.title}  [{other.name}] {at.source}:{at.number}"))

@@ -243,7 +243,7 @@ def _run_job(cluster: Cluster, job: Job, watch: HangWatch | None, *, detach: boo
     return follow_job(cluster, submission_id, None if watch is None else watch.watch, _explain)
 
 
-def _explain(dashboard: Dashboard, submission_id: str) -> list[str]:
-    from raydebug.diagnose.job import explain_failure  # google-re2 and the rules: 0.2 s, after a failure only
+def _explain(dashboard: Dashboard, submission_id: str) -> tuple[list[str], list[dict[str, str]]]:
+    from raydebug.diagnose.run import explain_failure  # google-re2 and the rules: 0.2 s, after a failure only
 
     return explain_failure(dashboard, submission_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from raydebug.diagnose.read import ECHO, Line, Raised, find_raised
 from raydebug.diagnose.rules import CAUSE, FATAL, FINISHED, PROGRESS, ROLES, Hit, find_hits
@@ -57,16 +57,37 @@ class Diagnosis:
         }
 
 
+@dataclass(frozen=True)
+class Related:
+    """What else a run has left.
+
+    Args:
+        kind: `stacks`, `snapshot`.
+        command: shows it.
+        text: says what it is.
+    """
+
+    kind: str
+    command: str
+    text: str
+
+
 @dataclass
 class Answer:
     """What a run's logs say; the best diagnosis first."""
 
     status: str
     diagnoses: list[Diagnosis]
+    related: list[Related] = field(default_factory=list)
 
     def as_json(self) -> dict[str, object]:
         """Return the document of `--json`."""
-        return {"version": 1, "status": self.status, "diagnoses": [one.as_json() for one in self.diagnoses]}
+        return {
+            "version": 1,
+            "status": self.status,
+            "diagnoses": [one.as_json() for one in self.diagnoses],
+            "related": [asdict(one) for one in self.related],
+        }
 
 
 def diagnose(lines: Sequence[Line]) -> Answer:

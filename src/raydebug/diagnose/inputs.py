@@ -14,6 +14,7 @@ from raydebug import render
 from raydebug.diagnose.rules import prefilter
 from raydebug.diagnose.scan import Kept, open_bytes, read_log
 from raydebug.errors import Exit, RaydebugError
+from raydebug.protocol.snapshot import SUFFIX
 
 if TYPE_CHECKING:
     from raydebug.cluster.dashboard import Dashboard
@@ -90,6 +91,8 @@ def read_logs(logs: Iterable[Log]) -> Kept:
 
 def _open_folder(folder: Path) -> Iterator[Log]:
     for file in sorted(one for one in folder.rglob("*") if one.is_file() and one.suffix in LOGS):
+        if file.name.endswith(SUFFIX):  # a snapshot is no log
+            continue
         try:
             opened = open_bytes(file)
         except OSError as error:

@@ -186,8 +186,8 @@ class Follower:
 
 Watch = Callable[[Cluster, str, Recorder], Awaitable[str]]
 """Watches a job while it is followed; returns why it has to be stopped."""
-Explain = Callable[[Dashboard, str], list[str]]
-"""Returns lines for the user about why a job failed."""
+Explain = Callable[[Dashboard, str], tuple[list[str], list[dict[str, str]]]]
+"""Returns why a job failed: lines for the user, and findings for the record of the run."""
 
 
 def follow_job(cluster: Cluster, submission_id: str, watch: Watch | None = None, explain: Explain | None = None) -> int:
@@ -307,10 +307,13 @@ def _say_outcome(cluster: Cluster, outcome: Outcome, recorder: Recorder, explain
         reason = outcome.message.splitlines()[0].partition(", last available logs")[0] if outcome.message else ""
         render.say(render.visible(f"job {outcome.submission_id} {outcome.status.lower()}: {reason}"))
         first = _say_first_error(cluster, outcome.submission_id)
-        for line in [] if explain is None else explain(Dashboard(cluster), outcome.submission_id):
-            render.say(render.visible(line))
     recorder.read_changes(Dashboard(cluster))
     recorder.take_snapshots()
+    if outcome.exit_code != 0 and explain is not None:
+        lines, findings = explain(Dashboard(cluster), outcome.submission_id)
+        for line in lines:
+            render.say(render.visible(line))
+        recorder.take_findings(findings)
     recorder.end(outcome.status, outcome.exit_code, first)
     _say_snapshots(recorder, outcome.submission_id)
     return outcome.exit_code

@@ -161,6 +161,10 @@ class Recorder:
         )
         self._write(None)
 
+    def take_findings(self, findings: Sequence[dict[str, str]]) -> None:
+        """Record what was found out about the run, as `report` shows it."""
+        self._findings += findings
+
     def take_pauses(self, pauses: list[ListedPause]) -> None:
         """Record the job's pauses as they are listed now."""
         now_s = time.time() - self._started

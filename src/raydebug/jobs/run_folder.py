@@ -16,7 +16,7 @@ from raydebug.settings.files import atomic_write, state_dir
 VERSION = 1
 RUN, CHECK = "run", "check"
 KEPT = 50  # of each kind; a new run removes the oldest
-DOCUMENT, LOG, SNAPSHOTS = "run.json", "job.log", "snapshots"
+DOCUMENT, LOG, SNAPSHOTS, STACKS = "run.json", "job.log", "snapshots", "stacks.json"
 LAST = "last"
 
 

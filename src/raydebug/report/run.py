@@ -23,6 +23,7 @@ MOST_LISTED = 10_000
 _SIGNS = {"succeeded": "\N{CHECK MARK}", "failed": "\N{MULTIPLICATION X}", "stopped": "\N{BLACK SQUARE}",
           "running": "\N{BLACK RIGHT-POINTING TRIANGLE}"}  # fmt: skip
 _SEVERITIES = ("error", "warning", "note")
+_FINDING = (("why", "why"), ("see", "evidence"), ("fix", "fix"), ("run", "command"))
 _SHORT = 8  # words of the command in the head; the last section has all
 _WIDE = 100  # longest command on one line
 _OPTION = re.compile(r"--\w|[\w.+~@/-]+=")
@@ -195,7 +196,7 @@ def _finding(finding: Mapping[str, str]) -> Markup:
         tag("code", finding.get("code", "")),
         class_="mark",
     )
-    parts = [tag("div", tag("dt", word), tag("dd", finding[word])) for word in ("why", "fix") if finding.get(word)]
+    parts = [tag("div", tag("dt", word), tag("dd", finding[key])) for word, key in _FINDING if finding.get(key)]
     body = tag("div", tag("p", finding.get("what", ""), class_="title"), tag("dl", parts) if parts else None)
     return tag("li", mark, body)
 

@@ -18,6 +18,7 @@ from raydebug import render
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import RaydebugError
 from raydebug.gateway.gateway_client import request
+from raydebug.jobs.run_folder import STACKS
 from raydebug.protocol import messages
 from raydebug.settings.files import atomic_write
 from raydebug.stacks.collect import as_document, fetch_tasks, take
@@ -33,7 +34,6 @@ TICK_S = 1.0
 SAMPLES_PER_LIMIT, APART_AT_LEAST_S = 10, 5.0
 MAX_SAMPLES = 12
 PAUSE_TIMEOUT_S = 4.0
-FILE = "stacks.json"
 NO_HANG = ("moving", "paused", "none")
 Action = Literal["report", "pause", "stop"]
 
@@ -124,8 +124,8 @@ class HangWatch:
             lines.append(f"next: {verdict['next']}{name_option(cluster.name)}")
         if recorder.folder is not None:
             with contextlib.suppress(OSError):  # a full disk
-                atomic_write(recorder.folder / FILE, json.dumps(document))
-                lines.append(f"stacks: raydebug stacks --from {recorder.folder / FILE}")
+                atomic_write(recorder.folder / STACKS, json.dumps(document))
+                lines.append(f"stacks: raydebug stacks --from {recorder.folder / STACKS}")
         if self._action == "pause" and verdict["pids"]:
             lines.append(_pause(cluster, verdict["pids"][0], sample))
         for line in lines:
