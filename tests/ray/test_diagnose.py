@@ -21,12 +21,16 @@ ray.get(work.remote())
 
 @pytest.mark.timeout(120)
 def test_failed_job(run, cluster: Cluster) -> None:
-    """`run` names cause and fix of a job that fails in a worker; `diagnose` shows the worker's line afterwards."""
+    """`run` names cause and fix of a job that fails in a worker; `diagnose` shows the worker's line and its snapshot."""
     job: Run = run("--", "python", "-c", WORKER_FAILS)
     said = job.end(code=1)
     assert "diagnosis: a package is not installed where it is imported (missing-python-package)" in said, said
     job_id = next(line for line in said.splitlines() if line.startswith("next: raydebug diagnose ")).rpartition(" ")[2]
     done = raydebug("diagnose", job_id, "--name", cluster.name, "--json")
-    first = json.loads(done.stdout)["diagnoses"][0]
+    document = json.loads(done.stdout)
+    first = document["diagnoses"][0]
     assert (done.returncode, first["class"], first["confidence"]) == (1, "missing-python-package", "exact")
     assert "no_such_package_anywhere" in first["evidence"][0]["text"]
+    assert [one["command"] for one in document["related"]] == [f"raydebug open {job_id}"]
+    recorded = json.loads(raydebug("report", job_id, "--json").stdout)
+    assert [one["code"] for one in recorded["findings"]] == ["missing-python-package"]
