@@ -21,7 +21,7 @@ ray.get(work.remote())
 
 @pytest.mark.timeout(120)
 def test_failed_job(run, cluster: Cluster) -> None:
-    """`run` names cause and fix of a job that fails in a worker; `diagnose` shows the worker's line and its snapshot."""
+    """`run` names cause and fix of a job that fails in a worker; `diagnose` shows its line and its snapshot."""
     job: Run = run("--", "python", "-c", WORKER_FAILS)
     said = job.end(code=1)
     assert "diagnosis: a package is not installed where it is imported (missing-python-package)" in said, said
