@@ -46,7 +46,7 @@ main()
 
 @pytest.mark.timeout(120)
 def test_tensors_and_batches(tmp_path: Path) -> None:
-    """Tensors with their spread, NaN and shared memory, a config's values and a batch's parts are there offline."""
+    """Offline, tensors have statistics, NaN counts and shared memory, and configs and batches have their content."""
     path = tmp_path / "t.snapshot.gz"
     subprocess.run([sys.executable, "-c", CRASH, str(path)], check=True, timeout=100)
     looks = ["tensor weights", "tensor view", "p view.shape", "p rewards", "p grads", "p data.meta_info", "p config",

@@ -1,4 +1,4 @@
-"""Tensors in snapshots: what is said of each kind, what is never read, and the names of torch that this relies on."""
+"""Summaries of tensors in snapshots, the values that are never read, and the names of torch that the code uses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from raydebug.worker.saved_values import Values
 
 
 def summary_of(value: Any, **options: Any) -> dict[str, Any]:
-    """Return what a snapshot says of a tensor."""
+    """Return the summary of a tensor."""
     values = Values(time.monotonic() + 10, 10**6, **options)
     index = values.add([("x", value)], 3)["x"]
     found: dict[str, Any] = dict(values.saved[index]["tensor"])
@@ -26,7 +26,7 @@ def summary_of(value: Any, **options: Any) -> dict[str, Any]:
 
 
 def test_values_of_a_small_tensor():
-    """Shape, dtype, first values as they lie, NaN and infinity counted, statistics of the others."""
+    """The summary has shape, dtype, first values, the numbers of NaN and Inf, and statistics of the other values."""
     found = summary_of(torch.tensor([[1.0, float("nan")], [float("inf"), 3.0]], dtype=torch.bfloat16))
     assert (found["shape"], found["dtype"], found["device"], found["stride"]) == ([2, 2], "bfloat16", "cpu", [2, 1])
     assert (found["nan"], found["inf"], found["min"], found["max"], found["mean"]) == (1, 1, 1.0, 3.0, 2.0)
@@ -48,7 +48,7 @@ def test_a_large_tensor_is_sampled_quickly():
 
 
 class OwnTensor(torch.Tensor):
-    """A subclass of which nothing may be called."""
+    """A subclass whose methods must not be called."""
 
     @classmethod
     def __torch_function__(cls, *_: Any, **__: Any) -> Any:
@@ -63,7 +63,7 @@ class OwnTensor(torch.Tensor):
 
 
 class OwnDispatch(torch.Tensor):
-    """A wrapper whose operators, also those for its shape, are the user's."""
+    """A wrapper that overrides all operators, also those for its shape."""
 
     @staticmethod
     def __new__(cls) -> Any:
@@ -77,18 +77,18 @@ class OwnDispatch(torch.Tensor):
 @pytest.mark.parametrize(
     ("value", "unread"),
     [
-        (torch.zeros(2, 3).as_subclass(OwnTensor), "a class of its own"),
-        (OwnDispatch(), "a class of its own"),
+        (torch.zeros(2, 3).as_subclass(OwnTensor), "a subclass"),
+        (OwnDispatch(), "a subclass"),
         (torch.zeros(2, 3, device="meta"), "on a device: a read would wait for it"),
         (torch.zeros(2, 3, dtype=torch.complex64), "complex numbers"),
         (torch.eye(2, 3).to_sparse(), "not strided"),
-        (numpy.zeros((2, 3)).view(numpy.memmap), "a class of its own"),
+        (numpy.zeros((2, 3)).view(numpy.memmap), "a subclass"),
         (numpy.array([["a"] * 3] * 2), "values of type U"),
     ],
     ids=["subclass", "dispatch", "device", "complex", "sparse", "memmap", "texts"],
 )
 def test_what_is_not_read(value: Any, unread: str):
-    """Of a subclass, a device, a sparse or mapped tensor there is the shape, and why there are no values."""
+    """A subclass, a tensor on a device, a sparse or mapped one has its shape, and the reason why it has no values."""
     found = summary_of(value)
     assert (found["shape"], found["unread"]) == ([2, 3], unread)
 
@@ -112,7 +112,7 @@ def test_every_layout(value: Any, sampled: int):
 
 
 def test_after_an_error_of_cuda():
-    """After an error of CUDA, also one behind the exception, no tensor is read."""
+    """After a CUDA error, also one in the chain of the exception, no tensor is read."""
 
     def work() -> None:
         weights = torch.zeros(3)
@@ -128,4 +128,4 @@ def test_after_an_error_of_cuda():
         summary = snapshot.summarize(error, frames, "crash")
         document = json.loads(gzip.decompress(snapshot.write(error, frames, summary, "MainThread")))
     weights = document["values"][document["frames"][0]["locals"]["weights"]]["tensor"]
-    assert (weights["shape"], weights["unread"]) == ([3], "after an error of CUDA")
+    assert (weights["shape"], weights["unread"]) == ([3], "after a CUDA error")

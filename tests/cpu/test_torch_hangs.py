@@ -30,11 +30,11 @@ HANGS: dict[str, tuple[str, str, list[int], tuple[str, ...]]] = {
                  ("rank 2 calls broadcast [4] Float at ", "Trainer.sync_metrics; rank 0,1 call all_reduce [1000] Float",
                   "in collective 4 of group 0 default_pg gloo")),
     "missing": ("missing-rank", "certain", [1],
-                ("rank 1 of Trainer missingTrainer did not come to all_reduce [1000] Float: it is at ",
+                ("rank 1 of Trainer missingTrainer did not join all_reduce [1000] Float: it is at ",
                  "Trainer.load_batch; rank 0 waits in collective 4", "Trainer.sync_gradients")),
     "skipped": ("missing-rank", "certain", [1], ("it is idle, its task has returned; rank 0 waits in collective 4",)),
     "unrecorded": ("missing-rank", "likely", [1],
-                   ("rank 1 did not come to all_reduce: it is at ", "Trainer.load_batch; rank 0 of Trainer")),
+                   ("rank 1 did not join all_reduce: it is at ", "Trainer.load_batch; rank 0 of Trainer")),
     "crashed": ("crashed-peer", "certain", [3],
                 ("the process of rank 3 of Trainer", "is gone; rank 1 waits in collective 4")),
     "loader": ("data-loader", "likely", [],
@@ -84,7 +84,7 @@ def look(cluster: Cluster, job: Run, *options: str) -> dict[str, Any]:
 
 
 def settle(read: Callable[[], dict[str, Any]], is_it: Callable[[dict[str, Any]], bool], job: Run) -> dict[str, Any]:
-    """Look until a verdict is as expected."""
+    """Read stacks until the verdict is as expected."""
     deadline, document = time.monotonic() + SETTLED_S, read()
     while not is_it(document["verdict"]):
         is_over = job.process.poll() is not None or time.monotonic() > deadline
@@ -97,7 +97,7 @@ def settle(read: Callable[[], dict[str, Any]], is_it: Callable[[dict[str, Any]],
 @pytest.mark.timeout(360)
 @pytest.mark.parametrize("how", HANGS)
 def test_planted_hang(cluster: Cluster, jobs: dict[str, Run], how: str) -> None:
-    """The verdict gives the reason of a planted hang, the rank, its line and the collective."""
+    """The verdict on a planted hang has the reason, the rank, its line and the collective."""
     kind, certainty, ranks, words = HANGS[how]
     document = settle(
         lambda: look(cluster, jobs[how]),

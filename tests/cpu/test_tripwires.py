@@ -111,7 +111,7 @@ def test_first_output_that_is_not_finite(
     mode: str, text: str, commands: tuple[str, ...], shown: list[str], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """A module whose output is infinite stops its process with the tensor in the frame, once; it goes on to its end."""
+    """A module with an infinite output pauses its process once, with the tensor in the frame; then it continues."""
     with open_gateway(tmp_path) as gateway:
         program = PausedProgram(gateway, tmp_path, PROGRAM, START_LIMIT_S, MODE=mode, **{STOP_ON: "nonfinite"})
         try:
@@ -130,7 +130,7 @@ def test_first_output_that_is_not_finite(
 
 @pytest.mark.timeout(600)
 def test_first_gradient_that_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where every output is finite and a gradient is not, the process stops in the backward pass."""
+    """If every output is finite and a gradient is not, the process pauses in the backward pass."""
     program_text = PROGRAM.replace("/ by,", "* 1.0,")
     with open_gateway(tmp_path) as gateway:
         program = PausedProgram(
@@ -152,7 +152,7 @@ def test_first_gradient_that_is_not_finite(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["healthy", "inference"])
 def test_nothing_to_stop_at(mode: str, tmp_path: Path) -> None:
-    """A finite training, in which modules also work in place, and a process that does not train run to their end."""
+    """A finite training with in-place modules, and a process that does not train, run to their end."""
     with open_gateway(tmp_path) as gateway:
         program = PausedProgram(gateway, tmp_path, PROGRAM, START_LIMIT_S, MODE=mode, **{STOP_ON: "nonfinite"})
         try:
@@ -185,13 +185,13 @@ print("finished", flush=True)
 
 @pytest.mark.timeout(600)
 def test_a_container_that_raises(tmp_path: Path) -> None:
-    """An output that cannot be looked at ends the checks of its process, with one line in the log, and not the job."""
+    """An output that raises when it is read ends the checks of its process, with one line in the log, not the job."""
     with open_gateway(tmp_path) as gateway:
         program = PausedProgram(gateway, tmp_path, HOSTILE, START_LIMIT_S, **{STOP_ON: "nonfinite"})
         try:
             assert program.process.wait(START_LIMIT_S) == 0, program.complained
             assert program.said == "finished\n"
-            assert program.complained == "raydebug: --stop-on nonfinite ends: RuntimeError: mine\n"
+            assert program.complained == "raydebug: --stop-on nonfinite is turned off: RuntimeError: mine\n"
         finally:
             program.close()
 
@@ -242,7 +242,7 @@ def diverging(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 @pytest.mark.timeout(2400)
 def test_a_training_that_diverges(diverging: Callable[..., Run], cluster: Cluster) -> None:
-    """The rank stops at its first module that is not finite, then the trainer at the end of the step, by the metric."""
+    """The rank pauses at its first module that is not finite, the trainer at the end of the step, by the metric."""
     metric = "nan(actor/pg_loss)"
     job = diverging("--stop-on", "nonfinite", "--stop-when", metric, "--stop-when", "nan(actor/gradnorm)")
     (rank,) = job.pauses(1, TRAINING_LIMIT_S)
@@ -273,6 +273,6 @@ def test_a_training_that_diverges(diverging: Callable[..., Run], cluster: Cluste
     assert attach(cluster, trainer["id"], "p metrics['actor/pg_loss']").stdout.strip() == "nan"
     attach(cluster, trainer["id"], "c")
     text = job.end(timeout_s=TRAINING_LIMIT_S)
-    assert "has no metric 'actor/gradnorm', so it trips only if a later step has one; the metrics are, the" in text
+    assert "has no metric 'actor/gradnorm', so it trips only if a later step has one; its metrics, the" in text
     assert "actor/pg_loss of step 1: nan" in text
     assert "succeeded (2 pauses)" in text

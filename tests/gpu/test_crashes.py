@@ -41,7 +41,7 @@ pick(torch.tensor([7], device="cuda"))
 
 
 def test_device_assert(serve, look):
-    """After a device-side assert the pause works on: Python values are shown, tensors say why they are not read."""
+    """After a device-side assert the pause still works: Python values are shown, tensors say why they are not read."""
     program = serve(DEVICE_ASSERT, **POST_MORTEM)
     assert program.pause["exception"].startswith("AcceleratorError: CUDA error: device-side assert")
     assert program.pause["function"] == "synchronize", "the innermost frame is torch's own"

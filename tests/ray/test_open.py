@@ -15,7 +15,7 @@ pytestmark = pytest.mark.xdist_group("ray-snapshots")
 
 @pytest.mark.timeout(120)
 def test_a_job_that_crashed(run):
-    """The command that the job's log names opens the crash: the frame that raised, its locals; the report lists it."""
+    """The command in the job's log opens the crash with its frame and locals; the report lists it."""
     job: Run = run("--debugger", "off", "--", "python", "crashes.py", "actor")
     text = job.end(1)
     found = re.search(r"look at it with: raydebug open (\S+)", text)
@@ -36,7 +36,7 @@ def test_a_job_that_crashed(run):
 
 @pytest.mark.timeout(120)
 def test_ranks_that_crash_in_the_same_way(run):
-    """Of many ranks that raise the same, `open --list` has one row with all of them."""
+    """`open --list` has one row for all ranks that crash in the same way."""
     job: Run = run("--", "python", "crashes.py", "many", "4")
     text = job.end(0, timeout_s=100)
     found = re.search(r"raydebug open (raydebug-\S+)", text)

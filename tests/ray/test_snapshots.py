@@ -41,7 +41,7 @@ def raised_in(document: dict[str, Any]) -> str:
 
 @pytest.mark.timeout(240)
 def test_every_kind_of_process(run):
-    """A crash of a task, an actor, its __init__, an async actor, a generator, a driver and a child leaves one file."""
+    """A crash of a task, an actor, its __init__, an async actor, a generator, a driver or a child writes one file."""
     kinds = ["task", "actor", "init", "async", "generator", "driver", "child"]
     jobs: dict[str, Run] = {kind: run("--debugger", "off", "--", "python", "crashes.py", kind) for kind in kinds}
     for kind, job in jobs.items():
@@ -59,8 +59,8 @@ def test_every_kind_of_process(run):
 
 
 @pytest.mark.timeout(120)
-def test_what_leaves_none(run):
-    """A cancelled task is no crash, and --no-snapshots turns snapshots off."""
+def test_no_snapshot(run):
+    """A cancelled task has no snapshot, nor has a crash with --no-snapshots."""
     jobs = [run("--", "python", "crashes.py", "cancelled"), run("--no-snapshots", "--", "python", "crashes.py", "task")]
     for job in jobs:
         job.end(1)
@@ -79,7 +79,7 @@ def test_two_jobs_at_once(run):
 
 @pytest.mark.timeout(120)
 def test_a_folder_that_cannot_be_written(run):
-    """A full disk, here a file in place of the folder, costs one line; log and exit code of the job are the same."""
+    """With a full disk, here a file in place of the folder, one line says so; log and exit code stay the same."""
     job: Run = run("--", "python", "crashes.py", "task")
     wait_for(lambda: "job raydebug-" in job.text, "the job", run=job)
     folder = folder_of(job)
@@ -93,7 +93,7 @@ def test_a_folder_that_cannot_be_written(run):
 
 @pytest.mark.timeout(180)
 def test_of_a_pause(run, tmp_path):
-    """A snapshot of a post-mortem pause is that of the crash; the pause stays, and a wrong id is refused."""
+    """A snapshot of a post-mortem pause shows the crash; the pause stays, and a wrong id is refused."""
     job: Run = run("--debugger", "post-mortem", "--no-snapshots", "--", "python", "crashes.py", "actor")
     (pause,) = job.pauses(1)
     file = tmp_path / "x.snapshot.gz"

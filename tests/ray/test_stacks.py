@@ -42,7 +42,7 @@ def verdict_on(job: Run, *options: str) -> dict[str, Any]:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("how", HANGS)
 def test_planted_hang(run, how: str) -> None:
-    """The verdict on a planted hang gives its kind, its line and what is waited for."""
+    """The verdict on a planted hang has its kind, its line and what the process waits for."""
     kind, function, words = HANGS[how]
     job: Run = run("--", "python", "hangs/planted.py", how)
     deadline, document = time.monotonic() + SETTLED_S, {}
@@ -72,7 +72,7 @@ def test_slow_job(run, how: str) -> None:
 
 @pytest.mark.timeout(120)
 def test_hang_is_in_the_run_folder(run, private_state: Path) -> None:
-    """`--hang-after` leaves stacks and verdict in the run folder and its log, and stops the job with 124 if asked."""
+    """`--hang-after` writes stacks and verdict to the run folder and its log, and with `stop` ends the job with 124."""
     job: Run = run("--hang-after", "6", "--on-hang", "stop", "--", "python", "hangs/planted.py", "http")
     text = job.end(code=124)
     assert " hangs: no step and no moving stack for 6 s\nverdict (likely): Actor (pid " in text
@@ -88,7 +88,7 @@ def test_hang_is_in_the_run_folder(run, private_state: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_hang_is_paused(run) -> None:
-    """`--on-hang pause` pauses the process that the verdict names, at its next line; then the job hangs no longer."""
+    """`--on-hang pause` pauses the process that the verdict names, at its next line."""
     job: Run = run("--hang-after", "6", "--on-hang", "pause", "--", "python", "hangs/planted.py", "poll")
     (pause,) = job.pauses(1)
     assert (pause["kind"], pause["function"]) == ("requested", "Actor.poll")
@@ -98,9 +98,9 @@ def test_hang_is_paused(run) -> None:
 
 @pytest.mark.timeout(120)
 def test_slow_or_paused_job_does_not_hang(run) -> None:
-    """A job that computes does not hang, nor one that is paused, however short the limit.
+    """A job that computes does not hang, nor does one that is paused, however short the limit.
 
-    It computes: two samples of a job that sleeps here and there may find it at one line by chance.
+    The job does not sleep: two samples could find it at the same line by chance.
     """
     slow: Run = run("--hang-after", "6", "--on-hang", "stop", "--", "python", "hangs/planted.py", "crunch")
     paused: Run = run("--hang-after", "6", "--on-hang", "stop", "--break", "hangs/planted.py:Actor.nap",
@@ -139,7 +139,7 @@ def test_native_frames(run) -> None:
 
 @pytest.mark.timeout(120)
 def test_ctrl_c_between_samples(run) -> None:
-    """Ctrl-C ends `stacks --samples` with 130, without a traceback; the job goes on."""
+    """Ctrl-C ends `stacks --samples` with 130, without a traceback; the job continues."""
     job: Run = run("--", "python", "hangs/planted.py", "sleep")
     while not verdict_on(job)["groups"]:
         time.sleep(0.3)

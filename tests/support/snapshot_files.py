@@ -1,4 +1,4 @@
-"""Snapshots for tests of the side that reads them, made from the contract alone (protocol/snapshot.py)."""
+"""Snapshots for tests of the reading side, made only from the description of the format (protocol/snapshot.py)."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Saved:
         self.values: list[Document] = []
 
     def add(self, **value: Any) -> int:
-        """Add a value as it is."""
+        """Add a value with these fields."""
         self.values.append(value)
         return len(self.values) - 1
 
     def of(self, value: Any) -> int:
-        """Add a plain Python value, with what is in it."""
+        """Add a plain Python value and the values in it."""
         kind = type(value).__name__
         if isinstance(value, str):
             return self.add(type="str", text=value, length=len(value))

@@ -1,4 +1,4 @@
-"""What a rank tells of the flight recorder, from a recorded dump; tests/cpu/test_torch_hangs.py has a real torch."""
+"""What a rank reports from the flight recorder, on a recorded dump; tests/cpu/test_torch_hangs.py uses a real torch."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def rank(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_calls_of_a_group(rank) -> None:
-    """A collective is told with its number, operation, sizes and whether it is done; the record passes the gateway."""
+    """A call has number, operation, sizes and whether it is completed; the gateway accepts the record."""
     done = json.loads(ENTRY)
     rank(done, {**done, **BROADCAST}, {**done, "collective_seq_id": 7, "is_p2p": True})
-    told = records.read(json.loads(json.dumps(stacks.collect())), records.StacksRecord)
-    (group,) = told["collectives"]
-    assert (told["rank"], told["world"]) == (2, 3)
+    read = records.read(json.loads(json.dumps(stacks.collect())), records.StacksRecord)
+    (group,) = read["collectives"]
+    assert (read["rank"], read["world"]) == (2, 3)
     assert (group["name"], group["description"], group["ranks"]) == ("0", "default_pg", [0, 1, 2])
     assert group["calls"] == [
         {
@@ -70,8 +70,8 @@ def test_calls_of_a_group(rank) -> None:
     ]
 
 
-def test_size_of_what_is_told(rank) -> None:
-    """Of 2,000 calls the newest that are done and the oldest that wait are told, 10 of each."""
+def test_number_of_calls(rank) -> None:
+    """Of 2,000 calls the newest 10 that are completed and the oldest 10 that are pending are reported."""
     entry = json.loads(ENTRY)
     rank(*({**entry, "collective_seq_id": seq, "retired": seq < 1900} for seq in range(2000)))
     (group,) = flight_recorder.read_groups()
@@ -79,7 +79,7 @@ def test_size_of_what_is_told(rank) -> None:
 
 
 def test_group_whose_calls_are_overwritten(rank) -> None:
-    """A recorder that has overwritten its oldest calls is told as full."""
+    """A recorder that has overwritten its oldest calls is reported as full."""
     entry = {**json.loads(ENTRY), "process_group": ["1", "undefined"]}
     rank(*({**entry, "collective_seq_id": seq} for seq in range(2000)))
     (group,) = flight_recorder.read_groups()
@@ -87,7 +87,7 @@ def test_group_whose_calls_are_overwritten(rank) -> None:
 
 
 def test_two_backends(rank) -> None:
-    """A process group with gloo and NCCL counts the collectives of each: NCCL has a recorder of its own."""
+    """The collectives of gloo and NCCL in one process group are counted apart: NCCL has its own recorder."""
     entry = json.loads(ENTRY)
     rank(entry)
     nccl = json.dumps({"entries": [{**entry, "profiling_name": "nccl:_all_gather_base"}]}).encode()
@@ -100,14 +100,14 @@ def test_two_backends(rank) -> None:
 
 @pytest.mark.parametrize("size", ["0", "1000000"])
 def test_recorder_of_another_size(rank, monkeypatch: pytest.MonkeyPatch, size: str) -> None:
-    """A recorder that the user has turned off, or made so large that reading takes seconds, is not read."""
+    """A recorder that is turned off, or so large that reading it takes seconds, is not read."""
     rank(json.loads(ENTRY))
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", size)
     assert flight_recorder.read_groups() == []
 
 
 def test_fork_of_a_rank(rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fork of a rank, such as a DataLoader's worker, is no rank: the recorder that it has is its parent's."""
+    """A fork of a rank, such as a DataLoader worker, is no rank: its recorder is a copy of its parent's."""
     rank(json.loads(ENTRY))
     monkeypatch.setattr(flight_recorder, "of_parent", False)
     flight_recorder.note_fork()
@@ -115,6 +115,6 @@ def test_fork_of_a_rank(rank, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_damaged_dump(rank) -> None:
-    """A dump that another torch has made otherwise costs the collectives, and not the stacks."""
+    """With a dump in an unknown format the collectives are missing, but not the stacks."""
     rank({"process_group": "0"})
     assert stacks.collect()["rank"] == 2

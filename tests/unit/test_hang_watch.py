@@ -1,4 +1,4 @@
-"""When `run --hang-after` takes a job for hanging: by the clock, without a job."""
+"""When a job hangs for `run --hang-after`: with given times, without a job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STUCK = [*(collective(rank) for rank in range(3)), process(3, *LOADING)]
 
 
 def watch(progress: Progress, sample: Any, begin: int, end: int) -> list[int]:
-    """Let seconds pass in which nothing is printed; return those at which the job hangs."""
+    """Pass seconds without new output; return those at which the job is reported to hang."""
     hangs = []
     for second in range(begin, end):
         progress.note("nothing new", second, paused=False)
@@ -27,7 +27,7 @@ def moving(second: int) -> list[Any]:
 
 
 def test_hang_is_reported_once() -> None:
-    """A job hangs when the limit is over without progress, and again only after progress."""
+    """A job hangs after the limit without progress, and is reported again only after progress."""
     progress = Progress(LIMIT_S, 0)
     assert watch(progress, STUCK, 1, 500) == [101]
     progress.note("a step", 500, paused=False)
@@ -42,7 +42,7 @@ def test_moving_stack_is_progress() -> None:
 
 
 def test_pause_is_no_hang() -> None:
-    """A job that is paused by us never hangs; neither does one without a process of its own yet."""
+    """A job that raydebug has paused never hangs, nor does one that has no process yet."""
     progress = Progress(LIMIT_S, 0)
     for second in range(1, 1000):
         progress.note("nothing new", second, paused=True)
@@ -52,7 +52,7 @@ def test_pause_is_no_hang() -> None:
 
 
 def test_samples_are_rare() -> None:
-    """No stacks are taken in the first half of the limit, then every tenth of it."""
+    """No stacks are taken in the first half of the limit; after that, one sample every tenth of it."""
     progress = Progress(LIMIT_S, 0)
     taken = []
     for second in range(1, 101):

@@ -1,4 +1,4 @@
-"""Reading snapshots: what is refused and how, what a hostile file cannot do, and which files belong to a run."""
+"""Reading snapshots: files that are refused, hostile files, expressions, and the snapshots of a run."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_damaged_file_says_what_helps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "fifo", "device"])
 def test_what_is_no_file(tmp_path: Path, kind: str) -> None:
-    """A missing file, a folder, a pipe and a device are refused, and nothing waits for them."""
+    """A missing file, a folder, a pipe and a device are refused without waiting for them."""
     path = tmp_path / f"x{SUFFIX}"
     if kind == "folder":
         path.mkdir()
@@ -129,28 +129,28 @@ def broken(change: Callable[[Document], object]) -> Document:
     ("change", "cause"),
     [
         (lambda d: d.pop("values"), "'values' is missing"),
-        (lambda d: d.update(values=5), "'values' is not what it should be"),
-        (lambda d: d["frames"][0].update(line="45"), "'line' is not what it should be"),
-        (lambda d: d["frames"][0].update(line=True), "'line' is not what it should be"),
-        (lambda d: d["frames"][0].update(line=-1), "'line' refers to nothing"),
-        (lambda d: d["frames"][0].update(source_from=10**12), "'line' refers to nothing"),
-        (lambda d: d["frames"][0].update(line=2**64), "'line' is not what it should be"),
-        (lambda d: d["frames"][0].update(source=[1]), "'source' is not what it should be"),
-        (lambda d: d["frames"][0]["locals"].update(x=10**6), "'locals' refers to nothing"),
-        (lambda d: d["values"][1].update(items=[-1]), "'items' refers to nothing"),
-        (lambda d: d["values"][1].update(pairs=[[0]]), "'pairs' is not what it should be"),
-        (lambda d: d["values"][1].update(pairs=[[0, 10**6]]), "'pairs' refers to nothing"),
-        (lambda d: d["values"][1].update(attributes={"x": 10**6}), "'attributes' refers to nothing"),
-        (lambda d: d["values"][1].update(tensor={"shape": [2**62] * 1000}), "'shape' refers to nothing"),
-        (lambda d: d["values"][1].update(tensor={"first": [{}]}), "'first' is not what it should be"),
-        (lambda d: d["exceptions"][0].update(frames=[99]), "'frames' refers to nothing"),
-        (lambda d: d["exceptions"][0].update(parent=99), "'parent' refers to nothing"),
-        (lambda d: d["summary"].update(rank="0"), "'rank' is not what it should be"),
-        (lambda d: d.update(summary=[]), "'summary' is not what it should be"),
+        (lambda d: d.update(values=5), "'values' is invalid"),
+        (lambda d: d["frames"][0].update(line="45"), "'line' is invalid"),
+        (lambda d: d["frames"][0].update(line=True), "'line' is invalid"),
+        (lambda d: d["frames"][0].update(line=-1), "'line' is out of range"),
+        (lambda d: d["frames"][0].update(source_from=10**12), "'line' is out of range"),
+        (lambda d: d["frames"][0].update(line=2**64), "'line' is invalid"),
+        (lambda d: d["frames"][0].update(source=[1]), "'source' is invalid"),
+        (lambda d: d["frames"][0]["locals"].update(x=10**6), "'locals' is out of range"),
+        (lambda d: d["values"][1].update(items=[-1]), "'items' is out of range"),
+        (lambda d: d["values"][1].update(pairs=[[0]]), "'pairs' is invalid"),
+        (lambda d: d["values"][1].update(pairs=[[0, 10**6]]), "'pairs' is out of range"),
+        (lambda d: d["values"][1].update(attributes={"x": 10**6}), "'attributes' is out of range"),
+        (lambda d: d["values"][1].update(tensor={"shape": [2**62] * 1000}), "'shape' is out of range"),
+        (lambda d: d["values"][1].update(tensor={"first": [{}]}), "'first' is invalid"),
+        (lambda d: d["exceptions"][0].update(frames=[99]), "'frames' is out of range"),
+        (lambda d: d["exceptions"][0].update(parent=99), "'parent' is out of range"),
+        (lambda d: d["summary"].update(rank="0"), "'rank' is invalid"),
+        (lambda d: d.update(summary=[]), "'summary' is invalid"),
     ],
 )
 def test_documents_that_break_the_contract(tmp_path: Path, change: Callable[[Document], object], cause: str) -> None:
-    """A field of a wrong type and an index that leads nowhere refuse the document, and the field is named."""
+    """A document with a field of a wrong type, or an index out of range, is refused, and the error names the field."""
     path = write(tmp_path, broken(change))
     with pytest.raises(RaydebugError) as failure:
         read_document(path)
@@ -158,7 +158,7 @@ def test_documents_that_break_the_contract(tmp_path: Path, change: Callable[[Doc
 
 
 def test_what_later_versions_add_is_dropped(tmp_path: Path) -> None:
-    """Unknown fields are left out, and null means that a field is not there."""
+    """Unknown fields are dropped, and null means that a field is missing."""
     path = write(tmp_path, {**GOOD, "more": 1, "step": None, "summary": {**GOOD["summary"], "rank": None, "x": 1}})
     document = read_document(path)
     assert "more" not in document
@@ -234,7 +234,7 @@ def values() -> Values:
     ],
 )
 def test_expressions(values: Values, expression: str, text: str) -> None:
-    """Names, attributes, items and len() are looked up; of a tensor all that its summary has."""
+    """Names, attributes, items and len() are looked up; for a tensor, everything that its summary has."""
     assert values.text(values.evaluate(GOOD["frames"][0]["locals"], expression), 1_000) == text
 
 
@@ -262,7 +262,7 @@ def test_expressions(values: Values, expression: str, text: str) -> None:
     ],
 )  # fmt: skip
 def test_expressions_that_are_refused(values: Values, expression: str, why: str) -> None:
-    """Code is refused with the reason, and what is missing is named with what is there."""
+    """Code is refused with the reason; an error about a missing part says which parts exist."""
     with pytest.raises(NotThere, match=re.escape(why)):
         values.evaluate(GOOD["frames"][0]["locals"], expression)
 
@@ -282,12 +282,12 @@ def test_expressions_that_are_refused(values: Values, expression: str, why: str)
     ],
 )
 def test_texts_of_values(values: Values, expression: str, text: str) -> None:
-    """Values read as Python writes them; what is cut, redacted or not to be printed says so."""
+    """Values look as Python writes them; cut, redacted and unprintable parts are marked."""
     assert values.text(values.evaluate(GOOD["frames"][1]["locals"], expression), 1_000) == text
 
 
 def test_missing_parts_say_why(values: Values) -> None:
-    """What was cut or redacted is told apart from what never was there."""
+    """The error for a missing part says whether it was cut, redacted, or never saved."""
     for expression, why in {
         "many[500]": "3 of its 1,000 items",
         "token.x": "redacted",
@@ -299,14 +299,14 @@ def test_missing_parts_say_why(values: Values) -> None:
 
 @pytest.mark.parametrize("text", ["(1,)", "()", "{'a': (1, 2), 'b': {3}}", "[None, True, 'x']"])
 def test_plain_values_read_as_written(text: str) -> None:
-    """A saved list, tuple, set or dict has the text that Python gives it."""
+    """A saved list, tuple, set or dict has the same text as in Python."""
     saved = Saved()
     index = saved.of(eval(text))
     assert Values(saved.values).text(index, 100) == text  # type: ignore[arg-type]
 
 
 def test_tensors_that_share_memory() -> None:
-    """The summary says what a sample is of, and which other names see the same memory."""
+    """The summary says how large the sample is, and which other names share the memory."""
     value: Any = {
         "type": "torch.Tensor",
         "tensor": {"shape": [100, 100], "sampled": 4096, "nan": 0, "unread": "sparse"},
@@ -337,7 +337,7 @@ def test_equal_crashes_are_grouped(run: Path) -> None:
     with pytest.raises(RaydebugError) as failure:
         choose_snapshot(found, "last", "9")
     assert str(failure.value) == (
-        "error: 'last' has no snapshot '9'\ncause: it has 1 to 2, the first is z0\n"
+        "error: 'last' has no snapshot '9'\ncause: it has 1 to 2; the first is z0\n"
         "fix: `raydebug open --list last` shows them"
     )
 
@@ -350,14 +350,14 @@ def test_processes_without_ranks(tmp_path: Path) -> None:
 
 
 def test_a_damaged_one_does_not_hide_the_others(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A snapshot that cannot be read is told, and the others are listed."""
+    """A damaged snapshot is skipped with a line that names it, and the others are listed."""
     (run / "snapshots" / f"\x1bx{SUFFIX}").write_bytes(b"")
     assert len(find_snapshots()) == 5
-    assert capsys.readouterr().err == f"left out: {run}/snapshots/\\x1bx{SUFFIX}: it is empty\n"
+    assert capsys.readouterr().err == f"skipped: {run}/snapshots/\\x1bx{SUFFIX}: it is empty\n"
 
 
 def test_a_run_without_crashes(run: Path) -> None:
-    """A run that left no snapshot is an error in three lines, with exit code 1."""
+    """A run without a snapshot is an error in three lines, with exit code 1."""
     for path in (run / "snapshots").iterdir():
         path.unlink()
     with pytest.raises(RaydebugError) as failure:
@@ -365,5 +365,5 @@ def test_a_run_without_crashes(run: Path) -> None:
     assert failure.value.exit_code == Exit.FAILED
     assert str(failure.value) == (
         "error: 'last' has no snapshot\ncause: none of its processes crashed, or it ran with --no-snapshots\n"
-        "fix: see what became of it: raydebug report last"
+        "fix: see the report of the run: raydebug report last"
     )

@@ -1,4 +1,4 @@
-"""`raydebug open`: the console over a snapshot, lists, the page, and the adapter for editors; without Ray or torch."""
+"""`raydebug open`: the console, lists, the page, and the adapter for editors; without Ray or torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path, file: Path) -> Path:
-    """The folder of a run with the crash of four ranks, and another one of a fifth."""
+    """The folder of a run in which four ranks crashed in the same way, and a fifth in another way."""
     folder = file.parent
     file.unlink()
     for rank in range(4):
@@ -77,14 +77,14 @@ crash in reward
 
 
 def test_opening_in_a_narrow_terminal(file: Path) -> None:
-    """The chain of exceptions, who crashed and the source come first; what raydebug says fits 60 columns."""
+    """The chain of exceptions, the process and the source come first; the lines of raydebug fit 60 columns."""
     done = raydebug("open", file)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", OPENING)
     assert max(map(len, done.stdout.splitlines()[4:])) <= 60
 
 
 def test_a_long_text_does_not_hide_the_chain(file: Path) -> None:
-    """Of an exception with many lines the first ones are shown, then the others of the chain; `exceptions` has all."""
+    """A long exception text is cut, so the rest of the chain stays visible; `exceptions` shows all of it."""
     document = crashed_reward()
     document["exceptions"][0]["text"] = "\n".join(f"line {number}" for number in range(50))
     document["exceptions"][1]["text"] = "a\nb"
@@ -99,7 +99,7 @@ def test_a_long_text_does_not_hide_the_chain(file: Path) -> None:
 
 
 def test_commands_of_the_live_console(file: Path) -> None:
-    """w, u, d, l, ll, a, p, tensor, tensors and exceptions show what was saved, as the live console does."""
+    """w, u, d, l, ll, a, p, tensor, tensors and exceptions show the snapshot as the live console shows a process."""
     script = ["w", "a", "p batch.weights.shape", "u", "l", "w all", "d", "l 43,44", "ll", "tensor view", "tensors",
               "exceptions", "exceptions 1", "p key", "score", "exceptions 0", "score"]  # fmt: skip
     done = raydebug("open", file, stdin="\n".join(script[:14]) + "\n")
@@ -146,7 +146,7 @@ def test_commands_of_the_live_console(file: Path) -> None:
 
 REMOTE = """\
 no frames of it are saved
-the traceback that Ray brought:
+the remote traceback, from Ray:
 Traceback of the other node \\x1b]0;owned\\x07\\u202egnp.exe"""
 
 
@@ -155,9 +155,9 @@ Traceback of the other node \\x1b]0;owned\\x07\\u202egnp.exe"""
     [
         ("p score + 1", REFUSED),
         ("import os", "SyntaxError: invalid syntax"),
-        ("n", "'n' needs a live process; a snapshot is what a crash left"),
-        ("continue", "'c' needs a live process; a snapshot is what a crash left"),
-        ("b 12", "'b' needs a live process; a snapshot is what a crash left"),
+        ("n", "'n' needs a live process; a snapshot has none"),
+        ("continue", "'c' needs a live process; a snapshot has none"),
+        ("b 12", "'b' needs a live process; a snapshot has none"),
         ("p", "p needs EXPR: p EXPR"),
         ("d", "Newest frame"),
         ("l 1,5", "the source is known from line 41"),
@@ -168,13 +168,13 @@ Traceback of the other node \\x1b]0;owned\\x07\\u202egnp.exe"""
     ],
 )
 def test_a_script_ends_at_the_first_failure(file: Path, command: str, said: str) -> None:
-    """`-x` as of `attach -x`: no opening, the first command that fails ends the script with exit code 1."""
+    """As in `attach -x`, nothing is printed at first, and the first command that fails ends the script with code 1."""
     done = raydebug("open", file, "-x", "p total", "-x", command, "-x", "p score")
     assert (done.returncode, done.stdout, done.stderr) == (1, "0.0\n", f"*** {said}\n")
 
 
 def test_a_script_that_works(file: Path) -> None:
-    """`-x` prints what the commands print, several of a line too; `q` ends it; exit code 0."""
+    """`-x` prints the output of its commands, also of several in one line; `q` ends it; the exit code is 0."""
     done = raydebug("open", file, "-x", "p total;; p score", "-x", "q", "-x", "p nope")
     assert (done.returncode, done.stdout, done.stderr) == (0, "0.0\n0.5\n", "")
     shown = raydebug("open", file, "-x", "h").stdout
@@ -184,7 +184,7 @@ def test_a_script_that_works(file: Path) -> None:
 
 
 def test_nothing_of_a_job_reaches_the_terminal(file: Path) -> None:
-    """Control and bidi characters in names, values, texts and files are shown, not sent, by every command."""
+    """Every command escapes control and bidi characters in names, values, texts and files."""
     document = crashed_reward(
         exception="\x1b[2J", message="\x07", file="\x1b[1m/x.py", function="\u202ef", actor="\x9b2J"
     )
@@ -242,7 +242,7 @@ def test_list_of_a_run(run: Path) -> None:
 
 
 def test_opening_of_a_run(run: Path) -> None:
-    """Of a run the first crash is opened, after the table of all; `--pick` opens another."""
+    """Opening a run lists all its crashes and opens the first; `--pick` opens another."""
     done = raydebug("open", f"{run}/")
     assert done.stdout == raydebug("open", run / "snapshots" / "z0.snapshot.gz").stdout
     assert done.stderr.endswith("opened: z0; --pick opens another\n")
@@ -263,7 +263,7 @@ def test_opening_of_a_run(run: Path) -> None:
     ],
 )
 def test_usage(run: Path, tmp_path: Path, arguments: str, code: int, error: str) -> None:
-    """What cannot be opened is said in three lines, with exit code 2; a run without a crash has exit code 1."""
+    """A target that cannot be opened is an error in three lines with exit code 2; a run without a crash has code 1."""
     (run / "empty").mkdir()
     done = raydebug(*arguments.replace("RUN", f"{run}/").split(), XDG_STATE_HOME=str(tmp_path / "state"))
     assert (done.returncode, done.stdout) == (code, "")
@@ -273,7 +273,7 @@ def test_usage(run: Path, tmp_path: Path, arguments: str, code: int, error: str)
 
 
 def test_the_prompt(file: Path, tmp_path: Path) -> None:
-    """A person types at the prompt: an error does not end it, an empty line repeats, Ctrl-C and `q` do as in pdb."""
+    """At the prompt an error does not end the session, an empty line repeats, Ctrl-C and `q` work as in pdb."""
     plain = {"TERM": "xterm", "NO_COLOR": "1", "PROMPT_TOOLKIT_NO_CPR": "1", "XDG_STATE_HOME": str(tmp_path)}
     child = pexpect.spawn(
         sys.executable, ["-c", WITHOUT, "open", str(file)], env={**os.environ, **plain}, encoding="utf-8",
@@ -301,7 +301,7 @@ def test_the_prompt(file: Path, tmp_path: Path) -> None:
 
 
 def test_page_of_a_crash(file: Path) -> None:
-    """`--html` writes one page for its owner only: chain, frames, locals, tensors; it has no program."""
+    """`--html` writes one page, readable by its owner only: chain, frames, locals, tensors; it has no script."""
     done = raydebug("open", file, "--html")
     path = Path(done.stdout.rstrip("\n"))
     assert path == file.with_name("c1.html")
@@ -316,7 +316,7 @@ def test_page_of_a_crash(file: Path) -> None:
 
 
 def test_page_of_the_last_run(run: Path, tmp_path: Path) -> None:
-    """`--html OUT` alone is of the last run."""
+    """`--html OUT` alone opens the last run."""
     runs = tmp_path / "state" / "raydebug" / "runs"
     runs.mkdir(parents=True)
     run.rename(runs / "raydebug-0629")
@@ -362,7 +362,7 @@ def test_the_report_links_the_crashes(run: Path) -> None:
 async def adapter(
     *argv: object, attach: dict[str, Any] | None = None, request: str = "attach"
 ) -> AsyncIterator[DapSession]:
-    """Start an adapter as an editor does, and attach; it has to end by itself after a disconnect."""
+    """Start an adapter as an editor does, and attach; it has to exit after a disconnect."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(sys.executable, *map(str, argv), stdin=pipe, stdout=pipe)
     assert process.stdin is not None
@@ -383,7 +383,7 @@ async def adapter(
 
 @pytest.mark.parametrize("way", ["attach", "launch", "path"])
 def test_a_debug_session(file: Path, way: str) -> None:
-    """The adapter shows a snapshot as a stopped program: threads, frames, values as a tree, source; it does not run."""
+    """The adapter shows a snapshot as a stopped program that cannot run: threads, frames, a tree of values, source."""
     argv: tuple[object, ...] = ("-c", WITHOUT, "adapter", "--snapshot", file)
     if way == "path":
         asyncio.run(look(adapter(editors_adapter.__file__, attach={"snapshot": str(file)})))
@@ -432,7 +432,7 @@ async def look(opened: contextlib.AbstractAsyncContextManager[DapSession]) -> No
         about = await session.request("exceptionInfo", {"threadId": 2})
         assert (about["exceptionId"], about["details"]["message"]) == ("KeyError", "'gsm8k'")
         for command in ("continue", "next", "stepIn", "stepOut", "pause", "restartFrame"):
-            with pytest.raises(RequestFailed, match="a snapshot does not run: it is what a crash left"):
+            with pytest.raises(RequestFailed, match="a snapshot does not run: it has no process"):
                 await session.request(command, {"threadId": 1})
         for command in ("stackTrace", "scopes", "variables", "evaluate", "exceptionInfo", "source"):
             for arguments in (
@@ -462,7 +462,7 @@ def test_a_session_says_what_cannot_be_opened(tmp_path: Path) -> None:
 
 
 def test_source_of_this_machine(tmp_path: Path) -> None:
-    """A file that is here and still has the saved lines is opened itself; a changed one is not."""
+    """The editor opens the local file if it still has the saved lines, otherwise the saved source."""
     from raydebug.snapshot.session import SnapshotSession
 
     path = tmp_path / "reward.py"
@@ -482,7 +482,7 @@ def test_source_of_this_machine(tmp_path: Path) -> None:
 
 
 def test_launch_json_for_a_crash(file: Path, tmp_path: Path) -> None:
-    """`vscode --snapshot` writes a configuration without a cluster; a file has its whole path."""
+    """`vscode --snapshot` writes a configuration without a cluster, with the absolute path of a file."""
     done = raydebug("vscode", "--snapshot", "last", "--print")
     configuration = json.loads(done.stdout)
     assert (configuration["name"], configuration["snapshot"], configuration["request"]) == (

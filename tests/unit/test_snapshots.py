@@ -1,4 +1,4 @@
-"""Snapshots of crashes: what they hold, what they never call, their limits, and how they reach the gateway."""
+"""Snapshots of crashes: their content, the user's code that is never called, limits, and the way to the gateway."""
 
 # ruff: noqa: F841 - locals are what a snapshot is of
 from __future__ import annotations
@@ -121,7 +121,7 @@ except hostile_values.Silent as error:
 
 @pytest.mark.timeout(60)
 def test_hostile_values():
-    """Nothing of the user's classes is called; a dict of 10^6, a cycle, a deep list and 200 MB of text do no harm."""
+    """No code of the user's classes is called; a dict of 10^6, a cycle, a deep list and 200 MB of text do no harm."""
     support = str(Path(__file__).resolve().parents[1] / "support")
     done = subprocess.run(
         [sys.executable, "-c", HOSTILE.format(secret=SECRET)], capture_output=True, timeout=50, check=False,
@@ -137,7 +137,7 @@ def test_hostile_values():
 
 
 def test_chain_and_groups():
-    """Cause, context and the members of a group are there, each with its parent, its frames and its notes."""
+    """Cause, context and the members of a group are saved, each with its parent, its frames and its notes."""
 
     def inner() -> None:
         try:
@@ -163,7 +163,7 @@ def test_chain_and_groups():
 
 
 def test_a_deep_recursion():
-    """Of a stack of 1,000 frames both ends are kept, and the writer does not recurse itself."""
+    """Both ends of a stack of 1,000 frames are kept, and the writer does not recurse itself."""
 
     def recurse(depth: int) -> int:
         return recurse(depth + 1)
@@ -191,7 +191,7 @@ except MemoryError as error:
 
 
 def test_no_memory_left():
-    """A crash for want of memory has its snapshot although the process can get only 2 MB more."""
+    """A crash by MemoryError has its snapshot although the process can allocate only 2 MB more."""
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, timeout=50, check=False)
     assert done.returncode == 0, done.stderr
     document = json.loads(gzip.decompress(done.stdout))
@@ -199,7 +199,7 @@ def test_no_memory_left():
 
 
 def test_limits(monkeypatch):
-    """When time or size is spent, inner frames have their values, outer ones say why they have none."""
+    """When time or size is used up, inner frames have their values, and outer ones say why they have none."""
 
     def down(depth: int) -> None:
         rows = [{str(number): "\u2028" * 400 for number in range(16)} for _ in range(16)]
@@ -217,14 +217,14 @@ def test_limits(monkeypatch):
 
 
 def test_changed_meanwhile():
-    """A container that another thread changes, or that is broken, costs only itself."""
+    """A container that raises is cut, and the values after it are saved."""
     values = Values(time.monotonic() + 10, 10**6)
     found = values.add([("it", iter([])), ("ok", [1])], 2)
     assert values.saved[found["ok"]]["length"] == 1
 
 
 def test_secrets(monkeypatch):
-    """A secret in a local, a key, a source line, argv, the environment and a text is in no snapshot; its name is."""
+    """No secret of a local, a key, a source line, argv, the environment or a text is saved; its name is."""
     monkeypatch.setenv("HF_TOKEN", "hf-from-the-environment")
     monkeypatch.setattr(sys, "orig_argv", ["train.py", "--token", "from-argv-1", f"x={SECRET}", "wandb.api_key=argv-2"])
     error = crash(login, "hf-from-the-environment", "me")
@@ -241,7 +241,7 @@ def test_secrets(monkeypatch):
 
 @pytest.mark.timeout(60)
 def test_no_secret_in_the_list(shared_gateway):
-    """The message in the list of snapshots, which run.json repeats, has no secret of a local either."""
+    """The message in the list of snapshots, which run.json repeats, has no secret of a local."""
     body = f"def f(password='{SECRET}'):\n    raise ValueError('refused: ' + password)\nf()\n"
     shared_gateway.start(body, RAYDEBUG_JOB="login").communicate(timeout=50)
     (summary,) = fetch_snapshots(shared_gateway, "login")
@@ -269,7 +269,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("mode", ["1", "0", "legacy"])
 @pytest.mark.parametrize("kind", CRASHES)
 def test_each_kind_of_crash(shared_gateway, kind: str, mode: str):
-    """A crash of a program, a thread and each kind of child leaves a snapshot in every mode; its message stays."""
+    """A crash of a program, a thread or a child has a snapshot in every mode; its message is unchanged."""
     body, message = CRASHES[kind]
     job = f"{kind}-{mode}"
     program = shared_gateway.start(PROGRAM.format(body), RAYDEBUG_JOB=job, RAY_DEBUG=mode, RANK="3")
@@ -294,7 +294,7 @@ def test_each_kind_of_crash(shared_gateway, kind: str, mode: str):
     ],
 )
 def test_no_crash(shared_gateway, body: str, variables: dict[str, str]):
-    """An exit, an interrupt and a normal end leave nothing, nor does a job with --no-snapshots."""
+    """An exit, an interrupt, a normal end, and a job with --no-snapshots have no snapshot."""
     program = shared_gateway.start(PROGRAM.format(body), RAYDEBUG_JOB="none", **variables)
     program.communicate(timeout=50)
     assert of_job(shared_gateway, "none") == []
@@ -338,7 +338,7 @@ def offer(shared_gateway, monkeypatch):
 
 @pytest.mark.timeout(60)
 def test_the_first_of_each_kind_and_rank(shared_gateway, offer):
-    """Of each kind of crash and rank the first snapshot is kept, of a job no more than 50, of another job its own."""
+    """The first snapshot of each kind of crash and rank is kept, up to 50 of each job."""
     assert [offer(id="a", rank=0), offer(id="b", rank=0), offer(id="c", rank=1)] == [True, False, True]
     assert [one["id"] for one in fetch_snapshots(shared_gateway, offer.job)] == ["a", "c"]
     wanted = [offer(id=f"n{number}", same=str(number)) for number in range(MAX_OF_JOB)]
@@ -348,7 +348,7 @@ def test_the_first_of_each_kind_and_rank(shared_gateway, offer):
 
 @pytest.mark.timeout(60)
 def test_what_a_process_may_not_send(shared_gateway, offer):
-    """A snapshot with a path for an id, a wrong field, too many bytes, or for a pause that nobody saves is not kept."""
+    """A snapshot with a path as its id, a wrong field or too many bytes is refused; none can claim to be a pause."""
     assert not offer(id="../../x")
     assert not offer(id="x", line="3")
     offer(id="large", file=b"x" * 3_000_000)
@@ -408,7 +408,7 @@ def crash(loss):
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("body", "mode"), [("f(2.5)", "0"), ("crash(2.5)", "1")])
 def test_of_a_pause(gateway, body: str, mode: str):
-    """A snapshot of a pause has the user's frames: of a breakpoint the thread's, of a crash the exception's."""
+    """A snapshot of a pause has the user's frames: those of the thread, or after a crash those of the exception."""
     gateway.start(PAUSED.format(body), RAYDEBUG_JOB="j1", RAY_DEBUG_POST_MORTEM=mode, RAYDEBUG_SNAPSHOTS="0")
     (pause,) = gateway.pauses()
     summary = save_pause(gateway, pause["id"])

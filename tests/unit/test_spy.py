@@ -20,7 +20,7 @@ HOLDS = "import ctypes\ndef hold():\n    ctypes.PyDLL(None).sleep(20)\nprint('re
     [
         (
             (1000, 1001, 0, False),
-            "the process is of user id 1000, and its reader of 1001",
+            "the process has user id 1000; py-spy has 1001",
             "as the user of the process",
         ),
         ((1000, 1000, 1, False), "kernel.yama.ptrace_scope is 1, and CAP_SYS_PTRACE is missing", "ptrace_scope=0, or"),

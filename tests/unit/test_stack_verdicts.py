@@ -37,7 +37,7 @@ LOADING = (frame("/job/data.py", 12, "load"), frame("/job/train.py", 30, "step")
 
 
 def test_ranks_in_different_collectives() -> None:
-    """One rank in another collective than the others is named, with its line."""
+    """A rank in another collective than the others is named, with its line."""
     verdict = judge([[*(collective(rank) for rank in range(3)), collective(3, "broadcast", 44)]])
     assert (verdict["kind"], verdict["ranks"], verdict["next"]) == (
         "collective-mismatch", [3], "raydebug attach --pid 103"
@@ -51,7 +51,7 @@ def test_rank_that_does_not_come() -> None:
     verdict = judge([[*(collective(rank) for rank in (0, 1, 3)), process(2, *LOADING)]])
     assert (verdict["kind"], verdict["ranks"]) == ("missing-rank", [2])
     assert verdict["text"] == (
-        "rank 2 did not come to all_reduce: it is at /job/data.py:12 load; rank 0,1,3 of Trainer wait in all_reduce"
+        "rank 2 did not join all_reduce: it is at /job/data.py:12 load; rank 0,1,3 of Trainer wait in all_reduce"
     )
 
 
@@ -62,11 +62,11 @@ def test_rank_that_is_gone() -> None:
 
 
 def test_rank_whose_task_has_returned() -> None:
-    """A rank that is idle while the others wait in a collective has left it out."""
+    """A rank that is idle while the others wait in a collective has skipped it."""
     idle = frame(RAY, 900, "Worker.main_loop"), frame("/x/ray/_private/workers/default_worker.py", 300, "<module>")
     verdict = judge([[*(collective(rank) for rank in (0, 1, 3)), process(2, *idle)]])
     assert (verdict["kind"], verdict["ranks"]) == ("missing-rank", [2])
-    assert "rank 2 did not come to all_reduce: it is idle, its task has returned;" in verdict["text"]
+    assert "rank 2 did not join all_reduce: it is idle, its task has returned;" in verdict["text"]
 
 
 def test_all_ranks_in_one_collective() -> None:
@@ -77,7 +77,7 @@ def test_all_ranks_in_one_collective() -> None:
 
 
 def test_rank_that_does_not_join() -> None:
-    """Processes that wait for their group to begin name the one that is elsewhere, although none knows its rank."""
+    """When processes wait for their group to start, the one elsewhere is named, although none knows its rank yet."""
     joins = [
         process(None, frame(TORCH, 1800, "init_process_group"), frame("/job/train.py", 9, "setup"), pid=pid)
         for pid in (1, 2)
@@ -85,13 +85,13 @@ def test_rank_that_does_not_join() -> None:
     verdict = judge([[*joins, process(None, *LOADING, pid=3)]])
     assert (verdict["kind"], verdict["pids"]) == ("missing-rank", [3])
     assert verdict["text"] == (
-        "Trainer (pid 3) did not come to init_process_group: it is at /job/data.py:12 load;"
+        "Trainer (pid 3) did not join init_process_group: it is at /job/data.py:12 load;"
         " 2 processes of Trainer wait in init_process_group"
     )
 
 
 def test_send_and_receive() -> None:
-    """A rank that sends and one that receives are in no different collectives."""
+    """A rank that sends and one that receives are no mismatch."""
     verdict = judge([[collective(0, "send", world=2), collective(1, "recv", world=2)]])
     assert verdict["kind"] == "unknown"
 
@@ -142,7 +142,7 @@ TRAIN = frame("/job/train.py", 44, "sync_grads")
 
 
 def test_recorded_mismatch() -> None:
-    """A collective that is another one on one rank is named with its number and group, also when that rank has left."""
+    """A collective that differs on one rank is named with its number and group, also after it returned."""
     others = [collective(rank, **calls(rank, DONE, WAITS)) for rank in (0, 1)]
     odd = process(2, frame("/job/data.py", 12, "load"), **calls(2, DONE, ("broadcast", 4, True)))
     verdict = judge([[*others, odd]])
@@ -157,7 +157,7 @@ def test_recorded_mismatch() -> None:
 
 
 def test_recorded_mismatch_of_two_ranks() -> None:
-    """Of two ranks the one that is not rank 0 is named, and both calls are shown."""
+    """If two ranks differ, the one that is not rank 0 is named, and both calls are shown."""
     ranks = range(2)
     verdict = judge([[
         collective(0, **calls(0, DONE, WAITS, ranks=ranks)),
@@ -178,18 +178,18 @@ def test_recorded_mismatch_of_two_ranks() -> None:
     ids=["sizes", "uneven all-to-all", "gather"],
 )
 def test_sizes_of_inputs(first: tuple[str, int, bool], second: tuple[str, int, bool], kind: str) -> None:
-    """Inputs of different sizes are a mismatch only in collectives that need equal ones."""
+    """Inputs of different sizes are a mismatch only in collectives that need equal sizes."""
     waits = [collective(rank, **calls(rank, call, ranks=range(2))) for rank, call in enumerate((first, second))]
     assert judge([waits])["kind"] == kind
 
 
 def test_recorded_missing_rank() -> None:
-    """A rank that has called fewer collectives than the others wait in is named with its line, or that it is idle."""
+    """A rank that has not called the collective of the others is named with its line, or as idle."""
     others = [collective(rank, **calls(rank, DONE, WAITS)) for rank in (0, 2)]
     verdict = judge([[*others, process(1, *LOADING, **calls(1, DONE))]])
     assert (verdict["kind"], verdict["certainty"], verdict["ranks"]) == ("missing-rank", "certain", [1])
     assert verdict["text"] == (
-        "rank 1 of Trainer did not come to all_reduce [1000] Float: it is at /job/data.py:12 load; rank 0,2 wait in"
+        "rank 1 of Trainer did not join all_reduce [1000] Float: it is at /job/data.py:12 load; rank 0,2 wait in"
         " collective 2 of group 0 default_pg gloo, all_reduce [1000] Float, at /job/train.py:40 sync_grads"
     )
     idle = frame(RAY, 900, "Worker.main_loop"), frame("/x/ray/_private/workers/default_worker.py", 300, "<module>")
@@ -199,7 +199,7 @@ def test_recorded_missing_rank() -> None:
 
 
 def test_recorded_crash() -> None:
-    """A rank of the group without a process is gone; one that starts, or cannot tell its rank, is not."""
+    """A rank of the group without a process is gone; not so if a process has no rank yet."""
     others = [collective(rank, **calls(rank, DONE, WAITS)) for rank in (0, 2)]
     verdict = judge([others])
     assert (verdict["kind"], verdict["certainty"], verdict["ranks"]) == ("crashed-peer", "certain", [1])
@@ -215,7 +215,7 @@ def test_ranks_with_roles_of_their_own() -> None:
 
 
 def test_two_backends_of_a_group() -> None:
-    """The collectives of gloo and NCCL are counted apart; one that has called none in a backend is missing there."""
+    """The collectives of gloo and NCCL are counted apart; a rank without a call in one of them is missing there."""
     waits = [process(rank, TRAIN, **calls(rank, DONE)) for rank in range(3)]
     for one, (op, done) in zip(waits, (("allgather", True), ("allgather", True), ("reduce", True)), strict=True):
         call = {"backend": "nccl", "seq": 1, "op": op, "sizes": "[1]", "elements": 1, "dtypes": "Float", "done": done}
@@ -258,7 +258,7 @@ def test_recorded_progress() -> None:
 
 
 def test_groups_that_cannot_be_told_apart() -> None:
-    """Two trainings whose actors have one class, with the same ranks, blame nobody of the other one."""
+    """With two trainings of the same actor class and ranks, no rank of one is blamed for the other with certainty."""
     one = [collective(rank, **calls(rank, DONE, WAITS, ranks=range(2))) for rank in (0, 1)]
     other = [process(rank, TRAIN, pid=200 + rank, **calls(rank, DONE, ranks=range(2))) for rank in (0, 1)]
     assert judge([[*one, *other]])["certainty"] == "likely"
@@ -271,13 +271,13 @@ def test_groups_that_cannot_be_told_apart() -> None:
          "rank 2 calls broadcast [4] Float at /workspace/planted_torch.py:36 Trainer.sync_metrics; rank 0,1 call"),
         ("missing", "missing-rank", [1], "all_reduce [1000] Float: it is at /workspace/planted_torch.py:52 Trainer"),
         ("skipped", "missing-rank", [1], "all_reduce [1000] Float: it is idle, its task has returned; rank 0 waits in"),
-        ("unrecorded", "missing-rank", [1], "rank 1 did not come to all_reduce: it is at /workspace/planted_torch"),
+        ("unrecorded", "missing-rank", [1], "rank 1 did not join all_reduce: it is at /workspace/planted_torch"),
         ("crashed", "crashed-peer", [3], "the process of rank 3 of Trainer crashedTrainer is gone; rank 1 waits in"),
         ("loader", "data-loader", [], "is at /workspace/planted_torch.py:92 Rows.__getitem__"),
     ],
 )  # fmt: skip
 def test_recorded_hangs(how: str, kind: str, ranks: list[int], words: str) -> None:
-    """The verdicts on stacks that tests/cpu/test_torch_hangs.py has had of a real torch 2.13, Ray 2.60 and gloo."""
+    """The verdicts on stacks that tests/cpu/test_torch_hangs.py recorded with torch 2.13, Ray 2.60 and gloo."""
     recorded = json.loads((Path(__file__).parent / "recorded_hangs.json").read_text(encoding="utf-8"))
     verdict = judge([recorded[how]])
     assert (verdict["kind"], verdict["ranks"]) == (kind, ranks)
@@ -293,12 +293,12 @@ LOADER_WORKER = "/env/lib/python3.11/site-packages/torch/utils/data/_utils/worke
     [
         ({"threads": [], "state": "silent"}, "the worker (pid 77) does not answer: it is stopped, or holds"),
         ({}, "the worker (pid 77) is at /job/data.py:12 load"),
-        (None, "no process of a worker is there"),
+        (None, "it has no worker process"),
     ],
     ids=["silent", "stuck", "gone"],
 )
 def test_data_loader(worker: dict[str, Any] | None, words: str) -> None:
-    """Who waits for a DataLoader is named with the place of its worker, also where that does not answer."""
+    """A process that waits for a DataLoader is named with the place of its worker, also if that does not answer."""
     waits = process(0, frame(LOADER, 1300, "_MultiProcessingDataLoaderIter._try_get_data"), TRAIN, world=1)
     stuck = process(
         None, LOADING[0], frame(LOADER_WORKER, 350, "_worker_loop"), role="ray::Trainer", pid=77, child_of=100
@@ -308,7 +308,7 @@ def test_data_loader(worker: dict[str, Any] | None, words: str) -> None:
 
 
 def test_paused_process_is_no_hang() -> None:
-    """Where a process is paused by raydebug, the others wait for that."""
+    """If raydebug has paused a process, the verdict is that the others wait for it."""
     verdict = judge([[collective(0), process(1, *LOADING, pauses=["7"])]])
     assert (verdict["kind"], verdict["next"]) == ("paused", "raydebug attach 7")
 
@@ -326,7 +326,7 @@ def test_paused_process_is_no_hang() -> None:
     ],
 )
 def test_ray_get(state: str, kind: str, words: str) -> None:
-    """What a driver waits for in ray.get depends on the state of the task that makes the object."""
+    """The verdict on ray.get depends on the state of the task that makes the object."""
     frames = (frame(RAY, 1000, "Worker.get_objects"), frame(RAY, 3000, "get"), frame("/job/main.py", 9, "<module>"))
     driver = process(None, *frames, role="driver", thread={"objects": ["ab" * 28]}, pid=8)
     critic = process(
@@ -339,7 +339,7 @@ def test_ray_get(state: str, kind: str, words: str) -> None:
 
 
 def test_actors_that_wait_for_each_other() -> None:
-    """Two actors in ray.get of each other's methods are a deadlock; each is named with the method and its line."""
+    """Two actors in ray.get of each other's methods are a deadlock; each is named with method and line."""
 
     def asking(name: str, pid: int, wanted: str) -> Any:
         frames = (frame(RAY, 1000, "Worker.get_objects"), frame(RAY, 3000, "get"), frame("/job/actors.py", 7, "ask"))
@@ -356,7 +356,7 @@ def test_actors_that_wait_for_each_other() -> None:
 
 
 def test_groups() -> None:
-    """Equal stacks make one group, whatever the line in a package; the few that differ come first."""
+    """Equal stacks are one group; lines inside packages do not count. The few that differ come first."""
     ranks = [collective(rank) for rank in range(7)]
     ranks[1]["threads"][0]["frames"][0]["line"] = 3001
     found = group([*ranks, process(7, *LOADING)])
@@ -364,7 +364,7 @@ def test_groups() -> None:
 
 
 def test_gil_from_outside() -> None:
-    """A process that does not answer is explained by the call that holds Python's lock, as seen from outside."""
+    """A process that does not answer is explained by the call that holds Python's lock, as py-spy sees it."""
     hold = frame("/env/lib/python3.11/site-packages/fast/core.py", 8, "solve")
     threads = [{"name": "MainThread", "frames": [hold, frame("/job/train.py", 30, "step")], "gil": True}]
     stuck = process(1, state="silent", threads=threads)
@@ -387,7 +387,7 @@ def test_gil_from_outside() -> None:
 
 
 def test_stack_from_outside_is_no_movement() -> None:
-    """A process that answered before, and is seen from outside now, has not moved for that."""
+    """A process that answered before, and that py-spy reads now, has not moved because of that."""
     before = process(0, frame("/job/train.py", 30, "Actor.step"))
     after = process(0, state="silent", threads=[{"name": "MainThread", "frames": [frame("/job/train.py", 30, "step")]}])
     assert judge([[before], [after]])["kind"] == "gil"

@@ -1,4 +1,4 @@
-"""Stacks of running processes and the verdict on them, in plain processes that hang in planted ways."""
+"""Stacks and verdicts of plain processes that hang in planted ways."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ def hang(gateway: GatewayUnderTest):
     ids=["sleep", "locks", "queue", "child", "http", "async", "gil"],
 )
 def test_planted_hangs(hang, program: str, kind: str, words: str) -> None:
-    """Each way to hang gets its verdict, with the user's line."""
+    """Each planted hang gets its verdict, with the user's line."""
     _, verdict, _ = hang(program)
     assert (verdict["kind"], words in verdict["text"]) == (kind, True), verdict
     assert kind == "gil" or "program0.py:" in verdict["text"]
 
 
 def test_host_of_a_request(hang) -> None:
-    """The verdict names the address that does not answer."""
+    """The verdict on a request names the address that does not answer."""
     _, verdict, printed = hang(HTTP)
     assert f"127.0.0.1:{printed.split()[0]} at " in verdict["text"]
 
@@ -144,7 +144,7 @@ def test_bad_file(tmp_path: Path, text: str) -> None:
 
 
 def test_saved_stacks(hang, tmp_path: Path) -> None:
-    """The verdict on saved stacks is that on the live ones; no cluster is needed."""
+    """Saved stacks have the same verdict as the live ones; no cluster is needed."""
     processes, verdict, _ = hang(LOCKS)
     (tmp_path / "stacks.json").write_text(json.dumps({"version": 1, "processes": processes}))
     done = raydebug("stacks", "--from", str(tmp_path / "stacks.json"))
@@ -165,7 +165,7 @@ time.sleep(20)
 
 
 def test_fork_while_stacks_are_taken(gateway: GatewayUnderTest) -> None:
-    """A process that forks again and again answers each time, and all of its children end as they should."""
+    """A process that forks again and again answers each time, and all of its children exit with 0."""
     process = gateway.start(OPEN + READY + FORKS, RAYDEBUG_JOB="j1")
     assert process.stdout is not None
     process.stdout.readline()

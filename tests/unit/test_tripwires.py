@@ -47,7 +47,7 @@ def trips(text: str, *values: object, name: str = "a") -> list[int]:
     ],
 )
 def test_tests(text: str, holds: list[float], does_not: list[float]) -> None:
-    """Each operator and function says what its name says; no comparison but != holds for NaN."""
+    """Each operator and function works as in Python; no comparison but != holds for NaN."""
     condition = parse(text)
     assert (condition.names, condition.steps) == (("a",), 1)
     assert all(condition.holds({"a": value}) for value in holds)
@@ -58,7 +58,7 @@ def test_tests(text: str, holds: list[float], does_not: list[float]) -> None:
     "name", ["critic/rewards/mean", "val-core/gsm8k/acc/mean@1", "'train/total_tokens(B)'", '"a b"', "_x.y"]
 )
 def test_names(name: str) -> None:
-    """The names of metrics of verl and OpenRLHF are taken as they are, others in quotes."""
+    """The metric names of verl and OpenRLHF need no quotes, others do."""
     assert parse(f"{name} > 0").names == (name.strip("'\""),)
 
 
@@ -68,31 +68,31 @@ def test_names(name: str) -> None:
         ("", "character 1: expected a metric, nan(METRIC) or inf(METRIC); the condition ends"),
         ("actor/grad_norm", "character 16: expected one of >= <= == != > < after actor/grad_norm; the condition ends"),
         ("actor/grad_norm >", "character 18: expected a number; the condition ends"),
-        ("100 < a", "character 1: expected a metric, nan(METRIC) or inf(METRIC); '100' is there"),
-        ("a > b", "character 5: expected a number; 'b' is there"),
-        ("a > nan", "character 5: expected a number; write nan(METRIC); 'nan' is there"),
+        ("100 < a", "character 1: expected a metric, nan(METRIC) or inf(METRIC); found '100'"),
+        ("a > b", "character 5: expected a number; found 'b'"),
+        ("a > nan", "character 5: expected a number; write nan(METRIC); found 'nan'"),
         ("a = 3", "character 3: '=' is not part of a condition; == compares"),
         ("a > 3 && b > 3", "character 7: '&' is not part of a condition; write `and`"),
         ("memory > 95%", "character 12: '%' is not part of a condition; write 0.95 for 95 %"),
-        ("a > 3 4", "character 7: expected `and`, `or`, `for N steps` or the end; '4' is there"),
+        ("a > 3 4", "character 7: expected `and`, `or`, `for N steps` or the end; found '4'"),
         ("(a > 3", "character 7: expected ')'; the condition ends"),
-        ("nan(3)", "character 5: expected a metric; '3' is there"),
-        ("a > 3 for 0 steps", "character 11: expected a whole number from 1 on after `for`; '0' is there"),
-        ("a > 3 for 00 steps", "character 11: expected a whole number from 1 on after `for`; '00' is there"),
+        ("nan(3)", "character 5: expected a metric; found '3'"),
+        ("a > 3 for 0 steps", "character 11: expected a whole number from 1 on after `for`; found '0'"),
+        ("a > 3 for 00 steps", "character 11: expected a whole number from 1 on after `for`; found '00'"),
         ("a > 3 for 5", "character 12: expected `steps`; the condition ends"),
         ("a > 0x10", "character 5: '0' is not part of a condition"),
         ("a\x00", "character 2: '\\x00' is not part of a condition"),
         ("__import__('os')",
-         "character 11: '(' after __import__: there are nan(METRIC) and inf(METRIC), and no other code is run"),
+         "character 11: '(' after __import__: the only functions are nan(METRIC) and inf(METRIC)"),
         ("os.system('rm') == 0",
-         "character 10: '(' after os.system: there are nan(METRIC) and inf(METRIC), and no other code is run"),
+         "character 10: '(' after os.system: the only functions are nan(METRIC) and inf(METRIC)"),
         ("[x for x in y]", "character 1: '[' is not part of a condition"),
-        ("(" * 200 + "a > 3", "character 21: more than 20 brackets inside each other"),
+        ("(" * 200 + "a > 3", "character 21: more than 20 nested brackets"),
         ("a" * 501, f"it has 501 characters; {MAX_CHARACTERS} are the limit"),
     ],
 )  # fmt: skip
 def test_bad_conditions(text: str, cause: str, tmp_path: Path) -> None:
-    """A condition that cannot be read, or that has code in it, is refused with the place and the reason."""
+    """A condition with a syntax error, or with code in it, is refused with the place and the reason."""
     with pytest.raises(BadCondition) as refused:
         parse(text)
     assert str(refused.value) == cause
@@ -115,12 +115,12 @@ def test_bad_conditions(text: str, cause: str, tmp_path: Path) -> None:
     ],
 )
 def test_when_it_trips(text: str, values: list[object], steps: list[int]) -> None:
-    """It trips when it begins to hold, `for N steps` at the N-th step in a row, and again after a step without."""
+    """A condition trips when it begins to hold, `for N steps` at the N-th step in a row, and again after a gap."""
     assert trips(text, *values) == steps
 
 
 def test_steps_without_the_metric_do_not_count() -> None:
-    """A metric that only some steps have, such as one of a validation, is compared in those."""
+    """A metric that only some steps have, such as one of a validation, is evaluated in those steps."""
     wires = Tripwires([parse("val/loss > 1 for 2 steps"), parse("a > 1")])
     steps = [{"a": 0}, {"a": 0, "val/loss": 2}, {"a": 0}, {"a": 0, "val/loss": 2}]
     assert [wires.take(number, metrics) is not None for number, metrics in enumerate(steps, 1)] == [0, 0, 0, 1]
@@ -144,14 +144,14 @@ def test_history(capsys: pytest.CaptureFixture[str]) -> None:
     ("steps", "line"), [([1], "a of step 1: 0"), ([5, 10], "a of step 5, 10: 0, 0"), ([2, 3], "a of steps 2-3: 0, 0")]
 )
 def test_history_lines(steps: list[int], line: str) -> None:
-    """The steps of a history are named in short."""
+    """The steps of a history are listed in short form."""
     history = {"metric": "a", "steps": steps, "values": ["0"] * len(steps)}
     assert history_lines({"history": [history]}) == [line]  # type: ignore[list-item]
     assert history_lines(None) == []
 
 
 def test_the_debugger_shows_it() -> None:
-    """At the prompt the condition, the values and their history are above the place, control characters visible."""
+    """The prompt shows condition, values and history above the place, with control characters escaped."""
     history = [{"metric": "a\x1b", "steps": [1, 2], "values": ["1", "nan"]}]
     pause = {"kind": "tripwire", "where": "nan(a)", "tripwire": {"text": "a is nan at step 2", "history": history}}
     shown = heading(pause, function="Trainer.fit", place="train.py:9", paint=Paint(False)).splitlines()
@@ -163,7 +163,7 @@ def test_the_debugger_shows_it() -> None:
 
 
 def test_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`memory` is what is in use of the host, of the container or of a GPU, as a fraction."""
+    """`memory` is the fraction in use of the host, the container or a GPU."""
     assert 0 < memory_in_use.memory_in_use() < 1
     monkeypatch.setattr(tripwires, "memory_in_use", lambda: 0.96)
     found = Tripwires([parse("memory > 0.95")]).take(3, {})
@@ -172,7 +172,7 @@ def test_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page cache of a container does not count, and one without a limit is no reason to stop."""
+    """The page cache of a container does not count, and a container without a limit has the fraction 0."""
     monkeypatch.setattr(memory_in_use, "CGROUP", str(tmp_path))
     assert memory_in_use._container() == 0.0
     for name, text in (("max", "1000\n"), ("current", "900\n"), ("stat", "anon 500\ninactive_file 300\n")):
@@ -183,14 +183,14 @@ def test_memory_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_unknown_metric(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first step of the training, not a validation before it, says which metrics there are, similar ones first."""
+    """At the first training step, not at a validation before it, the log lists the metrics, similar ones first."""
     wires = Tripwires([parse("nan(actor/gradnorm)")])
     for step, metrics in ((0, {"val/loss": 1}), (1, {"val/loss": 1}), (1, {"timing_s/step": 3, "actor/grad_norm": 1})):
         assert wires.take(step, metrics) is None
     said = capsys.readouterr().err
     assert said == (
         "raydebug: --stop-when 'nan(actor/gradnorm)': step 1 has no metric 'actor/gradnorm', so it trips only if a "
-        "later step has one; the metrics are, the most similar first: actor/grad_norm, timing_s/step, memory\n"
+        "later step has one; its metrics, the most similar first: actor/grad_norm, timing_s/step, memory\n"
     )
     wires.take(2, {"actor/grad_norm": 1})
     assert capsys.readouterr().err == "", "said once"
@@ -207,7 +207,7 @@ def variables_of(stop_when: list[str], folder: Path, command: list[str] = VERL, 
 
 
 def test_variables(tmp_path: Path) -> None:
-    """The job gets the conditions, and where the trainer of its command, or of its script, logs the metrics."""
+    """The job gets the conditions, and the place where the trainer of its command or script logs metrics."""
     assert variables_of([], tmp_path) == ({}, [])
     assert variables_of([], tmp_path, ["python", "x.py"], stop_on="nonfinite")[0] == {variables.STOP_ON: "nonfinite"}
     found, notes = variables_of(["nan(actor/pg_loss)", "memory > 1"], tmp_path)
@@ -224,7 +224,7 @@ def test_variables(tmp_path: Path) -> None:
 
 
 def test_a_misspelt_metric_is_noted_at_once(tmp_path: Path) -> None:
-    """A metric that looks like a misspelt one of the trainer's gets a note before the job starts, others get none."""
+    """A metric that looks misspelt gets a note before the job starts, others get none."""
     texts = ["nan(actor/gradnorm) or grad_norm > 3", "critic/rewards/max > 1 and my/own > 3", "timing_s/adv > 3"]
     assert variables_of(texts, tmp_path)[1] == [
         "note: metric 'actor/gradnorm' is unknown; similar: actor/grad_norm; step 1 logs all names",
@@ -242,7 +242,7 @@ def test_a_misspelt_metric_is_noted_at_once(tmp_path: Path) -> None:
     ids=["own", "no training", "unreadable script"],
 )
 def test_no_training(command: list[str], cause: str, tmp_path: Path) -> None:
-    """A command in which no known trainer is seen is refused, with the reason."""
+    """A command without a known trainer is refused, with the reason."""
     (tmp_path / "x.sh").write_text("echo 'open\n")
     with pytest.raises(RaydebugError) as refused:
         variables_of(["a > 1"], tmp_path, command)
@@ -253,7 +253,7 @@ def test_no_training(command: list[str], cause: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["off", "legacy", "legacy-post-mortem"])
 def test_modes_that_pause_nothing(mode: str, tmp_path: Path) -> None:
-    """Where no process pauses for the gateway, a tripwire is refused."""
+    """In a debugger mode without pauses at the gateway, a tripwire is refused."""
     for options, word in (((["a > 1"], None), "--stop-when"), (([], "nonfinite"), "--stop-on")):
         with pytest.raises(RaydebugError) as refused:
             variables_of(options[0], tmp_path, stop_on=options[1], mode=mode)
@@ -261,7 +261,7 @@ def test_modes_that_pause_nothing(mode: str, tmp_path: Path) -> None:
 
 
 def test_stop_on_something_else(tmp_path: Path) -> None:
-    """There is one thing to stop on."""
+    """--stop-on accepts only `nonfinite`."""
     with pytest.raises(RaydebugError, match="--stop-on zero is unknown"):
         variables_of([], tmp_path, stop_on="zero")
 
@@ -299,7 +299,7 @@ def start_trainer(gateway: Any, folder: Path, **environ: str) -> PausedProgram:
 
 
 def test_a_trainer_stops_in_its_own_frame(tmp_path: Path) -> None:
-    """The trainer pauses where it logs the step, with the condition and the history; released, it goes on."""
+    """The trainer pauses where it logs the step, with condition and history; when resumed, it continues."""
     with open_gateway(tmp_path) as gateway:
         program = start_trainer(gateway, tmp_path, **{variables.STOP_WHEN: '["nan(actor/pg_loss)"]'})
         try:
@@ -334,12 +334,12 @@ def test_a_trainer_stops_in_its_own_frame(tmp_path: Path) -> None:
         ({variables.STOP_WHEN: '["a > 1"]', variables.STEP_LOGGERS: PLACE.replace("data", "metrics")},
          f"{NOT_HERE} Tracking.log(step,metrics)\n"),
         ({variables.STOP_WHEN: '["a > 1"]', variables.STEP_LOGGERS: PLACE.replace("step,data", "data,step")},
-         "raydebug: --stop-when ends: TypeError: int() argument must be "),
+         "raydebug: --stop-when is turned off: TypeError: int() argument must be "),
     ],
     ids=["debugger off", "another trainer", "bad variable", "other parameters", "no step"],
 )  # fmt: skip
 def test_the_training_goes_on(environ: dict[str, str], said: str, tmp_path: Path) -> None:
-    """Where a tripwire cannot work the trainer runs to its end, and its log says why, once."""
+    """If a tripwire cannot work, the trainer runs to its end, and its log says why, once."""
     with open_gateway(tmp_path) as gateway:
         program = start_trainer(gateway, tmp_path, **environ)
         try:
@@ -352,7 +352,7 @@ def test_the_training_goes_on(environ: dict[str, str], said: str, tmp_path: Path
 
 
 def test_a_process_to_fork_from_has_the_module_already(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process that had the trainer loaded before its fork, the module is hooked afterwards."""
+    """If the trainer was imported before a fork, the module is hooked after the fork."""
     module = types.ModuleType("sys_tracking")
     module.Tracking = type("Tracking", (), {"log": lambda self, data, step: None})  # type: ignore[attr-defined]
     monkeypatch.setitem(import_hooks.sys.modules, "sys_tracking", module)

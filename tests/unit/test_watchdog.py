@@ -42,7 +42,7 @@ time.sleep(20)
 
 
 def until(gateway: GatewayUnderTest, is_right: Callable[[list[Any]], bool]) -> list[Any]:
-    """Ask for stacks until they are right."""
+    """Fetch stacks until a condition holds."""
     deadline, found = time.monotonic() + WAIT_S, []
     while not is_right(found):
         assert time.monotonic() < deadline, found
@@ -59,7 +59,7 @@ def start(gateway: GatewayUnderTest, program: str, limit_s: str = "0.5") -> Any:
 
 
 def test_process_that_holds_the_gil(gateway: GatewayUnderTest) -> None:
-    """A process that cannot answer is shown by the stack that its watchdog wrote; the verdict gives the line."""
+    """A process that cannot answer is shown with the stack that its watchdog wrote; the verdict gives the line."""
     start(gateway, HOLDS)
     found = until(gateway, lambda found: any(one["state"] == "watchdog" for one in found))
     assert [one["function"] for one in found[0]["threads"][0]["frames"]] == ["hold", "<module>"]
@@ -71,7 +71,7 @@ def test_process_that_holds_the_gil(gateway: GatewayUnderTest) -> None:
 
 
 def test_process_that_answers_again(gateway: GatewayUnderTest) -> None:
-    """The text of a hang that is over is dropped."""
+    """The text of an earlier hang is dropped."""
     start(gateway, "time.sleep(0.6)\nprint('ready', flush=True)\nhold(1.5)\ntime.sleep(1)\nhold(20)\n")
     until(gateway, lambda found: any(one["state"] == "watchdog" for one in found))
     until(gateway, lambda found: any(one["state"] == "answered" for one in found))
@@ -87,7 +87,7 @@ def test_process_that_answers_again(gateway: GatewayUnderTest) -> None:
 
 @pytest.mark.parametrize("limit_s", ["0", "soon"])
 def test_off(gateway: GatewayUnderTest, limit_s: str) -> None:
-    """RAYDEBUG_WATCHDOG=0, or what is no number, leaves faulthandler alone."""
+    """With RAYDEBUG_WATCHDOG=0, or without a number there, faulthandler is not used."""
     start(gateway, HOLDS, limit_s)
     until(gateway, lambda found: bool(found))
     time.sleep(1)
@@ -104,7 +104,7 @@ def test_timer_of_the_user(gateway: GatewayUnderTest) -> None:
 
 
 def test_forks(gateway: GatewayUnderTest) -> None:
-    """Forks with a running watchdog end as always; a child that lives on has a watchdog of its own."""
+    """Forks with a running watchdog exit as usual; a child that continues has its own watchdog."""
     process = start(gateway, FORKS)
     found = until(gateway, lambda found: any(one["state"] == "watchdog" for one in found))
     (stuck,) = [one for one in found if one["state"] == "watchdog"]
@@ -115,7 +115,7 @@ def test_forks(gateway: GatewayUnderTest) -> None:
 
 
 def test_hostile_text() -> None:
-    """A text that is cut, endless or no text of faulthandler gives few threads and no error."""
+    """A text that is cut, endless or not from faulthandler gives few threads and no error."""
     assert parse("") == []
     assert parse('  File "a.py", line 1 in f\n' * 3) == []
     assert parse("Thread 0x") == []

@@ -1,4 +1,4 @@
-"""`raydebug open`: what a crash left, on any machine; `raydebug snapshot`: the same, made of a pause."""
+"""`raydebug open`: opens the snapshot of a crash on any machine; `raydebug snapshot`: makes one of a pause."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def open_(
         typer.Option("-x", "--execute", metavar="COMMAND", help="Run this debugger command and leave; repeatable."),
     ] = None,
     pick: Annotated[
-        str | None, typer.Option("--pick", metavar="ID", help="Of a run: this one, or its number. Default: the first.")
+        str | None, typer.Option("--pick", metavar="ID", help="Its id, or its number in --list. Default: the first.")
     ] = None,
     html: Annotated[
         bool, typer.Option("--html", help="Write one page to OUT instead. Default: beside the snapshot.")
@@ -52,7 +52,7 @@ def open_(
     if len(output) > html or (as_json and not lists):
         raise RaydebugError(
             "open takes one snapshot or run" if output else "--json is for --list",
-            cause=f"'{output[0]}' is another word" if output else "a snapshot is opened in the terminal, or as a page",
+            cause=f"'{output[0]}' is one too many" if output else "a snapshot is opened in the terminal, or as a page",
             fix="raydebug open FILE --html OUT" if output else "raydebug open --list --json",
             code="usage", exit_code=Exit.USAGE,
         )  # fmt: skip

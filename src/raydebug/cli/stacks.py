@@ -34,7 +34,7 @@ def stacks(
     name: Name = "default",
     as_json: Json = False,
     samples: Annotated[
-        int, typer.Option("--samples", min=1, max=10, help="Look so many times, 2 s apart: does it move?")
+        int, typer.Option("--samples", min=1, max=10, help="Take this many samples, 2 s apart, to see what moves.")
     ] = 1,
     native: Annotated[
         bool,
@@ -67,7 +67,7 @@ def stacks(
         return
     groups, verdict = document["groups"], document["verdict"]
     if not taken[-1]:
-        render.say("no process of a job is there" if job is None else f"no process of job '{job}' is there")
+        render.say("no process of a job runs" if job is None else f"no process of job '{job}' runs")
         raise typer.Exit(Exit.OK if job is None else Exit.FAILED)
     if whole:
         _show_whole(taken[-1])
@@ -148,7 +148,7 @@ def _show_whole(processes: Sequence[ListedStacks]) -> None:
 
 
 def _show_native(threads: Sequence[ThreadStack], frames: Sequence[StackFrame]) -> None:
-    """Show the native frames inside of a Python stack: of the thread that has its innermost frame."""
+    """Show the native frames that a Python stack has called: those of the thread with the same innermost frame."""
     from raydebug.stacks.collect import is_python
 
     def at(frame: StackFrame) -> tuple[object, object]:
@@ -167,7 +167,7 @@ def _show_frames(frames: Sequence[StackFrame], count: int) -> None:
 
     own = users_frames(frames)
     shown = frames[:count]
-    if own and count < len(frames):  # between the innermost frame and the user's there are only those of libraries
+    if own and count < len(frames):  # the frames between the innermost and the user's belong to libraries
         shown = [*(frames[:1] if frames[0] not in own else []), *own[: count - 1]]
     for frame in shown:
         source = linecache.getline(frame.get("file", ""), frame.get("line", 0)).strip() if frame in own else ""

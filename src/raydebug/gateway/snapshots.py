@@ -1,4 +1,4 @@
-"""The snapshots of crashes that processes hand over: kept in memory, unread, until a run has fetched them."""
+"""The snapshots that processes send: the gateway keeps them in memory, without parsing them, for `run` to fetch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger("raydebug.gateway")
 
 MAX_KEPT_BYTES = 64 * 1024 * 1024  # of all jobs; beyond it the oldest are dropped
 READ_BYTES = 64 * 1024
-HAND_OVER_S = 30.0
+TRANSFER_S = 30.0
 PAUSE_S = 4.0  # a client waits for 5 s
 _Key = tuple[str, str]  # job and id
 
@@ -31,7 +31,7 @@ class Snapshots:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[_Key, tuple[SnapshotSummary, bytes]] = OrderedDict()
-        self._expected: dict[_Key, SnapshotSummary] = {}  # on their way
+        self._expected: dict[_Key, SnapshotSummary] = {}  # accepted, not received yet
         self._requested: dict[_Key, asyncio.Event] = {}
         self._bytes = 0
 
@@ -45,16 +45,16 @@ class Snapshots:
         return None if found is None else found[1]
 
     async def receive(self, about: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take one snapshot from an authenticated process.
+        """Receive one snapshot from an authenticated process.
 
         Raises:
-            BadRecord: what it sends is not what protocol/ says.
+            BadRecord: a message is not as protocol/ describes it.
         """
         job = records.read(about, records.ProcessRecord, "the process").get("job") or ""
         decoder = wire.Decoder(max_body_bytes=2 * MAX_FILE_BYTES)
         key: _Key | None = None
         try:
-            async with asyncio.timeout(HAND_OVER_S):
+            async with asyncio.timeout(TRANSFER_S):
                 while data := await reader.read(READ_BYTES):
                     for message in decoder.feed(data):
                         if message.get("event") == messages.OFFER and key is None:
@@ -114,7 +114,7 @@ class Snapshots:
         channel = next((one for one in control.channels if one.instance == instance), None)
         job = channel.about.get("job") if channel is not None else None
         if channel is None or not job:
-            cause = "its process has no control channel: it is not of a job of `raydebug run`, or has not imported ray"
+            cause = "its process has no control channel: it is in no job of `raydebug run`, or has not imported ray"
             raise Refused("snapshot.no-channel", cause, "look at it with `raydebug attach`")
         key = (job, f"pause-{pause_id}-{secrets.token_hex(2)}")
         self._requested[key] = asyncio.Event()

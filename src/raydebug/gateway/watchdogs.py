@@ -1,4 +1,4 @@
-"""The stacks that processes wrote because their control threads could not run (worker/watchdog.py)."""
+"""The stacks that watchdogs wrote because the control threads of their processes could not run (worker/watchdog.py)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from raydebug.protocol import messages, records
 from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.records import StackFrame, ThreadStack
 
-MAX_TEXT_BYTES = 64 * 1024  # the end of it: the main thread comes last
+MAX_TEXT_BYTES = 64 * 1024  # the last ones: the main thread is at the end
 READ_BYTES = 16 * 1024
 MAX_THREADS = 100
-# CPython 3.11 to 3.13, Python/traceback.c; 3.14 adds the thread's name. It writes everything but ASCII escaped.
+# CPython 3.11 to 3.13, Python/traceback.c; 3.14 adds the thread's name. Non-ASCII characters are escaped.
 _THREAD = re.compile(r"^(?:Current t|T)hread (0x[0-9a-f]{1,16})", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.{0,1024})", line (\d{1,9}|\?\?\?) in (.{0,1024})$', re.MULTILINE)
-# Where threads wait that do not hold Python's lock, and those of the debugger.
+# Files in which threads wait without Python's lock, and files of the debugger.
 _WAITS = re.compile(r"/(threading|selectors|queue|socket|ssl|connection|thread)\.py$")
 _OURS = re.compile(r"/raydebug/worker/|/_?pydevd")
 
@@ -33,7 +33,7 @@ class Watchdogs:
         """Receive the texts of one authenticated process until its connection ends.
 
         Raises:
-            BadRecord: the process's description is refused by protocol/records.py.
+            BadRecord: the description of the process is not as protocol/records.py says.
         """
         instance = records.read(about, records.ProcessRecord, "the process").get("instance", "")
         try:
@@ -48,7 +48,7 @@ class Watchdogs:
             writer.close()
 
     def complete(self, processes: Iterable[ListedStacks]) -> None:
-        """Add the stacks of processes that do not answer, where their watchdogs wrote some."""
+        """Add the stacks that watchdogs wrote to the processes that do not answer."""
         for one in processes:
             text, at = self._texts.get(one["instance"], (b"", 0.0))
             if one["state"] == messages.SILENT and text:

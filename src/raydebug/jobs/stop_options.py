@@ -1,4 +1,4 @@
-"""`run --stop-when` and `--stop-on`: what is refused before a job starts, and the variables that the job gets."""
+"""`run --stop-when` and `--stop-on`: check the options before the job starts, and set the variables of the job."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def tripwire_variables(
     Args:
         stop_when: conditions on metrics.
         stop_on: `nonfinite`, or None.
-        command: the job's.
-        folder: where it runs, on this machine.
-        environ: in which it runs.
-        mode: the debugger's.
+        command: the command of the job.
+        folder: its working directory on this machine.
+        environ: its environment.
+        mode: its debugger mode.
 
     Raises:
-        RaydebugError: a condition cannot be read, the command is no known training, or nothing pauses in this mode.
+        RaydebugError: a condition has a syntax error, the command is no known training, or nothing pauses in this mode.
     """
     if stop_on not in (None, NONFINITE):
         raise _refused(f"--stop-on {stop_on} is unknown", f"there is only {NONFINITE}", f"--stop-on {NONFINITE}")
@@ -45,7 +45,7 @@ def tripwire_variables(
         raise _refused(
             f"{'--stop-when' if stop_when else '--stop-on'} cannot stop with the debugger '{mode}'",
             "a tripwire pauses like a breakpoint, and no process pauses for the gateway in this mode",
-            "add --debugger breakpoint or --debugger post-mortem, and leave out RAY_DEBUG*",
+            "add --debugger breakpoint or --debugger post-mortem, and do not set RAY_DEBUG*",
         )
     found = {variables.STOP_ON: stop_on} if stop_on else {}
     if not conditions:
@@ -82,7 +82,7 @@ def _programs(command: Sequence[str], folder: Path, environ: Mapping[str, str]) 
 
 
 def _notes(conditions: Sequence[Condition], programs: Sequence[Program]) -> list[str]:
-    """Return a line for each metric that looks like a misspelt one of the trainers'; they have more than are known."""
+    """Return a line for each metric that looks misspelt; a trainer may log more metrics than raydebug knows."""
     import difflib
 
     known = {MEMORY}.union(*(program.trainer.metrics for program in programs))

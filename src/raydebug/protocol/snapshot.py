@@ -1,7 +1,7 @@
-"""The snapshot of a crash: one JSON document, compressed with gzip, that opens without Ray, torch or the program.
+"""The format of snapshots: one JSON document, compressed with gzip. It opens without Ray, torch or the program.
 
-A worker writes it (worker/snapshot.py), the gateway passes it on unread, and the host reads it (snapshot/). It holds no
-pickle: to open a file never runs code.
+A worker writes it (worker/snapshot.py), the gateway stores it without parsing it, and the host reads it (snapshot/). It
+contains no pickle, so opening a file never runs code.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ MAX_BYTES = 2_000_000  # of the document, before compression
 MAX_OF_JOB = 50  # snapshots that are kept of one job: the first of each kind of crash and rank
 
 MAX_FILE_BYTES = 1_500_000  # of the file
-IS_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")  # it names a file on the host
+IS_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")  # it becomes a file name on the host
 
 RAISED, CAUSE, CONTEXT, MEMBER = "raised", "cause", "context", "member"
-"""Relations of an exception to its parent: none; `raise ... from`; raised while the other was handled; in a group."""
+"""What an exception is to its parent: it has none; its `__cause__`; its `__context__`; a member of the group."""
 
 
 class SnapshotSummary(TypedDict, total=False):
-    """What lists show of a snapshot; the message that carries one begins with it."""
+    """The facts about a snapshot that lists show; a process offers it to the gateway before it sends the file."""
 
     id: Name  # unique in its job; the name of its file without SUFFIX
     job: Name | None  # submission id
@@ -42,14 +42,14 @@ class SnapshotSummary(TypedDict, total=False):
 
 
 class SnapshotMessage(TypedDict, total=False):
-    """Body of SNAPSHOT: what an OFFER cannot have yet, a message without secrets, and the file in base64."""
+    """Body of SNAPSHOT: the message without secrets, which the OFFER cannot contain yet, and the file in base64."""
 
     message: Text
     data: Annotated[str, text_of_at_most(MAX_FILE_BYTES * 4 // 3 + 4)]
 
 
 class TensorSummary(TypedDict, total=False):
-    """What is known of a tensor or an array; without values where reading them would wait for a GPU."""
+    """Facts about a tensor or an array; it has no values if reading them would wait for a GPU."""
 
     shape: list[int]
     dtype: str
@@ -58,13 +58,13 @@ class TensorSummary(TypedDict, total=False):
     requires_grad: bool
     bytes: int
     storage: str  # equal for tensors that share memory
-    sampled: int  # elements that the statistics are of; the number of elements if of all
+    sampled: int  # number of elements that the statistics were computed from
     nan: int
     inf: int
     min: float
     max: float
     mean: float
-    first: list[float | str]  # values; "nan", "inf" and "-inf" as text
+    first: list[float | str]  # the first values; "nan", "inf" and "-inf" as text
     unread: str  # why there are no values
 
 
@@ -72,14 +72,14 @@ class SavedValue(TypedDict, total=False):
     """One value; values refer to each other by their index in `SnapshotDocument.values`."""
 
     type: str  # qualified name: `dict`, `torch.Tensor`, `my.module.Batch`
-    text: str  # of a scalar: as Python writes it; of a str: its beginning; of a class, function or module: its name
-    length: int  # of a str, bytes or container, in full
-    items: list[int]  # of a list, tuple or set: its first ones
-    pairs: list[tuple[int, int]]  # of a dict: its first ones, key and value
-    attributes: dict[str, int]  # of an object: its __dict__ and slots
+    text: str  # repr of a scalar; beginning of a str; name of a class, function or module
+    length: int  # full length of a str, bytes or container
+    items: list[int]  # the first items of a list, tuple or set
+    pairs: list[tuple[int, int]]  # the first keys and values of a dict
+    attributes: dict[str, int]  # `__dict__` and slots of an object
     tensor: TensorSummary
     redacted: bool  # it was a secret
-    cut: str  # why less is here than there was: `depth`, `items`, `time`, `size`
+    cut: str  # the limit that left parts out: `depth`, `items`, `time`, `size`
 
 
 class SavedFrame(TypedDict, total=False):
@@ -88,7 +88,7 @@ class SavedFrame(TypedDict, total=False):
     file: str
     line: int
     function: str
-    arguments: list[str]  # names, in order; the other locals follow them in `locals`
+    arguments: list[str]  # names in order; `locals` has them first
     locals: dict[str, int]
     source_from: int  # number of the first line in `source`
     source: list[str]
@@ -101,9 +101,9 @@ class SavedException(TypedDict, total=False):
     type: str
     text: str
     relation: str
-    parent: int  # index of the exception that it is the cause, context or member of
+    parent: int  # index of the exception whose cause, context or member it is
     frames: list[int]  # indices in `SnapshotDocument.frames`, innermost first
-    remote: str  # a traceback as text that Ray brought along
+    remote: str  # the traceback of another process, as the text that Ray adds to an error
 
 
 class SnapshotDocument(TypedDict, total=False):
@@ -112,11 +112,11 @@ class SnapshotDocument(TypedDict, total=False):
     format: str
     version: int
     summary: SnapshotSummary
-    process: StacksRecord  # what the process is; without threads
+    process: StacksRecord  # its threads are left out
     thread: str
     step: int | None
     argv: list[str]
     versions: dict[str, str]  # python, raydebug, ray, torch, vllm, verl
     exceptions: list[SavedException]  # the raised one first; empty for a pause
-    frames: list[SavedFrame]  # of the raised exception, or of the paused thread, innermost first; then those of others
+    frames: list[SavedFrame]  # of the raised exception or the paused thread, innermost first; then of the others
     values: list[SavedValue]

@@ -1,9 +1,9 @@
-"""Conditions of `run --stop-when`: a small language, which the host checks and the trainer's process evaluates.
+"""The conditions of `run --stop-when`: a small language. The host checks them, the trainer's process evaluates them.
 
     CONDITION := TEST [for N steps]
     TEST      := METRIC OPERATOR NUMBER | nan(METRIC) | inf(METRIC) | (TEST) | TEST and TEST | TEST or TEST
 
-`and` binds tighter than `or`. A metric with other characters than letters, digits and `_./@-` stands in quotes.
+`and` has precedence over `or`. A metric with other characters than letters, digits and `_./@-` needs quotes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Test: TypeAlias = Callable[[Values], bool]
 
 MEMORY = "memory"  # the fraction of the memory in use: of the host or of a GPU, whichever is larger
 MAX_CHARACTERS = 500
-MAX_DEPTH = 20  # of brackets
+MAX_DEPTH = 20  # of nested brackets
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt,
 }  # fmt: skip
@@ -37,18 +37,18 @@ _INSTEAD = {"=": "; == compares", "&": "; write `and`", "|": "; write `or`", "%"
 
 
 class BadCondition(ValueError):
-    """A condition that cannot be read; the text says at which character, counted from 1, and why."""
+    """A condition with a syntax error; the text says at which character, counted from 1, and why."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition.
+    """A parsed condition.
 
     Args:
         text: as the user wrote it.
-        names: the metrics that it needs, in their order.
-        holds: evaluates it for one step; gets every one of these metrics.
-        steps: for how many steps in a row it has to hold.
+        names: the metrics that it reads, in order.
+        holds: evaluates it for one step, whose values include all of these metrics.
+        steps: the number of consecutive steps for which it has to hold.
     """
 
     text: str
@@ -58,10 +58,10 @@ class Condition:
 
 
 def parse(text: str) -> Condition:
-    """Return the condition that a text states. Nothing of the text is executed.
+    """Parse a condition. Nothing of the text is executed.
 
     Raises:
-        BadCondition: it states none.
+        BadCondition: the text has a syntax error.
     """
     if len(text) > MAX_CHARACTERS:
         raise BadCondition(f"it has {len(text)} characters; {MAX_CHARACTERS} are the limit")
@@ -99,7 +99,7 @@ class _Parser:
         return Condition(self._text, tuple(self._names), test, steps)
 
     def _next(self) -> None:
-        """Go on to the next word."""
+        """Read the next word."""
         self._start = len(self._text) - len(self._text[self._end :].lstrip())
         found = _TOKEN.match(self._text, self._start)
         if found is None:
@@ -108,9 +108,9 @@ class _Parser:
         self._kind, self._word, self._end = str(found.lastgroup), found[0], found.end()
 
     def _take(self, expected: str, fits: bool) -> str:
-        """Return the current word and go on, if it fits."""
+        """Return the current word and read the next one, if the current one fits."""
         if not fits:
-            found = "the condition ends" if self._kind == "end" else f"{self._word!r} is there"
+            found = "the condition ends" if self._kind == "end" else f"found {self._word!r}"
             raise self._refused(f"expected {expected}; {found}")
         word = self._word
         if self._kind != "end":
@@ -134,7 +134,7 @@ class _Parser:
         if self._word == "(":
             self._depth += 1
             if self._depth > MAX_DEPTH:
-                raise self._refused(f"more than {MAX_DEPTH} brackets inside each other")
+                raise self._refused(f"more than {MAX_DEPTH} nested brackets")
             self._next()
             test = self._joined("or")
             self._take("')'", self._word == ")")
@@ -144,9 +144,7 @@ class _Parser:
         name = self._metric("a metric, nan(METRIC) or inf(METRIC)")
         if self._word == "(":
             if word not in _FUNCTIONS:
-                raise self._refused(
-                    f"'(' after {word}: there are nan(METRIC) and inf(METRIC), and no other code is run"
-                )
+                raise self._refused(f"'(' after {word}: the only functions are nan(METRIC) and inf(METRIC)")
             self._next()
             name, function = self._metric("a metric"), _FUNCTIONS[word]
             self._names[name] = None

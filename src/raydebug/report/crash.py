@@ -1,4 +1,4 @@
-"""The page of one crash: its snapshot as HTML that is whole without a program."""
+"""The page of one crash: its snapshot as one HTML file without scripts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def write_crash_page(document: SnapshotDocument, snapshot: Path, output: Path | 
 
     Args:
         document: the snapshot.
-        snapshot: its file; the page is written beside it, unless `output` says where.
-        output: the page.
+        snapshot: its file; without `output` the page is written beside it.
+        output: the file of the page.
 
     Raises:
-        RaydebugError: it cannot be written.
+        RaydebugError: the page cannot be written.
     """
     path = output or snapshot.with_name(snapshot.name.removesuffix(SUFFIX) + ".html")
-    return write_page(path, crash_page(document), fix="name a file that can be: `raydebug open FILE --html OUT`")
+    return write_page(path, crash_page(document), fix="name another file: `raydebug open FILE --html OUT`")
 
 
 def crash_page(document: SnapshotDocument) -> str:
@@ -86,7 +86,7 @@ def _source(frame: SavedFrame) -> Markup | None:
 
 
 def _tensors(document: SnapshotDocument, values: Values) -> Markup | None:
-    """Return every tensor that a local leads to, under its first name; None if there are none."""
+    """Return a table of all tensors that locals lead to, each under its first name; None if there are none."""
     rows: list[Child] = []
     seen = set[int]()
     for frame in document["frames"]:
@@ -108,7 +108,7 @@ def _tensors(document: SnapshotDocument, values: Values) -> Markup | None:
     if not rows:
         return None
     head = table_head(["name", "in", "shape", "device", "min", "max", "mean", "NaN", "Inf", "memory", "note"])
-    note = "Tensors with the same word under memory share it."
+    note = "Tensors with equal entries under memory share their memory."
     return tag(
         "section", tag("h2", "Tensors"), tag("p", note, class_="note"), wide_table("tensors", "tensors", head, rows)
     )

@@ -1,4 +1,4 @@
-"""The terminal console over a snapshot: the live console's commands that look, and a few of its own."""
+"""The terminal console of a snapshot: the live console's commands that inspect, and a few more."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def raised_frames(document: SnapshotDocument, number: int = 0) -> list[int]:
 
 
 def dap_frame(index: int, frame: SavedFrame) -> Message:
-    """Return a frame as DAP's stackTrace has it; its id is its index, from 1."""
+    """Return a frame as in DAP's stackTrace; its id is its index plus 1."""
     return {"id": index + 1, "name": frame.get("function", "?"), "line": frame.get("line", 0), "column": 1,
             "source": {"path": frame.get("file", "?"), "name": frame.get("file", "?").rpartition("/")[2]}}  # fmt: skip
 
@@ -52,7 +52,7 @@ def source_lines(frame: SavedFrame) -> list[str]:
 
 
 class SavedDebugger(Debugger):
-    """A snapshot at the prompt, in the place of a paused thread.
+    """A debugger that shows a snapshot in place of a paused thread.
 
     Args:
         document: the snapshot.
@@ -66,7 +66,7 @@ class SavedDebugger(Debugger):
         self.select_exception(0)
 
     def select_exception(self, number: int) -> None:
-        """Go to the frames of an exception of the chain, counted from 0."""
+        """Select the frames of an exception of the chain, by its number from 0."""
         frames = self.snapshot["frames"]
         self._stack = Stack.parse([dap_frame(at, frames[at]) for at in raised_frames(self.snapshot, number)])
         self.listed_to = None
@@ -122,7 +122,7 @@ class SavedDebugger(Debugger):
         return tensor_facts(value, [name for name in others if name != expression] if storage else ())
 
     def lines_with_breakpoints(self, path: str) -> set[int]:
-        """Return nothing: a snapshot stops nowhere."""
+        """Return nothing: a snapshot has no breakpoints."""
         return set()
 
     def find(self, expression: str) -> int:
@@ -146,7 +146,7 @@ class SavedDebugger(Debugger):
         if command is None:
             live = commands.parse(line)[0]
             if live is not None:
-                raise CommandFailed(f"'{live.names[0]}' needs a live process; a snapshot is what a crash left")
+                raise CommandFailed(f"'{live.names[0]}' needs a live process; a snapshot has none")
             return await self.shown(argument) if argument else ""
         if command.needs and not argument:
             raise CommandFailed(f"{command.names[0]} needs {command.needs}: {command.usage}")
@@ -182,7 +182,7 @@ def _shortened(text: str, count: int) -> list[str]:
 
 
 async def converse(document: SnapshotDocument, lines: Sequence[str]) -> Exit:
-    """Run commands, or those on stdin, or those of a person at the prompt; return the exit code, as `attach` does."""
+    """Run commands, from `lines`, stdin or the prompt; return the exit code, as `attach` does."""
     ignore_interrupts()
     debugger = SavedDebugger(document, Paint.for_stdout(), interactive=not lines and sys.stdin.isatty())
     if not lines:
@@ -269,11 +269,11 @@ async def _exceptions(debugger: Debugger, argument: str) -> str:
     if not argument.isdigit() or int(argument) >= len(lines):
         raise CommandFailed(f"there are exceptions 0 to {len(lines) - 1}" if lines else "there is no exception")
     remote = saved.snapshot["exceptions"][int(argument)].get("remote")
-    brought = [f"the traceback that Ray brought:\n{visible(remote)}"] if remote else []
+    from_ray = [f"the remote traceback, from Ray:\n{visible(remote)}"] if remote else []
     if not raised_frames(saved.snapshot, int(argument)):
-        raise CommandFailed("\n".join(["no frames of it are saved", *brought]))
+        raise CommandFailed("\n".join(["no frames of it are saved", *from_ray]))
     saved.select_exception(int(argument))
-    return "\n".join([*brought, await location(saved)])
+    return "\n".join([*from_ray, await location(saved)])
 
 
 async def _quit(debugger: Debugger, argument: str) -> str:
@@ -292,7 +292,7 @@ def _of(debugger: Debugger) -> SavedDebugger:
 
 TABLE = (
     *(command for command in inspect.COMMANDS if command.names[0] in _LOOKS),
-    Command(("pp",), "pp EXPR", "The value, and each of its parts on a line of its own.", _pretty, needs="EXPR"),
+    Command(("pp",), "pp EXPR", "The value, then each of its parts on its own line.", _pretty, needs="EXPR"),
     Command(("tensors",), "tensors", "All tensors that the locals of this frame lead to.", _tensors, bare=True),
     Command(("exceptions",), "exceptions [number]", "The chain of exceptions; the frames of one.", _exceptions),
     Command(("h", "help"), "h [command]", "This table, or one command.", _help),

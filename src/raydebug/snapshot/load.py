@@ -1,4 +1,4 @@
-"""Read the files that crashes left: find them, bound what reading one costs, refuse what breaks the contract."""
+"""Find and read snapshot files. Reading one has bounded costs; a file that breaks the format is refused."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from raydebug.jobs.run_folder import LAST, SNAPSHOTS, load_run, runs_dir
 from raydebug.protocol.snapshot import FORMAT, MAX_BYTES, SUFFIX, VERSION, SnapshotDocument, SnapshotSummary
 from raydebug.settings.files import NotPlainText, read_bounded
 
-READ_BYTES = 2 * MAX_BYTES  # of the file, and of what is in it: more is no snapshot of raydebug
-MOST_LINES = 1_000_000  # of a source file: the lines before an excerpt are shown as blank ones
+READ_BYTES = 2 * MAX_BYTES  # of the file, and of its content after decompression; raydebug writes less
+MOST_LINES = 1_000_000  # of a source file: lines before the saved part are shown as blank lines
 MOST_DIMENSIONS = 100  # of a tensor; torch has 64
 MAX_NUMBER = 2**63
 
 
 class _Malformed(ValueError):
-    """A field of the document is not what the contract says; the text names the field."""
+    """A field of the document is not as protocol/snapshot.py says; the text names the field."""
 
 
 @dataclass(frozen=True)
 class SnapshotFile:
-    """A file of a crash, and what lists show of it."""
+    """A snapshot file and its summary."""
 
     path: Path
     summary: SnapshotSummary
@@ -47,7 +47,7 @@ class SnapshotFile:
 
 
 def find_snapshots(target: str = LAST) -> list[SnapshotFile]:
-    """Return the snapshots of a file, a folder or a run, the first crash first; damaged ones are told and left out.
+    """Return the snapshots of a file, a folder or a run, the first crash first; a damaged file is skipped with a line.
 
     Args:
         target: a file, a folder, or a run as `load_run` takes it.
@@ -58,14 +58,14 @@ def find_snapshots(target: str = LAST) -> list[SnapshotFile]:
     path = Path(target)
     if target.endswith(SUFFIX) or (path.exists() and not path.is_dir()):
         return [SnapshotFile(path, _read_summary(path))]
-    known = path if "/" in target else runs_dir() / target  # of a job that `run` did not start there is no record
+    known = path if "/" in target else runs_dir() / target  # a job that `run` did not start has no record
     folder = known if known.is_dir() else Path(load_run(target)["folder"])
     found = []
     for path in (folder / SNAPSHOTS if (folder / SNAPSHOTS).is_dir() else folder).glob(f"*{SUFFIX}"):
         try:
             found.append(SnapshotFile(path, _read_summary(path)))
         except RaydebugError as failure:
-            render.say(render.visible(f"left out: {failure.cause}"))
+            render.say(render.visible(f"skipped: {failure.cause}"))
     return sorted(found, key=lambda one: (one.summary.get("at", 0.0), one.id))
 
 
@@ -78,19 +78,19 @@ def choose_snapshot(found: Sequence[SnapshotFile], target: str, pick: str | None
         pick: the id of one, or the number of its group in `raydebug open --list`, from 1.
 
     Raises:
-        RaydebugError: there is none, or none is picked.
+        RaydebugError: there is none, or `pick` names none.
     """
     if not found:
         raise RaydebugError(
             f"'{target}' has no snapshot", cause="none of its processes crashed, or it ran with --no-snapshots",
-            fix=f"see what became of it: raydebug report {target}", code="snapshot.none",
+            fix=f"see the report of the run: raydebug report {target}", code="snapshot.none",
         )  # fmt: skip
     groups = group_same(found)
     numbered = {str(number): same[0] for number, same in enumerate(groups, start=1)}
     chosen = found[0] if pick is None else (numbered | {one.id: one for one in found}).get(pick)
     if chosen is None:
         raise RaydebugError(
-            f"'{target}' has no snapshot '{pick}'", cause=f"it has 1 to {len(groups)}, the first is {found[0].id}",
+            f"'{target}' has no snapshot '{pick}'", cause=f"it has 1 to {len(groups)}; the first is {found[0].id}",
             fix=f"`raydebug open --list {target}` shows them", code="snapshot.unknown", exit_code=Exit.USAGE,
         )  # fmt: skip
     return chosen
@@ -187,7 +187,7 @@ def _damaged(path: Path, why: str) -> RaydebugError:
     )  # fmt: skip
 
 
-# The shape: protocol/snapshot.py is the only description of it.
+# Checks: protocol/snapshot.py is the only description of the format.
 
 
 @functools.cache
@@ -196,7 +196,7 @@ def _fields(kind: Any) -> dict[str, Any]:
 
 
 def _check(value: Any, kind: Any, field: str) -> Any:
-    """Return a value as a type of the contract has it; unknown fields and those that are null are dropped.
+    """Return a value after checking its type; unknown fields and those that are null are dropped.
 
     Args:
         value: from JSON.
@@ -224,14 +224,14 @@ def _check(value: Any, kind: Any, field: str) -> Any:
         type(value) is int and abs(value) < MAX_NUMBER and (int in plain or float in plain)
     ):
         return value
-    raise _Malformed(f"'{field}' is not what it should be")
+    raise _Malformed(f"'{field}' is invalid")
 
 
 def _check_indices(document: SnapshotDocument) -> None:
-    """Make sure that every index leads somewhere.
+    """Check every index, and that no list is missing.
 
     Raises:
-        _Malformed: one does not, or a list is missing.
+        _Malformed: an index is out of range, or a list is missing.
     """
     missing = {"summary", "values", "frames", "exceptions"} - document.keys()
     if missing:
@@ -240,7 +240,7 @@ def _check_indices(document: SnapshotDocument) -> None:
 
     def inside(field: str, indices: Iterable[int], count: int) -> None:
         if not all(0 <= index < count for index in indices):
-            raise _Malformed(f"'{field}' refers to nothing")
+            raise _Malformed(f"'{field}' is out of range")
 
     for value in document["values"]:
         inside("items", value.get("items", ()), values)

@@ -1,4 +1,4 @@
-"""A snapshot as a debug session for editors: the Debug Adapter Protocol, answered from the file alone."""
+"""A snapshot as a debug session for editors: it answers the Debug Adapter Protocol from the file alone."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from raydebug.snapshot.values import NotThere, Values
 CAPABILITIES = {"supportsConfigurationDoneRequest": True, "supportsExceptionInfoRequest": True,
                 "supportsEvaluateForHovers": True, "supportTerminateDebuggee": False}  # fmt: skip
 VALUE_CHARS = 2_000
-NOT_RUNNING = "a snapshot does not run: it is what a crash left"
+NOT_RUNNING = "a snapshot does not run: it has no process"
 
 
 class SnapshotSession:
-    """Answers the requests of one editor. Each exception that has frames is a thread; thread 1 is the one that raised.
+    """Answers the requests of one editor. Each exception that has frames is a thread; thread 1 is the raised one.
 
     Args:
         document: the snapshot.
@@ -58,7 +58,7 @@ class SnapshotSession:
         except NotThere as error:
             return [wire.refusal(0, request, visible(str(error), keep=""))]
         except (LookupError, TypeError, ValueError):
-            return [wire.refusal(0, request, f"'{command}' names nothing that is in the snapshot")]
+            return [wire.refusal(0, request, f"the snapshot does not have what '{command}' asks for")]
 
     def _threads(self, given: Message) -> Message:
         lines = exception_lines(self._document) or [self._document.get("thread", "thread")]
@@ -138,7 +138,7 @@ def _number(given: Message, name: str, default: int = 0) -> int:
     """Return a number of a request, from 1.
 
     Raises:
-        LookupError: it is none.
+        LookupError: it is no number from 1.
     """
     found = given.get(name, default)
     if type(found) is not int or found < 1:

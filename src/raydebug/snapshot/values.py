@@ -1,4 +1,4 @@
-"""The values of a snapshot: names, attributes and items are looked up, and nothing is ever run."""
+"""The values of a snapshot: looks up names, attributes and items, and runs no code."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from raydebug.protocol.wire import Message
 from raydebug.render import visible
 
 REFUSED = "code cannot run in a snapshot: it holds values, not objects; names, attributes, items and len() are shown"
-MOST_DEPTH = 30  # of values inside each other, in a text
+MOST_DEPTH = 30  # of nested values in a text
 MOST_STEPS = 6  # from a local to a tensor that is listed
 KEY_CHARS = 80
 MOST_CHARS = 500  # of an expression: it is walked recursively
 _BRACKETS = {"list": ("[", "]"), "tuple": ("(", ")"), "set": ("{", "}"), "dict": ("{", "}")}
 _NAMED = ("type", "function", "builtin_function_or_method", "method", "module")  # `text` of these is a name
-_BYTES = ("b'", 'b"', "bytearray(")  # `text` of these is as Python writes it
+_BYTES = ("b'", 'b"', "bytearray(")  # `text` of these is a repr
 _UNQUOTED = {"dtype": "torch.dtype", "device": "torch.device"}
-# Where configs and batches keep what users see of them: omegaconf 2.3 basecontainer.py and nodes.py, tensordict 0.10
-# _td.py; held by tests/cpu/test_open.py.
+# Attributes in which configs and batches keep their content: omegaconf 2.3 basecontainer.py and nodes.py, tensordict
+# 0.10 _td.py; tested by tests/cpu/test_open.py.
 _INSIDE = {"omegaconf": ("_content", "_val"), "tensordict": ("_tensordict",)}
 
 
 class NotThere(Exception):
-    """What was asked for is not in the snapshot; the message is for the user."""
+    """A requested value is not in the snapshot; the message is for the user."""
 
 
 class Values:
     """The values of one snapshot; they refer to each other by their index.
 
     Args:
-        saved: those of the document. What is known of a tensor becomes a value when it is asked for.
+        saved: those of the document. The facts about a tensor become values on request.
     """
 
     def __init__(self, saved: Sequence[SavedValue]) -> None:
@@ -41,7 +41,7 @@ class Values:
         self._known: dict[tuple[int, str], int] = {}
 
     def __getitem__(self, index: int) -> SavedValue:
-        """Return a value; of a config or a batch, what is in it."""
+        """Return a value; for a config or a batch, its content."""
         value = self._saved[index]
         for _ in range(2):  # a container of omegaconf may be the value of a node
             value = next((self._saved[inner] for inner in _inside(value)), value)
@@ -57,7 +57,7 @@ class Values:
             expression: as the user typed it; it is parsed, and not run.
 
         Raises:
-            NotThere: it is no such expression, or its value is not in the snapshot.
+            NotThere: it is another kind of expression, or its value is not in the snapshot.
         """
         if len(expression) > MOST_CHARS:
             raise NotThere("SyntaxError: the expression is too long")
@@ -130,7 +130,7 @@ class Values:
         return self._add(index, "len()", {"type": "int", "text": str(length)})
 
     def _facts(self, index: int) -> dict[str, int]:
-        """Return what is known of a tensor, as values; nothing for other values."""
+        """Return the facts about a tensor as values; nothing for other values."""
         facts = {}
         for name, fact in self[index].get("tensor", {}).items():
             if isinstance(fact, list):
@@ -148,7 +148,7 @@ class Values:
         return self._known[index, name]
 
     def children(self, index: int) -> list[tuple[str, int]]:
-        """Return what a value consists of, each after the text that leads there: `.loss`, `[3]`, `['ids']`."""
+        """Return the parts of a value, each with the suffix that selects it: `.loss`, `[3]`, `['ids']`."""
         value = self[index]
         found = [(f"[{self.text(key, KEY_CHARS)}]", item) for key, item in value.get("pairs", ())]
         found += [(f"[{at}]", item) for at, item in enumerate(value.get("items", ()))]
@@ -177,7 +177,7 @@ class Values:
 
         Args:
             index: of the value.
-            limit: characters after which it is cut; a file may hold values that lead to each other without end.
+            limit: characters after which it is cut; values of a file may contain each other without end.
         """
         written, left = [], limit
         for piece in self._pieces(index, ()):
@@ -198,7 +198,7 @@ class Values:
         elif index in above or len(above) > MOST_DEPTH:
             yield "..."
         elif "text" in value:
-            is_str = "length" in value and not value["text"].startswith(_BYTES)  # of a class of its own, too
+            is_str = "length" in value and not value["text"].startswith(_BYTES)  # also of a subclass
             text = repr(value["text"]) if is_str else value["text"]
             yield f"<{kind} {text}>" if kind in _NAMED else text
             yield f" ... of {length:,} characters" if is_str and length > len(value["text"]) else ""

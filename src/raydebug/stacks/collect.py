@@ -32,13 +32,13 @@ RAY_TITLE = "ray::"  # of a worker that runs `ray::Actor.method` or `ray::task` 
 def take(
     cluster: Cluster, job: str | None, *, native: bool = False, say: Callable[[str], None] = render.say
 ) -> list[ListedStacks]:
-    """Return the stacks of a job: those that answer at once, then those that need up to a second, then from outside.
+    """Return the stacks of a job. Processes that do not answer within a second are read from outside.
 
     Args:
         cluster: where it runs.
         job: submission id; None for all jobs.
         native: add the C frames of all processes.
-        say: prints a line about what is missing.
+        say: prints a line about stacks that are missing.
 
     Raises:
         RaydebugError: the gateway does not answer, or C frames cannot be read on the nodes of this cluster.
@@ -47,7 +47,7 @@ def take(
         raise RaydebugError(
             f"C frames cannot be read on the nodes of cluster '{cluster.name}'",
             cause="raydebug has no way to run py-spy there: it has not started this cluster",
-            fix="without --native; or on the node: py-spy dump --native --pid PID",
+            fix="leave out --native, or run on the node: py-spy dump --native --pid PID",
             code="stacks.native", exit_code=Exit.USAGE,
         )  # fmt: skip
     found = fetch_stacks(cluster, job=job, timeout_s=FIRST_S)
@@ -60,7 +60,8 @@ def take(
     for line in look_from_outside(cluster, found, native=native):
         say(render.visible(line))
     for one in found:
-        one["role"] = " ".join(without_secret_arguments(one["role"].split(" ")))  # of a plain program: its command line
+        # The role of a plain program is its command line.
+        one["role"] = " ".join(without_secret_arguments(one["role"].split(" ")))
     return found
 
 
@@ -69,7 +70,7 @@ def look_from_outside(cluster: Cluster, processes: Iterable[ListedStacks], *, na
 
     Args:
         cluster: where they run.
-        processes: what is known of them; changed in place.
+        processes: changed in place.
         native: look at all of them, for C frames.
 
     Returns:
@@ -105,7 +106,7 @@ def _ask_node(cluster: Cluster, ip: str, pids: Sequence[int], *, native: bool) -
 
 def _add(process: ListedStacks, seen: Seen, *, native: bool) -> None:
     threads = cast("list[ThreadStack]", seen["threads"])
-    if process["actor"] is None and seen["title"].startswith(RAY_TITLE):  # it could not say so itself
+    if process["actor"] is None and seen["title"].startswith(RAY_TITLE):  # it could not report its actor
         process["role"] = seen["title"].removeprefix(RAY_TITLE).partition(".")[0].partition("(")[0]
     if native:
         process["native"] = threads
@@ -116,7 +117,7 @@ def _add(process: ListedStacks, seen: Seen, *, native: bool) -> None:
 
 
 def is_python(file: str) -> bool:
-    """Say whether a frame's file is one of Python, and no native library."""
+    """Return whether a file has Python code, and is no native library."""
     return file.endswith(".py") or file.startswith("<")
 
 
@@ -125,7 +126,7 @@ def as_document(taken: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task]) 
 
     Args:
         taken: the stacks at one or more moments, oldest first.
-        tasks: Ray's tasks that wait or run.
+        tasks: Ray's unfinished tasks.
     """
     verdict = judge(taken, tasks, linecache.getline)
     return {
@@ -138,7 +139,7 @@ def as_document(taken: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task]) 
 
 
 def fetch_tasks(cluster: Cluster, processes: Iterable[ListedStacks]) -> list[Task]:
-    """Return Ray's tasks that wait or run, if a process waits for one; none where its dashboard does not answer."""
+    """Return Ray's unfinished tasks if a process waits for one; none if Ray's dashboard does not answer."""
     if not any(thread.get("objects") for one in processes for thread in one["threads"]):
         return []
     from raydebug.cluster.dashboard import Dashboard
@@ -147,7 +148,7 @@ def fetch_tasks(cluster: Cluster, processes: Iterable[ListedStacks]) -> list[Tas
     try:
         rows = Dashboard(cluster).unfinished_tasks()
     except RaydebugError as error:
-        render.say(f"Ray does not say what its tasks do: {error.cause}")
+        render.say(f"Ray's tasks are unknown: {error.cause}")
         return []
     return [
         {

@@ -1,7 +1,7 @@
-"""Ranks that do not meet in a collective: by torch's flight recorder, or by their stacks where there is none.
+"""Find the rank that keeps others waiting in a collective: from torch's flight recorder, or from stacks without one.
 
-The recorder counts the collectives of each process group. Where one that a rank waits in has another operation, size or
-type on another rank, or was not called there, that is the reason of the hang. Stacks show only where each rank is now.
+The recorder numbers the collectives of each process group. If a rank waits in one that another rank called with another
+operation, size or type, or did not call, this is the reason for the hang. Stacks show only where each rank is now.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ LOGS = "raydebug job logs --first-error"
 def judge_collectives(
     waits: Sequence[Wait], processes: Sequence[ListedStacks], moved: Sequence[ListedStacks]
 ) -> Verdict | None:
-    """Return which rank keeps the others waiting in a collective; None where no rank does.
+    """Return the verdict on the rank that keeps others waiting in a collective; None if there is none.
 
     Args:
         waits: what the working processes wait for.
-        processes: all of the job.
-        moved: those that are at another place than in an earlier sample.
+        processes: all processes of the job.
+        moved: those that are at another line than in an earlier sample.
     """
     groups, instances = _read_groups(processes), {one["instance"] for one in moved}
     places = {one.process["instance"]: one for one in waits}
     found = [one for group in groups if (one := _judge_group(group, places, processes, instances)) is not None]
-    # A rank that is missing because it waits in a collective of another group is explained by that group.
-    # Of two ranks in collectives of different groups one has left out the other's; nothing says that it is rank 0.
+    # A rank that is missing because it waits in a collective of another group is explained by that group. If two ranks
+    # wait in different groups, one has left out the other's collective: rank 0 is blamed last.
     if found:
         return min(found, key=lambda one: (one[0], [-rank for rank in one[1]["ranks"]]))[1]
     recorded = {one["instance"] for group in groups for one in group.waiting()}
@@ -60,7 +60,7 @@ def judge_collectives(
 
 
 def has_advanced(before: ListedStacks, after: ListedStacks) -> bool:
-    """Say whether a process has called or ended a collective between two samples."""
+    """Return whether a process has called or completed a collective between two samples."""
 
     def progress(process: ListedStacks) -> dict[object, object]:
         return {
@@ -81,10 +81,10 @@ class _Group:
 
     label: str
     ranks: list[int]
-    present: set[int]  # those with a process in a group like this one, of any role
+    present: set[int]  # ranks with a process in a group like this one, of any role
     members: dict[int, ListedStacks] = field(default_factory=dict)
     calls: dict[int, dict[int, CollectiveCall]] = field(default_factory=dict)
-    is_ambiguous: bool = False  # two groups that cannot be told apart
+    is_ambiguous: bool = False  # two groups have the same key
 
     def pending(self, rank: int) -> list[int]:
         return [seq for seq, call in self.calls[rank].items() if not call.get("done")]
@@ -107,7 +107,7 @@ def _read_groups(processes: Sequence[ListedStacks]) -> list[_Group]:
         for backend in backends[_name(given)]:
             calls = {call.get("seq", 0): call for call in given.get("calls", []) if call.get("backend", "") == backend}
             if not calls and given.get("full"):
-                continue  # nobody knows how many it has called
+                continue  # its calls may be overwritten
             label = " ".join(one for one in (given.get("name", ""), about, backend) if one not in ("", "undefined"))
             key = (process["job"], process["role"], process["child_of"], backend, _name(given))
             group = found.setdefault(key, _Group(label, given["ranks"], alike))
@@ -130,7 +130,7 @@ def _name(given: CollectiveGroup) -> object:
 def _judge_group(
     group: _Group, places: dict[str, Wait], processes: Sequence[ListedStacks], moved: set[str]
 ) -> tuple[int, Verdict] | None:
-    """Return the verdict on a group and its order among those of others: the lowest is the cause."""
+    """Return the verdict on a group and its priority: the lowest one of all groups is the cause."""
     seq = min(seq for rank in group.members for seq in group.pending(rank))
     inside = {rank: group.members[rank] for rank in group.members if seq in group.pending(rank)}
     if any(one["instance"] in moved for one in inside.values()):
@@ -156,15 +156,15 @@ def _judge_group(
     first = next(iter(late.values()))
     who = f"{_ranks(rank for rank in late if rank is not None)} of {first['role']}"
     if first["instance"] in moved:
-        text = f"it is no hang: {who} {_state(first, places)}, and moves; {waiting}"
+        text = f"it does not hang: {who} {_state(first, places)}, and moves; {waiting}"
         return 4, make_verdict("moving", CERTAIN, text, None, list(late.values()))
     also_waits = any(places[one["instance"]].kind == COLLECTIVE for one in late.values() if one["instance"] in places)
-    text = f"{who} did not come to {_words(group.calls[rank][seq])}: it {_state(first, places)}; {waiting}"
+    text = f"{who} did not join {_words(group.calls[rank][seq])}: it {_state(first, places)}; {waiting}"
     return 3 if also_waits else 2, make_verdict("missing-rank", CERTAIN, text, attach(first), list(late.values()))
 
 
 def _differences(group: _Group, seq: int) -> list[list[int]]:
-    """Return the ranks that have called a collective, by operation, size and type; most ranks first."""
+    """Group the ranks that called a collective by operation, size and type; the largest group comes first."""
     found: dict[object, list[int]] = {}
     for rank in sorted(group.calls):
         if call := group.calls[rank].get(seq):
@@ -220,7 +220,7 @@ def _state(process: ListedStacks, places: dict[str, Wait]) -> str:
 
 
 def _judge_stacks(waits: Sequence[Wait], processes: Sequence[ListedStacks], moved: set[str]) -> Verdict | None:
-    """Return the same for ranks of which the recorder says nothing."""
+    """Return the verdict on ranks without recorded calls, from their stacks."""
     inside = [one for one in waits if one.kind == COLLECTIVE]
     if not inside or any(one.process["instance"] in moved for one in inside):
         return None
@@ -246,16 +246,16 @@ def _judge_stacks(waits: Sequence[Wait], processes: Sequence[ListedStacks], move
         return None
     first = outside[0]
     if first["instance"] in moved:
-        text = f"it is no hang: {name_process(first)} {_state(first, places)}, and moves; {waiting}"
+        text = f"it does not hang: {name_process(first)} {_state(first, places)}, and moves; {waiting}"
         return make_verdict("moving", CERTAIN, text, None, outside)
     ranks = [one["rank"] for one in outside if one["rank"] is not None]
     who = _ranks(ranks) if len(ranks) == len(outside) else ", ".join(name_process(one) for one in outside[:3])
-    text = f"{who} did not come to {inside[0].what}: it {_state(first, places)}; {waiting}"
+    text = f"{who} did not join {inside[0].what}: it {_state(first, places)}; {waiting}"
     return make_verdict("missing-rank", LIKELY, text, attach(first), outside)
 
 
 def all_inside(waits: Sequence[Wait]) -> Verdict | None:
-    """Return where ranks wait that no other rank keeps waiting."""
+    """Return the verdict on ranks that all wait in a collective."""
     inside = [one for one in waits if one.kind == COLLECTIVE]
     if not inside:
         return None

@@ -13,7 +13,7 @@ from raydebug.protocol.records import StackFrame, ThreadStack
 # Ray's loop of a worker that has nothing to do (ray 2.60.0): the innermost frame of Python is one of these.
 IDLE = (("/ray/_private/worker.py", "main_loop"), ("/ray/_private/workers/default_worker.py", "<module>"))
 OUTLIER_BELOW = 1 / 3  # of the processes of a role
-# What a trainer that is a package itself (verl) calls: the frame that says most is one of the trainer's.
+# Libraries that a trainer calls. If it is a package itself (verl), its own frames say more than theirs.
 _BELOW_TRAINERS = re.compile(r"-packages/(torch|ray|tensordict|numpy|uvloop)/|/lib/python3[.\d]*/(?!.*-packages/)|^<")
 _LIBRARY = re.compile(r".*/(?:site-packages|dist-packages|lib/python3[.\d]*)/")
 
@@ -29,7 +29,7 @@ class Group(TypedDict):
 
 
 def active_thread(process: ListedStacks) -> ThreadStack:
-    """Return the thread, or task of asyncio, that runs the user's code; empty if the process has not answered."""
+    """Return the thread or asyncio task that runs the user's code; empty if the process has not answered."""
     threads = process["threads"]
     tasks = [one for one in threads[1:] if one["name"].startswith("task ")]
     candidates = [*tasks, *threads[:1]] if threads and _waits_in_loop(threads[0]) else [*threads[:1], *tasks]
@@ -38,7 +38,7 @@ def active_thread(process: ListedStacks) -> ThreadStack:
 
 
 def _waits_in_loop(thread: ThreadStack) -> bool:
-    """Say whether a thread is in the event loop of asyncio, and runs no task of the user's now."""
+    """Return whether a thread is in the event loop of asyncio, and runs no task of the user's now."""
     for frame in thread.get("frames", []):
         if frame.get("file", "").endswith("/asyncio/base_events.py"):
             return True
@@ -53,7 +53,7 @@ def active_frames(process: ListedStacks) -> list[StackFrame]:
 
 
 def is_idle(process: ListedStacks) -> bool:
-    """Say whether a process is a Ray worker that has nothing to do."""
+    """Return whether a process is an idle Ray worker."""
     frames = active_frames(process)
     inner = frames[0] if frames else {}
     return any(inner.get("file", "").endswith(path) and inner.get("function", "").endswith(name) for path, name in IDLE)
@@ -82,7 +82,7 @@ def group(processes: Iterable[ListedStacks]) -> list[Group]:
 
 
 def _key(frames: Sequence[StackFrame]) -> object:
-    """Return what equal stacks have in common: lines count in the user's files only."""
+    """Return a key that is the same for equal stacks; line numbers count in the user's files only."""
     return tuple(
         (frame.get("file"), frame.get("function"), None if is_library(frame.get("file", "")) else frame.get("line"))
         for frame in frames
@@ -90,7 +90,7 @@ def _key(frames: Sequence[StackFrame]) -> object:
 
 
 def place(frame: StackFrame) -> str:
-    """Return a frame as file:line function; a file of Python or a package without the path to its library."""
+    """Return a frame as `file:line function`; the path of a library is left out."""
     file = _LIBRARY.sub("", frame.get("file", "?"))
     return f"{file}:{frame.get('line', 0)} {frame.get('function', '?')}"
 

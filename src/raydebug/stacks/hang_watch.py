@@ -1,7 +1,7 @@
-"""`raydebug run --hang-after`: notices that a job makes no progress; leaves stacks and verdict in the run folder.
+"""`raydebug run --hang-after`: detects that a job makes no progress, and writes its stacks to the run folder.
 
-Progress is a step of the training, a phase of it that ended, a stack that moves, or a pause of ours. New log output
-counts only where no trainer is recognised: watchdogs write lines while a job hangs.
+Progress is a training step, a phase that ended, a stack that moves, or a pause of raydebug. New log output counts only
+if no trainer is recognised, because watchdogs write lines while a job hangs.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ Action = Literal["report", "pause", "stop"]
 
 
 class Progress:
-    """When a job last made progress. Pure: the caller gives the time.
+    """Decides when a job hangs. Pure: the caller passes the time.
 
     Args:
-        after_s: without progress for so long, the job hangs.
+        after_s: the job hangs after this many seconds without progress.
         now: seconds of a monotonic clock.
     """
 
@@ -55,13 +55,13 @@ class Progress:
         self._reported = False
 
     def note(self, seen: object, now: float, *, paused: bool) -> None:
-        """Take note of what has come of the job so far: anything else than at the last call is progress."""
+        """Note the state of the job: a change since the last call is progress."""
         if paused or seen != self._seen:
             self._seen = seen
             self._made(now)
 
     def wants_sample(self, now: float) -> bool:
-        """Say whether it is time for stacks: rarely, and not before half of the limit is over."""
+        """Return whether to take stacks now: rarely, and not in the first half of the limit."""
         return now - self._since >= self._after_s / 2 and (not self._samples or now - self._sampled >= self._apart_s)
 
     def take(self, sample: Sequence[ListedStacks], now: float) -> bool:
@@ -82,20 +82,20 @@ class HangWatch:
     """Watches one job.
 
     Args:
-        after_s: without progress for so long, the job hangs.
-        action: what is done then, beside the report.
-        by_steps: a trainer is recognised, so that log output alone is no progress.
+        after_s: the job hangs after this many seconds without progress.
+        action: what to do then, besides the report.
+        by_steps: a trainer is recognised, so log output alone is no progress.
     """
 
     def __init__(self, after_s: float, action: Action, *, by_steps: bool) -> None:
         self._after_s, self._action, self._by_steps = after_s, action, by_steps
 
     async def watch(self, cluster: Cluster, job: str, recorder: Recorder) -> str:
-        """Watch until the job hangs and has to be stopped; return why. Otherwise until it is cancelled."""
+        """Watch the job until this is cancelled; if it hangs and has to be stopped, return why."""
         try:
             return await self._watch(cluster, job, recorder)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not end the user's run
-            render.say(f"--hang-after has failed, the job goes on: {type(error).__name__}: {error}")
+            render.say(f"--hang-after has failed, the job continues: {type(error).__name__}: {error}")
             return await asyncio.Future()
 
     async def _watch(self, cluster: Cluster, job: str, recorder: Recorder) -> str:
@@ -114,7 +114,7 @@ class HangWatch:
                         return verdict["text"]
 
     def _report(self, cluster: Cluster, job: str, recorder: Recorder, sample: list[ListedStacks]) -> Verdict:
-        """Write stacks and verdict, and pause the process that the verdict names, if that is wanted."""
+        """Write stacks and verdict; with the action `pause`, pause the process that the verdict names."""
         tasks = fetch_tasks(cluster, sample)
         document = as_document([sample], tasks)
         verdict: Verdict = document["verdict"]
@@ -145,4 +145,4 @@ def _pause(cluster: Cluster, pid: int, sample: Sequence[ListedStacks]) -> str:
 
 
 def _silently(_line: str) -> None:
-    """Say nothing: a sample is no command of the user's."""
+    """Print nothing: the user has not asked for this sample."""

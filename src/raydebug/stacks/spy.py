@@ -52,7 +52,7 @@ class Seen(TypedDict, total=False):
 
 
 def main() -> None:
-    """Answer one request: `{"pids": [...], "native": bool}`; the answer is the last line that is printed."""
+    """Answer the request `{"pids": [...], "native": bool}`; the last line of the output has the answer."""
     request = json.loads(sys.argv[1])
     read = functools.partial(read_process, native=bool(request["native"]))
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -67,7 +67,7 @@ def read_process(pid: int, *, native: bool) -> Seen:
         pid: which.
         native: with C frames; the process is stopped while they are read.
     """
-    spy = Path(sys.executable).parent / "py-spy"  # ray[default] brings it
+    spy = Path(sys.executable).parent / "py-spy"  # a dependency of ray[default]
     if not spy.exists():
         return {"cause": f"there is no {spy}", "fix": "install py-spy in the cluster's environment"}
     argv = [str(spy), "dump", "--json", "--pid", str(pid), "--native" if native else "--nonblocking"]
@@ -100,7 +100,7 @@ def _describe(thread: dict[str, Any]) -> Thread:
 
 
 def explain(owner: int, reader: int, scope: int, *, may_trace: bool) -> Seen:
-    """Return which right to read a process is missing, and how to give it. Pure.
+    """Return which right to read a process is missing, and how to grant it. Pure.
 
     Args:
         owner: user id of the process.
@@ -112,7 +112,7 @@ def explain(owner: int, reader: int, scope: int, *, may_trace: bool) -> Seen:
     """
     give = "give CAP_SYS_PTRACE (in containers: `cap_add: [SYS_PTRACE]`)"
     if owner != reader and not may_trace:
-        return {"cause": f"the process is of user id {owner}, and its reader of {reader} has no CAP_SYS_PTRACE",
+        return {"cause": f"the process has user id {owner}; py-spy has {reader} and no CAP_SYS_PTRACE",
                 "fix": f"run raydebug as the user of the process, or {give}"}  # fmt: skip
     if scope == 3:
         return {"cause": "kernel.yama.ptrace_scope is 3: no process may read another one",

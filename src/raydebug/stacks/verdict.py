@@ -1,7 +1,7 @@
 """The verdict on the stacks of a job: what a hanging job waits for, in one sentence, with the next command.
 
-The rules combine what the processes wait for (waits.py): a rank that is not in the collective of the others
-(collectives.py) explains them, and not the other way round.
+The rules combine what the processes wait for (waits.py). The rule on collectives (collectives.py) comes first: a rank
+that is missing from a collective explains why the others wait.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from raydebug.stacks.waits import (
 
 COMPUTES_S = 0.5  # CPU time between two samples
 DATA_LOADER_WORKER = "/torch/utils/data/_utils/worker.py"  # torch 2.11 and 2.13
-# States of a task that waits behind others at its actor: ray 2.60.0 src/ray/protobuf/common.proto TaskStatus.
+# States of a task that is queued at its actor: ray 2.60.0 src/ray/protobuf/common.proto TaskStatus.
 QUEUED = ("SUBMITTED_TO_WORKER", "PENDING_ACTOR_TASK_ORDERING_OR_CONCURRENCY")
 UNPLACED = "PENDING_NODE_ASSIGNMENT"
 TASK_ID_CHARS = 48  # an object's id begins with that of its task (ray 2.60.0 src/ray/common/id.h)
 
 
 class Task(TypedDict):
-    """A task of Ray that waits or runs."""
+    """An unfinished task of Ray."""
 
     task_id: str
     name: str
@@ -56,8 +56,8 @@ def judge(
 
     Args:
         samples: the stacks at one or more moments, seconds apart, oldest first.
-        tasks: Ray's tasks that wait or run.
-        source_line: returns a line of a file, or nothing where the file is not to be had.
+        tasks: Ray's unfinished tasks.
+        source_line: returns a line of a file; empty if the file is not there.
     """
     processes = samples[-1]
     answered = [one for one in processes if one["threads"]]
@@ -88,7 +88,7 @@ def judge(
         return make_verdict("none", CERTAIN, f"all {len(answered)} processes are idle", None)
     first = waits[0]
     return make_verdict(
-        "unknown", LIKELY, f"{first.who} is at {place(first.at)}; nothing known is waited for", attach(first.process),
+        "unknown", LIKELY, f"{first.who} is at {place(first.at)}; it is in no known wait", attach(first.process),
         [one.process for one in waits],
     )  # fmt: skip
 
@@ -146,7 +146,7 @@ def _tasks_of(one: Wait, tasks: Sequence[Task]) -> list[Task]:
 
 
 def _ray_waits(waits: Sequence[Wait], tasks: Sequence[Task]) -> Verdict | None:
-    """Return which task a process waits for that does not run: Ray cannot place it, or its actor is busy."""
+    """Return the verdict on a wait for a task that does not run: Ray cannot place it, or its actor is busy."""
     for one in waits:
         for task in _tasks_of(one, tasks):
             if task["state"] == UNPLACED:
@@ -163,7 +163,7 @@ def _ray_waits(waits: Sequence[Wait], tasks: Sequence[Task]) -> Verdict | None:
 def _data_loader(
     waits: Sequence[Wait], processes: Sequence[ListedStacks], moved: Sequence[ListedStacks]
 ) -> Verdict | None:
-    """Return where the workers of a DataLoader are for which a process waits."""
+    """Return the verdict on a process that waits for its DataLoader, with the place of the worker."""
     for one in waits:
         if one.kind != "data-loader":
             continue
@@ -173,7 +173,7 @@ def _data_loader(
             continue
         text = f"{one.who} waits for {one.what} at {place(one.at)}; "
         if not workers:
-            text += "no process of a worker is there"
+            text += "it has no worker process"
             return make_verdict("data-loader", LIKELY, text, attach(one.process), [one.process])
         frame = place_of(active_frames(workers[0]))
         where = f"is at {place(frame)}" if frame else "does not answer: it is stopped, or holds Python's lock (GIL)"
@@ -193,7 +193,7 @@ def _gil(stuck: Sequence[ListedStacks]) -> Verdict | None:
     if stopped := [one for one in stuck if one.get("stopped")]:
         text = f"{count(stopped)} stopped: by SIGSTOP, or by a debugger of native code"
         return make_verdict("unknown", CERTAIN, text, f"kill -CONT {stopped[0]['pid']}", stopped)
-    seen = any("gil" in thread for one in stuck for thread in one["threads"])  # raydebug can run py-spy on its node
+    seen = any("gil" in thread for one in stuck for thread in one["threads"])  # raydebug could run py-spy on its node
     command = "raydebug stacks --native" if seen else f"py-spy dump --native --pid {stuck[0]['pid']}"
     next_command = None if any("native" in one for one in stuck) else command
     holders = [(one, thread) for one in stuck for thread in one["threads"][:1] if holds_gil(one, thread)]
@@ -218,7 +218,7 @@ def _moved(samples: Sequence[Sequence[ListedStacks]]) -> list[ListedStacks]:
     changed = {
         one["instance"]
         for one in before
-        if one["state"] == last[one["instance"]]["state"]  # stacks from outside are other words for the same place
+        if one["state"] == last[one["instance"]]["state"]  # py-spy describes the same place in other words
         and (
             _differs(active_thread(one), active_thread(last[one["instance"]]))
             or has_advanced(one, last[one["instance"]])
@@ -230,12 +230,12 @@ def _moved(samples: Sequence[Sequence[ListedStacks]]) -> list[ListedStacks]:
 def _is_moving(moved: Sequence[ListedStacks]) -> Verdict | None:
     if not moved:
         return None
-    text = f"it is no hang: {count(moved)} at another line than before, or computing"
+    text = f"it does not hang: {count(moved)} at another line than before, or computing"
     return make_verdict("moving", CERTAIN, text, None, moved)
 
 
 def _differs(before: ThreadStack, after: ThreadStack) -> bool:
-    """Say whether a thread has moved: to another line, or it computes without being in a known wait."""
+    """Return whether a thread is at another line, or computes without being in a known wait."""
     if before.get("frames") != after.get("frames"):
         return True
     computes_s = after.get("cpu_s", 0.0) - before.get("cpu_s", 0.0)
@@ -243,7 +243,7 @@ def _differs(before: ThreadStack, after: ThreadStack) -> bool:
 
 
 def _own_waits(waits: Sequence[Wait]) -> Verdict | None:
-    """Return what a process waits for by itself; a `ray.get` counts only where nothing else explains it."""
+    """Return the verdict on the wait of one process; a `ray.get` counts only if no process has another wait."""
     causes = [one for one in waits if one.kind not in ("unknown", "ray-get")] or [
         one for one in waits if one.kind == "ray-get"
     ]

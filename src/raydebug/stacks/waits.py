@@ -1,6 +1,6 @@
-"""What a process waits for, by the innermost frames of its stack, and the words of a verdict on it.
+"""What a process waits for, from the innermost frames of its stack; and the words of a verdict.
 
-What is known of a stack is data: PATTERNS, rows of (file, function, kind, words).
+The known waits are data: PATTERNS has rows of (file, function, kind, words).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from raydebug.stacks.groups import active_thread, place_of
 
 CERTAIN, LIKELY = "certain", "likely"
 SEARCHED_FRAMES = 10  # innermost ones of a stack
-COLLECTIVE = "collective"  # of a wait, not of a verdict
+COLLECTIVE = "collective"  # the kind of a wait; no verdict has it
 
 _GROUPS = "init_process_group|new_group|split_group"
 COLLECTIVES = rf"^(all_|reduce|broadcast|barrier|gather|scatter|monitored|send|recv|batch_isend|{_GROUPS})"
@@ -55,9 +55,9 @@ class Wait:
     Args:
         kind: a verdict's kind, or COLLECTIVE.
         what: in words.
-        process: whose.
+        process: the process that waits.
         at: the user's frame, or the innermost one.
-        thread: the waiting thread.
+        thread: the thread that waits.
     """
 
     kind: str
@@ -73,7 +73,7 @@ class Wait:
 
 
 def wait_of(process: ListedStacks, source_line: Callable[[str, int], str]) -> Wait:
-    """Return what the active thread of a process waits for; source_line returns a line of a file, or nothing."""
+    """Return what the active thread of a process waits for; source_line returns a line of a file, or an empty text."""
     thread = active_thread(process)
     at = place_of(thread.get("frames", []))
     found = next(matches(thread), None)
@@ -105,7 +105,7 @@ def _detail(kind: str, thread: ThreadStack) -> str:
 
 
 def holds_gil(process: ListedStacks, thread: ThreadStack) -> bool:
-    """Say whether a thread of a process that does not answer holds Python's lock, as far as that is known."""
+    """Return whether a thread of a process that does not answer holds Python's lock, as far as is known."""
     return not process.get("stopped") and thread.get("gil", process["state"] == messages.WATCHDOG)
 
 

@@ -1,7 +1,7 @@
-"""Crashes of this process: a snapshot of each goes to the gateway, which keeps the first of each kind and rank.
+"""Send a snapshot of each crash of this process to the gateway, which keeps the first of each kind and rank.
 
-The gateway says at once whether it wants one: of 200 processes that crash alike most spend no more than that, and while
-they wait for the answer they leave it the processor. A thread sends the snapshot.
+The gateway first answers whether it wants the snapshot. When 200 processes crash in the same way, most of them only
+wait for this answer, and need no CPU time meanwhile. A thread sends the snapshot.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _seen: set[tuple[int, str]] = set()  # process id (a fork has its parent's set) 
 
 
 def note_crash(error: BaseException | None, *, ends: bool = False) -> None:
-    """Send a snapshot of an exception that has left a task, a thread or the program. Never raises.
+    """Send a snapshot of an uncaught exception of a task, a thread or the program. Never raises.
 
     Args:
-        error: the exception; one that another task has passed on, an exit or an interrupt is no crash.
-        ends: the process ends after it.
+        error: the exception. An exit, an interrupt, and an error that another task raised are no crashes.
+        ends: whether the process ends after it.
     """
     if not worker.snapshots_are_on() or error is None or not _is_crash(error):
         return
@@ -51,7 +51,7 @@ def note_crash(error: BaseException | None, *, ends: bool = False) -> None:
             thread = threading.current_thread().name
             delivery.give(snapshot.write(error, frames, summary, thread))
             delivery.wait(began + (EXIT_S if ends else snapshot.LIMIT_S) - time.monotonic())
-    except Exception as failure:  # noqa: BLE001 - the job's own error is what counts
+    except Exception as failure:  # noqa: BLE001 - it must not replace the job's own error
         worker.log(f"no snapshot of this crash: {type(failure).__name__}")
 
 
@@ -62,7 +62,7 @@ def _is_crash(error: BaseException) -> bool:
     ray: Any = sys.modules.get("ray.exceptions")
     if ray is None:
         return True
-    # What ray.get raises for a task or an actor that has crashed itself: its snapshot is the one that matters.
+    # ray.get raises these for a task or an actor that has crashed; its process sends the snapshot.
     if issubclass(kind, ray.RayActorError):
         from raydebug.worker.saved_values import attributes_of
 
@@ -79,7 +79,7 @@ def save_pause(snapshot_id: str, thread_id: int) -> None:
     """
     try:
         _save_pause(snapshot_id, thread_id)
-    except Exception as failure:  # noqa: BLE001 - the gateway tells the client that no answer came
+    except Exception as failure:  # noqa: BLE001 - the gateway reports to the client that no answer came
         worker.log(f"no snapshot of this pause: {type(failure).__name__}")
 
 
@@ -100,7 +100,7 @@ def _save_pause(snapshot_id: str, thread_id: int) -> None:
 
 
 def _paused_at(frame: FrameType | None, on_error: Any) -> tuple[BaseException | None, list[tuple[FrameType, int]]]:
-    """Return the exception of a post-mortem pause, and the frames below those of the debugger."""
+    """Return the exception of a post-mortem pause; of any other pause the frames without the debugger's."""
     from raydebug.worker import pause_requests
 
     frames: list[tuple[FrameType, int]] = []
@@ -109,7 +109,7 @@ def _paused_at(frame: FrameType | None, on_error: Any) -> tuple[BaseException | 
         if is_inside and frame.f_code is on_error:
             return frame.f_locals["error"], []
         if is_inside and pause_requests.is_debuggers(frame):
-            frames.clear()  # what the debugger has called
+            frames.clear()  # the debugger called these
         else:
             is_inside = is_inside and not pause_requests.is_users(frame)
             frames.append((frame, frame.f_lineno))
@@ -118,7 +118,7 @@ def _paused_at(frame: FrameType | None, on_error: Any) -> tuple[BaseException | 
 
 
 class _Delivery:
-    """Hands one snapshot to the gateway, in a thread of its own.
+    """Sends one snapshot to the gateway, in its own thread.
 
     Args:
         summary: of the snapshot.
@@ -126,7 +126,7 @@ class _Delivery:
 
     def __init__(self, summary: SnapshotSummary) -> None:
         self._summary, self._file = summary, b""
-        self._offer = {**summary, "message": ""}  # its secrets are known when the locals are read
+        self._offer = {**summary, "message": ""}  # its secrets are known once the locals are read
         self._wanted = True
         self._answered, self._given, self._done = threading.Event(), threading.Event(), threading.Event()
         thread = threading.Thread(target=self._run, name="raydebug-snapshot", daemon=True)
@@ -134,7 +134,7 @@ class _Delivery:
         thread.start()
 
     def is_wanted(self, limit_s: float) -> bool:
-        """Return the gateway's answer; True where there is none within the limit."""
+        """Return the gateway's answer; True if there is none within the limit."""
         self._answered.wait(limit_s)
         return self._wanted
 
@@ -157,7 +157,7 @@ class _Delivery:
                     body = {"message": self._summary["message"], "data": base64.b64encode(self._file).decode("ascii")}
                     connection.sendall(wire.encode(wire.event(4, messages.SNAPSHOT, body)))
                     dial_in.receive(connection, messages.KEPT)
-        except Exception as error:  # noqa: BLE001 - no gateway, or one that breaks off
+        except Exception as error:  # noqa: BLE001 - no gateway, or a lost connection
             self._wanted = False
             reason = str(error) if isinstance(error, OSError | dial_in.NoGateway) else type(error).__name__
             worker.log(f"no snapshot of this crash: {reason}")

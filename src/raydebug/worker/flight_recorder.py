@@ -1,10 +1,10 @@
-"""torch's flight recorder: the last collectives that this process has called, for each of its process groups.
+"""Read torch's flight recorder: the last collectives that this process called, in each of its process groups.
 
-It is read by the control channel's thread while the main thread is stuck in a collective. The JSON form has no stacks:
-with them the first reading takes 12 s. The time that a reading takes grows with the size of the recorder.
+The control channel's thread reads it while the main thread is stuck in a collective. It asks for the JSON form without
+stacks: with them the first reading takes 12 s. The time of a reading grows with the size of the recorder.
 
 Source: torch 2.11.0 and 2.13.0 csrc/distributed/c10d/FlightRecorder.hpp, FlightRecorderDetail.hpp (`dump_json`),
-distributed/distributed_c10d.py (`_world`). NCCL has a recorder of its own beside that of the other backends. Held by
+distributed/distributed_c10d.py (`_world`). NCCL has its own recorder beside that of the other backends. Tested by
 tests/cpu/test_torch_hangs.py.
 """
 
@@ -24,11 +24,11 @@ READERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 DEFAULT_ENTRIES = 2000
 MAX_ENTRIES = 10_000  # a reading of 2,000 takes 50 ms, in which Python's lock is held
 MAX_GROUPS = 50
-KEPT = 10  # calls of each group: the oldest that wait, and the newest that are done
+KEPT = 10  # calls of each group: the oldest pending ones, and the newest completed ones
 MAX_TEXT = 200  # characters of sizes and types
 
 of_parent = False
-"""Whether this process is a fork of a rank: the groups and the recorder's entries that it has are its parent's."""
+"""Whether this process was forked from a rank: its groups and recorder entries are copies of its parent's."""
 
 
 def note_fork() -> None:
@@ -39,7 +39,7 @@ def note_fork() -> None:
 
 
 def own_rank() -> tuple[int, int] | None:
-    """Return rank and world size of torch's default group; None if there is none, or one of a single rank."""
+    """Return rank and world size of torch's default group; None without a group, or if it has a single rank."""
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None or of_parent or not c10d.is_initialized() or c10d.get_world_size() < 2:
         return None
@@ -47,7 +47,7 @@ def own_rank() -> tuple[int, int] | None:
 
 
 def read_groups() -> list[CollectiveGroup]:
-    """Return the process groups of this process with its last collectives in each, none where torch records none."""
+    """Return the process groups of this process with its last collectives in each; empty if torch records none."""
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
     native: Any = sys.modules.get("torch._C._distributed_c10d")
     size = _size()
@@ -85,7 +85,7 @@ def _entries(read: Any) -> list[dict[str, Any]]:
 
 
 def _call(entry: dict[str, Any]) -> CollectiveCall:
-    """Return an entry of the recorder. Numbers are texts; a call of gloo is never `completed`."""
+    """Convert an entry of the recorder. Its numbers are strings; a call of gloo never gets the state `completed`."""
     sizes = entry.get("input_sizes") or []
     backend, _, op = entry["profiling_name"].partition(":")
     return {

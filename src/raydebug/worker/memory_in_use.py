@@ -1,4 +1,4 @@
-"""The memory of this node in use, as a fraction of what there is: of the host, of the container, of each GPU."""
+"""The fraction of memory that is in use on this node: of the host, of the container, of each GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _host() -> float:
 
 
 def _container() -> float:
-    """Return what is in use of this container's limit, the page cache left out; 0 without a limit."""
+    """Return the fraction of this container's limit that is in use, without the page cache; 0 without a limit."""
     try:
         limit, used = (int(_read(f"{CGROUP}/memory.{name}")) for name in ("max", "current"))
         cache = dict(line.split() for line in _read(f"{CGROUP}/memory.stat").splitlines())["inactive_file"]
@@ -42,7 +42,7 @@ class _DeviceMemory(ctypes.Structure):
 
 
 def _gpus() -> list[float]:
-    """Return the fraction of each GPU of the node; by NVML, as torch would make a context in a process without one."""
+    """Return the fraction of each GPU of the node. NVML reads it without a CUDA context, which torch would create."""
     nvml = _nvml()
     if nvml is None:
         return [0.0]

@@ -1,7 +1,7 @@
 """`run --stop-on nonfinite`: pause a process that trains at the first module whose output or gradient is not finite.
 
-A global forward hook of torch checks each module's outputs, and a hook of each output's tensor its gradient. A full
-backward hook is not used: it makes outputs views, on which operations in place (ReLU(inplace=True)) then fail.
+A global forward hook of torch checks the outputs of each module, and a hook on each output tensor checks its gradient.
+A full backward hook is not used: it turns outputs into views, on which in-place operations (ReLU(inplace=True)) fail.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from raydebug.protocol.records import TripwireRecord
 from raydebug.worker import pause, records
 
 MAX_DEPTH = 3  # of tuples, lists and dicts in an output
-NOT_WATCHED = ("vllm", "sglang")  # packages; what an engine computes in a process that trains
-# What wrappers add to the path of a module. Source: torch 2.11 and 2.13 FSDP1, checkpoint_wrapper, torch.compile.
+NOT_WATCHED = ("vllm", "sglang")  # packages of inference engines, which may run in a process that trains
+# Names that wrappers add to the path of a module. Source: torch 2.11 and 2.13 FSDP1, checkpoint_wrapper, torch.compile.
 WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 SHOWN_AS = "<raydebug run --stop-on nonfinite>"
 
@@ -29,10 +29,10 @@ _has_stopped = False
 
 
 def watch_trainers(module: ModuleType) -> None:
-    """Watch all modules of a process from the moment in which it makes an optimizer: inference engines make none.
+    """Watch all modules of a process from the moment when it creates an optimizer; inference engines create none.
 
     Args:
-        module: torch.optim.optimizer, just loaded.
+        module: torch.optim.optimizer, just imported.
     """
     original = module.Optimizer.__init__
 
@@ -64,9 +64,9 @@ def _check_output(module: Any, inputs: Any, output: Any) -> None:
             if counts:
                 _stop(sys._getframe(), module, place, counts, shown=place)
                 return
-            if tensor.grad_fn is not None:  # not on a parameter, which would keep the hook
+            if tensor.grad_fn is not None:  # not on a parameter: it would keep the hook
                 tensor.register_hook(functools.partial(_check_gradient, module, place))
-    except Exception as error:  # noqa: BLE001 - a container of the user's may do anything
+    except Exception as error:  # noqa: BLE001 - a container of a user's class may raise anything
         _end(f"{type(error).__name__}: {error}")
 
 
@@ -76,13 +76,13 @@ def _check_gradient(module: Any, place: str, gradient: Any) -> None:
         _stop(sys._getframe(), module, f"gradient of {place}", counts, shown="gradient")
 
 
-# The frames with the tensors have to be shown; those of this folder are not (pydevd_session.py).
+# Frames of this folder are hidden at a pause (pydevd_session.py), but these two have the tensors.
 _check_output.__code__ = _check_output.__code__.replace(co_filename=SHOWN_AS)
 _check_gradient.__code__ = _check_gradient.__code__.replace(co_filename=SHOWN_AS)
 
 
 def _stop(frame: FrameType, module: Any, place: str, counts: str, *, shown: str) -> None:
-    """Pause once in this process: what follows is not finite either."""
+    """Pause once in this process: later values are not finite either."""
     _end()
     linecache.cache[SHOWN_AS] = (0, None, linecache.getlines(__file__), SHOWN_AS)
     rank = records.rank()
@@ -93,16 +93,16 @@ def _stop(frame: FrameType, module: Any, place: str, counts: str, *, shown: str)
 
 
 def _end(why: str = "") -> None:
-    """Check nothing any more."""
+    """Stop checking."""
     global _has_stopped
     _has_stopped = True
     _handle.remove()
     if why:
-        worker.log(f"--stop-on nonfinite ends: {why}")
+        worker.log(f"--stop-on nonfinite is turned off: {why}")
 
 
 def _tensors(value: Any, place: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield the tensors of an output that are not empty, and the place of each."""
+    """Yield the place and the tensor of each non-empty tensor in an output."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -119,7 +119,7 @@ def _tensors(value: Any, place: str, depth: int = 0) -> Iterator[tuple[str, Any]
 def _not_finite(tensor: Any) -> str:
     """Return how many values of a tensor are NaN and infinite; empty if none is. On a GPU it waits for the tensor."""
     try:
-        tensor = getattr(tensor, "_local_tensor", tensor).detach()  # DTensor: the whole would take a collective
+        tensor = getattr(tensor, "_local_tensor", tensor).detach()  # DTensor: reading the whole would need a collective
         if tensor.is_cuda and sys.modules["torch"].cuda.is_current_stream_capturing():
             return ""
         total = tensor.sum().item()
@@ -129,14 +129,14 @@ def _not_finite(tensor: Any) -> str:
     except Exception:  # noqa: BLE001 - a meta or fake tensor, a type without isfinite, inside vmap
         return ""
     counts = [f"{count} {name}" for count, name in ((nans, "NaN"), (infinite, "infinite")) if count]
-    return f"{' and '.join(counts)} of {tensor.numel()} values" if counts else ""  # only the sum was too large
+    return f"{' and '.join(counts)} of {tensor.numel()} values" if counts else ""  # empty: only the sum overflowed
 
 
 def _path(module: Any) -> str:
     """Return the module's qualified name in its root module; `the root module` for that one itself."""
     import torch
 
-    # type(): isinstance would ask the user's objects for their __class__.
+    # isinstance would read __class__ of the user's objects.
     modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
     parents = {id(child): (parent, name) for parent in modules for name, child in _children(parent)}
     names: list[str] = []

@@ -1,8 +1,8 @@
-"""The values of a snapshot, read by exact types: nothing of the user's classes is called.
+"""Read the values of a snapshot without calling any code of the user's classes.
 
-No repr, str, len, iteration, comparison, hash or getattr of a value or of its type, each of which may be the user's:
-the functions of the builtin base types are called instead (`dict.items(x)`), and attributes are read from `__dict__`
-and slots by the descriptors that Python itself has made.
+A class may define repr, str, len, iteration, comparison, hash and getattr, for its instances or, in a metaclass, for
+itself. So the methods of the built-in base types are called instead (`dict.items(x)`), and attributes are read from
+`__dict__` and slots with the descriptors that Python itself created.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from raydebug.worker import tensor_summary
 
 MAX_ITEMS, FEW_ITEMS, MAX_ATTRIBUTES, MAX_CHARS, MAX_BYTES_SHOWN = 16, 8, 40, 400, 64
 SAMPLED, FEW_SAMPLED = 4096, 512  # elements of a tensor
-MARGIN_CHARS = 256  # read beyond MAX_CHARS, so that a secret at the end is seen whole; cut off after it is hidden
+MARGIN_CHARS = 256  # read beyond MAX_CHARS, so that a secret at the end is complete; cut off after it is hidden
 MAX_INT_BITS = 1024
 VALUE_COST = 60  # bytes of a value in JSON, beside its text
 
@@ -59,13 +59,13 @@ class _Kind:
         self.base: Any = next((one for one in _BASES if issubclass(kind, one)), None)
         arrays = [one for one in (torch.get("Tensor"), numpy.get("ndarray")) if one is not None]
         self.is_array = self.base is None and any(issubclass(kind, one) for one in arrays)
-        self.item = None  # of a number of numpy
+        self.item = None  # for a numpy scalar: returns it as a Python number
         if "generic" in numpy and not self.is_heap and issubclass(kind, numpy["generic"]):
             self.item = numpy["generic"].item
 
     @functools.cached_property
     def members(self) -> list[tuple[str, Any]]:
-        """The descriptors of its `__dict__` and slots, which Python has made."""
+        """The descriptors of its `__dict__` and slots that Python created."""
         found: list[tuple[str, Any]] = []
         for base in _MRO.__get__(self.kind):
             is_heap = _FLAGS.__get__(base) & _HEAP_TYPE
@@ -91,17 +91,17 @@ class _Kind:
 
 
 def attributes_of(instance: object) -> list[tuple[str, object]]:
-    """Return the first attributes in the `__dict__` and slots of an object; nothing of its class is called."""
+    """Return the first attributes in the `__dict__` and slots of an object; no code of its class is called."""
     return _Kind(type(instance)).attributes_of(instance)
 
 
 class Values:
-    """The values of a snapshot, each of them once.
+    """The values of a snapshot; an object that is reached twice is saved once.
 
     Args:
         until: time (time.monotonic()) at which no further value is read.
         left_bytes: limit for their JSON.
-        read_tensors: False after an error of CUDA: of tensors there is only what needs no call of torch's operators.
+        read_tensors: False after a CUDA error: tensors are then described without calling an operator of torch.
     """
 
     def __init__(self, until: float, left_bytes: int, *, read_tensors: bool = True) -> None:
@@ -110,7 +110,7 @@ class Values:
         self.until, self.left_bytes, self._read_tensors = until, left_bytes, read_tensors
         self._kinds: dict[int, _Kind] = {}  # by the id of the class
         self._seen: dict[int, int] = {}  # index of an object, by its id
-        self._kept: list[object] = []  # an id is that of one object only while the object lives
+        self._kept: list[object] = []  # keeps the objects alive: Python reuses the id of a freed object
         self._queue: collections.deque[tuple[int, object, int]] = collections.deque()
 
     def spent(self) -> str:
@@ -124,7 +124,7 @@ class Values:
 
         Args:
             named: names and values.
-            depth: levels of containers and attributes to open; 1: only the items of a variable, and fewer of them.
+            depth: levels of containers and attributes to open; with 1 fewer items are saved.
         """
         self._items, self._sampled = (MAX_ITEMS, SAMPLED) if depth > 1 else (FEW_ITEMS, FEW_SAMPLED)
         found = {name: self._place(value, depth, name) for name, value in named}
@@ -136,7 +136,7 @@ class Values:
                 continue
             try:
                 self._open(self.saved[index], value, self._kinds[id(type(value))], remaining - 1)
-            except Exception:  # noqa: BLE001 - changed by another thread meanwhile, or no memory: there is less of it
+            except Exception:  # noqa: BLE001 - another thread changed it, or no memory is left: keep what was read
                 self.saved[index]["cut"] = "items"
         return found
 
@@ -164,7 +164,7 @@ class Values:
                 self.left_bytes -= 300
             elif kind.base is not None:
                 entry["length"] = kind.base.__len__(value)
-        except Exception:  # noqa: BLE001 - changed by another thread meanwhile, or no memory: there is less of it
+        except Exception:  # noqa: BLE001 - another thread changed it, or no memory is left: keep what was read
             entry["cut"] = "items"
         if "tensor" not in entry and "cut" not in entry:
             if depth > 0:
@@ -174,7 +174,7 @@ class Values:
         return index
 
     def _is_scalar(self, entry: SavedValue, value: Any, kind: _Kind, name: str) -> bool:
-        """Describe a value that has no others in it; return False for one that has."""
+        """Describe a value that contains no others; return False for one that does."""
         base = kind.base
         if base is str:
             entry["length"] = str.__len__(value)

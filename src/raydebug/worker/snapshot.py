@@ -1,8 +1,8 @@
 """Write a snapshot: the frames, locals and exceptions of a crash, or of a paused thread, as one document.
 
-It runs in the thread that has crashed, while the job waits: innermost frames come first, and a limit of time or size
-leaves out the outer ones. Nothing of the user's classes is called (saved_values.py); a text of an exception is made by
-Python's own classes, or of its arguments.
+It runs in the crashed thread while the job waits. Innermost frames are read first, so a limit of time or size cuts only
+the outer ones. No code of the user's classes is called (saved_values.py): the text of an exception comes from Python's
+own classes, or from its arguments.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from raydebug.worker.saved_values import MAX_CHARS, Values, attributes_of, type_
 
 LIMIT_S = 0.25
 MAX_VALUE_BYTES = MAX_BYTES * 3 // 4  # the rest is for sources and texts
-DEEP_FRAMES, DEEP, SHALLOW = 3, 3, 1  # levels that are opened of the locals of the innermost frames, and of the others
-MAX_INNER, MAX_OUTER, MAX_EXCEPTIONS = 50, 10, 16  # frames of one exception, at its ends
+DEEP_FRAMES, DEEP, SHALLOW = 3, 3, 1  # levels to open of the locals of the inner frames, and of the others
+MAX_INNER, MAX_OUTER, MAX_EXCEPTIONS = 50, 10, 16  # frames at each end of one traceback
 MAX_LOCALS = 100
 LINES_BEFORE, LINES_AFTER, MAX_LINE = 8, 6, 300
 MAX_TEXT, MAX_REMOTE = 8_000, 64 * 1024
-CO_VARARGS, CO_VARKEYWORDS = 4, 8  # of the module inspect, whose import takes 10 ms
+CO_VARARGS, CO_VARKEYWORDS = 4, 8  # as in the module inspect, whose import takes 10 ms
 VERSIONS_OF = ("ray", "torch", "vllm", "verl")
 
 _Place = tuple[FrameType, int]
@@ -55,7 +55,7 @@ _CAUSE, _CONTEXT, _TRACE, _ARGS, _SUPPRESSED = (
     BaseException.__dict__[f"__{name}__" if name != "args" else name]
     for name in ("cause", "context", "traceback", "args", "suppress_context")
 )
-# Exceptions of Python whose own text is safe where these fields are plain values.
+# Classes of Python whose `__str__` runs no code of the user's if these fields are plain values.
 _TEXT_OF: dict[int, tuple[str, ...]] = {
     id(BaseException): (),
     id(OSError): ("errno", "strerror", "filename", "filename2"),
@@ -68,7 +68,7 @@ _TEXT_OF: dict[int, tuple[str, ...]] = {
 
 
 def frames_of(trace: TracebackType | None) -> list[_Place]:
-    """Return the frames of a traceback, innermost first; of a very deep one the middle is left out."""
+    """Return the frames of a traceback, innermost first; the middle of a very deep one is left out."""
     found: list[_Place] = []
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.endswith(".pyx"):  # Cython's have neither locals nor source
@@ -79,7 +79,7 @@ def frames_of(trace: TracebackType | None) -> list[_Place]:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an exception: Python's own where it calls nothing of the user's, else its plain arguments."""
+    """Return the text of an exception: Python's own if that runs no code of the user's, else its plain arguments."""
     arguments = _ARGS.__get__(error)
     if issubclass(type(error), BaseExceptionGroup):
         arguments = arguments[:1]
@@ -98,16 +98,16 @@ def text_of(error: BaseException) -> str:
 
 
 def _is_plain(value: object) -> bool:
-    """Say whether a value's own text is Python's and short."""
+    """Return whether a value is of a built-in type and has a short text."""
     if type(value) is str or type(value) is bytes:
         return len(value) <= MAX_TEXT
     return value is None or type(value) is float or (type(value) is int and value.bit_length() < MAX_TEXT)
 
 
 def _chain(error: BaseException) -> list[tuple[BaseException, str, int]]:
-    """Return an exception and those behind it, each with its relation and the index of its parent."""
+    """Return an exception with its causes, contexts and members, each with its relation and its parent's index."""
     found = [(error, RAISED, -1)]
-    for index, (one, _, _) in enumerate(found):  # it grows meanwhile
+    for index, (one, _, _) in enumerate(found):  # the loop appends to it
         cause, context = _CAUSE.__get__(one), _CONTEXT.__get__(one)
         behind = [(cause, CAUSE)] if cause is not None else []
         if context is not None and cause is None and not _SUPPRESSED.__get__(one):
@@ -122,7 +122,7 @@ def _chain(error: BaseException) -> list[tuple[BaseException, str, int]]:
 
 
 def is_cuda_error(error: BaseException) -> bool:
-    """Say whether an exception, or one behind it, is an error of CUDA: after it no call of CUDA is sure to return."""
+    """Return whether an exception or one of its chain is a CUDA error; after one, a call of CUDA may never return."""
     return any(
         type_name(type(one)).endswith("AcceleratorError") or "CUDA error" in text_of(one) for one, _, _ in _chain(error)
     )
@@ -132,7 +132,7 @@ def is_cuda_error(error: BaseException) -> bool:
 
 
 def summarize(error: BaseException | None, frames: list[_Place], kind: str) -> SnapshotSummary:
-    """Return the summary of a snapshot; its message may hold secrets until `document_of` has hidden them.
+    """Return the summary of a snapshot; its message may contain secrets until `document_of` has hidden them.
 
     Args:
         error: the exception; None for a paused thread.
@@ -170,9 +170,9 @@ def _scrubber(hidden: list[str]) -> Scrubber:
 
 
 def write(error: BaseException | None, frames: list[_Place], summary: SnapshotSummary, thread: str) -> bytes:
-    """Return the file of a snapshot: see `document_of`.
+    """Return the file of a snapshot: the document of `document_of`, compressed.
 
-    Python's garbage collector is off meanwhile: it would take longer than all else, and call `__del__` of the user's.
+    Python's garbage collector is off meanwhile: it would take longer than the rest, and could call a user's `__del__`.
     """
     is_on = gc.isenabled()
     gc.disable()
@@ -227,7 +227,7 @@ def document_of(
 def compress(document: SnapshotDocument) -> bytes:
     """Return the file of a snapshot."""
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
-    if len(text) > MAX_BYTES:  # the estimate was wrong: the frames without their values
+    if len(text) > MAX_BYTES:  # the estimate was wrong: write the frames without their values
         for frame in document["frames"]:
             frame["locals"], frame["cut"] = {}, "size"
         text = json.dumps({**document, "values": []}, separators=(",", ":"), allow_nan=False)
@@ -271,7 +271,7 @@ def _frame(place: _Place, values: Values, depth: int) -> SavedFrame:
 def _locals(frame: FrameType) -> Iterator[tuple[str, object]]:
     is_function = frame.f_code.co_flags & records.CO_OPTIMIZED
     if not is_function and frame.f_code.co_name != "<module>":
-        return  # the body of a class: its namespace may be an object of the user's
+        return  # a class body, whose namespace may be an object of a user's class
     variables: Any = frame.f_locals if is_function else frame.f_globals
     if not is_function and type(variables) is not dict:
         return
@@ -282,7 +282,7 @@ def _locals(frame: FrameType) -> Iterator[tuple[str, object]]:
 
 def _add_source(saved: SavedFrame) -> None:
     with contextlib.suppress(Exception):
-        lines = linecache.getlines(saved["file"])  # without the module's globals: its loader may be the user's
+        lines = linecache.getlines(saved["file"])  # without module globals, which may have a loader of the user's
         first = max(1, saved["line"] - LINES_BEFORE)
         found = [text.rstrip("\n")[:MAX_LINE] for text in lines[first - 1 : saved["line"] + LINES_AFTER]]
         if found:

@@ -1,7 +1,7 @@
-"""The stacks of this process: all threads and tasks of asyncio, with what each waits for; reads frames only.
+"""Collect the stacks of this process: all threads and asyncio tasks, with what each waits for.
 
-Nothing of the user's classes is called. Locals are looked at only in frames of the standard library and Ray whose
-variables are known, and for locks, whose types are exact.
+No code of the user's classes is called. Locals are read only in known functions of the standard library and of Ray, and
+to find locks, whose exact types are checked.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def collect() -> StacksRecord:
     record: StacksRecord = {**records.describe_process(), **records.describe_work()}  # type: ignore[typeddict-item]
     record["world"] = int(world) if world.isdigit() else None
     record["threads"] = found + list(_tasks())
-    with contextlib.suppress(Exception):  # torch may be half loaded, or another one
+    with contextlib.suppress(Exception):  # torch may be partly imported, or of another version
         if own := flight_recorder.own_rank():
             record["rank"], record["world"] = own
             record["collectives"] = flight_recorder.read_groups()
@@ -74,7 +74,7 @@ def _callers(frame: FrameType | None) -> list[FrameType]:
 
 def _describe(name: str, frames: list[FrameType]) -> ThreadStack:
     stack: ThreadStack = {"name": name[:MAX_NAME], "frames": [_place(frame) for frame in frames]}
-    for frame in frames[:8]:  # what is waited for is in the innermost ones
+    for frame in frames[:8]:  # a wait is in the innermost ones
         with contextlib.suppress(Exception):
             _note_wait(stack, frame)
     with contextlib.suppress(Exception):
@@ -110,7 +110,7 @@ def _copied(tasks: Any) -> list[Any]:
 
 def _awaiting(coroutine: Any) -> Iterator[FrameType]:
     for _ in range(MAX_FRAMES):
-        if type(coroutine).__name__ == "coroutine_wrapper":  # Ray's coroutines of Cython await one; it hides its own
+        if type(coroutine).__name__ == "coroutine_wrapper":  # of a Cython coroutine of Ray
             (coroutine,) = gc.get_referents(coroutine)
         prefix = next((one for one in ("cr", "gi", "ag") if hasattr(coroutine, f"{one}_frame")), None)
         if prefix is None:
@@ -152,7 +152,7 @@ def _peer(connection: socket.socket) -> str:
 
 
 def _note_locks(stack: ThreadStack, frames: list[FrameType]) -> None:
-    """Note the locks of the `with` blocks around the frames, and the one that the innermost is about to enter."""
+    """Note the locks that `with` blocks of the frames hold, and the one that the innermost frame waits for."""
     holds = []
     for frame in frames:
         if (

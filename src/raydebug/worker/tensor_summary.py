@@ -1,7 +1,7 @@
-"""What a snapshot says of a tensor or an array: a sample of its values on a CPU, and never a wait for a GPU.
+"""Summarize a tensor or an array: with a sample of its values on a CPU, and without waiting for a GPU.
 
-Sources: torch 2.11 and 2.13: `torch._C.DisableTorchFunctionSubclass` and `torch._C._DisableTorchDispatch` keep a
-subclass's own Python code out, `UntypedStorage._cdata` is the address of a storage. Held by
+Sources: torch 2.11 and 2.13: `torch._C.DisableTorchFunctionSubclass` and `torch._C._DisableTorchDispatch` stop
+the Python code of a subclass from running, `UntypedStorage._cdata` is the address of a storage. Tested by
 tests/cpu/test_snapshots.py.
 """
 
@@ -17,17 +17,17 @@ from typing import Any
 from raydebug.protocol.snapshot import TensorSummary
 
 FIRST = 8
-PROBE, SLOW_S = 64, 0.002  # elements that are read first: where that is slow (a file that is mapped), no more are
-AFTER_CUDA_ERROR = "after an error of CUDA"
+PROBE, SLOW_S = 64, 0.002  # elements that are read first; if that is slow (a memory-mapped file), no more are read
+AFTER_CUDA_ERROR = "after a CUDA error"
 
 
 def summarize(value: Any, kind: Any, limit: int) -> TensorSummary:
-    """Return what is known of a tensor or an array.
+    """Return the summary of a tensor or an array.
 
     Args:
-        value: it.
+        value: the tensor or array.
         kind: its type.
-        limit: how many values to read at most; 0: none may be read.
+        limit: the most values to read; 0 if none may be read.
     """
     numpy: Any = sys.modules.get("numpy")
     if hasattr(numpy, "ndarray") and issubclass(kind, numpy.ndarray):
@@ -38,7 +38,7 @@ def summarize(value: Any, kind: Any, limit: int) -> TensorSummary:
 
 
 def _of_tensor(torch: Any, x: Any, kind: Any, limit: int) -> TensorSummary:
-    of = torch.Tensor  # its own descriptors: a subclass may have properties of these names
+    of = torch.Tensor  # a subclass may override these: call the descriptors of Tensor itself
     device = of.device.__get__(x)
     summary: TensorSummary = {
         "shape": list(of.shape.__get__(x)),
@@ -52,7 +52,7 @@ def _of_tensor(torch: Any, x: Any, kind: Any, limit: int) -> TensorSummary:
         summary["bytes"] = of.numel(x) * of.element_size(x)
         if is_plain:
             summary["storage"] = hex(of.untyped_storage(x)._cdata)
-    why = "" if is_plain else "a class of its own"
+    why = "" if is_plain else "a subclass"
     if device.type != "cpu":
         why = "on a device: a read would wait for it"
     elif of.layout.__get__(x) is not torch.strided:
@@ -95,7 +95,7 @@ def _of_array(numpy: Any, x: Any, kind: Any, limit: int) -> TensorSummary:
         "storage": f"numpy {id(root):#x}",
     }
     if kind is not of or dtype.kind not in "iufb" or not limit:
-        summary["unread"] = "a class of its own" if kind is not of else f"values of type {dtype.kind}"
+        summary["unread"] = "a subclass" if kind is not of else f"values of type {dtype.kind}"
         return summary
 
     def pick(counts: list[int], steps: list[int]) -> list[Any]:
@@ -108,7 +108,7 @@ def _of_array(numpy: Any, x: Any, kind: Any, limit: int) -> TensorSummary:
 
 
 def _sample_of(shape: list[int], limit: int) -> tuple[list[int], list[int]]:
-    """Return how many elements to read of each dimension, and how far they are apart: at most `limit` in all."""
+    """Return how many elements of each dimension to read, and the step between them; at most `limit` in all."""
     counts, steps, left = [0] * len(shape), [1] * len(shape), limit
     by_size = sorted(range(len(shape)), key=shape.__getitem__)
     for position, dimension in enumerate(by_size):
@@ -124,9 +124,9 @@ def _add_values(summary: TensorSummary, pick: Callable[[list[int], list[int]], l
     """Add the first values, and the statistics of a sample.
 
     Args:
-        summary: what is known so far.
-        pick: returns values: how many to read of each dimension, and how far they are apart.
-        limit: how many to read at most.
+        summary: changed in place.
+        pick: returns values, given their number in each dimension and the step between them.
+        limit: the most values to read.
     """
     shape = summary["shape"]
     if 0 in shape:

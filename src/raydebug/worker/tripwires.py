@@ -36,13 +36,13 @@ class Tripwires:
         self._said = False
 
     def take(self, step: int, metrics: Mapping[str, Any]) -> tuple[str, TripwireRecord] | None:
-        """Evaluate the conditions whose metrics are there.
+        """Evaluate the conditions whose metrics this step has.
 
-        A condition trips when it begins to hold, and again only after it did not hold for a step.
+        A condition trips when it begins to hold, and again only after a step in which it did not hold.
 
         Args:
             step: the training step.
-            metrics: of this step.
+            metrics: their values in this step.
 
         Returns:
             The conditions that trip and the record for the pause; None if none trips.
@@ -74,7 +74,7 @@ class Tripwires:
         return {"metric": name, "steps": list(steps), "values": [_text(value) for value in values]}
 
     def _say_unknown(self, step: int, metrics: Mapping[str, Any], values: Mapping[str, float]) -> None:
-        """Say once which metrics a condition lacks, and which there are, the most similar ones first."""
+        """Log the metrics that a condition lacks, and those that the step has, the most similar ones first."""
         import difflib
 
         for condition in self._held:
@@ -84,7 +84,7 @@ class Tripwires:
                     listed = ", ".join((*near, *sorted(metrics.keys() - near), MEMORY))
                     worker.log(
                         f"--stop-when '{condition.text}': step {step} has no metric '{name}', so it trips only if a "
-                        f"later step has one; the metrics are, the most similar first: {listed}"
+                        f"later step has one; its metrics, the most similar first: {listed}"
                     )
 
 
@@ -104,11 +104,11 @@ def _text(value: float) -> str:
 
 
 def watch(module: ModuleType, function: str) -> None:
-    """Evaluate the conditions whenever the trainer logs the metrics of a step, and pause its frame when one trips.
+    """Evaluate the conditions whenever the trainer logs the metrics of a step, and pause in its frame if one trips.
 
     Args:
-        module: of the trainer, just loaded.
-        function: that logs the metrics, with the names of its parameters for the step and the metrics:
+        module: the trainer's, just imported.
+        function: the one that logs the metrics, with the names of its parameters for the step and the metrics:
             `Tracking.log(step,data)`.
     """
     name, _, parameters = function.rstrip(")").partition("(")
@@ -129,14 +129,14 @@ def _watched(original: Callable[..., Any], step_name: str, metrics_name: str) ->
     @functools.wraps(original)
     def log_step(*args: Any, **kwargs: Any) -> Any:
         nonlocal tripwires
-        result = original(*args, **kwargs)  # first: the log has the step before the pause
+        result = original(*args, **kwargs)  # the log shows the step before the pause
         tripped = None
         try:
             if tripwires is not None:
                 given = signature.bind(*args, **kwargs).arguments
                 tripped = tripwires.take(int(given[step_name]), given[metrics_name])
         except Exception as error:  # noqa: BLE001 - a failure of the debugger must not harm the job
-            worker.log(f"--stop-when ends: {type(error).__name__}: {error}")
+            worker.log(f"--stop-when is turned off: {type(error).__name__}: {error}")
             tripwires = None
         if tripped is not None and worker.debugger_is_ours():
             pause.pause_at(sys._getframe(1), kind="tripwire", where=tripped[0], tripwire=tripped[1])

@@ -1,8 +1,8 @@
-"""The watchdog: a timer of Python writes this process's stacks when its control thread has not run for too long.
+"""The watchdog: faulthandler's timer writes the stacks of this process if its control thread has not run for too long.
 
-Off unless RAYDEBUG_WATCHDOG names seconds. faulthandler's timer (CPython 3.11 to 3.13) reads frames without Python's
-lock (GIL). Nothing changes them while native code holds the lock; but a process that was only stopped (SIGSTOP, docker
-pause) goes on while its frames are read, and may die of a segmentation fault: 2 of 54 did. So the user decides.
+The timer (CPython 3.11 to 3.13) reads frames without Python's lock (GIL). This is safe while native code holds the
+lock. But a process that was stopped (SIGSTOP, docker pause) may resume while its frames are read, and then end with a
+segmentation fault: 2 of 54 did. So it is off unless the user sets RAYDEBUG_WATCHDOG to a number of seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def limit_s() -> float:
 
 
 def install() -> None:
-    """Note any use of faulthandler's only timer, which is then left to its user."""
+    """Detect when the program uses faulthandler's only timer itself; ours stays off then."""
 
     def dump_traceback_later(*args: Any, **kwargs: Any) -> None:
         global _used_by_others
@@ -45,7 +45,7 @@ def install() -> None:
 
 
 class Watchdog:
-    """The timer of this process, set again and again by the control thread while that waits for messages."""
+    """The timer of this process, which the control thread resets while it waits for messages."""
 
     def __init__(self) -> None:
         global _current
@@ -55,7 +55,7 @@ class Watchdog:
         _current = self
 
     def wait_for(self, connection: socket.socket) -> None:
-        """Wait until a connection can be read; set the timer as often as needed, the first time after a while."""
+        """Wait until a connection is readable. Meanwhile reset the timer BEATS_PER_LIMIT times per limit."""
         poll = select.poll()
         poll.register(connection, select.POLLIN)
         while True:
@@ -81,7 +81,7 @@ class Watchdog:
         if self._socket is None and not _used_by_others:
             with contextlib.suppress(dial_in.NoGateway):
                 self._socket = dial_in.proven_connection(messages.WATCHDOG)
-                self._socket.setblocking(False)  # setting the timer again waits for a text that is being written
+                self._socket.setblocking(False)  # resetting the timer waits until a text is written
         elif self._socket is not None and is_late:
             with contextlib.suppress(OSError):
                 self._socket.send(messages.RUNS_AGAIN)
@@ -89,7 +89,7 @@ class Watchdog:
             self.arm()
 
     def arm(self) -> None:
-        """Set the timer, unless somebody else uses it."""
+        """Set the timer, unless the program uses it itself."""
         if self._socket is not None and not _used_by_others:
             _arm_timer(self._limit_s, file=self._socket.fileno())
 
@@ -99,13 +99,13 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
     def forget(self) -> None:
-        """Close the connection in a child, whose parent has the same one."""
+        """Close this child's copy of its parent's connection."""
         if self._socket is not None:
             self._socket.close()
 
 
-# A fork with a timer leaves a child that waits for ever when it sets or cancels one: faulthandler joins a thread that
-# only the parent has (seen on CPython 3.11, 3.12 and 3.13).
+# A child that is forked while the timer runs blocks for ever when it sets or cancels a timer: faulthandler joins a
+# thread that only the parent has (seen on CPython 3.11, 3.12 and 3.13).
 
 
 def _before_fork() -> None:
