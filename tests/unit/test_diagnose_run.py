@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import doctest
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,17 @@ from typer.testing import CliRunner
 
 from raydebug.check import train
 from raydebug.cli import app as cli
-from raydebug.diagnose.cause import FAILURE, Diagnosis
+from raydebug.diagnose import fix
+from raydebug.diagnose.cause import FAILURE, Answer, Diagnosis
+from raydebug.diagnose.fix import apply_fix, evaluate
 from raydebug.diagnose.read import Line, read_lines
-from raydebug.diagnose.run import as_finding, diagnose_run, find_folder
+from raydebug.diagnose.rules import load_rules
+from raydebug.diagnose.run import as_finding, diagnose_run, find_run, plan_again
+from raydebug.errors import RaydebugError
 from raydebug.jobs.run_folder import LOG, SNAPSHOTS, STACKS, RunFolder
+from raydebug.jobs.submit import Job, folder_of, job_entrypoint, job_variables
 from raydebug.report.run import run_page
+from raydebug.trainers.registry import words
 from run_documents import failed_run
 from snapshot_files import crashed_reward, write
 
@@ -39,9 +47,14 @@ def record(log: str, *, status: str = "failed", hangs: bool = False, **more: obj
     return folder.path
 
 
+def diagnosed(log: str, folder: Path) -> Answer:
+    """Return the diagnosis of a run."""
+    return diagnose_run(list(read_lines(log.splitlines())), find_run(str(folder)))
+
+
 def names(log: str, folder: Path) -> list[str]:
     """Return the classes that a run is diagnosed as, best first."""
-    return [one.name for one in diagnose_run(list(read_lines(log.splitlines())), folder).diagnoses]
+    return [one.name for one in diagnosed(log, folder).diagnoses]
 
 
 def test_hang_is_joined() -> None:
@@ -49,7 +62,7 @@ def test_hang_is_joined() -> None:
     folder = record(TIMEOUT, hangs=True)
     assert names(TIMEOUT, folder) == ["hang", "nccl-timeout"]
     assert names(TIMEOUT + MEMORY, folder) == ["cuda-oom", "hang", "nccl-timeout"]
-    answer = diagnose_run([], folder)
+    answer = diagnosed("", folder)
     assert (answer.status, answer.diagnoses[0].confidence, answer.diagnoses[0].cause) == (
         FAILURE,
         "exact",
@@ -87,16 +100,16 @@ def test_snapshot_is_joined() -> None:
             "text": "ZeroDivisionError at reward.py:45 reward, Judge rank 1",
         }
     ]
-    assert diagnose_run([], folder).related[0].command == f"raydebug open {RUN}"
+    assert diagnosed("", folder).related[0].command == f"raydebug open {RUN}"
 
 
 def test_copied_folder(tmp_path: Path) -> None:
     """The folder of a run is read wherever it was copied to; its snapshots are no logs."""
     copied = record(MEMORY).rename(tmp_path / "a run")
     write(copied / SNAPSHOTS, crashed_reward(pid=7319))
-    assert find_folder(str(copied)) == copied
-    assert find_folder(str(tmp_path)) is None
-    assert find_folder("no-such-run") is None
+    assert (find_run(str(copied)) or {})["id"] == RUN
+    assert find_run(str(tmp_path)) is None
+    assert find_run("no-such-run") is None
     run = CliRunner().invoke(cli.app_for(["diagnose"]), ["diagnose", str(copied)])
     assert f"snapshot: raydebug open '{copied}'" in run.stdout
     assert run.stdout.count("job.log:1") == 1
@@ -126,3 +139,190 @@ def test_check_train_says_the_diagnosis() -> None:
     assert found["code"] == "cuda-oom"
     assert train.find_diagnosis("") is None
     assert train.find_diagnosis("job raydebug-2: x\n") is None
+
+
+# Fixes that can be applied
+
+PPO = ["python", "-m", "verl.trainer.main_ppo", "data.train_batch_size=64"]
+ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+LINES = {
+    "ValueError: Free memory on device cuda:0 (16.17/44.39 GiB) on startup is less than desired GPU memory utilization"
+    " (0.6, 26.64 GiB).": [f"{ROLLOUT}.gpu_memory_utilization=0.36"],
+    "ValueError: No available memory for the cache blocks.": [f"{ROLLOUT}.gpu_memory_utilization=0.6"],
+    "RuntimeError: CuMemAllocator failed: out of memory": [f"{ROLLOUT}.gpu_memory_utilization=0.4"],
+    "AssertionError: real_train_batch_size (64) must be divisible by minimal possible batch size (24)": [
+        "data.train_batch_size=48", f"{ACTOR}.ppo_mini_batch_size=48"],
+    "AssertionError: rollout world_size: 3 is not divisible by infer_tp: 2": [
+        f"{ROLLOUT}.tensor_model_parallel_size=1"],
+    "ValueError: Total number of attention heads (15) must be divisible by tensor parallel size (2).": [
+        f"{ROLLOUT}.tensor_model_parallel_size=1"],
+    "ValueError: User-specified max_model_len (65536) is greater than the derived max_model_len"
+    " (max_position_embeddings=32768.0 or model_max_length=None in model's config.json).": [
+        f"{ROLLOUT}.max_model_len=32768"],
+    "ValueError: max_num_batched_tokens (8192) is smaller than max_model_len (32768).": [
+        f"{ROLLOUT}.max_num_batched_tokens=32768"],
+    "ValueError: Total available GPUs 2.0 is less than total desired GPUs 8": ["trainer.n_gpus_per_node=2"],
+    "RuntimeError: CUDA error: operation not permitted when stream is capturing": [f"{ROLLOUT}.enforce_eager=true"],
+    "RuntimeError: DataLoader worker (pid 2) is killed by signal: Bus error.": ["data.dataloader_num_workers=0"],
+    "RuntimeError: Cannot re-initialize CUDA in forked subprocess.": ["VLLM_WORKER_MULTIPROC_METHOD=spawn"],
+    "RuntimeError: CUDA error: an illegal memory access was encountered": ["CUDA_LAUNCH_BLOCKING=1"],
+    "RuntimeError: CUDA error: peer access is not supported between these two devices": ["NCCL_P2P_DISABLE=1"],
+    "wandb.errors.UsageError: api_key not configured (no-tty). call wandb.login(key=[your_api_key])": [
+        "WANDB_MODE=offline"],
+    "ModuleNotFoundError: No module named 'math_verify'": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "new"), LINES.items(), ids=[line[:40] for line in LINES])
+def test_fix_of_a_line(line: str, new: list[str]) -> None:
+    """A fix is the user's command with the trainer's own keys, or with variables; a package has none."""
+    first = diagnosed(line, record(line, command=PPO)).diagnoses[0]
+    assert ([word for word in shlex.split(first.command) if word in new] if first.command else []) == new
+    assert (first.command is None) == (new == [])
+
+
+def test_fix_of_memory() -> None:
+    """Where a GPU has no memory left, every micro batch that the command gives is halved."""
+    given = [f"{ACTOR}.ppo_micro_batch_size_per_gpu=8", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=16"]
+    command = [*PPO, f"{ACTOR}.ppo_mini_batch_size=64"]
+    answer = diagnosed(MEMORY, record(MEMORY, command=[*command, *given]))
+    assert answer.diagnoses[0].command == shlex.join(
+        [*command, f"{ACTOR}.ppo_micro_batch_size_per_gpu=4", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=8"]
+    )
+    assert answer.diagnoses[0].fix.endswith(
+        f"; {ACTOR}.ppo_micro_batch_size_per_gpu: 8 -> 4, {ROLLOUT}.log_prob_micro_batch_size_per_gpu: 16 -> 8"
+    )
+    assert [(one.kind, one.command) for one in answer.related] == [("again", f"raydebug run --again {RUN}")]
+
+
+def test_words_of_the_rules() -> None:
+    """The rules name settings in raydebug's words, and no key of a trainer."""
+    used = {word for rule in load_rules() for one in rule.apply for word in one.override}
+    assert used <= words()
+    assert doctest.testmod(fix).failed == 0
+
+
+@pytest.mark.parametrize(
+    "formula", ["old * 2", "?", "3 / ?", "a b", "$(x)", "9" * 400 + " * 2", "old, a divisor of 0x"]
+)
+def test_values_that_are_none(formula: str) -> None:
+    """A value that needs the old number, or that a log has spoilt, is no value."""
+    assert evaluate(formula, "x") is None
+    assert evaluate("4, a divisor of 0", None) == "1"
+    assert evaluate("4, a multiple of 0", None) == "4"
+    assert evaluate("4 / 0", None) == "4"
+    assert evaluate("old * 0.5", "0") == "0"
+
+
+def test_fix_through_a_script(tmp_path: Path) -> None:
+    """A script that passes its arguments on gets the new settings behind them; another one is left alone."""
+    script = tmp_path / "train.sh"
+    script.write_text(f"python -m verl.trainer.main_ppo {ROLLOUT}.gpu_memory_utilization=0.5 $@\n")
+    fixed = apply_fix(["bash", "train.sh", "x.y=1"], {"gpu_memory": "old * 0.8"}, {}, folder=tmp_path)
+    assert fixed is not None
+    assert fixed.command == ["bash", "train.sh", "x.y=1", f"{ROLLOUT}.gpu_memory_utilization=0.4"]
+    script.write_text("python -m verl.trainer.main_ppo\n")
+    assert apply_fix(["bash", "train.sh"], {"gpu_memory": "0.4"}, {}, folder=tmp_path) is None
+    script.write_text(f"python -m verl.trainer.main_ppo $@ {ROLLOUT}.gpu_memory_utilization=0.5\n")
+    assert apply_fix(["bash", "train.sh"], {"gpu_memory": "0.4"}, {}, folder=tmp_path) is None
+    assert apply_fix(["bash", "none.sh"], {"gpu_memory": "0.4"}, {}, folder=tmp_path) is None
+
+
+def test_fix_of_other_trainers(tmp_path: Path) -> None:
+    """The same words are options of OpenRLHF; a program that is no known training gets variables only."""
+    command = ["python3", "-m", "openrlhf.cli.train_ppo_ray", "--vllm.gpu_memory_utilization", "0.5"]
+    fixed = apply_fix(command, {"gpu_memory": "old * 0.8", "attention": "sdpa"}, {}, folder=tmp_path)
+    assert fixed is not None
+    assert fixed.command[3:] == ["--vllm.gpu_memory_utilization", "0.4", "--ds.attn_implementation", "sdpa"]
+    assert apply_fix(["python", "train.py"], {"gpu_memory": "0.4"}, {}, folder=tmp_path) is None
+    assert apply_fix(["python", "train.py"], {"gpu_memory": "0.4"}, {"A": "1"}, folder=tmp_path) == fix.Fixed(
+        ["env", "A=1", "python", "train.py"], ["A=1"]
+    )
+    assert apply_fix(["env", "A=1", "python", "train.py"], {}, {"A": "1"}, folder=tmp_path) is None
+
+
+def test_fix_under_a_profile(tmp_path: Path) -> None:
+    """The old value is the one that was in force: that of the profile under which the run failed."""
+    command = [*PPO, f"{ACTOR}.ppo_micro_batch_size_per_gpu=64", "trainer.n_gpus_per_node=1"]
+    fixed = apply_fix(command, {"micro_batch_size": "old * 0.5"}, {}, folder=tmp_path, profile="debug")
+    assert fixed is not None
+    assert f"{ACTOR}.ppo_micro_batch_size_per_gpu=2" in fixed.command
+
+
+# run --again
+
+
+def test_again_with_the_fix(tmp_path: Path) -> None:
+    """The command of a run is run again in its folder, under its profile, with the fix that its logs ask for."""
+    record(
+        "ValueError: No available memory for the cache blocks.\n",
+        command=PPO, working_dir=str(tmp_path), profile="debug", variables={"RAYDEBUG_TINY": "model data"},
+    )  # fmt: skip
+    plan = plan_again(RUN, "no-such-cluster")
+    assert plan.command == [*PPO, f"{ROLLOUT}.gpu_memory_utilization=0.6"]
+    assert (plan.folder, plan.profile, plan.tiny) == (tmp_path, "debug", ["model", "data"])
+    assert plan.notes[0].startswith(f"again: {RUN} with a fix for vllm-kv-cache-oom: ")
+    assert plan.notes[1] == f"command: {shlex.join(plan.command)}"
+
+
+def test_again_with_what_run_has_said() -> None:
+    """The fix that `run` has said is the one that is applied, although the logs of the workers are gone."""
+    said = {"code": "wandb-login", "what": "no key", "fix": "offline", "command": "env WANDB_MODE=offline python x.py"}
+    record("", command=["python", "x.py"], findings=[{"code": "run.hangs", "what": "x"}, said])
+    plan = plan_again("last", "no-such-cluster")
+    assert plan.command == ["env", "WANDB_MODE=offline", "python", "x.py"]
+    assert plan.notes[0] == f"again: {RUN} with a fix for wandb-login: offline"
+
+
+def test_again_without_a_fix() -> None:
+    """Without a fix that can be applied the command is run as it was, and that is said."""
+    record("ModuleNotFoundError: No module named 'math_verify'\n", command=["python", "x.py"])
+    plan = plan_again(RUN, "no-such-cluster")
+    assert plan.command == ["python", "x.py"]
+    assert plan.notes[0].startswith(f"again: {RUN} as it was; there is no fix that can be applied: a package is not")
+    record("", command=["python", "x.py"], status="succeeded")
+    said = plan_again(RUN, "no-such-cluster").notes[0]
+    assert said == f"again: {RUN} as it was; there is no fix that can be applied: no failure is found in its logs"
+
+
+@pytest.mark.parametrize(
+    ("changed", "cause"),
+    [
+        ({"command": []}, "its record has no command"),
+        ({"command": ["x", "hf.token=(hidden)"]}, "its record keeps no secrets: hf.token=(hidden)"),
+        ({"working_dir": "/no/such/folder"}, "it ran in /no/such/folder, which is not on this machine"),
+    ],
+)
+def test_again_is_refused(changed: dict[str, object], cause: str) -> None:
+    """A run whose command or folder is not known is refused, and so is an unknown run."""
+    record("", **{"command": ["x"], **changed})
+    with pytest.raises(RaydebugError, match=f"run '{RUN}' cannot be run again") as refusal:
+        plan_again(RUN, "no-such-cluster")
+    assert refusal.value.cause == cause
+    with pytest.raises(RaydebugError, match="there is no run 'x'"):
+        plan_again("x", "no-such-cluster")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "there is no command to run"),
+        (["--again", "x", "--", "python", "x.py"], "--again has the command of the run, and one is given"),
+        (["--again", "x"], "no run is recorded"),
+    ],
+)
+def test_run_needs_one_command(arguments: list[str], says: str) -> None:
+    """`run` takes a command or a run, not both and not none: exit code 2."""
+    failed = CliRunner().invoke(cli.app_for(["run"]), ["run", *arguments]).exception
+    assert isinstance(failed, RaydebugError)
+    assert (failed.what, failed.exit_code) == (says, 2)
+
+
+def test_variables_of_the_command() -> None:
+    """What `env` sets in a command is set for the workers too, but for secrets and what chooses GPUs or a cluster."""
+    command = ["/usr/bin/env", "-uX", "A=1", "HF_TOKEN=x", "CUDA_VISIBLE_DEVICES=0", "RAY_ADDRESS=x", "python", "B=2"]
+    job = Job(command=command, working_dir="/w w", variables={"C": "3"})
+    found = job_variables(job, "raydebug-1")
+    assert {name: value for name, value in found.items() if not name.startswith("RAYDEBUG")} == {"A": "1", "C": "3"}
+    assert folder_of(job_entrypoint(job)) == "/w w"
+    assert folder_of("python x.py") is None

@@ -40,12 +40,12 @@ def diagnose(
     """
     from raydebug.diagnose.cause import NO_FAILURE
     from raydebug.diagnose.inputs import open_logs, read_logs
-    from raydebug.diagnose.run import diagnose_run, find_folder
+    from raydebug.diagnose.run import diagnose_run, find_run
     from raydebug.jobs.run_folder import LAST
 
     words = given or [LAST]
     kept = read_logs(chain.from_iterable(open_logs(word, name) for word in words))
-    answer = diagnose_run(kept.lines, find_folder(words[0]) if len(words) == 1 else None)
+    answer = diagnose_run(kept.lines, find_run(words[0]) if len(words) == 1 else None)
     if not kept.read_bytes and not answer.related:
         raise RaydebugError(
             "there is nothing to read", code="diagnose.empty", exit_code=Exit.USAGE,
@@ -76,6 +76,8 @@ def _show_diagnoses(found: Sequence[Diagnosis]) -> None:
     render.out(render.visible(f"cause: {first.cause}"))
     if first.fix:
         render.out(render.visible(f"fix: {first.fix}"))
+    if first.command is not None:
+        render.out(render.visible(f"command: {first.command}"))
     for other in found[1:4]:
         at = other.evidence[0]
         render.out(render.visible(f"also: {other.title}  [{other.name}] {at.source}:{at.number}"))

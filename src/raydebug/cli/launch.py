@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -38,10 +38,12 @@ class RunOptions:
         snapshots: whether crashes leave snapshots.
         detach: return once the job is submitted.
         gpus: logical GPUs of a cluster that is started for the command.
+        folder: where it runs; None for the current one.
     """
 
     command: list[str]
     name: str
+    folder: Path | None = None
     profile: str | None = None
     tiny: list[str] = field(default_factory=list)
     debugger: str | None = None
@@ -72,7 +74,7 @@ def launch(options: RunOptions) -> int:
     from raydebug.profile.swap import require_parts
     from raydebug.settings.debugger import choose_mode
 
-    command, name, folder = options.command, options.name, Path.cwd()
+    command, name, folder = options.command, options.name, options.folder or Path.cwd()
     mode, origin = choose_mode(options.debugger, os.environ)
     is_training = _is_training(command, folder)
     profile = BASE if options.profile is None and options.tiny else options.profile
@@ -107,6 +109,40 @@ def launch(options: RunOptions) -> int:
     if cluster is not None:
         return _run_job(cluster, job, watch, detach=options.detach)
     return _run_alone(job, name, gpus, mode, watch)
+
+
+def find_command(options: RunOptions, again: str | None) -> RunOptions:
+    """Return the options with the command to run: the given one, or that of a recorded run with its fix.
+
+    Args:
+        options: the user's; a profile or tiny parts that they name replace those of the recorded run.
+        again: the run; None to run the given command.
+
+    Raises:
+        RaydebugError: there is no command, or there are two, or the run cannot be run again.
+    """
+    if again is None and options.command:
+        return options
+    if again is None or options.command:
+        raise RaydebugError(
+            "there is no command to run" if again is None else "--again has the command of the run, and one is given",
+            cause="the command comes after `--`" if again is None else f"after `--`: {' '.join(options.command)[:120]}",
+            fix="raydebug run -- COMMAND, or raydebug run --again RUN",
+            code="run.no-command" if again is None else "run.two-commands",
+            exit_code=Exit.USAGE,
+        )
+    from raydebug.diagnose.run import plan_again  # google-re2 and the rules: 0.2 s
+
+    plan = plan_again(again, options.name)
+    for note in plan.notes:
+        render.say(render.visible(note, keep=""))
+    return replace(
+        options,
+        command=plan.command,
+        folder=plan.folder,
+        profile=options.profile or plan.profile,
+        tiny=options.tiny or plan.tiny,
+    )
 
 
 def _is_training(command: list[str], folder: Path) -> bool | None:

@@ -23,7 +23,9 @@ _Gpus = Annotated[int | None, typer.Option(help=GPUS_HELP, min=0, metavar="N")]
 
 
 def run(
-    command: Annotated[list[str], typer.Argument(help="The command, after `--`.", metavar="-- COMMAND...")],
+    command: Annotated[
+        list[str] | None, typer.Argument(help="The command, after `--`.", metavar="-- COMMAND...")
+    ] = None,
     profile: Annotated[
         str | None,
         typer.Option(help="Apply a profile to a training command, such as debug: `profile list`.", metavar="PROFILE"),
@@ -84,16 +86,27 @@ def run(
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Leave the job running and return at once.")] = False,
     gpus: _Gpus = None,
+    again: Annotated[
+        str | None,
+        typer.Option(
+            "--again",
+            help="Run the command of a recorded run again, with the fix of its diagnosis if that can be applied.",
+            metavar="RUN",
+        ),
+    ] = None,
     name: Name = "default",
 ) -> None:
     """Run a command as a job on the cluster; without a cluster, bring a local one up and take it down after.
 
-    Example: raydebug run --break 'my.reward:compute_score,rank=0,once' -- python train.py
+    \b
+    Examples:
+      raydebug run --break 'my.reward:compute_score,rank=0,once' -- python train.py
+      raydebug run --again last
     """
-    from raydebug.cli.launch import RunOptions, launch
+    from raydebug.cli.launch import RunOptions, find_command, launch
 
     options = RunOptions(
-        command=command,
+        command=command or [],
         name=name,
         profile=profile,
         tiny=tiny_kinds(model, data),
@@ -108,7 +121,7 @@ def run(
         detach=detach,
         gpus=gpus,
     )
-    raise typer.Exit(launch(options))
+    raise typer.Exit(launch(find_command(options, again)))
 
 
 def try_(

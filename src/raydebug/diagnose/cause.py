@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from raydebug.diagnose.read import ECHO, Line, Raised, find_raised
@@ -31,7 +31,21 @@ _FRAMEWORK = re.compile(
 
 @dataclass
 class Diagnosis:
-    """One possible cause."""
+    """One possible cause.
+
+    Args:
+        name: its class.
+        confidence: EXACT, LIKELY or UNSURE.
+        title: what is wrong.
+        cause: why.
+        fix: what helps.
+        evidence: the lines that show it.
+        effects: classes that follow from it.
+        process: whose line it is.
+        settings: the fix as settings in raydebug's words, where it is one; see fix.py.
+        variables: the fix as environment variables, where it is one.
+        command: the user's command with the fix; None where there is none.
+    """
 
     name: str
     confidence: str
@@ -41,6 +55,9 @@ class Diagnosis:
     evidence: list[Line]
     effects: list[str] = field(default_factory=list)
     process: str = ""
+    settings: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+    command: str | None = None
 
     def as_json(self) -> dict[str, object]:
         """Return what `--json` prints of it."""
@@ -50,7 +67,7 @@ class Diagnosis:
             "title": self.title,
             "cause": self.cause,
             "fix": self.fix,
-            "command": None,
+            "command": self.command,
             "evidence": [{"source": at.source, "line": at.number, "text": at.text} for at in self.evidence],
             "effects": self.effects,
             "process": {"name": self.process},
@@ -195,16 +212,23 @@ def _users_error(raised: Iterable[Raised]) -> Raised | None:
 
 
 def _describe(hit: Hit, lines: Sequence[Line]) -> Diagnosis:
-    rule = hit.rule
+    rule, line = hit.rule, lines[hit.index]
     confidence = EXACT if rule.rank >= EXACT_RANK and rule.role == CAUSE else LIKELY
 
-    def fill(text: str) -> str:
-        return re.sub(r"\{(\w+)\}", lambda found: hit.named.get(found[1], "?"), text)
+    def fill(text: str, named: Mapping[str, str] = hit.named) -> str:
+        return re.sub(r"\{(\w+)\}", lambda found: named.get(found[1], "?"), text)
 
-    return Diagnosis(
-        rule.name, confidence, fill(rule.title), fill(rule.cause), fill(rule.fix), [lines[hit.index]],
-        process=lines[hit.index].process,
-    )  # fmt: skip
+    found = Diagnosis(
+        rule.name, confidence, fill(rule.title), fill(rule.cause), fill(rule.fix), [line], process=line.process
+    )
+    whole = f"{line.text} {hit.raised.more}" if hit.raised is not None else line.text
+    for remedy in rule.apply:
+        if match := remedy.when.search(whole):
+            named = hit.named | match.groupdict()
+            found.settings = {word: fill(value, named) for word, value in remedy.override.items()}
+            found.variables = dict(remedy.variable)
+            break
+    return found
 
 
 def _of_user(error: Raised, lines: Sequence[Line]) -> Diagnosis:

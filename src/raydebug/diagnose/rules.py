@@ -14,6 +14,10 @@ A rule has these keys:
     info: true for a line that counts although the program writes it as information: it waits, and says so.
     rank: 0 to 9, which of several causes on one exception is the more exact one; 5 unless given.
     title, cause, fix: words for people; {name} is a named group of the pattern.
+    apply: fixes that can be applied to the user's command, of which the first that fits counts. Each has
+        when: a pattern that the line also matches, with named groups of its own; any line unless given.
+        override: settings in raydebug's words (trainers/registry.py `words`) and their values, as fix.py reads them.
+        variable: environment variables and their values.
     source: who raises it, with versions. example: a line that it must match.
 """
 
@@ -21,10 +25,11 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from raydebug.diagnose.read import Line, Raised
 from raydebug.diagnose.scan import Prefilter
@@ -56,6 +61,15 @@ WITHIN = 30
 
 
 @dataclass(frozen=True)
+class Remedy:
+    """A fix that can be applied; see `apply` of the module."""
+
+    when: re.Pattern[str]
+    override: Mapping[str, str]
+    variable: Mapping[str, str]
+
+
+@dataclass(frozen=True, eq=False)
 class Rule:
     """One rule; see the module."""
 
@@ -75,6 +89,7 @@ class Rule:
     fix: str
     source: str
     example: str
+    apply: tuple[Remedy, ...]
 
 
 @dataclass(frozen=True)
@@ -102,7 +117,7 @@ def load_rules() -> tuple[Rule, ...]:
     return tuple(found)
 
 
-def _rule(row: dict[str, object], where: str) -> Rule:
+def _rule(row: dict[str, Any], where: str) -> Rule:
     def patterns(key: str) -> tuple[re.Pattern[str], ...]:
         given = row.get(key, [])
         return tuple(re.compile(str(one)) for one in (given if isinstance(given, list) else [given]))
@@ -116,15 +131,19 @@ def _rule(row: dict[str, object], where: str) -> Rule:
             not_near=patterns("not_near"),
             frame=patterns("frame"),
             not_frame=patterns("not_frame"),
-            within=int(str(row.get("within", WITHIN))),
+            within=int(row.get("within", WITHIN)),
             fatal=bool(row.get("fatal", True)),
             info=bool(row.get("info", False)),
-            rank=int(str(row.get("rank", 5))),
+            rank=int(row.get("rank", 5)),
             title=str(row["title"]),
             cause=str(row["cause"]),
             fix=str(row["fix"]),
             source=str(row.get("source", "")),
             example=str(row.get("example", "")),
+            apply=tuple(
+                Remedy(re.compile(one.get("when", "")), one.get("override", {}), one.get("variable", {}))
+                for one in row.get("apply", [])
+            ),
         )
     except (KeyError, re.error) as error:
         raise ValueError(f"{where}: rule {row.get('class')!r}: {error}") from error

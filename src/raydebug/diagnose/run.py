@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raydebug.diagnose.cause import EXACT, FAILURE, LIKELY, USER_CODE, Answer, Diagnosis, Related, diagnose
-from raydebug.diagnose.inputs import open_job, read_logs
+from raydebug.diagnose.inputs import open_job, open_logs, read_logs
 from raydebug.diagnose.read import Line
-from raydebug.errors import RaydebugError
+from raydebug.errors import Exit, RaydebugError
 from raydebug.jobs.run_folder import DOCUMENT, SNAPSHOTS, STACKS, load_run, read_run, runs_dir
-from raydebug.protocol.secrets import Scrubber
+from raydebug.protocol import variables
+from raydebug.protocol.secrets import HIDDEN, Scrubber
 from raydebug.snapshot.load import find_snapshots, group_same, name_processes
 from raydebug.stacks.waits import CERTAIN
 
@@ -26,35 +28,39 @@ EVIDENCE_CHARS = 300
 _PROCESS = re.compile(r"\b(pid|rank)[ =]?(\d+)")
 
 
-def find_folder(word: str) -> Path | None:
-    """Return the folder of the run that a word of the command line names; None if it names something else."""
+def find_run(word: str) -> Mapping[str, Any] | None:
+    """Return the record of the run that a word of the command line names; None if it names something else."""
     path = Path(word)
-    if path.exists():
-        return path if (path / DOCUMENT).is_file() else None
     try:
-        return Path(load_run(word)["folder"])
+        if path.exists():
+            return read_run(path) if (path / DOCUMENT).is_file() else None
+        return load_run(word)
     except RaydebugError:
         return None
 
 
-def diagnose_run(lines: Sequence[Line], folder: Path | None) -> Answer:
+def diagnose_run(lines: Sequence[Line], run: Mapping[str, Any] | None) -> Answer:
     """Say what failed.
 
     Args:
         lines: of the run's logs.
-        folder: the run's; None without one.
+        run: its record, of `find_run`; None without one.
     """
     answer = diagnose(lines)
-    if folder is None:
+    if run is None:
         return answer
+    folder = Path(run["folder"])
     name = folder.name if folder.parent == runs_dir() else str(folder)
-    hang = _read_hang(folder, name)
+    hang = _read_hang(run, name)
     if hang is not None:
         _join_hang(answer, hang)
         saved = f"raydebug stacks --from {shlex.quote(str(folder / STACKS))}"
         answer.related.append(Related("stacks", saved, "where each process was"))
+    first = next(iter(answer.diagnoses), None)
     if (folder / SNAPSHOTS).is_dir():
-        answer.related += _find_crash(folder, name, answer.diagnoses[0].process if answer.diagnoses else "")
+        answer.related += _find_crash(folder, name, "" if first is None else first.process)
+    if first is not None and _add_command(first, run):
+        answer.related.append(Related("again", f"raydebug run --again {shlex.quote(name)}", "with this fix"))
     return answer
 
 
@@ -64,13 +70,14 @@ def explain_failure(dashboard: Dashboard, job: str) -> tuple[list[str], list[dic
     Both are empty where no rule is sure of it. A hang is in the record already.
     """
     try:
-        answer = diagnose_run(read_logs(open_job(dashboard, job)).lines, find_folder(job))
+        answer = diagnose_run(read_logs(open_job(dashboard, job)).lines, find_run(job))
     except RaydebugError:
         return [], []
     first = answer.diagnoses[0] if answer.status == FAILURE else None
     if first is None or (first.confidence != EXACT and first.name != HANG):
         return [], []
     lines = [f"diagnosis: {first.title} ({first.name}); {first.cause}", f"fix: {first.fix}"]
+    lines += [f"next: raydebug run --again {job}  (with this fix)"] if first.command is not None else []
     return [*lines, f"next: raydebug diagnose {job}"], [] if first.name == HANG else [as_finding(first)]
 
 
@@ -81,23 +88,43 @@ def as_finding(one: Diagnosis) -> dict[str, str]:
         "code": one.name, "severity": "error", "what": one.title, "why": one.cause, "fix": one.fix,
         "evidence": f"{at.source}:{at.number}: {at.text.strip()[:EVIDENCE_CHARS]}",
     }  # fmt: skip
+    if one.command is not None:
+        finding["command"] = one.command
     scrub = Scrubber(()).scrub
     return {key: scrub(text) for key, text in finding.items()}
 
 
-def _read_hang(folder: Path, name: str) -> Diagnosis | None:
+def _add_command(one: Diagnosis, run: Mapping[str, Any]) -> bool:
+    """Give a diagnosis the command of its run with the fix; return whether there is one."""
+    command = run.get("command")
+    if not isinstance(command, list) or not (one.settings or one.variables):
+        return False
+    from raydebug.diagnose.fix import apply_fix  # the profiles: 30 ms, and few diagnoses need them
+
+    folder = Path(str(run.get("working_dir") or Path.cwd()))
+    fixed = apply_fix(
+        [str(word) for word in command], one.settings, one.variables, folder=folder, profile=run.get("profile")
+    )
+    if fixed is not None:
+        one.command = shlex.join(fixed.command)
+        one.fix = f"{one.fix}; {', '.join(fixed.changes)}"
+    return fixed is not None
+
+
+def _read_hang(run: Mapping[str, Any], name: str) -> Diagnosis | None:
     """Return the verdict that `run --hang-after` has left; None if the run did not hang, or went on to its end."""
+    path = Path(run["folder"]) / STACKS
     try:
-        if read_run(folder).get("status") == "succeeded":
-            return None
-        verdict = json.loads((folder / STACKS).read_text(encoding="utf-8"))["verdict"]
+        verdict = json.loads(path.read_text(encoding="utf-8"))["verdict"]
         text, certainty = str(verdict["text"]), str(verdict["certainty"])
-    except (RaydebugError, OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    if run.get("status") == "succeeded":
         return None
     return Diagnosis(
         HANG, EXACT if certainty == CERTAIN else LIKELY, "the job hangs", text,
         "raydebug stacks --from the file of this line; `run --on-hang pause` pauses the process that it names",
-        [Line(str(folder / STACKS), 1, text, name)],
+        [Line(str(path), 1, text, name)],
     )  # fmt: skip
 
 
@@ -127,3 +154,76 @@ def _find_crash(folder: Path, name: str, process: str) -> list[Related]:
     what = same[0].summary.get("exception") or same[0].summary.get("kind", "?")
     text = f"{what} at {same[0].place}, {name_processes(same)}"
     return [Related("snapshot", f"raydebug open {shlex.quote(name)}{pick}", text)]
+
+
+# run --again
+
+
+@dataclass(frozen=True)
+class Again:
+    """How a recorded run is run again.
+
+    Args:
+        command: its words, with the fix where there is one.
+        folder: where it ran; None if its record does not say.
+        profile: its profile.
+        tiny: what a tiny version replaced.
+        notes: for the user: what is run, and why.
+    """
+
+    command: list[str]
+    folder: Path | None
+    profile: str | None
+    tiny: list[str]
+    notes: list[str]
+
+
+def plan_again(word: str, cluster: str) -> Again:
+    """Return how to run a recorded run again: with the fix that `run` has said, or that its logs ask for.
+
+    Args:
+        word: the run, as `load_run` takes it.
+        cluster: name of the one that may know its job.
+
+    Raises:
+        RaydebugError: there is no such run, its record has no command or not all of it, or its folder is not there.
+    """
+    run = load_run(word)
+    name = str(run.get("id"))
+    command = [str(one) for one in run.get("command") or []]
+    said = next((one for one in run.get("findings") or [] if one.get("command")), None)
+    if said is None and command:
+        answer = diagnose_run(read_logs(open_logs(word, cluster)).lines, run)
+        said = as_finding(answer.diagnoses[0]) if answer.diagnoses else None
+    if said is not None and said.get("command"):
+        command = shlex.split(said["command"])
+        notes = [f"again: {name} with a fix for {said['code']}: {said['fix']}"]
+    else:
+        why = "no failure is found in its logs" if said is None else f"{said['what']} ({said['code']}): {said['fix']}"
+        notes = [f"again: {name} as it was; there is no fix that can be applied: {why}"]
+    folder = Path(str(run["working_dir"])) if run.get("working_dir") else None
+    _check_again(name, command, folder)
+    tiny = str((run.get("variables") or {}).get(variables.TINY, "")).split()
+    return Again(command, folder, run.get("profile"), tiny, [*notes, f"command: {shlex.join(command)}"])
+
+
+def _check_again(name: str, command: Sequence[str], folder: Path | None) -> None:
+    """Refuse to run something else than the run's command.
+
+    Raises:
+        RaydebugError: the command or its folder is not known, or not there.
+    """
+    secret = next((one for one in command if HIDDEN in one), None)
+    if not command:
+        cause, fix = "its record has no command", "give the command: raydebug run -- COMMAND"
+    elif secret is not None:
+        cause = f"its record keeps no secrets: {secret}"
+        fix = "give the command: raydebug run -- COMMAND, with the secret as a variable of `raydebug up`"
+    elif folder is not None and not folder.is_dir():
+        cause = f"it ran in {folder}, which is not on this machine"
+        fix = "give the command where its files are: raydebug run -- COMMAND"
+    else:
+        return
+    raise RaydebugError(
+        f"run '{name}' cannot be run again", cause=cause, fix=fix, code="run.again", exit_code=Exit.USAGE
+    )

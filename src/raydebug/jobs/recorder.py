@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydebug import render
+from raydebug.cluster.kinds import kind_of
 from raydebug.errors import RaydebugError
 from raydebug.gateway.gateway_client import fetch_snapshot, fetch_snapshots, name_owner, name_place, name_reason
 from raydebug.jobs.phases import Phases
 from raydebug.jobs.run_folder import LOG, RUN, RunFolder, remove_oldest
+from raydebug.jobs.submit import folder_of
 from raydebug.protocol import variables
 from raydebug.protocol.listings import ListedPause
 from raydebug.protocol.secrets import without_secret_arguments, without_secrets
@@ -111,6 +113,8 @@ class Recorder:
         self._started = (about.get("start_time") or time.time() * 1000) / 1000
         self._variables = without_secrets((about.get("runtime_env") or {}).get("env_vars") or {})
         self._command = without_secret_arguments(command)
+        folder = folder_of(about.get("entrypoint") or "")
+        self._working_dir = None if folder is None else str(kind_of(cluster).runner().here(folder))
         self._profile = self._variables.get(variables.PROFILE)
         self._lock = digest_of(cluster.flavour)
         self._phases = Phases(self._started)
@@ -254,6 +258,7 @@ class Recorder:
             "kind": RUN,
             "id": self._id,
             "command": self._command,
+            "working_dir": self._working_dir,
             "cluster": {name: getattr(cluster, name) for name in ("name", "kind", "flavour", "debugger")},
             "profile": self._profile,
             "changes": self._changes,

@@ -6,6 +6,7 @@ import json
 import secrets
 import shlex
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from raydebug.errors import Exit, RaydebugError
 from raydebug.gateway.gateway_client import set_breaks
 from raydebug.protocol import variables
 from raydebug.protocol.records import BreakpointSpec
+from raydebug.protocol.secrets import is_secret
 from raydebug.settings.debugger import mode_variables
 
 
@@ -52,7 +54,12 @@ def job_variables(job: Job, submission_id: str, *, node_gpus: int = 0) -> dict[s
         submission_id: its id in the cluster.
         node_gpus: logical GPUs of each node; 0 if unknown.
     """
-    environment = {**job.variables, variables.JOB: submission_id, variables.WORKING_DIR: job.working_dir}
+    environment = {
+        **_given(job.command),
+        **job.variables,
+        variables.JOB: submission_id,
+        variables.WORKING_DIR: job.working_dir,
+    }
     if job.debugger is not None:
         environment |= mode_variables(job.debugger)
     if not job.snapshots:
@@ -66,6 +73,28 @@ def job_variables(job: Job, submission_id: str, *, node_gpus: int = 0) -> dict[s
     if job.tiny:
         environment[variables.TINY] = " ".join(job.tiny)
     return environment
+
+
+def _given(command: Sequence[str]) -> dict[str, str]:
+    """Return the variables of a leading `env NAME=VALUE...`: Ray's workers do not inherit those of the driver.
+
+    Secrets stay with the driver, as Ray logs the variables of a job; so do those that choose GPUs and a cluster.
+    """
+    given: dict[str, str] = {}
+    for word in command[1:] if command[0].rpartition("/")[2] == "env" else ():
+        name, equals, value = word.partition("=")
+        if not equals and not word.startswith("-"):
+            break
+        if name.isidentifier() and not is_secret(name) and not name.startswith(("CUDA_VISIBLE", "RAY")):
+            given[name] = value
+    return given
+
+
+def folder_of(entrypoint: str) -> str | None:
+    """Return the folder of a job's shell line, as the cluster calls it; None for another program's line."""
+    change, separator, _ = entrypoint.partition(" && exec ")
+    words = shlex.split(change) if separator else []
+    return words[1] if len(words) == 2 and words[0] == "cd" else None
 
 
 def job_entrypoint(job: Job) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from raydebug import render
 from raydebug.errors import Exit, RaydebugError
-from raydebug.profile.load import load_profile
+from raydebug.profile.load import Profile, load_profile
 from raydebug.profile.overlay import Overlay, overlay_profile
 from raydebug.profile.swap import MODEL_RULES, OURS, Build, hide_from_git, swap_in
 from raydebug.protocol import variables
@@ -66,7 +66,7 @@ class AppliedProfile:
 def apply_profile(
     argv: Sequence[str],
     *,
-    profile: str,
+    profile: str | Profile,
     environ: Mapping[str, str],
     folder: Path,
     search: Sequence[str],
@@ -77,7 +77,7 @@ def apply_profile(
 
     Args:
         argv: the whole command, from its interpreter or torchrun on.
-        profile: the profile's name.
+        profile: the profile, or its name.
         environ: its environment.
         folder: its working directory.
         search: where its Python looks for modules, in order.
@@ -90,7 +90,7 @@ def apply_profile(
     program = recognise(argv)
     if program is None:
         raise no_training(argv)
-    rules = load_profile(profile)
+    rules = load_profile(profile) if isinstance(profile, str) else profile
     if "model" in tiny:
         rules = replace(rules, rules=rules.rules + MODEL_RULES)
     installed = program.trainer.read_config(program, argv, folder=folder, search=search)
