@@ -16,9 +16,11 @@ CLI_PAGE = ROOT / "docs" / "05-cli.md"
 README = ROOT / "README.md"
 CHECKS_PAGE = ROOT / "docs" / "03-profiles-and-checks.md"
 ATTACH_PAGE = ROOT / "docs" / "02-attach.md"
+TROUBLE_PAGE = ROOT / "docs" / "06-troubleshooting.md"
 PROFILES_PAGE = ROOT / "docs" / "03-profiles-and-checks.md"
 RESULTS = ROOT / "bench" / "results.json"
 REGENERATE = "python docs/generate.py"
+SYMPTOM_CHARS = 120
 
 # Key of a figure in bench/results.json -> its description in README.
 FIGURES = {
@@ -201,6 +203,27 @@ def checks_page(text: str) -> str:
     return _filled(text, {"codes": code_table()})
 
 
+def failure_table() -> str:
+    """Return the table of the failures that `raydebug diagnose` knows: of each class its most exact rule."""
+    from raydebug.diagnose.rules import load_rules
+
+    exact: dict[str, Any] = {}
+    for rule in sorted(load_rules(), key=lambda rule: -rule.rank):
+        exact.setdefault(rule.name, rule)
+    rows = []
+    for name, rule in sorted(exact.items()):
+        symptom = rule.example.strip().splitlines()[-1].strip()
+        cut = symptom if len(symptom) <= SYMPTOM_CHARS else symptom[: SYMPTOM_CHARS - 4] + " ..."
+        again = " (`--again`)" if any(one.when.search(rule.example) for one in rule.apply) else ""
+        rows.append(f"| `{name}` | `` {_cell(cut)} `` | {_cell(rule.cause)} | {_cell(rule.fix)}{again} |")
+    return "\n".join(["| class | symptom | cause | fix |", "|---|---|---|---|", *rows])
+
+
+def trouble_page(text: str) -> str:
+    """Return the text of docs/06-troubleshooting.md with its table regenerated."""
+    return _filled(text, {"failures": failure_table()})
+
+
 def attach_page(text: str) -> str:
     """Return the text of docs/02-attach.md with its table regenerated."""
     return _filled(text, {"prompt": prompt_table()})
@@ -222,6 +245,7 @@ def main() -> None:
     CHECKS_PAGE.write_text(checks_page(CHECKS_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     profiles = PROFILES_PAGE.read_text(encoding="utf-8")
     PROFILES_PAGE.write_text(profiles_page(profiles), encoding="utf-8")
+    TROUBLE_PAGE.write_text(trouble_page(TROUBLE_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     ATTACH_PAGE.write_text(attach_page(ATTACH_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     import fault_page  # beside this file
 

@@ -124,6 +124,13 @@ def test_checks_page_is_current(generate):
     )
 
 
+def test_troubleshooting_page_is_current(generate):
+    """The page about troubleshooting lists every class of failure that a rule knows, with symptom, cause and fix."""
+    assert _text(generate.TROUBLE_PAGE) == generate.trouble_page(_text(generate.TROUBLE_PAGE)), (
+        f"run: {generate.REGENERATE}"
+    )
+
+
 def test_profiles_page_is_current(generate):
     """The page about profiles lists all profiles, and verl's key for each of our words by version."""
     assert _text(generate.PROFILES_PAGE) == generate.profiles_page(_text(generate.PROFILES_PAGE)), (
