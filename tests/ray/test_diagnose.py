@@ -34,3 +34,32 @@ def test_failed_job(run, cluster: Cluster) -> None:
     assert [one["command"] for one in document["related"]] == [f"raydebug open {job_id}"]
     recorded = json.loads(raydebug("report", job_id, "--json").stdout)
     assert [one["code"] for one in recorded["findings"]] == ["missing-python-package"]
+
+
+NEEDS_A_VARIABLE = """
+import os, ray
+@ray.remote
+def log():
+    if os.environ.get("WANDB_MODE") != "offline":
+        raise RuntimeError("wandb: api_key not configured (no-tty)")
+    return "it has logged"
+ray.init()
+print(ray.get(log.remote()))
+"""
+
+
+@pytest.mark.timeout(180)
+def test_run_again(run, cluster: Cluster) -> None:
+    """`run --again` applies the fix that `run` has said, in the workers too; without a fix it runs the same command."""
+    said = run("--", "python", "-c", NEEDS_A_VARIABLE).end(code=1)
+    assert "fix: WANDB_API_KEY, WANDB_MODE=offline, or trainer.logger=console; WANDB_MODE=offline" in said, said
+    first = next(line for line in said.splitlines() if line.startswith("next: raydebug run --again ")).split()[4]
+    again = run("--again", first).end()
+    assert f"again: {first} with a fix for wandb-login" in again, again
+    assert "it has logged" in again
+    last = next(line for line in again.splitlines() if line.startswith("job raydebug-")).split()[1].rstrip(":")
+    same = run("--again", last).end()
+    assert f"again: {last} as it was; there is no fix that can be applied: no failure is found in its logs" in same, (
+        same
+    )
+    assert "it has logged" in same
