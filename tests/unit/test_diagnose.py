@@ -5,9 +5,13 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from raydebug.cli import app as cli
@@ -15,6 +19,7 @@ from raydebug.diagnose.cause import FAILURE, NO_FAILURE, UNKNOWN, Answer, diagno
 from raydebug.diagnose.read import find_raised, read_lines
 from raydebug.diagnose.rules import EFFECT, ROLES, Rule, load_rules, prefilter
 from raydebug.diagnose.scan import AROUND, MAX_OF_PATTERN, Kept, clauses, read_log
+from raydebug.errors import RaydebugError
 
 # Harmless lines of healthy runs, written by hand after what these programs print.
 HEALTHY = """\
@@ -232,7 +237,7 @@ def test_command(tmp_path: Path) -> None:
     """Files, a folder, a compressed file and JSON; exit codes 0 for no failure and 1 for a failure."""
     folder = tmp_path / "logs"
     folder.mkdir()
-    (folder / "worker.err").write_bytes(b"\xff\xfe no text\nOSError: [Errno 24] Too many open files\x1b]0;owned\x07\n")
+    (folder / "worker.err").write_bytes(b"\xff\xfe no text\nOSError: [Errno 24] Too many open files\n")
     (folder / "raylet.out.gz").write_bytes(gzip.compress(b"fine\n"))
     run = CliRunner().invoke(cli.app_for(["diagnose"]), ["diagnose", str(folder), "--json"])
     document = json.loads(run.stdout)
@@ -244,22 +249,104 @@ def test_command(tmp_path: Path) -> None:
     assert document["diagnoses"][0]["evidence"][0]["line"] == 2
     shown = CliRunner().invoke(cli.app_for(["diagnose"]), ["diagnose", str(folder / "worker.err")])
     assert "Too many open files" in shown.stdout
-    assert "\x1b" not in shown.stdout
     (folder / "worker.err").write_text(HEALTHY)
     assert CliRunner().invoke(cli.app_for(["diagnose"]), ["diagnose", str(folder)]).exit_code == 0
 
 
-def test_bad_input(tmp_path: Path) -> None:
-    """A binary file is read; an empty one, a missing one and a damaged gzip are said, exit code 2."""
+def run(*words: str) -> Result:
+    """Run `raydebug diagnose`."""
+    return CliRunner().invoke(cli.app_for(["diagnose"]), ["diagnose", *words])
+
+
+def test_binary_file(tmp_path: Path) -> None:
+    """A file that is no text is read like any other, and a line in it is found."""
     binary = tmp_path / "core.log"
     binary.write_bytes(bytes(range(256)) * 1000)
-    assert CliRunner().invoke(cli.app_for(["diagnose"]), ["diagnose", str(binary)]).exit_code == 0
-    empty, cut = tmp_path / "empty.log", tmp_path / "cut.gz"
-    empty.write_bytes(b"")
-    cut.write_bytes(gzip.compress(b"x" * 10_000)[:40])
-    for path in (empty, cut, tmp_path / "none.log"):
-        run = CliRunner().invoke(cli.app_for(["diagnose"]), ["diagnose", str(path)])
-        assert run.exit_code == 2 or getattr(run.exception, "exit_code", None) == 2, path
+    assert run(str(binary)).exit_code == 0
+    binary.write_bytes(bytes(range(256)) * 1000 + b"\nOSError: [Errno 24] Too many open files\n" + b"\xff\x00" * 1000)
+    assert "[ulimit-threads-files, exact]" in run(str(binary)).stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "says"),
+    [
+        ("empty.log", "diagnose.empty", "the logs are empty"),
+        ("folder", "diagnose.empty", "the logs are empty"),
+        ("none.log", "diagnose.no-file", "none.log is not there"),
+        ("cut.gz", "diagnose.unreadable", "cut.gz: Compressed file ended before"),
+        ("damaged.gz", "diagnose.unreadable", "damaged.gz: Error -3 while decompressing"),
+        ("mem.log", "diagnose.unreadable", "[Errno 5] Input/output error: '"),
+    ],
+)
+def test_nothing_to_read(tmp_path: Path, name: str, code: str, says: str) -> None:
+    """An empty file or folder, a missing or unreadable file and damaged gzip are said in three lines: exit code 2."""
+    packed = gzip.compress(bytes(range(256)) * 100)
+    (tmp_path / "empty.log").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "cut.gz").write_bytes(packed[:200])
+    (tmp_path / "damaged.gz").write_bytes(packed[:20] + b"\xff" * 20 + packed[40:])
+    (tmp_path / "mem.log").symlink_to("/proc/self/mem")  # as nothing is at address 0, not even root can read it
+    failed = run(str(tmp_path / name)).exception
+    assert isinstance(failed, RaydebugError)
+    assert (failed.code, failed.exit_code) == (code, 2)
+    assert says in failed.cause
+
+
+def test_unreadable_file_in_a_folder(tmp_path: Path) -> None:
+    """Of a folder an unreadable file is left out, and named; the others are read."""
+    (tmp_path / "mem.log").symlink_to("/proc/self/mem")
+    (tmp_path / "a.log").write_text("OSError: [Errno 24] Too many open files\n")
+    done = run(str(tmp_path))
+    assert "[ulimit-threads-files, exact]" in done.stdout
+    assert f"left out: [Errno 5] Input/output error: '{tmp_path / 'mem.log'}'" in done.stderr
+
+
+def test_file_that_grows(tmp_path: Path) -> None:
+    """A log that a process goes on to write is read to where it ends now."""
+    log = tmp_path / "train.log"
+    log.write_text("OSError: [Errno 24] Too many open files\n")
+    program = f"file = open({str(log)!r}, 'a', 1)\nwhile True: file.write('still running\\n')"
+    writer = subprocess.Popen([sys.executable, "-c", program])
+    try:
+        before = log.stat().st_size
+        while log.stat().st_size == before:
+            assert writer.poll() is None
+        done = run(str(log))
+    finally:
+        writer.kill()
+        writer.wait()
+    assert "[ulimit-threads-files, exact]" in done.stdout
+
+
+def test_pipe() -> None:
+    """A pipe, as the shell's <(...) gives it, is read from its first byte."""
+    reader, writer = os.pipe()
+    os.write(writer, b"OSError: [Errno 24] Too many open files\n")
+    os.close(writer)
+    try:
+        assert "[ulimit-threads-files, exact]" in run(f"/dev/fd/{reader}").stdout
+    finally:
+        os.close(reader)
+
+
+def test_terminal_escapes(tmp_path: Path) -> None:
+    """Colours of a log are left out; every other control sequence of a line is shown, and does nothing."""
+    log = tmp_path / "evil.log"
+    line = "\x1b[31mOSError\x1b[0m: [Errno 24] Too many open files\x1b[2J\x1b]0;owned\x07\x9b1A\u202egnp\x00"
+    log.write_text(line + "\n")
+    shown = run(str(log)).stdout
+    assert "OSError: [Errno 24] Too many open files\\x1b[2J\\x1b]0;owned\\x07\\x9b1A\\u202egnp\\x00\n" in shown
+    assert not set("\x1b\x07\x9b\u202e\x00") & set(shown)
+    document = run(str(log), "--json").stdout
+    assert document.isascii()
+    assert json.loads(document)["diagnoses"][0]["evidence"][0]["text"].endswith("\x1b]0;owned\x07\x9b1A\u202egnp\x00")
+
+
+def test_invalid_utf8(tmp_path: Path) -> None:
+    """Bytes that are no UTF-8 are shown as the replacement character."""
+    log = tmp_path / "latin1.log"
+    log.write_bytes(b"Zugriff verweigert f\xfcr \xc3\x28\xa0\xff: OSError: [Errno 24] Too many open files\n")
+    assert "Zugriff verweigert f\N{REPLACEMENT CHARACTER}r" in run(str(log)).stdout
 
 
 def test_bounded() -> None:

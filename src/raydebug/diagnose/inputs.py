@@ -80,7 +80,7 @@ def read_logs(logs: Iterable[Log]) -> Kept:
             with file:
                 read_log(file, source, prefilter(), kept)
     except (OSError, EOFError, zlib.error) as error:
-        has_name = isinstance(error, OSError) and error.filename is not None
+        has_name = getattr(error, "filename", None) is not None
         raise RaydebugError(
             "a log cannot be read", cause=str(error) if has_name else f"{source}: {error}",
             fix="give a log that this account may read, and that is whole",
@@ -96,7 +96,7 @@ def _open_folder(folder: Path) -> Iterator[Log]:
         try:
             opened = open_bytes(file)
         except OSError as error:
-            render.say(render.visible(f"left out: {error}"))
+            render.say(render.visible(f"left out: {error}", keep=""))
             continue
         yield str(file), opened
 

@@ -25,7 +25,8 @@ LEVELS = {
 }
 ECHO = "TRACE"  # level of a line that repeats what it was given, such as a command: never a failure
 
-_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-_])")
+# ECMA-48: colours, and what progress bars write: erased lines, cursor up, a hidden cursor. The rest stays, to be shown.
+_ANSI = re.compile(r"\x1b\[(?:[0-9;:]*[mKA]|\?25[hl])")
 _LEVEL = r"(?P<level>CRITICAL|FATAL|ERROR|WARNING|WARN|INFO|DEBUG|TRACE)"
 _PREFIXES = tuple(
     re.compile(pattern)

@@ -131,11 +131,15 @@ def open_bytes(path: Path) -> IO[bytes]:
     """Open a log, also one that gzip has compressed.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read; the error names it.
     """
     file = path.open("rb")
-    if not file.peek(2).startswith(b"\x1f\x8b"):  # RFC 1952, 2.3.1; a pipe can be opened only once
-        return file
+    try:
+        if not file.peek(2).startswith(b"\x1f\x8b"):  # RFC 1952, 2.3.1; a pipe can be opened only once
+            return file
+    except OSError as error:
+        file.close()
+        raise OSError(error.errno, error.strerror, str(path)) from error
     file.close()
     return gzip.open(path, "rb")  # type: ignore[return-value]
 
