@@ -282,4 +282,7 @@ def _run_job(cluster: Cluster, job: Job, watch: HangWatch | None, *, detach: boo
 def _explain(dashboard: Dashboard, submission_id: str) -> tuple[list[str], list[dict[str, str]]]:
     from raydebug.diagnose.run import explain_failure  # google-re2 and the rules: 0.2 s, after a failure only
 
-    return explain_failure(dashboard, submission_id)
+    try:
+        return explain_failure(dashboard, submission_id)
+    except Exception as error:  # noqa: BLE001 - a fault of ours must not change how the user's run ends
+        return [f"diagnose has failed: {type(error).__name__}: {error}"], []

@@ -76,7 +76,7 @@ def apply_fix(
 
 
 def evaluate(formula: str, old: str | None) -> str | None:
-    """Return the value that a rule asks for; None if it needs the old value, and that is no number, or is none itself.
+    """Return the value that a rule asks for; None if that is no value, or needs an old one that is no number.
 
     >>> evaluate("old * 0.5", "3"), evaluate("old * 1.5, at most 0.9", "0.7"), evaluate("30.5 / 80", None)
     ('1', '0.9', '0.38')

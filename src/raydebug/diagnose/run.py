@@ -54,8 +54,7 @@ def diagnose_run(lines: Sequence[Line], run: Mapping[str, Any] | None) -> Answer
     hang = _read_hang(run, name)
     if hang is not None:
         _join_hang(answer, hang)
-        saved = f"raydebug stacks --from {shlex.quote(str(folder / STACKS))}"
-        answer.related.append(Related("stacks", saved, "where each process was"))
+        answer.related.append(Related("stacks", _show_stacks(folder / STACKS), "where each process was"))
     first = next(iter(answer.diagnoses), None)
     if (folder / SNAPSHOTS).is_dir():
         answer.related += _find_crash(folder, name, "" if first is None else first.process)
@@ -123,9 +122,13 @@ def _read_hang(run: Mapping[str, Any], name: str) -> Diagnosis | None:
         return None
     return Diagnosis(
         HANG, EXACT if certainty == CERTAIN else LIKELY, "the job hangs", text,
-        "raydebug stacks --from the file of this line; `run --on-hang pause` pauses the process that it names",
+        f"{_show_stacks(path)}; `raydebug run --on-hang pause` pauses the process that the verdict names",
         [Line(str(path), 1, text, name)],
     )  # fmt: skip
+
+
+def _show_stacks(path: Path) -> str:
+    return f"raydebug stacks --from {shlex.quote(str(path))}"
 
 
 def _join_hang(answer: Answer, hang: Diagnosis) -> None:
