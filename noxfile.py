@@ -343,6 +343,8 @@ def use(session: nox.Session, flavour: str, *, named: str = "", python: str = ""
             built_with = ("--build-constraints", "env/dev.lock")  # hatchling as locked
             options = ("--quiet", "--no-deps", "--reinstall-package", "raydebug", *built_with)
             session.run(uv(), "pip", "install", *options, ".")
+            # Each process of a test would compile our modules anew where PYTHONDONTWRITEBYTECODE is set.
+            run(session, "python", "-m", "compileall", "-q", *map(str, folder.glob("lib/*/site-packages/raydebug")))
             stamp(folder, "raydebug", wanted["raydebug"])
             if flavour == "cpu" and stamp(folder, "bytecode") != wanted["locks"]:  # verl needs raydebug's platform
                 load = f"import {', '.join(TRAINING_MODULES)}"

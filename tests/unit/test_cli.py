@@ -156,7 +156,7 @@ def test_all_verbs_are_there_where_none_is_named(arguments):
     [
         (["nosuch"], "No such command 'nosuch'"),
         (["up", "--nosuch"], "No such option: --nosuch"),
-        (["run"], "Missing argument '-- COMMAND...'"),
+        (["run"], "there is no command to run"),
         (["run", "--gpus", "-1", "--", "x"], "Invalid value for '--gpus': -1 is not in the range x>=0"),
         (["up", "--gpus", "-1"], "Invalid value for '--gpus': -1 is not in the range x>=0"),
         (["up", "--cluster", "moon"], "there is no kind of cluster 'moon'"),
