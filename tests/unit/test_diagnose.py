@@ -91,6 +91,7 @@ def test_healthy() -> None:
         ("2026-01-02 10:20:30 | ERROR | stderr | ValueError: x", "ValueError: x", "f.log", "ERROR"),
         ("node1:71:72 [0] NCCL INFO Init START", "Init START", "f.log", "INFO"),
         ("+ python3 train.py lr=1", "python3 train.py lr=1", "f.log", "TRACE"),
+        ("Running entrypoint for job raydebug-1: cd /w && exec x", "cd /w && exec x", "f.log", "TRACE"),
     ],
 )
 def test_prefixes(line: str, text: str, process: str, level: str) -> None:

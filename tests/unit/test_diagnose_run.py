@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from raydebug.check import train
 from raydebug.cli import app as cli
 from raydebug.diagnose import fix
-from raydebug.diagnose.cause import FAILURE, Answer, Diagnosis
+from raydebug.diagnose.cause import FAILURE, NO_FAILURE, Answer, Diagnosis
 from raydebug.diagnose.fix import apply_fix, evaluate
 from raydebug.diagnose.read import Line, read_lines
 from raydebug.diagnose.rules import load_rules
@@ -73,9 +73,14 @@ def test_hang_is_joined() -> None:
     ]
 
 
-def test_hang_that_has_passed() -> None:
-    """A run that ended well after a hang did not fail; stacks that cannot be read are left out."""
-    assert names("", record("", status="succeeded", hangs=True)) == []
+def test_run_that_ended_well() -> None:
+    """A run that ended well did not fail, whatever its logs have, and whether it has hung or not."""
+    answer = diagnosed(MEMORY, record(MEMORY, status="succeeded", hangs=True))
+    assert (answer.status, answer.diagnoses, answer.related) == (NO_FAILURE, [], [])
+
+
+def test_stacks_that_cannot_be_read() -> None:
+    """Stacks that cannot be read are left out."""
     folder = record("", hangs=True)
     for text in ("", "{", "[]", "{}", '{"verdict": 3}'):
         (folder / STACKS).write_text(text)

@@ -49,6 +49,7 @@ _PREFIXES = tuple(
         r"std(?:out|err) [FP] ",  # logs of Kubernetes
         r"std(?:out|err) \| ",  # loguru
         r"(?P<echo>Error executing job with) overrides",  # hydra shows the command again
+        r"(?P<echo>Running entrypoint for job) \S+: ",  # ray 2.60.0 dashboard/modules/job/job_supervisor.py
         r"(?P<echo>\+)\+* (?=\S)",  # a command, as `set -x` of the shell shows it
         r"> (?=\S)",
     )

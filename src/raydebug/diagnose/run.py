@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raydebug.diagnose.cause import EXACT, FAILURE, LIKELY, USER_CODE, Answer, Diagnosis, Related, diagnose
+from raydebug.diagnose.cause import EXACT, FAILURE, LIKELY, NO_FAILURE, USER_CODE, Answer, Diagnosis, Related, diagnose
 from raydebug.diagnose.inputs import open_job, open_logs, read_logs
 from raydebug.diagnose.read import Line
 from raydebug.errors import Exit, RaydebugError
@@ -46,6 +46,8 @@ def diagnose_run(lines: Sequence[Line], run: Mapping[str, Any] | None) -> Answer
         lines: of the run's logs.
         run: its record, of `find_run`; None without one.
     """
+    if run is not None and run.get("status") == "succeeded":
+        return Answer(NO_FAILURE, [])  # whatever its logs have: it went on
     answer = diagnose(lines)
     if run is None:
         return answer
@@ -111,14 +113,12 @@ def _add_command(one: Diagnosis, run: Mapping[str, Any]) -> bool:
 
 
 def _read_hang(run: Mapping[str, Any], name: str) -> Diagnosis | None:
-    """Return the verdict that `run --hang-after` has left; None if the run did not hang, or went on to its end."""
+    """Return the verdict that `run --hang-after` has left; None if the run did not hang."""
     path = Path(run["folder"]) / STACKS
     try:
         verdict = json.loads(path.read_text(encoding="utf-8"))["verdict"]
         text, certainty = str(verdict["text"]), str(verdict["certainty"])
     except (OSError, ValueError, LookupError, TypeError):
-        return None
-    if run.get("status") == "succeeded":
         return None
     return Diagnosis(
         HANG, EXACT if certainty == CERTAIN else LIKELY, "the job hangs", text,
