@@ -1,8 +1,10 @@
 """Find the few lines of a log that a rule may explain, at the speed of a text search.
 
-Every pattern has literal texts that each of its matches contains. One RE2 set of these looks at 64 KiB at a time; only
-blocks that contain all of a pattern are split into lines, and only such lines meet a regular expression of Python.
-Healthy parts of a log are skipped unread, so that 10 GB need no more memory than 10 MB.
+Every pattern has literal texts that each of its matches contains. One RE2 set of these looks at about 100 lines at a
+time; only blocks that contain all of a pattern are split into lines, and only such lines meet a regular expression of
+Python. A pattern that has had its share of lines opens no block any more: of it only the last block is remembered. One
+that has often opened a block in vain, its texts in different lines, opens one only for a line that has them all. So a log
+of one error after another costs little more than a healthy one, and 10 GB need no more memory than 10 MB.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import gzip
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -18,10 +20,13 @@ from typing import IO, Any
 
 from raydebug.diagnose.read import Line, read_lines
 
-BLOCK_BYTES = 64 * 1024
-LINE_BYTES = 1024 * 1024  # a longer line is cut into blocks
+READ_BYTES = 1024 * 1024
+BLOCK_BYTES = 8 * 1024  # smaller: a call of RE2 costs as much as 300 bytes; larger: more blocks have all of a pattern
+LINE_BYTES = 1024 * 1024  # a longer line is cut
 MAX_LINES = 300_000  # that are kept of all logs
-MAX_OF_PATTERN = 500  # lines that are kept for one pattern: a million equal lines say no more than these
+MAX_OF_PATTERN = 200  # first lines that are kept for one pattern, and the last: a million equal ones say no more
+IN_VAIN = 30  # blocks that a pattern opened
+REVIEWED_BLOCKS = 500  # after which the patterns that open blocks in vain are looked for
 AROUND = 60  # lines that are kept before and after each
 MIN_LITERAL = 3  # bytes
 MAX_CLAUSES = 3  # of a pattern
@@ -31,9 +36,10 @@ _parse: Any = re._parser.parse  # type: ignore[attr-defined]  # CPython 3.11 to 
 
 
 def clauses(pattern: str) -> tuple[frozenset[str], ...]:
-    """Return what is in every match of a pattern: of each set one text, in lower case."""
+    """Return what is in every match of a pattern, in this order: of each set one text, in lower case."""
     found = _of_sequence(_parse(pattern))
-    return tuple(sorted(found, key=lambda one: -min(map(len, one))))[:MAX_CLAUSES]
+    longest = sorted(range(len(found)), key=lambda one: -min(map(len, found[one])))[:MAX_CLAUSES]
+    return tuple(found[one] for one in sorted(longest))
 
 
 def _of_sequence(items: Any) -> list[frozenset[str]]:
@@ -72,49 +78,69 @@ class Prefilter:
         marks: further ones, which a healthy run matches all the time: of their lines only the last one is of interest.
 
     Attributes:
-        marks: the numbers of these.
+        numbers: of all patterns.
+        marks: the numbers of these further ones.
 
     Raises:
         ValueError: a pattern has no literal text.
     """
 
     def __init__(self, patterns: Sequence[str], marks: Sequence[str] = ()) -> None:
-        import re2  # google-re2: 40 ms, and only this verb needs it
-
-        options = re2.Options()
-        options.literal, options.case_sensitive = True, False
-        options.encoding = re2.Options.Encoding.LATIN1
-        options.max_mem = SET_BYTES
-        self._set = re2.Set.SearchSet(options)
-        self._of_literal: list[list[tuple[int, int]]] = []  # by literal: patterns and their clauses
-        self._count: list[int] = []  # by pattern: its clauses
         ids: dict[str, int] = {}
-        self.marks = frozenset(range(len(patterns), len(patterns) + len(marks)))
+        self._of_literal: list[list[tuple[int, int]]] = []  # by literal: patterns and their clauses
+        self._clauses: list[tuple[frozenset[str], ...]] = []  # by pattern
+        self.numbers = range(len(patterns) + len(marks))
+        self.marks = frozenset(self.numbers[len(patterns) :])
         for number, pattern in enumerate([*patterns, *marks]):
             needed = clauses(pattern)
             if not needed:
                 raise ValueError(f"no literal text is in every match of {pattern!r}")
-            self._count.append(len(needed))
+            self._clauses.append(needed)
             for clause, texts in enumerate(needed):
                 for text in texts:
-                    if text not in ids:
-                        ids[text] = self._set.Add(text.encode("utf-8"))
+                    if ids.setdefault(text, len(ids)) == len(self._of_literal):
                         self._of_literal.append([])
                     self._of_literal[ids[text]].append((number, clause))
-        self._set.Compile()
+        self._set = _search_set(map(_escaped, ids))
         self._of_literals = lru_cache(10_000)(self._of)  # lines of one kind have the same literals
 
-    def find(self, text: bytes) -> set[int]:
+    def find(self, text: bytes) -> frozenset[int]:
         """Return the numbers of the patterns that may match a text, or one line of it."""
         literals = self._set.Match(text)  # None where nothing matches
-        return set(self._of_literals(tuple(literals))) if literals else set()
+        return self._of_literals(tuple(literals)) if literals else frozenset()
 
-    def _of(self, literals: tuple[int, ...]) -> tuple[int, ...]:
+    def _of(self, literals: tuple[int, ...]) -> frozenset[int]:
         met: dict[int, set[int]] = {}
         for literal in literals:
             for number, clause in self._of_literal[literal]:
                 met.setdefault(number, set()).add(clause)
-        return tuple(number for number, found in met.items() if len(found) == self._count[number])
+        return frozenset(number for number, found in met.items() if len(found) == len(self._clauses[number]))
+
+    def of_one_line(self, numbers: Sequence[int]) -> Callable[[bytes], set[int]]:
+        """Return what says which of these patterns may match a line of a text, and not only lines of it together."""
+        within_line = _search_set(
+            b".*".join(b"(?:" + b"|".join(map(_escaped, sorted(texts))) + b")" for texts in self._clauses[number])
+            for number in numbers
+        )
+        return lambda text: {numbers[one] for one in within_line.Match(text) or ()}
+
+
+def _escaped(text: str) -> bytes:
+    return re.escape(text.encode("utf-8"))
+
+
+def _search_set(patterns: Iterable[bytes]) -> Any:
+    import re2  # google-re2: 40 ms, and only this verb needs it
+
+    options = re2.Options()
+    options.case_sensitive = False
+    options.encoding = re2.Options.Encoding.LATIN1
+    options.max_mem = SET_BYTES
+    found = re2.Set.SearchSet(options)
+    for pattern in patterns:
+        found.Add(pattern)
+    found.Compile()
+    return found
 
 
 @dataclass
@@ -154,63 +180,130 @@ def read_log(file: IO[bytes], source: str, wanted: Prefilter, kept: Kept) -> Non
         kept: receives them.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read; what has been read until then is kept.
     """
-    seen: Counter[int] = Counter()
-    before: deque[tuple[int, bytes]] = deque(maxlen=AROUND)
-    keep_to = last = 0
-    mark: tuple[int, bytes] | None = None
-
-    def keep(rows: Iterable[tuple[int, bytes]]) -> None:
-        nonlocal last
-        for number, line in rows:
-            if number > last:
-                kept.lines += read_lines([line.decode("utf-8", "replace")], source, first=number)
-                last = number
-
-    for first, block in _blocks(file):
-        kept.read_bytes += len(block)
-        lines = block.removesuffix(b"\n").split(b"\n")
-        kept.read_lines += len(lines)
-        found = {one for one in wanted.find(block) if seen[one] < MAX_OF_PATTERN}
-        if found <= wanted.marks and first > keep_to:
-            if found:
-                rows = enumerate(reversed(lines), 1)
-                mark = next(
-                    ((first + len(lines) - back, line) for back, line in rows if found & wanted.find(line)), mark
-                )
-            before.extend(list(enumerate(lines[-AROUND:], first + max(0, len(lines) - AROUND))))
-            continue
-        for number, line in enumerate(lines, first):
-            ids = found & wanted.find(line) if found else found
-            if ids and ids <= wanted.marks:
-                mark = (number, line)
-            elif ids:
-                seen.update(ids - wanted.marks)
-                kept.cut = kept.cut or len(kept.lines) >= MAX_LINES
-                if not kept.cut:
-                    keep([mark, *before] if mark is not None and before and mark[0] < before[0][0] else before)
-                    before.clear()
-                    keep_to = number + AROUND
-            if number <= keep_to:
-                keep([(number, line)])
-            else:
-                before.append((number, line))
-    if mark is not None:
-        keep([mark])
+    log = _Log(wanted, MAX_LINES - len(kept.lines))
+    try:
+        for block in _blocks(file):
+            kept.read_bytes += len(block.text)
+            kept.read_lines += block.count
+            log.take(block)
+    finally:
+        log.take_last()
+        kept.cut = kept.cut or len(log.rows) >= log.limit
+        for number in sorted(log.rows):
+            kept.lines += read_lines([log.rows[number].decode("utf-8", "replace")], source, first=number)
 
 
-def _blocks(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield blocks of whole lines, each with the number of its first line."""
-    number, rest = 1, b""
-    while data := file.read(BLOCK_BYTES):
-        data = rest + data
-        end = data.rfind(b"\n") + 1
-        if not end and len(data) < LINE_BYTES:
-            rest = data
-            continue
-        block, rest = (data[:end], data[end:]) if end else (data, b"")
-        yield number, block
-        number += block.count(b"\n")
-    if rest:
-        yield number, rest
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Some whole lines of a log.
+
+    Args:
+        first: number of its first line, from 1.
+        count: of its lines.
+        text: the lines.
+    """
+
+    first: int
+    count: int
+    text: bytes
+
+    def lines(self) -> list[tuple[int, bytes]]:
+        """Return its lines, each with its number."""
+        return list(enumerate(self.text.removesuffix(b"\n").split(b"\n"), self.first))
+
+
+class _Log:
+    """What is kept of one log.
+
+    Args:
+        wanted: finds the lines.
+        limit: of the lines that are kept.
+
+    Attributes:
+        rows: the lines that are kept, by number.
+    """
+
+    def __init__(self, wanted: Prefilter, limit: int) -> None:
+        self.rows: dict[int, bytes] = {}
+        self.limit = limit
+        self._wanted = wanted
+        self._seen: Counter[int] = Counter()  # by pattern: its lines
+        self._spent = set(wanted.marks)  # patterns that have had their share
+        self._last: dict[int, _Block] = {}  # by spent pattern: the last block that it may match
+        self._in_vain: Counter[int] = Counter()  # by pattern: the blocks that it has opened
+        self._loose: frozenset[int] = frozenset()  # patterns that often did
+        self._within_line: Callable[[bytes], set[int]] | None = None  # finds these
+        self._blocks = 0
+        self._behind: deque[_Block] = deque()  # the last blocks, with AROUND lines or more
+        self._keep_to = 0
+
+    def take(self, block: _Block) -> None:
+        """Keep what a block has."""
+        found = self._wanted.find(block.text)
+        self._last.update(dict.fromkeys(found & self._spent, block))
+        fresh = found - self._spent
+        if self._within_line is not None and not self._loose.isdisjoint(fresh):
+            fresh = (fresh - self._loose) | (fresh & self._within_line(block.text))
+        if fresh:
+            self._in_vain.update(fresh - self._take_lines(block, fresh))
+        elif block.first <= self._keep_to:
+            self.rows.update(row for row in block.lines() if row[0] <= self._keep_to)
+        self._behind.append(block)
+        while block.first - self._behind[0].first - self._behind[0].count >= AROUND:
+            self._behind.popleft()
+        self._blocks += 1
+        if self._blocks % REVIEWED_BLOCKS == 0:
+            loose = frozenset(one for one, count in self._in_vain.items() if count >= IN_VAIN)
+            if loose != self._loose:
+                self._loose, self._within_line = loose, self._wanted.of_one_line(sorted(loose))
+
+    def _take_lines(self, block: _Block, fresh: frozenset[int]) -> set[int]:
+        """Keep the lines that some patterns may match, and those around them; return the patterns."""
+        met: set[int] = set()
+        before = deque([row for one in self._behind for row in one.lines()], maxlen=AROUND)
+        for number, line in block.lines():
+            if ids := fresh & self._wanted.find(line):
+                met |= ids
+                self._keep_to = number + AROUND
+                self.rows.update(before)
+                self._seen.update(ids)
+                self._spent.update(one for one in ids if self._seen[one] >= MAX_OF_PATTERN)
+            if number <= self._keep_to:
+                self.rows[number] = line
+            before.append((number, line))
+        if len(self.rows) >= self.limit:
+            self._spent.update(self._wanted.numbers)
+        return met
+
+    def take_last(self) -> None:
+        """Keep the last line of each pattern that has had its share, with those around it that its block has."""
+        of_block: dict[int, set[int]] = {}
+        for pattern, block in self._last.items():
+            of_block.setdefault(block.first, set()).add(pattern)
+        for block in {block.first: block for block in self._last.values()}.values():
+            lines, patterns = block.lines(), of_block[block.first]
+            for at in reversed(range(len(lines))):
+                ids = patterns & self._wanted.find(lines[at][1])
+                around = 0 if ids <= self._wanted.marks else AROUND
+                self.rows.update(lines[max(0, at - around) : at + around + 1] if ids else ())
+                patterns -= ids
+
+
+def _blocks(file: IO[bytes]) -> Iterator[_Block]:
+    """Yield the lines of a file."""
+    first, data = 1, b""
+    while more := file.read(READ_BYTES):
+        data += more
+        start = 0
+        while len(data) - start >= BLOCK_BYTES:
+            end = data.rfind(b"\n", start, start + BLOCK_BYTES) + 1 or data.find(b"\n", start + BLOCK_BYTES) + 1
+            if not end and len(data) - start < LINE_BYTES:
+                break
+            text = data[start : end or start + LINE_BYTES]
+            yield (block := _Block(first, text.count(b"\n"), text))
+            first, start = first + block.count, start + len(text)
+        data = data[start:]
+    if data:
+        yield _Block(first, data.count(b"\n") + (not data.endswith(b"\n")), data)
