@@ -6,8 +6,10 @@ import gzip
 import io
 import json
 import os
+import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from raydebug.cli import app as cli
+from raydebug.diagnose import scan
 from raydebug.diagnose.cause import FAILURE, NO_FAILURE, UNKNOWN, Answer, diagnose
 from raydebug.diagnose.read import find_raised, read_lines
 from raydebug.diagnose.rules import EFFECT, ROLES, Rule, load_rules, prefilter
@@ -370,3 +373,39 @@ def test_what_is_kept_of_a_long_log() -> None:
     assert kept.read_lines == len(lines)
     assert [line.number for line in kept.lines] == [100_000, *range(105_002 - AROUND, 105_003 + AROUND)]
     assert [one.name for one in diagnose(kept.lines).diagnoses] == ["ulimit-threads-files"]
+
+
+def test_the_last_of_many() -> None:
+    """Of a pattern that a long log has all the time, the last line is kept too, with the lines around it."""
+    warning = "(W pid=1) WARNING: OSError: [Errno 24] Too many open files, it is tried again"
+    lines = [*[warning] * 50_000, "before it", warning.replace("WARNING: ", ""), "after it", *["-"] * 5_000]
+    kept = Kept()
+    read_log(io.BytesIO("\n".join(lines).encode()), "long.log", prefilter(), kept)
+    numbers = [line.number for line in kept.lines]
+    assert {50_001, 50_002, 50_003} <= set(numbers)
+    assert numbers == sorted(numbers)
+    assert len(numbers) < MAX_OF_PATTERN + 4 * AROUND
+
+
+def test_no_line_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks or lines: the same lines are found, also after patterns have often opened a block in vain."""
+    monkeypatch.setattr(scan, "REVIEWED_BLOCKS", 3)
+    monkeypatch.setattr(scan, "IN_VAIN", 1)
+    monkeypatch.setattr(scan, "AROUND", 0)
+    words = [word for rule in load_rules() for word in rule.example.split()]
+    examples = [line for rule in load_rules() for line in rule.example.splitlines()]
+    chance = random.Random(0)
+    lines = []
+    for number in range(20_000):
+        rare = chance.random() < 0.01
+        lines.append(f"{number} " + (chance.choice(examples) if rare else " ".join(chance.choices(words, k=3))))
+    kept = Kept()
+    read_log(io.BytesIO("\n".join(lines).encode()), "noise.log", prefilter(), kept)
+    numbers = {line.number for line in kept.lines}
+    patterns = [pattern for rule in load_rules() for pattern in rule.any]
+    seen: Counter[int] = Counter()
+    for number, line in enumerate(lines, 1):
+        ids = [one for one in prefilter().find(line.encode()) if one < len(patterns)]
+        if any(seen[one] < MAX_OF_PATTERN and patterns[one].search(line) for one in ids):
+            assert number in numbers, line
+        seen.update(ids)

@@ -2,9 +2,9 @@
 
 Every pattern has literal texts that each of its matches contains. One RE2 set of these looks at about 100 lines at a
 time; only blocks that contain all of a pattern are split into lines, and only such lines meet a regular expression of
-Python. A pattern that has had its share of lines opens no block any more: of it only the last block is remembered. One
-that has often opened a block in vain, its texts in different lines, opens one only for a line that has them all. So a log
-of one error after another costs little more than a healthy one, and 10 GB need no more memory than 10 MB.
+Python. A pattern that has had its share of lines opens no block any more: of it only the last block is remembered. A
+pattern that has often opened a block in vain, its texts in different lines, opens one only for a line that has all.
+So a log of one error after another costs little more than a healthy one, and 10 GB need no more memory than 10 MB.
 """
 
 from __future__ import annotations
