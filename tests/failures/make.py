@@ -1,4 +1,4 @@
-"""Make the logs of tests/failures again: `python -m tests.failures.make [NAME...]`, in the flavour cpu and as root.
+"""Make the logs of tests/failures again: `python tests/failures/make.py [NAME...]`, in the flavour cpu and as root.
 
 Each case of cases.toml is a shell script that fails with the real programs, or ends well. It runs in namespaces of its
 own (util-linux `unshare`): its processes, mounts and full disks end with it, all ports are free, and no network is
@@ -22,7 +22,16 @@ HERE = Path(__file__).parent
 LOGS = HERE / "logs"
 LIMIT_S = 60
 GZIP_FROM_BYTES = 30_000
-ENVIRONMENTS = Path(tempfile.gettempdir(), "raydebug-failures")  # of `packages`: kept from run to run
+KEPT = Path(tempfile.gettempdir(), "raydebug-failures")  # from run to run: the environments, model and data
+BUILD = """\
+import sys
+from pathlib import Path
+from raydebug.tiny.dataset import build_dataset
+from raydebug.tiny.model import build_model
+
+build_model(Path(sys.argv[1], "model"))
+build_dataset(Path(sys.argv[1], "data"))
+"""
 VARIABLES = {
     "HOME": "/home/user",
     "LANG": "C.UTF-8",
@@ -100,7 +109,7 @@ def write(file: Path, text: bytes, run: Path) -> None:
         sys.prefix: "/home/user/venv",
         sys.base_prefix: "/usr/local",
         str(Path(sys.base_prefix).parent): "/usr",
-        str(ENVIRONMENTS): "/home/user",
+        str(KEPT): "/home/user",
     }.items():
         text = text.replace(path.encode(), neutral.encode())
     if not text.strip():
@@ -114,7 +123,7 @@ def write(file: Path, text: bytes, run: Path) -> None:
 
 def make_environment(python: str, packages: list[str]) -> Path:
     """Return an environment with these packages, made with uv where it is not there."""
-    folder = ENVIRONMENTS / f"venv-{python}-{hashlib.sha256(' '.join(packages).encode()).hexdigest()[:8]}"
+    folder = KEPT / f"venv-{python}-{hashlib.sha256(' '.join(packages).encode()).hexdigest()[:8]}"
     if not (folder / "made").exists():
         base = sys.executable if python == sysconfig.get_python_version() else python
         subprocess.run(["uv", "venv", "--quiet", "--clear", "--python", base, str(folder)], check=True)
