@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 LOGS = HERE / "logs"
 LIMIT_S = 60
 GZIP_FROM_BYTES = 30_000
-KEPT = Path(tempfile.gettempdir(), "raydebug-failures")  # from run to run: the environments, model and data
+KEPT = Path("/var/tmp/raydebug-failures")  # from run to run: environments, model, data; a case has its own /tmp
 BUILD = """\
 import sys
 from pathlib import Path

@@ -43,6 +43,7 @@ FOLLOWERS = frozenset((
     *("ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "EOFError", "CancelledError"),
     *("KeyboardInterrupt", "SystemExit", "IncompleteReadError", "ServerDisconnectedError", "AioRpcError"),
     *("ChildFailedError", "CalledProcessError", "InstantiationException"),
+    *("ProcessRaisedException", "ProcessExitedException"),  # torch.multiprocessing.spawn, of an error in a child
 ))  # fmt: skip
 _FOLLOWING = re.compile(
     r"Engine ?core initialization failed|See root cause above|Connection closed by peer"
