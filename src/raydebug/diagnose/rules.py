@@ -6,8 +6,9 @@ A rule has these keys:
     any: patterns; one of them matches a line.
     near: patterns; one of them matches within `within` lines of the same process, or a frame of the same traceback.
     not_near: patterns; none of them does.
-    frame: patterns; one of them matches `file:function` of the frame that raised the exception of the line.
-    not_frame: patterns; none of them does.
+    frame: patterns; one of them matches `file:function` of the frame that raised the exception of the line, or that
+        called Python's own library, which raised it.
+    not_frame: patterns; none of them matches the frame that raised it, or that called Python's own library.
     within: lines before and after; 30 unless given.
     fatal: false for a line that a healthy run may have too: it counts only where the run has failed otherwise, and
         makes no progress after it.
@@ -58,6 +59,7 @@ SIGNS = (*FINISHED, *FATAL, r"(Error|Exception)\b")
 CAUSE, EFFECT, SYMPTOM = "cause", "effect", "symptom"
 ROLES = (SYMPTOM, EFFECT, CAUSE)
 WITHIN = 30
+_OF_PYTHON = re.compile(r"/lib/python3\.\d+/(?!(site|dist)-packages/)|^<")
 
 
 @dataclass(frozen=True)
@@ -177,9 +179,10 @@ def find_hits(lines: Sequence[Line], raised: Sequence[Raised]) -> list[Hit]:
                 continue
             if rule.not_near and _is_near(rule.not_near, rule, index, lines, error):
                 continue
-            if rule.frame and not _is_raised_in(rule.frame, error):
+            caller, inner = _raising_frames(error)
+            if rule.frame and not (_first_match(rule.frame, caller) or _first_match(rule.frame, inner)):
                 continue
-            if rule.not_frame and _is_raised_in(rule.not_frame, error):
+            if rule.not_frame and caller and _first_match(rule.not_frame, caller):
                 continue
             named = {name: value for name, value in match.groupdict().items() if value}
             found.append(Hit(rule, index, named, error, direct))
@@ -199,11 +202,11 @@ def _first_match(patterns: Sequence[re.Pattern[str]], text: str) -> re.Match[str
     return next((match for pattern in patterns if (match := pattern.search(text))), None)
 
 
-def _is_raised_in(patterns: Sequence[re.Pattern[str]], error: Raised | None) -> bool:
-    if error is None or not error.frames:
-        return False
-    file, _, function = error.frames[-1]
-    return _first_match(patterns, f"{file}:{function}") is not None
+def _raising_frames(error: Raised | None) -> tuple[str, str]:
+    """Return `file:function` of the last frame outside of Python's own library, and of the last one; empty if none."""
+    frames = [f"{file}:{function}" for file, _, function in error.frames] if error is not None else []
+    outer = [frame for frame in frames if not _OF_PYTHON.search(frame)] or frames
+    return (outer[-1], frames[-1]) if frames else ("", "")
 
 
 def _is_near(
