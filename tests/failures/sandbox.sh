@@ -26,4 +26,4 @@ take() {
 }
 
 # a root that may write only what is its own
-without_override() { setpriv --bounding-set=-dac_override "$@"; }
+without_override() { setpriv --bounding-set=-dac_override,-fowner "$@"; }

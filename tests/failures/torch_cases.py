@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from datetime import timedelta
 
 import torch
@@ -181,12 +182,18 @@ def rank_killed():
             for step in range(20):
                 if rank == 2 and step == 10:
                     os.kill(os.getpid(), signal.SIGKILL)
-                distributed.all_reduce(torch.ones(4))
+                try:
+                    distributed.all_reduce(torch.ones(4))
+                except RuntimeError:
+                    traceback.print_exc()
+                    raise
                 time.sleep(0.1)
 
     ray.init(num_cpus=4, include_dashboard=False)
     trainers = [Trainer.remote() for _ in range(4)]
-    ray.get([trainer.train.remote(rank, 4) for rank, trainer in enumerate(trainers)])
+    trained = [trainer.train.remote(rank, 4) for rank, trainer in enumerate(trainers)]
+    ray.wait(trained, num_returns=4)
+    ray.get(trained)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ _HARMLESS = re.compile(
     r"Exception ignored in|_ARRAY_API not found|leaked (semaphore|shared_memory)|DeprecationWarning|FutureWarning"
     r"|Using default MoE config|some features are disabled|expandable_segments not supported on this platform"
 )
+# Ray's words of a worker that has ended: ray 2.41-2.60 exceptions.py ActorDiedError, src/ray/raylet/node_manager.cc.
+_ENDED = re.compile(r"(?:class_name: (?P<name>\S+) .*)?\b(?:Worker PID|pid): (?P<pid>\d+)\b")
 # Source trees of frameworks that are not installed as packages.
 _FRAMEWORK = re.compile(
     r"^<|/(ray|torch|vllm|verl|transformers|hydra|omegaconf|datasets|deepspeed|megatron|sglang|trl|accelerate|flash_attn)/"
@@ -219,7 +221,13 @@ def _describe(hit: Hit, lines: Sequence[Line]) -> Diagnosis:
         return re.sub(r"\{(\w+)\}", lambda found: named.get(found[1], "?"), text)
 
     found = Diagnosis(
-        rule.name, confidence, fill(rule.title), fill(rule.cause), fill(rule.fix), [line], process=line.process
+        rule.name,
+        confidence,
+        fill(rule.title),
+        fill(rule.cause),
+        fill(rule.fix),
+        [line],
+        process=_process_of(hit, line),
     )
     whole = f"{line.text} {hit.raised.more}" if hit.raised is not None else line.text
     for remedy in rule.apply:
@@ -231,6 +239,15 @@ def _describe(hit: Hit, lines: Sequence[Line]) -> Diagnosis:
     return found
 
 
+def _process_of(hit: Hit, line: Line) -> str:
+    """Return the process that failed: the one that a line of another process speaks of, else the one that wrote it."""
+    named = hit.named.get("process") or (hit.raised.process if hit.raised is not None else "")
+    if named:
+        return named
+    ended = _ENDED.search(f"{line.text} {hit.raised.more}" if hit.raised is not None else line.text)
+    return " ".join(part for part in (ended["name"], f"pid={ended['pid']}") if part) if ended else line.process
+
+
 def _of_user(error: Raised, lines: Sequence[Line]) -> Diagnosis:
     at = [f"{file}:{line} {function}" for file, line, function in error.frames if not is_library(file)][-1:]
     where = f" at {at[0]}" if at else ""
@@ -238,7 +255,7 @@ def _of_user(error: Raised, lines: Sequence[Line]) -> Diagnosis:
     return Diagnosis(
         USER_CODE, LIKELY, f"{error.kind} in the program{where}", f"{text}{where}",
         "stop it there: raydebug run --debugger post-mortem -- COMMAND", [lines[error.index]],
-        process=lines[error.index].process,
+        process=error.process or lines[error.index].process,
     )  # fmt: skip
 
 

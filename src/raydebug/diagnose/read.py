@@ -110,7 +110,9 @@ def _clean(text: str, source: str, number: int) -> Line:
 
 _START = re.compile(r"^\s*(?:E\s+)?(?:\| *)*(?:\+ *)?(?:Exception Group )?Traceback \(most recent call last\)")
 _FRAME = re.compile(r'^\s*(?:\| *)*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
-_RAY_TASK = re.compile(r"^\s*(?:ray\.exceptions\.)?RayTaskError(?:\(\w+\))?: ray::(?P<task>[\w.<>]+)")
+_RAY_TASK = re.compile(
+    r"^\s*(?:(?:ray\.exceptions\.)?RayTaskError(?:\(\w+\))?: )?ray::(?P<task>[\w.<>]+)(?:\(\) \((?P<pid>pid=\d+))?"
+)
 _RAISED = re.compile(
     r"^\s*(?:\| *)*(?:E\s+)?(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Expired|Refused"
     r"|Timeout|Failure|NotFound|Unavailable|Denied|Full|Missing|Iteration|Warning)\b|Exception|Empty|(?:[a-z_]+\.)+(?:error|gaierror))(?:\([\w.]+\))?(?::\s?(?P<text>.*))?$"
@@ -130,6 +132,7 @@ class Raised:
         frames: file, line and function, innermost last.
         in_line: it is mentioned within a line, and has no traceback.
         more: the lines of its message after the first, joined.
+        process: that raised it, where a log of another process says so; else empty.
     """
 
     index: int
@@ -139,6 +142,7 @@ class Raised:
     frames: list[tuple[str, int, str]] = field(default_factory=list)
     in_line: bool = False
     more: str = ""
+    process: str = ""
 
 
 def find_raised(lines: Sequence[Line]) -> list[Raised]:
@@ -146,10 +150,12 @@ def find_raised(lines: Sequence[Line]) -> list[Raised]:
     found: list[Raised] = []
     frames: dict[str, list[tuple[str, int, str]]] = {}
     begins: dict[str, int] = {}
+    tasks: dict[str, str] = {}
     for index, line in enumerate(lines):
         text = line.text
-        if _START.match(text) or _RAY_TASK.match(text):
+        if (task := _RAY_TASK.match(text)) or _START.match(text):
             frames[line.process], begins[line.process] = [], index
+            tasks[line.process] = f"{task['task']} {task['pid'] or ''}".strip() if task else ""
         elif frame := _FRAME.match(text):
             frames.setdefault(line.process, []).append((frame["file"], int(frame["line"]), frame["function"] or ""))
             begins.setdefault(line.process, index)
@@ -158,7 +164,8 @@ def find_raised(lines: Sequence[Line]) -> list[Raised]:
             if kind.endswith("Warning"):
                 continue
             inside = frames.pop(line.process, [])
-            found.append(Raised(index, begins.pop(line.process, index), kind, raised["text"] or "", inside))
+            first, task_name = begins.pop(line.process, index), tasks.pop(line.process, "")
+            found.append(Raised(index, first, kind, raised["text"] or "", inside, process=task_name))
         elif "Error: " in text or "Exception: " in text:
             inline = _INLINE.search(text)
             if inline is not None:
