@@ -27,9 +27,13 @@ def long_prompt():
     engine().generate(["What is 1 plus 2? " * 100])
 
 
-def kv_cache():
-    edit("config.json", max_position_embeddings=50_000_000)
-    engine(max_model_len=50_000_000)
+def kv_cache(tokens=8_000_000, **options):
+    edit("config.json", max_position_embeddings=tokens)
+    engine(max_model_len=tokens, **options)
+
+
+def one_long_sequence():
+    kv_cache(max_num_seqs=1)
 
 
 def unknown_model():
@@ -73,13 +77,13 @@ def engine_killed():
 # Several processes
 
 
-def rollout_without_cache():
+def rollout_out_of_memory():
     import ray
 
     @ray.remote(num_cpus=1)
     class Rollout:
         def start(self):
-            kv_cache()
+            kv_cache(50_000_000)
 
     @ray.remote(num_cpus=1)
     class Trainer:
