@@ -50,8 +50,9 @@ def main() -> None:
         folder = Path(name)
         patterns = folder / "patterns"
         patterns.write_text("".join(f"{one}\n" for one in rg_patterns()))
+        rg = [options.rg, "--no-config", "--no-unicode", "--text", "-j1", "-f", str(patterns)]
         for title, log in write_logs(folder):
-            lines += compare(title, log, [options.rg, "--no-config", "-j1", "-f", str(patterns)], options.repetitions)
+            lines += compare(title, log, rg, options.repetitions)
         lines.append(pipe(log))
     version = subprocess.run([options.rg, "--version"], capture_output=True, text=True, check=True).stdout.split("\n")[
         0
@@ -109,7 +110,7 @@ def compare(title: str, log: Path, rg: list[str], repetitions: int) -> list[str]
     """Return the rows of one log."""
     programs = {
         "`raydebug diagnose`": [RAYDEBUG, "diagnose", str(log)],
-        "`rg --no-unicode -f`": [*rg, "--no-unicode", "-c", str(log)],
+        "`rg -f`": [*rg, "-c", str(log)],
     }
     speeds: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(repetitions):
@@ -117,13 +118,13 @@ def compare(title: str, log: Path, rg: list[str], repetitions: int) -> list[str]
             start = time.perf_counter()
             subprocess.run(argv, stdout=subprocess.DEVNULL, check=False, preexec_fn=_on_one_core)
             speeds[name].append(log.stat().st_size / 1e6 / (time.perf_counter() - start))
-    found = subprocess.run([*rg, "--no-unicode", "-n", "--no-filename", str(log)], stdout=subprocess.PIPE, check=True)
+    found = subprocess.run([*rg, "-n", "--no-filename", str(log)], stdout=subprocess.PIPE, check=True)
     kept, missed = same_lines(log, found.stdout)
     size = f"{title} ({log.stat().st_size / 1e6:.0f} MB)"
     words = {
         "`raydebug diagnose`": f"{kept} kept, with those around them; {missed} of rg's first {MAX_OF_PATTERN} "
         "of each pattern are not among them",
-        "`rg --no-unicode -f`": f"{found.stdout.count(bytes([10]))} found",
+        "`rg -f`": f"{found.stdout.count(bytes([10]))} found",
     }
     return [
         f"| {size} | {name} | **{statistics.median(of):.0f}** ({min(of):.0f} - {max(of):.0f}) | {words[name]} |"

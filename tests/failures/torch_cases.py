@@ -178,7 +178,7 @@ def rank_killed():
     @ray.remote(num_cpus=0)
     class Trainer:
         def train(self, rank, ranks):
-            join(rank, ranks, timeout_s=60)
+            join(rank, ranks, timeout_s=8)
             for step in range(20):
                 if rank == 2 and step == 10:
                     os.kill(os.getpid(), signal.SIGKILL)

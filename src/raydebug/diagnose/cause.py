@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from raydebug.diagnose.read import ECHO, Line, Raised, find_raised
-from raydebug.diagnose.rules import CAUSE, FATAL, FINISHED, PROGRESS, ROLES, Hit, find_hits
+from raydebug.diagnose.rules import CAUSE, EFFECT, FATAL, FINISHED, PROGRESS, ROLES, SYMPTOM, Hit, find_hits
 from raydebug.jobs.first_error import FOLLOWERS, is_library
 
 FAILURE, NO_FAILURE, UNKNOWN = "failure", "no-failure", "unknown"
@@ -124,7 +124,8 @@ def diagnose(lines: Sequence[Line]) -> Answer:
     ]
     has_failed = _has_failed(lines, raised, hits, progress)
     hits = [hit for hit in hits if _counts(hit, lines, has_failed, progress)]
-    ranked = sorted(hits, key=lambda hit: _weight(hit, lines), reverse=True)
+    began = _first_effects(hits, lines)
+    ranked = sorted(hits, key=lambda hit: _weight(hit, lines, began), reverse=True)
     found: list[Diagnosis] = []
     for hit in ranked:
         if all(hit.rule.name != one.name for one in found):
@@ -141,20 +142,31 @@ def diagnose(lines: Sequence[Line]) -> Answer:
     return Answer(NO_FAILURE, [])
 
 
-def _weight(hit: Hit, lines: Sequence[Line]) -> tuple[float, ...]:
+def _first_effects(hits: Iterable[Hit], lines: Sequence[Line]) -> dict[str, int]:
+    """Return the index of the first effect in each log that has one."""
+    found: dict[str, int] = {}
+    for hit in hits:
+        if hit.rule.role == EFFECT and not _is_quiet(hit, lines):
+            found.setdefault(lines[hit.index].source, hit.index)
+    return found
+
+
+def _weight(hit: Hit, lines: Sequence[Line], began: Mapping[str, int]) -> tuple[float, ...]:
     """Return how well a hit explains the failure; more is better.
 
-    What a program says as information last; a cause before an effect; an exception's own line before one that only
-    mentions it, and that before a warning; then the more exact rule, where one that only matches the rest of a
+    What a program says as information last; a cause before an effect; the end of a process before what follows it in
+    the same log (`began`: the first effect of each); an exception's own line before one that only mentions it, and that
+    before a warning; then the more exact rule, where one that only matches the rest of a
     message is less exact; then the earliest.
     """
     loud = 2 if hit.raised is not None and not hit.raised.in_line else 1
     if _is_warning(lines[hit.index]) or not hit.rule.fatal:
         loud = 0
     exact = hit.rule.rank if hit.direct else hit.rule.rank - REST_RANKS
+    is_first = hit.rule.role == SYMPTOM and hit.index < began.get(lines[hit.index].source, 0)
     return (
         not _is_quiet(hit, lines),
-        ROLES.index(hit.rule.role),
+        ROLES.index(EFFECT) + 0.5 if is_first else ROLES.index(hit.rule.role),
         hit.rule.rank >= EXACT_RANK,
         loud,
         exact,
