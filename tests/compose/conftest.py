@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import runs
 from containers import IMAGE, Attached, container_of, is_healthy, remove_all, wait_healthy
 from raydebug.cluster.compose import engine
 from raydebug.cluster.find import load_cluster
@@ -47,17 +47,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def private_state() -> Iterator[Path]:
-    """Separate the tests' clusters from the user's."""
-    folder = Path(tempfile.mkdtemp(prefix="rdt-"))
-    before = dict(os.environ)
-    os.environ.update(SMALL, XDG_STATE_HOME=str(folder))
-    for name in [n for n in os.environ if n.startswith(("RAY_", "RAYDEBUG_")) and not n.startswith("RAYDEBUG_TEST_")]:
-        del os.environ[name]
-    os.environ["RAYDEBUG_IMAGE"] = IMAGE
-    yield folder
-    os.environ.clear()
-    os.environ.update(before)
-    shutil.rmtree(folder, ignore_errors=True)
+    """The folder of the tests' clusters, apart from the user's."""
+    with runs.private_state() as folder:
+        os.environ.update(SMALL, RAYDEBUG_IMAGE=IMAGE)
+        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from raydebug.cluster import local
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up import UpOptions
-from runs import Run, raydebug, starting_runs
+from runs import Run, local_cluster, private_state, raydebug, starting_runs
 
 SETTLED_S = 240.0  # 16 processes import torch at once, on as little as two cores
 # kind, certainty, ranks, words of the verdict
@@ -44,20 +37,9 @@ HANGS: dict[str, tuple[str, str, list[int], tuple[str, ...]]] = {
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A local cluster apart from the user's, taken down whatever happens."""
-    folder, before = Path(tempfile.mkdtemp(prefix="rdt-")), dict(os.environ)
-    os.environ["XDG_STATE_HOME"] = str(folder)
-    try:
-        wish = UpOptions(name="hangs", python=sys.executable, gpus=0, dashboard_port=0, gateway_port=0)
-        found, _ = local.bring_up(wish)
-        try:
-            yield found
-        finally:
-            assert local.take_down(found) == []
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-        shutil.rmtree(folder, ignore_errors=True)
+    """A local cluster for this module."""
+    with private_state(), local_cluster("hangs", gpus=0) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

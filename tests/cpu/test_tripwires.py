@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import shutil
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,9 +11,7 @@ import pytest
 
 from gateway_under_test import GatewayUnderTest, open_gateway
 from paused_programs import PausedProgram
-from raydebug.cluster import local
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up import UpOptions
 from raydebug.console.attach import attach_pause
 from raydebug.console.session import GatewayAddress
 from raydebug.demo import TRAINING
@@ -25,7 +19,7 @@ from raydebug.protocol.variables import STOP_ON
 from raydebug.tiny.dataset import build_dataset
 from raydebug.tiny.model import build_model
 from raydebug.trainers.registry import recognise
-from runs import Run, attach, raydebug, starting_runs
+from runs import Run, attach, local_cluster, private_state, raydebug, starting_runs
 
 START_LIMIT_S = 180.0  # a hang guard: importing torch takes long on a busy machine
 TRAINING_LIMIT_S = 900.0  # a hang guard, as in test_two_ranks.py
@@ -212,20 +206,9 @@ def test_verl_logs_its_metrics_there() -> None:
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    """A local cluster with a logical GPU, apart from the user's, taken down whatever happens."""
-    folder, before = Path(tempfile.mkdtemp(prefix="rdt-")), dict(os.environ)
-    os.environ["XDG_STATE_HOME"] = str(folder)
-    try:
-        wish = UpOptions(name="tripwires", python=sys.executable, gpus=1, dashboard_port=0, gateway_port=0)
-        found, _ = local.bring_up(wish)
-        try:
-            yield found
-        finally:
-            assert local.take_down(found) == []
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-        shutil.rmtree(folder, ignore_errors=True)
+    """A local cluster with a logical GPU."""
+    with private_state(), local_cluster("tripwires", gpus=1) as found:
+        yield found
 
 
 @pytest.fixture

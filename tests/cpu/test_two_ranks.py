@@ -6,9 +6,6 @@ import json
 import math
 import os
 import re
-import shutil
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,13 +13,11 @@ from typing import Any
 
 import pytest
 
-from raydebug.cluster import local
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up import UpOptions
 from raydebug.demo import TRAINING
 from raydebug.tiny.dataset import build_dataset
 from raydebug.tiny.model import build_model
-from runs import Run, attach, raydebug, starting_runs
+from runs import Run, attach, local_cluster, private_state, raydebug, starting_runs
 
 START_LIMIT_S = 600.0  # a hang guard: ten processes import torch, verl and vLLM on as little as two cores
 STEP_LIMIT_S = 240.0
@@ -37,20 +32,9 @@ SMALL = ("trainer.n_gpus_per_node=2", "trainer.total_training_steps=1", "data.ma
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A local cluster with two logical GPUs, apart from the user's, taken down whatever happens."""
-    folder, before = Path(tempfile.mkdtemp(prefix="rdt-")), dict(os.environ)
-    os.environ["XDG_STATE_HOME"] = str(folder)
-    try:
-        wish = UpOptions(name="ranks", python=sys.executable, gpus=2, dashboard_port=0, gateway_port=0)
-        found, _ = local.bring_up(wish)
-        try:
-            yield found
-        finally:
-            assert local.take_down(found) == []
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-        shutil.rmtree(folder, ignore_errors=True)
+    """A local cluster with two logical GPUs."""
+    with private_state(), local_cluster("ranks", gpus=2) as found:
+        yield found
 
 
 @pytest.fixture

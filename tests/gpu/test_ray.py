@@ -4,36 +4,24 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from raydebug.cluster import local
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up import UpOptions
-from runs import Run, raydebug, starting_runs, wait_for
+from runs import Run, local_cluster, private_state, raydebug, starting_runs, wait_for
 
 pytestmark = pytest.mark.timeout(240)
 START_S = 120.0  # a worker that imports torch and makes a CUDA context
 
 
 @pytest.fixture(scope="module")
-def cluster(gpu: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(gpu: None) -> Iterator[Cluster]:
     """A local cluster started without --gpus: it finds the GPUs itself."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not installed in this environment")
-    before = os.environ.get("XDG_STATE_HOME")
-    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
-    found, _ = local.bring_up(UpOptions(name="gpu", python=sys.executable, dashboard_port=0, gateway_port=0))
-    try:
+    with private_state(), local_cluster("gpu") as found:
         yield found
-    finally:
-        left = local.take_down(found)
-        os.environ.pop("XDG_STATE_HOME")
-        os.environ.update({} if before is None else {"XDG_STATE_HOME": before})
-        assert left == []
 
 
 @pytest.fixture

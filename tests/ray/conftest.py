@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from raydebug.cluster import local
+import runs
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up import UpOptions
-from runs import Run, starting_runs
+from runs import Run, local_cluster, starting_runs
 
 
 @pytest.fixture(scope="session", autouse=True)
 def private_state() -> Iterator[Path]:
-    """Separate the tests' clusters from the user's; the folder is removed with the tests."""
-    folder = Path(tempfile.mkdtemp(prefix="rdt-"))
-    before = dict(os.environ)
-    os.environ["XDG_STATE_HOME"] = str(folder)
-    for name in [n for n in os.environ if n.startswith(("RAY_", "RAYDEBUG_")) and not n.startswith("RAYDEBUG_TEST_")]:
-        del os.environ[name]
-    yield folder
-    os.environ.clear()
-    os.environ.update(before)
-    shutil.rmtree(folder, ignore_errors=True)
+    """The folder of the tests' clusters, apart from the user's."""
+    with runs.private_state() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")
 def cluster(private_state: Path) -> Iterator[Cluster]:
     """A local cluster with its own ports, taken down in any case."""
-    found, _ = local.bring_up(UpOptions(name="tests", python=sys.executable, dashboard_port=0, gateway_port=0))
-    try:
+    with local_cluster("tests") as found:
         yield found
-    finally:
-        assert local.take_down(found) == []
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,12 +12,10 @@ from pathlib import Path
 import pytest
 
 from raydebug import process
-from raydebug.cluster import local
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.environment import cluster_environment
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up import UpOptions
-from runs import raydebug
+from runs import local_cluster, raydebug
 
 pytestmark = pytest.mark.skipif(
     "RAYDEBUG_TEST_TWO_NODES" not in os.environ,
@@ -32,9 +29,8 @@ JOIN_S = 60.0
 @pytest.fixture
 def pair(private_state: Path) -> Iterator[Cluster]:
     """A cluster for this test alone."""
-    found, _ = local.bring_up(UpOptions(name="pair", python=sys.executable, dashboard_port=0, gateway_port=0))
-    yield found
-    local.take_down(found)
+    with local_cluster("pair") as found:
+        yield found
 
 
 @pytest.fixture

@@ -18,9 +18,8 @@ import pytest
 from raydebug.cluster import local
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up import UpOptions
 from raydebug.prefork import ray_config
-from runs import Run, starting_runs
+from runs import Run, local_cluster, starting_runs
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -64,13 +63,9 @@ if sys.argv[1:] == ["wait"]:
 @pytest.fixture(scope="module")
 def warm_cluster(private_state: Path) -> Iterator[Cluster]:
     """A warm cluster whose pool is ready."""
-    wish = UpOptions(name="warm", python=sys.executable, dashboard_port=0, gateway_port=0, prefork=True)
-    found, _ = local.bring_up(wish)
-    try:
+    with local_cluster("warm", prefork=True) as found:
         wait_for(lambda: [z["state"] for z in pool(found)["zygotes"]] == ["ready"])
         yield found
-    finally:
-        assert local.take_down(found) == []
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,13 +14,38 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from raydebug.cluster import local
 from raydebug.cluster.state import Cluster
+from raydebug.cluster.up import UpOptions
 from raydebug.gateway.gateway_client import fetch_pauses
 
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
 RAYDEBUG = Path(sys.executable).parent / "raydebug"
 # Other tests run beside those of a pytest-xdist worker; as with pytest's limits, the factor measures nothing.
 WAIT_S = 60.0 * (3 if "PYTEST_XDIST_WORKER" in os.environ else 1)
+
+
+@contextlib.contextmanager
+def private_state() -> Iterator[Path]:
+    """Separate the clusters of these tests from the user's; at the end the environment is as before."""
+    folder, before = Path(tempfile.mkdtemp(prefix="rdt-")), dict(os.environ)
+    os.environ["XDG_STATE_HOME"] = str(folder)
+    try:
+        yield folder
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def local_cluster(name: str, **options: Any) -> Iterator[Cluster]:
+    """Start a local cluster with its own ports; it is taken down in any case, and nothing of it may be left."""
+    found, _ = local.bring_up(UpOptions(name=name, python=sys.executable, dashboard_port=0, gateway_port=0, **options))
+    try:
+        yield found
+    finally:
+        assert local.take_down(found) == []
 
 
 class Run:
