@@ -162,7 +162,7 @@ def _ask_dashboard(cluster: Cluster, pids: list[int]) -> None:
 
 
 @contextlib.contextmanager
-def _gateway() -> Iterator[tuple[Any, dict[str, str], psutil.Process]]:
+def gateway() -> Iterator[tuple[Any, dict[str, str], psutil.Process]]:
     """Run a gateway; yield it as a cluster, the environment of processes that dial it, and its process."""
     with tempfile.TemporaryDirectory(prefix="rd-bench-") as name:
         token, ports = secrets.token_hex(32), choose_ports({"gateway": 0}, {}, ())
@@ -183,21 +183,21 @@ def _gateway() -> Iterator[tuple[Any, dict[str, str], psutil.Process]]:
 
 
 def _simulated(repetitions: int) -> Iterator[Row]:
-    with _gateway() as (cluster, environment, gateway):
+    with gateway() as (cluster, environment, process):
         argv = [sys.executable, "-c", PLAYS, str(SIMULATED)]
         pipe = subprocess.PIPE
-        empty = gateway.memory_info().rss
+        empty = process.memory_info().rss
         with subprocess.Popen(argv, env=environment, stdin=pipe, stdout=pipe) as played:
             try:
                 assert played.stdin is not None
                 assert played.stdout is not None
                 played.stdout.readline()
-                one = gateway.memory_info().rss
+                one = process.memory_info().rss
                 yield "gateway's memory for a control channel", "", "kB", [(one - empty) / SIMULATED / 1e3]
                 played.stdin.write(b"\n")
                 played.stdin.flush()
                 played.stdout.readline()
-                two = gateway.memory_info().rss
+                two = process.memory_info().rss
                 yield "... for the connection of a watchdog", "", "kB", [(two - one) / SIMULATED / 1e3]
                 found = fetch_stacks(cluster, timeout_s=10.0)
                 assert [one["state"] for one in found] == ["answered"] * SIMULATED
@@ -211,7 +211,7 @@ def _simulated(repetitions: int) -> Iterator[Row]:
 def _watchdog() -> Iterator[Row]:
     """CPU of a process that only waits: 10 s with a timer set every 0.1 s stand for 500 s with RAYDEBUG_WATCHDOG=15."""
     cpu_s: dict[str, list[float]] = {"0": [], "0.3": []}
-    with _gateway() as (_, environment, _process):
+    with gateway() as (_, environment, _process):
         for _ in range(3):
             for limit_s, values in cpu_s.items():
                 more = {**environment, variables.JOB: "bench", variables.WATCHDOG: limit_s}

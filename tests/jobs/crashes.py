@@ -52,25 +52,22 @@ class AsyncActor:
 
 @ray.remote(num_cpus=0)
 class Rank:
-    def crash(self, until: float) -> float:
+    def crash(self, until: float) -> None:
         import os
 
         os.environ["RANK"] = str(os.getpid())
         time.sleep(max(0.0, until - time.time()))
-        began = time.monotonic()
         try:
             boom("many")
         except ValueError:
             ray.util.pdb._is_ray_debugger_post_mortem_enabled()  # as Ray does where an exception leaves a task
-        return time.monotonic() - began
 
 
 def many(count: int) -> None:
     ranks = [Rank.remote() for _ in range(count)]
     ray.get([rank.__ray_ready__.remote() for rank in ranks])
     until = time.time() + 2
-    delays = ray.get([rank.crash.remote(until) for rank in ranks])
-    print(f"{count} crashes: {max(delays):.2f} s at most")
+    ray.get([rank.crash.remote(until) for rank in ranks])
 
 
 def main(kind: str) -> None:

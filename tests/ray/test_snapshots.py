@@ -112,10 +112,7 @@ def test_of_a_pause(run, tmp_path):
 
 @pytest.mark.timeout(400)
 def test_many_at_once(run):
-    """When all ranks crash at once each has its snapshot, and none waits for long (200: tests/unit)."""
+    """When all ranks crash at once each has its snapshot (200: tests/unit; time: bench/)."""
     job: Run = run("--", "python", "crashes.py", "many", str(MANY))
-    text = job.end(0, timeout_s=380)
-    delay = re.search(r"crashes: (\S+) s at most", text)
-    assert delay
-    assert float(delay[1]) < 20.0, text  # it runs beside other tests; bench has the figure
+    job.end(0, timeout_s=380)
     assert len(snapshots(job)) == MANY

@@ -178,11 +178,10 @@ def test_fork_while_stacks_are_taken(gateway: GatewayUnderTest) -> None:
 
 
 def test_gateway_that_is_killed_meanwhile(gateway: GatewayUnderTest) -> None:
-    """A gateway that ends while it collects stacks is an error with its three lines, at once."""
+    """A gateway that ends while it collects stacks is an error with its three lines, before any limit is over."""
     gateway.start(OPEN + READY + GIL, RAYDEBUG_JOB="j1").stdout.readline()  # type: ignore[union-attr]
     threading.Timer(0.5, gateway.process.kill).start()
-    begun = time.monotonic()
     with pytest.raises(RaydebugError) as error:
         fetch_stacks(gateway, timeout_s=20.0)  # type: ignore[arg-type]
     assert (error.value.code, error.value.exit_code) == ("gateway.no-answer", 4)
-    assert time.monotonic() - begun < 15  # not the 20 s of the request
+    assert isinstance(error.value.__cause__, ConnectionError), "not the TimeoutError of the request's limit"
