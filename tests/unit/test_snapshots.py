@@ -162,6 +162,83 @@ def test_chain_and_groups():
     assert document["frames"][innermost]["function"].endswith("inner")
 
 
+def test_locals_of_a_cause(monkeypatch):
+    """Locals of a cause are saved as deep as those of the raised exception; a limit of size cuts the cause first."""
+
+    def inner() -> None:
+        rows = {"a": {"b": {"c": 41}}}
+        raise OSError("inner")
+
+    def outer() -> None:
+        rows = {"a": {"b": {"c": 42}}}
+        try:
+            inner()
+        except OSError as error:
+            raise ValueError("outer") from error
+
+    def deepest(document: dict[str, Any], number: int) -> str:
+        value = local(document, "rows", document["exceptions"][number]["frames"][0])
+        for _ in range(3):
+            value = document["values"][value["pairs"][0][1]]
+        return str(value["text"])
+
+    error = crash(outer)
+    assert [deepest(saved(error), number) for number in (0, 1)] == ["42", "41"]
+    monkeypatch.setattr(snapshot, "MAX_VALUE_BYTES", 600)
+    document = saved(error)
+    assert deepest(document, 0) == "42"
+    assert document["frames"][document["exceptions"][1]["frames"][0]]["cut"] == "size"
+
+
+class Node:
+    """Like a node of omegaconf 2.3; each of its methods ends the process."""
+
+    def __init__(self, content: object) -> None:
+        name = "_content" if type(content) is dict else "_val"
+        self.__dict__ |= {"_metadata": Batch(), "_parent": self, name: content}
+
+    def _end(self, *_: Any) -> Any:
+        os._exit(9)
+
+    __len__ = __iter__ = __getattr__ = __getitem__ = __repr__ = __hash__ = _end
+
+
+def shown(values: Values, index: int) -> Any:
+    """Return a saved value with all that is in it, the content of a config in its place."""
+    value = values.saved[index]
+    assert value.get("attributes", {}).keys() <= {"_content", "_val"}
+    for inner in value.get("attributes", {}).values():
+        return shown(values, inner)
+    pairs = value.get("pairs", ())
+    return value.get("text") or value.get("cut") or {shown(values, k): shown(values, v) for k, v in pairs}
+
+
+def test_a_config_is_as_deep_as_a_dict(monkeypatch):
+    """A config of omegaconf is saved as deep as a dict, and without its metadata; no method of it is called."""
+    monkeypatch.setattr(Node, "__module__", "omegaconf.dictconfig")
+
+    def config(value: Any) -> Any:
+        return Node({key: config(one) for key, one in value.items()} if type(value) is dict else value)
+
+    plain = {"actor": {"optim": {"lr": 1e-6, "betas": {"first": 0.9}}}}
+    for depth, deepest in ((3, {"lr": "1e-06", "betas": "depth"}), (2, "depth")):
+        values = Values(time.monotonic() + 60, 10**6)
+        found = values.add([("plain", plain), ("config", config(plain))], depth)
+        assert shown(values, found["plain"]) == {"actor": {"optim": deepest}}
+        assert shown(values, found["config"]) == {"actor": {"optim": deepest}}
+
+
+def test_a_value_that_is_reached_again(monkeypatch):
+    """A value that was reached with few levels left is opened further when a later local leads to it."""
+    monkeypatch.setattr(Node, "__module__", "omegaconf.dictconfig")
+    plain = {"optim": {"lr": 1e-6}}
+    config = Node({"optim": Node({"lr": Node(1e-6)})})
+    values = Values(time.monotonic() + 60, 10**6)
+    values.add([("outer", [plain, config])], 2)
+    found = values.add([("plain", plain), ("config", config)], 2)
+    assert shown(values, found["plain"]) == shown(values, found["config"]) == {"optim": {"lr": "1e-06"}}
+
+
 def test_a_deep_recursion():
     """Both ends of a stack of 1,000 frames are kept, and the writer does not recurse itself."""
 

@@ -22,6 +22,12 @@ IS_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")  # it becomes a file name
 RAISED, CAUSE, CONTEXT, MEMBER = "raised", "cause", "context", "member"
 """What an exception is to its parent: it has none; its `__cause__`; its `__context__`; a member of the group."""
 
+CONTENT = {"omegaconf": ("_content", "_val"), "tensordict": ("_tensordict",)}
+"""By package, the attributes in which configs and batches keep their content; of such an object only these are saved.
+
+Sources: omegaconf 2.3 basecontainer.py and nodes.py, tensordict 0.10 _td.py. Tested by tests/cpu/test_open.py.
+"""
+
 
 class SnapshotSummary(TypedDict, total=False):
     """The facts about a snapshot that lists show; a process offers it to the gateway before it sends the file."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from raydebug.console.view import number, shape
-from raydebug.protocol.snapshot import SavedValue
+from raydebug.protocol.snapshot import CONTENT, SavedValue
 from raydebug.protocol.wire import Message
 from raydebug.render import visible
 
@@ -20,9 +20,6 @@ _BRACKETS = {"list": ("[", "]"), "tuple": ("(", ")"), "set": ("{", "}"), "dict":
 _NAMED = ("type", "function", "builtin_function_or_method", "method", "module")  # `text` of these is a name
 _BYTES = ("b'", 'b"', "bytearray(")  # `text` of these is a repr
 _UNQUOTED = {"dtype": "torch.dtype", "device": "torch.device"}
-# Attributes in which configs and batches keep their content: omegaconf 2.3 basecontainer.py and nodes.py, tensordict
-# 0.10 _td.py; tested by tests/cpu/test_open.py.
-_INSIDE = {"omegaconf": ("_content", "_val"), "tensordict": ("_tensordict",)}
 
 
 class NotThere(Exception):
@@ -227,7 +224,7 @@ class Values:
 
 def _inside(value: SavedValue) -> list[int]:
     attributes = value.get("attributes", {})
-    names = _INSIDE.get(value.get("type", "").partition(".")[0], ())
+    names = CONTENT.get(value.get("type", "").partition(".")[0], ())
     return [attributes[name] for name in names if name in attributes]
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from raydebug.protocol.secrets import is_secret_name
-from raydebug.protocol.snapshot import SavedValue
+from raydebug.protocol.snapshot import CONTENT, SavedValue
 from raydebug.worker import tensor_summary
 
 MAX_ITEMS, FEW_ITEMS, MAX_ATTRIBUTES, MAX_CHARS, MAX_BYTES_SHOWN = 16, 8, 40, 400, 64
@@ -59,6 +59,7 @@ class _Kind:
         self.base: Any = next((one for one in _BASES if issubclass(kind, one)), None)
         arrays = [one for one in (torch.get("Tensor"), numpy.get("ndarray")) if one is not None]
         self.is_array = self.base is None and any(issubclass(kind, one) for one in arrays)
+        self.content = CONTENT.get(self.name.partition(".")[0], ()) if self.is_heap else ()
         self.item = None  # for a numpy scalar: returns it as a Python number
         if "generic" in numpy and not self.is_heap and issubclass(kind, numpy["generic"]):
             self.item = numpy["generic"].item
@@ -110,6 +111,7 @@ class Values:
         self.until, self.left_bytes, self._read_tensors = until, left_bytes, read_tensors
         self._kinds: dict[int, _Kind] = {}  # by the id of the class
         self._seen: dict[int, int] = {}  # index of an object, by its id
+        self._levels: dict[int, int] = {}  # with which containers and objects are opened, by their index
         self._kept: list[object] = []  # keeps the objects alive: Python reuses the id of a freed object
         self._queue: collections.deque[tuple[int, object, int]] = collections.deque()
 
@@ -130,22 +132,22 @@ class Values:
         found = {name: self._place(value, depth, name) for name, value in named}
         while self._queue:
             index, value, remaining = self._queue.popleft()
-            cut = self.spent()
+            entry, cut = self.saved[index], self.spent()
             if cut:
-                self.saved[index]["cut"] = cut
+                entry["cut"] = cut
                 continue
+            entry.pop("cut", None)
             try:
-                self._open(self.saved[index], value, self._kinds[id(type(value))], remaining - 1)
+                self._open(entry, value, self._kinds[id(type(value))], remaining - 1)
             except Exception:  # noqa: BLE001 - another thread changed it, or no memory is left: keep what was read
-                self.saved[index]["cut"] = "items"
+                entry["cut"] = "items"
         return found
 
     def _place(self, value: object, depth: int, name: str = "") -> int:
         known = self._seen.get(id(value))
         if known is not None:
-            if depth > 0 and self.saved[known].get("cut") == "depth":
-                del self.saved[known]["cut"]
-                self._queue.append((known, value, depth))
+            if depth > self._levels.get(known, depth):  # it was reached before with fewer levels left
+                self._open_later(known, value, depth)
             return known
         kind = self._kinds.get(id(type(value)))
         if kind is None:
@@ -167,11 +169,15 @@ class Values:
         except Exception:  # noqa: BLE001 - another thread changed it, or no memory is left: keep what was read
             entry["cut"] = "items"
         if "tensor" not in entry and "cut" not in entry:
-            if depth > 0:
-                self._queue.append((index, value, depth))
-            else:
-                entry["cut"] = "depth"
+            self._open_later(index, value, depth)
         return index
+
+    def _open_later(self, index: int, value: object, depth: int) -> None:
+        self._levels[index] = depth
+        if depth > 0 or self._kinds[id(type(value))].content:
+            self._queue.append((index, value, depth))
+        else:
+            self.saved[index]["cut"] = "depth"
 
     def _is_scalar(self, entry: SavedValue, value: Any, kind: _Kind, name: str) -> bool:
         """Describe a value that contains no others; return False for one that does."""
@@ -235,6 +241,11 @@ class Values:
             entry["cut"] = "items"
         if base is None or kind.is_heap:
             attributes = kind.attributes_of(value)
+            if content := [one for one in attributes if one[0] in kind.content]:
+                attributes, depth = content, depth + 1  # a config is saved as deep as a dict
+            elif depth < 0:
+                entry["cut"] = "depth"
+                return
             entry["attributes"] = {
                 name[:200]: self._place(item, depth, name) for name, item in attributes[:MAX_ATTRIBUTES]
             }

@@ -42,7 +42,7 @@ from raydebug.worker.saved_values import MAX_CHARS, Values, attributes_of, type_
 
 LIMIT_S = 0.25
 MAX_VALUE_BYTES = MAX_BYTES * 3 // 4  # the rest is for sources and texts
-DEEP_FRAMES, DEEP, SHALLOW = 3, 3, 1  # levels to open of the locals of the inner frames, and of the others
+DEEP_FRAMES, DEEP, SHALLOW = 3, 3, 1  # levels of locals to open: in the inner frames of an exception, in the others
 MAX_INNER, MAX_OUTER, MAX_EXCEPTIONS = 50, 10, 16  # frames at each end of one traceback
 MAX_LOCALS = 100
 LINES_BEFORE, LINES_AFTER, MAX_LINE = 8, 6, 300
@@ -188,6 +188,8 @@ def document_of(
 ) -> SnapshotDocument:
     """Return the snapshot of an exception, or of a paused thread, within LIMIT_S and MAX_BYTES.
 
+    The raised exception is read first, then the chain: the limits cut causes before anything else.
+
     Args:
         error: the exception; None for a paused thread.
         frames: its frames, innermost first.
@@ -197,16 +199,17 @@ def document_of(
     chain = [] if error is None else _chain(error)
     reads = error is None or not is_cuda_error(error)
     values = Values(time.monotonic() + LIMIT_S, MAX_VALUE_BYTES, read_tensors=reads)
-    saved = [_frame(place, values, DEEP if number < DEEP_FRAMES else SHALLOW) for number, place in enumerate(frames)]
-    known = {(id(frame), line): index for index, (frame, line) in enumerate(frames)}
-    exceptions: list[SavedException] = []
-    for one, relation, parent in chain:
-        own = frames if one is error else frames_of(_TRACE.__get__(one))
-        for frame, line in own:
+    saved: list[SavedFrame] = []
+    known: dict[tuple[int, int], int] = {}
+
+    def save(places: list[_Place]) -> list[int]:
+        for number, (frame, line) in enumerate(places):
             if (id(frame), line) not in known:
                 known[id(frame), line] = len(saved)
-                saved.append(_frame((frame, line), values, SHALLOW))
-        exceptions.append(_exception(one, relation, parent, [known[id(frame), line] for frame, line in own]))
+                saved.append(_frame((frame, line), values, DEEP if number < DEEP_FRAMES else SHALLOW))
+        return [known[id(frame), line] for frame, line in places]
+
+    indices = [save(frames), *(save(frames_of(_TRACE.__get__(one))) for one, _, _ in chain[1:])]
     document: SnapshotDocument = {
         "format": FORMAT,
         "version": VERSION,
@@ -216,7 +219,7 @@ def document_of(
         "step": records.step_of(frames[0][0]) if frames else None,
         "argv": [*getattr(sys, "orig_argv", [])],
         "versions": _versions(),
-        "exceptions": exceptions,
+        "exceptions": [_exception(*one, its_frames) for one, its_frames in zip(chain, indices, strict=False)],
         "frames": saved,
         "values": values.saved,
     }
