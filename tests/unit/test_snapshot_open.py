@@ -25,6 +25,7 @@ from raydebug.report.crash import crash_page
 from raydebug.snapshot.values import REFUSED
 from snapshot_files import SOURCE, crashed_reward, write
 
+RAY_WORKER = "/env/lib/python3.11/site-packages/ray/_private/workers/default_worker.py"
 BLOCKED = ("ray", "torch", "numpy", "vllm", "verl", "debugpy")
 WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({BLOCKED})); from raydebug.cli import main; main()"
 
@@ -313,6 +314,26 @@ def test_page_of_a_crash(file: Path) -> None:
     elsewhere = file.parent / "other.html"
     assert raydebug("open", file, "--html", elsewhere).stdout == f"{elsewhere}\n"
     assert elsewhere.read_text() == page
+
+
+@pytest.mark.parametrize(
+    ("record", "argv", "command"),
+    [
+        ({"id": "raydebug-0629", "command": ["bash", "train.sh"]}, ["python", RAY_WORKER], "bash train.sh"),
+        ({"id": "another", "command": ["bash", "train.sh"]}, ["python", RAY_WORKER], None),
+        ({"id": "raydebug-0629", "command": 5}, ["python", RAY_WORKER], None),
+        (None, ["python", "-m", "my.train", "a b"], "python -m my.train 'a b'"),
+    ],
+    ids=["run", "worker", "damaged", "program"],
+)  # fmt: skip
+def test_command_on_the_page(file: Path, record: dict[str, Any] | None, argv: list[str], command: str | None) -> None:
+    """The page has the command of the run, else that of the process; the command line of Ray's worker is left out."""
+    write(file.parent, {**crashed_reward(), "argv": argv})
+    if record is not None:
+        (file.parent.parent / DOCUMENT).write_text(json.dumps({"version": 1, **record}))
+    page = Path(raydebug("open", file, "--html").stdout.rstrip("\n")).read_text(encoding="utf-8")
+    assert re.findall("<dt>command</dt><dd><code>(.*?)</code>", page) == ([command] if command else [])
+    assert "default_worker" not in page
 
 
 def test_page_of_the_last_run(run: Path, tmp_path: Path) -> None:

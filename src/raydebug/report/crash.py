@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from raydebug.console.view import number, shape, who
+from raydebug.errors import RaydebugError
+from raydebug.jobs import run_folder
 from raydebug.protocol.snapshot import SUFFIX, SavedFrame, SnapshotDocument
 from raydebug.render import moment
 from raydebug.report import write_page
+from raydebug.report.document import read_run
 from raydebug.report.page import Child, Markup, page, table_head, tag, wide_table
 from raydebug.snapshot.console import exception_lines, raised_frames
 from raydebug.snapshot.values import Values, tensor_facts
 
 VALUE_CHARS = 1_000
+RAY_WORKERS = "/ray/_private/workers/"  # ray 2.60.0: default_worker.py, setup_worker.py
 _COLUMNS = ("min", "max", "mean", "nan", "inf")
 
 
@@ -30,11 +35,27 @@ def write_crash_page(document: SnapshotDocument, snapshot: Path, output: Path | 
         RaydebugError: the page cannot be written.
     """
     path = output or snapshot.with_name(snapshot.name.removesuffix(SUFFIX) + ".html")
-    return write_page(path, crash_page(document), fix="name another file: `raydebug open FILE --html OUT`")
+    page = crash_page(document, _command(document, snapshot))
+    return write_page(path, page, fix="name another file: `raydebug open FILE --html OUT`")
 
 
-def crash_page(document: SnapshotDocument) -> str:
-    """Return the page: the chain of exceptions, frames with source and locals, tensors, the process."""
+def _command(document: SnapshotDocument, snapshot: Path) -> str:
+    """Return the command of the job; without its record that of the process, unless that is Ray's worker."""
+    with contextlib.suppress(RaydebugError):
+        run = read_run(run_folder.read_run(snapshot.absolute().parent.parent))
+        if run.id == document["summary"].get("job"):
+            return shlex.join(run.command)
+    argv = document.get("argv", [])
+    return "" if any(RAY_WORKERS in word for word in argv) else shlex.join(argv)
+
+
+def crash_page(document: SnapshotDocument, command: str = "") -> str:
+    """Return the page: the chain of exceptions, frames with source and locals, tensors, the process.
+
+    Args:
+        document: the snapshot.
+        command: of the job, if that is known.
+    """
     summary, values = document["summary"], Values(document["values"])
     lines = exception_lines(document)
     title = f"{summary.get('exception') or summary.get('kind', 'snapshot')} in {summary.get('function', '?')}"
@@ -49,7 +70,7 @@ def crash_page(document: SnapshotDocument) -> str:
         _frames(document, values, shown, "Frames", is_open=True),
         _frames(document, values, others, "Frames of the other exceptions") if others else None,
         _tensors(document, values),
-        _process(document),
+        _process(document, command),
     ]
     return page(title, head, tag("main", parts))
 
@@ -114,9 +135,9 @@ def _tensors(document: SnapshotDocument, values: Values) -> Markup | None:
     )
 
 
-def _process(document: SnapshotDocument) -> Markup:
-    facts = [("job", document["summary"].get("job")), ("step", document.get("step"))]
-    facts += [("command", shlex.join(document.get("argv", []))), *sorted(document.get("versions", {}).items())]
+def _process(document: SnapshotDocument, command: str) -> Markup:
+    facts = [("job", document["summary"].get("job")), ("command", command), ("step", document.get("step"))]
+    facts += sorted(document.get("versions", {}).items())
     rows = [
         tag("div", tag("dt", name), tag("dd", tag("code", str(fact)))) for name, fact in facts if fact not in (None, "")
     ]
