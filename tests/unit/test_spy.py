@@ -1,4 +1,4 @@
-"""Stacks read from outside by py-spy, and which right is missing where they cannot be read."""
+"""Stacks read by py-spy, and the missing right if they cannot be read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOLDS = "import ctypes\ndef hold():\n    ctypes.PyDLL(None).sleep(20)\nprint('re
     ids=["user", "yama", "locked", "seccomp"],
 )
 def test_missing_right(facts: tuple[int, int, int, bool], cause: str, fix: str) -> None:
-    """A refusal says which right is missing and how to give it."""
+    """A refusal says which right is missing and how to grant it."""
     owner, reader, scope, may_trace = facts
     seen = explain(owner, reader, scope, may_trace=may_trace)
     assert cause in seen["cause"], seen
@@ -64,7 +64,7 @@ def test_no_such_process() -> None:
 
 
 def test_stopped_process() -> None:
-    """A process that a signal has stopped is told from one that holds Python's lock."""
+    """A process that a signal has stopped is marked: it does not hold Python's lock."""
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as process:
         try:
             time.sleep(0.3)

@@ -91,16 +91,11 @@ def _list(found: Sequence[SnapshotFile], target: str, *, as_json: bool) -> None:
 
 def _show(found: Sequence[SnapshotFile], *, to_stderr: bool = False) -> None:
     """Print a table with a row for each group of equal crashes; the first row has the first crash."""
-    from raydebug.snapshot.load import group_same, name_processes
+    from raydebug.snapshot.load import describe_groups
 
-    rows = []
-    for number, same in enumerate(group_same(found), start=1):
-        one = same[0].summary
-        first = " first" if number == 1 else ""
-        what = one.get("exception") or one.get("kind", "?")
-        rows.append(
-            [str(number), what, same[0].place, name_processes(same), render.moment(one.get("at")) + first, same[0].id]
-        )
+    groups = describe_groups(found)
+    groups[0]["at"] += " first"
+    rows = [[one[name] for name in ("pick", "exception", "where", "who", "at", "id")] for one in groups]
     render.table(None, ["", "exception", "where", "who", "at", "id"], rows, to_stderr=to_stderr)
 
 
@@ -123,6 +118,7 @@ def snapshot(
     from raydebug.cluster.find import load_cluster
     from raydebug.gateway.gateway_client import fetch_pauses, fetch_snapshot, save_pause
     from raydebug.jobs.run_folder import RunFolder
+    from raydebug.settings.files import atomic_write
 
     cluster = load_cluster(name)
     ids = [pause["id"] for pause in fetch_pauses(cluster)]
@@ -142,7 +138,9 @@ def snapshot(
         job = saved.get("job") or ""
         file = fetch_snapshot(cluster, job, saved["id"])
         try:
-            path = _write(output, file) if output is not None else RunFolder(job).add_snapshot(saved["id"], file)
+            path = output or RunFolder(job).add_snapshot(saved["id"], file)
+            if output is not None:
+                atomic_write(output, file)
         except OSError as error:
             raise RaydebugError(
                 f"the snapshot of pause {pause_id} cannot be written",
@@ -152,10 +150,3 @@ def snapshot(
             ) from error
         render.out(str(path))
         render.say(f"next: raydebug open {path}")
-
-
-def _write(path: Path, file: bytes) -> Path:
-    from raydebug.settings.files import atomic_write
-
-    atomic_write(path, file)
-    return path

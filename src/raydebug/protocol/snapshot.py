@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, TypedDict
 
-from raydebug.protocol.records import Name, StacksRecord, Text, text_of_at_most
+from raydebug.protocol.records import Name, Text, WorkRecord, text_of_at_most
 
 FORMAT, VERSION = "raydebug-snapshot", 1
 SUFFIX = ".snapshot.gz"
@@ -118,7 +118,7 @@ class SnapshotDocument(TypedDict, total=False):
     format: str
     version: int
     summary: SnapshotSummary
-    process: StacksRecord  # its threads are left out
+    process: WorkRecord
     thread: str
     step: int | None
     argv: list[str]

@@ -14,11 +14,10 @@ from pathlib import Path
 
 from raydebug.errors import Exit, RaydebugError
 from raydebug.jobs.run_folder import SNAPSHOTS
-from raydebug.render import moment
 from raydebug.report.compare import comparison_page
 from raydebug.report.run import run_page
 from raydebug.settings.files import atomic_write
-from raydebug.snapshot.load import find_snapshots, group_same, name_processes
+from raydebug.snapshot.load import describe_groups, find_snapshots
 
 PAGE = "report.html"
 
@@ -38,7 +37,8 @@ def write_report(runs: Sequence[Mapping[str, object]], output: Path | None = Non
     path = (output or folders[-1] / name).absolute()
     seen = [seen_from(path.parent, folder) for folder in folders]
     if len(runs) == 1:
-        page = run_page({**runs[0], "crashes": describe_crashes(folders[0])}, seen[0])
+        crashes = describe_groups(find_snapshots(str(folders[0]))) if (folders[0] / SNAPSHOTS).is_dir() else []
+        page = run_page({**runs[0], "crashes": crashes}, seen[0])
     else:
         page = comparison_page(runs[0], runs[1], (seen[0], seen[1]))
     return write_page(path, page, fix="name a file that can be: `raydebug report --output FILE`")
@@ -67,22 +67,6 @@ def write_page(path: Path, page: str, *, fix: str) -> Path:
             exit_code=Exit.USAGE,
         ) from error
     return path
-
-
-def describe_crashes(folder: Path) -> list[dict[str, str]]:
-    """Return the groups of equal crashes of a run, the first one first, in words."""
-    groups = group_same(find_snapshots(str(folder))) if (folder / SNAPSHOTS).is_dir() else []
-    return [
-        {
-            "exception": same[0].summary.get("exception") or same[0].summary.get("kind", "?"),
-            "message": same[0].summary.get("message", ""),
-            "where": same[0].place,
-            "who": name_processes(same),
-            "at": moment(same[0].summary.get("at")),
-            "pick": str(number),
-        }
-        for number, same in enumerate(groups, start=1)
-    ]
 
 
 def seen_from(place: Path, folder: Path) -> str:

@@ -115,6 +115,22 @@ def name_processes(same: Sequence[SnapshotFile]) -> str:
     return f"{actor} pid {', '.join(map(str, pids[:4]))}{more}".strip()
 
 
+def describe_groups(found: Sequence[SnapshotFile]) -> list[dict[str, str]]:
+    """Return the groups of equal crashes in words, the first one first; `pick` is the number that opens one."""
+    return [
+        {
+            "pick": str(number),
+            "exception": same[0].summary.get("exception") or same[0].summary.get("kind", "?"),
+            "message": same[0].summary.get("message", ""),
+            "where": same[0].place,
+            "who": name_processes(same),
+            "at": render.moment(same[0].summary.get("at")),
+            "id": same[0].id,
+        }
+        for number, same in enumerate(group_same(found), start=1)
+    ]
+
+
 def read_document(path: Path) -> SnapshotDocument:
     """Return the document of a snapshot, with every field checked.
 

@@ -6,7 +6,7 @@ import json
 import linecache
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from raydebug import render
 from raydebug.cluster.kinds import kind_of
@@ -20,7 +20,6 @@ from raydebug.stacks.verdict import judge
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
     from raydebug.protocol.listings import ListedStacks
-    from raydebug.protocol.records import ThreadStack
     from raydebug.stacks.spy import Seen
     from raydebug.stacks.verdict import Task
 
@@ -105,7 +104,7 @@ def _ask_node(cluster: Cluster, ip: str, pids: Sequence[int], *, native: bool) -
 
 
 def _add(process: ListedStacks, seen: Seen, *, native: bool) -> None:
-    threads = cast("list[ThreadStack]", seen["threads"])
+    threads = seen["threads"]
     if process["actor"] is None and seen["title"].startswith(RAY_TITLE):  # it could not report its actor
         process["role"] = seen["title"].removeprefix(RAY_TITLE).partition(".")[0].partition("(")[0]
     if native:

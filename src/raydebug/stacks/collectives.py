@@ -234,7 +234,7 @@ def _judge_stacks(waits: Sequence[Wait], processes: Sequence[ListedStacks], move
     there = {one["rank"] for one in processes if one["role"] == role}
     gone = [rank for rank in range(max(one.process["world"] or 0 for one in inside)) if rank not in there]
     if gone and None not in there:
-        text = f"the process of rank {','.join(runs(gone))} is gone; {waiting}"
+        text = f"the process of {_ranks(gone)} is gone; {waiting}"
         return {**make_verdict("crashed-peer", CERTAIN, text, LOGS), "ranks": gone}
     places = {one.process["instance"]: one for one in waits}
     outside = [

@@ -58,7 +58,7 @@ class Progress:
         """Note the state of the job: a change since the last call is progress."""
         if paused or seen != self._seen:
             self._seen = seen
-            self._made(now)
+            self._note_progress(now)
 
     def wants_sample(self, now: float) -> bool:
         """Return whether to take stacks now: rarely, and not in the first half of the limit."""
@@ -69,12 +69,12 @@ class Progress:
         self._sampled = now
         self._samples = [*self._samples, sample][-MAX_SAMPLES:]
         if judge(self._samples, source_line=linecache.getline)["kind"] in NO_HANG:
-            self._made(now)
+            self._note_progress(now)
         hangs = len(self._samples) > 1 and now - self._since >= self._after_s and not self._reported
         self._reported = self._reported or hangs
         return hangs
 
-    def _made(self, now: float) -> None:
+    def _note_progress(self, now: float) -> None:
         self._since, self._samples, self._reported = now, [], False
 
 
@@ -107,7 +107,7 @@ class HangWatch:
             if not progress.wants_sample(time.monotonic()):
                 continue
             with contextlib.suppress(RaydebugError):  # without a gateway nothing is known
-                sample = await asyncio.to_thread(take, cluster, job, say=_silently)
+                sample = await asyncio.to_thread(take, cluster, job, say=lambda _: None)
                 if progress.take(sample, time.monotonic()):
                     verdict = await asyncio.to_thread(self._report, cluster, job, recorder, sample)
                     if self._action == "stop":
@@ -142,7 +142,3 @@ def _pause(cluster: Cluster, pid: int, sample: Sequence[ListedStacks]) -> str:
     except RaydebugError as error:
         return f"pid {pid} cannot be paused: {error.cause}"
     return f"pid {pid} is paused: raydebug attach {pause['id']}{name_option(cluster.name)}"
-
-
-def _silently(_line: str) -> None:
-    """Print nothing: the user has not asked for this sample."""

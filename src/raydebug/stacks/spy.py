@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from raydebug import process
+from raydebug.protocol.records import StackFrame, ThreadStack
 
 AT_ONCE = 4
 TIMEOUT_S = 20.0  # of one process; C frames of a training with many libraries take seconds at first
@@ -25,26 +26,10 @@ YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 OURS = ("raydebug-control",)
 
 
-class Frame(TypedDict):
-    """A frame of Python, or of native code: then `file` is a library."""
-
-    file: str
-    line: int
-    function: str
-
-
-class Thread(TypedDict):
-    """A thread as seen from outside, innermost frame first; `gil` says that it holds Python's lock."""
-
-    name: str
-    frames: list[Frame]
-    gil: bool
-
-
 class Seen(TypedDict, total=False):
     """The threads of a process, or why they cannot be read and what to do."""
 
-    threads: list[Thread]
+    threads: list[ThreadStack]  # also with native frames, whose `file` is a library
     stopped: bool  # by a signal
     title: str  # as `ps` shows it; Ray's workers write there what they run
     cause: str
@@ -86,12 +71,12 @@ def read_process(pid: int, *, native: bool) -> Seen:
         with contextlib.suppress(OSError):  # it has ended
             owner = Path(f"/proc/{pid}").stat().st_uid
         return explain(owner, reader, _ptrace_scope(), may_trace=_may_trace())
-    found = sorted(map(_describe, threads), key=lambda one: (not one["gil"], one["name"] != "MainThread"))
+    found = sorted(map(_describe, threads), key=lambda one: (not one.get("gil"), one["name"] != "MainThread"))
     return {"threads": found, "stopped": state in ("T", "t"), "title": title.decode(errors="replace")}
 
 
-def _describe(thread: dict[str, Any]) -> Thread:
-    frames: list[Frame] = [
+def _describe(thread: dict[str, Any]) -> ThreadStack:
+    frames: list[StackFrame] = [
         {"file": one["filename"], "line": one["line"], "function": one["name"]}
         for one in thread["frames"]
         if not one["name"].startswith("0x")  # native code without a symbol

@@ -6,7 +6,7 @@ that is missing from a collective explains why the others wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypedDict
 
 from raydebug.protocol import messages
@@ -98,35 +98,37 @@ def judge(
 
 def _deadlock(processes: Sequence[ListedStacks]) -> Verdict | None:
     for process in processes:
-        holder = {lock: thread for thread in process["threads"] for lock in thread.get("holds", [])}
-        for thread in process["threads"]:
-            circle: list[ThreadStack] = []
-            current: ThreadStack | None = thread
-            while current is not None and current not in circle:
-                circle.append(current)
-                current = holder.get(current.get("wants", ""))
-            if current is not None and len(circle) > 1:
-                circle = circle[circle.index(current) :]
-                parts = [f"{one['name']} at {place(place_of(one.get('frames', [])))}" for one in circle]
-                text = f"threads of {name_process(process)} wait for each other's locks: {'; '.join(parts)}"
-                return make_verdict("deadlock", LIKELY, text, attach(process), [process])
+        threads = process["threads"]
+        holder = {lock: number for number, one in enumerate(threads) for lock in one.get("holds", [])}
+        after = {n: holder.get(one.get("wants", ""), n) for n, one in enumerate(threads)}
+        circle = _circle({n: other for n, other in after.items() if other != n})
+        if circle:
+            parts = [f"{threads[n]['name']} at {place(place_of(threads[n].get('frames', [])))}" for n in circle]
+            text = f"threads of {name_process(process)} wait for each other's locks: {'; '.join(parts)}"
+            return make_verdict("deadlock", LIKELY, text, attach(process), [process])
     return None
 
 
 def _deadlock_of_actors(waits: Sequence[Wait], tasks: Sequence[Task]) -> Verdict | None:
-    after = {id(one): found[0] for one in waits if (found := _awaited(one, waits, tasks))}
-    for one in waits:
-        circle: list[Wait] = []
-        current: Wait | None = one
-        while current is not None and current not in circle:
-            circle.append(current)
-            current = after[id(current)][1] if id(current) in after else None
-        if current is not None and len(circle) > 1:
-            circle = circle[circle.index(current) :]
-            parts = [f"{each.who} waits for {after[id(each)][0]['name']} at {place(each.at)}" for each in circle]
-            text = f"actors wait for each other: {'; '.join(parts)}"
-            return make_verdict("deadlock", CERTAIN, text, attach(one.process), [each.process for each in circle])
-    return None
+    after = {n: found[0] for n, one in enumerate(waits) if (found := _awaited(one, waits, tasks))}
+    circle = _circle({n: waits.index(other) for n, (_, other) in after.items()})
+    if not circle:
+        return None
+    parts = [f"{waits[n].who} waits for {after[n][0]['name']} at {place(waits[n].at)}" for n in circle]
+    text = f"actors wait for each other: {'; '.join(parts)}"
+    processes = [waits[n].process for n in circle]
+    return make_verdict("deadlock", CERTAIN, text, attach(processes[0]), processes)
+
+
+def _circle(waits_for: Mapping[int, int]) -> list[int]:
+    """Return those that wait for each other in a circle; empty if there is none."""
+    for first in waits_for:
+        path = [first]
+        while (after := waits_for.get(path[-1])) is not None:
+            if after in path:
+                return path[path.index(after) :]
+            path.append(after)
+    return []
 
 
 def _awaited(one: Wait, waits: Sequence[Wait], tasks: Sequence[Task]) -> list[tuple[Task, Wait]]:

@@ -78,35 +78,27 @@ def save_pause(snapshot_id: str, thread_id: int) -> None:
         thread_id: the thread, as DAP numbers it.
     """
     try:
-        _save_pause(snapshot_id, thread_id)
-    except Exception as failure:  # noqa: BLE001 - the gateway reports to the client that no answer came
-        worker.log(f"no snapshot of this pause: {type(failure).__name__}")
+        from raydebug.worker import snapshot, suspended_threads
 
-
-def _save_pause(snapshot_id: str, thread_id: int) -> None:
-    from raydebug.worker import pause, snapshot, suspended_threads
-
-    for thread in threading.enumerate():
-        frame = sys._current_frames().get(thread.ident or 0)
-        if frame is None or suspended_threads.dap_id(thread) != thread_id:
-            continue
-        error, frames = _paused_at(frame, pause.pause_on_error.__code__)
+        (thread,) = (one for one in threading.enumerate() if suspended_threads.dap_id(one) == thread_id)
+        error, frames = _paused_at(sys._current_frames()[thread.ident or 0])
         if error is not None:
             frames = snapshot.frames_of(BaseException.__dict__["__traceback__"].__get__(error))
         summary = snapshot.summarize(error, frames, "pause")
         summary["id"] = snapshot_id
-        delivery = _Delivery(summary)
-        delivery.give(snapshot.write(error, frames, summary, thread.name))
+        _Delivery(summary).give(snapshot.write(error, frames, summary, thread.name))
+    except Exception as failure:  # noqa: BLE001 - the gateway reports to the client that no answer came
+        worker.log(f"no snapshot of this pause: {type(failure).__name__}")
 
 
-def _paused_at(frame: FrameType | None, on_error: Any) -> tuple[BaseException | None, list[tuple[FrameType, int]]]:
+def _paused_at(frame: FrameType | None) -> tuple[BaseException | None, list[tuple[FrameType, int]]]:
     """Return the exception of a post-mortem pause; of any other pause the frames without the debugger's."""
-    from raydebug.worker import pause_requests
+    from raydebug.worker import pause, pause_requests
 
     frames: list[tuple[FrameType, int]] = []
     is_inside = True
     while frame is not None:
-        if is_inside and frame.f_code is on_error:
+        if is_inside and frame.f_code is pause.pause_on_error.__code__:
             return frame.f_locals["error"], []
         if is_inside and pause_requests.is_debuggers(frame):
             frames.clear()  # the debugger called these

@@ -22,7 +22,6 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import raydebug
-from raydebug.protocol.records import StacksRecord
 from raydebug.protocol.secrets import Scrubber, is_secret, without_secret_arguments
 from raydebug.protocol.snapshot import (
     CAUSE,
@@ -214,7 +213,7 @@ def document_of(
         "format": FORMAT,
         "version": VERSION,
         "summary": summary,
-        "process": _process(),
+        "process": {**records.describe_process(), **records.describe_work()},
         "thread": thread,
         "step": records.step_of(frames[0][0]) if frames else None,
         "argv": [*getattr(sys, "orig_argv", [])],
@@ -290,13 +289,6 @@ def _add_source(saved: SavedFrame) -> None:
         found = [text.rstrip("\n")[:MAX_LINE] for text in lines[first - 1 : saved["line"] + LINES_AFTER]]
         if found:
             saved["source_from"], saved["source"] = first, found
-
-
-def _process() -> StacksRecord:
-    process: StacksRecord = {}
-    process.update(records.describe_process())  # type: ignore[typeddict-item]
-    process.update(records.describe_work())  # type: ignore[typeddict-item]
-    return process
 
 
 def _versions() -> dict[str, str]:
