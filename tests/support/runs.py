@@ -150,8 +150,10 @@ def up_in_containers(name: str, project: Path, *options: str) -> subprocess.Comp
 
 
 def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S, run: Run | None = None) -> None:
-    """Wait for a condition, with a limit that says what it waited for."""
+    """Wait for a condition, with a limit that says what it waited for, and at most 5 s after the end of a run."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}\n{run.text if run else ''}"
+        if run is not None and run.process.poll() is not None:
+            deadline = min(deadline, time.monotonic() + 5)
+        assert time.monotonic() < deadline, f"waited up to {timeout_s} s for {what}\n{run.text if run else ''}"
         time.sleep(0.05)

@@ -9,6 +9,7 @@ import pytest
 
 from raydebug.errors import RaydebugError
 from raydebug.jobs.first_error import find_errors, judge_errors
+from raydebug.jobs.follow import short_reason
 from raydebug.jobs.logs import Filter, Source, of_node, rank_of, read_pattern, read_since, select_sources, stamp_of
 
 ACTOR = {"pid": 7, "class_name": "WorkerDict", "serialized_runtime_env": '{"env_vars": {"RANK": "3"}}'}
@@ -240,3 +241,16 @@ def test_first_cause(log: str, cause: tuple[str, str] | None) -> None:
     """Of all that a log reports, the exception that the others come of is named, with its line."""
     first = judge_errors(find_errors("driver", log.splitlines())).first
     assert (first and (first.title, first.place)) == cause
+
+
+def test_reason_of_a_failed_job():
+    """Of Ray's message the line with the reason is shown, also that of an actor that died; the log is not."""
+    last = "last available logs (truncated to 20,000 chars):\nTraceback"
+    assert short_reason("") == ""
+    assert short_reason(f"Job entrypoint command failed with exit code 1, {last}") == (
+        "Job entrypoint command failed with exit code 1"
+    )
+    died = "Job supervisor actor died: The actor died unexpectedly before finishing this task."
+    reason = "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR"
+    assert short_reason(died) == died
+    assert short_reason(f"{died}\n\tclass_name: JobSupervisor\n\tpid: 7\n{reason}\nmore") == f"{died} {reason}"

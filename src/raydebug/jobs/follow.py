@@ -303,8 +303,7 @@ def _say_outcome(cluster: Cluster, outcome: Outcome, recorder: Recorder, explain
         seen = f" ({outcome.pauses} pauses)" if outcome.pauses else ""
         render.say(f"job {outcome.submission_id} succeeded{seen}")
     else:
-        # Ray's message repeats the log from its second line on.
-        reason = outcome.message.splitlines()[0].partition(", last available logs")[0] if outcome.message else ""
+        reason = short_reason(outcome.message)
         render.say(render.visible(f"job {outcome.submission_id} {outcome.status.lower()}: {reason}"))
         first = _say_first_error(cluster, outcome.submission_id)
     recorder.read_changes(Dashboard(cluster))
@@ -317,6 +316,18 @@ def _say_outcome(cluster: Cluster, outcome: Outcome, recorder: Recorder, explain
     recorder.end(outcome.status, outcome.exit_code, first)
     _say_snapshots(recorder, outcome.submission_id)
     return outcome.exit_code
+
+
+def short_reason(message: str) -> str:
+    """Return the line of Ray's message that says why a job failed.
+
+    After a failed command the job's log follows. The error of an actor that died has its fields in lines that begin
+    with a tab, and then the line with the reason (Ray 2.60, ray/exceptions.py, ActorDiedError).
+    """
+    lines = message.partition(", last available logs")[0].splitlines() or [""]
+    if "actor died" in lines[0]:
+        return " ".join([lines[0], *[line for line in lines[1:] if line and not line.startswith("\t")][:1]])
+    return lines[0]
 
 
 def _say_snapshots(recorder: Recorder, submission_id: str) -> None:
