@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,30 @@ def run(cluster: Cluster) -> Iterator[Callable[..., Run]]:
 def dashboard(cluster: Cluster) -> Dashboard:
     """Ray's own view of the cluster."""
     return Dashboard(cluster)
+
+
+_ENDS = re.compile(r"died|dead|disconnect|exit|kill|error|fail|SIG", re.IGNORECASE)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """To the report of a test that failed, add what Ray's own processes wrote last about ends and errors."""
+    report = yield
+    found = getattr(item, "funcargs", {}).get("cluster")
+    if report.failed and isinstance(found, Cluster):
+        report.sections.append(("Ray's logs", _last_errors(found.temp_dir / "session_latest" / "logs")))
+    return report
+
+
+def _last_errors(logs: Path) -> str:
+    """Return lines about ends and errors from the logs of GCS, raylet, agent and the newest job's supervisor."""
+    supervisors = (*logs.glob("jobs/supervisor-*.log"), *logs.glob("*worker-*-01000000-*"))
+    newest = sorted(supervisors, key=lambda path: path.stat().st_mtime)[-4:]
+    lines = []
+    for path in [*(logs / name for name in ("gcs_server.out", "raylet.out", "dashboard_agent.log")), *newest]:
+        if path.exists():
+            ends = [line for line in path.read_text(errors="replace").splitlines() if _ENDS.search(line)]
+            lines += [path.name, *(f"    {line[:500]}" for line in ends[-20:])]
+    return "\n".join(lines)
