@@ -99,6 +99,14 @@ CODES: dict[str, str] = {
     "train.no-step": "the training ends well without a step",
     "train.out-of-time": "the training does not get through two steps in time",
     "train.not-a-number": "a loss or a gradient is nan or infinite",
+    # the metrics of the steps, in `check train` and in `run`
+    "train.rollout-mismatch": "the rollout engine and the actor give the same tokens other probabilities",
+    "train.responses-cut": "no response of several steps ends before the limit of length",
+    "train.rewards-equal": "all rewards of a step are equal, in several steps",
+    "train.advantages-zero": "all advantages are zero, in several steps",
+    "train.gradient-zero": "the actor's gradient is zero, in several steps",
+    "train.gradient-explodes": "the actor's gradient is nan, infinite, or many times that of the steps before",
+    "train.entropy-collapse": "the entropy of the policy has fallen to a small part of its first value",
     # a running cluster
     "cluster.no-job": "the cluster does not run the job that asks it",
     "cluster.node": "a node is dead, or runs no task",

@@ -26,6 +26,14 @@ def test_well() -> None:
     ]
 
 
+def test_warnings_of_the_run() -> None:
+    """Warnings about the run's numbers are counted in the result; they are printed above it."""
+    first, *_ = next_steps(replace(WELL, warnings=1))
+    assert first == "tried: the checks passed, the small run ended with 1 warning (above) in 61 s"
+    first, *_ = next_steps(replace(WELL, warnings=2))
+    assert "ended with 2 warnings (above) in" in first
+
+
 def test_cluster_of_its_own() -> None:
     """After a run on a cluster of its own, the output names the command that keeps a cluster up."""
     *_, last = next_steps(replace(WELL, cluster=False, name="blue"))

@@ -150,6 +150,7 @@ class Tried:
         debugger: the requested mode; None is the default.
         cluster: whether a cluster was running before.
         name: its name.
+        warnings: how many the numbers of the run gave.
     """
 
     command: str
@@ -159,6 +160,7 @@ class Tried:
     debugger: str | None
     cluster: bool
     name: str
+    warnings: int = 0
 
 
 def next_steps(tried: Tried) -> Iterator[str]:
@@ -186,7 +188,8 @@ def next_steps(tried: Tried) -> Iterator[str]:
             yield "next: fix that and try again; stages that passed are not run twice"
         yield "      raydebug report: what the run did until then"
     else:
-        yield f"tried: the checks passed, the small run ended well in {tried.seconds:.0f} s"
+        how = f"with {tried.warnings} warning{'s'[: tried.warnings > 1]} (above)" if tried.warnings else "well"
+        yield f"tried: the checks passed, the small run ended {how} in {tried.seconds:.0f} s"
         yield f"next: raydebug check{named} -- {command}"
         yield f"      raydebug run{named} -- {command}"
         yield "      the same at its full size; `raydebug report` shows what the small run spent its time on"

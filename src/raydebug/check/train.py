@@ -22,6 +22,7 @@ from raydebug.errors import RaydebugError
 from raydebug.findings import Finding, error
 from raydebug.jobs.first_error import find_errors, judge_errors, last_words
 from raydebug.jobs.run_folder import load_run
+from raydebug.trainers.trainer import StepMetrics, Trainer
 
 BUDGET_S = 180.0
 LIMIT_S = 3 * BUDGET_S
@@ -54,11 +55,12 @@ def judge(code: int | None, log: str, target: Target, diagnosis: Mapping[str, st
     """
     assert target.program is not None
     lines = log.splitlines()
-    steps = [step for line in lines if (step := target.program.trainer.step_of(line)) is not None]
+    trainer = target.program.trainer
+    steps = [step for line in lines if (step := trainer.step_of(line)) is not None]
     again = f"raydebug run --profile debug --debugger post-mortem -- {shlex.join(target.command)}"
     cause = judge_errors(find_errors("the log", lines)).first
     if code == 0 and steps:
-        return _numbers(steps)
+        return _not_a_number(steps) or _judge_numbers(trainer, steps)
     if code == 0:
         return [
             error(
@@ -97,7 +99,7 @@ def judge(code: int | None, log: str, target: Target, diagnosis: Mapping[str, st
     ]
 
 
-def _numbers(steps: list[tuple[int, dict[str, float]]]) -> list[Finding]:
+def _not_a_number(steps: list[tuple[int, dict[str, float]]]) -> list[Finding]:
     for number, metrics in steps:
         bad = [name for name, value in metrics.items() if not math.isfinite(value) and SPOILT.search(name)]
         if bad:
@@ -110,6 +112,19 @@ def _numbers(steps: list[tuple[int, dict[str, float]]]) -> list[Finding]:
                 )
             ]
     return []
+
+
+def _judge_numbers(trainer: Trainer, steps: list[tuple[int, dict[str, float]]]) -> list[Finding]:
+    """Return what the steps show, each finding as it was at the first step that shows it."""
+    found: dict[str, Finding] = {}
+    taken: list[StepMetrics] = []
+    for number, metrics in steps:
+        if taken and number <= taken[-1]["step"]:  # a copy of the same line
+            continue
+        taken.append({"step": number, "metrics": metrics})
+        for one in trainer.judge_numbers(taken, small=True):
+            found.setdefault(one.code, one)
+    return list(found.values())
 
 
 def find_diagnosis(log: str) -> Mapping[str, str] | None:

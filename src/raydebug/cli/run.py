@@ -161,10 +161,20 @@ def try_(
         debugger=debugger,
         cluster=target.cluster is not None,
         name=name,
+        warnings=0 if code is None else _warnings_of_last_run(),
     )
     for line in next_steps(tried):
         render.say(render.visible(line))
     raise typer.Exit(Exit.FAILED if code is None else code)
+
+
+def _warnings_of_last_run() -> int:
+    from raydebug.jobs.run_folder import load_run
+
+    try:
+        return sum(one.get("severity") == "warning" for one in load_run()["findings"])
+    except RaydebugError:  # a full disk
+        return 0
 
 
 def _find_subject(command: list[str], name: str) -> Target:

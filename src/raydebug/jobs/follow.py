@@ -203,7 +203,9 @@ async def _follow(cluster: Cluster, submission_id: str, watch: Watch | None, exp
 
     def show(piece: str) -> None:
         render.out_raw(render.visible_log(piece, colour=colour))
-        recorder.take_log(piece)
+        for finding in recorder.take_log(piece):
+            render.say(render.visible(f"{finding.severity}: {finding.what}  [{finding.code}]", keep=""))
+            render.say(render.visible(f"next: {finding.fix}", keep=""))
 
     follower = Follower(
         cluster,
@@ -306,6 +308,8 @@ def _say_outcome(cluster: Cluster, outcome: Outcome, recorder: Recorder, explain
         reason = short_reason(outcome.message)
         render.say(render.visible(f"job {outcome.submission_id} {outcome.status.lower()}: {reason}"))
         first = _say_first_error(cluster, outcome.submission_id)
+    for finding in recorder.numbers.values():  # its first lines may be hours above
+        render.say(render.visible(f"{finding.severity} [{finding.code}]: {finding.what}; {finding.why}", keep=""))
     recorder.read_changes(Dashboard(cluster))
     recorder.take_snapshots()
     if outcome.exit_code != 0 and explain is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from raydebug.trainers.registry import TRAINERS
+from raydebug.trainers.trainer import StepMetrics, Trainer
 
 RAY = "driver: imports, Ray"
 FIRST_STEP = "first step"
@@ -36,13 +37,11 @@ class Span(TypedDict):
     end_s: float | None
 
 
-class Step(TypedDict):
-    """A step of a training."""
+class Step(StepMetrics):
+    """A step of a training with its place in time."""
 
-    step: int
     end_s: float
     seconds: float
-    metrics: dict[str, float]
 
 
 @dataclass
@@ -57,6 +56,7 @@ class Phases:
     ended: dict[str, float] = field(default_factory=dict)
     taken: list[Span] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    trainer: Trainer | None = None  # whose steps they are
     paused_s: float = 0.0  # time spent paused, which `rows` leaves out
 
     def take(self, line: str, now: float) -> None:
@@ -73,6 +73,7 @@ class Phases:
         for trainer in TRAINERS:
             if (reported := trainer.step_of(line)) is not None:
                 step, metrics = reported
+                self.trainer = trainer
                 if step == 1:
                     self.ended.setdefault(FIRST_STEP, now - self.paused_s)
                 kept = {name: value for name, value in metrics.items() if name in trainer.metrics}

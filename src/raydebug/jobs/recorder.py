@@ -27,12 +27,14 @@ from raydebug.settings.flavours import digest_of
 if TYPE_CHECKING:
     from raydebug.cluster.dashboard import Dashboard, JobInfo
     from raydebug.cluster.state import Cluster
+    from raydebug.findings import Finding
 
 SAMPLE_EVERY_S = 2.0
 WRITE_EVERY_S = 5.0
 MOST_PAUSES = 10_000
 MIB = 2**20
 NODE = "all processes of the node"
+FULL_SIZE = (None, "full", "fast-load", "train-only")  # profiles that leave batches and responses as they are
 
 
 @dataclass
@@ -122,6 +124,8 @@ class Recorder:
         self._changes: list[dict[str, str]] = []
         self._pauses: dict[str, dict[str, Any]] = {}
         self._findings: list[dict[str, str]] = []
+        self._is_small = self._profile not in FULL_SIZE or variables.TINY in self._variables
+        self.numbers: dict[str, Finding] = {}  # what the metrics of the steps showed, by code
         self.snapshots: dict[str, SnapshotSummary] = {}  # in the folder, by id
         self._keeps_snapshots = True
         self._rest = ""
@@ -132,14 +136,27 @@ class Recorder:
             remove_oldest(RUN)
         self._write(None)
 
-    def take_log(self, text: str) -> None:
-        """Record a piece of the job's log."""
+    def take_log(self, text: str) -> list[Finding]:
+        """Record a piece of the job's log, and return what the metrics of its steps show for the first time."""
         self._keep_log(text)
         self.log_chars += len(text)
         *lines, self._rest = (self._rest + text).split("\n")
         now = time.time()
+        found = []
         for line in lines:
+            steps = len(self._phases.steps)
             self._phases.take(line, now)
+            if len(self._phases.steps) > steps:
+                found += self._judge_step(now)
+        return found
+
+    def _judge_step(self, now: float) -> list[Finding]:
+        trainer, steps = self._phases.trainer, self._phases.steps
+        found = [] if trainer is None else trainer.judge_numbers(steps, small=self._is_small)
+        new = [one for one in found if one.code not in self.numbers]
+        self.numbers |= {one.code: one for one in new}
+        self._findings += [{**one.as_json(), "at_s": f"{now - self._started:.0f}"} for one in new]
+        return new
 
     @property
     def folder(self) -> Path | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
 
 if TYPE_CHECKING:  # the driver of each job imports this module at its start
     import re
@@ -174,6 +174,13 @@ class Checks(Protocol):
         """Return the paths and names that a training reads at its start."""
 
 
+class StepMetrics(TypedDict):
+    """A step of a training and its metrics, by their names."""
+
+    step: int
+    metrics: dict[str, float]
+
+
 @dataclass(frozen=True)
 class FilesRead:
     """Paths that a training reads at its start, as the config has them.
@@ -239,6 +246,14 @@ class Trainer(Protocol):
 
     def step_of(self, line: str) -> tuple[int, dict[str, float]] | None:
         """Return the step and the metrics that a line of the log reports; None if it reports none."""
+
+    def judge_numbers(self, steps: Sequence[StepMetrics], *, small: bool) -> list[Finding]:
+        """Return what the metrics of the last step show, with the steps before it.
+
+        Args:
+            steps: from the first one on, with at least those of the trainer's `metrics` that were logged.
+            small: a profile or a tiny model has reduced the training.
+        """
 
     def step_loggers(self, program: Program) -> tuple[str, ...]:
         """Return the functions that may log the metrics of a step; empty if the program trains nothing.

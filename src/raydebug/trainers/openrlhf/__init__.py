@@ -14,6 +14,9 @@ from raydebug.trainers.trainer import Arguments, BatchSettings, Checks, Column, 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from raydebug.findings import Finding
+    from raydebug.trainers.trainer import StepMetrics
+
 _MODULE = "openrlhf.cli.train_ppo_ray"
 # Source: OpenRLHF trainer/ppo_trainer.py:547 (0.11.0) and :541 (0.9.10), trainer/ppo_trainer_async.py:244 (0.11.0).
 _MODEL_PRINTED = re.compile(r"\((?:PolicyModelActor|ActorModelRayActor) pid=\d+[^)]*\) Actor\($")
@@ -115,6 +118,9 @@ class OpenRlhf:
         if found is None:
             return None
         return int(found["step"]), {m["name"]: float(m["value"]) for m in _METRIC.finditer(found["metrics"])}
+
+    def judge_numbers(self, steps: Sequence[StepMetrics], *, small: bool) -> list[Finding]:
+        return []  # no rules for its metrics
 
     def step_loggers(self, program: Program) -> tuple[str, ...]:
         # Source: OpenRLHF 0.11.0 trainer/ppo_trainer.py:383; trainer/ppo_trainer_async.py inherits it.

@@ -11,6 +11,9 @@ from raydebug.trainers.trainer import Arguments, BatchSettings, Checks, Column, 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from raydebug.findings import Finding
+    from raydebug.trainers.trainer import StepMetrics
+
 # The modules of verl's package `trainer` that train or generate, and the name of each one's table of keys.
 PROGRAMS = {
     "main_ppo": "ppo",
@@ -40,8 +43,11 @@ class Verl:
         ("vLLM: engine init", re.compile(r"LLMServerManager:")),
     )
     metrics = frozenset((
-        *("actor/pg_loss", "actor/grad_norm", "actor/entropy", "actor/kl_loss", "critic/rewards/mean"),
-        *("critic/score/mean", "response_length/mean", "training/rollout_actor_probs_pearson_corr"),
+        *("actor/pg_loss", "actor/grad_norm", "actor/entropy", "actor/entropy_loss", "actor/kl_loss"),
+        *("critic/rewards/mean", "critic/rewards/max", "critic/rewards/min", "critic/score/mean", "critic/score/max"),
+        *("critic/score/min", "critic/advantages/max", "critic/advantages/min", "response_length/mean"),
+        *("response_length/clip_ratio", "training/rollout_actor_probs_pearson_corr", "rollout_corr/kl"),
+        *("training/rollout_probs_diff_mean", "rollout_corr/k3_kl", "mismatch/mismatch_kl", "mismatch/mismatch_k3_kl"),
         *("perf/throughput", "perf/max_memory_allocated_gb", "perf/max_memory_reserved_gb", "timing_s/step"),
         *("timing_s/gen", "timing_s/old_log_prob", "timing_s/update_actor", "timing_s/update_weights"),
     ))  # fmt: skip
@@ -93,6 +99,11 @@ class Verl:
         if found is None:
             return None
         return int(found["step"]), {m["name"]: float(m["value"]) for m in _METRIC.finditer(found["metrics"])}
+
+    def judge_numbers(self, steps: Sequence[StepMetrics], *, small: bool) -> list[Finding]:
+        from raydebug.trainers.verl.numbers import judge
+
+        return judge(steps, small=small)
 
     def step_loggers(self, program: Program) -> tuple[str, ...]:
         # Source: verl 0.4 to 0.9.1 utils/tracking.py; a fork has it in its own package, or imports verl's.

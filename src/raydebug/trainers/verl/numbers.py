@@ -1,0 +1,271 @@
+"""What the metrics of each step say about a training: rules over the numbers that verl logs. Pure.
+
+A healthy tiny training must give no finding. What two steps of the tiny model log under the profile `debug` (verl
+0.9.1, measured on a CPU) decided these choices:
+
+- The correlation of rollout and actor probabilities is 0.9958 to 0.9972, so one step below 0.98 is enough. A policy
+  that is certain of every token has no variance to correlate, only rounding errors: KL_LEAST excludes it.
+- A random model never ends its responses, and the profile cuts those of any model: their lengths are judged only in a
+  training at full size, over STEPS steps. verl 0.9 pads a batch to its longest response and compares with that, so
+  that short answers of one length look like cut ones: CUT_LEAST excludes them.
+- A few responses may well have equal rewards: in a reduced training this is a note, after SMALL_STEPS steps.
+- A gradient or an entropy is compared with earlier steps of the same run: healthy values differ by orders of magnitude.
+
+Where one finding explains another (equal rewards make advantages and gradients zero), only the first is reported.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from raydebug.findings import Finding
+from raydebug.trainers.trainer import StepMetrics
+
+PEARSON = "training/rollout_actor_probs_pearson_corr"  # verl 0.6 to 0.9.1 utils/debug/metrics.py
+PEARSON_LEAST = 0.98
+KL_LEAST = 0.001  # healthy tiny trainings have 0.0006
+# Beside it; or in its place in 0.4 and 0.5, which have only the last one. Limits: verl docs/algo/rollout_corr.md,
+# check_rollout_correction_health, and docs/faq/faq.rst. 0.6.0 has trainer/ppo/mismatch_helper.py.
+DISTANCES = {
+    "rollout_corr/kl": 0.1,
+    "mismatch/mismatch_kl": 0.1,
+    "training/rollout_probs_diff_mean": 0.01,
+}
+K3_KL = ("rollout_corr/k3_kl", "mismatch/mismatch_k3_kl")
+# The same in verl 0.4 to 0.9.1: trainer/ppo/metric_utils.py, compute_data_metrics; workers/actor and workers/engine.
+SCORES = ("critic/score", "critic/rewards")
+ADVANTAGES = "critic/advantages"
+CLIPPED, LENGTH = "response_length/clip_ratio", "response_length/mean"
+GRADIENT = "actor/grad_norm"
+ENTROPIES = ("actor/entropy", "actor/entropy_loss")  # 0.4.0 has the second: trainer/ppo/ray_trainer.py
+
+STEPS = 3
+SMALL_STEPS = 2  # all that the profile `debug` runs
+ZERO_GRADIENT_STEPS = 2
+CUT_LEAST = 16  # tokens
+ADVANTAGE_ZERO = 1e-6  # the epsilon that verl divides by: trainer/ppo/core_algos.py, compute_grpo_outcome_advantage
+GRADIENT_TIMES, GRADIENT_BEFORE, GRADIENT_BEFORE_LEAST = 100.0, 10, 3  # times the median of the steps before it
+ENTROPY_FRACTION = 0.1  # of the highest of the first STEPS steps
+
+
+Sign: TypeAlias = tuple[str, str]
+"""What a rule has seen, with value, steps and limit; and the condition of `--stop-when` that holds there."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One thing that the numbers can show.
+
+    Args:
+        code: of its finding.
+        find: looks at the steps up to now, and at whether the training is reduced.
+        causes: likely causes, the most likely first.
+        look: what to look at where the training has stopped.
+        explains: codes of findings that follow from this one.
+        may_be_chance: in a reduced training it is a note.
+    """
+
+    code: str
+    find: Callable[[Sequence[StepMetrics], bool], Sign | None]
+    causes: str
+    look: str
+    explains: tuple[str, ...] = ()
+    may_be_chance: bool = False
+
+
+def judge(steps: Sequence[StepMetrics], *, small: bool) -> list[Finding]:
+    """Return what the last step shows, with the steps before it.
+
+    Args:
+        steps: from the first one on.
+        small: a profile or a tiny model has reduced the training.
+    """
+    found: list[Finding] = []
+    explained: set[str] = set()
+    for rule in RULES:
+        sign = None if rule.code in explained else rule.find(steps, small)
+        if sign is None:
+            continue
+        what, condition = sign
+        is_chance = small and rule.may_be_chance
+        causes = f"the training is reduced: few, short responses; {rule.causes}" if is_chance else rule.causes
+        fix = f"raydebug run --stop-when '{condition}' -- COMMAND; {rule.look}"
+        severity = "note" if is_chance else "warning"
+        found.append(Finding(rule.code, severity, what, why=f"likely causes, in order: {causes}", fix=fix))
+        explained.update(rule.explains)
+    return found
+
+
+def _value(step: StepMetrics, *names: str) -> float:
+    """Return the first known of these metrics; NaN, for which no comparison holds, without one."""
+    return next((value for name in names if not math.isnan(value := step["metrics"].get(name, math.nan))), math.nan)
+
+
+def _in_a_row(steps: Sequence[StepMetrics], count: int, holds: Callable[[StepMetrics], bool]) -> str | None:
+    """Return how the last steps are named, if something holds in all of them."""
+    last = steps[-count:]
+    if len(last) < count or not all(holds(step) for step in last):
+        return None
+    return f"steps {last[0]['step']} to {last[-1]['step']}"
+
+
+def _find_mismatch(steps: Sequence[StepMetrics], _small: bool) -> Sign | None:
+    step = steps[-1]
+    said = "the rollout engine and the actor give the same tokens other probabilities: {} is {:.4g} at step {}, {}"
+    pearson = _value(step, PEARSON)
+    if not math.isnan(pearson):
+        if pearson < PEARSON_LEAST and not _value(step, *K3_KL) < KL_LEAST:
+            limit = f"expected {PEARSON_LEAST} or more"
+            return said.format(PEARSON, pearson, step["step"], limit), f"{PEARSON} < {PEARSON_LEAST}"
+        return None
+    for name, most in DISTANCES.items():
+        value = _value(step, name)
+        if abs(value) > most:
+            condition = f"{name} > {most} or {name} < -{most}" if value < 0 else f"{name} > {most}"
+            return said.format(name, value, step["step"], f"expected at most {most}"), condition
+    return None
+
+
+def _find_cut_responses(steps: Sequence[StepMetrics], small: bool) -> Sign | None:
+    named = _in_a_row(steps, STEPS, lambda step: _value(step, CLIPPED) >= 1 and _value(step, LENGTH) >= CUT_LEAST)
+    if small or named is None:
+        return None
+    length = f"{LENGTH} is {_value(steps[-1], LENGTH):g} and {CLIPPED} is 1"
+    return f"no response of {named} ends before the limit: {length}", f"{CLIPPED} >= 1 for {STEPS} steps"
+
+
+def _find_equal_rewards(steps: Sequence[StepMetrics], small: bool) -> Sign | None:
+    name = next((one for one in SCORES if not math.isnan(_value(steps[-1], f"{one}/min"))), SCORES[0])
+    low, high = f"{name}/min", f"{name}/max"
+
+    def is_equal(step: StepMetrics) -> bool:
+        return math.isfinite(_value(step, low)) and _value(step, low) == _value(step, high)
+
+    named = _in_a_row(steps, SMALL_STEPS if small else STEPS, is_equal)
+    if named is None:
+        return None
+    value = _value(steps[-1], low)
+    return (
+        f"all rewards of a step are equal in {named}: {low} and {high} are {value:.4g}",
+        f"{low} == {value!r} and {high} == {value!r}",
+    )
+
+
+def _find_zero_advantages(steps: Sequence[StepMetrics], small: bool) -> Sign | None:
+    low, high = f"{ADVANTAGES}/min", f"{ADVANTAGES}/max"
+
+    def is_zero(step: StepMetrics) -> bool:
+        return max(abs(_value(step, low)), abs(_value(step, high))) <= ADVANTAGE_ZERO
+
+    named = _in_a_row(steps, SMALL_STEPS if small else STEPS, is_zero)
+    if named is None:
+        return None
+    return (
+        f"all advantages are 0 in {named}: the rewards do not change the policy",
+        f"{low} >= -{ADVANTAGE_ZERO} and {high} <= {ADVANTAGE_ZERO}",
+    )
+
+
+def _find_zero_gradient(steps: Sequence[StepMetrics], _small: bool) -> Sign | None:
+    named = _in_a_row(steps, ZERO_GRADIENT_STEPS, lambda step: _value(step, GRADIENT) == 0)
+    # verl 0.4 logs three digits (utils/logger/aggregate_logger.py): its 0.000 may be a small gradient.
+    if named is None or all(value == round(value, 3) for value in steps[-1]["metrics"].values()):
+        return None
+    return f"{GRADIENT} is 0 in {named}: the update changes nothing", f"{GRADIENT} == 0"
+
+
+def _find_exploding_gradient(steps: Sequence[StepMetrics], _small: bool) -> Sign | None:
+    value, number = steps[-1]["metrics"].get(GRADIENT, 0.0), steps[-1]["step"]
+    if not math.isfinite(value):
+        return f"{GRADIENT} is {value} at step {number}", f"nan({GRADIENT}) or inf({GRADIENT})"
+    known = [_value(step, GRADIENT) for step in steps[-1 - GRADIENT_BEFORE : -1]]
+    before = [one for one in known if 0 < one < math.inf]
+    if len(before) < GRADIENT_BEFORE_LEAST:
+        return None
+    median = statistics.median(before)
+    if value <= GRADIENT_TIMES * median:
+        return None
+    times = f"{value / median:.0f} times the median of the steps before it"
+    return f"{GRADIENT} is {value:.4g} at step {number}, {times}", f"{GRADIENT} > {GRADIENT_TIMES * median:.4g}"
+
+
+def _find_collapsed_entropy(steps: Sequence[StepMetrics], _small: bool) -> Sign | None:
+    first = [value for step in steps[:STEPS] if math.isfinite(value := _value(step, *ENTROPIES))]
+    if len(steps) < 2 * STEPS or not first or max(first) <= 0:
+        return None
+    limit = ENTROPY_FRACTION * max(first)
+    named = _in_a_row(steps, STEPS, lambda step: _value(step, *ENTROPIES) < limit)
+    if named is None:
+        return None
+    name = next(one for one in ENTROPIES if one in steps[-1]["metrics"])
+    what = f"the policy is almost deterministic: {name} is below {limit:.3g} in {named}, from {max(first):.3g} at first"
+    return what, f"{name} < {limit:.4g} for {STEPS} steps"
+
+
+_RESPONSES = "trainer.rollout_data_dir=DIR writes every response with its score"
+RULES = (
+    Rule(
+        "train.rollout-mismatch",
+        _find_mismatch,
+        "the rollout engine does not have the actor's weights (their transfer failed, left some out or came late);"
+        " it reports probabilities of other sampling settings (temperature, top_p or top_k differ from the actor's,"
+        " rollout.logprobs_mode is not processed_logprobs);"
+        " precision or kernels differ (quantized rollouts, cascade attention, expert routing);"
+        " the actor reads other tokens than the engine wrote (chat template, position ids, padding)",
+        "compare a weight of the actor with the same one of the engine",
+    ),
+    Rule(
+        "train.responses-cut",
+        _find_cut_responses,
+        "data.max_response_length is too small for the task;"
+        " the model never ends a response (wrong eos token or chat template, ignore_eos);"
+        " the model repeats itself (look at entropy and temperature)",
+        _RESPONSES,
+    ),
+    Rule(
+        "train.rewards-equal",
+        _find_equal_rewards,
+        "the reward function finds no answer in any response (format, data_source, ground_truth);"
+        " responses are cut before their answer; the task is too hard or too easy for the model;"
+        " all responses are the same (temperature=0)",
+        _RESPONSES,
+        explains=("train.advantages-zero", "train.gradient-zero"),
+        may_be_chance=True,
+    ),
+    Rule(
+        "train.advantages-zero",
+        _find_zero_advantages,
+        "all responses to a prompt have the same reward, and only prompts differ;"
+        " algorithm.adv_estimator does not fit the rewards",
+        _RESPONSES,
+        explains=("train.gradient-zero",),
+        may_be_chance=True,
+    ),
+    Rule(
+        "train.gradient-zero",
+        _find_zero_gradient,
+        "the loss does not depend on the parameters (detach or no_grad in a custom loss, frozen parameters);"
+        " the response mask leaves out every token; gradients are too small for float16",
+        "look at the loss and the mask in the actor's update",
+    ),
+    Rule(
+        "train.gradient-explodes",
+        _find_exploding_gradient,
+        "rollout and actor probabilities disagree (training/rollout_probs_diff_mean);"
+        " a reward or an advantage is nan, infinite or an outlier (critic/rewards/max, critic/advantages/max);"
+        " the learning rate is too high",
+        "--stop-on nonfinite stops at the first module that computes nan or infinity",
+    ),
+    Rule(
+        "train.entropy-collapse",
+        _find_collapsed_entropy,
+        "the same response to every prompt has a high reward (a flaw of the reward function);"
+        " the learning rate is too high, or clip_ratio_high too small;"
+        " nothing regularizes the policy (no KL loss, entropy_coeff=0)",
+        _RESPONSES,
+    ),
+)
