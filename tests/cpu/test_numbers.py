@@ -111,7 +111,7 @@ def test_spoiled_weights_of_the_rollout_engine(
     (finding,) = run["findings"]
     assert (finding["code"], finding["severity"]) == ("train.rollout-mismatch", "warning")
     assert re.search(rf"{PEARSON} is \S+ at step [12], expected {PEARSON_LEAST} or more$", finding["what"]), finding
-    assert finding["why"].startswith("likely causes, in order: the rollout engine does not have the actor's weights")
+    assert ". Likely causes, in order: the rollout engine does not have the actor's weights" in finding["why"]
     said = (
         f"warning: {finding['what']}  [{finding['code']}]\nnext: raydebug run --stop-when '{PEARSON} < {PEARSON_LEAST}'"
     )

@@ -12,17 +12,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from raydebug import process
 from raydebug.check import config as config_rules
 from raydebug.check.target import StageResult, Target
 from raydebug.errors import RaydebugError
-from raydebug.findings import Finding, error
+from raydebug.findings import CODES, Finding, error
 from raydebug.jobs.first_error import find_errors, judge_errors, last_words
 from raydebug.jobs.run_folder import load_run
-from raydebug.trainers.trainer import StepMetrics, Trainer
+from raydebug.trainers.trainer import StepMetrics
 
 BUDGET_S = 180.0
 LIMIT_S = 3 * BUDGET_S
@@ -41,26 +41,25 @@ def check(target: Target) -> StageResult:
     if refused := config_rules.refused(target, planned):
         return StageResult(refused)
     code, log = _run(target)
-    return StageResult(judge(code, log, target, find_diagnosis(log)), tuple(planned["read"]))
+    return StageResult(judge(code, log, target, recorded_findings(log)), tuple(planned["read"]))
 
 
-def judge(code: int | None, log: str, target: Target, diagnosis: Mapping[str, str] | None = None) -> list[Finding]:
+def judge(code: int | None, log: str, target: Target, recorded: Sequence[Mapping[str, str]] = ()) -> list[Finding]:
     """Return the findings about a run. Pure.
 
     Args:
         code: its exit code; None where it was ended for its time.
         log: what it printed.
         target: whose it is.
-        diagnosis: in the record of the run; None where no rule was sure.
+        recorded: the findings in the record of the run: a diagnosis, and what its metrics show.
     """
     assert target.program is not None
     lines = log.splitlines()
-    trainer = target.program.trainer
-    steps = [step for line in lines if (step := trainer.step_of(line)) is not None]
+    steps = [step for line in lines if (step := target.program.trainer.step_of(line)) is not None]
     again = f"raydebug run --profile debug --debugger post-mortem -- {shlex.join(target.command)}"
     cause = judge_errors(find_errors("the log", lines)).first
     if code == 0 and steps:
-        return _not_a_number(steps) or _judge_numbers(trainer, steps)
+        return _not_a_number(steps) or [_finding_of(one) for one in recorded if one["code"] in CODES]
     if code == 0:
         return [
             error(
@@ -84,7 +83,7 @@ def judge(code: int | None, log: str, target: Target, diagnosis: Mapping[str, st
             error("train.not-run", f"the training could not run: {refused[1]}", why=refused[2], fix=refused[3].strip())
         ]
     failed = f"the training fails after {len(steps)} steps"
-    if diagnosis is not None:
+    if diagnosis := next((one for one in recorded if one.get("evidence")), None):
         what = f"{failed}: {diagnosis['what']} ({diagnosis['code']})"
         why = "; ".join(filter(None, (diagnosis["why"], diagnosis.get("evidence"))))
         return [error("train.failed", what, why=why, fix=diagnosis["fix"])]
@@ -99,14 +98,20 @@ def judge(code: int | None, log: str, target: Target, diagnosis: Mapping[str, st
     ]
 
 
-def _not_a_number(steps: list[tuple[int, dict[str, float]]]) -> list[Finding]:
-    for number, metrics in steps:
-        bad = [name for name, value in metrics.items() if not math.isfinite(value) and SPOILT.search(name)]
+def _finding_of(recorded: Mapping[str, str]) -> Finding:
+    """Return a finding as it was before it was recorded."""
+    code, severity, what, why, fix = (recorded[name] for name in ("code", "severity", "what", "why", "fix"))
+    return Finding(code, severity, what, why, fix)
+
+
+def _not_a_number(steps: list[StepMetrics]) -> list[Finding]:
+    for step in steps:
+        bad = [name for name, value in step["metrics"].items() if not math.isfinite(value) and SPOILT.search(name)]
         if bad:
             return [
                 error(
                     "train.not-a-number",
-                    f"step {number} has no number for {', '.join(bad[:4])}",
+                    f"step {step['step']} has no number for {', '.join(bad[:4])}",
                     why="the weights are spoilt from then on; rewards that are nan or a learning rate too high do it",
                     fix="look at the rewards (trainer.rollout_data_dir=DIR writes them), or lower the rate",
                 )
@@ -114,27 +119,13 @@ def _not_a_number(steps: list[tuple[int, dict[str, float]]]) -> list[Finding]:
     return []
 
 
-def _judge_numbers(trainer: Trainer, steps: list[tuple[int, dict[str, float]]]) -> list[Finding]:
-    """Return what the steps show, each finding as it was at the first step that shows it."""
-    found: dict[str, Finding] = {}
-    taken: list[StepMetrics] = []
-    for number, metrics in steps:
-        if taken and number <= taken[-1]["step"]:  # a copy of the same line
-            continue
-        taken.append({"step": number, "metrics": metrics})
-        for one in trainer.judge_numbers(taken, small=True):
-            found.setdefault(one.code, one)
-    return list(found.values())
-
-
-def find_diagnosis(log: str) -> Mapping[str, str] | None:
-    """Return the diagnosis that `raydebug run` has left in the run's folder; None without one."""
+def recorded_findings(log: str) -> Sequence[Mapping[str, str]]:
+    """Return the findings that `raydebug run` has left in the run's folder."""
     started = JOB.search(log)
     try:
-        found = [] if started is None else load_run(started[1])["findings"]
+        return [] if started is None else load_run(started[1])["findings"]
     except RaydebugError:
-        return None
-    return next((one for one in found if one.get("evidence")), None)
+        return []
 
 
 def _run(target: Target) -> tuple[int | None, str]:

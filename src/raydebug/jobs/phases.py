@@ -72,12 +72,11 @@ class Phases:
                 self.taken.append({"name": name, "start_s": round(start_s, 3), "end_s": round(end_s, 3)})
         for trainer in TRAINERS:
             if (reported := trainer.step_of(line)) is not None:
-                step, metrics = reported
                 self.trainer = trainer
-                if step == 1:
+                if reported["step"] == 1:
                     self.ended.setdefault(FIRST_STEP, now - self.paused_s)
-                kept = {name: value for name, value in metrics.items() if name in trainer.metrics}
-                self._take_step(step, kept, kept.get(trainer.step_seconds), now - self.started)
+                kept = {name: value for name, value in reported["metrics"].items() if name in trainer.metrics}
+                self._take_step(reported["step"], kept, kept.get(trainer.step_seconds), now - self.started)
 
     def _take_step(self, step: int, metrics: dict[str, float], seconds: float | None, end_s: float) -> None:
         if self.steps and step <= self.steps[-1]["step"]:  # a copy of the same line

@@ -181,6 +181,20 @@ class StepMetrics(TypedDict):
     metrics: dict[str, float]
 
 
+def read_step(line: str, step: re.Pattern[str], metric: re.Pattern[str]) -> StepMetrics | None:
+    """Return the step that a line of the log reports; None if it reports none.
+
+    Args:
+        line: of the log.
+        step: has the groups `step` and `metrics`, the text of all metrics.
+        metric: has the groups `name` and `value`.
+    """
+    if (found := step.search(line)) is None:
+        return None
+    metrics = {one["name"]: float(one["value"]) for one in metric.finditer(found["metrics"])}
+    return {"step": int(found["step"]), "metrics": metrics}
+
+
 @dataclass(frozen=True)
 class FilesRead:
     """Paths that a training reads at its start, as the config has them.
@@ -244,8 +258,8 @@ class Trainer(Protocol):
     def fit_batches(self, program: str, settings: BatchSettings) -> None:
         """Adjust the numbers that a profile has reduced so that they divide each other as the trainer requires."""
 
-    def step_of(self, line: str) -> tuple[int, dict[str, float]] | None:
-        """Return the step and the metrics that a line of the log reports; None if it reports none."""
+    def step_of(self, line: str) -> StepMetrics | None:
+        """Return the step that a line of the log reports; None if it reports none."""
 
     def judge_numbers(self, steps: Sequence[StepMetrics], *, small: bool) -> list[Finding]:
         """Return what the metrics of the last step show, with the steps before it.

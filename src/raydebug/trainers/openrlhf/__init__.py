@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from raydebug.trainers.trainer import Arguments, BatchSettings, Checks, Column, Installed, Program, ValueOf
+from raydebug.trainers.trainer import Arguments, BatchSettings, Checks, Column, Installed, Program, ValueOf, read_step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,11 +113,8 @@ class OpenRlhf:
                 divisor = next(n for n in range(min(micro, share), 0, -1) if share % n == 0)
                 settings.change(word, str(divisor), f"divides an actor's share, {share}")
 
-    def step_of(self, line: str) -> tuple[int, dict[str, float]] | None:
-        found = _STEP.search(line)
-        if found is None:
-            return None
-        return int(found["step"]), {m["name"]: float(m["value"]) for m in _METRIC.finditer(found["metrics"])}
+    def step_of(self, line: str) -> StepMetrics | None:
+        return read_step(line, _STEP, _METRIC)
 
     def judge_numbers(self, steps: Sequence[StepMetrics], *, small: bool) -> list[Finding]:
         return []  # no rules for its metrics

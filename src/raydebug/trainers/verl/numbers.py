@@ -30,13 +30,16 @@ PEARSON = "training/rollout_actor_probs_pearson_corr"  # verl 0.6 to 0.9.1 utils
 PEARSON_LEAST = 0.98
 KL_LEAST = 0.001  # healthy tiny trainings have 0.0006 to 0.0007; with other matrices in the engine 0.35
 # Beside it; or in its place in 0.4 and 0.5, which have only the last one. Limits: verl docs/algo/rollout_corr.md,
-# check_rollout_correction_health, and docs/faq/faq.rst. 0.6.0 has trainer/ppo/mismatch_helper.py.
+# check_rollout_correction_health, and docs/faq/faq.rst. 0.6.0 has trainer/ppo/mismatch_helper.py. The ratios that verl
+# logs with them (ppl_ratio, rollout_is_mean) are computed of the same differences.
+K3_KL = ("rollout_corr/k3_kl", "mismatch/mismatch_k3_kl")  # another estimate of the KL, whose terms do not cancel
+KL_MOST = 0.1
 DISTANCES = {
-    "rollout_corr/kl": 0.1,
-    "mismatch/mismatch_kl": 0.1,
+    "rollout_corr/kl": KL_MOST,
+    "mismatch/mismatch_kl": KL_MOST,
+    **dict.fromkeys(K3_KL, KL_MOST),
     "training/rollout_probs_diff_mean": 0.01,
 }
-K3_KL = ("rollout_corr/k3_kl", "mismatch/mismatch_k3_kl")
 # The same in verl 0.4 to 0.9.1: trainer/ppo/metric_utils.py, compute_data_metrics; workers/actor and workers/engine.
 SCORES = ("critic/score", "critic/rewards")
 ADVANTAGES = "critic/advantages"
@@ -46,7 +49,6 @@ ENTROPIES = ("actor/entropy", "actor/entropy_loss")  # 0.4.0 has the second: tra
 
 STEPS = 3
 SMALL_STEPS = 2  # all that the profile `debug` runs
-ZERO_GRADIENT_STEPS = 2
 CUT_LEAST = 16  # tokens
 # Equal rewards of 0 or 1 give exactly 0. Others may leave rounding errors (measured: 0.06 for seven of 0.6, as verl
 # divides by their deviation), which cannot be distinguished from advantages of estimators that do not divide.
@@ -67,6 +69,7 @@ class Rule:
     Args:
         code: of its finding.
         find: looks at the steps up to now, and at whether the training is reduced.
+        limit: what counts as a sign, and the source of this limit.
         causes: likely causes, the most likely first.
         look: what to look at where the training has stopped.
         explains: codes of findings that follow from this one.
@@ -75,6 +78,7 @@ class Rule:
 
     code: str
     find: Callable[[Sequence[StepMetrics], bool], Sign | None]
+    limit: str
     causes: str
     look: str
     explains: tuple[str, ...] = ()
@@ -99,7 +103,8 @@ def judge(steps: Sequence[StepMetrics], *, small: bool) -> list[Finding]:
         causes = f"the training is reduced: few, short responses; {rule.causes}" if is_chance else rule.causes
         fix = f"raydebug run --stop-when '{condition}' -- COMMAND; {rule.look}"
         severity = "note" if is_chance else "warning"
-        found.append(Finding(rule.code, severity, what, why=f"likely causes, in order: {causes}", fix=fix))
+        why = f"limit: {rule.limit}. Likely causes, in order: {causes}"
+        found.append(Finding(rule.code, severity, what, why=why, fix=fix))
         explained.update(rule.explains)
     return found
 
@@ -115,6 +120,14 @@ def _in_a_row(steps: Sequence[StepMetrics], count: int, holds: Callable[[StepMet
     if len(last) < count or not all(holds(step) for step in last):
         return None
     return f"steps {last[0]['step']} to {last[-1]['step']}"
+
+
+def _zero_steps(small: bool) -> int:
+    """Return for how many steps rewards have no differences, or what follows from them is 0.
+
+    The number is the same for all of them, so that a finding comes no later than one that it explains.
+    """
+    return SMALL_STEPS if small else STEPS
 
 
 def _find_mismatch(steps: Sequence[StepMetrics], _small: bool) -> Sign | None:
@@ -149,7 +162,7 @@ def _find_equal_rewards(steps: Sequence[StepMetrics], small: bool) -> Sign | Non
     def is_equal(step: StepMetrics) -> bool:
         return math.isfinite(_value(step, low)) and _value(step, low) == _value(step, high)
 
-    named = _in_a_row(steps, SMALL_STEPS if small else STEPS, is_equal)
+    named = _in_a_row(steps, _zero_steps(small), is_equal)
     if named is None:
         return None
     value = _value(steps[-1], low)
@@ -165,7 +178,7 @@ def _find_zero_advantages(steps: Sequence[StepMetrics], small: bool) -> Sign | N
     def is_zero(step: StepMetrics) -> bool:
         return max(abs(_value(step, low)), abs(_value(step, high))) <= ADVANTAGE_ZERO
 
-    named = _in_a_row(steps, SMALL_STEPS if small else STEPS, is_zero)
+    named = _in_a_row(steps, _zero_steps(small), is_zero)
     if named is None:
         return None
     return (
@@ -174,8 +187,8 @@ def _find_zero_advantages(steps: Sequence[StepMetrics], small: bool) -> Sign | N
     )
 
 
-def _find_zero_gradient(steps: Sequence[StepMetrics], _small: bool) -> Sign | None:
-    named = _in_a_row(steps, ZERO_GRADIENT_STEPS, lambda step: _value(step, GRADIENT) == 0)
+def _find_zero_gradient(steps: Sequence[StepMetrics], small: bool) -> Sign | None:
+    named = _in_a_row(steps, _zero_steps(small), lambda step: _value(step, GRADIENT) == 0)
     # verl 0.4 logs three digits (utils/logger/aggregate_logger.py): its 0.000 may be a small gradient.
     if named is None or all(value == round(value, 3) for value in steps[-1]["metrics"].values()):
         return None
@@ -215,6 +228,8 @@ RULES = (
     Rule(
         "train.rollout-mismatch",
         _find_mismatch,
+        f"correlation {PEARSON_LEAST} (healthy trainings have 0.995 and more), or KL {KL_MOST} and difference 0.01"
+        " (verl's docs/algo/rollout_corr.md and docs/faq)",
         "the rollout engine does not have the actor's weights (their transfer failed, left some out or came late);"
         " it reports probabilities of other sampling settings (temperature, top_p or top_k differ from the actor's,"
         " rollout.logprobs_mode is not processed_logprobs);"
@@ -225,6 +240,7 @@ RULES = (
     Rule(
         "train.responses-cut",
         _find_cut_responses,
+        f"all responses of {STEPS} steps are as long as the longest one (verl's trainer/ppo/metric_utils.py)",
         "data.max_response_length is too small for the task;"
         " the model never ends a response (wrong eos token or chat template, ignore_eos);"
         " the model repeats itself (look at entropy and temperature)",
@@ -233,6 +249,8 @@ RULES = (
     Rule(
         "train.rewards-equal",
         _find_equal_rewards,
+        f"no difference in {STEPS} steps ({SMALL_STEPS} of a reduced training); GRPO subtracts the mean reward"
+        " (verl's trainer/ppo/core_algos.py)",
         "the reward function finds no answer in any response (format, data_source, ground_truth);"
         " responses are cut before their answer; the task is too hard or too easy for the model;"
         " all responses are the same (temperature=0)",
@@ -243,6 +261,8 @@ RULES = (
     Rule(
         "train.advantages-zero",
         _find_zero_advantages,
+        f"{ADVANTAGE_ZERO} in {STEPS} steps ({SMALL_STEPS} of a reduced training); the policy loss is a multiple"
+        " of them (verl's trainer/ppo/core_algos.py)",
         "all responses to a prompt have the same reward, and only prompts differ;"
         " algorithm.adv_estimator does not fit the rewards",
         _RESPONSES,
@@ -252,6 +272,7 @@ RULES = (
     Rule(
         "train.gradient-zero",
         _find_zero_gradient,
+        f"exactly 0 in {STEPS} steps ({SMALL_STEPS} of a reduced training); verl logs the norm before it clips",
         "the loss does not depend on the parameters (detach or no_grad in a custom loss, frozen parameters);"
         " the response mask leaves out every token; gradients are too small for float16",
         "look at the loss and the mask in the actor's update",
@@ -259,6 +280,7 @@ RULES = (
     Rule(
         "train.gradient-explodes",
         _find_exploding_gradient,
+        f"{GRADIENT_TIMES:g} times the median of the last {GRADIENT_BEFORE} steps; verl logs the norm before it clips",
         "rollout and actor probabilities disagree (training/rollout_probs_diff_mean);"
         " a reward or an advantage is nan, infinite or an outlier (critic/rewards/max, critic/advantages/max);"
         " the learning rate is too high",
@@ -267,6 +289,7 @@ RULES = (
     Rule(
         "train.entropy-collapse",
         _find_collapsed_entropy,
+        f"{ENTROPY_FRACTION:.0%} of the highest of the first {STEPS} steps, for {STEPS} steps",
         "the same response to every prompt has a high reward (a flaw of the reward function);"
         " the learning rate is too high, or clip_ratio_high too small;"
         " nothing regularizes the policy (no KL loss, entropy_coeff=0)",

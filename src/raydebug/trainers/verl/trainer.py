@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from raydebug.trainers.trainer import Arguments, BatchSettings, Checks, Column, Installed, Program, ValueOf
+from raydebug.trainers.trainer import Arguments, BatchSettings, Checks, Column, Installed, Program, ValueOf, read_step
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,12 +93,9 @@ class Verl:
 
         fit_batches(program, settings)
 
-    def step_of(self, line: str) -> tuple[int, dict[str, float]] | None:
+    def step_of(self, line: str) -> StepMetrics | None:
         # Source: verl 0.9.1 utils/logger/aggregate_logger.py, concat_dict_to_str.
-        found = _STEP.search(line)
-        if found is None:
-            return None
-        return int(found["step"]), {m["name"]: float(m["value"]) for m in _METRIC.finditer(found["metrics"])}
+        return read_step(line, _STEP, _METRIC)
 
     def judge_numbers(self, steps: Sequence[StepMetrics], *, small: bool) -> list[Finding]:
         from raydebug.trainers.verl.numbers import judge
