@@ -41,7 +41,9 @@ def dashboard(cluster: Cluster) -> Dashboard:
     return Dashboard(cluster)
 
 
-_ENDS = re.compile(r"died|dead|disconnect|exit|kill|error|fail|SIG", re.IGNORECASE)
+_ENDS = re.compile(
+    r"^(?!.*(?:\[state-dump\]|Execution time)).*(?:died|dead|disconnect|exit|kill|error|fail|SIG)", re.IGNORECASE
+)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -52,7 +54,7 @@ def pytest_runtest_makereport(
     report = yield
     found = getattr(item, "funcargs", {}).get("cluster")
     if report.failed and isinstance(found, Cluster):
-        report.sections.append(("Ray's logs", _last_errors(found.temp_dir / "session_latest" / "logs")))
+        report.sections.append(("Ray's logs", _last_errors(found.ray_logs)))
     return report
 
 

@@ -169,6 +169,21 @@ Traceback (most recent call last):
     assert names(log)[0] == "user-code"
 
 
+def test_a_crash_after_a_pause() -> None:
+    """A program that raised after a pause does not wait there; one whose pdb lost its input did nothing else."""
+    pause = "(Rank pid=7) raydebug: /home/u/agents.py:19 paused (breakpoint); look at it with: raydebug attach\n"
+    error = """\
+Traceback (most recent call last):
+  File "/home/u/agents.py", line 24, in score
+    raise ValueError("no score")
+ValueError: no score
+"""
+    assert names(pause) == ["breakpoint-waiting"]
+    for log in (pause + error, error + pause):
+        assert names(log) == ["user-code", "breakpoint-waiting"]
+    assert names(f"(Pdb) \n{error}".replace("ValueError: no score", "bdb.BdbQuit")) == ["breakpoint-waiting"]
+
+
 def test_a_progress_bar_is_no_end() -> None:
     """A collective that times out after a progress bar has reached its end is a failure."""
     timeout = "[rank1]:[E616 13:41:10.9 ProcessGroupNCCL.cpp:628] [Rank 1] Watchdog caught collective operation timeout"

@@ -72,6 +72,7 @@ HEADINGS = {
         Verb("vscode", "editors:vscode"),
         Verb("listen", "editors:listen"),
         Verb("adapter", "editors:adapter"),
+        Verb("mcp", "mcp:mcp"),
     ),
     "Make": (
         Verb("image", "make:image"),

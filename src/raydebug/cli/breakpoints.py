@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +9,8 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Json, Name
-from raydebug.protocol import messages
 
 app = typer.Typer(help="Set, list and remove breakpoints while jobs run.")
-
-REPORTS_WITHIN_S = 2.0
 
 
 @app.command()
@@ -33,17 +29,11 @@ def add(
     from raydebug.cluster.find import load_cluster
     from raydebug.cluster.kinds import kind_of
     from raydebug.gateway.breakpoint_specs import resolve_breaks
-    from raydebug.gateway.gateway_client import describe_break_states, fetch_breaks, set_breaks
+    from raydebug.gateway.gateway_client import add_break, describe_break_states
 
     cluster = load_cluster(name)
-    found = resolve_breaks([where], runner=kind_of(cluster).runner(), working_dir=Path.cwd())
-    (added,) = set_breaks(cluster, found, job=job)
-    deadline = time.monotonic() + REPORTS_WITHIN_S
-    while True:  # each process says what came of it
-        (one,) = [b for b in fetch_breaks(cluster) if b["id"] == added["id"]]
-        if time.monotonic() > deadline or all(p["state"] != messages.TOLD for p in one["processes"]):
-            break
-        time.sleep(0.05)
+    (spec,) = resolve_breaks([where], runner=kind_of(cluster).runner(), working_dir=Path.cwd())
+    one = add_break(cluster, spec, job=job)
     if as_json:
         render.out_json({"version": 1, "break": one})
         return

@@ -30,21 +30,30 @@ _Outcome = tuple[Debugger, str | CommandFailed]
 
 
 class Group:
-    """The pauses of a conversation. Attach them with `attach_one` or `attach_selection`.
+    """The pauses of a conversation. Attach them with `attach_one`, `attach_selection` or `join`.
 
     Args:
         address: the gateway, or a cluster without one.
         paint: colours.
         interactive: whether a person types.
+        kind: the class of its debuggers; another one says where output goes.
     """
 
-    def __init__(self, address: GatewayAddress | UnmanagedCluster, paint: Paint, *, interactive: bool) -> None:
+    def __init__(
+        self,
+        address: GatewayAddress | UnmanagedCluster,
+        paint: Paint,
+        *,
+        interactive: bool,
+        kind: type[Debugger] = Debugger,
+    ) -> None:
         self.debuggers: list[Debugger] = []
         self.current: Debugger | None = None
         self.lone = False
         self.empty = asyncio.Event()
         self.paint = paint
-        self._address, self._interactive = address, interactive
+        self._selection = Selection()
+        self._address, self._interactive, self._kind = address, interactive, kind
         self._numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: set[str] = set()
@@ -97,7 +106,7 @@ class Group:
         free, held = await self._split()
         if self._incomplete(free):
             free, held = await self._wait(timeout_s)
-        failures = await self._join(free)
+        failures = await self.join(free)
         self._tell_held(held)
         if not self.debuggers:
             raise failures[0]
@@ -129,7 +138,7 @@ class Group:
             ) from error
         return free, held
 
-    async def _join(self, pauses: Iterable[ListedPause]) -> list[RaydebugError]:
+    async def join(self, pauses: Iterable[ListedPause]) -> list[RaydebugError]:
         """Attach pauses concurrently; return the failures."""
         taken = {one.label for one in self.debuggers}
         coming: list[tuple[Debugger, ListedPause]] = []
@@ -155,7 +164,7 @@ class Group:
 
     def _new(self, number: int, name: str | None, rank: int | None) -> Debugger:
         interactive = self.lone and self._interactive
-        return Debugger(number, name, rank, paint=self.paint, interactive=interactive, peers=self.debuggers)
+        return self._kind(number, name, rank, paint=self.paint, interactive=interactive, peers=self.debuggers)
 
     def _add(self, debugger: Debugger, session: DebugSession) -> None:
         debugger.begin(session)
@@ -170,7 +179,7 @@ class Group:
                 free, held = await self._split()
                 known = {str(one.session.pause.get("id")) for one in self.debuggers}
                 before = set(self.debuggers)
-                await self._join(pause for pause in free if str(pause["id"]) not in known)
+                await self.join(pause for pause in free if str(pause["id"]) not in known)
                 for one in self.debuggers:
                     if one not in before:
                         one.say(f"joined: {await location(one)}")

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -23,6 +24,7 @@ from raydebug.protocol.snapshot import IS_ID, SnapshotSummary
 TIMEOUT_S = 5.0
 STACKS_TIMEOUT_S = 30.0  # beside what the processes may take; a busy gateway needs seconds for thousands of them
 RECEIVE_BYTES = 64 * 1024
+REPORTS_WITHIN_S = 2.0
 _BREAK_STATES = {
     messages.SET: "set in {}",
     messages.WAITING: "not loaded yet in {}",
@@ -213,6 +215,21 @@ def set_breaks(cluster: Cluster, breaks: list[BreakpointSpec], *, job: str | Non
         return []
     added: list[BreakpointSpec] = request(cluster, "POST", "/breaks", {"breaks": breaks, "job": job})["breaks"]
     return added
+
+
+def add_break(cluster: Cluster, spec: BreakpointSpec, *, job: str | None = None) -> ListedBreakpoint:
+    """Set a breakpoint, and return it with its state in each process, once all have reported or after 2 s.
+
+    Raises:
+        RaydebugError: the gateway does not answer.
+    """
+    (added,) = set_breaks(cluster, [spec], job=job)
+    deadline = time.monotonic() + REPORTS_WITHIN_S
+    while True:
+        (one,) = [listed for listed in fetch_breaks(cluster) if listed["id"] == added["id"]]
+        if time.monotonic() > deadline or all(process["state"] != messages.TOLD for process in one["processes"]):
+            return one
+        time.sleep(0.05)
 
 
 def fetch_breaks(cluster: Cluster) -> list[ListedBreakpoint]:

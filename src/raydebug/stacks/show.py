@@ -1,0 +1,81 @@
+"""The stacks of processes as lines of text."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from raydebug import render
+from raydebug.protocol.listings import ListedStacks
+from raydebug.protocol.messages import ANSWERED
+from raydebug.protocol.records import StackFrame, ThreadStack
+from raydebug.stacks.collect import is_python
+from raydebug.stacks.groups import Group, place, users_frames
+from raydebug.stacks.waits import name_process
+
+SHOWN_FRAMES = 5
+SHOWN_NATIVE = 12
+
+
+def group_lines(groups: Sequence[Group], processes: Sequence[ListedStacks]) -> Iterator[str]:
+    """Yield which processes are in each group, and the frames that say where they are."""
+    native = {(one["role"], one["pid"]): one.get("native", []) for one in processes}
+    for one in groups:
+        who = (
+            f"ranks {','.join(render.runs(one['ranks']))}"
+            if one["ranks"]
+            else f"pid {', '.join(map(str, one['pids'][:8]))}"
+        )
+        count = f"  {len(one['pids'])} processes" if len(one["pids"]) > 1 else ""
+        mark = "  differs from the others" if one["outlier"] else ""
+        yield f"{one['role']}  {who}{count}{mark}"
+        yield from _native_lines(native.get((one["role"], one["pids"][0]), []), one["frames"])
+        yield from _frame_lines(one["frames"], SHOWN_FRAMES)
+
+
+def whole_lines(processes: Sequence[ListedStacks]) -> Iterator[str]:
+    """Yield all threads of all processes with all of their frames."""
+    for process in processes:
+        yield _name(process)
+        for thread in process["threads"]:
+            yield f"  thread {thread['name']}"
+            native = [one for one in process.get("native", []) if one["name"] == thread["name"]]
+            yield from _native_lines(native, thread["frames"])
+            yield from _frame_lines(thread.get("frames", []), len(thread.get("frames", [])))
+
+
+def silent_lines(processes: Sequence[ListedStacks]) -> Iterator[str]:
+    """Yield the processes that did not answer, with the age of the stack that is known."""
+    for one in processes:
+        if one["state"] != ANSWERED:
+            age = f", its stack is {one['age_s']:.0f} s old" if one["age_s"] else ""
+            yield f"{one['state']}  {_name(one)}{age}"
+
+
+def _native_lines(threads: Sequence[ThreadStack], frames: Sequence[StackFrame]) -> Iterator[str]:
+    """Yield the native frames that a Python stack has called: those of the thread with the same innermost frame."""
+
+    def at(frame: StackFrame) -> tuple[object, object]:
+        return frame.get("file"), frame.get("function")
+
+    for thread in threads:
+        python = [one for one in thread["frames"] if is_python(one["file"])]
+        if python and frames and at(python[0]) == at(frames[0]):
+            for one in thread["frames"][: min(thread["frames"].index(python[0]), SHOWN_NATIVE)]:
+                yield f"    {one['function']} in {Path(one['file']).name}"
+            return
+
+
+def _frame_lines(frames: Sequence[StackFrame], count: int) -> Iterator[str]:
+    own = users_frames(frames)
+    shown = frames[:count]
+    if own and count < len(frames):  # the frames between the innermost and the user's belong to libraries
+        shown = [*(frames[:1] if frames[0] not in own else []), *own[: count - 1]]
+    for frame in shown:
+        source = linecache.getline(frame.get("file", ""), frame.get("line", 0)).strip() if frame in own else ""
+        yield f"    {place(frame)}" + (f"    {source[:80]}" if source else "")
+
+
+def _name(process: ListedStacks) -> str:
+    return f"{name_process(process)}  pid {process['pid']} on {process['ip']}"
