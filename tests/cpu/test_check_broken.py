@@ -163,9 +163,9 @@ ENV = {
         lambda s: pretend_installed(s, "transformers", "4.51.3"), lambda s: s.environment.delenv("PYTHONPATH"),
     ),
     "another Ray": Broken(
-        "env", "env.version-untested", r"ray 2\.40\.0 is installed; raydebug is tested with 2\.41\.0 to",
+        "env", "env.version-untested", r"ray 2\.99\.0 is installed; raydebug is tested with 2\.41\.0 to",
         r"pip install 'ray\[default\]>=2\.41\.0,<=",
-        lambda s: pretend_installed(s, "ray", "2.40.0"), lambda s: s.environment.delenv("PYTHONPATH"),
+        lambda s: pretend_installed(s, "ray", "2.99.0"), lambda s: s.environment.delenv("PYTHONPATH"),
     ),
     "an attention backend that vLLM does not know": Broken(
         "env", "env.attention-backend", "XFORMERS is no attention backend of vLLM", "unset VLLM_ATTENTION_BACKEND",
@@ -193,7 +193,7 @@ ENV = {
         variable("GLOO_SOCKET_IFNAME", "eth77"),
     ),
     "a port that is taken": Broken(
-        "env", "env.port-taken", "MASTER_PORT=.*somebody listens", "unset MASTER_PORT", listen,
+        "env", "env.port-taken", "MASTER_PORT=.*a process listens", "unset MASTER_PORT", listen,
     ),
     "a temporary folder too deep for sockets": Broken(
         "env", "env.tmpdir-long", "a path of 1[0-9][0-9] bytes", "export TMPDIR=/tmp",
@@ -324,7 +324,7 @@ MODEL = {
         without_template, again("model/chat_template.jinja"),
     ),
     "a chat template that forgets the user": Broken(
-        "model", "model.chat-template", "leaves out what the user says", "mend chat_template.jinja",
+        "model", "model.chat-template", "leaves out what the user says", "fix chat_template.jinja",
         lambda s: (s.folder / "model" / "chat_template.jinja").write_text("Answer: "),
         again("model/chat_template.jinja"),
     ),
