@@ -105,17 +105,19 @@ def model(
     like: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Shrink this model's architecture instead of Qwen2's.")
     ] = None,
+    vision: Annotated[bool, typer.Option("--vision", help="Build a Qwen2.5-VL, which takes images.")] = False,
     seed: _Seed = 0,
     as_json: Json = False,
 ) -> None:
-    """Build a random model of about 100,000 parameters, with tokenizer and chat template.
+    """Build a random model of about 100,000 parameters (400,000 with images), with tokenizer and chat template.
 
     Example: raydebug tiny model ./model
     """
     from raydebug.tiny.model import build_model
 
+    _one_of(vision, "--vision", like)
     with render.waiting(f"building a tiny model in {folder}"):
-        built = build_model(folder, like=like, seed=seed)
+        built = build_model(folder, like=like, vision=vision, seed=seed)
     if as_json:
         render.out_json({"version": 1, **asdict(built)})
     else:
@@ -132,6 +134,7 @@ def dataset(
     test_like: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Take test.parquet's rows from this one.")
     ] = None,
+    images: Annotated[bool, typer.Option("--images", help="Questions about images, for a model with vision.")] = False,
     rows: Annotated[int, typer.Option(min=1, help="Rows in train.parquet.")] = 16,
     seed: _Seed = 0,
     as_json: Json = False,
@@ -142,8 +145,9 @@ def dataset(
     """
     from raydebug.tiny.dataset import build_dataset
 
+    _one_of(images, "--images", like)
     with render.waiting(f"building a tiny dataset in {folder}"):
-        built = build_dataset(folder, like=like, test_like=test_like, rows=rows, seed=seed)
+        built = build_dataset(folder, like=like, test_like=test_like, images=images, rows=rows, seed=seed)
     if as_json:
         render.out_json({"version": 1, **asdict(built)})
     else:
@@ -152,3 +156,14 @@ def dataset(
         if built.missing:
             render.say(f"note: verl reads {', '.join(built.missing)}, which this dataset has not")
         render.out(built.path)
+
+
+def _one_of(is_given: bool, option: str, like: Path | None) -> None:
+    if is_given and like is not None:
+        raise RaydebugError(
+            f"{option} and --like exclude each other",
+            cause="--like takes over what the original has, images too",
+            fix="leave one of them out",
+            code="usage",
+            exit_code=Exit.USAGE,
+        )

@@ -16,6 +16,8 @@ from raydebug.tiny import appearing
 TEST_ROWS = 4
 REWARD_HEAD = '"""The reward of the tiny dataset."""\n\n\n'
 DATA_SOURCE = "raydebug/tiny_addition"
+PICTURE_SOURCE = "raydebug/tiny_squares"
+SQUARE_PX = 18  # of an image of at least 56 x 56
 # Source: verl 0.9.1 utils/dataset/rl_dataset.py (prompt_key) and experimental/reward_loop/reward_loop.py.
 NEEDED_COLUMNS = ("data_source", "prompt", "reward_model")
 
@@ -40,7 +42,13 @@ class TinyDataset:
 
 
 def build_dataset(
-    target: Path, *, like: Path | None = None, test_like: Path | None = None, rows: int = 16, seed: int = 0
+    target: Path,
+    *,
+    like: Path | None = None,
+    test_like: Path | None = None,
+    images: bool = False,
+    rows: int = 16,
+    seed: int = 0,
 ) -> TinyDataset:
     """Build a tiny dataset in `target`; the same seed gives the same bytes.
 
@@ -48,8 +56,9 @@ def build_dataset(
         target: the folder to be.
         like: a parquet file, or a folder with train.parquet (and test.parquet), whose first rows are taken.
         test_like: a parquet file whose first rows are taken for test.parquet.
+        images: without `like`, questions about an image in the column `images`.
         rows: rows in train.parquet; test.parquet has four, or fewer.
-        seed: seeds the questions.
+        seed: seeds the questions and images.
 
     Raises:
         RaydebugError: pyarrow is missing, `like` is no dataset, the target is taken or the disk is full.
@@ -57,7 +66,8 @@ def build_dataset(
     started_s = time.monotonic()
     parquet = _import_parquet()
     if like is None:
-        tables = {"train": _questions("train", rows, seed), "test": _questions("test", min(rows, TEST_ROWS), seed)}
+        draw = _picture_questions if images else _questions
+        tables = {"train": draw("train", rows, seed), "test": draw("test", min(rows, TEST_ROWS), seed)}
     else:
         train, test = _files_of(like)
         test = test if test_like is None else _files_of(test_like)[1]
@@ -107,6 +117,56 @@ def _questions(split: str, rows: int, seed: int) -> Any:
             }
         )
     return pyarrow.Table.from_pylist(table)
+
+
+def _picture_questions(split: str, rows: int, seed: int) -> Any:
+    """Return a table of questions about images in verl's schema: how many squares are drawn.
+
+    Prompts and images have several sizes, as those of real data.
+    """
+    import pyarrow
+
+    draw = random.Random(f"{seed} {split}")  # noqa: S311 - data for a test, not a secret
+    table = []
+    for index in range(rows):
+        squares = draw.randrange(5)
+        question = "<image>How many squares are in the image?" + " What is the answer?" * (index % 3)
+        table.append(
+            {
+                "data_source": PICTURE_SOURCE,
+                "prompt": [{"role": "user", "content": question}],
+                "images": [{"bytes": _draw_squares(squares, 56 + 28 * (index % 2), draw), "path": None}],
+                "ability": "counting",
+                "reward_model": {"style": "rule", "ground_truth": str(squares)},
+                "extra_info": {"split": split, "index": index},
+            }
+        )
+    schema = pyarrow.Table.from_pylist(table).schema
+    image = pyarrow.list_(pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())]))
+    return pyarrow.Table.from_pylist(table, schema.set(2, pyarrow.field("images", image)))
+
+
+def _draw_squares(squares: int, width_px: int, draw: random.Random) -> bytes:
+    """Return a PNG of up to four squares."""
+    import io
+
+    try:
+        from PIL import Image, ImageDraw
+    except ImportError as failure:
+        raise RaydebugError(
+            "a tiny dataset with images needs pillow",
+            cause=str(failure),
+            fix="install the cpu flavour: pip install --require-hashes -r env/cpu.lock",
+            code="tiny.no-pillow",
+        ) from failure
+    picture = Image.new("RGB", (width_px, 56), "white")
+    pen = ImageDraw.Draw(picture)
+    for place in range(squares):
+        x, y = 4 + 26 * (place % 2), 4 + 26 * (place // 2)
+        pen.rectangle((x, y, x + SQUARE_PX, y + SQUARE_PX), fill=tuple(draw.randrange(200) for _ in range(3)))
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return file.getvalue()
 
 
 def _files_of(like: Path) -> tuple[Path, Path]:

@@ -1,4 +1,4 @@
-"""Build a tiny random model: Qwen2 of about 100,000 parameters, or the shrunk likeness of another model.
+"""Build a tiny random model: Qwen2 of about 100,000 parameters, Qwen2.5-VL, or the shrunk likeness of another model.
 
 A likeness has the same architecture with every size small (`shrink`), and its tokenizer is trained anew on arithmetic
 sentences. The libraries are imported by the functions that need them.
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from raydebug.errors import Exit, RaydebugError
 from raydebug.tiny import appearing
+from raydebug.tiny import vision as images
 
 HIDDEN = 64
 HEADS = 2
@@ -23,7 +24,7 @@ LAYERS = 2
 EXPERTS = 4
 # The size of each key when it is present and larger; other keys stay as they are. Names as transformers 5.9 has them.
 _SIZES: dict[str, int] = {
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model"), HIDDEN),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embed_dim"), HIDDEN),
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "d_ff"), 2 * HIDDEN),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), HIDDEN),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "depth", "max_window_layers"), LAYERS),
@@ -62,12 +63,14 @@ class TinyModel:
     seconds: float
 
 
-def build_model(target: Path, *, like: Path | None = None, seed: int = 0) -> TinyModel:
+def build_model(target: Path, *, like: Path | None = None, vision: bool = False, seed: int = 0) -> TinyModel:
     """Build a tiny model with tokenizer and chat template in `target`; the same seed gives the same bytes.
 
     Args:
         target: the folder to be.
-        like: a model's folder, whose architecture, special tokens and chat template are taken; None for Qwen2.
+        like: a model's folder, whose architecture, special tokens, chat template and processor are taken; None for
+            Qwen2.
+        vision: without `like`, Qwen2.5-VL with its processor instead of Qwen2.
         seed: seeds the weights.
 
     Raises:
@@ -79,11 +82,13 @@ def build_model(target: Path, *, like: Path | None = None, seed: int = 0) -> Tin
     with appearing(target) as folder:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported
         torch, transformers = _import_libraries()
-        config, tokenizer = _likeness(like, transformers) if like else _qwen2(transformers)
+        config, tokenizer, processor = _parts(like, vision, transformers)
         torch.manual_seed(seed)
         model = _random_model(config, transformers)
         model.to(torch.bfloat16).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        if processor is not None:
+            processor.save_pretrained(folder)
         transformers.GenerationConfig(
             eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
         ).save_pretrained(folder)
@@ -122,23 +127,40 @@ def _import_libraries() -> tuple[Any, Any]:
     return torch, transformers
 
 
-def _qwen2(transformers: Any) -> tuple[Any, Any]:
-    tokenizer = train_tokenizer()
-    config = transformers.Qwen2Config(
-        vocab_size=_padded(len(tokenizer)),
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=1,
-        max_position_embeddings=2048,
+def _parts(like: Path | None, vision: bool, transformers: Any) -> tuple[Any, Any, Any]:
+    """Return config, tokenizer and processor; None for the processor of a text model."""
+    if like is not None:
+        config, tokenizer = _likeness(like, transformers)
+        return config, tokenizer, images.processor_like(like, tokenizer, transformers)
+    if not vision:
+        tokenizer = train_tokenizer()
+        text = {**_qwen2(tokenizer), "tie_word_embeddings": False}
+        return transformers.Qwen2Config(**text, architectures=["Qwen2ForCausalLM"]), tokenizer, None
+    tokenizer = train_tokenizer(images.VISION_TOKENS, images.TEMPLATE)
+    axes = [HEAD_DIM // 8, HEAD_DIM * 3 // 16, HEAD_DIM * 3 // 16]  # time, height, width: half of a head
+    rope = {"rope_type": "default", "mrope_section": axes, "rope_theta": 1e6}
+    config = transformers.Qwen2_5_VLConfig(
+        text_config={**_qwen2(tokenizer), "rope_parameters": rope},
         tie_word_embeddings=False,
-        bos_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        architectures=["Qwen2ForCausalLM"],
+        architectures=["Qwen2_5_VLForConditionalGeneration"],
+        **images.vision_settings(tokenizer),
     )
-    return config, tokenizer
+    return config, tokenizer, images.make_processor(tokenizer, transformers)
+
+
+def _qwen2(tokenizer: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": _padded(len(tokenizer)),
+        "hidden_size": HIDDEN,
+        "intermediate_size": 2 * HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 2048,
+        "bos_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
 
 
 def _likeness(like: Path, transformers: Any) -> tuple[Any, Any]:
@@ -217,7 +239,7 @@ def shrink(config: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(layers, int):
         small.update({k: list(v)[:layers] for k, v in config.items() if k.endswith("layer_types") and v})
     _fit_rotary_sections(small)
-    return small
+    return images.fit_vision(small)
 
 
 def _fit_rotary_sections(small: dict[str, Any]) -> None:
@@ -258,8 +280,8 @@ def sentences() -> Iterator[str]:
             yield f"What is {i} plus {j}? The answer is {i + j}. user assistant system"
 
 
-def train_tokenizer() -> Any:
-    """Return a new byte-level BPE tokenizer with a chat template."""
+def train_tokenizer(more_tokens: Sequence[str] = (), template: str = CHAT_TEMPLATE) -> Any:
+    """Return a new byte-level BPE tokenizer with a chat template and, if asked for, more special tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -268,7 +290,7 @@ def train_tokenizer() -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
-        special_tokens=[END_OF_TEXT, TURN_START, TURN_END],
+        special_tokens=[END_OF_TEXT, TURN_START, TURN_END, *more_tokens],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -277,10 +299,10 @@ def train_tokenizer() -> Any:
         tokenizer_object=tokenizer,
         eos_token=TURN_END,
         pad_token=END_OF_TEXT,
-        additional_special_tokens=[TURN_START, TURN_END],
+        additional_special_tokens=[TURN_START, TURN_END, *more_tokens],
         model_max_length=4096,
     )
-    fast.chat_template = CHAT_TEMPLATE
+    fast.chat_template = template
     return fast
 
 

