@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raydebug.check import config as config_rules
+from raydebug.check import images
 from raydebug.check.probes import Facts
 from raydebug.check.target import StageResult, Target, run_probe
 from raydebug.findings import Finding, error, note, warning
@@ -35,6 +36,7 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
     if any(finding.severity == "error" and finding.code.startswith("data.") for finding in found):
         return found  # columns and rows of what cannot be read
     found += _columns(config, facts["splits"])
+    found += images.judge_rows(config, facts["images"])
     found += _rows(config, facts)
     found += _lengths(config, facts["lengths"])
     found += judge_reward(facts["reward"], config.keys)
@@ -227,6 +229,8 @@ def _lengths(config: TrainingConfig, lengths: Mapping[str, Any]) -> Iterator[Fin
         return
     share = f"{lengths['too_long']} of {lengths['measured']} prompts have more than max_prompt_length={limit} tokens"
     longest = f"the longest has {lengths['longest']} (row {lengths['longest_row']})"
+    if lengths.get("image_tokens"):
+        longest += f"; the images of one take up to {lengths['image_tokens']} of them"
     if config.get("filter_long_prompts"):
         yield warning(
             "data.prompt-too-long",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raydebug.check import config as config_rules
-from raydebug.check import model_fit
+from raydebug.check import images, model_fit
 from raydebug.check.probes import Facts
 from raydebug.check.target import StageResult, Target, run_probe
 from raydebug.findings import Finding, error, warning
@@ -29,6 +29,8 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
     if "json" not in facts:
         return list(_nothing_there(facts, keys["model"]))
     found = [*_architecture(facts, keys), *_tokenizer(facts, keys)]
+    if "processor" in facts:
+        found += images.judge_processor(facts, keys)
     found += judge_shards(facts)
     if "sizes" in facts:
         found += model_fit.judge(target, facts, facts["variables"])

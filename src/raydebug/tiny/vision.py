@@ -93,7 +93,8 @@ def _with_small_images(processor: Any) -> Any:
 
     Source: transformers 5.9 models/qwen2_vl/image_processing_qwen2_vl.py: size has the least and most pixels.
     """
-    for part in (processor.image_processor, getattr(processor, "video_processor", None)):
+    parts: tuple[Any, ...] = (processor.image_processor, getattr(processor, "video_processor", None))
+    for part in parts:
         patch, merge = getattr(part, "patch_size", None), getattr(part, "merge_size", None)
         if isinstance(patch, int) and isinstance(merge, int) and "longest_edge" in (part.size or {}):
             unit = patch * merge
@@ -103,7 +104,7 @@ def _with_small_images(processor: Any) -> Any:
 
 def _require_torchvision() -> None:
     try:
-        import torchvision  # noqa: F401
+        import torchvision  # type: ignore[import-untyped, import-not-found, unused-ignore]  # noqa: F401
     except ImportError as failure:
         raise RaydebugError(
             "a tiny vision model needs torchvision",

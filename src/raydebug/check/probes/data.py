@@ -12,6 +12,7 @@ from typing import Any
 
 from raydebug.check.probes import Facts
 from raydebug.check.probes.env import list_gpus
+from raydebug.check.probes.images import count_tokens, has_vision, look_at_images
 from raydebug.check.probes.plan import compose, paths_of, read_by, variables
 from raydebug.findings import describe_exception
 from raydebug.trainers.config import TrainingConfig
@@ -36,6 +37,7 @@ def gather(request: Facts) -> Facts:
         "gpus": len(list_gpus()["gpus"]),
         "splits": splits,
         "lengths": _lengths(config, rows),
+        "images": look_at_images(config, rows),
         "reward": try_reward(checks, config, rows[:REWARD_ROWS]),
         "verdict": checks.verdict(live),
     }
@@ -101,6 +103,7 @@ def _lengths(config: TrainingConfig, rows: list[Facts]) -> Facts:
     """Return the lengths of the prompts in tokens, or why they could not be measured."""
     limit, column = config.get("prompt_tokens"), config.get("prompt_column")
     prompts = [row[column] for row in rows if row.get(column) is not None]
+    images = [row.get(config.get("image_column")) or [] for row in rows if row.get(column) is not None]
     if not prompts or not isinstance(limit, int):
         return {"unknown": "no prompts were read"}
     if not _are_messages(prompts[0]):
@@ -112,18 +115,32 @@ def _lengths(config: TrainingConfig, rows: list[Facts]) -> Facts:
     if not tokenizer.chat_template:
         return {"unknown": "the tokenizer has no chat template"}
     options = dict(config.get("template_options") or {})
+    count = count_tokens(config, options) if any(images) and has_vision(config) else None
     deadline = time.monotonic() + SAMPLE_S
     lengths: list[int] = []
-    for index, prompt in enumerate(prompts):
+    image_tokens = 0
+    for index, (prompt, shown) in enumerate(zip(prompts, images, strict=True)):
         try:
+            if shown and count is not None:
+                length, of_images = count(prompt, shown)
+                image_tokens = max(image_tokens, of_images)
+                lengths.append(length)
+                continue
             said = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False, **options)
             lengths.append(len(tokenizer(said, add_special_tokens=False)["input_ids"]))
         except Exception as failure:  # noqa: BLE001 - a template is a program: TemplateError, TypeError, KeyError
+            if shown and count is not None:
+                continue  # the rules about images report it
             return {"row": index, "refused": f"{type(failure).__name__}: {str(failure).partition(chr(10))[0][:200]}",
                     "roles": [m.get("role") for m in prompt][:8]}  # fmt: skip
-        if time.monotonic() > deadline:
+        finally:
+            is_late = time.monotonic() > deadline
+        if is_late:
             break
+    if not lengths:
+        return {"unknown": "no prompt with its images could be rendered"}
     return {
+        "image_tokens": image_tokens,
         "measured": len(lengths),
         "longest": max(lengths),
         "longest_row": lengths.index(max(lengths)),

@@ -14,6 +14,7 @@ from typing import Any
 from raydebug.check.probes import Facts
 from raydebug.check.probes.data import load_tokenizer
 from raydebug.check.probes.env import list_gpus
+from raydebug.check.probes.images import look_at_processor
 from raydebug.check.probes.plan import compose, read_by, variables
 from raydebug.findings import describe_exception
 from raydebug.trainers.config import TrainingConfig
@@ -54,6 +55,8 @@ def gather(request: Facts) -> Facts:
     facts["vllm"] = _vllm_knows((facts["json"].get("architectures") or [None])[0])
     facts["has_flash_attention"] = importlib.util.find_spec("flash_attn") is not None
     facts["tokenizer"] = _tokenizer(config)
+    if "vision_config" in facts["json"]:
+        facts["processor"] = look_at_processor(config, folder, str((facts["json"].get("architectures") or [""])[0]))
     facts["read"] = read_by(request, folder, *folder.iterdir(), config.get("tokenizer"))
     return facts
 

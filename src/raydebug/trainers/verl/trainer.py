@@ -90,8 +90,11 @@ class Verl:
 
     def fit_batches(self, program: str, settings: BatchSettings) -> None:
         from raydebug.trainers.verl.batch_sizes import fit_batches
+        from raydebug.trainers.verl.vision import fit_images
 
         fit_batches(program, settings)
+        if program == "ppo":
+            fit_images(settings)
 
     def step_of(self, line: str) -> StepMetrics | None:
         # Source: verl 0.9.1 utils/logger/aggregate_logger.py, concat_dict_to_str.

@@ -11,7 +11,7 @@ TYPE_CHECKING = False  # each Python of the flavour cpu imports this package at 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["wanted"]
+__all__ = ["apply_asked", "asked_patches", "wanted"]
 
 
 def wanted(environ: Mapping[str, str]) -> bool:
@@ -20,3 +20,16 @@ def wanted(environ: Mapping[str, str]) -> bool:
     Source: verl 0.9.1 plugin/platform/platform_manager.py:109 reads VERL_PLATFORM, stripped and lowered.
     """
     return environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"
+
+
+def asked_patches(environ: Mapping[str, str]) -> frozenset[str]:
+    """Return the names of the patches that RAYDEBUG_PATCHES asks for, on any platform."""
+    return frozenset(name.strip() for name in environ.get("RAYDEBUG_PATCHES", "").split(",") if name.strip())
+
+
+def apply_asked(package: str, environ: Mapping[str, str]) -> None:
+    """Apply the patches of `verl` or `vllm` that RAYDEBUG_PATCHES names."""
+    if names := asked_patches(environ):
+        from raydebug.trainers.verl.cpu import patches
+
+        patches.apply(package, names)

@@ -8,7 +8,7 @@ without VERL_PLATFORM, so that the packages are as they come. The contract test 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,10 +43,15 @@ class Patch:
     is_needed: Callable[[], bool]
 
 
-def apply(package: str) -> None:
-    """Apply the patches of one package, each once."""
+def apply(package: str, names: Collection[str] | None = None) -> None:
+    """Apply the patches of one package, each once.
+
+    Args:
+        package: `verl` or `vllm`.
+        names: only these; None for all.
+    """
     for patch in PATCHES:
-        if patch.package == package:
+        if patch.package == package and (names is None or patch.name in names):
             holder, name = find_target(patch)
             original = getattr(holder, name)
             if not hasattr(original, _MARK):

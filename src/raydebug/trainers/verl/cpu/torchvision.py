@@ -51,4 +51,4 @@ class _Loader(SourceFileLoader):
 
 
 if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-    sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]  # not importlib's class: see above
+    sys.meta_path.insert(0, _Finder())  # no class of importlib: see above

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import sys
 
-from raydebug.trainers.verl.cpu import wanted
+from raydebug.trainers.verl.cpu import apply_asked, wanted
 
 
 def register() -> None:
-    """Make this process's verl run on the CPU; do nothing unless VERL_PLATFORM=cpu."""
+    """Make this process's verl run on the CPU with VERL_PLATFORM=cpu; else apply the patches that are asked for."""
     if not wanted(os.environ):
+        apply_asked("verl", os.environ)
         return
     from raydebug.trainers.verl.cpu import patches, vllm_plugin
 

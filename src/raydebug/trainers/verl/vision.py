@@ -1,0 +1,87 @@
+"""Two defects of verl and vLLM that only models with images meet: where they are installed, and what a profile changes.
+
+`cpu/patches.py` repairs both, on a CPU always, elsewhere if RAYDEBUG_PATCHES names them. What is installed is read from
+its source: importing vLLM takes 12 s.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raydebug.trainers.verl.cpu import asked_patches, wanted
+
+if TYPE_CHECKING:
+    from raydebug.trainers.trainer import BatchSettings
+
+NORMALIZATION, EQUAL_LENGTHS = "image-normalization-kept", "position-ids-of-equal-lengths"
+
+
+def fit_images(settings: BatchSettings) -> None:
+    """Let the rollout engine read the weights itself where it would lose the normalization of images."""
+    if not settings.has("load_format"):
+        return
+    names = config_of(settings.text("model") or "").get("architectures") or [""]
+    if loses_normalization(settings.text("load_format") or "", str(names[0])):
+        settings.change("load_format", "safetensors", "with dummy this vLLM loses the normalization of images")
+
+
+def config_of(model: str) -> dict[str, Any]:
+    """Return the config.json of a model's folder; empty if it cannot be read."""
+    try:
+        said = json.loads(Path(os.path.expanduser(model), "config.json").read_text(encoding="utf-8"))  # noqa: PTH111
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def loses_normalization(load_format: str, architecture: str) -> bool:
+    """Return whether rollouts of a model would not see its images.
+
+    vLLM keeps the normalization in buffers, load_format=dummy fills them with random values, and verl sends parameters
+    only. Source: vllm 0.28.0 model_executor/models/vision.py FusedInputNorm, model_loader/weight_utils.py
+    initialize_dummy_weights; github.com/vllm-project/vllm/pull/50411.
+
+    Args:
+        load_format: that of the rollout engine.
+        architecture: of the model, as its config.json names it.
+    """
+    models = _package("vllm", "model_executor", "models")
+    if models is None or not load_format.startswith("dummy") or _is_patched(NORMALIZATION):
+        return False
+    named = re.search(rf'"{re.escape(architecture)}": \(\s*"(\w+)"', _text(models / "registry.py"))
+    uses = named is not None and "FusedInputNorm" in _text(models / f"{named[1]}.py")
+    return uses and 'register_buffer("weight", weight)' in _text(models / "vision.py")
+
+
+def breaks_equal_lengths() -> bool:
+    """Return whether verl splits the position ids of equally long sequences along the wrong dimension.
+
+    Source: verl 0.9.1 utils/tensordict_utils.py maybe_fix_3d_position_ids; github.com/verl-project/verl/issues/7899.
+    """
+    utils = _package("verl", "utils")
+    return (
+        utils is not None
+        and "_ragged_idx = 2" in _text(utils / "tensordict_utils.py")
+        and not _is_patched(EQUAL_LENGTHS)
+    )
+
+
+def _is_patched(name: str) -> bool:
+    return wanted(os.environ) or name in asked_patches(os.environ)
+
+
+def _package(name: str, *inside: str) -> Path | None:
+    spec = importlib.util.find_spec(name)
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent.joinpath(*inside)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError:
+        return ""
