@@ -12,7 +12,7 @@ from typing import Any
 
 from raydebug.check.probes import Facts
 from raydebug.check.probes.env import list_gpus
-from raydebug.check.probes.images import count_tokens, has_vision, look_at_images
+from raydebug.check.probes.images import count_placeholders, count_tokens, has_vision, look_at_images
 from raydebug.check.probes.plan import compose, paths_of, read_by, variables
 from raydebug.findings import describe_exception
 from raydebug.trainers.config import TrainingConfig
@@ -122,6 +122,8 @@ def _lengths(config: TrainingConfig, rows: list[Facts]) -> Facts:
     for index, (prompt, shown) in enumerate(zip(prompts, images, strict=True)):
         try:
             if shown and count is not None:
+                if len(shown) != count_placeholders(prompt):
+                    continue  # the rules about images report it
                 length, of_images = count(prompt, shown)
                 image_tokens = max(image_tokens, of_images)
                 lengths.append(length)
@@ -130,7 +132,7 @@ def _lengths(config: TrainingConfig, rows: list[Facts]) -> Facts:
             lengths.append(len(tokenizer(said, add_special_tokens=False)["input_ids"]))
         except Exception as failure:  # noqa: BLE001 - a template is a program: TemplateError, TypeError, KeyError
             if shown and count is not None:
-                continue  # the rules about images report it
+                continue
             return {"row": index, "refused": f"{type(failure).__name__}: {str(failure).partition(chr(10))[0][:200]}",
                     "roles": [m.get("role") for m in prompt][:8]}  # fmt: skip
         finally:
