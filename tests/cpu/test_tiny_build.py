@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -194,3 +195,91 @@ def test_architecture_that_transformers_does_not_know(tmp_path: Path) -> None:
         build_model(tmp_path / "m", like=like)
     assert failure.value.exit_code == 2
     assert not (tmp_path / "m").exists()
+
+
+VISION_LIKES: dict[str, dict[str, Any]] = {
+    "Qwen2VL": {"depth": 32, "embed_dim": 1280, "hidden_size": 2048, "mlp_ratio": 4, "num_heads": 16, "patch_size": 14},
+    "Qwen2_5_VL": {
+        "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 2048,
+        "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31],
+    },
+    "Qwen3VL": {
+        "depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16, "out_hidden_size": 2048,
+        "patch_size": 16, "num_position_embeddings": 2304, "deepstack_visual_indexes": [5, 11, 17],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", VISION_LIKES)
+def test_likeness_of_a_vision_model(kind: str, tmp_path: Path) -> None:
+    """--like of a model with images keeps its processor, with small images; the likeness sees an image."""
+    import torch
+    import transformers
+    from PIL import Image
+
+    build_model(tmp_path / "tokens", vision=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "tokens")
+    ours = json.loads((tmp_path / "tokens" / "config.json").read_text())
+    ids = {name: value for name, value in ours.items() if name.startswith(("image_", "video_", "vision_"))}
+    patch = VISION_LIKES[kind]["patch_size"]
+    rope = {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6}
+    text = {
+        "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
+        "num_attention_heads": 16, "num_key_value_heads": 2, "rope_parameters": rope, "head_dim": 128,
+    }  # fmt: skip
+    original = getattr(transformers, f"{kind}Config")(
+        text_config=text, architectures=[f"{kind}ForConditionalGeneration"],
+        **{**ids, "vision_config": VISION_LIKES[kind]},
+    )  # fmt: skip
+    original.save_pretrained(tmp_path / "large")
+    videos = transformers.Qwen3VLVideoProcessor if kind == "Qwen3VL" else transformers.Qwen2VLVideoProcessor
+    getattr(transformers, f"{kind}Processor")(
+        image_processor=transformers.Qwen2VLImageProcessor(patch_size=patch), tokenizer=tokenizer,
+        video_processor=videos(patch_size=patch), chat_template=tokenizer.chat_template,
+    ).save_pretrained(tmp_path / "large")  # fmt: skip
+    built = build_model(tmp_path / "small", like=tmp_path / "large")
+    assert (built.architecture, built.parameters < 1_000_000) == (f"{kind}ForConditionalGeneration", True)
+    processor = transformers.AutoProcessor.from_pretrained(tmp_path / "small")
+    message = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is this?"}]}]
+    said = processor.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+    inputs = processor(text=[said], images=[Image.new("RGB", (2000, 1000), "red")], return_tensors="pt")
+    tokens = int((inputs["input_ids"] == processor.image_token_id).sum())
+    assert 4 <= tokens <= 16
+    model = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / "small")
+    with torch.no_grad():
+        assert model(**inputs).logits.isfinite().all()
+
+
+def test_vision_bytes_and_images(tmp_path: Path) -> None:
+    """--vision and --images give the same bytes for a seed; each row has as many images as its prompt names."""
+    from pyarrow import parquet
+
+    for name in "ab":
+        build_model(tmp_path / f"model-{name}", vision=True, seed=5)
+        build_dataset(tmp_path / f"data-{name}", images=True, rows=6, seed=5)
+    assert contents(tmp_path / "model-a") == contents(tmp_path / "model-b")
+    assert contents(tmp_path / "data-a") == contents(tmp_path / "data-b")
+    rows = parquet.read_table(tmp_path / "data-a" / "train.parquet").to_pylist()
+    assert all(row["prompt"][0]["content"].count("<image>") == len(row["images"]) == 1 for row in rows)
+    assert len({row["images"][0]["bytes"] for row in rows}) > 1
+    built = build_dataset(tmp_path / "rows", like=tmp_path / "data-a", rows=3)
+    assert built.rows["train"] == 3
+    kept = parquet.read_table(tmp_path / "rows" / "train.parquet").to_pylist()
+    assert [row["images"] for row in kept] == [row["images"] for row in rows[:3]]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("model", "--vision", "--like", "m"),
+        ("dataset", "--images", "--like", "d"),
+        ("dataset", "--images", "--rows", "0"),
+    ],
+)
+def test_images_refused(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """Options that exclude each other, and no rows, are refused with exit code 2; nothing is built."""
+    verb, *options = arguments
+    done = run_tiny(verb, str(tmp_path / "x"), *options)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "x").exists()

@@ -130,3 +130,21 @@ def test_engine_look_up_still_needs_the_override() -> None:
         "os.environ['VERL_ENGINE_DEVICE'] = 'cuda'; print(ask().__name__)"
     )
     assert run_python(code, VERL_PLATFORM="cpu").splitlines()[-2:] == ["none", "FSDPEngineWithLMHead"]
+
+
+@pytest.mark.parametrize("platform", ["cpu", None])
+def test_torchvision_is_imported_without_cuda(platform: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchvision for CUDA is imported beside torch for CPU in any Python of the environment; its operators refuse."""
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    if platform is not None:
+        monkeypatch.setenv("VERL_PLATFORM", platform)
+    program = """\
+import torch, torchvision
+try:
+    torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)
+except (RuntimeError, NotImplementedError) as refusal:
+    print(type(refusal).__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in ("RuntimeError", "NotImplementedError")

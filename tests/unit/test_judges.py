@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from raydebug.check import data, engine, model
+from raydebug.check import data, engine, images, model
 from raydebug.check.target import Target, find_program
 from raydebug.cluster.runner import LocalRunner
 from raydebug.findings import Finding, error, note, warning
+from raydebug.trainers.config import TrainingConfig
 
 COMMAND = ["python", "-m", "verl.trainer.main_ppo"]
 TARGET = Target(tuple(COMMAND), find_program(COMMAND), Path(), LocalRunner("python"), {}, {})
@@ -54,6 +55,7 @@ DATASET: dict[str, Any] = {
     "variables": {},
     "gpus": 8,
     "verdict": None,
+    "images": {"vision": False, "column": "images", "in_data": False, "others": [], "placeholders": 0, "images": 0},
     "splits": {
         "train": [
             {"path": "train.parquet", "exists": True, "is_file": True, "remote": False, "columns": COLUMNS, "rows": 16}
@@ -1109,3 +1111,49 @@ def test_a_command_that_hydra_refuses(judge: Any) -> None:
     assert (found.code, found.what) == ("command.override", "the config has no setting data.train_batchsize")
     assert found.fix == "data.train_batch_size=8, if that is meant; +data.train_batchsize=8 adds a new one"
     assert found.overrides == {"data.train_batchsize": None, "data.train_batch_size": "8"}
+
+
+PICTURES: dict[str, Any] = {
+    "vision": True, "column": "images", "in_data": True, "others": ["images"], "placeholders": 16, "images": 16,
+}  # fmt: skip
+IMAGE_KEYS = {"image_column": "data.image_key", "load_format": "actor_rollout_ref.rollout.load_format"}
+IMAGE_ROWS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "as it should be": ({}, []),
+    "no images at all": ({"placeholders": 0, "images": 0, "in_data": False}, []),
+    "another column": ({"in_data": False, "others": ["pictures"]}, ["data.image-column data.image_key=pictures"]),
+    "a text model": ({"vision": False}, ["data.image-model"]),
+    "too few and broken": (
+        {"differs": {"row": 3, "placeholders": 2, "images": 1}, "broken": {"row": 4, "image": 0, "said": "OSError: x"}},
+        ["data.image-count", "data.image-broken"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "expected"), IMAGE_ROWS.values(), ids=IMAGE_ROWS)
+def test_images_of_rows(changes: dict[str, Any], expected: list[str]) -> None:
+    """Images and placeholders that do not fit each other are findings; a fix that is a setting comes as one."""
+    found = images.judge_rows(TrainingConfig({}, IMAGE_KEYS), {**PICTURES, **changes})
+    said = [" ".join([one.code, *(f"{key}={value}" for key, value in one.overrides.items())]) for one in found]
+    assert said == expected
+
+
+PROCESSOR: dict[str, Any] = {
+    "files": ["processor_config.json"], "class": "Qwen2_5_VLProcessor", "template": True,
+    "loses_normalization": False, "breaks_equal_lengths": False, "micro_batch": 4, "verl": "0.9.1",
+}  # fmt: skip
+PROCESSORS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "as it should be": ({}, []),
+    "no torchvision": ({"no_torchvision": True, "fitting": "0.28.0"}, ["error model.torchvision"]),
+    "a broken one": ({"failed": {"type": "OSError", "message": "no file", "where": ""}}, ["error model.processor"]),
+    "a text template": ({"template": False}, ["error model.processor"]),
+    "a vLLM that loses the normalization": ({"loses_normalization": True}, ["error model.load-format"]),
+    "a verl that splits wrongly": ({"breaks_equal_lengths": True}, ["warning model.equal-lengths"]),
+    "one sequence at a time": ({"breaks_equal_lengths": True, "micro_batch": 1}, ["error model.equal-lengths"]),
+}
+
+
+@pytest.mark.parametrize(("changes", "expected"), PROCESSORS.values(), ids=PROCESSORS)
+def test_processor_of_a_vision_model(changes: dict[str, Any], expected: list[str]) -> None:
+    """What keeps a model from its images is one finding each; where only some batches fail it is a warning."""
+    found = images.judge_processor({"path": "m", "processor": {**PROCESSOR, **changes}}, IMAGE_KEYS)
+    assert [f"{one.severity} {one.code}" for one in found] == expected
