@@ -104,7 +104,7 @@ def _with_small_images(processor: Any) -> Any:
 
 def _require_torchvision() -> None:
     try:
-        import torchvision  # type: ignore[import-untyped, import-not-found, unused-ignore]  # noqa: F401
+        import torchvision  # noqa: F401
     except ImportError as failure:
         raise RaydebugError(
             "a tiny vision model needs torchvision",
