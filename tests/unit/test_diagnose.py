@@ -235,6 +235,20 @@ def test_optional_package() -> None:
     assert names("ImportError: flash_attn is not installed") == ["missing-python-package"]
 
 
+def test_printed_configuration() -> None:
+    """The names and values of a configuration that the trainer prints are no failures."""
+    config = """\
+(TaskRunner pid=71) {'actor_rollout_ref': {'rollout': {'cudagraph_capture_sizes': None,
+(TaskRunner pid=71)                                    'cudagraph_capture_sizes': None,
+(TaskRunner pid=71)                                    'on_failure': 'CUDA out of memory',
+(TaskRunner pid=71)  'trainer': {'nccl_timeout': 'Watchdog caught collective operation timeout'}}
+"""
+    own = 'Traceback (most recent call last):\n  File "/w/train.py", line 1, in main\nValueError: odd\n'
+    assert say(config).status == NO_FAILURE
+    assert names(config + own) == ["user-code"]
+    assert names("RuntimeError: it fails in cudagraph_capture") == ["cuda-graph-capture"]
+
+
 def test_symptom_before_progress() -> None:
     """A warning after which the run makes progress is no cause."""
     full = (

@@ -54,6 +54,8 @@ _PREFIXES = tuple(
         r"> (?=\S)",
     )
 )
+# A line of a configuration as pprint writes it; a dictionary of metrics, `{'loss': nan, ...}`, is none.
+_SETTING = re.compile(r"\s*'[\w./@-]+': |\{'[\w./@-]+': \{")
 _REPEATED = re.compile(r" \[repeated \d+x across cluster\].*$")
 
 
@@ -101,6 +103,8 @@ def _clean(text: str, source: str, number: int) -> Line:
         line.level = LEVELS.get(level, level) or line.level
         line.at = parts.get("at") or line.at
         line.text = line.text[found.end() :]
+    if _SETTING.match(line.text):
+        line.level = ECHO
     if "across cluster]" in line.text:
         line.text = _REPEATED.sub("", line.text)
     return line
