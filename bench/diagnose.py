@@ -146,7 +146,8 @@ def same_lines(log: Path, found: bytes) -> tuple[int, int]:
         number, _, line = row.partition(b":")
         if line not in known:
             text = line.decode("utf-8", "replace")
-            known[line] = [pattern for pattern in patterns if pattern.search(text)]
+            numbered = [one for one in prefilter().find(line) if one < len(patterns)]
+            known[line] = [patterns[one] for one in numbered if patterns[one].search(text)]
         missed += int(number) not in numbers and any(seen[one] < MAX_OF_PATTERN for one in known[line])
         seen.update(known[line])
     return len(numbers), missed

@@ -28,7 +28,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any
 
@@ -152,8 +152,9 @@ def _rule(row: dict[str, Any], where: str) -> Rule:
 
 
 @cache
-def _patterns() -> tuple[tuple[Rule, re.Pattern[str]], ...]:
-    return tuple((rule, pattern) for rule in load_rules() for pattern in rule.any)
+def _patterns() -> tuple[tuple[int, re.Pattern[str]], ...]:
+    """Return all patterns, each with the number of its rule."""
+    return tuple((number, pattern) for number, rule in enumerate(load_rules()) for pattern in rule.any)
 
 
 @cache
@@ -168,18 +169,12 @@ def find_hits(lines: Sequence[Line], raised: Sequence[Raised]) -> list[Hit]:
     found = []
     for index, line in enumerate(lines):
         error = of_line.get(index)
-        whole = f"{line.text} {error.more}" if error is not None and error.more else line.text
-        for rule, patterns in _candidates(whole).items():
-            match = _first_match(patterns, line.text)
-            direct = match is not None
-            match = match or _first_match(patterns, whole)
-            if match is None:
-                continue
+        caller, inner = _raising_frames(error)
+        for rule, match, direct in _matches(line.text, error.more if error is not None else ""):
             if rule.near and not _is_near(rule.near, rule, index, lines, error):
                 continue
             if rule.not_near and _is_near(rule.not_near, rule, index, lines, error):
                 continue
-            caller, inner = _raising_frames(error)
             if rule.frame and not (_first_match(rule.frame, caller) or _first_match(rule.frame, inner)):
                 continue
             if rule.not_frame and caller and _first_match(rule.not_frame, caller):
@@ -189,12 +184,20 @@ def find_hits(lines: Sequence[Line], raised: Sequence[Raised]) -> list[Hit]:
     return found
 
 
-def _candidates(text: str) -> dict[Rule, list[re.Pattern[str]]]:
-    found: dict[Rule, list[re.Pattern[str]]] = {}
-    for number in sorted(prefilter().find(text.encode("utf-8", "surrogatepass"))):
+@lru_cache(10_000)  # lines repeat
+def _matches(text: str, more: str) -> list[tuple[Rule, re.Match[str], bool]]:
+    """Return the rules with a pattern that matches a line, or the line with the rest of its message: not directly."""
+    whole = f"{text} {more}" if more else text
+    of_rule: dict[int, list[re.Pattern[str]]] = {}
+    for number in sorted(prefilter().find(whole.encode("utf-8", "surrogatepass"))):
         if number < len(_patterns()):
             rule, pattern = _patterns()[number]
-            found.setdefault(rule, []).append(pattern)
+            of_rule.setdefault(rule, []).append(pattern)
+    found = []
+    for rule, patterns in of_rule.items():
+        match = _first_match(patterns, text)
+        if match is not None or (match := _first_match(patterns, whole)) is not None:
+            found.append((load_rules()[rule], match, match.string == text))
     return found
 
 

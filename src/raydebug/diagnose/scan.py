@@ -24,9 +24,9 @@ READ_BYTES = 1024 * 1024
 BLOCK_BYTES = 8 * 1024  # smaller: a call of RE2 costs as much as 300 bytes; larger: more blocks have all of a pattern
 LINE_BYTES = 1024 * 1024  # a longer line is cut
 MAX_LINES = 300_000  # that are kept of all logs
-MAX_OF_PATTERN = 200  # first lines that are kept for one pattern, and the last: a million equal ones say no more
+MAX_OF_PATTERN = 30  # first lines that are kept for one pattern, and the last: a million equal ones say no more
 IN_VAIN = 30  # blocks that a pattern opened
-REVIEWED_BLOCKS = 500  # after which the patterns that open blocks in vain are looked for
+REVIEWED_BLOCKS = 500  # after which, and after twice, four times ... as many, patterns that do so are looked for
 AROUND = 60  # lines that are kept before and after each
 MIN_LITERAL = 3  # bytes
 MAX_CLAUSES = 3  # of a pattern
@@ -235,7 +235,7 @@ class _Log:
         self._in_vain: Counter[int] = Counter()  # by pattern: the blocks that it has opened
         self._loose: frozenset[int] = frozenset()  # patterns that often did
         self._within_line: Callable[[bytes], set[int]] | None = None  # finds these
-        self._blocks = 0
+        self._blocks, self._next_review = 0, REVIEWED_BLOCKS
         self._behind: deque[_Block] = deque()  # the last blocks, with AROUND lines or more
         self._keep_to = 0
 
@@ -254,7 +254,8 @@ class _Log:
         while block.first - self._behind[0].first - self._behind[0].count >= AROUND:
             self._behind.popleft()
         self._blocks += 1
-        if self._blocks % REVIEWED_BLOCKS == 0:
+        if self._blocks == self._next_review:
+            self._next_review *= 2  # a new set is slow until it has seen a few MB
             loose = frozenset(one for one, count in self._in_vain.items() if count >= IN_VAIN)
             if loose != self._loose:
                 self._loose, self._within_line = loose, self._wanted.of_one_line(sorted(loose))
