@@ -12,6 +12,7 @@ from gateway_under_test import visit
 from raydebug.cluster.runner import LocalRunner
 from raydebug.errors import RaydebugError
 from raydebug.gateway.breakpoint_specs import resolve_breaks
+from raydebug.worker.breakpoints import registry
 from raydebug.worker.breakpoints.compile import NoSuchPlace, compile_with, find_statement
 
 SOURCE = '''"""Doc."""
@@ -178,3 +179,17 @@ def test_stops_where_it_is_set(gateway, how):
 
     visit(gateway, go_on)
     assert program.communicate(timeout=10)[0] == "2\n"
+
+
+def test_looking_for_functions_calls_nothing(monkeypatch):
+    """An object of a module is not asked for its class: torch.distributed.reduce_op warns then."""
+    asked = []
+
+    class Warns:
+        def __getattribute__(self, name):
+            asked.append(name)
+            return object.__getattribute__(self, name)
+
+    monkeypatch.setattr(sys.modules[__name__], "deprecated", Warns(), raising=False)
+    assert find_statement in list(registry._all_functions())
+    assert asked == []

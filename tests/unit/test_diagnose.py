@@ -179,6 +179,7 @@ Traceback (most recent call last):
 ValueError: no score
 """
     assert names(pause) == ["breakpoint-waiting"]
+    assert say(f"{pause}(TaskRunner pid=9) step:1 - actor/pg_loss:0.1\n").status == NO_FAILURE
     for log in (pause + error, error + pause):
         assert names(log) == ["user-code", "breakpoint-waiting"]
     assert names(f"(Pdb) \n{error}".replace("ValueError: no score", "bdb.BdbQuit")) == ["breakpoint-waiting"]

@@ -186,10 +186,12 @@ def _is_warning(line: Line) -> bool:
 def _counts(hit: Hit, lines: Sequence[Line], has_failed: bool, progress: Sequence[int]) -> bool:
     """Say whether a hit speaks of a failure: a line that healthy runs have too does not if the run goes on after it."""
     line = lines[hit.index]
-    if hit.rule.fatal and not _is_warning(line):
+    if hit.rule.fatal and not hit.rule.info and not _is_warning(line):
         return True
     if any(later > hit.index for later in progress):
         return False
+    if hit.rule.info:
+        return True
     if _is_quiet(hit, lines) or hit.rule.role != CAUSE:
         return has_failed
     return hit.rule.fatal or has_failed or line.level in LOUD
@@ -199,7 +201,7 @@ def _has_failed(lines: Sequence[Line], raised: Sequence[Raised], hits: Sequence[
     last = max(progress, default=-1)
     if any(one.index > last for one in raised):
         return True
-    if any(hit.rule.fatal and not _is_warning(lines[hit.index]) for hit in hits):
+    if any(hit.rule.fatal and not hit.rule.info and not _is_warning(lines[hit.index]) for hit in hits):
         return True
     for index in range(last + 1, len(lines)):
         around = lines[max(0, index - 1) : index + 1]

@@ -12,7 +12,7 @@ A rule has these keys:
     within: lines before and after; 30 unless given.
     fatal: false for a line that a healthy run may have too: it counts only where the run has failed otherwise, and
         makes no progress after it.
-    info: true for a line that counts although the program writes it as information: it waits, and says so.
+    info: true for a line that counts although the program writes it as information, if no progress follows: it waits.
     rank: 0 to 9, which of several causes on one exception is the more exact one; 5 unless given.
     title, cause, fix: words for people; {name} is a named group of the pattern.
     apply: fixes that can be applied to the user's command, of which the first that fits counts. Each has
