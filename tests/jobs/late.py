@@ -23,4 +23,5 @@ if __name__ == "__main__":
     print("working", ray.get(first.step.remote(0)), flush=True)
     while not Path(sys.argv[1]).exists():
         time.sleep(0.05)
-    print("done:", ray.get(Worker.remote().step.remote(40)))
+    second = Worker.remote()  # Ray 2.41: "Lost reference to actor" without a name for it
+    print("done:", ray.get(second.step.remote(40)))
