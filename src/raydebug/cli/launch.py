@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from raydebug.cluster.dashboard import Dashboard
     from raydebug.cluster.state import Cluster
     from raydebug.jobs.submit import Job
+    from raydebug.profile.rollouts import Rollouts
     from raydebug.stacks.hang_watch import HangWatch
 
 
@@ -28,6 +29,7 @@ class RunOptions:
         name: of the cluster.
         profile: its name; None for none.
         tiny: what a tiny version replaces: `model`, `data`.
+        rollouts: what is done with rollouts; None for nothing.
         debugger: the mode; None for the cluster's or the environment's.
         breaks: where to stop, as `--break` takes them.
         stop_when: conditions on metrics.
@@ -46,6 +48,7 @@ class RunOptions:
     folder: Path | None = None
     profile: str | None = None
     tiny: list[str] = field(default_factory=list)
+    rollouts: Rollouts | None = None
     debugger: str | None = None
     breaks: list[str] = field(default_factory=list)
     stop_when: list[str] = field(default_factory=list)
@@ -77,7 +80,9 @@ def launch(options: RunOptions) -> int:
     command, name, folder = options.command, options.name, options.folder or Path.cwd()
     mode, origin = choose_mode(options.debugger, os.environ)
     is_training = _is_training(command, folder)
-    profile = BASE if options.profile is None and options.tiny else options.profile
+    profile = BASE if options.profile is None and (options.tiny or options.rollouts) else options.profile
+    if options.rollouts is not None:
+        options.rollouts.require(folder)
     if profile is not None:
         load_profile(profile)
         if is_training is False:
@@ -102,6 +107,7 @@ def launch(options: RunOptions) -> int:
         breaks=resolve_breaks(options.breaks, runner=runner, working_dir=folder),
         profile=profile,
         tiny=options.tiny,
+        rollouts="" if options.rollouts is None else options.rollouts.as_variable(),
         variables=({} if in_force == "off" else _debugging_variables(options.keep_watchdogs)) | tripwires,
         snapshots=options.snapshots,
     )

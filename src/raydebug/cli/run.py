@@ -17,6 +17,7 @@ from raydebug.errors import Exit, RaydebugError
 if TYPE_CHECKING:
     from raydebug.check.stages import Outcome
     from raydebug.check.target import Target
+    from raydebug.profile.rollouts import Rollouts
 
 TRY_PROFILE = "debug"
 _Gpus = Annotated[int | None, typer.Option(help=GPUS_HELP, min=0, metavar="N")]
@@ -84,6 +85,22 @@ def run(
     no_snapshots: Annotated[
         bool, typer.Option("--no-snapshots", help="Leave no snapshots of crashes in the run's folder.")
     ] = False,
+    record: Annotated[
+        Path | None,
+        typer.Option("--record", help="Keep the rollouts of the first two steps in a new folder.", metavar="DIR"),
+    ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option("--replay", help="Train on the rollouts of a record; no rollout engine starts.", metavar="DIR"),
+    ] = None,
+    only: Annotated[
+        Literal["rollout", "train"] | None,
+        typer.Option(
+            "--only",
+            help="rollout: generate, score and make no update. train: with --replay, make updates alone.",
+            metavar="rollout|train",
+        ),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Leave the job running and return at once.")] = False,
     gpus: _Gpus = None,
     again: Annotated[
@@ -110,6 +127,7 @@ def run(
         name=name,
         profile=profile,
         tiny=tiny_kinds(model, data),
+        rollouts=_rollouts(record, replay, only),
         debugger=debugger,
         breaks=breaks or [],
         stop_when=stop_when or [],
@@ -122,6 +140,21 @@ def run(
         gpus=gpus,
     )
     raise typer.Exit(launch(find_command(options, again)))
+
+
+def _rollouts(record: Path | None, replay: Path | None, only: str | None) -> Rollouts | None:
+    """Return what a run does with rollouts; None for nothing."""
+    from raydebug.profile.rollouts import Rollouts
+
+    if (record is not None) + (replay is not None) + (only == "rollout") > 1:
+        what, fix = "--record, --replay and --only rollout exclude each other", "leave all but one of them out"
+    elif only == "train" and replay is None:
+        what, fix = "--only train needs rollouts", "--replay DIR, of a folder that --record DIR has made"
+    elif record is not None or replay is not None:
+        return Rollouts("record", record) if record is not None else Rollouts("replay", replay)
+    else:
+        return Rollouts("only-rollout") if only == "rollout" else None
+    raise RaydebugError(what, cause="a run makes rollouts or takes them", fix=fix, code="usage", exit_code=Exit.USAGE)
 
 
 def try_(

@@ -32,6 +32,7 @@ class Job:
         breaks: breakpoints set from outside (gateway/gateway_client.py).
         profile: name of the profile to apply, or None.
         tiny: what is replaced by a tiny one: `model`, `data`.
+        rollouts: what is done with rollouts (profile/rollouts.py); empty for nothing.
         snapshots: whether crashes leave snapshots.
         variables: further environment variables of the user's.
     """
@@ -42,6 +43,7 @@ class Job:
     breaks: list[BreakpointSpec] = field(default_factory=list)
     profile: str | None = None
     tiny: list[str] = field(default_factory=list)
+    rollouts: str = ""
     snapshots: bool = True
     variables: dict[str, str] = field(default_factory=dict)
 
@@ -72,6 +74,8 @@ def job_variables(job: Job, submission_id: str, *, node_gpus: int = 0) -> dict[s
             environment[variables.NODE_GPUS] = str(node_gpus)
     if job.tiny:
         environment[variables.TINY] = " ".join(job.tiny)
+    if job.rollouts:
+        environment[variables.ROLLOUTS] = job.rollouts
     return environment
 
 

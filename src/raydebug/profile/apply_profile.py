@@ -17,6 +17,7 @@ from raydebug import render
 from raydebug.errors import Exit, RaydebugError
 from raydebug.profile.load import Profile, load_profile
 from raydebug.profile.overlay import Overlay, overlay_profile
+from raydebug.profile.rollouts import Rollouts
 from raydebug.profile.swap import MODEL_RULES, OURS, Build, hide_from_git, swap_in
 from raydebug.protocol import variables
 from raydebug.trainers.registry import TRAINERS, modules_known, recognise
@@ -71,6 +72,7 @@ def apply_profile(
     folder: Path,
     search: Sequence[str],
     tiny: Sequence[str] = (),
+    rollouts: Rollouts | None = None,
     version: str | None = None,
 ) -> AppliedProfile:
     """Apply a profile to a command.
@@ -82,6 +84,7 @@ def apply_profile(
         folder: its working directory.
         search: where its Python looks for modules, in order.
         tiny: what is replaced by a tiny one: `model`, `data`.
+        rollouts: what is done with rollouts; None for nothing.
         version: the version to assume, whatever is installed.
 
     Raises:
@@ -93,6 +96,8 @@ def apply_profile(
     rules = load_profile(profile) if isinstance(profile, str) else profile
     if "model" in tiny:
         rules = replace(rules, rules=rules.rules + MODEL_RULES)
+    if rollouts is not None:
+        rules = replace(rules, rules=rules.rules + rollouts.rules())
     installed = program.trainer.read_config(program, argv, folder=folder, search=search)
     if version is not None and version != installed.version:
         installed = Installed(version, None, f"{program.trainer.name} {version} was asked for")
@@ -111,13 +116,16 @@ def apply_profile(
     return AppliedProfile(program, installed, overlay, new, builds)
 
 
-def apply_in_driver(argv: Sequence[str], *, profile: str, tiny: Sequence[str] = ()) -> list[str] | None:
+def apply_in_driver(
+    argv: Sequence[str], *, profile: str, tiny: Sequence[str] = (), rollouts: str = ""
+) -> list[str] | None:
     """Return the new sys.argv[1:] of a training command, and print the changes into the job's log.
 
     Args:
         argv: the whole command, as `sys.orig_argv` has it.
         profile: the profile's name.
         tiny: what is replaced by a tiny one: `model`, `data`.
+        rollouts: `Rollouts.as_variable`.
 
     Returns:
         The new arguments; None if the command is no known training.
@@ -129,7 +137,10 @@ def apply_in_driver(argv: Sequence[str], *, profile: str, tiny: Sequence[str] = 
         return None
     # `python -m` puts the working folder first, only after site has run; with -P or -I it does not at all.
     search = sys.path if sys.flags.safe_path else ["", *sys.path]
-    applied = apply_profile(argv, profile=profile, environ=os.environ, folder=Path.cwd(), search=search, tiny=tiny)
+    kept = Rollouts.of_variable(rollouts)
+    applied = apply_profile(
+        argv, profile=profile, environ=os.environ, folder=Path.cwd(), search=search, tiny=tiny, rollouts=kept
+    )
     program, overlay = applied.program, applied.overlay
     if any(f"{OURS}/" in str(change.new) for change in overlay.changes):
         hide_from_git(Path(OURS))
@@ -139,6 +150,8 @@ def apply_in_driver(argv: Sequence[str], *, profile: str, tiny: Sequence[str] = 
             render.say(f"raydebug: making a tiny {build.what} in {build.target}")
         build.make(os.environ)
     if is_first:
+        if kept is not None:
+            kept.begin(overlay.settings, applied.installed.version)
         _record(overlay.changes)
         render.say(f"raydebug: the profile '{profile}' changes {len(overlay.changes)} settings of {program.module}:")
         for line in (*overlay.changes, *overlay.notes):

@@ -30,6 +30,9 @@ PROFILE = "RAYDEBUG_PROFILE"
 TINY = "RAYDEBUG_TINY"
 """Parts of the training to replace by tiny ones, made where the driver runs: `model`, `data` or both."""
 
+ROLLOUTS = "RAYDEBUG_ROLLOUTS"
+"""`record:FOLDER`, `replay:FOLDER` or `only-rollout:`: what the driver does with rollouts (profile/rollouts.py)."""
+
 NODE_GPUS = "RAYDEBUG_NODE_GPUS"
 """Logical GPUs of each node, from `raydebug up --gpus`: a profile limits the ranks of a training to them."""
 

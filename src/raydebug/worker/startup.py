@@ -121,8 +121,9 @@ def _apply_profile() -> None:
     from raydebug.profile.apply_profile import apply_in_driver
 
     tiny = os.environ.get(variables.TINY, "").split()
+    rollouts = os.environ.get(variables.ROLLOUTS, "")
     try:
-        changed = apply_in_driver(arguments, profile=os.environ[variables.PROFILE], tiny=tiny)
+        changed = apply_in_driver(arguments, profile=os.environ[variables.PROFILE], tiny=tiny, rollouts=rollouts)
     except Exception as failure:  # noqa: BLE001 - see above
         _end_driver(failure)
         return

@@ -165,6 +165,14 @@ _0_9_0 = later(
     _0_8_0,
     reuse_rollouts=Key("skip.rollout_tq.enable", False, also=("skip.rollout.enable",)),
     reuse_steps=Key("skip.rollout_tq.steps", (), also=("skip.rollout.steps",)),
+    reuse_folder=Key("skip.rollout_tq.dump_dir", "~/.verl/rollout_dump", also=("skip.rollout.dump_dir",)),
+    # Parts of the path of kept rollouts: names with a date differ in each run.
+    experiment=Key("trainer.experiment_name", "gsm8k"),
+    project=Key("trainer.project_name", "verl_examples"),
+    # Read with .get() or by name: Source: verl 0.9.1 trainer/main_ppo.py init_agent_loop_manager, get_trainer_cls.
+    trainer_mode=Key("trainer.v1.trainer_mode", "sync"),
+    rollout_manager=Key(f"{_ROLLOUT}.agent.agent_loop_manager_class", added=True),
+    forward_only=Key(f"{_ACTOR}.fsdp_config.forward_only", False),
     generation_batch_size=Key("data.gen_batch_size"),
     rollout_sequences=Key(f"{_ROLLOUT}.max_num_seqs", 256),
     # Read by verl's dataclass, not in its yaml. Source: verl 0.9.1 workers/config/rollout.py.

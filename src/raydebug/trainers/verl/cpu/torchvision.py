@@ -10,45 +10,23 @@ Source: torchvision 0.28.0 extension.py (`_has_ops`), _meta_registrations.py:163
 
 from __future__ import annotations
 
-import sys
-
-# importlib.machinery has them from here, and is 0.5 ms of files that no interpreter has loaded yet.
-from _frozen_importlib_external import PathFinder, SourceFileLoader
+from raydebug.trainers.verl.after_import import after_import
 
 TYPE_CHECKING = False  # typing.TYPE_CHECKING would cost every Python 17 ms
 if TYPE_CHECKING:
-    from importlib.machinery import ModuleSpec
     from types import ModuleType
-    from typing import Any
 
-MODULE = "torchvision.extension"
 OPERATORS = ("nms", "qnms")
 SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 
-class _Finder:
-    """A meta path finder for one module."""
+def declare_operators(extension: ModuleType) -> None:
+    """Declare the operators that are missing, where torch has no CUDA."""
+    import torch
 
-    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if fullname != MODULE:
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.origin is not None:
-            spec.loader = _Loader(fullname, spec.origin)
-        return spec
+    if torch.version.cuda is None and not extension._has_ops():
+        for name in OPERATORS:
+            torch.library.define(f"torchvision::{name}", SCHEMA)
 
 
-class _Loader(SourceFileLoader):
-    """Loads torchvision.extension, then declares the operators that are missing."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        super().exec_module(module)
-        import torch
-
-        if torch.version.cuda is None and not module._has_ops():
-            for name in OPERATORS:
-                torch.library.define(f"torchvision::{name}", SCHEMA)
-
-
-if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-    sys.meta_path.insert(0, _Finder())  # no class of importlib: see above
+after_import("torchvision.extension", declare_operators)

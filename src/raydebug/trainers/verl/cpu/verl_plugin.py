@@ -9,11 +9,17 @@ from __future__ import annotations
 import os
 import sys
 
+from raydebug.trainers.verl.after_import import after_import
 from raydebug.trainers.verl.cpu import apply_asked, wanted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
 
 
 def register() -> None:
     """Make this process's verl run on the CPU with VERL_PLATFORM=cpu; else apply the patches that are asked for."""
+    after_import("verl.trainer.ppo.v1.trainer_sync", _offer_replay)
     if not wanted(os.environ):
         apply_asked("verl", os.environ)
         return
@@ -26,6 +32,11 @@ def register() -> None:
     import raydebug.trainers.verl.cpu.platform  # noqa: F401 - importing registers PlatformCPU with verl
 
     patches.apply("verl")
+
+
+def _offer_replay(_module: ModuleType) -> None:
+    """Register the trainer of `run --replay` beside verl's own."""
+    import raydebug.trainers.verl.replay  # noqa: F401 - importing registers it
 
 
 try:
