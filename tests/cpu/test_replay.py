@@ -89,11 +89,11 @@ def test_record_and_replay(cluster: Cluster, tmp_path: Path) -> None:
         job.end(timeout_s=LIMIT_S)
         assert len(updates()) == 2
 
-        text = start("--profile", "debug", "--replay", "kept", "--", *TRAINING, "data.train_batch_size=2").end(1)
+        text = start("--profile", "debug", "--replay", "kept", "--", *TRAINING, "data.train_batch_size=2").end(2)
         assert "cause: train_batch_size: 4 recorded, 2 now" in text
         build_model(tmp_path / "other", seed=1)
         other = "actor_rollout_ref.model.path=other"
-        text = start("--profile", "debug", "--replay", "kept", "--", *TRAINING, other).end(1)
+        text = start("--profile", "debug", "--replay", "kept", "--", *TRAINING, other).end(2)
         assert "cause: the model's model.safetensors differs" in text
 
 
