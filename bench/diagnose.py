@@ -162,11 +162,17 @@ def pipe(log: Path) -> str:
     while size < PIPE_BYTES:
         process.stdin.write(block)
         size += len(block)
+    peak_kib = _peak_kib(process.pid)  # not ru_maxrss: that of a child begins with its parent's
     process.stdin.close()
-    _, _, used = os.wait4(process.pid, 0)
+    process.wait()
     speed = size / 1e6 / (time.perf_counter() - start)
-    needed = f"{used.ru_maxrss // 1024} MB of memory at most"
+    needed = f"{peak_kib * 1024 / 1e6:.0f} MB of memory at most"
     return f"| a pipe ({size / 1e9:.0f} GB) | `raydebug diagnose -` | **{speed:.0f}** | {needed} |"
+
+
+def _peak_kib(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0])
 
 
 def _on_one_core() -> None:
