@@ -1,4 +1,4 @@
-"""The import graph of src/raydebug: no cycle of any kind, and a map that names every room."""
+"""The import graph of src/raydebug: no cycle of any kind, a map that names every room, and no name everywhere."""
 
 from __future__ import annotations
 
@@ -101,3 +101,13 @@ def test_rooms_import_what_is_below_them():
             if room and target and height.get(room[0], -1) < height.get(target[0], -1) and room[0] in height:
                 wrong.append(f"{module} imports {other}")
     assert wrong == []
+
+
+def test_no_name_in_more_than_two_rooms():
+    """A file's name says what is in it: no more than two rooms have one of the same name."""
+    rooms: dict[str, set[str]] = {}
+    for path in ROOM.rglob("*.py"):
+        inside = path.relative_to(ROOM).parts
+        if len(inside) > 1 and not path.name.startswith("__"):
+            rooms.setdefault(path.name, set()).add(inside[0])
+    assert {name: found for name, found in rooms.items() if len(found) > 2} == {}

@@ -17,7 +17,7 @@ from raydebug.diagnose.cause import FAILURE, NO_FAILURE, Answer, Diagnosis
 from raydebug.diagnose.fix import apply_fix, evaluate
 from raydebug.diagnose.read import Line, read_lines
 from raydebug.diagnose.rules import load_rules
-from raydebug.diagnose.run import as_finding, diagnose_run, find_run, plan_again
+from raydebug.diagnose.run_diagnosis import as_finding, diagnose_run, find_run, plan_again
 from raydebug.errors import RaydebugError
 from raydebug.jobs.run_folder import LOG, SNAPSHOTS, STACKS, RunFolder
 from raydebug.jobs.submit import Job, folder_of, job_entrypoint, job_variables

@@ -40,7 +40,7 @@ def diagnose(
     """
     from raydebug.diagnose.cause import NO_FAILURE
     from raydebug.diagnose.inputs import open_logs, read_logs
-    from raydebug.diagnose.run import diagnose_run, find_run
+    from raydebug.diagnose.run_diagnosis import diagnose_run, find_run
     from raydebug.jobs.run_folder import LAST
 
     words = given or [LAST]

@@ -137,7 +137,7 @@ def find_command(options: RunOptions, again: str | None) -> RunOptions:
             code="run.no-command" if again is None else "run.two-commands",
             exit_code=Exit.USAGE,
         )
-    from raydebug.diagnose.run import plan_again  # google-re2 and the rules: 0.2 s
+    from raydebug.diagnose.run_diagnosis import plan_again  # google-re2 and the rules: 0.2 s
 
     plan = plan_again(again, options.name)
     for note in plan.notes:
@@ -286,7 +286,7 @@ def _run_job(cluster: Cluster, job: Job, watch: HangWatch | None, *, detach: boo
 
 
 def _explain(dashboard: Dashboard, submission_id: str) -> tuple[list[str], list[dict[str, str]]]:
-    from raydebug.diagnose.run import explain_failure  # google-re2 and the rules: 0.2 s, after a failure only
+    from raydebug.diagnose.run_diagnosis import explain_failure  # google-re2 and the rules: 0.2 s, after a failure only
 
     try:
         return explain_failure(dashboard, submission_id)

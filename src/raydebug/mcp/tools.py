@@ -188,7 +188,7 @@ class Tools:
         A recorded run needs no cluster. Example: diagnose(run="last")
         """
         from raydebug.diagnose.inputs import open_logs, read_logs
-        from raydebug.diagnose.run import diagnose_run, find_run
+        from raydebug.diagnose.run_diagnosis import diagnose_run, find_run
 
         answer = diagnose_run(read_logs(open_logs(run, self._name)).lines, find_run(run))
         return self._answers.make("", json.dumps(answer.as_json(), indent=1, ensure_ascii=False))
