@@ -42,6 +42,7 @@ TARGETS = (
     Target("core", "3.11 3.12 3.13", ("--universal", "--python-version", "3.11")),
     Target("cpu", "3.11", ("--python-version", "3.11", *_X86_LINUX), cpu_torch=True),
     Target("cuda", "3.12", ("--python-version", "3.12", *_X86_LINUX)),
+    Target("cuda-verl04", "3.11", ("--python-version", "3.11", *_X86_LINUX)),
     Target("dev", "3.11 3.12 3.13", ("--universal", "--python-version", "3.11"), with_project=False),
 )
 
@@ -125,7 +126,7 @@ def pins_table() -> str:
 def reasons() -> dict[str, str]:
     """Return package -> the reason behind its pin, in the order of the .in files; a package's first pin counts."""
     found: dict[str, str] = {}
-    for source in ("core", "verl", "cpu", "cuda"):
+    for source in ("core", "verl", "cpu", "cuda", "cuda-verl04"):
         for line in (ENV / f"{source}.in").read_text().splitlines():
             if pin := re.fullmatch(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==\S+\s+# (.*)", line):
                 name, reason = pin[1], pin[2]
