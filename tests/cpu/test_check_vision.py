@@ -113,7 +113,6 @@ def on_gpu(setup: Setup, **overrides: str) -> None:
     setup.overrides.update({key.replace("__", "."): value for key, value in overrides.items()})
 
 
-MICRO = "actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu"
 DATA = {
     "the images under another name": Broken(
         "data", "data.image-column", "20 prompts|16 prompts name an image, and there is no column 'images'",
@@ -180,12 +179,17 @@ MODEL = {
     ),
     "random weights on a vLLM that loses the normalization": Broken(
         "model", "model.load-format", "load_format=dummy.*rollouts do not see the images", "load_format=safetensors",
-        lambda s: on_gpu(s, **{MICRO: "4"}),
+        on_gpu,
     ),
-    "a micro batch of one sequence": Broken(
+    "one sequence for each rank": Broken(
         "model", "model.equal-lengths", "one sequence is such a batch.*issue 7899",
         "RAYDEBUG_PATCHES=position-ids-of-equal-lengths",
-        lambda s: on_gpu(s, **{MICRO: "1", "actor_rollout_ref__rollout__load_format": "safetensors"}),
+        lambda s: on_gpu(
+            s,
+            data__train_batch_size="1",
+            actor_rollout_ref__rollout__n="1",
+            actor_rollout_ref__rollout__load_format="safetensors",
+        ),
     ),
 }  # fmt: skip
 

@@ -322,9 +322,11 @@ def test_run_needs_one_command(arguments: list[str], says: str) -> None:
 
 def test_variables_of_the_command() -> None:
     """What `env` sets in a command is set for the workers too, but for secrets and what chooses GPUs or a cluster."""
-    command = ["/usr/bin/env", "-uX", "A=1", "HF_TOKEN=x", "CUDA_VISIBLE_DEVICES=0", "RAY_ADDRESS=x", "python", "B=2"]
+    given = ["A=1", "HF_TOKEN=x", "CUDA_VISIBLE_DEVICES=0", "RAY_ADDRESS=x", "RAYDEBUG_PATCHES=p"]
+    command = ["/usr/bin/env", "-uX", *given, "python", "B=2"]
     job = Job(command=command, working_dir="/w w", variables={"C": "3"})
     found = job_variables(job, "raydebug-1")
     assert {name: value for name, value in found.items() if not name.startswith("RAYDEBUG")} == {"A": "1", "C": "3"}
+    assert found["RAYDEBUG_PATCHES"] == "p"
     assert folder_of(job_entrypoint(job)) == "/w w"
     assert folder_of("python x.py") is None

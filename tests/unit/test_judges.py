@@ -1139,7 +1139,7 @@ def test_images_of_rows(changes: dict[str, Any], expected: list[str]) -> None:
 
 PROCESSOR: dict[str, Any] = {
     "files": ["processor_config.json"], "class": "Qwen2_5_VLProcessor", "template": True,
-    "loses_normalization": False, "breaks_equal_lengths": False, "micro_batch": 4, "verl": "0.9.1",
+    "loses_normalization": False, "breaks_equal_lengths": False, "sequences": 8, "verl": "0.9.1",
 }  # fmt: skip
 PROCESSORS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "as it should be": ({}, []),
@@ -1148,7 +1148,7 @@ PROCESSORS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a text template": ({"template": False}, ["error model.processor"]),
     "a vLLM that loses the normalization": ({"loses_normalization": True}, ["error model.load-format"]),
     "a verl that splits wrongly": ({"breaks_equal_lengths": True}, ["warning model.equal-lengths"]),
-    "one sequence at a time": ({"breaks_equal_lengths": True, "micro_batch": 1}, ["error model.equal-lengths"]),
+    "one sequence at a time": ({"breaks_equal_lengths": True, "sequences": 1}, ["error model.equal-lengths"]),
 }
 
 

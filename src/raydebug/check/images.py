@@ -93,11 +93,11 @@ def judge_processor(facts: Mapping[str, Any], keys: Mapping[str, str]) -> Iterat
             overrides={keys["load_format"]: "safetensors"},
         )
     if found.get("breaks_equal_lengths"):
-        alone = found["micro_batch"] == 1
+        alone = found["sequences"] == 1
         report = error if alone else warning
         yield report(
             "model.equal-lengths",
-            f"verl {found['verl']} fails on a micro batch whose sequences are all equally long"
+            f"verl {found['verl']} fails where the sequences of a rank's batch are all equally long"
             + (", and one sequence is such a batch" if alone else ""),
             why="RuntimeError: split_with_sizes expects split_sizes to sum exactly (verl issue 7899): the position ids "
             "of images are split along the wrong dimension. Short responses that are all cut have equal lengths",

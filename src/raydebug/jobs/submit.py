@@ -89,7 +89,8 @@ def _given(command: Sequence[str]) -> dict[str, str]:
         name, equals, value = word.partition("=")
         if not equals and not word.startswith("-"):
             break
-        if name.isidentifier() and not is_secret(name) and not name.startswith(("CUDA_VISIBLE", "RAY")):
+        stays = name.startswith(("CUDA_VISIBLE", "RAY")) and name != variables.PATCHES
+        if name.isidentifier() and not is_secret(name) and not stays:
             given[name] = value
     return given
 

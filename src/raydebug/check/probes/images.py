@@ -21,6 +21,14 @@ PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "chat_te
 DECODE_S = 2.0  # decoding ends after so many seconds, wherever it is
 
 
+def _sequences_of_a_rank(config: TrainingConfig) -> int | None:
+    """Return how many sequences a rank gets of a batch; None where a number is not known."""
+    prompts, rollouts = config.get("train_batch_size"), config.get("rollouts_per_prompt")
+    return (
+        prompts * rollouts // max(1, config.ranks) if isinstance(prompts, int) and isinstance(rollouts, int) else None
+    )
+
+
 def has_vision(config: TrainingConfig) -> bool:
     """Return whether the model's config.json has a vision tower; False where it cannot be read."""
     return "vision_config" in config_of(str(config.get("model")))
@@ -143,7 +151,7 @@ def look_at_processor(config: TrainingConfig, folder: Path, architecture: str) -
         "files": [name for name in PROCESSOR_FILES if (folder / name).is_file()],
         "loses_normalization": loses_normalization(str(config.get("load_format")), architecture),
         "breaks_equal_lengths": breaks_equal_lengths(),
-        "micro_batch": config.get("micro_batch_size"),
+        "sequences": _sequences_of_a_rank(config),
         "verl": distribution_version("verl"),
     }
     if importlib.util.find_spec("torchvision") is None:
