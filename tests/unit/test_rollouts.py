@@ -85,6 +85,28 @@ def test_older_verl(mode: Any, kept: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+def test_fine_tuning_has_no_rollouts(tmp_path: Path) -> None:
+    """A program without rollouts keeps none: it is refused, and no folder is made."""
+    argv = ["torchrun", "--nproc_per_node=1", "-m", "verl.trainer.sft_trainer", "model.path=model"]
+    recording = Rollouts("record", tmp_path / "new")
+    settings = apply_profile(
+        argv, profile="full", environ={}, folder=tmp_path, search=[], rollouts=recording, version="0.9.1"
+    ).overlay.settings
+    with pytest.raises(RaydebugError, match="--record is not available"):
+        recording.begin(settings, "0.9.1")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("mode", ["record", "replay"])
+def test_older_trainer_of_the_same_release(mode: Any, kept: Path, tmp_path: Path) -> None:
+    """verl 0.9's older trainer starts the engine in any case: it is refused."""
+    rollouts = Rollouts(mode, {"record": tmp_path / "new", "replay": kept}[mode])
+    settings = settings_of(rollouts, tmp_path, more=("trainer.use_v1=False",))
+    with pytest.raises(RaydebugError, match="is not available with the older trainer") as failure:
+        rollouts.begin(settings, "0.9.1")
+    assert failure.value.cause.startswith("the command sets trainer.use_v1=False")
+
+
 def test_variable() -> None:
     """What the driver reads is what was said; nothing said is nothing."""
     assert Rollouts.of_variable("") is None

@@ -27,6 +27,12 @@ ENDS_BYTES = 1 << 20  # of a large file its size, its first and its last MiB are
 # What has to be equal, by our words: the rollouts are of these sizes.
 SHAPE = ("train_batch_size", "rollouts_per_prompt", "prompt_tokens", "response_tokens")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "merges.txt")
+# The settings without which there is none of it, by our words.
+NEEDS = {
+    "record": ("reuse_folder",),
+    "replay": ("reuse_folder", "trainer_mode"),
+    "only-rollout": ("validate_only", "forward_only"),
+}
 Mode: TypeAlias = Literal["record", "replay", "only-rollout"]
 
 _NOTHING_BESIDE = (
@@ -108,18 +114,25 @@ class Rollouts:
         Raises:
             RaydebugError: the trainer has no such cache, the folder has another run's record, or it does not fit.
         """
-        needed = ("reuse_folder", "trainer_mode", "forward_only")
-        lacks = [one.setting for one in settings.missing if one.setting in needed]
+        lacks = [word for word in NEEDS[self.mode] if not settings.has(word)]
         if lacks:
             option = "only rollout" if self.folder is None else self.mode
             raise _refused(
                 f"--{option} is not available with {settings.trainer.name} {version or '(no version)'}",
-                f"it has no setting for {', '.join(lacks)}; verl has them since 0.9",
+                f"this program has no setting for {', '.join(lacks)}; verl's main_ppo has it since 0.9",
                 "a later verl, or run without it",
                 "run.no-replay",
             )
         if self.folder is None:
             return
+        if (settings.text("newer_trainer") or "").lower() == "false":
+            key = settings.column["newer_trainer"].path
+            raise _refused(
+                f"--{self.mode} is not available with the older trainer of {settings.trainer.name} {version}",
+                f"the command sets {key}=False, and that trainer always starts the engine",
+                f"leave {key} out",
+                "run.no-replay",
+            )
         now = describe(settings, version)
         if self.mode == "replay":
             compare(self.folder, read_record(self.folder), now)

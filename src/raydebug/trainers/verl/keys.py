@@ -171,6 +171,7 @@ _0_9_0 = later(
     project=Key("trainer.project_name", "verl_examples"),
     # Read with .get() or by name: Source: verl 0.9.1 trainer/main_ppo.py init_agent_loop_manager, get_trainer_cls.
     trainer_mode=Key("trainer.v1.trainer_mode", "sync"),
+    newer_trainer=Key("trainer.use_v1", True),
     rollout_manager=Key(f"{_ROLLOUT}.agent.agent_loop_manager_class", added=True),
     forward_only=Key(f"{_ACTOR}.fsdp_config.forward_only", False),
     generation_batch_size=Key("data.gen_batch_size"),
