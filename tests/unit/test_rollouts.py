@@ -155,6 +155,8 @@ def test_damaged_records(kept: Path) -> None:
     batch = next(kept.rglob("tq_batch.pt"))
     batch.write_bytes(b"roll")
     assert refusal(kept) == ("run.record-damaged", f"8 bytes were recorded in '{kept}'")
+    batch.write_bytes(b"rollOuts")
+    assert refusal(kept)[0] == "run.record-damaged"
     batch.unlink()
     assert refusal(kept)[0] == "run.record-damaged"
     shutil.rmtree(kept)
@@ -170,6 +172,23 @@ def test_folder_of_another_user(kept: Path) -> None:
     if os.getuid() == 0:
         os.chown(batch, 12345, -1)
         assert refusal(kept) == ("run.record-foreign", "it belongs to user 12345, and it is unpickled")
+
+
+def test_links_in_a_record(kept: Path, tmp_path: Path) -> None:
+    """A link can lead to what others have written: one inside is refused, one to the folder is followed and looked at."""
+    (tmp_path / "link").symlink_to(kept)
+    assert read_record(tmp_path / "link")["steps"] == [1, 2]
+    inner = kept / "gsm8k_verl_examples"
+    inner.rename(tmp_path / "elsewhere")
+    inner.symlink_to(tmp_path / "elsewhere")
+    cause = "it is a link, which can lead to another user's files, and it is unpickled"
+    assert refusal(kept) == ("run.record-foreign", cause)
+    assert refusal(tmp_path / "link") == ("run.record-foreign", cause)
+    if os.getuid() == 0:
+        inner.unlink()
+        (tmp_path / "elsewhere").rename(inner)
+        os.chown(kept, 12345, -1)
+        assert refusal(tmp_path / "link")[1].startswith("it belongs to user 12345")
 
 
 @pytest.mark.parametrize(

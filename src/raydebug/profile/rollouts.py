@@ -10,7 +10,7 @@ import atexit
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -180,6 +180,11 @@ def _hash_file(file: Path) -> str | None:
     return found.hexdigest()
 
 
+def _hash_whole(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
 def begin_record(folder: Path, now: Mapping[str, Any]) -> None:
     """Make the folder of a record, for this user alone.
 
@@ -214,19 +219,19 @@ def finish_record(folder: Path) -> None:
     file = folder / RECORD
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
-        kept = {str(path.relative_to(folder)): path.stat().st_size for path in sorted(folder.rglob("*"))
-                if path.is_file() and path != file}  # fmt: skip
+        found = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != file]
+        kept = {str(path.relative_to(folder)): [path.stat().st_size, _hash_whole(path)] for path in found}
         record |= {"files": kept, "steps": [step for step in record["steps"] if _has_step(kept, step)]}
         file.write_text(json.dumps(record, indent=1), encoding="utf-8")
     except (OSError, ValueError) as failure:
         render.say(f"raydebug: the record in {folder} is not complete: {failure}")
         return
-    kilobytes = sum(kept.values()) / 1000
+    kilobytes = sum(path.stat().st_size for path in found) / 1000
     said = f"steps {', '.join(map(str, record['steps']))}" if record["steps"] else "no step"
     render.say(f"raydebug: recorded {said} in {folder} ({kilobytes:,.0f} kB); train on it with: --replay {folder}")
 
 
-def _has_step(files: Mapping[str, int], step: int) -> bool:
+def _has_step(files: Iterable[str], step: int) -> bool:
     # Source: verl 0.9.1 utils/skip/rollout_skip.py: PROJECT/SIZES/STEP/INNER/tq_batch.pt.
     return any(Path(name).parts[-3:-2] == (str(step),) for name in files)
 
@@ -253,14 +258,15 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not files or not steps:
         raise _refused(f"the record in '{folder}' is not complete", "its run ended before a step was kept", again,
                        "run.record-incomplete")  # fmt: skip
-    for name, size in files.items():
+    for name, (size, digest) in files.items():
         path = folder / name
         found = path.stat().st_size if path.is_file() else None
-        if found != size:
-            raise _refused(
-                f"{name} of the record has {'gone' if found is None else f'{found:,} bytes'}",
-                f"{size:,} bytes were recorded in '{folder}'", again, "run.record-damaged",
-            )  # fmt: skip
+        if found == size and _hash_whole(path) == digest:
+            continue
+        what = "is gone" if found is None else f"has {found:,} bytes" if found != size else "has other bytes"
+        raise _refused(
+            f"{name} of the record {what}", f"{size:,} bytes were recorded in '{folder}'", again, "run.record-damaged"
+        )
     return record
 
 
@@ -299,15 +305,21 @@ def require_own(folder: Path) -> None:
         RaydebugError: a file or folder in it is another user's, or others may write it.
         OSError: it is not there.
     """
-    for path in (folder, *folder.rglob("*")):
+    for path in (folder.resolve(), *folder.rglob("*")):
         state = path.lstat()
-        if path.is_symlink() or not (state.st_uid != os.getuid() or state.st_mode & 0o022):
-            continue
         foreign = state.st_uid != os.getuid()
+        if path.is_symlink():
+            said, fix = "it is a link, which can lead to another user's files", f"copy what it names into {folder}"
+        elif foreign:
+            said, fix = f"it belongs to user {state.st_uid}", f"chown -R {os.getuid()} {folder}, if you trust it"
+        elif state.st_mode & 0o022:
+            said, fix = "other users may write it", f"chmod -R go-w {folder}, if you trust it"
+        else:
+            continue
         raise _refused(
             f"'{path}' can have been written by another user",
-            f"{f'it belongs to user {state.st_uid}' if foreign else 'other users may write it'}, and it is unpickled",
-            f"{f'chown -R {os.getuid()}' if foreign else 'chmod -R go-w'} {folder}, if you trust it",
+            f"{said}, and it is unpickled",
+            fix,
             "run.record-foreign",
         )
 
