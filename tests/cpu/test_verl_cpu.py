@@ -26,7 +26,7 @@ def run_python(code: str, **variables: str) -> str:
 
 
 def test_entry_points_do_nothing_without_the_variable() -> None:
-    """Without VERL_PLATFORM=cpu both entry points patch nothing and import nothing heavy; they offer the replay trainer."""
+    """Without VERL_PLATFORM=cpu both entry points patch and import nothing heavy; one offers the replay trainer."""
     printed = run_python(
         "import sys; before = list(sys.meta_path)\n"
         "from raydebug.trainers.verl.cpu import verl_plugin, vllm_plugin\n"

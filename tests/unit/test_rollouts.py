@@ -175,7 +175,7 @@ def test_folder_of_another_user(kept: Path) -> None:
 
 
 def test_links_in_a_record(kept: Path, tmp_path: Path) -> None:
-    """A link can lead to what others have written: one inside is refused, one to the folder is followed and looked at."""
+    """A link can lead to what others have written: one inside is refused, one to the folder is followed."""
     (tmp_path / "link").symlink_to(kept)
     assert read_record(tmp_path / "link")["steps"] == [1, 2]
     inner = kept / "gsm8k_verl_examples"
