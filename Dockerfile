@@ -1,15 +1,17 @@
-# One file for every flavour: base -> core -> cpu | cuda -> raydebug (of FLAVOUR) -> dev.
+# One file for every flavour: base -> core -> cpu | cuda, base -> cuda-verl04; each -> raydebug (of FLAVOUR) -> dev.
 #
 #   docker buildx build --target raydebug --build-arg FLAVOUR=cuda -t raydebug:cuda .
 #
 # docs/07-containers.md has the other build arguments, secrets and contexts. Builds with engines from 20.10 on (BuildKit).
 ARG FLAVOUR=cuda
-# Another image with Python 3.12 (cuda) or 3.11 (core, cpu): a mirror's copy, or one made by ci/base-image.
+# Another image with Python 3.12 (cuda) or 3.11 (the others): a mirror's copy, or one made by ci/base-image.
 ARG BASE_IMAGE=base-${FLAVOUR}
 
 FROM nvidia/cuda:13.0.2-devel-ubuntu24.04@sha256:5dc1bca23d05bd37b011be68ec470c03b403a5da07ec3a86e41af9470e9d0cc6 AS base-cuda
 FROM debian:bookworm-20260824-slim@sha256:88200866dfff7ea7f5cbcb6ec7c8a701889efe6fe859fe64d6990e4b07ea4171 AS base-cpu
 FROM base-cpu AS base-core
+# Python 3.11, which no Ubuntu with CUDA 12.4 has; the packages bring CUDA's libraries.
+FROM base-cpu AS base-cuda-verl04
 
 # Wheels that no public index has (torch's CPU build): `--build-context wheels=FOLDER` replaces this stage.
 FROM scratch AS wheels
@@ -153,6 +155,39 @@ RUN --mount=type=secret,id=extra_ca \
         --no-index --find-links /mnt/wheels "$pin"; \
     else \
       FLASH_ATTENTION_FORCE_BUILD=TRUE "${install[@]}" --no-build-isolation --compile-bytecode -r /mnt/cuda.lock; \
+    fi
+
+# The older line: verl 0.4 with the Ray of its time, so not on core. Triton compiles at run time with a C compiler and Python's
+# headers. There is no nvcc: flash-attn, which verl 0.4 imports on a GPU (workers/actor/dp_actor.py:42), comes from the context
+# `wheels` or not at all.
+FROM base AS cuda-verl04
+ENV PYC_INVALIDATION_MODE=UNCHECKED_HASH \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    CUDA_CACHE_PATH=/cache/nv \
+    VLLM_CONFIG_ROOT=/cache/vllm-config
+SHELL ["/bin/bash", "-o", "pipefail", "-euc"]
+# hadolint ignore=DL3008
+RUN packages=(python3-dev build-essential); \
+    if ! dpkg -s "${packages[@]}" >/dev/null 2>&1; then \
+      apt-get update -qq; \
+      apt-get install -y -qq --no-install-recommends "${packages[@]}"; \
+      rm -rf /var/lib/apt/lists/*; \
+    fi
+RUN --mount=type=secret,id=extra_ca \
+    --mount=type=secret,id=package_env \
+    --mount=type=cache,id=raydebug-uv,target=/root/.cache/uv,sharing=locked \
+    --mount=type=bind,from=uv,source=/opt/uv,target=/mnt/uv \
+    --mount=type=bind,from=wheels,target=/mnt/wheels \
+    --mount=type=bind,source=ci/package-access,target=/mnt/package-access \
+    --mount=type=bind,source=env/cuda-verl04.lock,target=/mnt/cuda-verl04.lock \
+    . /mnt/package-access; \
+    export UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy PYTHONHASHSEED=0; \
+    python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "build it with --build-arg FLAVOUR=cuda-verl04")'; \
+    python3 -m venv --without-pip /opt/venv; \
+    /mnt/uv/bin/uv pip sync --quiet --python /opt/venv/bin/python --require-hashes --compile-bytecode /mnt/cuda-verl04.lock; \
+    if compgen -G '/mnt/wheels/flash_attn-*.whl' >/dev/null; then \
+      /mnt/uv/bin/uv pip install --quiet --python /opt/venv/bin/python --no-deps --compile-bytecode \
+        --no-index --find-links /mnt/wheels flash-attn; \
     fi
 
 # The image that runs: a flavour, plus the layers that change with every commit.

@@ -63,7 +63,7 @@ def test_the_example_passes(tmp_path):
         (b"WORKERS=two\n", "line 1: WORKERS=two is not a whole number"),
         (b"A=1\nDASHBOARD_PORT=many\n", "line 2: DASHBOARD_PORT=many is not a port"),
         (b"SHM_SIZE=banana\n", "line 1: SHM_SIZE=banana is not a size, such as 10gb"),
-        (b"RAYDEBUG_FLAVOUR=gpu\n", "line 1: RAYDEBUG_FLAVOUR=gpu is not one of core, cpu, cuda"),
+        (b"RAYDEBUG_FLAVOUR=gpu\n", "line 1: RAYDEBUG_FLAVOUR=gpu is not one of core, cpu, cuda, cuda-verl04"),
     ],
 )
 def test_f50_lines_that_cannot_be(tmp_path, content, cause):

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.settings.flavours import FLAVOURS, Lock, asked_pins, read_inputs, read_lock
+from raydebug.settings.flavours import FLAVOURS, Lock, asked_pins, is_tested, read_inputs, read_lock
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = ROOT / "env"
+PRESENT = tuple(flavour for flavour in FLAVOURS if flavour != "cuda-verl04")  # without the older line
 GPU_PACKAGE = re.compile(r"(nvidia|cuda|cupy|flash-attn|flashinfer)(-.*)?|cupy-.*|vllm")
 
 
@@ -35,9 +36,9 @@ def test_every_pin_is_resolved_exactly(flavour: str) -> None:
 
 
 def test_same_in_all() -> None:
-    """Ray and debugpy are one version in all flavours, verl and transformers in both that train."""
-    for name in ("ray", "debugpy"):
-        assert len({lock(flavour).pins[name] for flavour in FLAVOURS}) == 1, name
+    """debugpy is one version in all flavours, Ray in all but the older line, verl and transformers in cpu and cuda."""
+    assert len({lock(flavour).pins["debugpy"] for flavour in FLAVOURS}) == 1
+    assert len({lock(flavour).pins["ray"] for flavour in PRESENT}) == 1
     for name in ("verl", "transformers", "tensordict", "transferqueue"):
         assert len({lock(flavour).pins[name] for flavour in ("cpu", "cuda")}) == 1, name
 
@@ -48,7 +49,27 @@ def test_no_fall_back_to_an_old_verl() -> None:
         assert version(lock(flavour).pins["verl"]) >= (0, 9, 0)
 
 
+def test_the_older_line() -> None:
+    """cuda-verl04 has the releases of verl 0.4.1's time, a Ray that is tested, and no flash-attn (docs/04)."""
+    pins = lock("cuda-verl04").pins
+    named = ("verl", "vllm", "torch", "xformers", "transformers", "ray", "debugpy")
+    assert [pins[name] for name in named] == [
+        "0.4.1", "0.8.5.post1", "2.6.0", "0.0.29.post2", "4.53.3", "2.46.0", "1.8.22",
+    ]  # fmt: skip
+    assert is_tested("ray", pins["ray"])
+    assert "flash-attn" not in pins
+    assert lock("cuda-verl04").python == "3.11"
+
+
 @pytest.mark.parametrize("flavour", FLAVOURS)
+def test_the_dockerfile_builds_each_flavour(flavour: str) -> None:
+    """`--target FLAVOUR --build-arg FLAVOUR=FLAVOUR` finds a stage, a base of its own and the variables of compose."""
+    stages = re.findall(r"^FROM \S+ AS (\S+)$", (ROOT / "Dockerfile").read_text(), re.M)
+    assert {flavour, f"base-{flavour}"} <= set(stages)
+    assert flavour == "core" or (ENV / "flavours" / f"{flavour}.env").is_file()
+
+
+@pytest.mark.parametrize("flavour", PRESENT)
 def test_ray_is_past_its_last_hole(flavour: str) -> None:
     """Ray is at least 2.56.0: older ones let a web page in a browser reach the dashboard's job API."""
     assert version(lock(flavour).pins["ray"]) >= (2, 56, 0)

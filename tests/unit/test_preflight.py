@@ -10,6 +10,7 @@ import pytest
 from raydebug.cluster.compose import preflight
 from raydebug.cluster.compose.preflight import Gpu
 from raydebug.errors import RaydebugError
+from raydebug.settings.flavours import GPU_FLAVOURS, read_lock
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,14 +46,14 @@ def nvidia_smi(tmp_path, monkeypatch):
 def test_driver_that_will_do(nvidia_smi, printed):
     """CUDA 13 runs with driver 580, and by cuda-compat with 535 on GPUs for datacenters."""
     nvidia_smi(printed)
-    preflight.check_driver()
+    preflight.check_driver("cuda")
 
 
 def test_f51_driver_too_old(nvidia_smi):
     """F51: a driver too old for the image's CUDA is named, with the one that is needed, exit code 5."""
     nvidia_smi("570.133.07, NVIDIA GeForce RTX 3090\n")
     with pytest.raises(RaydebugError) as failure:
-        preflight.check_driver()
+        preflight.check_driver("cuda")
     assert str(failure.value) == (
         "error: the NVIDIA driver 570.133.07 is too old for CUDA 13\n"
         "cause: NVIDIA GeForce RTX 3090 has it; the image of flavour cuda needs 580 or newer\n"
@@ -65,7 +66,7 @@ def test_f51_driver_too_old_in_a_datacenter(nvidia_smi):
     """F51: on a GPU that cuda-compat serves, the error says so; one GPU of several is enough for it."""
     nvidia_smi("525.147.05, NVIDIA A100-SXM4-80GB\n525.147.05, NVIDIA A100-SXM4-80GB\n")
     with pytest.raises(RaydebugError, match="is too old for CUDA 13") as failure:
-        preflight.check_driver()
+        preflight.check_driver("cuda")
     assert failure.value.cause == (
         "NVIDIA A100-SXM4-80GB has it; the image of flavour cuda needs 580 or newer, or 535 on this datacenter GPU"
     )
@@ -76,7 +77,7 @@ def test_f51_driver_does_not_answer(nvidia_smi):
     said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     nvidia_smi(f"{said}\n", code=9)
     with pytest.raises(RaydebugError, match="the NVIDIA driver does not answer") as failure:
-        preflight.check_driver()
+        preflight.check_driver("cuda")
     assert said in failure.value.cause
     assert failure.value.exit_code == 5
 
@@ -84,7 +85,7 @@ def test_f51_driver_does_not_answer(nvidia_smi):
 def test_without_nvidia_smi(tmp_path, monkeypatch):
     """Where there is no nvidia-smi the driver is not known, and not refused."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    preflight.check_driver()
+    preflight.check_driver("cuda")
 
 
 def test_answer_with_other_lines():
@@ -93,9 +94,31 @@ def test_answer_with_other_lines():
 
 
 def test_drivers_are_those_of_the_images_cuda():
-    """The drivers here are for the CUDA that the Dockerfile builds on."""
+    """The drivers here are for the CUDA that the Dockerfile builds on, and for that of the older line's packages."""
     (version,) = re.findall(r"^FROM nvidia/cuda:(\d+)\.\S+ AS base-cuda$", (ROOT / "Dockerfile").read_text(), re.M)
-    assert int(version) == preflight.CUDA_MAJOR
+    older = read_lock(ROOT / "env" / "cuda-verl04.lock").pins
+    majors = {flavour: major for flavour, (major, *_) in preflight.CUDA_DRIVERS.items()}
+    assert majors == {"cuda": int(version), "cuda-verl04": int(older["nvidia-cuda-runtime-cu12"].partition(".")[0])}
+
+
+def test_the_older_line_takes_older_drivers(nvidia_smi):
+    """CUDA 12 of flavour cuda-verl04 runs with driver 525, on every GPU; an older one is refused for that flavour."""
+    nvidia_smi("525.60.13, NVIDIA GeForce RTX 3090\n")
+    preflight.check_driver("cuda-verl04")
+    nvidia_smi("470.256.02, Tesla V100-SXM2-32GB\n")
+    with pytest.raises(RaydebugError, match=r"470\.256\.02 is too old for CUDA 12") as failure:
+        preflight.check_driver("cuda-verl04")
+    assert failure.value.cause == "Tesla V100-SXM2-32GB has it; the image of flavour cuda-verl04 needs 525 or newer"
+
+
+@pytest.mark.parametrize("flavour", GPU_FLAVOURS)
+def test_a_gpu_flavour_needs_one_and_takes_one_worker(flavour):
+    """`up` refuses a flavour for GPUs without a GPU, and with workers that would share each of them."""
+    assert preflight.choose_flavour(flavour, 1, has_gpu=True) == flavour
+    with pytest.raises(RaydebugError, match="Docker cannot give a GPU to a container here"):
+        preflight.choose_flavour(flavour, 1, has_gpu=False)
+    with pytest.raises(RaydebugError, match=f"2 workers of flavour {flavour} would share each GPU"):
+        preflight.choose_flavour(flavour, 2, has_gpu=True)
 
 
 # Disks

@@ -32,7 +32,7 @@ RAYDEBUG_FLAVOUR={flavour}
 
 
 def image(
-    flavour: Annotated[str, typer.Option(help="core (Ray), cpu (Ray, vLLM, verl) or cuda.")] = "cuda",
+    flavour: Annotated[str, typer.Option(help="core (Ray), cpu (Ray, vLLM, verl), cuda or cuda-verl04.")] = "cuda",
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Build every layer anew.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and do nothing.")] = False,
 ) -> None:
@@ -48,7 +48,7 @@ def image(
 
 def settings(
     flavour: Annotated[
-        str | None, typer.Option(help="core, cpu or cuda (default: cuda with a GPU).", metavar="FLAVOUR")
+        str | None, typer.Option(help="core, cpu, cuda or cuda-verl04 (default: cuda with a GPU).", metavar="FLAVOUR")
     ] = None,
     workers: Annotated[int, typer.Option(help="Worker nodes on this machine.", min=1, metavar="N")] = 1,
     write: Annotated[
@@ -63,9 +63,10 @@ def settings(
     from raydebug.cluster.compose.plan import choose_user
     from raydebug.cluster.compose.preflight import choose_flavour
     from raydebug.cluster.compose.sizing import GIB, as_env, look_at_host, settings_for
+    from raydebug.settings.flavours import GPU_FLAVOURS
 
-    host = look_at_host(with_gpus=flavour in (None, "cuda"))
-    chosen = choose_flavour(flavour, workers, has_gpu=bool(host.gpus_bytes) or flavour == "cuda")
+    host = look_at_host(with_gpus=flavour in (None, *GPU_FLAVOURS))
+    chosen = choose_flavour(flavour, workers, has_gpu=bool(host.gpus_bytes) or flavour in GPU_FLAVOURS)
     sizes = settings_for(host, workers=workers)
     if as_json:
         render.out_json({"version": 1, "flavour": chosen, "settings": {one.name: one.value for one in sizes}})

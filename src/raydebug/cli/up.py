@@ -39,7 +39,8 @@ _Cpus = Annotated[
 ]
 _Python = Annotated[str | None, typer.Option(help="local: interpreter whose environment Ray runs in.", metavar="PATH")]
 _Flavour = Annotated[
-    str | None, typer.Option(help="compose: core, cpu or cuda (default: cuda with a GPU).", metavar="FLAVOUR")
+    str | None,
+    typer.Option(help="compose: core, cpu, cuda or cuda-verl04 (default: cuda with a GPU).", metavar="FLAVOUR"),
 ]
 _Workers = Annotated[int, typer.Option(help="compose: how many worker nodes.", min=0, metavar="N")]
 _Prefork = Annotated[

@@ -50,7 +50,7 @@ class Cluster:
         end_when_hung: whether a local one ends when Ray has not answered for ray_node.HUNG_AFTER_S.
         prefork: whether it keeps pre-forked processes with the heavy imports done.
         joined: for a cluster without a record: its `dashboard`, `gateway` (empty: none) and `token_file`.
-        ray: the version of Ray in a local cluster's Python; empty where it is not known.
+        ray: the version of Ray in a local cluster's Python, or in the lock of containers; empty where it is not known.
     """
 
     name: str

@@ -52,7 +52,7 @@ class UpOptions:
         owner: local: process id with whose end the cluster ends.
         prefork: local: keep pre-forked processes with the heavy imports done.
         end_when_hung: local: end the cluster when Ray has not answered for ray_node.HUNG_AFTER_S.
-        flavour: compose: core, cpu or cuda.
+        flavour: compose: one of FLAVOURS.
         workers: compose: number of worker nodes.
         project: compose: folder of this machine that the containers have as /workspace.
         mounts: compose: SOURCE:TARGET[:ro] of further folders.

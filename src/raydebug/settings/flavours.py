@@ -14,7 +14,8 @@ from pathlib import Path
 from raydebug.errors import Exit, RaydebugError
 from raydebug.settings.files import NotPlainText, atomic_write, environment_dir, read_plain
 
-FLAVOURS = ("core", "cpu", "cuda")
+FLAVOURS = ("core", "cpu", "cuda", "cuda-verl04")
+GPU_FLAVOURS = ("cuda", "cuda-verl04")  # their containers get the host's NVIDIA GPUs
 # RAY_AUTH_MODE=token is unknown to older ones: their dashboard and Jobs API answer anyone who can connect.
 # Source: ray 2.52.1 _private/authentication/; with 2.49.2 and older /api/jobs/ answers 200 without a token (run).
 TOKEN_SINCE = (2, 52)
@@ -63,7 +64,7 @@ class Lock:
     """One flavour's lock as read.
 
     Args:
-        flavour: `core`, `cpu`, `cuda`, or `dev` for the tools.
+        flavour: one of FLAVOURS, or `dev` for the tools.
         python: the Python versions it serves, such as `3.11 3.12`.
         inputs: digest of what it was made from.
         body: digest of its pins and hashes as they were made.

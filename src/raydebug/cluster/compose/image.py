@@ -25,7 +25,7 @@ def image_argv(
     """Return the `docker buildx build` command of a flavour, to be run in the checkout. Pure.
 
     Args:
-        flavour: core, cpu or cuda.
+        flavour: one of FLAVOURS.
         lock: its lock.
         lock_digest: the digest in the lock's header; the build fails if it does not match.
         environ: where the build's variables are read from.

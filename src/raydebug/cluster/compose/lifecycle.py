@@ -36,7 +36,8 @@ from raydebug.cluster.up import (
     remembered_ports,
 )
 from raydebug.errors import Exit, RaydebugError
-from raydebug.settings.files import compose_dir
+from raydebug.settings.files import compose_dir, environment_dir
+from raydebug.settings.flavours import read_lock
 
 DOWN_TRIES = 3
 STOP_GRACE_S = 3
@@ -185,6 +186,7 @@ def _plan(options: UpOptions, given: Given, flavour: str, sizes: dict[str, str],
             gpus=options.gpus or 0,
             debugger=options.debugger,
             flavour=flavour,
+            ray=read_lock(environment_dir() / f"{flavour}.lock").pins["ray"],
             created=time.time(),
             project=str(options.project.resolve()),
             user="{}:{}".format(*user),

@@ -19,6 +19,7 @@ from raydebug.cluster.compose.sizing import Host, Setting, look_at_host, setting
 from raydebug.errors import Exit, RaydebugError
 from raydebug.settings.dotenv import check_env_file
 from raydebug.settings.files import compose_dir
+from raydebug.settings.flavours import GPU_FLAVOURS
 
 ENV_FILE_VARIABLE = "RAYDEBUG_ENV_FILE"  # docker-compose.yml
 # Shared memory and what has to fit in it: if the user sets one of these, none of ours is set.
@@ -113,7 +114,7 @@ def sizes_of(
     found: Engine, flavour: str, variables: Mapping[str, str], *, workers: int, logical_gpus: int
 ) -> tuple[Host, list[Setting]]:
     """Return the host of the engine, and those sizes for its containers that the user does not set."""
-    host = look_at_host(with_gpus=flavour == "cuda", engine=found.machine())
+    host = look_at_host(with_gpus=flavour in GPU_FLAVOURS, engine=found.machine())
     wanted = settings_for(host, workers=workers, logical_gpus=logical_gpus)
     taken = {one.name for one in wanted if variables.get(one.name)}
     if taken & set(TOGETHER):
@@ -130,7 +131,7 @@ def files_for(flavour: str, variables: Mapping[str, str], project: Path) -> list
     if variables.get("COMPOSE_FILE"):
         separator = variables.get("COMPOSE_PATH_SEPARATOR") or os.pathsep
         return [Path(one).absolute() for one in variables["COMPOSE_FILE"].split(separator) if one]
-    ours = ["docker-compose.yml"] + ([] if flavour == "cuda" else ["docker-compose.cpu.yml"])
+    ours = ["docker-compose.yml"] + ([] if flavour in GPU_FLAVOURS else ["docker-compose.cpu.yml"])
     folders = [compose_dir()]
     if not any((project / name).exists() for name in COMPOSE_NAMES):
         folders.append(project)

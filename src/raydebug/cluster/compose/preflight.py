@@ -13,16 +13,15 @@ from raydebug import process
 from raydebug.cluster import state
 from raydebug.cluster.compose.engine import Engine
 from raydebug.errors import Exit, RaydebugError
-from raydebug.settings.flavours import FLAVOURS
+from raydebug.settings.flavours import FLAVOURS, GPU_FLAVOURS
 
 # Layers of containers and their logs (three files of 20 MB each, docker-compose.yml), with room for a run's own files.
 ENGINE_FREE_BYTES = 1024**3
 STATE_FREE_BYTES = 16 * 1024**2  # tokens, records and logs
-# The CUDA that flavour cuda is built on (Dockerfile), and the drivers that it runs with: from 580 on everywhere; on
-# datacenter GPUs from 535 on, with the image's cuda-compat. Source: CUDA 13.0 release notes, table 3, and
-# https://docs.nvidia.com/deploy/cuda-compatibility (forward compatibility).
-CUDA_MAJOR = 13
-DRIVER_LEAST, DRIVER_LEAST_WITH_COMPAT = 580, 535
+# Of each flavour the CUDA that it is built on, the oldest driver, and the oldest of datacenter GPUs, where the image
+# of flavour cuda has cuda-compat. CUDA 12 runs with 525 everywhere. Source: CUDA 13.0 release notes, table 3, CUDA 12.4
+# release notes, table 2, and https://docs.nvidia.com/deploy/cuda-compatibility.
+CUDA_DRIVERS = {"cuda": (13, 580, 535), "cuda-verl04": (12, 525, 525)}
 NO_COMPAT = ("GeForce", "RTX", "Quadro", "TITAN")  # in the names of GPUs that are none for a datacenter
 DRIVER_QUERY = ("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")
 DRIVER_TIMEOUT_S = 20.0  # without persistence mode the driver loads first
@@ -37,8 +36,8 @@ def check_machine(found: Engine, flavour: str | None, workers: int) -> str:
     chosen = choose_flavour(flavour, workers, found.has_gpu_runtime())
     check_image(found, chosen)
     check_disk(state.clusters_dir(), engine_folder(found.data_folder(), os.environ.get("DOCKER_HOST", "")))
-    if chosen == "cuda":
-        check_driver()
+    if chosen in GPU_FLAVOURS:
+        check_driver(chosen)
     return chosen
 
 
@@ -57,7 +56,7 @@ def choose_flavour(asked: str | None, workers: int, has_gpu: bool) -> str:
             code="flavour.unknown",
             exit_code=Exit.USAGE,
         )
-    if flavour == "cuda" and not has_gpu:
+    if flavour in GPU_FLAVOURS and not has_gpu:
         raise RaydebugError(
             "Docker cannot give a GPU to a container here",
             cause="the engine has neither a runtime 'nvidia' nor a CDI device nvidia.com/gpu (`docker info`)",
@@ -65,9 +64,9 @@ def choose_flavour(asked: str | None, workers: int, has_gpu: bool) -> str:
             code="engine.no-gpu",
             exit_code=Exit.NO_ENGINE,
         )
-    if flavour == "cuda" and workers > 1:
+    if flavour in GPU_FLAVOURS and workers > 1:
         raise RaydebugError(
-            f"{workers} workers of flavour cuda would share each GPU",
+            f"{workers} workers of flavour {flavour} would share each GPU",
             cause="every worker container of a host sees all of its GPUs, and Ray would hand each of them out again",
             fix="use --workers 1, or join further hosts (docs/07-containers.md)",
             code="gpu.shared",
@@ -169,8 +168,8 @@ class Gpu:
     name: str
 
 
-def check_driver() -> None:
-    """Check the NVIDIA driver of this machine against the CUDA of flavour cuda; without nvidia-smi nothing is checked.
+def check_driver(flavour: str) -> None:
+    """Check the NVIDIA driver of this machine against a flavour's CUDA; without nvidia-smi nothing is checked.
 
     Raises:
         RaydebugError: it is too old, or does not answer (exit 5).
@@ -188,7 +187,7 @@ def check_driver() -> None:
             exit_code=Exit.NO_ENGINE,
         ) from failure
     for gpu in parse_gpus(printed):
-        refuse_old_driver(gpu)
+        refuse_old_driver(gpu, flavour)
 
 
 def parse_gpus(printed: str) -> list[Gpu]:
@@ -197,7 +196,7 @@ def parse_gpus(printed: str) -> list[Gpu]:
     return [Gpu(driver.strip(), name.strip()) for driver, _, name in rows if driver.strip()[:1].isdigit()]
 
 
-def refuse_old_driver(gpu: Gpu) -> None:
+def refuse_old_driver(gpu: Gpu, flavour: str) -> None:
     """Check one GPU's driver. Pure.
 
     Raises:
@@ -205,13 +204,14 @@ def refuse_old_driver(gpu: Gpu) -> None:
     """
     major = int(gpu.driver.partition(".")[0])
     has_compat = not any(word in gpu.name for word in NO_COMPAT)
-    if major >= (DRIVER_LEAST_WITH_COMPAT if has_compat else DRIVER_LEAST):
+    cuda, least, with_compat = CUDA_DRIVERS[flavour]
+    if major >= (with_compat if has_compat else least):
         return
-    compat = f", or {DRIVER_LEAST_WITH_COMPAT} on this datacenter GPU" if has_compat else ""
+    compat = f", or {with_compat} on this datacenter GPU" if has_compat and with_compat < least else ""
     raise RaydebugError(
-        f"the NVIDIA driver {gpu.driver} is too old for CUDA {CUDA_MAJOR}",
-        cause=f"{gpu.name} has it; the image of flavour cuda needs {DRIVER_LEAST} or newer{compat}",
-        fix=f"install driver {DRIVER_LEAST} or newer on this host, or use `--flavour cpu`",
+        f"the NVIDIA driver {gpu.driver} is too old for CUDA {cuda}",
+        cause=f"{gpu.name} has it; the image of flavour {flavour} needs {least} or newer{compat}",
+        fix=f"install driver {least} or newer on this host, or use `--flavour cpu`",
         code="gpu.old-driver",
         exit_code=Exit.NO_ENGINE,
     )
