@@ -180,6 +180,45 @@ def test_hydra_takes_every_new_command(version: str, release: Release, hydra: Hy
             hold_numbers(trainer, answer["selected"], laid)
 
 
+# A command as forks of verl 0.4 have it, ARPO among them: a reward of its own, and the FSDP keys of that time.
+OLDER = shlex.split("""
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo algorithm.kl_ctrl.kl_coef=0.0
+data.train_files=/data/train.parquet data.val_files=/data/valid.parquet data.prompt_key=prompt data.train_batch_size=128
+data.max_prompt_length=1536 data.max_response_length=4096 actor_rollout_ref.model.path=Qwen/Qwen2.5-3B-Instruct
+actor_rollout_ref.model.enable_gradient_checkpointing=True actor_rollout_ref.model.use_remove_padding=True
+actor_rollout_ref.actor.optim.lr=1e-6 actor_rollout_ref.actor.ppo_mini_batch_size=16
+actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=11264
+actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.0
+actor_rollout_ref.actor.kl_loss_type=low_var_kl actor_rollout_ref.actor.fsdp_config.param_offload=False
+actor_rollout_ref.rollout.log_prob_micro_batch_size=16 actor_rollout_ref.rollout.tensor_model_parallel_size=1
+actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.mode=sync actor_rollout_ref.rollout.n=16
+actor_rollout_ref.rollout.gpu_memory_utilization=0.7 actor_rollout_ref.ref.log_prob_micro_batch_size=16
+actor_rollout_ref.ref.fsdp_config.param_offload=False reward_model.reward_manager=naive
+custom_reward_function.path=/scores/deep_research.py custom_reward_function.name=compute_score trainer.critic_warmup=0
+trainer.logger=[console] trainer.project_name=reasoning trainer.experiment_name=grpo trainer.n_gpus_per_node=8
+trainer.nnodes=1 trainer.save_freq=5 trainer.test_freq=5 trainer.total_epochs=2 trainer.val_before_train=False
+trainer.default_local_dir=/checkpoints hydra.run.dir=/checkpoints/outputs
+""")
+
+
+def test_a_command_of_the_older_line(release: Release, hydra: Hydra) -> None:
+    """Every key of a fork's command under `debug` is in the config of verl 0.4.1, and its numbers divide each other."""
+    laid = apply_profile(OLDER, profile="debug", environ={}, folder=Path("/"), search=[str(release("0.4.1"))])
+    assert laid.overlay.version == "0.4.1"
+    installed = found("ppo", "0.4.1", release)
+    assert installed is not None
+    words = [word for word in laid.overlay.argv if not word.startswith("hydra.")]
+    bare = [word.partition("=")[0] for word in words if not word.startswith("+")]
+    assert [key for key in bare if key not in (installed.values or {})] == []
+    folder = str(release("0.4.1") / "verl" / "trainer" / "config")
+    (answer,) = hydra([{"folder": folder, "name": "ppo_trainer", "overrides": words, "select": NUMBERS}])
+    assert "refused" not in answer, answer
+    now = answer["selected"]
+    ranks = now["trainer.n_gpus_per_node"] * now["trainer.nnodes"]
+    assert now[BATCH] % ranks == now[BATCH] % now[MINI] == now[MINI] * now[ROLLOUTS] % ranks == 0
+    assert answer["raw"]["custom_reward_function"]["path"] == "/scores/deep_research.py"
+
+
 BATCH, ROLLOUTS, SAMPLES = "data.train_batch_size", "actor_rollout_ref.rollout.n", "data.train_max_samples"
 MINI = "actor_rollout_ref.actor.ppo_mini_batch_size"
 MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
