@@ -58,6 +58,7 @@ def test_the_older_line() -> None:
     ]  # fmt: skip
     assert is_tested("ray", pins["ray"])
     assert "flash-attn" not in pins
+    assert version(pins["setuptools"]) < (82,), "verl 0.4.1 imports pkg_resources, and asks for no setuptools"
     assert lock("cuda-verl04").python == "3.11"
 
 
