@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from raydebug.cluster.compose.preflight import DRIVER_LEAST, DRIVER_LEAST_WITH_COMPAT, NO_COMPAT
+from raydebug.cluster.compose.preflight import CUDA_DRIVERS, NO_COMPAT
 from raydebug.cluster.compose.sizing import threads_of
 from raydebug.findings import Finding, error, note, warning
 
@@ -33,7 +33,7 @@ DISK_FULLEST = 0.95
 SOCKET_PATH_BYTES, SOCKET_NAME_BYTES = 107, 37
 # CUDA major -> the driver that it needs, and the one that it needs with cuda-compat on datacenter GPUs.
 # Source: CUDA 13.0 release notes, table 3; https://docs.nvidia.com/deploy/cuda-compatibility.
-DRIVERS = {"12": (525, 450), "13": (DRIVER_LEAST, DRIVER_LEAST_WITH_COMPAT)}
+DRIVERS = {"12": (525, 450), "13": CUDA_DRIVERS["cuda"][1:]}
 FLASH_CAPABILITY = 8.0  # FlashAttention 2 needs Ampere. Source: flash-attn 2.8.3 README, "NVIDIA CUDA Support"
 BUSY_SHARE = 0.1  # of a GPU's memory, held by others
 NOT_FOR_NCCL = ("lo", "docker", "br-", "veth")  # beginnings of interfaces' names that NCCL takes last
