@@ -122,3 +122,33 @@ def test_follow_as_run_does(cluster: Cluster) -> None:
     assert [phase["name"] for phase in run["phases"]] == ["driver: imports, Ray", "run"]
     assert any(curve["samples"] for curve in run["memory"])
     assert "done: task" in (Path(run["folder"]) / "job.log").read_text()
+
+
+EXPORTS = """
+export PYTHONPATH=$PWD/fork:$PYTHONPATH COLOUR=red NCCL_DEBUG=INFO MY_API_KEY=hush RAY_COLOUR=red
+python driver.py | cat
+"""
+DRIVER = """
+import os, ray
+ray.init(runtime_env={"env_vars": {"NCCL_DEBUG": "WARN"}})
+@ray.remote
+def seen():
+    import paper
+    return [paper.NAME, *(os.environ.get(name) for name in ("COLOUR", "NCCL_DEBUG", "MY_API_KEY", "RAY_COLOUR"))]
+print("seen:", ray.get(seen.remote()))
+"""
+
+
+@pytest.mark.timeout(120)
+def test_exports_of_a_script_reach_the_workers(cluster: Cluster, tmp_path: Path) -> None:
+    """Workers see what the job's script exports, but for secrets and Ray's own; ray.init's values win."""
+    (tmp_path / "fork").mkdir()
+    (tmp_path / "fork" / "paper.py").write_text("NAME = 'ours'\n")
+    (tmp_path / "run.sh").write_text(EXPORTS)
+    (tmp_path / "driver.py").write_text(DRIVER)
+    argv = [str(RAYDEBUG), "run", "--name", cluster.name, "--", "bash", "run.sh"]
+    done = subprocess.run(argv, cwd=tmp_path, timeout=90, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "seen: ['ours', 'red', 'WARN', None, None]" in done.stdout
+    assert "raydebug: workers get what the script exports: COLOUR, NCCL_DEBUG, PYTHONPATH" in done.stdout + done.stderr

@@ -110,6 +110,10 @@ def _hook_function_manager(module: ModuleType) -> None:
     from raydebug.worker import ray_debugger
 
     ray_debugger.hook_function_manager(module)
+    if variables.JOB in os.environ and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:  # a driver
+        from raydebug.worker import script_exports
+
+        script_exports.share_exports()
 
 
 def _hook_runtime_env(module: ModuleType) -> None:

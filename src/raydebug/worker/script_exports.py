@@ -1,0 +1,98 @@
+"""What a job's shell script exports reaches the job's workers, as it does where `bash SCRIPT` starts a Ray of its own.
+
+Workers are children of the raylet and have the variables of the job's runtime_env, not those of the driver. Without
+this a script's `export PYTHONPATH=FORK` selects a package in the driver alone: Ray sends the functions of its
+`__main__`, and the workers import everything else from the environment's packages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from raydebug import worker
+from raydebug.protocol.secrets import is_secret
+
+TYPE_CHECKING = False  # as in startup.py
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Ray 2.41 to 2.60: _private/runtime_env/constants.py; the job's supervisor gives it to the driver, which merges it with
+# the runtime_env of ray.init (_private/worker.py). With the second variable, ray.init's own values win.
+JOB_CONFIG, DRIVER_WINS = "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_OVERRIDE_JOB_RUNTIME_ENV"
+# Of a shell, of Ray (it chooses GPUs), of the debugger's own set-up.
+NOT_SHARED = {"_", "PWD", "OLDPWD", "SHLVL"}
+RAYS_OWN = ("RAY", "CUDA_VISIBLE")
+
+
+def share_exports() -> None:
+    """Add to the job's runtime_env what changed between its entrypoint and this process; never raises.
+
+    A script that becomes its program (`exec python ...`) leaves no process with the variables from before, and shares
+    nothing.
+    """
+    try:
+        before, now = _entrypoint_environ(), _environ(os.getpid())
+        exported = changed(before, now) if before is not None and now is not None else {}
+        if not exported:
+            return
+        config = json.loads(os.environ[JOB_CONFIG])
+        given = config.setdefault("runtime_env", {}).setdefault("env_vars", {})
+        if given == {**given, **exported}:
+            return  # the parent of this process, a driver too, has done it
+        given.update(exported)
+        os.environ[JOB_CONFIG] = json.dumps(config)
+        os.environ.setdefault(DRIVER_WINS, "1")
+        worker.log(f"workers get what the script exports: {', '.join(sorted(exported))}")
+    except Exception as error:  # noqa: BLE001 - the job runs, with the variables of the cluster
+        worker.log(f"workers do not get what the script exports: {type(error).__name__}: {error}")
+
+
+def changed(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a script set or changed and that workers may have. Pure.
+
+    Ray logs a job's variables: secrets stay in the driver.
+    """
+    return {
+        name: value
+        for name, value in now.items()
+        if before.get(name) != value
+        and name not in NOT_SHARED
+        and not name.startswith(RAYS_OWN)
+        and name.isidentifier()
+        and not is_secret(name)
+    }
+
+
+def _entrypoint_environ() -> dict[str, str] | None:
+    """Return the variables that the job's entrypoint started with; None if this process is the entrypoint."""
+    found, pid = None, os.getppid()
+    while pid > 1:
+        environ = _environ(pid)
+        if environ is None or JOB_CONFIG not in environ:
+            break  # the job's supervisor, which Ray started
+        found, pid = environ, _parent(pid)
+    return found
+
+
+def _environ(pid: int) -> dict[str, str] | None:
+    """Return the variables that a process started with; None if they cannot be read. What is not UTF-8 is left out."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            entries = file.read().split(b"\0")
+    except OSError:
+        return None
+    found = {}
+    for entry in entries:
+        try:
+            name, equals, value = entry.decode().partition("=")
+        except UnicodeDecodeError:
+            continue
+        if equals:
+            found[name] = value
+    return found
+
+
+def _parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[1])
