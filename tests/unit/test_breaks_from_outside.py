@@ -12,6 +12,7 @@ from gateway_under_test import visit
 from raydebug.cluster.runner import LocalRunner
 from raydebug.errors import RaydebugError
 from raydebug.gateway.breakpoint_specs import resolve_breaks
+from raydebug.profile.script import python_path_of
 from raydebug.worker.breakpoints import registry
 from raydebug.worker.breakpoints.compile import NoSuchPlace, compile_with, find_statement
 
@@ -107,6 +108,22 @@ def project(tmp_path):
 
 def resolve(project, where):
     return resolve_breaks([where], runner=LocalRunner(sys.executable), working_dir=project)
+
+
+def test_a_fork_on_the_jobs_path(project, tmp_path_factory):
+    """A package on the PYTHONPATH that a job's script sets comes before the installed one of the same name."""
+    fork = tmp_path_factory.mktemp("fork")
+    (fork / "json").mkdir()
+    (fork / "json" / "decoder.py").write_text("def decode(text):\n    return text\n")
+    (fork / "json" / "__init__.py").write_text("")
+    (project / "run.sh").write_text(f"export PYTHONPATH={fork}\npython -m verl.trainer.main_ppo a=b\n")
+    search = python_path_of(["bash", "run.sh"], {}, project)
+    assert search == [str(fork)]
+    runner = LocalRunner(sys.executable)
+    for where in ("json/decoder.py:decode", "json.decoder:decode"):
+        (found,) = resolve_breaks([where], runner=runner, working_dir=project, search=search)
+        assert found["source"] == str(fork / "json" / "decoder.py")
+    assert python_path_of(["bash", "no.sh"], {}, project) == []
 
 
 def test_what_resolves(project):

@@ -30,9 +30,11 @@ def add(
     from raydebug.cluster.kinds import kind_of
     from raydebug.gateway.breakpoint_specs import resolve_breaks
     from raydebug.gateway.gateway_client import add_break, describe_break_states
+    from raydebug.jobs.submit import python_path_of_jobs
 
     cluster = load_cluster(name)
-    (spec,) = resolve_breaks([where], runner=kind_of(cluster).runner(), working_dir=Path.cwd())
+    search = python_path_of_jobs(cluster, job)
+    (spec,) = resolve_breaks([where], runner=kind_of(cluster).runner(), working_dir=Path.cwd(), search=search)
     one = add_break(cluster, spec, job=job)
     if as_json:
         render.out_json({"version": 1, "break": one})

@@ -74,6 +74,7 @@ def launch(options: RunOptions) -> int:
     from raydebug.jobs.stop_options import tripwire_variables
     from raydebug.jobs.submit import Job, find_program
     from raydebug.profile.load import BASE, load_profile
+    from raydebug.profile.script import python_path_of
     from raydebug.profile.swap import require_parts
     from raydebug.settings.debugger import choose_mode
 
@@ -104,7 +105,12 @@ def launch(options: RunOptions) -> int:
         command=command,
         working_dir=runner.folder(folder),
         debugger=None if origin == "default" else mode,
-        breaks=resolve_breaks(options.breaks, runner=runner, working_dir=folder),
+        breaks=resolve_breaks(
+            options.breaks,
+            runner=runner,
+            working_dir=folder,
+            search=python_path_of(command, os.environ, folder) if options.breaks else (),
+        ),
         profile=profile,
         tiny=options.tiny,
         rollouts="" if options.rollouts is None else options.rollouts.as_variable(),

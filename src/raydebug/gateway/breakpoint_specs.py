@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,7 +28,9 @@ _MAX_RANK = 100_000
 _REFUSED = (ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await)
 
 
-def resolve_breaks(texts: list[str], *, runner: Runner, working_dir: Path) -> list[BreakpointSpec]:
+def resolve_breaks(
+    texts: list[str], *, runner: Runner, working_dir: Path, search: Sequence[str] = ()
+) -> list[BreakpointSpec]:
     """Return the location and the policy of each breakpoint, for the processes of a job.
 
     Args:
@@ -35,6 +38,7 @@ def resolve_breaks(texts: list[str], *, runner: Runner, working_dir: Path) -> li
             `package.module:Class.method`.
         runner: runs the cluster's Python.
         working_dir: the job's working directory on this machine.
+        search: folders that the job has on its PYTHONPATH and the cluster has not.
 
     Raises:
         RaydebugError: one of them cannot be parsed, or WHERE cannot be found.
@@ -43,7 +47,7 @@ def resolve_breaks(texts: list[str], *, runner: Runner, working_dir: Path) -> li
         return []
     specs = [read_break(text) for text in texts]
     resolver = "raydebug.worker.breakpoints.resolve"
-    answer = runner.run_python(["-m", resolver, *(where for where, _ in specs)], working_dir)
+    answer = runner.run_python(["-m", resolver, os.pathsep.join(search), *(where for where, _ in specs)], working_dir)
     found: list[Any] = json.loads(answer.strip().splitlines()[-1])
     for one in found:
         if "cause" in one:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import secrets
 import shlex
 import time
@@ -15,6 +17,7 @@ from raydebug.cluster.runner import Runner
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 from raydebug.gateway.gateway_client import set_breaks
+from raydebug.profile.script import python_path_of
 from raydebug.protocol import variables
 from raydebug.protocol.records import BreakpointSpec
 from raydebug.protocol.secrets import is_secret
@@ -110,6 +113,22 @@ def job_entrypoint(job: Job) -> str:
 def command_of(entrypoint: str) -> str:
     """Return the user's command from a job's shell line; any other line as it is."""
     return entrypoint.partition(" && exec ")[2] or entrypoint
+
+
+def python_path_of_jobs(cluster: Cluster, job: str | None = None) -> list[str]:
+    """Return the PYTHONPATH that the scripts of running jobs set for their trainings; empty if jobs cannot be listed.
+
+    Args:
+        cluster: that runs them.
+        job: only this one.
+    """
+    found: list[str] = []
+    with contextlib.suppress(RaydebugError):
+        for one in Dashboard(cluster).submitted_jobs():
+            folder = folder_of(one["entrypoint"])
+            if folder is not None and one["status"] == "RUNNING" and job in (None, one["submission_id"]):
+                found += python_path_of(shlex.split(command_of(one["entrypoint"])), os.environ, Path(folder))
+    return list(dict.fromkeys(found))
 
 
 def find_program(command: list[str], working_dir: Path, runner: Runner) -> None:

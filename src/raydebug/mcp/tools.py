@@ -141,6 +141,7 @@ class Tools:
         from raydebug.cluster.kinds import kind_of
         from raydebug.gateway.breakpoint_specs import describe, resolve_breaks
         from raydebug.gateway.gateway_client import add_break, describe_break_states, fetch_breaks, remove_break
+        from raydebug.jobs.submit import python_path_of_jobs
 
         if self._read_only and (add or remove):
             raise RaydebugError(
@@ -149,7 +150,8 @@ class Tools:
             )  # fmt: skip
         cluster = self._cluster()
         if add:
-            (spec,) = resolve_breaks([add], runner=kind_of(cluster).runner(), working_dir=Path.cwd())
+            search = python_path_of_jobs(cluster)
+            (spec,) = resolve_breaks([add], runner=kind_of(cluster).runner(), working_dir=Path.cwd(), search=search)
             add_break(cluster, spec, job=job or None)
         ids = [one["id"] for one in fetch_breaks(cluster)] if remove == ALL else remove.replace(",", " ").split()
         for gone in ids:

@@ -7,6 +7,7 @@ as it is written, and gets a note too. A run needs none of this: the profile is 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +56,16 @@ def find_trainings(command: Sequence[str], environ: Mapping[str, str], folder: P
     reading = _Reading(dict(environ), folder)
     reading.run(list(command), frozenset())
     return reading.found
+
+
+def python_path_of(command: Sequence[str], environ: Mapping[str, str], folder: Path) -> list[str]:
+    """Return the PYTHONPATH of the training that a command runs; empty for another command or an unreadable script."""
+    try:
+        trainings = find_trainings(command, environ, folder)
+    except RaydebugError:
+        return []
+    found = [entry for one in trainings for entry in one.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return [entry for entry in dict.fromkeys(found) if entry]
 
 
 class _Reading:

@@ -1,4 +1,6 @@
-"""`python -m raydebug.worker.breakpoints.resolve WHERE...`: resolve breakpoint locations where the job will run.
+"""`python -m raydebug.worker.breakpoints.resolve PATH WHERE...`: resolve breakpoint locations where the job will run.
+
+PATH is the job's PYTHONPATH, or empty.
 
 Prints one JSON list: for each WHERE a BreakpointSpec, or {"where", "cause", "fix"}. Nothing of the job is imported.
 """
@@ -100,10 +102,11 @@ def _check(spec: BreakpointSpec, source: str) -> None:
         raise NotResolved(f"{source}: {error}", f"look up the right name or line in {source}") from error
 
 
-def main(wheres: list[str]) -> None:
+def main(python_path: str, *wheres: str) -> None:
     """Print the breakpoint that each WHERE describes."""
     folder = os.getcwd()
-    search = [folder, *(entry for entry in sys.path if entry and entry != folder and os.path.isdir(entry))]
+    entries = [*python_path.split(os.pathsep), *sys.path]
+    search = [folder, *(entry for entry in entries if entry and entry != folder and os.path.isdir(entry))]
     answers: list[Any] = []
     for where in wheres:
         try:
@@ -114,4 +117,4 @@ def main(wheres: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])
