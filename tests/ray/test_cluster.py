@@ -207,6 +207,7 @@ def test_port_taken(private_state):
         ([], {"RAY_DEBUG": "true"}, "RAY_DEBUG=true is not a value that Ray knows", 2),
         ([], {"RAY_DEBUG_POSTMORTEM": "1"}, "RAY_DEBUG_POSTMORTEM is no variable of Ray's", 2),
         (["--debugger", "off"], {"RAY_DEBUG": "1"}, "--debugger off clashes with your environment", 2),
+        ([], {"RAY_DEBUG": "legacy"}, "RAY_DEBUG=legacy is set in your environment", 2),
     ],
 )
 def test_run_with_bad_options(cluster, arguments, environment, what, code):

@@ -254,11 +254,12 @@ def _debugger(caller: Mapping[str, str]) -> Iterator[Finding]:
         yield error("env.debugger-flag", failure.what, why=failure.cause, fix=failure.fix, variables={name: None})
     else:
         if mode.startswith("legacy"):
-            yield warning(
+            yield error(
                 "env.debugger-flag",
-                f"{RAY_DEBUG}=legacy is set: breakpoints open Ray's old debugger",
-                why="it is pdb over a port of each worker, which `raydebug attach` reaches with fewer commands",
-                fix=f"unset {RAY_DEBUG}",
+                f"{RAY_DEBUG}=legacy is set in your environment",
+                why="`raydebug run` refuses it without --debugger: it chooses Ray's legacy debugger, to which no editor"
+                " attaches, and which knows no --break",
+                fix=f"unset {RAY_DEBUG}, or `raydebug run --debugger {mode}`",
                 variables={RAY_DEBUG: None},
             )
     hook = caller.get("PYTHONBREAKPOINT")

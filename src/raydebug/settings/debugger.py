@@ -81,10 +81,19 @@ def choose_mode(flag: str | None, environ: Mapping[str, str]) -> tuple[str, str]
     """Return the debugger word in force and where it came from: the flag, the environment, or the default.
 
     Raises:
-        RaydebugError: an unknown word or variable, or a flag that clashes with the environment.
+        RaydebugError: an unknown word or variable, a flag that clashes with the environment, or the legacy debugger
+            from the environment alone.
     """
     from_environment = mode_of(environ)
     is_set = RAY_DEBUG in environ or RAY_DEBUG_POST_MORTEM in environ
+    if flag is None and from_environment.startswith("legacy"):
+        raise RaydebugError(
+            f"{RAY_DEBUG}=legacy is set in your environment",
+            cause="it chooses Ray's legacy debugger: no editor, no --break, one client for each pause",
+            fix=f"unset {RAY_DEBUG}; if you want that debugger, add `--debugger {from_environment}`",
+            code="debugger.legacy",
+            exit_code=Exit.USAGE,
+        )
     if flag is None:
         return (from_environment, "environment") if is_set else (DEFAULT_MODE, "default")
     mode_variables(flag)
