@@ -209,7 +209,8 @@ def test_what_does_not_fit_a_gpu(changed: dict[str, Any], parameters: int, gpu: 
     sizes = {"num_hidden_layers": 28, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
              "max_position_embeddings": 2_000_000}  # fmt: skip
     facts = {"config": config(**changed), "sizes": sizes, "has_flash_attention": True, "layer_types": [],
-             "memory_bytes": 0, "gpu_bytes": gpu, "shards": {"parameters": parameters, "shards": []}}  # fmt: skip
+             "trainer_version": "0.9.1", "memory_bytes": 0, "gpu_bytes": gpu,
+             "shards": {"parameters": parameters, "shards": []}}  # fmt: skip
     found = [f for f in judge_fit(target(), facts, {}) if f.severity == "error"]
     assert [finding.code for finding in found] == [code]
     assert says in found[0].what

@@ -66,10 +66,12 @@ DATASET: dict[str, Any] = {
     },
     "lengths": {"measured": 16, "longest": 60, "longest_row": 3, "too_long": 0},
     "reward": {"path": None, "name": "compute_score", "manager": "naive", "calls": []},
+    "trainer_version": "0.9.1",
 }
 # What the probe `model` returns for a training that passes.
 MODEL: dict[str, Any] = {
     "config": CONFIG,
+    "trainer_version": "0.9.1",
     "variables": {},
     "path": "m",
     "folder": "m",
@@ -364,7 +366,25 @@ DATA: Cases = {
             error(
                 "data.prompt-too-long",
                 "2 of 16 prompts have more than max_prompt_length=64 tokens",
-                why="verl 0.9 cuts off their beginning, whatever data.truncation says; the longest has 90 (row 3)",
+                why="verl cuts off their beginning, whatever data.truncation says; the longest has 90 (row 3)",
+                fix="data.max_prompt_length=90, or data.filter_overlong_prompts=True",
+                overrides={"data.max_prompt_length": "90"},
+            )
+        ],
+    ),
+    "long prompts with verl 0.4": (
+        {
+            "lengths__too_long": 2,
+            "lengths__longest": 90,
+            "trainer_version": "0.4.1",
+            "config__data__truncation": "error",
+        },
+        [
+            error(
+                "data.prompt-too-long",
+                "2 of 16 prompts have more than max_prompt_length=64 tokens",
+                why="verl 0.4.1 ends with NotImplementedError at the first of them (data.truncation=error);"
+                " the longest has 90 (row 3)",
                 fix="data.max_prompt_length=90, or data.filter_overlong_prompts=True",
                 overrides={"data.max_prompt_length": "90"},
             )
@@ -784,6 +804,17 @@ MODELS: Cases = {
             )
         ],
     ),
+    "no flash-attn with verl 0.4": (
+        changed(MODEL, has_flash_attention=False, trainer_version="0.4.1"),
+        [
+            error(
+                "model.attention",
+                "verl 0.4.1 imports flash-attn on a GPU, and it is not installed",
+                why="ModuleNotFoundError in its actor; its code names flash_attention_2 and reads no setting for it",
+                fix="install a build of flash-attn for this torch (docs/04-pins.md, the older line)",
+            )
+        ],
+    ),
     "a context that is too long": (
         changed(MODEL, config__actor_rollout_ref__rollout__max_model_len=512),
         [
@@ -1032,6 +1063,17 @@ ENGINES: Cases = {
                 why="vllm/x.py:7 raised it (import 9.0 s, engine 3.2 s)",
                 fix="a smaller actor_rollout_ref.rollout.max_model_len, or a larger gpu_memory_utilization (on a CPU"
                 " VLLM_CPU_KVCACHE_SPACE)",
+            )
+        ],
+    ),
+    "no GPU": (
+        failed("Failed to infer device type, please set VLLM_LOGGING_LEVEL=DEBUG", config=PLAIN),
+        [
+            error(
+                "engine.start",
+                "vLLM fails at 'engine': ValueError: Failed to infer device type, please set VLLM_LOGGING_LEVEL=DEBUG",
+                why="vllm/x.py:7 raised it (import 9.0 s, engine 3.2 s)",
+                fix="vLLM finds no GPU: run it on a GPU host, or see what `raydebug check env` says of the driver",
             )
         ],
     ),

@@ -10,6 +10,7 @@ from raydebug.check import images
 from raydebug.check.probes import Facts
 from raydebug.check.target import StageResult, Target, run_probe
 from raydebug.findings import Finding, error, note, warning
+from raydebug.settings.flavours import numbers
 from raydebug.trainers.config import TrainingConfig
 
 BUDGET_S = 10.0
@@ -38,7 +39,7 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
     found += _columns(config, facts["splits"])
     found += images.judge_rows(config, facts["images"])
     found += _rows(config, facts)
-    found += _lengths(config, facts["lengths"])
+    found += _lengths(config, facts["lengths"], facts["trainer_version"])
     found += judge_reward(facts["reward"], config.keys)
     return found
 
@@ -207,7 +208,7 @@ def _fitting(config: TrainingConfig, rows: int) -> dict[str, str | None]:
     return smaller
 
 
-def _lengths(config: TrainingConfig, lengths: Mapping[str, Any]) -> Iterator[Finding]:
+def _lengths(config: TrainingConfig, lengths: Mapping[str, Any], version: str) -> Iterator[Finding]:
     if "unknown" in lengths:
         yield note(
             "data.lengths-unknown",
@@ -242,10 +243,24 @@ def _lengths(config: TrainingConfig, lengths: Mapping[str, Any]) -> Iterator[Fin
         yield error(
             "data.prompt-too-long",
             share,
-            why=f"verl 0.9 cuts off their beginning, whatever data.truncation says; {longest}",
+            why=f"{_of_long_prompts(version, config)}; {longest}",
             fix=f"{key}={lengths['longest']}, or {config.keys['filter_long_prompts']}=True",
             overrides={key: str(lengths["longest"])},
         )
+
+
+def _of_long_prompts(version: str, config: TrainingConfig) -> str:
+    """Return what the trainer does with prompts that are too long.
+
+    Source: verl 0.4.1 to 0.6.1 utils/torch_functional.py postprocess_data; from 0.7.0 on rl_dataset.py passes no
+    truncation to it.
+    """
+    if not version or numbers(version) >= (0, 7):
+        return "verl cuts off their beginning, whatever data.truncation says"
+    kept = config.get("truncation")
+    if kept == "error":
+        return f"verl {version} ends with NotImplementedError at the first of them ({config.keys['truncation']}=error)"
+    return f"verl {version} cuts them ({config.keys['truncation']}={kept})"
 
 
 def judge_reward(tried: Mapping[str, Any], keys: Mapping[str, str]) -> Iterator[Finding]:

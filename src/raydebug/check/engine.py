@@ -21,6 +21,8 @@ KNOWN = (
      "a smaller {rollout_model_tokens}, or a larger gpu_memory_utilization (on a CPU VLLM_CPU_KVCACHE_SPACE)"),
     (r"Free memory on device|CUDA out of memory",
      "free the GPU (`nvidia-smi` names its processes), or a smaller {gpu_memory}"),
+    (r"Failed to infer device type|No CUDA GPUs are available|Found no NVIDIA driver",
+     "vLLM finds no GPU: run it on a GPU host, or see what `raydebug check env` says of the driver"),
     (r"Sleep mode is not supported", "+{sleep_mode}=False {free_cache}=False"),
     (r"undefined symbol|cannot open shared object", "install vLLM and torch of one lock again: they do not fit"),
 )  # fmt: skip

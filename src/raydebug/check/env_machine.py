@@ -13,6 +13,7 @@ from typing import Any
 from raydebug.cluster.compose.preflight import CUDA_DRIVERS, NO_COMPAT
 from raydebug.cluster.compose.sizing import threads_of
 from raydebug.findings import Finding, error, note, warning
+from raydebug.settings.flavours import numbers
 
 MIB, GIB = 1024**2, 1024**3
 # Docker gives a container 64 MiB by default; DataLoader workers, NCCL and Ray's object store share it.
@@ -34,6 +35,7 @@ SOCKET_PATH_BYTES, SOCKET_NAME_BYTES = 107, 37
 # CUDA major -> the driver that it needs, and the one that it needs with cuda-compat on datacenter GPUs.
 # Source: CUDA 13.0 release notes, table 3; https://docs.nvidia.com/deploy/cuda-compatibility.
 DRIVERS = {"12": (525, 450), "13": CUDA_DRIVERS["cuda"][1:]}
+CPU_SINCE = (0, 9)  # platforms as plug-ins. Source: verl 0.9.1 plugin/platform
 FLASH_CAPABILITY = 8.0  # FlashAttention 2 needs Ampere. Source: flash-attn 2.8.3 README, "NVIDIA CUDA Support"
 BUSY_SHARE = 0.1  # of a GPU's memory, held by others
 NOT_FOR_NCCL = ("lo", "docker", "br-", "veth")  # beginnings of interfaces' names that NCCL takes last
@@ -197,6 +199,14 @@ def judge_gpus(facts: Mapping[str, Any], *, on_cpu: bool, wants_training: bool) 
             "the NVIDIA driver does not answer",
             why=f"nvidia-smi said: {facts['smi']}",
             fix="load it (`sudo modprobe nvidia`), or reboot after an update of the driver",
+        )
+    elif wants_training and not facts["gpus"] and numbers(facts["packages"].get("verl", "1")) < CPU_SINCE:
+        yield error(
+            "env.no-gpu",
+            "there is no GPU here",
+            why=f"no nvidia-smi on the PATH, or it lists none; verl {facts['packages']['verl']} trains on GPUs only",
+            fix="run it on a GPU host; here --keep-going checks the data and the model, and `run` reaches the trainer's"
+            " own process",
         )
     elif wants_training and not facts["gpus"]:
         yield error(

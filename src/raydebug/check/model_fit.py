@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from raydebug.check.config import is_on_cpu
 from raydebug.check.target import Target
 from raydebug.findings import Finding, error, warning
+from raydebug.settings.flavours import numbers
 from raydebug.trainers.config import TrainingConfig
 
 GIB = 1024**3
@@ -16,6 +17,8 @@ BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16"
 # Layers with a state of fixed size per sequence instead of a cache that grows with it.
 STATEFUL = ("mamba", "linear_attention", "recurrent", "conv", "short_conv")
 Sizes: TypeAlias = Mapping[str, int]
+# Source: verl 0.6.0 and 0.6.1 workers/fsdp_workers.py: only the newer one reads attn_implementation.
+FLASH_IS_A_CHOICE_SINCE = (0, 6, 1)
 ENGINE_EXTRA_BYTES = GIB  # what vLLM takes for activations and CUDA graphs, about
 
 
@@ -75,7 +78,7 @@ def judge(target: Target, facts: Mapping[str, Any], variables: Mapping[str, str]
     yield from _context(config, sizes)
     yield from _heads(config, sizes)
     if not on_cpu:
-        yield from _attention(config, has_flash=facts["has_flash_attention"])
+        yield from _attention(config, facts["trainer_version"], has_flash=facts["has_flash_attention"])
     parameters = facts["shards"].get("parameters") or 0
     if any("wrong" in shard for shard in facts["shards"]["shards"]) or not parameters:
         return
@@ -135,7 +138,15 @@ def _heads(config: TrainingConfig, sizes: Sizes) -> Iterator[Finding]:
         )
 
 
-def _attention(config: TrainingConfig, *, has_flash: bool) -> Iterator[Finding]:
+def _attention(config: TrainingConfig, version: str, *, has_flash: bool) -> Iterator[Finding]:
+    if not has_flash and version and numbers(version) < FLASH_IS_A_CHOICE_SINCE:
+        yield error(
+            "model.attention",
+            f"verl {version} imports flash-attn on a GPU, and it is not installed",
+            why="ModuleNotFoundError in its actor; its code names flash_attention_2 and reads no setting for it",
+            fix="install a build of flash-attn for this torch (docs/04-pins.md, the older line)",
+        )
+        return
     asked = config.get("attention") or "flash_attention_2"
     if asked == "flash_attention_2" and not has_flash:
         attention, padding = config.keys["attention"], config.keys["remove_padding"]

@@ -13,7 +13,7 @@ from typing import Any
 from raydebug.check.probes import Facts
 from raydebug.check.probes.env import list_gpus
 from raydebug.check.probes.images import count_placeholders, count_tokens, has_vision, look_at_images
-from raydebug.check.probes.plan import compose, paths_of, read_by, variables
+from raydebug.check.probes.plan import compose, paths_of, read_by, trainer_version, variables
 from raydebug.findings import describe_exception
 from raydebug.trainers.config import TrainingConfig
 from raydebug.trainers.trainer import Checks
@@ -33,6 +33,7 @@ def gather(request: Facts) -> Facts:
     rows: list[Facts] = next((file["sample"] for file in splits["train"] if file.get("sample")), [])
     facts: Facts = {
         "config": config.values,
+        "trainer_version": trainer_version(request),
         "variables": variables(),
         "gpus": len(list_gpus()["gpus"]),
         "splits": splits,

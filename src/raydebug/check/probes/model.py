@@ -15,7 +15,7 @@ from raydebug.check.probes import Facts
 from raydebug.check.probes.data import load_tokenizer
 from raydebug.check.probes.env import list_gpus
 from raydebug.check.probes.images import look_at_processor
-from raydebug.check.probes.plan import compose, read_by, variables
+from raydebug.check.probes.plan import compose, read_by, trainer_version, variables
 from raydebug.findings import describe_exception
 from raydebug.trainers.config import TrainingConfig
 
@@ -38,6 +38,7 @@ def gather(request: Facts) -> Facts:
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
     facts: Facts = {
         "config": config.values,
+        "trainer_version": trainer_version(request),
         "variables": variables(),
         "memory_bytes": _memory_bytes(),
         "gpu_bytes": min((gpu["total_mib"] * MIB for gpu in list_gpus()["gpus"]), default=None),

@@ -55,12 +55,26 @@ def compose(request: Facts) -> tuple[Checks, Any, TrainingConfig]:
     if request.get("profile"):
         from raydebug.profile.apply_profile import apply_profile
 
-        search = sys.path if sys.flags.safe_path else ["", *sys.path]
-        folder = Path.cwd()
-        applied = apply_profile(command, profile=request["profile"], environ=os.environ, folder=folder, search=search)
+        applied = apply_profile(
+            command, profile=request["profile"], environ=os.environ, folder=Path.cwd(), search=search_path()
+        )
         arguments = list(applied.overlay.argv)
     live, plain = checks.compose(arguments)
     return checks, live, TrainingConfig(plain, checks.keys)
+
+
+def trainer_version(request: Facts) -> str:
+    """Return the version of a command's trainer, as its own files or its distribution say; empty if it is unknown."""
+    program = recognise(request["command"])
+    if program is None:
+        return ""
+    installed = program.trainer.read_config(program, request["command"], folder=Path.cwd(), search=search_path())
+    return installed.version or ""
+
+
+def search_path() -> list[str]:
+    """Return where the Python of this process looks for a program's modules, in order."""
+    return sys.path if sys.flags.safe_path else ["", *sys.path]
 
 
 def variables() -> dict[str, str]:
