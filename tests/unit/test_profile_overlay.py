@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import random
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -319,6 +322,35 @@ def test_keys_follow_the_version() -> None:
     assert said(new)["actor_rollout_ref.rollout.load_format"] == "dummy"
     assert "ray_kwargs.ray_init.num_cpus" not in said(new)
     assert new.missing == []
+
+
+BIG, SMALL = {"longest_edge": 1 << 24}, {"longest_edge": 12544}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "file", "processor", "is_smaller"),
+    [
+        ("qwen2_5_vl", "preprocessor_config.json", {"max_pixels": 12845056}, True),
+        ("qwen3_vl_moe", "processor_config.json", {"image_processor": {"size": BIG}}, True),
+        ("qwen2_vl", "preprocessor_config.json", {"size": 7}, True),
+        ("qwen2_5_vl", "processor_config.json", {"image_processor": {"size": SMALL}}, False),
+        ("qwen2", "preprocessor_config.json", {}, False),
+        ("gemma3", "preprocessor_config.json", {"max_pixels": 12845056}, False),
+    ],
+    ids=["Qwen2.5-VL", "Qwen3-VL", "no limit", "small already", "text", "another processor"],
+)
+def test_images_become_smaller(
+    tmp_path: Path, model_type: str, file: str, processor: dict[str, Any], is_smaller: bool
+) -> None:
+    """debug limits the images of a Qwen-VL model whose processor takes large ones; a smaller limit stays."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    (tmp_path / file).write_text(json.dumps(processor))
+    model, prefix = f"actor_rollout_ref.model.path={tmp_path}", "data.mm_processor_kwargs"
+    given = {key: value for key, value in said(lay(model)).items() if "pixels" in key}
+    assert given == ({f"{prefix}.max_pixels": "200704", f"{prefix}.min_pixels": "3136"} if is_smaller else {})
+    own = said(lay(model, f"+{prefix}.max_pixels=50176"))
+    assert own[f"{prefix}.max_pixels"] == "50176"
+    assert "pixels" not in " ".join(said(lay(model, verl="0.8.0")))
 
 
 def test_fast_load_keeps_dummy_weights() -> None:

@@ -20,6 +20,7 @@ _COUNTED = {
     "rollouts_per_prompt": "answers to a prompt",
     "response_tokens": "tokens in an answer at most",
     "train_samples": "rows to read",
+    "image_pixels": "pixels and tokens in an image at most",
     "val_samples": "rows to validate",
 }
 

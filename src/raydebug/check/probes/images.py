@@ -120,13 +120,14 @@ def count_tokens(config: TrainingConfig, options: Facts) -> Callable[[Any, Seque
     if not hasattr(processor, "image_processor"):
         return None
     token = getattr(processor, "image_token_id", None)
+    limits = dict(config.get("image_options") or {})
 
     def count(messages: Any, images: Sequence[Any]) -> tuple[int, int]:
         text = processor.apply_chat_template(
             split_messages(messages), add_generation_prompt=True, tokenize=False, **options
         )
         opened = [open_image(image).convert("RGB") for image in images]
-        ids = list(processor(text=[text], images=opened)["input_ids"][0])
+        ids = list(processor(text=[text], images=opened, **limits)["input_ids"][0])
         return len(ids), ids.count(token)
 
     return count

@@ -27,6 +27,7 @@ _KEYS = {
     "data_trust_remote_code": "data.trust_remote_code",
     "chat_template": f"{_MODEL}.custom_chat_template",
     "image_column": "data.image_key",
+    "image_options": "data.mm_processor_kwargs",
     "template_options": "data.apply_chat_template_kwargs",
     "filter_long_prompts": "data.filter_overlong_prompts",
     "rollout_dtype": f"{_ROLLOUT}.dtype",

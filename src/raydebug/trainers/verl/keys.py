@@ -11,7 +11,7 @@ from raydebug.trainers.trainer import GONE, Column, Key, ValueOf, later
 
 _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 _MODEL = "actor_rollout_ref.model"
-_CRITIC = "critic"
+_CRITIC, _IMAGES = "critic", "large images"
 _MICRO = "ppo_micro_batch_size_per_gpu"
 _LOG_PROB = "log_prob_micro_batch_size"
 
@@ -179,6 +179,11 @@ _0_9_0 = later(
     # Read by verl's dataclass, not in its yaml. Source: verl 0.9.1 workers/config/rollout.py.
     sleep_mode=Key(f"{_ROLLOUT}.enable_sleep_mode", True, added=True),
     rollout_executor=Key(f"{_ROLLOUT}.engine_kwargs.vllm.distributed_executor_backend", "mp", added=True),
+    # Passed on to the model's processor, in the dataset, the actor and vLLM; it takes both or neither. The defaults
+    # are those of Qwen2.5-VL's preprocessor_config.json. Source: verl 0.9.1 utils/tokenizer/tokenizer.py
+    # build_multimodal_processor_inputs, transformers 5.9.0 image_processing_qwen2_vl.py _standardize_kwargs.
+    image_pixels=Key("data.mm_processor_kwargs.max_pixels", 12845056, added=True, only_with=_IMAGES),
+    image_pixels_least=Key("data.mm_processor_kwargs.min_pixels", 3136, added=True, only_with=_IMAGES),
 )
 
 PPO: dict[str, Column] = {
@@ -209,6 +214,10 @@ def is_in_use(part: str, value_of: ValueOf) -> bool:
     """Return whether a training with these values has a part, as `Key.only_with` names it."""
     if part == _CRITIC:
         return needs_critic(value_of)
+    if part == _IMAGES:
+        from raydebug.trainers.verl.vision import takes_large_images
+
+        return takes_large_images(str(value_of(f"{_MODEL}.path")))
     assert part == "whole weights", part
     # Source: verl 0.4.1 to 0.9.1 config: lora_rank 0 means no LoRA; 0.8 and later have model.lora.rank too.
     ranks = (value_of(f"{_MODEL}.{key}") for key in ("lora_rank", "lora.rank"))

@@ -1,7 +1,7 @@
-"""Two defects of verl and vLLM that only models with images meet: where they are installed, and what a profile changes.
+"""Models with images: two defects of verl and vLLM, where they are installed, and what a profile changes.
 
-`cpu/patches.py` repairs both, on a CPU always, elsewhere if RAYDEBUG_PATCHES names them. What is installed is read from
-its source: importing vLLM takes 12 s.
+`cpu/patches.py` repairs both defects, on a CPU always, elsewhere if RAYDEBUG_PATCHES names them. What is installed is
+read from its source: importing vLLM takes 12 s.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 NORMALIZATION, EQUAL_LENGTHS = "image-normalization-kept", "position-ids-of-equal-lengths"
 
+# Their processors take min_pixels and max_pixels; others refuse them.
+QWEN_VL = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+LARGE_PIXELS = 448 * 448  # 256 tokens; what the profile `debug` leaves of an image
+
 
 def fit_images(settings: BatchSettings) -> None:
     """Let the rollout engine read the weights itself where it would lose the normalization of images."""
@@ -30,10 +34,22 @@ def fit_images(settings: BatchSettings) -> None:
         settings.change("load_format", "safetensors", "with dummy this vLLM loses the normalization of images")
 
 
-def config_of(model: str) -> dict[str, Any]:
-    """Return the config.json of a model's folder; empty if it cannot be read."""
+def takes_large_images(model: str) -> bool:
+    """Return whether a model's processor is one of Qwen-VL and takes images of more than LARGE_PIXELS."""
+    if not str(config_of(model).get("model_type")).startswith(QWEN_VL):
+        return False
+    # transformers 5 writes the first file, older ones the second.
+    newer, older = config_of(model, "processor_config.json"), config_of(model, "preprocessor_config.json")
+    said = next((one for one in (newer.get("image_processor"), older) if isinstance(one, dict) and one), {})
+    size = said.get("size")
+    limit = said.get("max_pixels") or (size.get("longest_edge") if isinstance(size, dict) else None)
+    return not isinstance(limit, int) or limit > LARGE_PIXELS
+
+
+def config_of(model: str, file: str = "config.json") -> dict[str, Any]:
+    """Return a JSON file of a model's folder; empty if it cannot be read."""
     try:
-        said = json.loads(Path(os.path.expanduser(model), "config.json").read_text(encoding="utf-8"))  # noqa: PTH111
+        said = json.loads(Path(os.path.expanduser(model), file).read_text(encoding="utf-8"))  # noqa: PTH111
     except (OSError, ValueError):
         return {}
     return said if isinstance(said, dict) else {}
