@@ -43,6 +43,10 @@ def outer():
     def inner():
         return 5
     return inner()
+
+
+def documented():
+    """Doc."""
 '''
 
 
@@ -50,10 +54,10 @@ def outer():
     ("line", "function", "stops_at"),
     [
         (9, None, 9),
-        (8, None, 8),
+        (8, None, 9),  # a docstring is no statement to stop at
         (7, None, 7),
         (5, None, 7),
-        (1, None, 1),
+        (1, None, 4),
         (2, None, 4),
         (14, None, 14),
         (17, None, 17),
@@ -61,6 +65,7 @@ def outer():
         (None, "Agent.run", 16),
         (None, "Agent.later", 21),
         (None, "outer.inner", 26),
+        (None, "documented", 31),
     ],
 )
 def test_statement_found(line, function, stops_at):
@@ -97,6 +102,33 @@ def test_code_stays_the_same_elsewhere():
         for module in (with_break, without)
     ]
     assert last_lines[0] == last_lines[1]
+
+
+@pytest.mark.parametrize("where", [{"line": 1}, {"line": 2}, {"line": 8}, {"function": "documented"}])
+def test_docstrings_are_kept(where):
+    """A breakpoint at a docstring leaves it a docstring, and the module's imports from `__future__` in their place."""
+    names = {}
+    exec(compile_with(SOURCE.encode(), "x.py", [{"id": "b1", "where": "x", **where}]), names)
+    assert (names["__doc__"], names["plain"].__doc__, names["documented"].__doc__) == ("Doc.", "Doc.", "Doc.")
+
+
+@pytest.mark.parametrize("condition", ["any(x == one for one in (1, 2))", "(lambda: x)()", "[one for one in [x]]"])
+def test_condition_with_code_of_its_own(gateway, condition):
+    """A condition may have comprehensions and lambdas: they are nested code that the module itself lacks."""
+    breaks = [{"id": "b1", "where": "rewards.py:9", "line": 9, "policy": {"if": condition}}]
+    (gateway.folder / "rewards.py").write_text(SOURCE)
+    breaks[0]["file"] = str(gateway.folder / "rewards.py")
+    source = f"import sys; sys.path.insert(0, {str(gateway.folder)!r})\nimport rewards\nprint(rewards.plain(1))"
+    program = gateway.start(source, RAYDEBUG_BREAKS=json.dumps(breaks))
+    (pause,) = gateway.pauses()
+    assert (pause["line"], pause["function"]) == (9, "plain")
+
+    async def resume():
+        session, stopped = await gateway.attach(pause["id"])
+        await session.request("continue", {"threadId": stopped["threadId"]})
+
+    visit(gateway, resume)
+    assert program.communicate(timeout=10)[0] == "2\n"
 
 
 @pytest.fixture

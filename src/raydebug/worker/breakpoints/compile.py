@@ -54,7 +54,8 @@ def compile_with(source: bytes, path: str, specs: list[BreakpointSpec], *, as_sc
     first = next((i for i, s in enumerate(tree.body) if not _is_docstring(s) and not _is_future(s)), len(tree.body))
     tree.body[first:first] = ast.parse("\n".join(head)).body
     built = compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
-    PLAIN.update((code, plain[key]) for key, code in codes_of(built))
+    # A condition with a comprehension or a lambda is code of its own, which the plain module lacks.
+    PLAIN.update((code, plain[key]) for key, code in codes_of(built) if key in plain)
     return built
 
 
@@ -71,8 +72,9 @@ def find_statement(tree: ast.Module, line: int | None, function: str | None) -> 
 
     Args:
         tree: the module.
-        line: choose the statement that begins on this line, or on the next line that has one.
-        function: or choose the first statement of this function: `name`, `Class.method`.
+        line: choose the statement that begins on this line, or on the next line that has one. A docstring is none: with a
+            call in front it would be a docstring no more, and a module could not import from `__future__` after it.
+        function: or choose the first statement of this function after its docstring: `name`, `Class.method`.
 
     Raises:
         NoSuchPlace: there is no such line or function.
@@ -84,7 +86,9 @@ def find_statement(tree: ast.Module, line: int | None, function: str | None) -> 
         for index, statement in enumerate(body):
             first_line = _first_line(statement)
             # The innermost statement wins where two begin on one line: `if x: y()`.
-            if first_line >= (line or 0) and (found is None or first_line <= found[0]) and not _is_future(statement):
+            if _is_future(statement) or (index == 0 and _is_docstring(statement)):
+                continue
+            if first_line >= (line or 0) and (found is None or first_line <= found[0]):
                 found = (first_line, body, index)
     if found is None:
         raise NoSuchPlace(f"no statement on line {line} or after it")
@@ -125,11 +129,16 @@ def _first_of_function(tree: ast.Module, function: str) -> tuple[list[ast.stmt],
     if isinstance(scope, ast.ClassDef):
         raise NoSuchPlace(f"'{function}' is a class; name a method of it")
     body = scope.body
-    return body, 1 if len(body) > 1 and _is_docstring(body[0]) else 0
+    if not _is_docstring(body[0]):
+        return body, 0
+    if len(body) == 1:  # a function that only has a docstring
+        body.append(ast.copy_location(ast.Pass(), body[0]))
+    return body, 1
 
 
 def _is_docstring(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def site_name(break_id: str) -> str:
