@@ -44,7 +44,7 @@ def add(
 
 @app.command("list")
 def list_breaks(name: Name = "default", as_json: Json = False) -> None:
-    """List the breakpoints that were set from outside, with --break or `break add`, and how they stand.
+    """List the breakpoints that were set from outside, with --break or `break add`, and their states.
 
     Example: raydebug break list --json
     """
