@@ -72,8 +72,8 @@ def find_statement(tree: ast.Module, line: int | None, function: str | None) -> 
 
     Args:
         tree: the module.
-        line: choose the statement that begins on this line, or on the next line that has one. A docstring is none: with a
-            call in front it would be a docstring no more, and a module could not import from `__future__` after it.
+        line: choose the statement that begins on this line, or on the next line that has one. A docstring is
+            none: with a call in front it would be none any more, and no `__future__` import could follow.
         function: or choose the first statement of this function after its docstring: `name`, `Class.method`.
 
     Raises:
