@@ -72,8 +72,8 @@ def find_statement(tree: ast.Module, line: int | None, function: str | None) -> 
 
     Args:
         tree: the module.
-        line: choose the statement that begins on this line, or on the next line that has one. A docstring is
-            none: with a call in front it would be none any more, and no `__future__` import could follow.
+        line: choose the statement that begins on this line, or on the next line that has one. Docstrings are passed
+            over: a call in front of one would remove it, and would make a later `__future__` import a SyntaxError.
         function: or choose the first statement of this function after its docstring: `name`, `Class.method`.
 
     Raises:
