@@ -66,6 +66,7 @@ def documented():
         (None, "Agent.later", 21),
         (None, "outer.inner", 26),
         (None, "documented", 31),
+        (31, None, 31),
     ],
 )
 def test_statement_found(line, function, stops_at):
@@ -104,7 +105,7 @@ def test_code_stays_the_same_elsewhere():
     assert last_lines[0] == last_lines[1]
 
 
-@pytest.mark.parametrize("where", [{"line": 1}, {"line": 2}, {"line": 8}, {"function": "documented"}])
+@pytest.mark.parametrize("where", [{"line": 1}, {"line": 2}, {"line": 8}, {"line": 31}, {"function": "documented"}])
 def test_docstrings_are_kept(where):
     """A breakpoint at a docstring leaves it a docstring, and the module's imports from `__future__` in their place."""
     names = {}
@@ -115,9 +116,9 @@ def test_docstrings_are_kept(where):
 @pytest.mark.parametrize("condition", ["any(x == one for one in (1, 2))", "(lambda: x)()", "[one for one in [x]]"])
 def test_condition_with_code_of_its_own(gateway, condition):
     """A condition may have comprehensions and lambdas: they are nested code that the module itself lacks."""
-    breaks = [{"id": "b1", "where": "rewards.py:9", "line": 9, "policy": {"if": condition}}]
-    (gateway.folder / "rewards.py").write_text(SOURCE)
-    breaks[0]["file"] = str(gateway.folder / "rewards.py")
+    file = gateway.folder / "rewards.py"
+    file.write_text(SOURCE)
+    breaks = [{"id": "b1", "where": "rewards.py:9", "file": str(file), "line": 9, "policy": {"if": condition}}]
     source = f"import sys; sys.path.insert(0, {str(gateway.folder)!r})\nimport rewards\nprint(rewards.plain(1))"
     program = gateway.start(source, RAYDEBUG_BREAKS=json.dumps(breaks))
     (pause,) = gateway.pauses()

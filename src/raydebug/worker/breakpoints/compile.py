@@ -51,7 +51,7 @@ def compile_with(source: bytes, path: str, specs: list[BreakpointSpec], *, as_sc
     head = [f"{name} = {_RUNTIME}.site_of({_runtime_part(spec)!r})" for name, spec in names.items()]
     if as_script:
         head.append("__spec__ = None")
-    first = next((i for i, s in enumerate(tree.body) if not _is_docstring(s) and not _is_future(s)), len(tree.body))
+    first = _after_opening(tree.body, 0)
     tree.body[first:first] = ast.parse("\n".join(head)).body
     built = compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
     # A condition with a comprehension or a lambda is code of its own, which the plain module lacks.
@@ -70,25 +70,30 @@ def codes_of(code: CodeType) -> Iterator[tuple[tuple[str, int], CodeType]]:
 def find_statement(tree: ast.Module, line: int | None, function: str | None) -> tuple[list[ast.stmt], int]:
     """Return the list of statements and the index before which a breakpoint is inserted.
 
+    Docstrings and imports from `__future__` are passed over; a body that has nothing else gets a `pass` at its end.
+
     Args:
         tree: the module.
-        line: choose the statement that begins on this line, or on the next line that has one. Docstrings are passed
-            over: a call in front of one would remove it, and would make a later `__future__` import a SyntaxError.
-        function: or choose the first statement of this function after its docstring: `name`, `Class.method`.
+        line: choose the statement that begins on this line, or on the next line that has one.
+        function: or choose the first statement of this function: `name`, `Class.method`.
 
     Raises:
         NoSuchPlace: there is no such line or function.
     """
-    if function is not None:
-        return _first_of_function(tree, function)
+    body, index = _first_on_line(tree, line or 0) if function is None else (_body_of(tree, function), 0)
+    index = _after_opening(body, index)
+    if index == len(body):
+        body.append(ast.copy_location(ast.Pass(), body[-1]))
+    return body, index
+
+
+def _first_on_line(tree: ast.Module, line: int) -> tuple[list[ast.stmt], int]:
     found: tuple[int, list[ast.stmt], int] | None = None
     for body in _bodies(tree):
         for index, statement in enumerate(body):
             first_line = _first_line(statement)
             # The innermost statement wins where two begin on one line: `if x: y()`.
-            if _is_future(statement) or (index == 0 and _is_docstring(statement)):
-                continue
-            if first_line >= (line or 0) and (found is None or first_line <= found[0]):
+            if first_line >= line and (found is None or first_line <= found[0]):
                 found = (first_line, body, index)
     if found is None:
         raise NoSuchPlace(f"no statement on line {line} or after it")
@@ -98,6 +103,16 @@ def find_statement(tree: ast.Module, line: int | None, function: str | None) -> 
 def _first_line(statement: ast.stmt) -> int:
     decorators = getattr(statement, "decorator_list", [])
     return int(min([statement.lineno, *(d.lineno for d in decorators)]))
+
+
+def _after_opening(body: list[ast.stmt], index: int) -> int:
+    """Return the first index from `index` on where a call may be inserted.
+
+    A call in front of a docstring would remove the docstring; an import from `__future__` after it is a SyntaxError.
+    """
+    while index < len(body) and (_is_docstring(body[index]) or _is_future(body[index])):
+        index += 1
+    return index
 
 
 def _is_future(statement: ast.stmt) -> bool:
@@ -114,7 +129,7 @@ def _bodies(tree: ast.AST) -> list[list[ast.stmt]]:
     return bodies
 
 
-def _first_of_function(tree: ast.Module, function: str) -> tuple[list[ast.stmt], int]:
+def _body_of(tree: ast.Module, function: str) -> list[ast.stmt]:
     scope: Any = tree
     for name in function.split("."):
         matches = [
@@ -128,12 +143,8 @@ def _first_of_function(tree: ast.Module, function: str) -> tuple[list[ast.stmt],
         scope = matches[-1]  # a later definition replaces an earlier one
     if isinstance(scope, ast.ClassDef):
         raise NoSuchPlace(f"'{function}' is a class; name a method of it")
-    body = scope.body
-    if not _is_docstring(body[0]):
-        return body, 0
-    if len(body) == 1:  # a function that only has a docstring
-        body.append(ast.copy_location(ast.Pass(), body[0]))
-    return body, 1
+    body: list[ast.stmt] = scope.body
+    return body
 
 
 def _is_docstring(statement: ast.stmt) -> bool:
