@@ -9,15 +9,18 @@ from gateway_under_test import GatewayUnderTest, visit
 HEAD = """\
 import concurrent.futures, multiprocessing, os, resource, subprocess, sys, threading, time
 
+def say(line):  # in one write: processes that share a pipe must not mix their lines, even with PYTHONUNBUFFERED
+    print(line + "\\n", end="", flush=True)
+
 CHILD = "x = 41\\nbreakpoint()\\nprint('child went on', x, flush=True)\\n"
 
 def work(x=41):
     breakpoint()
-    print("child went on", x, flush=True)
+    say(f"child went on {x}")
 
 def python(*options, **how):
     run = subprocess.run([sys.executable, *options, "-c", CHILD], stdin=subprocess.DEVNULL, **how)
-    print("exit code", run.returncode, flush=True)
+    say(f"exit code {run.returncode}")
 
 def fork(prepare=lambda: None):
     pid = os.fork()
@@ -25,18 +28,18 @@ def fork(prepare=lambda: None):
         prepare()
         work()
         os._exit(0)
-    print("exit code", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    say(f"exit code {os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}")
 
 def process(method):
     started = multiprocessing.get_context(method).Process(target=work)
     started.start()
     started.join()
-    print("exit code", started.exitcode, flush=True)
+    say(f"exit code {started.exitcode}")
 
 def in_pool(context):
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(context)) as pool:
         pool.submit(work).result()
-    print("exit code 0", flush=True)
+    say("exit code 0")
 
 def close_stderr():
     sys.stderr.close()
