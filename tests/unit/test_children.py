@@ -9,14 +9,14 @@ from gateway_under_test import GatewayUnderTest, visit
 HEAD = """\
 import concurrent.futures, multiprocessing, os, resource, subprocess, sys, threading, time
 
-def say(line):  # in one write: processes that share a pipe must not mix their lines, even with PYTHONUNBUFFERED
-    print(line + "\\n", end="", flush=True)
-
 CHILD = "x = 41\\nbreakpoint()\\nprint('child went on', x, flush=True)\\n"
 
 def work(x=41):
     breakpoint()
     say(f"child went on {x}")
+
+def say(line):  # in one write: processes that share a pipe must not mix their lines, even with PYTHONUNBUFFERED
+    print(line + "\\n", end="", flush=True)
 
 def python(*options, **how):
     run = subprocess.run([sys.executable, *options, "-c", CHILD], stdin=subprocess.DEVNULL, **how)

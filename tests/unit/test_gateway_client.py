@@ -97,3 +97,19 @@ def test_wrong_token(tmp_path):
     assert failure.value.what == "the gateway refused the token of cluster 'here'"
     assert "not this cluster's" in failure.value.cause
     assert failure.value.exit_code == Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    ("exception", "shown"),
+    [
+        (None, ""),
+        ("ZeroDivisionError: division by zero", "ZeroDivisionError: division by zero"),
+        ("RuntimeError: CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA\n",
+         "RuntimeError: CUDA error: out of memory ..."),
+        ("ValueError: \n  two shapes\n  do not match", "ValueError: two shapes ..."),
+        ("AssertionError: \n", "AssertionError: "),
+    ],
+)  # fmt: skip
+def test_reason_of_a_crash_is_one_line(exception, shown):
+    """A list shows an exception by its first line with text, and dots for the lines left out."""
+    assert gateway_client.name_reason({"exception": exception}) == shown

@@ -11,6 +11,14 @@ import pytest
 from raydebug.cluster import up
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """Ctrl-C as at a terminal: a shell starts its background jobs with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def press() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 

@@ -159,7 +159,6 @@ def test_the_debugger_shows_it() -> None:
         "tripwire in Trainer.fit", "  nan(a): a is nan at step 2", r"  a\x1b of steps 1-2: 1, nan", "  train.py:9"
     ]  # fmt: skip
     assert name_reason(pause) == "nan(a): a is nan at step 2"  # type: ignore[arg-type]
-    assert name_reason({"exception": None, "where": "x.py:3"}) == ""
 
 
 def test_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -302,9 +302,13 @@ def name_owner(pause: ListedPause) -> str:
 
 
 def name_reason(pause: ListedPause) -> str:
-    """Return the exception of a pause, or what tripped; empty for breakpoints and requests."""
-    tripwire = pause.get("tripwire")
-    return f"{pause.get('where')}: {tripwire.get('text')}" if tripwire else pause.get("exception") or ""
+    """Return the exception of a pause (its first line), or what tripped; empty for breakpoints and requests."""
+    if tripwire := pause.get("tripwire"):
+        return f"{pause.get('where')}: {tripwire.get('text')}"
+    first, *more = [line for line in (pause.get("exception") or "").splitlines() if line.strip()] or [""]
+    if first.rstrip().endswith(":") and more:  # a message that begins with a line end
+        first = f"{first.rstrip()} {more.pop(0).strip()}"
+    return f"{first} ..." if more else first
 
 
 def name_place(pause: ListedPause) -> str:
