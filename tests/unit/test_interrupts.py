@@ -46,10 +46,6 @@ def test_second_one_is_ignored():
 
 def test_the_one_that_ends_the_program_is_the_last():
     """After the Ctrl-C that ends a verb no other is heard: Python, on its way out, would die of it without our code."""
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        with pytest.raises(KeyboardInterrupt), up.notice_interrupts():
-            press()
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt), up.notice_interrupts():
+        press()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
