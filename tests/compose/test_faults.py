@@ -194,12 +194,12 @@ def test_f62_stopped_raylet(victim, paused):
             kill_process(worker, program, "SIGSTOP")
         begin = time.monotonic()
         wait_for(lambda: "slow: no answer for " in raydebug("ps", "--name", victim.name).stdout, "`ps` to say slow")
+        wait_for(lambda: "raydebug: Ray is slow: no answer for " in docker("logs", worker.name), "the log to say slow")
         time.sleep(max(0.0, begin + (60.0 if LONG else 0.0) - time.monotonic()))
         for program in ("raylet", "ray::DashboardAgent"):
             kill_process(worker, program, "SIGCONT")
 
     end_nothing(victim, job, pause, stop)
-    assert "raydebug: Ray is slow: no answer for " in docker("logs", worker.name)
 
 
 @pytest.mark.timeout(900)
