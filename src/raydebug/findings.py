@@ -47,7 +47,6 @@ CODES: dict[str, str] = {
     "command.override": "an override names no setting, or cannot be read",
     "command.value-missing": "a setting that has no default is not given",
     "command.value": "a setting has a value that it cannot have",
-    "command.python": "the command's interpreter is not the cluster's",
     "command.batch": "batch sizes do not divide each other, or the number of ranks",
     "command.parallel": "parallel sizes do not fit the number of GPUs",
     "command.gpus": "the command asks for more GPUs than the cluster has",
@@ -125,6 +124,7 @@ CODES: dict[str, str] = {
     "check.out-of-time": "a check took too long and was ended",
     "check.died": "the process of a check died",
     "check.failed": "a check itself failed",
+    "check.refused": "the command cannot be checked as it is given",
 }
 
 # error: the training would fail, or do something else than was asked; the stage fails. warning: it may. note: to know.

@@ -244,3 +244,4 @@ def test_fixes_are_applied() -> None:
         "data.train_batch_size: 5 -> 8", "x.y: 1 -> (taken out)", "A: 1 -> (not set)", "B: (not set) -> 2",
     )  # fmt: skip
     assert apply_fixes(before, []) == before
+    assert apply_fixes(after, findings[:1]) == after

@@ -295,6 +295,18 @@ DATA: Cases = {
             )
         ],
     ),
+    "extra_info that is empty in every row": ({"splits__train__0__columns": {**COLUMNS, "extra_info": "null"}}, []),
+    "a number that is a word, and few rows": (
+        {"splits__train__0__rows": 5, "config__data__train_max_samples": "1k"},
+        [
+            error(
+                "command.value",
+                "data.train_max_samples=1k is not a whole number",
+                why="Hydra accepts any word; verl computes with it and raises TypeError or ValueError",
+                fix="data.train_max_samples=NUMBER (an empty shell variable gives an empty value)",
+            )
+        ],
+    ),
     "fewer rows than a batch": (
         {"splits__train__0__rows": 5},
         [
@@ -324,6 +336,21 @@ DATA: Cases = {
                 why="data.filter_overlong_prompts=True; the longest has 60 (row 3)",
                 fix="data.max_prompt_length=60 keeps them",
             ),
+        ],
+    ),
+    "long rows, of which few are taken": (
+        {
+            "config__data__filter_overlong_prompts": True,
+            "config__data__train_max_samples": 10,
+            "lengths__too_long": 10,
+        },
+        [
+            warning(
+                "data.prompt-too-long",
+                "10 of 16 prompts have more than max_prompt_length=64 tokens and are left out",
+                why="data.filter_overlong_prompts=True; the longest has 60 (row 3)",
+                fix="data.max_prompt_length=60 keeps them",
+            )
         ],
     ),
     "no validation rows": (

@@ -86,8 +86,11 @@ def judge(facts: Mapping[str, Any]) -> list[Finding]:
 
 
 def _nodes(nodes: list[Mapping[str, Any]]) -> Iterator[Finding]:
+    alive = {node["ip"] for node in nodes if node["alive"]}  # Ray keeps the entry of a node that was started again
     for node in nodes:
         if not node["alive"]:
+            if node["ip"] in alive:
+                continue
             yield error(
                 "cluster.node",
                 f"node {node['ip']} is dead",

@@ -33,6 +33,8 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
         return refused
     config = target.config(facts["config"])
     found = config_rules.judge(target, facts)
+    if any(finding.code == "command.value" for finding in found):
+        return found  # the other rules compute with these numbers
     found += _files(config, facts["splits"])
     if any(finding.severity == "error" and finding.code.startswith("data.") for finding in found):
         return found  # columns and rows of what cannot be read
@@ -83,7 +85,9 @@ def _file(key: str, file: Mapping[str, Any]) -> Iterator[Finding]:
             f"{key}: {path} is a folder",
             why="verl reads files that end in .parquet, .json or .jsonl, one by one"
             + (f"; it holds {len(inside)} of them" if inside else ""),
-            fix=f"{key}=[{','.join(f'{path}/{name}' for name in inside[:3])}]" if inside else f"{key}=FILE.parquet",
+            fix=f"{key}=[{','.join([*(f'{path}/{name}' for name in inside[:3]), *(['...'] if inside[3:] else [])])}]"
+            if inside
+            else f"{key}=FILE.parquet",
             overrides={key: f"[{','.join(f'{path}/{name}' for name in inside)}]"} if inside else {},
         )
     elif "format" in file:
@@ -154,7 +158,7 @@ def _columns_of(key: str, file: Mapping[str, Any], prompt: str, prompt_key: str)
             fix=f"write it as {{'style': 'rule', 'ground_truth': ANSWER}}; {MAKE_ONE}",
         )
     extra = columns.get("extra_info")
-    if extra is not None and not extra.startswith("struct"):
+    if extra not in (None, "null") and not extra.startswith("struct"):
         yield error(
             "data.column-type",
             f"{key}: the column 'extra_info' is {extra}",
@@ -173,7 +177,7 @@ def _rows(config: TrainingConfig, facts: Facts) -> Iterator[Finding]:
         return
     lengths = facts["lengths"]
     dropped = lengths.get("too_long", 0) if config.get("filter_long_prompts") else 0
-    whole = lengths.get("measured") == rows["train"]
+    whole = lengths.get("measured") == rows["train"] == train  # verl takes train_max_samples first, then filters
     left = train - dropped if whole else train
     if left < wanted:
         smaller = _fitting(config, left)

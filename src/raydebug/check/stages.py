@@ -255,6 +255,8 @@ def _with_override(before: Fixed, key: str, value: str | None) -> Fixed:
     old = [one for one in own if one.lstrip("+").partition("=")[0] == plain]
     kept = [one for one in own if one not in old]
     new = kept if value is None else [*kept, f"{key}={value}"]
+    if new == list(own):
+        return before
     said = old[-1].partition("=")[2] if old else "(not given)"
     change = f"{plain}: {said} -> {'(taken out)' if value is None else value}"
     return replace(

@@ -262,6 +262,9 @@ def facts_of(answer: Facts, question: str, limit_s: float) -> Facts:
                 fix="run the same import by hand; a signal in native code mostly means packages that do not fit",
             )
         )
+    if "refused" in answer:
+        refused = answer["refused"]
+        raise NoAnswer(error("check.refused", refused["message"], why=refused["cause"], fix=refused["fix"]))
     failed = answer["failed"]
     raise NoAnswer(
         error(

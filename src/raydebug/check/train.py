@@ -22,6 +22,7 @@ from raydebug.errors import RaydebugError
 from raydebug.findings import CODES, Finding, error
 from raydebug.jobs.first_error import find_errors, judge_errors, last_words
 from raydebug.jobs.run_folder import load_run
+from raydebug.protocol.secrets import without_secret_arguments
 from raydebug.trainers.trainer import StepMetrics
 
 BUDGET_S = 180.0
@@ -56,7 +57,8 @@ def judge(code: int | None, log: str, target: Target, recorded: Sequence[Mapping
     assert target.program is not None
     lines = log.splitlines()
     steps = [step for line in lines if (step := target.program.trainer.step_of(line)) is not None]
-    again = f"raydebug run --profile debug --debugger post-mortem -- {shlex.join(target.command)}"
+    shown = shlex.join(without_secret_arguments(target.command))
+    again = f"raydebug run --profile debug --debugger post-mortem -- {shown}"
     cause = judge_errors(find_errors("the log", lines)).first
     if code == 0 and steps:
         return _not_a_number(steps) or [_finding_of(one) for one in recorded if one["code"] in CODES]

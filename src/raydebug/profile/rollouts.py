@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 from raydebug import render
 from raydebug.errors import Exit, RaydebugError
 from raydebug.profile.load import Rule
-from raydebug.trainers.settings import Settings
+from raydebug.trainers.settings import Settings, as_hydra_reads
 
 RECORD = "raydebug-record.json"
 VERSION = 1
@@ -93,7 +93,7 @@ class Rollouts:
             return _ONLY_ROLLOUT
         kept = (
             Rule("reuse_rollouts", "set", True, f"{self.mode}: rollouts of {self.folder}"),
-            Rule("reuse_folder", "set", str(self.folder), "where they are"),
+            Rule("reuse_folder", "set", as_hydra_reads(self.folder), "where they are"),
         )
         if self.mode == "record":
             return (*kept, Rule("reuse_steps", "set", _listed(STEPS), "these steps are kept"))

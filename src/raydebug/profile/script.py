@@ -321,6 +321,8 @@ class Statements:
         elif program == "unset":
             for name in rest:
                 self._values.forget(name)
+        elif program == "shift" and self._is_conditional:
+            self._values.doubts.add(f"line {line}: `shift` depends on a condition that is not known here")
         elif program == "shift":
             del self._values.arguments[: int(rest[0]) if rest and rest[0].isdigit() else 1]
         elif program == "set":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from raydebug.errors import Exit, RaydebugError
 from raydebug.profile.load import Rule
 from raydebug.tiny.model import HEADS
 from raydebug.trainers.config import expand_home, is_file
-from raydebug.trainers.settings import Settings
+from raydebug.trainers.settings import Settings, as_hydra_reads
 from raydebug.trainers.trainer import Program
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ def _swap_model(settings: Settings, folder: Path, tiny: Path) -> Build:
         why = "random weights, the same architecture with every size small"
     for word in ("model", "critic_model"):
         if settings.has(word):
-            settings.change(word, _as_hydra_reads(target), why)
+            settings.change(word, as_hydra_reads(target), why)
     return Build("model", target, () if like is None else ("--like", str(like)))
 
 
@@ -176,9 +175,9 @@ def _swap_data(settings: Settings, program: Program, folder: Path, tiny: Path) -
         target = tiny / f"data-{_digest(*files, salt=str(rows))}"
         like = ["--rows", str(rows), "--like", str(train), *(["--test-like", str(test)] if test else [])]
         why = f"the first {rows} rows"
-    settings.change("train_data", _as_hydra_reads(target / "train.parquet"), why)
+    settings.change("train_data", as_hydra_reads(target / "train.parquet"), why)
     if settings.has("val_data") and settings.text("val_data") is not None:
-        settings.change("val_data", _as_hydra_reads(target / "test.parquet"), why)
+        settings.change("val_data", as_hydra_reads(target / "test.parquet"), why)
     return Build("dataset", target, tuple(like))
 
 
@@ -198,7 +197,7 @@ def _judge_additions(settings: Settings, program: Program, target: Path, why: st
         )
     settings.change("prompt_column", "prompt", why)
     if settings.has("reward_function"):
-        settings.change("reward_function", _as_hydra_reads(target / "reward.py"), "it judges additions")
+        settings.change("reward_function", as_hydra_reads(target / "reward.py"), "it judges additions")
         settings.change("reward_function_name", "compute_score", "it judges additions")
 
 
@@ -213,9 +212,3 @@ def _digest(*files: Path, salt: str = "") -> str:
     """Return a digest of these files, which changes with any of them."""
     about = [f"{file} {file.stat().st_mtime_ns} {file.stat().st_size}" for file in files]
     return hashlib.sha256("\n".join([*about, salt]).encode()).hexdigest()[:10]
-
-
-def _as_hydra_reads(path: Path) -> str:
-    """Quote a path where Hydra's grammar would read more into it than text. Source: Hydra 1.3, override grammar."""
-    text = str(path)
-    return text if re.fullmatch(r"[\w./~@%+-]+", text) else "'" + text.replace("'", "\\'") + "'"

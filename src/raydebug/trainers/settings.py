@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from raydebug.trainers.trainer import Arguments, Column, Key, Trainer, Value
@@ -216,6 +217,12 @@ def text_of(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{','.join(text_of(one) for one in value)}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def as_hydra_reads(path: Path) -> str:
+    """Quote a path where Hydra's grammar would read more into it than text. Source: Hydra 1.3, override grammar."""
+    text = str(path)
+    return text if re.fullmatch(r"[\w./~@%+-]+", text) else "'" + text.replace("'", "\\'") + "'"
 
 
 def _same(one: str, other: str) -> bool:

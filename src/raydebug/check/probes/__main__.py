@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 from raydebug.check.probes import BUSY_TIMES, MARK, Facts
+from raydebug.errors import RaydebugError
 from raydebug.findings import describe_exception
 
 OUTPUT_BYTES_MAX = 64 * 1024
@@ -71,6 +72,8 @@ def _be_the_child(request: Facts, answer_end: int, output_end: int) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     try:
         said: Facts = {"facts": _gather(request)}
+    except RaydebugError as refusal:  # a mistake in the command, such as a misspelt key with a profile
+        said = {"refused": refusal.as_json()["error"]}
     except BaseException as failure:  # noqa: BLE001 - the user's own code may raise anything, SystemExit too
         said = {"failed": describe_exception(failure)}
     sys.stdout.flush()

@@ -156,6 +156,9 @@ def _sum_over_all(ray: Any, nodes: list[Facts], backend: str) -> Facts:
     if not nodes or any("torch" not in node["facts"]["packages"] for node in nodes):
         return {"skipped": "torch is not installed on every node"}
     gpus = 1 if backend == "nccl" else 0
+    nodes = [node for node in nodes if node["gpus"] >= gpus]  # a head without GPUs takes part in no training
+    if not nodes:
+        return {"skipped": "no node has a GPU"}
     ranks = [ray.remote(_Rank).options(**_on(ray, node), num_gpus=gpus).remote() for node in nodes]
     found: Facts = {"backend": backend, "ranks": len(ranks)}
     try:

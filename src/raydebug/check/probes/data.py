@@ -57,7 +57,7 @@ def _look(path: str) -> Facts:
     found: Facts = {"path": path, "exists": file.exists(), "is_file": file.is_file(), "remote": "://" in path}
     if not found["is_file"]:
         if file.is_dir():
-            found["holds"] = sorted(p.name for p in file.iterdir())[:20]
+            found["holds"] = sorted(p.name for p in file.iterdir())
         elif not found["exists"]:
             found["beside"] = sorted(p.name for p in file.parent.glob("*"))[:50] if file.parent.is_dir() else None
         return found
@@ -94,7 +94,7 @@ def _json(file: Path) -> Facts:
     import pyarrow
 
     text = file.read_text(encoding="utf-8").lstrip()
-    rows = json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.splitlines() if line]
+    rows = json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.split("\n") if line.strip()]
     table = pyarrow.Table.from_pylist(rows)
     columns = {field.name: str(field.type) for field in table.schema}
     return {"columns": columns, "rows": table.num_rows, "sample": rows[:SAMPLE_ROWS]}

@@ -93,7 +93,7 @@ def _find(name: str) -> Package | None:
     except PackageNotFoundError:
         return None
     # Read as lines: the parser of `importlib.metadata` takes 4 ms for each of them.
-    head = (one.read_text("METADATA") or "").partition("\n\n")[0]
+    head = (one.read_text("METADATA") or one.read_text("PKG-INFO") or "").partition("\n\n")[0]
     fields = [line.partition(": ") for line in head.splitlines()]
     return Package(
         version=next((value for name, _, value in fields if name == "Version"), "?"),

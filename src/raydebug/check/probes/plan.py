@@ -93,8 +93,11 @@ def read_by(request: Facts, *more: Any) -> list[str]:
     """
     packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     said = [
-        value for option, value in _options(request["command"]) if option in ("--config-path", "--config-dir", "-cp")
+        value
+        for option, value in _options(request["command"])
+        if option in ("--config-path", "-cp", "--config-dir", "-cd")
     ]
+    said += [str(file) for folder in said for file in Path(folder).expanduser().rglob("*.yaml")]
     modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     here = os.getcwd() + os.sep  # noqa: PTH109 - a prefix of text
     own = [file for file in modules if isinstance(file, str) and file.startswith(here)]

@@ -44,8 +44,9 @@ _SAME = ("dtype", "load_format", "max_model_len", "max_num_seqs", "enable_chunke
 MISSING = "???"
 # Settings that must be whole numbers for these rules and for verl; None means "not set".
 NUMBERS = (
-    *("data.train_batch_size", "data.max_prompt_length", "data.max_response_length", "trainer.n_gpus_per_node"),
-    *("trainer.nnodes", "actor_rollout_ref.rollout.n", "actor_rollout_ref.rollout.tensor_model_parallel_size"),
+    *("data.train_batch_size", "data.train_max_samples", "data.max_prompt_length", "data.max_response_length"),
+    *("trainer.n_gpus_per_node", "trainer.nnodes", "actor_rollout_ref.rollout.n"),
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
     *("actor_rollout_ref.actor.ppo_mini_batch_size", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
     *("actor_rollout_ref.rollout.max_num_seqs", "actor_rollout_ref.rollout.max_num_batched_tokens"),
 )
@@ -299,14 +300,18 @@ def _parallel(config: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _gpus(config: Mapping[str, Any], gpus: int | None) -> Iterator[Finding]:
     wanted = config["trainer"]["n_gpus_per_node"] * config["trainer"]["nnodes"]
+    nodes = config["trainer"]["nnodes"]
+    if nodes < 1 or not gpus or gpus < nodes:
+        nodes = 1
+    each = gpus // nodes if gpus else 0  # of `gpus`, the sum over all nodes
     if gpus is not None and wanted > gpus:
         yield error(
             "command.gpus",
             f"the command asks for {wanted} GPUs, {gpus} are there",
             why=f"trainer.n_gpus_per_node={config['trainer']['n_gpus_per_node']}, trainer.nnodes="
             f"{config['trainer']['nnodes']}: 'Total available GPUs {gpus} is less than total desired GPUs {wanted}'",
-            fix=f"trainer.n_gpus_per_node={gpus} trainer.nnodes=1" if gpus else "`raydebug up --gpus N`",
-            overrides={"trainer.n_gpus_per_node": str(gpus), "trainer.nnodes": "1"} if gpus else {},
+            fix=f"trainer.n_gpus_per_node={each} trainer.nnodes={nodes}" if gpus else "`raydebug up --gpus N`",
+            overrides={"trainer.n_gpus_per_node": str(each), "trainer.nnodes": str(nodes)} if gpus else {},
         )
 
 
@@ -314,7 +319,7 @@ def _loggers(config: Mapping[str, Any], variables: Mapping[str, str]) -> Iterato
     logger = value_at(config, "trainer.logger") or []
     names = [logger] if isinstance(logger, str) else list(logger)
     if "wandb" in names and not variables.get("WANDB_API_KEY"):
-        if variables.get("WANDB_MODE") in ("offline", "disabled", "dryrun") or variables.get("NETRC_WANDB"):
+        if variables.get("WANDB_MODE") in ("offline", "disabled", "dryrun"):
             return
         yield warning(
             "command.logger",
