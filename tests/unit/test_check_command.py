@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -225,9 +226,23 @@ def test_the_training_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert found.arguments == ["data.train_batch_size=8", "trainer.nnodes=1"]
     assert found.environ is not None
     assert found.environ["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert Fixed(found).as_command().startswith("env VLLM_LOGGING_LEVEL=DEBUG python -m verl.trainer.main_ppo ")
     (tmp_path / "run.sh").write_text(line + line)
     with pytest.raises(RaydebugError, match="runs 2 trainings"):
         find_target(["bash", "run.sh"], tmp_path, "default", None)
+
+
+def test_the_environment_of_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `env` in front of a command sets and removes is so for the check, and in the command with fixes."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "DEBUG")
+    words = ["env", "-uVLLM_LOGGING_LEVEL", "WANDB_MODE=offline", "python", "-m", "verl.trainer.main_ppo"]
+    found = find_target(words, tmp_path, "default", None)
+    assert found.environ is not None
+    for environ in (found.environ, found.caller):
+        assert environ["WANDB_MODE"] == "offline"
+        assert "VLLM_LOGGING_LEVEL" not in environ
+    assert Fixed(found).as_command() == shlex.join(words)
 
 
 def test_fixes_are_applied() -> None:

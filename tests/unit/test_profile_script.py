@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from raydebug.errors import RaydebugError
+from raydebug.profile import script
 from raydebug.profile.script import SCRIPT_BYTES_MAX, Training, find_trainings
 
 # As verl's examples were written up to 0.8: one long command, "$@" at its end.
@@ -323,3 +325,8 @@ def test_reading_runs_nothing(project: Path) -> None:
     (training,) = read(project, [])
     assert sorted(project.rglob("*")) == before
     assert "touch" in training.argv[-1]
+
+
+def test_the_example_of_env() -> None:
+    """The example in the docstring of `environ_of` is true."""
+    assert doctest.testmod(script).failed == 0

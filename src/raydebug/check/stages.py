@@ -13,6 +13,7 @@ from raydebug.check.cache import Cache
 from raydebug.check.target import NoAnswer, StageResult, Target
 from raydebug.errors import Exit, RaydebugError
 from raydebug.findings import Finding
+from raydebug.protocol.secrets import without_secret
 from raydebug.render import duration
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
@@ -188,7 +189,9 @@ class Fixed:
 
     def as_command(self) -> str:
         """Return the shell line that runs the fixed command in the fixed environment."""
-        words = [*(f"-u{name}" for name in self.unset), *(f"{name}={value}" for name, value in self.exported)]
+        changed = {**self.target.changed, **dict.fromkeys(self.unset), **dict(self.exported)}
+        words = [f"-u{name}" for name, value in changed.items() if value is None]
+        words += [f"{name}={without_secret(name, value)}" for name, value in changed.items() if value is not None]
         line = shlex.join(self.target.command)
         return f"env {shlex.join(words)} {line}" if words else line
 

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class Target:
         gpus: how many logical GPUs that cluster has; None without one, or where it does not answer.
         profile: the name of a profile that is applied to it.
         others: the cluster's other nodes, as far as this machine reaches them: name and runner.
+        changed: variables that a script or `env` changes for the command; None: removed.
     """
 
     command: tuple[str, ...]
@@ -55,6 +56,7 @@ class Target:
     gpus: int | None = None
     profile: str | None = None
     others: tuple[tuple[str, Runner], ...] = ()
+    changed: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def arguments(self) -> list[str]:
@@ -101,9 +103,9 @@ def find_target(command: list[str], folder: Path, name: str, profile: str | None
     Raises:
         RaydebugError: the command is no training, or the cluster cannot run it from here.
     """
-    exported: Mapping[str, str] = {}
+    changed: Mapping[str, str | None] = {}
     if command and recognise(command) is None:
-        command, folder, exported = _in_script(command, folder)
+        command, folder, changed = _in_script(command, folder)
     program = find_program(command) if command else None
     cluster = find_running(name)
     nodes = _nodes(cluster)
@@ -112,23 +114,28 @@ def find_target(command: list[str], folder: Path, name: str, profile: str | None
     environ = None
     if isinstance(runner, LocalRunner):
         base = dict(os.environ) if cluster is None else cluster_base(cluster)
-        environ = {**local_environ(base, cluster.flavour if cluster else flavour_here()), **exported}
+        environ = _with_changes(local_environ(base, cluster.flavour if cluster else flavour_here()), changed)
     return Target(
         command=tuple(command),
         program=program,
         folder=folder,
         runner=runner,
         environ=environ,
-        caller={**os.environ, **exported},
+        caller=_with_changes(os.environ, changed),
         cluster=cluster,
         gpus=kind_of(cluster).gpus() if cluster is not None else None,
         profile=profile,
         others=tuple(nodes[:-1]),
+        changed=changed,
     )
 
 
-def _in_script(command: list[str], folder: Path) -> tuple[list[str], Path, dict[str, str]]:
-    """Return the training that a shell script ends in, its folder, and the variables that the script sets for it.
+def _with_changes(environ: Mapping[str, str], changed: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in {**environ, **changed}.items() if value is not None}
+
+
+def _in_script(command: list[str], folder: Path) -> tuple[list[str], Path, dict[str, str | None]]:
+    """Return the training that a script or `env` runs, its folder, and the variables changed for it (None: removed).
 
     Raises:
         RaydebugError: the script cannot be read, or has several trainings.
@@ -147,8 +154,9 @@ def _in_script(command: list[str], folder: Path) -> tuple[list[str], Path, dict[
             exit_code=Exit.USAGE,
         )
     (one,) = found
-    exported = {name: value for name, value in one.environ.items() if os.environ.get(name) != value}
-    return one.argv, one.folder, exported
+    changed: dict[str, str | None] = dict.fromkeys(set(os.environ) - set(one.environ))
+    changed.update((name, value) for name, value in one.environ.items() if os.environ.get(name) != value)
+    return one.argv, one.folder, changed
 
 
 def _nodes(cluster: Cluster | None) -> list[tuple[str, Runner]]:

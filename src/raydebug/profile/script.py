@@ -81,7 +81,8 @@ class _Reading:
         """Follow one command: a training is noted, a shell's script is read."""
         start = next(_training_starts(argv), None)
         if start is not None:
-            self.found.append(Training(start, self._environ, self._folder, sorted(notes)))
+            environ = environ_of(argv[: len(argv) - len(start)], self._environ)
+            self.found.append(Training(start, environ, self._folder, sorted(notes)))
             return
         for at, word in enumerate(argv):
             if Path(word).name in SHELLS:
@@ -144,6 +145,28 @@ def _training_starts(argv: list[str]) -> Iterator[list[str]]:
     at = argv.index("-m") if "-m" in argv else -1
     if at >= 0 and recognise(["python", *argv[at:]]):
         yield ["python", *argv[at:]]
+
+
+def environ_of(prefix: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a command, changed as `env` in front of it does (env(1), GNU coreutils).
+
+    >>> environ_of(["nohup", "env", "-uB", "-u", "C", "A=1"], {"B": "2", "C": "3", "D": "4"})
+    {'D': '4', 'A': '1'}
+    """
+    changed = dict(environ)
+    at = next((at + 1 for at, word in enumerate(prefix) if Path(word).name == "env"), len(prefix))
+    words = iter(prefix[at:])
+    for word in words:
+        name, sign, value = word.partition("=")
+        if word in ("-i", "-", "--ignore-environment"):
+            changed.clear()
+        elif word == "-u" or name == "--unset":
+            changed.pop(value if sign else next(words, ""), None)
+        elif word.startswith("-u"):
+            changed.pop(word[2:], None)
+        elif sign and name.isidentifier():
+            changed[name] = value
+    return changed
 
 
 def _cannot_read(file: Path, line: int | None, why: str) -> RaydebugError:
