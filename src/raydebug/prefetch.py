@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from raydebug.errors import RaydebugError
 from raydebug.trainers.config import CannotCompose
 from raydebug.trainers.trainer import FilesRead
 
@@ -57,6 +58,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         checks, _, config = compose(request)
     except CannotCompose as refusal:
         return {"refused": refusal.message}
+    except RaydebugError as refusal:  # a setting that the profile does not know
+        return {"refused": refusal.what}
     files = files_of(checks.files_read(config))
     room = room_bytes()
     started = time.monotonic()

@@ -13,7 +13,7 @@ from raydebug.check import train
 from raydebug.check.model_fit import Estimate, estimate
 from raydebug.check.model_fit import judge as judge_fit
 from raydebug.check.stages import Fixed, apply_fixes
-from raydebug.check.target import Target, find_program, find_target
+from raydebug.check.target import NoAnswer, Target, facts_of, find_program, find_target
 from raydebug.cluster.runner import LocalRunner
 from raydebug.errors import RaydebugError
 from raydebug.findings import Finding, error, warning
@@ -144,6 +144,22 @@ def test_gpus_that_are_not_there() -> None:
     assert found.what == "the command asks for 8 GPUs, 2 are there"
     assert "Total available GPUs 2 is less than total desired GPUs 8" in found.why
     assert judge({}, gpus=None) == []
+    for nodes, gpus, fix in (
+        (2, 8, "n_gpus_per_node=4 trainer.nnodes=2"),
+        (4, 2, "n_gpus_per_node=1 trainer.nnodes=2"),
+    ):
+        (found,) = (one for one in judge({"trainer__nnodes": nodes}, gpus=gpus) if one.code == "command.gpus")
+        assert fix in found.fix
+    (found,) = judge({}, gpus=0)
+    assert found.fix == "`raydebug up --gpus N`"
+
+
+def test_a_probe_that_refuses_the_command() -> None:
+    """A mistake in the command that a probe finds is shown in its own words."""
+    refusal = {"message": "no setting 'a.b'", "cause": "the nearest is a.c", "fix": "write a.c"}
+    with pytest.raises(NoAnswer) as caught:
+        facts_of({"refused": refusal}, "data", 10)
+    assert caught.value.finding == error("check.refused", "no setting 'a.b'", why="the nearest is a.c", fix="write a.c")
 
 
 def test_a_run_that_was_refused() -> None:
@@ -154,6 +170,8 @@ def test_a_run_that_was_refused() -> None:
     assert found.what == "the training could not run: the job asks for 8 GPU"
     (found,) = train.judge(1, log + "ValueError: no\n", target())
     assert found.code == "train.failed"
+    (found,) = train.judge(1, "ValueError: no\n", target("+trainer.wandb_api_key=abcdef123456"))
+    assert "abcdef" not in found.fix
 
 
 def test_a_run_that_is_explained() -> None:
@@ -243,6 +261,9 @@ def test_the_environment_of_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert environ["WANDB_MODE"] == "offline"
         assert "VLLM_LOGGING_LEVEL" not in environ
     assert Fixed(found).as_command() == shlex.join(words)
+    (tmp_path / "run.sh").write_text("python -m verl.trainer.main_ppo x=$A\n")
+    found = find_target(["env", "A=1", "bash", "run.sh"], tmp_path, "default", None)
+    assert (found.arguments, found.changed) == (["x=1"], {"A": "1"})
 
 
 def test_fixes_are_applied() -> None:

@@ -200,6 +200,26 @@ DATA: Cases = {
             )
         ],
     ),
+    "a folder of many files, with a name that Hydra would not read": (
+        {
+            "splits__train__0": {
+                "path": "d",
+                "exists": True,
+                "is_file": False,
+                "remote": False,
+                "holds": ["a (1).parquet", "b.parquet", "c.parquet", "d.parquet"],
+            }
+        },
+        [
+            error(
+                "data.not-a-file",
+                "data.train_files: d is a folder",
+                why="verl reads files that end in .parquet, .json or .jsonl, one by one; it holds 4 of them",
+                fix="data.train_files=['d/a (1).parquet',d/b.parquet,d/c.parquet,...]",
+                overrides={"data.train_files": "['d/a (1).parquet',d/b.parquet,d/c.parquet,d/d.parquet]"},
+            )
+        ],
+    ),
     "another format": (
         {"splits__train__0": {"path": "t.csv", "exists": True, "is_file": True, "remote": False, "format": ".csv"}},
         [

@@ -261,7 +261,7 @@ async def test_client_that_leaves(serve, sessions, shared_gateway, tmp_path) -> 
     with pytest.raises(asyncio.CancelledError):
         await call
     assert state_of(shared_gateway, program.id) == "waiting"
-    assert await sessions.evaluate("prompt", program.id, 0, 30) == "rank 0: 'ok'"
+    assert await sessions.evaluate("prompt", program.id, 0, 10) == "rank 0: 'ok'"
 
 
 async def test_resume(serve, sessions, shared_gateway) -> None:

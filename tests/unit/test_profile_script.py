@@ -327,6 +327,16 @@ def test_reading_runs_nothing(project: Path) -> None:
     assert "touch" in training.argv[-1]
 
 
+def test_shift_in_a_loop(project: Path) -> None:
+    """Arguments that a loop takes away are kept, with a note: how many it takes is not known."""
+    (project / "scripts" / "run.sh").write_text(
+        'while [[ $# -gt 2 ]]; do shift 2; done\npython3 -m verl.trainer.main_ppo "$@"\n'
+    )
+    (training,) = read(project, ["a=1", "b=2"])
+    assert training.argv[-2:] == ["a=1", "b=2"]
+    assert training.notes == ["line 1: `shift` depends on a condition that is not known here"]
+
+
 def test_the_example_of_env() -> None:
-    """The example in the docstring of `environ_of` is true."""
+    """The example in the docstring of `_environ_of` is true."""
     assert doctest.testmod(script).failed == 0

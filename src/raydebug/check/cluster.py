@@ -146,7 +146,12 @@ def _ports(knocks: list[Mapping[str, Any]]) -> Iterator[Finding]:
 
 def _sum(found: Mapping[str, Any]) -> Iterator[Finding]:
     if "skipped" in found:
-        yield note("cluster.all-reduce", "no all-reduce was tried", why=found["skipped"], fix="a flavour with torch")
+        yield note(
+            "cluster.all-reduce",
+            "no all-reduce was tried",
+            why=found["skipped"],
+            fix="a flavour with torch, on nodes that Ray gives the GPUs",
+        )
     elif "failed" in found or not found["right"]:
         yield error(
             "cluster.all-reduce",

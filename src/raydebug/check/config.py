@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,13 +35,18 @@ def judge(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
     """
     config, checks = target.config(facts["config"]), target.checks
     found = checks.judge(config, facts, target.gpus)
-    if any(finding.code.startswith("command.value") for finding in found):
-        return found  # the other rules need these values
+    if lacks_values(found):
+        return found
     if is_on_cpu(facts["variables"]):
         found += _on_cpu(target, config)
     if facts["verdict"] is not None and not any(finding.severity == "error" for finding in found):
         found.append(checks.judge_verdict(facts["verdict"]))
     return found
+
+
+def lacks_values(found: Sequence[Finding]) -> bool:
+    """Return whether values are missing, or of another type, that other rules compute with."""
+    return any(finding.code.startswith("command.value") for finding in found)
 
 
 def refused(target: Target, facts: Mapping[str, Any]) -> list[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from raydebug.check import config as config_rules
@@ -12,6 +13,7 @@ from raydebug.check.target import StageResult, Target, run_probe
 from raydebug.findings import Finding, error, note, warning
 from raydebug.settings.flavours import numbers
 from raydebug.trainers.config import TrainingConfig
+from raydebug.trainers.settings import as_hydra_reads
 
 BUDGET_S = 10.0
 # The columns that a reward needs. Source: verl 0.9.1 experimental/reward_loop/reward_manager/naive.py.
@@ -33,8 +35,8 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
         return refused
     config = target.config(facts["config"])
     found = config_rules.judge(target, facts)
-    if any(finding.code == "command.value" for finding in found):
-        return found  # the other rules compute with these numbers
+    if config_rules.lacks_values(found):
+        return found
     found += _files(config, facts["splits"])
     if any(finding.severity == "error" and finding.code.startswith("data.") for finding in found):
         return found  # columns and rows of what cannot be read
@@ -79,16 +81,15 @@ def _file(key: str, file: Mapping[str, Any]) -> Iterator[Finding]:
             fix=f"{key}=PATH, as the cluster sees it (containers see your project as /workspace); {MAKE_ONE}",
         )
     elif not file["is_file"]:
-        inside = [name for name in file.get("holds", []) if name.endswith(".parquet")]
+        inside = [as_hydra_reads(Path(path, name)) for name in file.get("holds", []) if name.endswith(".parquet")]
+        shown = inside if len(inside) <= 3 else [*inside[:3], "..."]
         yield error(
             "data.not-a-file",
             f"{key}: {path} is a folder",
             why="verl reads files that end in .parquet, .json or .jsonl, one by one"
             + (f"; it holds {len(inside)} of them" if inside else ""),
-            fix=f"{key}=[{','.join([*(f'{path}/{name}' for name in inside[:3]), *(['...'] if inside[3:] else [])])}]"
-            if inside
-            else f"{key}=FILE.parquet",
-            overrides={key: f"[{','.join(f'{path}/{name}' for name in inside)}]"} if inside else {},
+            fix=f"{key}=[{','.join(shown)}]" if inside else f"{key}=FILE.parquet",
+            overrides={key: f"[{','.join(inside)}]"} if inside else {},
         )
     elif "format" in file:
         yield error(

@@ -178,18 +178,14 @@ class Fixed:
     Args:
         target: the new one.
         changes: what was changed, in words.
-        unset: variables that were taken out of the environment.
-        exported: variables that were given a value.
     """
 
     target: Target
     changes: tuple[str, ...] = ()
-    unset: tuple[str, ...] = ()
-    exported: tuple[tuple[str, str], ...] = ()
 
     def as_command(self) -> str:
-        """Return the shell line that runs the fixed command in the fixed environment."""
-        changed = {**self.target.changed, **dict.fromkeys(self.unset), **dict(self.exported)}
+        """Return the shell line that runs the fixed command in the fixed environment, without values of secrets."""
+        changed = self.target.changed
         words = [f"-u{name}" for name, value in changed.items() if value is None]
         words += [f"{name}={without_secret(name, value)}" for name, value in changed.items() if value is not None]
         line = shlex.join(self.target.command)
@@ -238,15 +234,7 @@ def _with_variable(before: Fixed, name: str, value: str | None) -> Fixed:
     if target.environ is None:
         return before  # containers have an environment of their own: `.env` and `raydebug up` make it
     change = f"{name}: {target.environ.get(name, target.caller.get(name, '(not set)'))} -> {value or '(not set)'}"
-    environ, caller = ({**one, name: value or ""} for one in (target.environ, target.caller))
-    if value is None:
-        environ.pop(name)
-        caller.pop(name)
-        unset, exported = (*before.unset, name), before.exported
-    else:
-        unset, exported = before.unset, (*before.exported, (name, value))
-    target = replace(target, environ=environ, caller=caller)
-    return Fixed(target, (*before.changes, change), unset, exported)
+    return Fixed(target.with_variable(name, value), (*before.changes, change))
 
 
 def _with_override(before: Fixed, key: str, value: str | None) -> Fixed:
@@ -258,7 +246,7 @@ def _with_override(before: Fixed, key: str, value: str | None) -> Fixed:
     old = [one for one in own if one.lstrip("+").partition("=")[0] == plain]
     kept = [one for one in own if one not in old]
     new = kept if value is None else [*kept, f"{key}={value}"]
-    if new == list(own):
+    if new == [*own]:
         return before
     said = old[-1].partition("=")[2] if old else "(not given)"
     change = f"{plain}: {said} -> {'(taken out)' if value is None else value}"

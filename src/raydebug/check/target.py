@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Target:
         gpus: how many logical GPUs that cluster has; None without one, or where it does not answer.
         profile: the name of a profile that is applied to it.
         others: the cluster's other nodes, as far as this machine reaches them: name and runner.
-        changed: variables that a script or `env` changes for the command; None: removed.
+        changed: variables that a script, `env` or a fix changes for the command; None: removed.
     """
 
     command: tuple[str, ...]
@@ -73,6 +73,12 @@ class Target:
     def config(self, values: Mapping[str, Any]) -> TrainingConfig:
         """Return a config that a probe has composed."""
         return TrainingConfig(values, self.checks.keys)
+
+    def with_variable(self, name: str, value: str | None) -> Target:
+        """Return this target with one more variable changed."""
+        environ = None if self.environ is None else _with_changes(self.environ, {name: value})
+        caller = _with_changes(self.caller, {name: value})
+        return replace(self, environ=environ, caller=caller, changed={**self.changed, name: value})
 
     def as_request(self) -> Facts:
         """Return the part of a probe's request that describes the command."""

@@ -26,6 +26,7 @@ _GONE = "pause.gone"
 _REQUEST_TIMEOUT_S = 30.0
 _REASON_TIMEOUT_S = 1.0
 _INTERRUPT_TIMEOUT_S = 5.0
+_INTERRUPT_PERIOD_S = 0.05
 
 
 class GatewayAddress(NamedTuple):
@@ -177,27 +178,33 @@ class DebugSession:
         arguments: Message = {"expression": code, "context": context, "format": {"rawString": True}}
         arguments |= {"frameId": frame.id} if frame else {}
         self._evaluating.append(code)
+        evaluation = asyncio.ensure_future(self.request("evaluate", arguments, timeout_s=None))
+        evaluation.add_done_callback(lambda _: self._evaluating.remove(code))
         try:
-            body = await self.request("evaluate", arguments, timeout_s=None)
-        except asyncio.CancelledError:
-            raise  # it still runs there: `interrupt` needs to know it
+            body = await asyncio.shield(evaluation)  # a caller that is cancelled ends nothing there: see `interrupt`
         except RequestFailed as failed:
-            self._evaluating.remove(code)
             raise EvaluationFailed(str(failed.body.get("result") or failed)) from failed
-        except RaydebugError:
-            self._evaluating.remove(code)
-            raise
-        self._evaluating.remove(code)
         # pydevd sends None as an empty text without a type (pydevd_comm.py internal_evaluate_expression_json, 1.8.22).
         return str(body.get("result", "")) if body.get("type") else None
 
     async def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in the code that we evaluate; only in the main thread this also ends a sleep."""
-        for code in list(self._evaluating):
-            # Without a frame, another thread than the busy paused one evaluates it.
-            arguments = {"expression": probes.as_interrupt(code), "context": "watch"}
-            with contextlib.suppress(RequestFailed, RaydebugError, ConnectionLost, TimeoutError):
-                await self._dap.request("evaluate", arguments, timeout_s=_INTERRUPT_TIMEOUT_S)
+        """Raise KeyboardInterrupt in the code that we evaluate; only in the main thread this also ends a sleep.
+
+        Code that the process has not begun yet is interrupted when it begins, within _INTERRUPT_TIMEOUT_S seconds.
+        """
+        with contextlib.suppress(RequestFailed, ConnectionLost, TimeoutError):
+            async with asyncio.timeout(_INTERRUPT_TIMEOUT_S):
+                for code in list(self._evaluating):
+                    await self._interrupt(code)
+
+    async def _interrupt(self, code: str) -> None:
+        # Without a frame, another thread than the busy paused one evaluates it.
+        arguments = {"expression": probes.as_interrupt(code), "context": "watch"}
+        while code in self._evaluating:
+            answer = await self._dap.request("evaluate", arguments, timeout_s=None)
+            if answer.get("result") == "True":
+                return
+            await asyncio.sleep(_INTERRUPT_PERIOD_S)
 
     async def locals(self) -> list[Message]:
         """Return the selected frame's locals as DAP variables, as pydevd orders them."""

@@ -2,6 +2,6 @@
 
 Reading order: `load` (env/profiles/NAME.yaml), `overlay` (a profile over the arguments of a training), `swap` (tiny
 model, tiny data), `apply_profile` (all of it for one command: in a job's driver, and for `raydebug profile show`),
-`script` and `shell` (the trainings of a shell script, read without running it). What a trainer calls a setting is in
-`raydebug.trainers`.
+`script`, with `shell_statements`, `shell_expand` and `shell_tokens` (the trainings of a shell script, read without
+running it). What a trainer calls a setting is in `raydebug.trainers`.
 """

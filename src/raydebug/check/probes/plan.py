@@ -14,6 +14,9 @@ from raydebug.trainers.config import CannotCompose, TrainingConfig
 from raydebug.trainers.registry import recognise
 from raydebug.trainers.trainer import Checks
 
+# Source: Hydra 1.3 _internal/utils.py get_args_parser. Deeper configs are rare, and the folder may be large.
+_FOLDERS, _DEPTHS = ("--config-path", "-cp", "--config-dir", "-cd"), ("*.yaml", "*/*.yaml", "*/*/*.yaml")
+
 SOURCES_MAX = 500
 NOT_OWN = {"site-packages", "node_modules", "__pycache__"}
 
@@ -92,16 +95,12 @@ def read_by(request: Facts, *more: Any) -> list[str]:
         more: the probe's own paths; None is left out.
     """
     packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-    said = [
-        value
-        for option, value in _options(request["command"])
-        if option in ("--config-path", "-cp", "--config-dir", "-cd")
-    ]
-    said += [str(file) for folder in said for file in Path(folder).expanduser().rglob("*.yaml")]
+    folders = [Path(value).expanduser() for name, value in _options(request["command"]) if value and name in _FOLDERS]
+    said = [*folders, *(file for folder in folders for depth in _DEPTHS for file in folder.glob(depth))]
     modules = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     here = os.getcwd() + os.sep  # noqa: PTH109 - a prefix of text
     own = [file for file in modules if isinstance(file, str) and file.startswith(here)]
-    every = [*packages, *said, *own, *(str(path) for path in more if path is not None)]
+    every = [*packages, *map(str, said), *own, *(str(path) for path in more if path is not None)]
     return sorted({os.path.abspath(os.path.expanduser(path)) for path in every})  # noqa: PTH111
 
 

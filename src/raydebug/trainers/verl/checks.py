@@ -300,11 +300,9 @@ def _parallel(config: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _gpus(config: Mapping[str, Any], gpus: int | None) -> Iterator[Finding]:
     wanted = config["trainer"]["n_gpus_per_node"] * config["trainer"]["nnodes"]
-    nodes = config["trainer"]["nnodes"]
-    if nodes < 1 or not gpus or gpus < nodes:
-        nodes = 1
-    each = gpus // nodes if gpus else 0  # of `gpus`, the sum over all nodes
     if gpus is not None and wanted > gpus:
+        nodes = max(1, min(config["trainer"]["nnodes"], gpus))
+        each = gpus // nodes  # `gpus` is the sum over all nodes
         yield error(
             "command.gpus",
             f"the command asks for {wanted} GPUs, {gpus} are there",
