@@ -213,7 +213,7 @@ def ray_argv(*role_options: str) -> tuple[list[str], dict[str, str]]:
     object_store_bytes = number("OBJECT_STORE_BYTES") or 0
     shm_bytes = check_shared_memory(object_store_bytes)
     cpus, gpus = number("NODE_CPUS"), number("NODE_GPUS")
-    argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *role_options]
+    argv = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--block", *role_options]
     argv += [f"--{option}={port}" for option, port in PORTS.items()]
     argv += [f"--object-store-memory={object_store_bytes}"] if object_store_bytes else []
     clear_spilled()

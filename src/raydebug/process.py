@@ -13,6 +13,10 @@ from raydebug.errors import Exit, RaydebugError
 
 log = logging.getLogger("raydebug.process")
 
+# For each Python that runs our own code: -c and -m put the current folder first on its path, so that a file named
+# types.py there would be run by a verb that only reads. Source: docs.python.org/3.11/using/cmdline.html#cmdoption-P
+SAFE_PATH = "-P"
+
 
 class CommandFailed(RaydebugError):
     """A program that we ran ended with an exit code other than 0, or could not start."""

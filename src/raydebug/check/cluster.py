@@ -16,6 +16,7 @@ from raydebug.cluster.dashboard import ENDED, Dashboard
 from raydebug.errors import Exit, RaydebugError
 from raydebug.findings import Finding, error, note
 from raydebug.jobs.submit import Job, submit
+from raydebug.process import SAFE_PATH
 
 BUDGET_S = 60.0
 CLOCK_OFF_S = 2.0  # logs of two nodes no longer tell what came first; tokens and certificates bear more
@@ -44,7 +45,7 @@ def _ask(target: Target) -> Facts:
     assert target.cluster is not None
     backend = "nccl" if target.cluster.flavour == "cuda" else "gloo"
     request = {"question": "cluster", "backend": backend, "limit_s": 3 * BUDGET_S}
-    command = ["python", "-m", "raydebug.check.probes", json.dumps(request)]
+    command = ["python", SAFE_PATH, "-m", "raydebug.check.probes", json.dumps(request)]
     job = Job(command=command, working_dir=target.runner.folder(target.folder), debugger="off")
     submission_id = submit(target.cluster, job)
     dashboard = Dashboard(target.cluster)

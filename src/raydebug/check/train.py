@@ -22,6 +22,7 @@ from raydebug.errors import RaydebugError
 from raydebug.findings import CODES, Finding, error
 from raydebug.jobs.first_error import find_errors, judge_errors, last_words
 from raydebug.jobs.run_folder import load_run
+from raydebug.process import SAFE_PATH
 from raydebug.protocol.secrets import without_secret_arguments
 from raydebug.trainers.trainer import StepMetrics
 
@@ -134,8 +135,8 @@ def _run(target: Target) -> tuple[int | None, str]:
     """Run the command as `raydebug run` does, on the running cluster or on one of its own, and return code and log."""
     cluster = target.cluster
     name = cluster.name if cluster else f"check-{os.getpid()}"
-    argv = [sys.executable, "-m", "raydebug", "run", "--name", name, "--profile", "debug", "--debugger", "off"]
-    argv += ["--keep-watchdogs", "--", *target.command]
+    argv = [sys.executable, SAFE_PATH, "-m", "raydebug", "run", "--name", name, "--profile", "debug"]
+    argv += ["--debugger", "off", "--keep-watchdogs", "--", *target.command]
     with tempfile.TemporaryDirectory(prefix="raydebug-check-") as folder:
         log = Path(folder) / "log"
         with log.open("wb") as output:

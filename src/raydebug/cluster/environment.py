@@ -9,6 +9,7 @@ from pathlib import Path
 
 from raydebug.cluster.state import DEFAULT_NAME, Cluster
 from raydebug.errors import Exit, RaydebugError
+from raydebug.process import SAFE_PATH
 from raydebug.protocol import variables
 from raydebug.settings.debugger import mode_variables
 
@@ -187,6 +188,7 @@ def ray_command(cluster: Cluster) -> list[str]:
     port = cluster.ports
     return [
         cluster.python,
+        SAFE_PATH,
         "-m",
         "ray.scripts.scripts",
         "start",

@@ -31,6 +31,7 @@ from raydebug.cluster.up import (
     remembered_ports,
 )
 from raydebug.errors import Exit, RaydebugError
+from raydebug.process import SAFE_PATH
 from raydebug.protocol import variables
 from raydebug.settings.flavours import flavour_of
 
@@ -121,7 +122,9 @@ def probe_environment(python: str) -> Environment:
     Raises:
         RaydebugError: Ray, debugpy or raydebug is missing there.
     """
-    printed = process.run([python, "-c", _PROBE], timeout_s=30, fix="name a working interpreter with --python")
+    printed = process.run(
+        [python, SAFE_PATH, "-c", _PROBE], timeout_s=30, fix="name a working interpreter with --python"
+    )
     found: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
     for package in ("ray", "debugpy", "raydebug"):
         if not found[package]:
@@ -260,7 +263,8 @@ def _plan(options: UpOptions, python: str, found: Environment, folder: Path, rem
 def _start(cluster: Cluster, owner: int | None) -> Cluster:
     import psutil
 
-    argv = [sys.executable, "-m", "raydebug.cluster.supervisor", cluster.name, *([str(owner)] if owner else [])]
+    argv = [sys.executable, SAFE_PATH, "-m", "raydebug.cluster.supervisor", cluster.name]
+    argv += [str(owner)] if owner else []
     with (cluster.folder / "supervisor.log").open("wb") as log:
         environment = {**start_environment(os.environ, cluster.gpus), variables.CLUSTER_ID: cluster.id}
         supervisor = process.start(argv, env=environment, output=log, new_session=True)

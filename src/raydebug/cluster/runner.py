@@ -13,6 +13,7 @@ from typing import Protocol
 from raydebug import process
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import Exit, RaydebugError
+from raydebug.process import SAFE_PATH
 
 WORKSPACE = "/workspace"  # docker-compose.yml mounts the project there
 IMAGE_PYTHON = "/opt/venv/bin/python"  # Dockerfile
@@ -43,10 +44,10 @@ class Runner(Protocol):
         environ: Mapping[str, str] | None = None,
         timeout_s: float = PYTHON_TIMEOUT_S,
     ) -> str:
-        """Run the cluster's Python there and return what it printed.
+        """Run code of ours in the cluster's Python there and return what it printed.
 
         Args:
-            arguments: what follows the interpreter.
+            arguments: what follows the interpreter and `-P`: the folder is not on the path.
             working_dir: a folder of this machine; the program runs in the same folder there.
             environ: its whole environment on this machine; containers have their own.
             timeout_s: limit in seconds on this machine.
@@ -87,7 +88,7 @@ class LocalRunner:
         timeout_s: float = PYTHON_TIMEOUT_S,
     ) -> str:
         """Run the cluster's Python in a folder."""
-        return process.run([self.python, *arguments], cwd=working_dir, env=environ, timeout_s=timeout_s)
+        return process.run([self.python, SAFE_PATH, *arguments], cwd=working_dir, env=environ, timeout_s=timeout_s)
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ class ContainerRunner:
         """Run the image's Python in the container, whose environment the jobs have too."""
         code, printed = self._run(arguments, working_dir)
         if code != 0:
-            raise process.CommandFailed([IMAGE_PYTHON, *arguments], code, printed, fix="see `raydebug ps`")
+            raise process.CommandFailed([IMAGE_PYTHON, SAFE_PATH, *arguments], code, printed, fix="see `raydebug ps`")
         return printed
 
     def _run(self, arguments: list[str], working_dir: Path) -> tuple[int, str]:
@@ -159,4 +160,4 @@ class ContainerRunner:
                 code="cluster.no-head",
                 exit_code=Exit.SESSION_LOST,
             )
-        return found.run_in(fitting[0], [IMAGE_PYTHON, *arguments], self.folder(working_dir))
+        return found.run_in(fitting[0], [IMAGE_PYTHON, SAFE_PATH, *arguments], self.folder(working_dir))

@@ -24,6 +24,7 @@ from raydebug.cluster import audit_log, ray_node, state
 from raydebug.cluster.environment import cluster_environment, ray_command
 from raydebug.cluster.find import load_cluster
 from raydebug.errors import RaydebugError
+from raydebug.process import SAFE_PATH
 from raydebug.protocol import variables
 from raydebug.settings.debugger import widened
 from raydebug.settings.flavours import flavour_variables
@@ -121,7 +122,7 @@ class Supervisor:
 
     def _start_gateway(self) -> subprocess.Popen[bytes]:
         ports = self.cluster.ports
-        argv = [sys.executable, "-m", "raydebug.gateway", "--host", self.cluster.host, "--client-port"]
+        argv = [sys.executable, SAFE_PATH, "-m", "raydebug.gateway", "--host", self.cluster.host, "--client-port"]
         argv += [str(ports["gateway"]), "--dial-host", self.cluster.host, "--dial-port", str(ports["dial"])]
         path = self.cluster.folder / "gateway.log"
         argv += ["--log-file", str(path), "--audit-file", str(audit_log.file_of(self.cluster.name))]
@@ -157,7 +158,7 @@ class Supervisor:
         if self.cluster.prefork and ended and (self._pool is None or self._pool_restarts.take()):
             # What `run` gives to a job: some of it is read when vLLM is imported.
             environment = {**self._environment, **widened(self._environment)}
-            argv = [self.cluster.python, "-m", "raydebug.prefork.server"]
+            argv = [self.cluster.python, SAFE_PATH, "-m", "raydebug.prefork.server"]
             argv += [str(self.cluster.pool_socket), str(self.cluster.pool_status)]
             with (self.cluster.folder / "pool.log").open("ab") as log:
                 self._pool = self._start(argv, log, environment)

@@ -27,6 +27,7 @@ from raydebug.console.debugger import CommandFailed
 from raydebug.errors import Exit, RaydebugError
 from raydebug.mcp.answers import Answers
 from raydebug.mcp.sessions import ALL, Sessions, in_thread, pause_line, select_frame, show_frame
+from raydebug.process import SAFE_PATH
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
@@ -255,7 +256,8 @@ class Tools:
         said = self._raydebug(timeout_s, "run", "--detach", *options, "--", *shlex.split(command))
         job = said.split()[-1]
         # Another process follows the job into the folder of the run, and does so to the end when this server has left.
-        argv = [sys.executable, "-m", "raydebug", "job", "attach-log", job, "--name", self._name]
+        argv = [sys.executable, SAFE_PATH, "-m", "raydebug", "job", "attach-log", job]
+        argv += ["--name", self._name]
         self._following.append(process.start(argv, env=os.environ, output=subprocess.DEVNULL, new_session=True))
         return self._answers.make(f"started {job}", said, "next: overview()")
 
@@ -268,7 +270,7 @@ class Tools:
 
     def _raydebug(self, timeout_s: float, verb: str, word: str, *words: str) -> str:
         """Run raydebug as a user does, and return what it printed."""
-        argv = [sys.executable, "-m", "raydebug", verb, word, "--name", self._name, *words]
+        argv = [sys.executable, SAFE_PATH, "-m", "raydebug", verb, word, "--name", self._name, *words]
         return process.run(argv, timeout_s=timeout_s)
 
     def guard(self, tool: Tool) -> Tool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from raydebug import process
 from raydebug.errors import Exit, RaydebugError
+from raydebug.process import SAFE_PATH
 from raydebug.profile.load import Rule
 from raydebug.tiny.model import HEADS
 from raydebug.trainers.config import expand_home, is_file
@@ -62,7 +63,8 @@ class Build:
             return
         self.target.parent.mkdir(parents=True, exist_ok=True)
         hide_from_git(self.target.parent.parent)
-        argv = [sys.executable, "-m", "raydebug", "tiny", self.what, str(self.target), *self.like, "--json"]
+        argv = [sys.executable, SAFE_PATH, "-m", "raydebug", "tiny", self.what, str(self.target)]
+        argv += [*self.like, "--json"]
         # Without our variables: no breakpoint and no profile of the job concerns the making.
         plain = {name: value for name, value in environ.items() if not name.startswith("RAYDEBUG_")}
         try:
