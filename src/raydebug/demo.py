@@ -60,7 +60,7 @@ class Training:
         self.phases = Phases(time.monotonic())
         self._last = "(nothing yet)"
         with self.log.open("wb") as output:
-            argv = [sys.executable, "-m", "raydebug", "run", *arguments]
+            argv = [sys.executable, process.SAFE_PATH, "-m", "raydebug", "run", *arguments]
             self.process: subprocess.Popen[bytes] = process.start(argv, env=os.environ, output=output, cwd=folder)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -218,7 +218,7 @@ class Demo:
         if self.interactive and not self.shown:
             self.shown[function] = "(interactive)"
             show_command(("attach", *target))
-            process.hand_over([sys.executable, "-m", "raydebug", "attach", *target])
+            process.hand_over([sys.executable, process.SAFE_PATH, "-m", "raydebug", "attach", *target])
             raydebug("attach", *target, "-x", "c", quiet=True, may_fail=True)
             return
         if function in self.shown:
@@ -276,7 +276,9 @@ def raydebug(*arguments: str, cwd: Path | None = None, quiet: bool = False, may_
     if not quiet:
         show_command(arguments)
     try:
-        said = process.run([sys.executable, "-m", "raydebug", *arguments], cwd=cwd, timeout_s=COMMAND_LIMIT_S)
+        said = process.run(
+            [sys.executable, process.SAFE_PATH, "-m", "raydebug", *arguments], cwd=cwd, timeout_s=COMMAND_LIMIT_S
+        )
     except process.CommandFailed as failure:
         if may_fail:
             return failure.output

@@ -24,6 +24,7 @@ from raydebug.cluster.find import load_cluster
 from raydebug.cluster.state import Cluster
 from raydebug.cluster.supervisor import RESTARTS
 from runs import Run, raydebug, starting_runs, wait_for
+from traps import set_traps
 
 pytestmark = pytest.mark.timeout(300)
 STRANGER = f"raydebug-test-{os.getpid()}"  # two test runs may share a host
@@ -47,10 +48,16 @@ ray.get(task.remote(3))
 
 
 @pytest.fixture(scope="module")
-def open_cluster(private_state: Path) -> Iterator[Cluster]:
-    """A cluster with pre-forked processes, started by `raydebug up` with umask 0."""
+def traps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder whose modules nobody may import; the mark that one leaves there."""
+    return set_traps(tmp_path_factory.mktemp("traps"))
+
+
+@pytest.fixture(scope="module")
+def open_cluster(private_state: Path, traps: Path) -> Iterator[Cluster]:
+    """A cluster with pre-forked processes, started by `raydebug up` with umask 0 in a folder of traps."""
     ports = ("--dashboard-port", "0", "--gateway-port", "0")
-    done = raydebug("up", "--cluster", "local", "--name", "open", "--prefork", *ports, umask=0)
+    done = raydebug("up", "--cluster", "local", "--name", "open", "--prefork", *ports, umask=0, cwd=traps.parent)
     assert done.returncode == 0, done.stderr
     found = load_cluster("open")
     try:
@@ -110,6 +117,11 @@ def refused(user: pwd.struct_passwd, attempts: dict[str, Callable[[], object]]) 
         text = pipe.read()
     os.waitpid(child, 0)
     return json.loads(text)
+
+
+def test_a_cluster_imports_nothing_of_its_folder(open_cluster: Cluster, job: Run, traps: Path) -> None:
+    """Supervisor, gateway, Ray and the pre-forked processes import no module of the folder they were started in."""
+    assert not traps.exists(), traps.read_text()
 
 
 def test_s4_another_user(open_cluster: Cluster, job: Run, stranger: pwd.struct_passwd) -> None:

@@ -242,7 +242,10 @@ def run_probe(target: Target, question: str, *, budget_s: float, **request: Any)
     lines = [line for line in printed.splitlines() if line.startswith(MARK)]
     if not lines:
         raise process.CommandFailed(
-            ["python", "-m", "raydebug.check.probes"], 0, printed, fix="install this raydebug in the cluster's Python"
+            ["python", process.SAFE_PATH, "-m", "raydebug.check.probes"],
+            0,
+            printed,
+            fix="install this raydebug in the cluster's Python",
         )
     return facts_of(json.loads(lines[-1].removeprefix(MARK)), question, limit_s)
 

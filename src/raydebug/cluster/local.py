@@ -323,7 +323,7 @@ def _start_gateway_again(cluster: Cluster, on_phase: Callable[[str], None]) -> N
 
 
 def _hint(cluster: Cluster) -> list[str]:
-    return [cluster.python, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+    return [cluster.python, SAFE_PATH, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
 
 
 def _clear_remains(old: Cluster | None, folder: Path) -> dict[str, int]:
