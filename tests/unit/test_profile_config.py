@@ -96,6 +96,8 @@ BOMB = "a: &a [x,x,x]\nb: &b [*a,*a,*a]\nc: [*b,*b]\n"
         ("defaults: [{a: '${b}'}]\n", "is no choice of the defaults list"),
         (BOMB, "has anchors or aliases"),
         ("a: \x00\n", "not allowed"),
+        ("a: " + "[" * 40000 + "]" * 40000, "has more than 64 levels in one another"),
+        ("- " * 40000 + "a", "has more than 64 levels in one another"),
     ],
 )
 def test_what_is_not_understood_counts_as_unread(text: str, why: str, tmp_path: Path) -> None:

@@ -315,6 +315,32 @@ def test_a_long_script_is_read_in_no_time(project: Path) -> None:
     assert training.argv[-1] == "x=1"
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("value", "note"),
+    [
+        ("${A%%*b*b}", "${A%%*b*b}: the value is too long to be cut"),
+        ("${A:-" * 10000 + "x" + "}" * 10000, None),
+        ("${N:-" * 10000 + "x" + "}" * 10000, "more than 32 expansions are in one another"),
+        ("$(dirname " * 10000 + "x" + ")" * 10000, "more than 32 expansions are in one another"),
+        ('"$(' * 10000 + "x" + ')"' * 10000, "more than 32 quotes in one another"),
+    ],
+)
+def test_a_value_made_to_take_for_ever(project: Path, value: str, note: str | None) -> None:
+    """Expansions in expansions and patterns over a long value end at a limit, which is said."""
+    text = f"A={'x' * 60000}\nX={value}\npython3 -m verl.trainer.main_ppo x=$X\n"
+    (project / "scripts" / "run.sh").write_text(text)
+    if value.startswith('"'):
+        with pytest.raises(RaydebugError) as failure:
+            read(project, [])
+        assert note in str(failure.value.cause)
+        return
+    (training,) = read(project, [])
+    assert [*filter(None, [note])] == [
+        one.partition(": ")[2] if one.startswith("line") else one for one in training.notes
+    ]
+
+
 def test_reading_runs_nothing(project: Path) -> None:
     """No command of a script is run by reading it, not in substitutions, not in arithmetic."""
     (project / "scripts" / "run.sh").write_text(

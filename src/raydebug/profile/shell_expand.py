@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from raydebug.profile.shell_tokens import (
+    NESTED_AT_MOST,
     Arithmetic,
     Operator,
     Part,
@@ -39,6 +40,7 @@ _RELEASED = {held: blank for blank, held in _HELD.items()}
 
 VALUE_CHARS_MAX = 64 * 1024  # no setting is longer; a value that doubles in each line is cut off here
 VALUE_WORDS_MAX = 4096
+CUT_CHARS_MAX = 4096  # ${NAME%%PATTERN} tries the pattern at each length: 60,000 characters would take half a minute
 NUMBER_MAX = 10**15  # no batch size is larger
 _MATH: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
@@ -161,6 +163,7 @@ class Expander:
     def __init__(self, values: Values) -> None:
         self._values = values
         self._taints: set[str] = set()
+        self._depth = 0
 
     def taken(self) -> set[str]:
         """Return what could not be read since the last call."""
@@ -205,11 +208,17 @@ class Expander:
     def _part(self, part: Part) -> list[str]:
         if isinstance(part, Text):
             return [part.text]
-        if isinstance(part, Variable):
-            return self._variable(part)
-        if isinstance(part, Arithmetic):
-            return [self._arithmetic(part.expression)]
-        return [self._output(part.command)]
+        if self._depth == NESTED_AT_MOST:
+            return [self._unread("$(...)", f"more than {NESTED_AT_MOST} expansions are in one another")]
+        self._depth += 1
+        try:
+            if isinstance(part, Variable):
+                return self._variable(part)
+            if isinstance(part, Arithmetic):
+                return [self._arithmetic(part.expression)]
+            return [self._output(part.command)]
+        finally:
+            self._depth -= 1
 
     def _variable(self, part: Variable) -> list[str]:
         if part.operator == "?unknown":
@@ -227,6 +236,8 @@ class Expander:
             filled = value is not None and (part.operator == "+" or value not in ([""], []))
             return [self._argument(part.argument)] if filled else [""]
         elif part.operator in ("#", "##", "%", "%%") and value is not None:
+            if any(len(one) > CUT_CHARS_MAX for one in value):
+                return [self._unread(part.source, f"{part.source}: the value is too long to be cut")]
             value = [_cut(one, part.operator, self._argument(part.argument)) for one in value]
         elif part.operator in _CASES and value is not None:
             value = [_CASES[part.operator](one) for one in value]

@@ -18,6 +18,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _SPECIAL = "@*#?$!-0123456789"
 _ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _BRACED = re.compile(r"(?P<name>[A-Za-z_]\w*|[@*#?$!0-9-]|\d+)(?:\[(?P<index>[^\]]*)\])?(?P<rest>.*)", re.DOTALL)
+NESTED_AT_MOST = 32  # quotes in $(...) in quotes, and expansions in expansions: scripts have three or four
 _BRACED_OPERATORS = (*(":-", ":=", ":+", ":?", "##", "%%", ",,", "^^"), *("-", "=", "+", "?", "#", "%", ",", "^", ":"))
 
 
@@ -130,6 +131,7 @@ class _Reader:
         self._text = text
         self._at = 0
         self._waiting: list[tuple[str, bool]] = []  # here-documents whose bodies begin at the next line
+        self._quotes = 0  # open ones
         self._counted = (0, 1)  # a place in the text, and the line that it is on
 
     def tokens(self) -> list[Token]:
@@ -220,10 +222,14 @@ class _Reader:
     def _in_quotes(self) -> list[Part]:
         parts: list[Part] = []
         begun = self._line()
+        if self._quotes == NESTED_AT_MOST:
+            raise Unreadable(begun, f"more than {NESTED_AT_MOST} quotes in one another")
+        self._quotes += 1
         while self._at < len(self._text):
             here = self._text[self._at]
             if here == '"':
                 self._at += 1
+                self._quotes -= 1
                 return parts or [Text("", quoted=True)]  # "" is a word too
             if here == "\\" and self._text[self._at + 1 : self._at + 2] in ("$", "`", '"', "\\", "\n"):
                 self._escaped(parts)

@@ -19,6 +19,7 @@ from raydebug.trainers.trainer import Installed, Program
 
 CONFIG_BYTES_MAX = 1024 * 1024  # verl's largest has 45 KiB
 DEPTH_MAX = 16
+LEVELS_MAX = 64  # verl's have 6
 _MAIN = re.compile(r"@hydra\.main\((?P<options>[^)]*)\)")
 _OPTION = re.compile(r"(config_path|config_name)\s*=\s*[\"']([^\"']+)[\"']")
 _CHOICE = re.compile(r"\$\{([\w./@]+)\}")
@@ -196,8 +197,13 @@ class _Composer:
             raise NotComposed(f"{file} has more than {CONFIG_BYTES_MAX} bytes")
         try:
             text = file.read_text(encoding="utf-8")
-            if any(getattr(event, "anchor", None) for event in yaml.parse(text, Loader=loader)):
-                raise NotComposed(f"{file} has anchors or aliases")  # which may expand to any number of values
+            depth = 0
+            for event in yaml.parse(text, Loader=loader):
+                if getattr(event, "anchor", None):
+                    raise NotComposed(f"{file} has anchors or aliases")  # which may expand to any number of values
+                depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+                if depth > LEVELS_MAX:  # libyaml's loader calls itself for each: at 40,000 the process would crash
+                    raise NotComposed(f"{file} has more than {LEVELS_MAX} levels in one another")
             document = yaml.load(text, Loader=loader)  # noqa: S506 - both loaders are the safe one
         except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError) as failure:
             raise NotComposed(f"{file}: {failure}".splitlines()[0]) from failure
