@@ -97,12 +97,14 @@ BOMB = "a: &a [x,x,x]\nb: &b [*a,*a,*a]\nc: [*b,*b]\n"
         (BOMB, "has anchors or aliases"),
         ("a: \x00\n", "not allowed"),
         ("a: " + "[" * 40000 + "]" * 40000, "has more than 64 levels in one another"),
+        (f"defaults: [{', '.join(['one'] * 501)}]", "more than 500 configs are merged"),
         ("- " * 40000 + "a", "has more than 64 levels in one another"),
     ],
 )
 def test_what_is_not_understood_counts_as_unread(text: str, why: str, tmp_path: Path) -> None:
     """A config that is broken, or uses what only Hydra knows, is not half read: it says why."""
     (tmp_path / "c.yaml").write_text(text)
+    (tmp_path / "one.yaml").write_text("b: 1\n")
     with pytest.raises(NotComposed, match=r".") as failure:
         compose("c", [tmp_path], {})
     assert why in str(failure.value)

@@ -509,3 +509,22 @@ def test_a_config_like_no_verl_is_refused() -> None:
 def test_apply_leaves_other_commands_alone() -> None:
     """A command that is no training is not changed, and nothing is said about it."""
     assert apply_in_driver(["python", "train.py"], profile="debug") is None
+
+
+def test_a_word_where_a_number_belongs() -> None:
+    """A word in the place of a number is an error of the command, not a number that the profile chooses."""
+    with pytest.raises(RaydebugError, match="data.train_batch_size=abc is not a number") as failure:
+        lay("data.train_batch_size=abc")
+    assert failure.value.exit_code == 2
+    assert said(lay("data.train_batch_size=1e3"))["data.train_batch_size"] == "8"
+
+
+def test_a_sweep_is_noted() -> None:
+    """A number of the profile replaces a sweep of Hydra's --multirun; sweeps that stay are noted."""
+    overlay = lay("-m", "data.train_batch_size=256,512", "actor_rollout_ref.actor.optim.lr=1e-6,2e-6")
+    change = next(one for one in overlay.changes if one.key == "data.train_batch_size")
+    assert "one value in place of the sweep" in change.why
+    assert (
+        "the command sweeps actor_rollout_ref.actor.optim.lr: the small run is made once for each value"
+        in overlay.notes
+    )

@@ -341,6 +341,15 @@ def test_a_value_made_to_take_for_ever(project: Path, value: str, note: str | No
     ]
 
 
+def test_a_blank_behind_a_backslash(project: Path) -> None:
+    """The command ends there, as in the shell, and a note names the line: no one sees such a blank."""
+    text = "python3 -m verl.trainer.main_ppo \\\n  a=1 \\ \n  b=2\n"
+    (project / "scripts" / "run.sh").write_text(text)
+    (training,) = read(project, [])
+    assert training.argv[-2:] == ["a=1", " "]
+    assert training.notes == ["line 2: a blank follows the backslash, so the command ends there"]
+
+
 def test_reading_runs_nothing(project: Path) -> None:
     """No command of a script is run by reading it, not in substitutions, not in arithmetic."""
     (project / "scripts" / "run.sh").write_text(

@@ -16,6 +16,7 @@ from raydebug.profile.shell_tokens import Array, Operator, Text, Token, Unreadab
 EVALS_AT_MOST = 8
 _OPEN, _CLOSE = ("if", "for", "while", "until", "select", "case", "{"), ("fi", "done", "esac", "}")
 _PASSED = ("then", "elif", "else", "do", "!", "time", "exec", "command", "nohup", "builtin")
+_BLANK_WORDS = ((Text(" ", quoted=True),), (Text("\t", quoted=True),))  # of a backslash that continues no line
 _DECLARING = ("export", "declare", "local", "readonly", "typeset")
 
 Run: TypeAlias = Callable[[Values, list[str], frozenset[str]], None]
@@ -201,6 +202,8 @@ class Statements:
             for name in rest:
                 self._values.assign(name, f"${name}", {f"line {line}: {name} is read from input"})
         else:
+            if words[-1].parts in _BLANK_WORDS:
+                notes = {*notes, f"line {words[-1].line}: a blank follows the backslash, so the command ends there"}
             self._run(self._values, argv, frozenset(notes | self._values.doubts))
 
     def _set(self, rest: list[str]) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from raydebug.errors import Exit, RaydebugError
 from raydebug.trainers.trainer import Arguments, Column, Key, Trainer, Value
 
 UNLIMITED = -1  # "no limit" to verl, not a small number
 _DEPTH_MAX = 8
+_WORD = re.compile(r"[A-Za-z_][\w-]*")  # plain text: no reference, and nothing that a script's reader left as it was
+_SWEEP = re.compile(r"[^\[\](){}$]+,[^\[\](){}$]+")  # a=1,2 of Hydra's --multirun
 # ${a.b} and ${oc.select:a.b,default}; a leading dot means beside the key itself. Source: OmegaConf 2.3, interpolation.
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?(?P<path>\.?[\w.]+)(?:,(?P<default>[^}]*))?\}")
 # What a smaller number reduces; the ratio is computed, not measured.
@@ -106,12 +109,26 @@ class Settings:
             self.change(word, text_of(value), why, saves)
 
     def limit(self, word: str, limit: float, why: str, saves: str = "") -> None:
-        """Reduce a setting to a limit, if this training has it and the user's number is larger."""
+        """Reduce a setting to a limit, if this training has it and the user's number is larger.
+
+        Raises:
+            RaydebugError: the command gives a word that can be no number: the trainer would refuse it, too.
+        """
         if not self._is_here(word):
             return
         self._limits.add(word)
         current = self.number(word)
+        key, text = self.column[word], self.text(word) or ""
+        if current is None and not key.is_launcher_option and _WORD.fullmatch(text) and not _is_number(text):
+            raise RaydebugError(
+                f"{key.path}={text} is not a number",
+                cause=f"{self.trainer.name} takes a number there, and so does the profile",
+                fix=f"write {key.path}=N",
+                code="profile.not-a-number",
+                exit_code=Exit.USAGE,
+            )
         if current is None or current == UNLIMITED or current > limit:
+            why = f"{why}; one value in place of the sweep" if _SWEEP.fullmatch(text) else why
             self.change(word, text_of(limit), why, saves)
 
     def _is_here(self, word: str) -> bool:
@@ -217,6 +234,20 @@ def text_of(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{','.join(text_of(one) for one in value)}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def sweeps_of(command: Arguments) -> Iterator[str]:
+    """Yield the keys that a command gives several values, with which Hydra's --multirun starts a run for each."""
+    if "-m" in command.arguments or "--multirun" in command.arguments:
+        yield from (key for key in command.set_keys() if _SWEEP.fullmatch(command.get(key) or ""))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def as_hydra_reads(path: Path) -> str:

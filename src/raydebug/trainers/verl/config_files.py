@@ -19,6 +19,7 @@ from raydebug.trainers.trainer import Installed, Program
 
 CONFIG_BYTES_MAX = 1024 * 1024  # verl's largest has 45 KiB
 DEPTH_MAX = 16
+FILES_MAX = 500  # verl's config has 40
 LEVELS_MAX = 64  # verl's have 6
 _MAIN = re.compile(r"@hydra\.main\((?P<options>[^)]*)\)")
 _OPTION = re.compile(r"(config_path|config_name)\s*=\s*[\"']([^\"']+)[\"']")
@@ -112,11 +113,15 @@ class _Composer:
         self._folders = folders
         self._asked = choices
         self._chosen: dict[str, str] = {}
+        self._files = 0
 
     def add(self, whole: dict[str, object], name: str, *, group: str, package: str, depth: int) -> None:
         """Merge one file and the files of its defaults list into the config at a package."""
         if depth > DEPTH_MAX:
             raise NotComposed(f"more than {DEPTH_MAX} configs name one another, {name} among them")
+        self._files += 1
+        if self._files > FILES_MAX:
+            raise NotComposed(f"more than {FILES_MAX} configs are merged, {name} among them")
         text, document = self._read(f"{group}/{name}" if group else name)
         if depth == 0:
             hydra = document.get("hydra")
