@@ -148,7 +148,9 @@ def test_damaged_records(kept: Path) -> None:
     ):
         file.write_text(json.dumps({**whole, **change}))
         assert refusal(kept)[0] == code
-    for text in ("", "[]", "{", '{"version": 1}'):
+    outside = [{"names": {"experiment": name, "project": None}} for name in ("../x", "a/../../x", "/x")]
+    damaged = [json.dumps({**whole, **change}) for change in (*outside, {"files": {"../x": [1, "a"]}}, {"names": 3})]
+    for text in ("", "[]", "{", '{"version": 1}', "[" * 100_000, *damaged):
         file.write_text(text)
         assert refusal(kept)[0] == "run.no-record"
     file.write_text(json.dumps(whole))

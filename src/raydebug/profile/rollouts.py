@@ -247,7 +247,11 @@ def read_record(folder: Path) -> dict[str, Any]:
         require_own(folder)
         record: dict[str, Any] = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         version, files, steps = record["version"], record.get("files"), record["steps"]
-    except (OSError, ValueError, KeyError, TypeError) as failure:
+        # Names become part of the trainer's paths.
+        names = [Path(name) for name in (*record["names"].values(), *(files or ())) if name is not None]
+        if any(name.is_absolute() or ".." in name.parts for name in names):
+            raise ValueError("a name in it leads out of the folder")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as failure:
         raise _refused(
             f"'{folder}' has no record of rollouts", f"{RECORD}: {failure}", "name the folder that --record made",
             "run.no-record",
