@@ -513,7 +513,7 @@ def test_apply_leaves_other_commands_alone() -> None:
 
 def test_a_word_where_a_number_belongs() -> None:
     """A word in the place of a number is an error of the command, not a number that the profile chooses."""
-    with pytest.raises(RaydebugError, match=r"^data\.train_batch_size=abc is not a number") as failure:
+    with pytest.raises(RaydebugError, match=r"data\.train_batch_size=abc is not a number") as failure:
         lay("data.train_batch_size=abc")
     assert failure.value.exit_code == 2
     assert said(lay("data.train_batch_size=1e3"))["data.train_batch_size"] == "8"
