@@ -12,6 +12,7 @@ CODES: dict[str, str] = {
     "env.package-missing": "a package that the training imports is not installed in the cluster's Python",
     "env.version-clash": "two installed packages do not fit each other, by what one of them declares",
     "env.version-untested": "a package whose inside raydebug uses has another version than it is tested with",
+    "env.own-trainer": "the command runs a fork of the trainer from its own folder, not the installed one",
     "env.version-unlocked": "a package has another version than the lock of the flavour",
     "env.python-version": "the Python version is not one that the flavour is made for",
     "env.user-site": "a package comes from ~/.local instead of the environment",

@@ -241,6 +241,32 @@ def test_a_training_without_verl(tmp_path: Path) -> None:
     assert "vllm is not installed in the cluster's Python" in missing
 
 
+def test_a_fork_in_the_folder_of_the_command(tmp_path: Path) -> None:
+    """The version is that of the fork that the command runs; it needs no installed verl, and a note says so."""
+    trainer = tmp_path / "verl" / "trainer"
+    trainer.mkdir(parents=True)
+    (tmp_path / "verl" / "version").mkdir()
+    (tmp_path / "verl" / "version" / "version").write_text("0.3.1.dev")
+    (trainer / "main_ppo.py").write_text("raise SystemExit('it is not imported')\n")
+    argv = [
+        sys.executable,
+        "-P",
+        "-m",
+        "raydebug",
+        "check",
+        "env",
+        "--json",
+        "--",
+        *["python", "-m", "verl.trainer.main_ppo"],
+    ]
+    done = subprocess.run(argv, cwd=tmp_path, env={**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")},
+                          capture_output=True, text=True, timeout=60)  # fmt: skip
+    found = json.loads(done.stdout)["stages"][0]["findings"]
+    (own,) = [finding["what"] for finding in found if finding["code"] == "env.own-trainer"]
+    assert own.startswith("the command runs a verl of its own, 0.3.1.dev; the environment has ")
+    assert "verl is not installed in the cluster's Python" not in [finding["what"] for finding in found]
+
+
 def test_few_open_files_for_real(tmp_path: Path) -> None:
     """A limit of the calling shell is seen where the training would run."""
     line = f"ulimit -n 1024; exec {sys.executable} -m raydebug check env --json"

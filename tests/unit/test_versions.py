@@ -94,5 +94,5 @@ def test_check_env_knows_the_range(package, version, expected):
     """`check env` says nothing of a version in the tested range, and names the range where one is outside of it."""
     has = {"ray": "2.60.0", "debugpy": "1.8.22", package: version}
     facts = {"packages": has, "conflicts": [], "python": "3.13.0", "user_site": [], "executable": "python"}
-    found = list(judge_packages(facts, wants_training=False))
+    found = list(judge_packages(facts, trainer=None))
     assert [(one.severity, one.what, one.fix) for one in found] == expected

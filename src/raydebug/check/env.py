@@ -17,7 +17,7 @@ from raydebug.check.config import is_on_cpu
 from raydebug.check.probes import Facts
 from raydebug.check.target import StageResult, Target, run_probe
 from raydebug.errors import RaydebugError
-from raydebug.findings import Finding, error, warning
+from raydebug.findings import Finding, error, note, warning
 from raydebug.protocol.variables import RAY_DEBUG
 from raydebug.settings.debugger import mode_of
 from raydebug.settings.files import environment_dir
@@ -37,7 +37,8 @@ TYPO_LIKENESS = 0.86  # VLLM_USE_V2 is like VLLM_USE_V1; VLLM_SERVICE_HOST, whic
 
 def check(target: Target) -> StageResult:
     """Gather facts about the environment in the cluster's Python and judge them."""
-    facts = run_probe(target, "env", budget_s=BUDGET_S)
+    command = list(target.command)
+    facts = run_probe(target, "env", budget_s=BUDGET_S, command=command)
     others = {
         name: run_probe(replace(target, runner=runner), "env", budget_s=BUDGET_S) for name, runner in target.others
     }
@@ -74,7 +75,7 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
     """
     on_cpu = is_on_cpu(facts["variables"])
     return [
-        *judge_packages(facts, wants_training=target.program is not None),
+        *judge_packages(facts, trainer=target.program.trainer.name if target.program else None),
         *judge_variables(facts, target.caller, target.checks.keys),
         *env_machine.judge_limits(facts),
         *([] if on_cpu else env_machine.judge_nccl(facts)),
@@ -82,11 +83,25 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
     ]
 
 
-def judge_packages(facts: Mapping[str, Any], *, wants_training: bool) -> Iterator[Finding]:
-    """Return what is wrong with the packages. Pure but for the lock, which is raydebug's own file."""
+def judge_packages(facts: Mapping[str, Any], *, trainer: str | None) -> Iterator[Finding]:
+    """Return what is wrong with the packages. Pure but for the lock, which is raydebug's own file.
+
+    Args:
+        facts: of `probes/env.py`.
+        trainer: the command's; None without a command.
+    """
     has: dict[str, str] = facts["packages"]
     flavour = flavour_of(has)
-    missing = set(_missing(has)) if wants_training else set()
+    own = facts.get("trainer_version", "")
+    if trainer and own and own != has.get(trainer):
+        there = f"the environment has {has[trainer]}" if trainer in has else "the environment has none"
+        yield note(
+            "env.own-trainer",
+            f"the command runs a {trainer} of its own, {own}; {there}",
+            why="Python finds the package of the command's folder first; its keys and rules are used in all stages",
+            fix=f"nothing, if that is meant; else start it where no folder named {trainer} is",
+        )
+    missing = set(_missing({**has, trainer: own} if trainer and own else has)) if trainer else set()
     yield from (_not_there(name, flavour) for name in sorted(missing))
     if "debugpy" not in has:
         yield error(

@@ -36,7 +36,7 @@ GPU_FIELDS = "index,name,driver_version,compute_cap,memory.total,memory.used,uui
 
 
 def gather(request: Facts) -> Facts:
-    """Return the facts; the request holds nothing more."""
+    """Return the facts; a `command` in the request is asked for the version of its trainer, a fork's where it has one."""
     found = {name: found for name in PACKAGES if (found := _find(name)) is not None}
     variables = {k: v for k, v in os.environ.items() if k in VARIABLES or k.startswith(PREFIXES)}
     variables = {k: v for k, v in variables.items() if not re.search("TOKEN|KEY|SECRET|PASSWORD", k)}
@@ -44,6 +44,7 @@ def gather(request: Facts) -> Facts:
         "python": ".".join(map(str, sys.version_info[:3])),
         "executable": sys.executable,
         "packages": {name: one.version for name, one in found.items()},
+        "trainer_version": _trainer_version(request),
         "conflicts": _conflicts(found),
         "user_site": _in_user_site(found),
         "variables": variables,
@@ -76,6 +77,14 @@ def gather(request: Facts) -> Facts:
         "folder": str(Path.cwd()),
         **list_gpus(),
     }
+
+
+def _trainer_version(request: Facts) -> str:
+    if not request.get("command"):
+        return ""
+    from raydebug.check.probes.plan import trainer_version  # 50 ms
+
+    return trainer_version(request)
 
 
 @dataclass(frozen=True)
