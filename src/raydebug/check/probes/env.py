@@ -36,7 +36,7 @@ GPU_FIELDS = "index,name,driver_version,compute_cap,memory.total,memory.used,uui
 
 
 def gather(request: Facts) -> Facts:
-    """Return the facts; a `command` in the request is asked for the version of its trainer, a fork's where it has one."""
+    """Return the facts; of a `command` in the request, also the version of its trainer (a fork's, where it has one)."""
     found = {name: found for name in PACKAGES if (found := _find(name)) is not None}
     variables = {k: v for k, v in os.environ.items() if k in VARIABLES or k.startswith(PREFIXES)}
     variables = {k: v for k, v in variables.items() if not re.search("TOKEN|KEY|SECRET|PASSWORD", k)}
