@@ -232,7 +232,7 @@ class Recorder:
         if self._profile is None:
             return
         name = variables.PROFILE_REPORT.format(job=self._id)
-        with contextlib.suppress(RaydebugError, ValueError):
+        with contextlib.suppress(RaydebugError, ValueError, RecursionError):
             heads = [node["node_id"] for node in dashboard.nodes() if node.get("is_head_node")]
             if heads and name in dashboard.log_names(heads[0]):
                 self._changes = json.loads(dashboard.log_text(heads[0], name))
