@@ -39,9 +39,15 @@ class RunFolder:
         self.path = runs_dir() / run_id
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def write(self, document: Mapping[str, object]) -> None:
-        """Write run.json, whole or not at all."""
-        atomic_write(self.path / DOCUMENT, json.dumps({"version": VERSION, **document}))
+    def write(self, document: Mapping[str, object], **encoded: str) -> None:
+        """Write run.json, whole or not at all.
+
+        Args:
+            document: its parts.
+            encoded: more parts, which are JSON already.
+        """
+        more = "".join(f', "{name}": {text}' for name, text in encoded.items())
+        atomic_write(self.path / DOCUMENT, f"{json.dumps({'version': VERSION, **document})[:-1]}{more}}}")
 
     def add_snapshot(self, snapshot_id: str, file: bytes) -> Path:
         """Write the file of a snapshot, and return its path.
