@@ -61,8 +61,9 @@ def test_launch_json_is_merged_and_every_other_byte_stays():
 
 
 def test_own_configuration_is_brought_up_to_date():
-    """In an existing configuration of ours the adapter's path is updated, and the user's choices stay."""
-    theirs = {**OURS, "debugAdapterPath": "/old.py", "justMyCode": True, "ranks": [0]}
+    """An existing configuration of ours is replaced; of it only the documented choices of the user stay."""
+    hostile = {"preLaunchTask": "x", "python": "/x", "envFile": "x", "pathMappings": []}
+    theirs = {**OURS, "debugAdapterPath": "/old.py", "justMyCode": True, "ranks": [0], **hostile}
     updated = merge(merge(MINE, theirs), OURS)
     assert parse_jsonc(updated).value["configurations"][2] == {**OURS, "justMyCode": True, "ranks": [0]}
     assert updated.startswith(MINE[: MINE.index("    ],")].rstrip().removesuffix(","))

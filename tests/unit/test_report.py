@@ -234,6 +234,56 @@ def test_a_thinned_curve_keeps_its_peaks_and_gaps() -> None:
     assert (few.middle, few.low, few.high) == (points[:200], [], [])
 
 
+def many_steps(count: int, **more: object) -> dict[str, Any]:
+    """Return a run of many steps, with a peak of the loss at 777, odd values at 3,001 and 3,002, and a slow step."""
+    odd = {777: 50.0, 3_001: "NaN", 3_002: "Infinity"}
+    steps = [
+        {"step": at, "end_s": 2.0 * at, "seconds": 90.0 if at == 1_234 else 2.0,
+         "metrics": {"actor/loss": odd.get(at, 1.0 + at % 2), "critic/score": at % 7}}
+        for at in range(1, count + 1)
+    ]  # fmt: skip
+    return {"id": "r", "kind": "run", "command": ["python", "a.py"], "status": "succeeded", "steps": steps, **more}
+
+
+def test_very_many_steps_are_binned() -> None:
+    """Of 50,000 steps no peak, no slow step and no NaN is lost, and neither is the number of steps."""
+    run = read_run(many_steps(50_000))
+    assert len(run.steps) < 2_100
+    assert (run.steps_kept, run.step_count, run.median_step_s) == (50_000, 50_000, 2.0)
+    assert [step.step for step in run.steps[-20:]] == [*range(49_981, 50_001)]
+    assert all(not step.spreads for step in run.steps[-20:])
+    page = run_page(many_steps(50_000))
+    assert len(page) < 300_000
+    for said in (
+        "The last 12 of 50,000 steps", "50,000 values are drawn as 120 means", "1 to 50</span>",
+        "NaN at step 3,001 and 1 more", "2.00 s to 1m30s", "duration of 50,000 steps: median 2.00 s",
+    ):  # fmt: skip
+        assert said in page, said
+    compared = comparison_page(many_steps(50_000), many_steps(40_000))
+    assert "50,000" in compared
+    assert "A: NaN at step 3,001 and 1 more" in compared
+
+
+def test_a_mean_of_steps() -> None:
+    """The curve of binned steps goes through the mean of each column, within the range of its values."""
+    run = read_run(many_steps(50_000))
+    points = [
+        (float(step.step), step.metrics["actor/loss"], *step.spreads["actor/loss"][:2]) for step in run.steps[:-20]
+    ]
+    reduced = downsample(points, 10)
+    assert all(abs(y - 1.5) < 0.02 for _, y in reduced.middle)
+    assert {y for _, y in reduced.low} == {1.0}
+    assert [y for _, y in reduced.high] == [50.0, *[2.0] * 9]
+
+
+def test_a_record_that_has_not_all_steps() -> None:
+    """Of a long run that was thinned out while it was recorded, the page says how many steps the record has."""
+    page = run_page(many_steps(500, step_count=86_400))
+    assert "The record of this long run has 500 of its 86,400 steps. 500 values are drawn as" in page
+    assert "The last 12 of 86,400 steps" in page
+    assert read_run(many_steps(500, step_count="x")).step_count == 500
+
+
 def test_memory_adds_up_moments_not_peaks() -> None:
     """Two processes that hold 10 one after the other are 10 together, also where one column has both."""
     first = [(0.0, 10.0), (1.0, 10.0), (2.0, 0.0), (3.0, 0.0)]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,7 +20,7 @@ from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError
 from raydebug.findings import error
 from raydebug.jobs import recorder, run_folder
-from raydebug.jobs.phases import Phases
+from raydebug.jobs.phases import MOST_STEPS, Phases
 from raydebug.jobs.recorder import Memory, Recorder
 from raydebug.jobs.run_folder import RunFolder, list_runs, load_run
 from raydebug.report import write_report
@@ -108,6 +110,78 @@ def test_memory_of_processes_and_gpus() -> None:
             {"name": "GPU 0: H100", "node": "10.0.0.1", "total_mib": 81559.0, "samples": [(2.0, 1024.0, 37.0)]},
         ],
     }
+
+
+def node_statistics(at: int) -> dict[str, Any]:
+    """Return what the agent of a node says: eight workers, eight GPUs; at 1,000 one peak of both."""
+    used = 60_000 if at == 1_000 else 20_000
+    workers = [{"pid": pid, "memoryInfo": {"rss": used * 2**20}} for pid in range(8)]
+    gpu = {"name": "H100", "memoryTotal": 81559, "memoryUsed": used, "utilizationGpu": 100 * (at % 2)}
+    return {"mem": [0, 0, 0, used * 2**20], "workers": workers, "gpus": [{"index": one, **gpu} for one in range(8)]}
+
+
+def test_a_long_run_has_a_small_record(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> None:
+    """However long it runs, a record has at most so many samples; the highest memory and the mean load stay."""
+    monkeypatch.setattr(recorder, "MOST_SAMPLES", 2_000)
+    memory = Memory()
+    titles = {pid: f"WorkerDict rank {pid}" for pid in range(8)}
+    for at in range(5_000):
+        memory.take("10.0.0.1", node_statistics(at), 2.0 * at, titles)
+        assert memory.count <= 2_000
+    found = memory.describe()
+    series = [*cast("list[Any]", found["memory"]), *cast("list[Any]", found["gpus"])]
+    assert sum(len(one["samples"]) for one in series) == memory.count > 500
+    for one in series:
+        moments = [sample[0] for sample in one["samples"]]
+        assert moments[0] == 0
+        assert [round(later - at) for at, later in pairwise(moments)] == [memory.every_s] * (len(moments) - 1)
+        assert max(sample[1] for sample in one["samples"]) == 60_000
+        assert [sample[1] for sample in one["samples"]].count(60_000) == 1
+    loads = [sample[2] for sample in cast("list[Any]", found["gpus"])[0]["samples"]]
+    assert all(abs(load - 50) <= 1 for load in loads[:-1])
+
+
+def test_processes_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Very many processes have few samples each, and later ones none: a record of them is bounded too."""
+    monkeypatch.setattr(recorder, "MOST_SAMPLES", 100)
+    monkeypatch.setattr(recorder, "MOST_SERIES", 50)
+    monkeypatch.setattr(recorder, "LEAST_OF_SERIES", 4)
+    memory = Memory()
+    for at in range(500):
+        memory.take(f"10.0.0.{at}", {}, 2.0 * at, {})
+        memory.take("10.0.0.1", {}, 2.0 * at + 1, {})
+    assert len(memory.processes) == 50
+    assert memory.count == sum(len(one.samples) for one in memory.processes.values()) <= 200
+
+
+def test_a_long_training_has_few_steps() -> None:
+    """Of a long training the first and the last steps are kept, and between them one of every so many."""
+    phases = Phases(0.0)
+    for step in range(1, 50_001):
+        phases.take(f"(TaskRunner pid=1) step:{step} - actor/pg_loss:{step} - timing_s/step:2.0", 2.0 * step)
+        assert len(phases.steps) <= MOST_STEPS
+    kept = [step["step"] for step in phases.steps]
+    assert phases.step_count == 50_000
+    assert kept[:10] == [*range(1, 11)]
+    assert kept[-100:] == [*range(49_901, 50_001)]
+    assert max(later - one for one, later in pairwise(kept)) <= 2 * 50_000 / (MOST_STEPS / 2)
+    assert len(kept) > MOST_STEPS / 4
+    assert {step["seconds"] for step in phases.steps} == {2.0}
+    assert phases.steps[500]["metrics"]["actor/pg_loss"] == kept[500]
+
+
+def test_a_record_of_steps(cluster: Cluster) -> None:
+    """Steps are in the record as they were logged, with their number; a line without end costs bounded memory."""
+    made = Recorder(cluster, about(), ["python", "train.py"])
+    made.take_log("".join(f"{line}\n" for line in LOG))
+    for _ in range(40):
+        made.take_log("x" * 100_000)
+    assert len(made._rest) == recorder.REST_CHARS
+    made.end("SUCCEEDED", 0, None)
+    run = load_run("raydebug-1")
+    assert run["step_count"] == 2
+    assert (run["steps"][0]["step"], run["steps"][0]["metrics"]["actor/pg_loss"]) == (1, -0.32)
+    assert math.isnan(run["steps"][1]["metrics"]["actor/pg_loss"])
 
 
 class Logs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import gzip
 import json
@@ -17,7 +18,11 @@ import pytest
 from raydebug.errors import Exit, RaydebugError
 from raydebug.jobs.run_folder import DOCUMENT
 from raydebug.protocol.snapshot import MAX_BYTES, SUFFIX, SavedValue
+from raydebug.render import Paint
+from raydebug.snapshot.console import SavedDebugger
 from raydebug.snapshot.load import (
+    MOST_FRAMES,
+    MOST_PARTS,
     READ_BYTES,
     choose_snapshot,
     find_snapshots,
@@ -25,6 +30,7 @@ from raydebug.snapshot.load import (
     name_processes,
     read_document,
 )
+from raydebug.snapshot.session import SnapshotSession
 from raydebug.snapshot.values import REFUSED, NotThere, Values, tensor_facts
 from snapshot_files import Document, Saved, crashed_reward, write
 
@@ -163,6 +169,42 @@ def test_what_later_versions_add_is_dropped(tmp_path: Path) -> None:
     assert "more" not in document
     assert "step" not in document
     assert document["summary"].keys() == GOOD["summary"].keys() - {"rank"}
+
+
+@pytest.mark.parametrize("part", ["items", "pairs", "attributes"])
+def test_limits_of_a_document(tmp_path: Path, part: str) -> None:
+    """A value with more parts, and exceptions with more frames, than raydebug would write are refused."""
+    parts: dict[str, object] = {"items": [0] * MOST_PARTS, "pairs": [[0, 0]] * MOST_PARTS}
+    parts["attributes"] = {f"a{at}": 0 for at in range(MOST_PARTS)}
+    wide = {**GOOD, "values": [{"type": "X", part: parts[part]}], "frames": [], "exceptions": []}
+    with pytest.raises(RaydebugError, match=f"'{part}' is out of range"):
+        read_document(write(tmp_path, wide))
+    deep = {**GOOD, "exceptions": [{"type": "E", "frames": [0] * (MOST_FRAMES // 2)}] * 2}
+    with pytest.raises(RaydebugError, match="'frames' is out of range"):
+        read_document(write(tmp_path, deep))
+
+
+def test_a_stack_far_down_in_huge_files_costs_little(tmp_path: Path) -> None:
+    """`w` of 1,000 frames makes no blank lines for those before; each file is read once, if it is small."""
+    huge = tmp_path / "huge.py"
+    huge.write_bytes(b"x")
+    os.truncate(huge, 2**40)  # sparse
+    os.mkfifo(tmp_path / "fifo.py")
+    small = tmp_path / "small.py"
+    small.write_text("x = 1\n" * 100_000)
+    names = [huge, tmp_path / "fifo.py", tmp_path, "/dev/zero", small]
+    frames = [{"file": str(names[at % 5]), "line": 99_999, "function": "f", "source_from": 99_999, "source": ["x = 1"]}
+              for at in range(1_000)]  # fmt: skip
+    document = {**GOOD, "frames": frames, "exceptions": [{"type": "E", "text": "", "frames": [*range(1_000)]}]}
+    found = read_document(write(tmp_path, document))
+    tracemalloc.start()
+    debugger = SavedDebugger(found, Paint(), interactive=False)
+    assert asyncio.run(debugger.run("w")).count("x = 1") == 1_000
+    session = SnapshotSession(found)
+    stack = session.answer({"command": "stackTrace", "arguments": {"threadId": 1}})[0]["body"]["stackFrames"]
+    assert [at for at, frame in enumerate(stack) if "origin" not in frame["source"]] == [*range(4, 1_000, 5)]
+    assert tracemalloc.get_traced_memory()[1] < 60e6
+    tracemalloc.stop()
 
 
 class CountedValues(Values):

@@ -12,6 +12,7 @@ import typer
 from raydebug import render
 from raydebug.cli.options import Json, Name, command_of, needed_command_of
 from raydebug.errors import Exit, RaydebugError
+from raydebug.settings.files import write_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +109,7 @@ def _subject(ctx: typer.Context, name: str, profile: str | None, *, needs_comman
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        write_named(path, text, mode=None)
     except OSError as failure:
         raise RaydebugError(
             f"cannot write {path}",

@@ -118,7 +118,7 @@ def snapshot(
     from raydebug.cluster.find import load_cluster
     from raydebug.gateway.gateway_client import fetch_pauses, fetch_snapshot, save_pause
     from raydebug.jobs.run_folder import RunFolder
-    from raydebug.settings.files import atomic_write
+    from raydebug.settings.files import write_named
 
     cluster = load_cluster(name)
     ids = [pause["id"] for pause in fetch_pauses(cluster)]
@@ -140,7 +140,7 @@ def snapshot(
         try:
             path = output or RunFolder(job).add_snapshot(saved["id"], file)
             if output is not None:
-                atomic_write(output, file)
+                write_named(output, file)
         except OSError as error:
             raise RaydebugError(
                 f"the snapshot of pause {pause_id} cannot be written",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from itertools import chain
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 from raydebug import render
 from raydebug.cli.options import Json, Name
 from raydebug.errors import Exit, RaydebugError
+from raydebug.settings.files import NotPlainText, read_json
 
 if TYPE_CHECKING:
     from raydebug.protocol.listings import ListedStacks
@@ -93,10 +93,12 @@ def read_saved(path: Path) -> tuple[list[list[ListedStacks]], list[Task]]:
     Raises:
         RaydebugError: it is no such file, or one of a newer version.
     """
+    from raydebug.jobs.run_folder import RECORD_BYTES_MAX
+
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path, bytes_max=RECORD_BYTES_MAX, what="a file of stacks")
         version, found = document["version"], ([list(document["processes"])], list(document.get("tasks", [])))
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise _no_stacks(path, error) from error
     if version != 1:
         raise RaydebugError(
@@ -107,7 +109,8 @@ def read_saved(path: Path) -> tuple[list[list[ListedStacks]], list[Task]]:
 
 
 def _no_stacks(path: Path, error: Exception) -> RaydebugError:
+    why = str(error) if isinstance(error, NotPlainText) else f"{type(error).__name__}: {error}"
     return RaydebugError(
-        "this file has no stacks", cause=f"{path}: {type(error).__name__}: {error}", code="stacks.no-file",
+        "this file has no stacks", cause=f"{path}: {why}", code="stacks.no-file",
         fix="give a file that `raydebug stacks --json` has written", exit_code=Exit.USAGE,
     )  # fmt: skip

@@ -7,14 +7,13 @@ copied from Docker's log when the cluster goes down.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from raydebug.cluster.state import check_name
-from raydebug.settings.files import state_dir
+from raydebug.settings.files import open_private, state_dir
 
 KEPT_DAYS = 30
 _LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) \w+ audit: (.*)")
@@ -43,8 +42,8 @@ def keep(name: str, log: Iterable[str]) -> None:
     # Not the name to which the file of a local cluster is rotated at midnight: rotation would replace it.
     path = file_of(name).with_suffix(f".log.{time.strftime('%Y-%m-%d', time.gmtime())}-containers")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8") as file:
-        file.writelines(f"{line}\n" for line in fresh)
+    with open_private(path) as file:
+        file.write("".join(f"{line}\n" for line in fresh).encode())
 
 
 def prune() -> None:

@@ -33,6 +33,7 @@ from raydebug.cluster.up import (
 from raydebug.errors import Exit, RaydebugError
 from raydebug.process import SAFE_PATH
 from raydebug.protocol import variables
+from raydebug.settings.files import open_private
 from raydebug.settings.flavours import flavour_of
 
 UP_TIMEOUT_S = START_LIMIT_S + 20.0
@@ -265,7 +266,7 @@ def _start(cluster: Cluster, owner: int | None) -> Cluster:
 
     argv = [sys.executable, SAFE_PATH, "-m", "raydebug.cluster.supervisor", cluster.name]
     argv += [str(owner)] if owner else []
-    with (cluster.folder / "supervisor.log").open("wb") as log:
+    with open_private(cluster.folder / "supervisor.log", "wb") as log:
         environment = {**start_environment(os.environ, cluster.gpus), variables.CLUSTER_ID: cluster.id}
         supervisor = process.start(argv, env=environment, output=log, new_session=True)
     started = psutil.Process(supervisor.pid).create_time()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.errors import Exit, RaydebugError
-from raydebug.settings.files import atomic_write, state_dir
+from raydebug.settings.files import atomic_write, open_private, state_dir
 
 DEFAULT_NAME = "default"
 TOKEN_BYTES = 32
@@ -236,7 +236,7 @@ def forget(cluster: Cluster) -> None:
     for path in cluster.folder.glob("*"):
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
-        (cluster.folder / "ports.json").write_text(json.dumps(cluster.ports))
+        atomic_write(cluster.folder / "ports.json", json.dumps(cluster.ports))
 
 
 def name_option(name: str) -> str:
@@ -286,7 +286,7 @@ def only_one(name: str) -> Iterator[None]:
     """
     path = clusters_dir() / f"{check_name(name)}.lock"
     with writing(path):
-        file = path.open("w")
+        file = open_private(path)
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

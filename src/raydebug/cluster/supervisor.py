@@ -27,6 +27,7 @@ from raydebug.errors import RaydebugError
 from raydebug.process import SAFE_PATH
 from raydebug.protocol import variables
 from raydebug.settings.debugger import widened
+from raydebug.settings.files import open_private
 from raydebug.settings.flavours import flavour_variables
 
 POLL_S = 0.15
@@ -95,7 +96,7 @@ class Supervisor:
             self._say(phase="starting the gateway")
             self._gateway = self._start_gateway()
             self._say(phase="starting Ray")
-            with (self.cluster.folder / "ray.log").open("wb") as log:
+            with open_private(self.cluster.folder / "ray.log", "wb") as log:
                 self._ray = self._start(ray_command(self.cluster), log)
             failure = self._wait_until_up()
         if failure is None and not self._is_over():
@@ -126,7 +127,7 @@ class Supervisor:
         argv += [str(ports["gateway"]), "--dial-host", self.cluster.host, "--dial-port", str(ports["dial"])]
         path = self.cluster.folder / "gateway.log"
         argv += ["--log-file", str(path), "--audit-file", str(audit_log.file_of(self.cluster.name))]
-        with path.open("ab") as log:  # for what Python itself prints
+        with open_private(path) as log:  # for what Python itself prints
             return self._start(argv, log)
 
     def _start(self, argv: list[str], log: BinaryIO, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
@@ -160,7 +161,7 @@ class Supervisor:
             environment = {**self._environment, **widened(self._environment)}
             argv = [self.cluster.python, SAFE_PATH, "-m", "raydebug.prefork.server"]
             argv += [str(self.cluster.pool_socket), str(self.cluster.pool_status)]
-            with (self.cluster.folder / "pool.log").open("ab") as log:
+            with open_private(self.cluster.folder / "pool.log") as log:
                 self._pool = self._start(argv, log, environment)
 
     def _wait_until_up(self) -> str | None:

@@ -25,6 +25,7 @@ from typing import Any
 
 from raydebug.cluster import state
 from raydebug.errors import Exit, RaydebugError
+from raydebug.settings.files import open_private
 
 # Ray's default range for workers is 10002-19999, the kernel's for outgoing connections 32768-60999. Tests that run side
 # by side have a part of it each (tests/conftest.py): between the choice of a port and its use another could choose it.
@@ -131,7 +132,7 @@ def choosing_ports(name: str) -> Iterator[list[int]]:
     """Hold the lock under which ports are chosen, and yield the ports of all other clusters."""
     path = state.clusters_dir() / "ports.lock"
     with state.writing(path):
-        file = path.open("w")
+        file = open_private(path)
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         others = (state.read_record(other) for other in state.known_names() if other != name)

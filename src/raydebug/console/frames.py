@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
 import tokenize
 from collections.abc import Collection
@@ -11,9 +12,11 @@ from pathlib import Path
 
 from raydebug.protocol.wire import Message
 from raydebug.render import Paint, visible
+from raydebug.settings.files import read_bounded
 
 # Frames below user code: Ray's worker loop; and above it: what stops the thread.
 _NOT_USER_CODE = re.compile(r"/(site|dist)-packages/(ray|debugpy)/|/ray/_private/|(^|/)_raylet\.pyx$")
+SOURCE_BYTES_MAX = 4 * 2**20
 AROUND = 5  # lines before and after the current one, as pdb's `list`
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -137,13 +140,11 @@ class Function:
 
 
 def read_local(path: str) -> list[str] | None:
-    """Return the lines of a file on this machine; None if there is no such file, or it is not Python text."""
-    if not Path(path).is_file():
-        return None
+    """Return the lines of a file on this machine; None if there is none, it is too big, or it is not Python text."""
     try:
-        with tokenize.open(path) as file:
-            return file.read().splitlines()
-    except (OSError, SyntaxError, UnicodeDecodeError):
+        raw = read_bounded(Path(path), bytes_max=SOURCE_BYTES_MAX, what="a source file")
+        return raw.decode(tokenize.detect_encoding(io.BytesIO(raw).readline)[0]).splitlines()
+    except (ValueError, SyntaxError, LookupError):  # NotPlainText; a wrong encoding, or one that is not of text
         return None
 
 

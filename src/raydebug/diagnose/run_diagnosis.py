@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,9 +13,10 @@ from raydebug.diagnose.cause import EXACT, FAILURE, LIKELY, NO_FAILURE, USER_COD
 from raydebug.diagnose.inputs import open_job, open_logs, read_logs
 from raydebug.diagnose.read import Line
 from raydebug.errors import Exit, RaydebugError
-from raydebug.jobs.run_folder import DOCUMENT, SNAPSHOTS, STACKS, load_run, read_run, runs_dir
+from raydebug.jobs.run_folder import DOCUMENT, RECORD_BYTES_MAX, SNAPSHOTS, STACKS, load_run, read_run, runs_dir
 from raydebug.protocol import variables
 from raydebug.protocol.secrets import HIDDEN, Scrubber
+from raydebug.settings.files import read_json
 from raydebug.snapshot.load import find_snapshots, group_same, name_processes
 from raydebug.stacks.waits import CERTAIN
 
@@ -116,9 +116,9 @@ def _read_hang(run: Mapping[str, Any], name: str) -> Diagnosis | None:
     """Return the verdict that `run --hang-after` has left; None if the run did not hang."""
     path = Path(run["folder"]) / STACKS
     try:
-        verdict = json.loads(path.read_text(encoding="utf-8"))["verdict"]
+        verdict = read_json(path, bytes_max=RECORD_BYTES_MAX, what="a record")["verdict"]
         text, certainty = str(verdict["text"]), str(verdict["certainty"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError):
         return None
     return Diagnosis(
         HANG, EXACT if certainty == CERTAIN else LIKELY, "the job hangs", text,

@@ -20,7 +20,9 @@ rest of the file stays as it is:
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,7 +32,7 @@ from typing import Any
 from raydebug.cluster.state import Cluster
 from raydebug.editors import adapter
 from raydebug.errors import Exit, RaydebugError
-from raydebug.settings.files import atomic_write
+from raydebug.settings.files import atomic_write, decode, read_bounded, require_own
 
 FILE = Path(".vscode") / "launch.json"
 MAX_FILE_BYTES = 1024 * 1024
@@ -39,8 +41,9 @@ MAX_DEPTH = 100
 _BLANK = re.compile(r"(?:[ \t\r\n]+|//[^\r\n]*|/\*[\s\S]*?\*/)*")
 _STRING = re.compile(r'"(?:[^"\\\r\n]|\\.)*"')
 _WORD = re.compile(r"[-+.\w]+")
-# Keys that are updated in an existing configuration of ours; the user may have changed the others.
-OURS = ("type", "request", "listen", "debugAdapterPath", "debugAdapterPython", "cluster", "snapshot")
+# What a user may set in a configuration of ours (docs/02-attach.md). Any other key of it is replaced: who made the
+# folder may have put a task or another interpreter there.
+KEPT = ("justMyCode", "ranks", "job", "target")
 
 
 def configuration_for(cluster: Cluster, folder: Path) -> dict[str, object]:
@@ -95,14 +98,20 @@ def write_configuration(configuration: Mapping[str, object], folder: Path) -> tu
     """
     path = folder / FILE
     try:
-        before = _read(path)
+        real = Path(os.path.realpath(path))  # a link stays, where it does not lead out of the folder
+        if not real.is_relative_to(folder.resolve()):
+            raise OSError(f"it is a link out of this folder, to {real}")
+        there = real.exists()
+        before = decode(read_bounded(real, bytes_max=MAX_FILE_BYTES, what="a launch.json")) if there else ""
         after = merge(before, configuration)
         if after != before:
-            _write(path, after)
-    except JsoncError as error:
+            require_own(folder)  # of a new .vscode too
+            path.parent.mkdir(exist_ok=True)
+            atomic_write(real, after, mode=stat.S_IMODE(real.stat().st_mode) if there else None)
+    except ValueError as error:  # JsoncError, NotPlainText
         raise _bad_file(path, str(error)) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise _bad_file(path, str(error)) from error
+    except OSError as error:
+        raise _bad_file(path, error.strerror or str(error)) from error
     return path, after != before
 
 
@@ -111,7 +120,7 @@ def merge(text: str, configuration: Mapping[str, object]) -> str:
 
     Args:
         text: the present content; empty if there is no file.
-        configuration: appended to the list, or merged into the one with the same name.
+        configuration: appended to the list, or put in place of the one with the same name, whose KEPT keys stay.
 
     Raises:
         JsoncError: the text is not a launch.json.
@@ -139,11 +148,7 @@ def _change(text: str, root: Node, configuration: Mapping[str, object]) -> tuple
         raise JsoncError(text.count("\n", 0, listed.start) + 1, '"configurations" is not a list')
     for node in listed.items:
         if isinstance(node.value, dict) and node.value.get("name") == configuration["name"]:
-            updated = {
-                **configuration,
-                **node.value,
-                **{name: configuration[name] for name in OURS if name in configuration},
-            }
+            updated = {**configuration, **{name: node.value[name] for name in KEPT if name in node.value}}
             if updated == node.value:
                 return node.start, node.start, ""
             return node.start, node.end, _block(updated, _column(text, node.start))
@@ -168,23 +173,6 @@ def _block(configuration: Mapping[str, object], column: int) -> str:
 
 def _indented(block: str, column: int) -> str:
     return block.replace("\n", "\n" + " " * column)
-
-
-def _read(path: Path) -> str:
-    if not path.exists():
-        return ""
-    if not path.is_file():
-        raise OSError("it is not a file")
-    if path.stat().st_size > MAX_FILE_BYTES:
-        raise OSError(f"it is larger than {MAX_FILE_BYTES} bytes")
-    return path.read_bytes().decode("utf-8")
-
-
-def _write(path: Path, text: str) -> None:
-    """Write the file atomically; a link stays a link, and the mode stays as it is."""
-    path.parent.mkdir(exist_ok=True)
-    path = path.resolve()
-    atomic_write(path, text, mode=path.stat().st_mode & 0o777 if path.exists() else None)
 
 
 def _bad_file(path: Path, cause: str) -> RaydebugError:

@@ -15,6 +15,10 @@ from raydebug.trainers.trainer import StepMetrics, Trainer
 
 RAY = "driver: imports, Ray"
 FIRST_STEP = "first step"
+# Of a long training every second step is left out, then every second of these, but not the first and the last ones:
+# rules about its numbers compare with them (trainers/verl/numbers.py).
+MOST_STEPS, FIRST_STEPS, LAST_STEPS = 2_000, 10, 100
+MOST_TAKEN = 1_000  # phases that vLLM says to have taken
 # The lines that end a phase. Source: ray 2.60.0 _private/worker.py:2029; those of each trainer are in its folder.
 ENDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (RAY, re.compile(r"Connected to Ray cluster\.")),
@@ -56,8 +60,10 @@ class Phases:
     ended: dict[str, float] = field(default_factory=dict)
     taken: list[Span] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    step_count: int = 0  # those left out too
     trainer: Trainer | None = None  # whose steps they are
     paused_s: float = 0.0  # time spent paused, which `rows` leaves out
+    _every: int = 1  # of the steps between the first and the last ones, those with a multiple of this number are kept
 
     def take(self, line: str, now: float) -> None:
         """Record the phase that a line of the log ends."""
@@ -65,7 +71,7 @@ class Phases:
             if name not in self.ended and pattern.search(line):
                 self.ended[name] = now - self.paused_s
         for name, pattern in TAKEN:
-            if found := pattern.search(line):
+            if (found := pattern.search(line)) and len(self.taken) < MOST_TAKEN:
                 seconds = float(found[1])
                 end_s = now - self.started
                 start_s = max(0.0, end_s - seconds)
@@ -84,6 +90,15 @@ class Phases:
         before_s = self.steps[-1]["end_s"] if self.steps else self.rows()[-1][1] if self.ended else 0.0
         seconds = max(0.0, end_s - before_s) if seconds is None else seconds
         self.steps.append({"step": step, "end_s": round(end_s, 3), "seconds": round(seconds, 3), "metrics": metrics})
+        self.step_count += 1
+        if len(self.steps) > MOST_STEPS:
+            self._leave_steps_out()
+
+    def _leave_steps_out(self) -> None:
+        middle = self.steps[FIRST_STEPS:-LAST_STEPS]
+        while (kept := [one for one in middle if one["step"] % self._every == 0])[MOST_STEPS // 2 :]:
+            self._every *= 2
+        self.steps[FIRST_STEPS:-LAST_STEPS] = kept
 
     def rows(self) -> list[tuple[str, float]]:
         """Return each phase with its seconds, in the order in which they ended; time spent paused is left out."""

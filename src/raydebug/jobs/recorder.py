@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from raydebug import render
 from raydebug.cluster.kinds import kind_of
@@ -31,23 +34,74 @@ if TYPE_CHECKING:
 
 SAMPLE_EVERY_S = 2.0
 WRITE_EVERY_S = 5.0
+# The record of any run stays small: what is written every WRITE_EVERY_S takes 50 ms of processor time.
+MOST_SAMPLES = 32_000  # of all processes and GPUs together; with more, each keeps half of its samples
+LEAST_OF_SERIES = 64  # samples that each of very many processes may have nevertheless
+MOST_SERIES = 4_000  # processes and GPUs; later ones are not recorded
+REST_CHARS = 2**20  # of a line of the log that has not ended
 MOST_PAUSES = 10_000
 MIB = 2**20
 NODE = "all processes of the node"
 FULL_SIZE = (None, "full", "fast-load", "train-only")  # profiles that leave batches and responses as they are
 
 
+Sample: TypeAlias = tuple[float, ...]
+"""(seconds, MiB) of a process, (seconds, MiB, % busy) of a GPU, from this moment until the next sample: the highest
+memory and the mean load."""
+
+
+@dataclass
+class Series:
+    """The samples of one process or GPU, in order; `in_last` measurements are in the last one."""
+
+    samples: list[Sample] = field(default_factory=list)
+    in_last: int = 1
+
+    def add(self, sample: Sample, every_s: float) -> int:
+        """Add a measurement, to the last sample if that is of the same `every_s`; return how many samples are new."""
+        last = self.samples[-1] if self.samples else None
+        if last is None or not every_s or last[0] // every_s != sample[0] // every_s:
+            if last is not None and every_s:
+                self.samples[-1] = _rounded(last)
+            self.samples.append(sample)
+            self.in_last = 1
+            return 1
+        self.in_last += 1
+        means = (mean + (load - mean) / self.in_last for mean, load in zip(last[2:], sample[2:], strict=True))
+        self.samples[-1] = (last[0], max(last[1], sample[1]), *means)
+        return 0
+
+    def thin(self, every_s: float) -> int:
+        """Keep one sample for each `every_s`; return how many are left."""
+        groups = [list(same) for _, same in groupby(self.samples, lambda sample: sample[0] // every_s)]
+        self.in_last *= len(groups[-1])
+        self.samples = [_merged(same) for same in groups]
+        return len(self.samples)
+
+
+def _merged(same: Sequence[Sample]) -> Sample:
+    loads = zip(*(one[2:] for one in same), strict=True)
+    return _rounded((same[0][0], max(one[1] for one in same), *map(fmean, loads)))
+
+
+def _rounded(sample: Sample) -> Sample:
+    return tuple(map(round, sample))  # whole numbers are encoded three times as fast
+
+
 @dataclass
 class Memory:
-    """Memory samples of the processes and GPUs of a run.
+    """Memory samples of the processes and GPUs of a run, at most MOST_SAMPLES: a long run has fewer for each hour.
 
     Args:
         with_children: the workers are processes of this machine, so that their children can be measured.
     """
 
     with_children: bool = False
-    processes: dict[tuple[str, str], list[tuple[float, float]]] = field(default_factory=dict)
-    gpus: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    processes: dict[tuple[str, str], Series] = field(default_factory=dict)
+    gpus: dict[tuple[str, str], Series] = field(default_factory=dict)
+    totals_mib: dict[tuple[str, str], float] = field(default_factory=dict)  # of the GPUs
+    every_s: float = 0.0  # between two samples, once they are thinned out
+    count: int = 0
 
     def take(self, node: str, statistics: Mapping[str, Any], at_s: float, titles: dict[int, str]) -> None:
         """Add the measurements of a node's agent.
@@ -58,46 +112,53 @@ class Memory:
             at_s: seconds since the run began.
             titles: names of the job's workers, by pid; other workers are ignored.
         """
-        used = (statistics.get("mem") or [0, 0, 0, 0])[3]
-        self._add(NODE, node, at_s, used / MIB)
+        at_s = round(at_s, 1)
+        used = Counter({NODE: (statistics.get("mem") or [0, 0, 0, 0])[3]})  # bytes; processes of one name together
         for worker in statistics.get("workers") or ():
             pid = worker.get("pid")
             if pid not in titles:
                 continue
-            self._add(titles[pid], node, at_s, (worker.get("memoryInfo") or {}).get("rss", 0) / MIB)
+            used[titles[pid]] += (worker.get("memoryInfo") or {}).get("rss", 0)
             if self.with_children:
-                self._take_children(pid, titles[pid], node, at_s)
+                used.update(_memory_of_children(pid, titles[pid]))
+        for process, size in used.items():
+            self._add(self.processes, (process, node), (at_s, round(size / MIB)))
         for gpu in statistics.get("gpus") or ():
-            self._take_gpu(gpu, node, at_s)
+            key = (f"GPU {gpu.get('index')}: {gpu.get('name')}", node)
+            self.totals_mib[key] = float(gpu.get("memoryTotal") or 0)
+            mib, load = round(gpu.get("memoryUsed") or 0), round(gpu.get("utilizationGpu") or 0)
+            self._add(self.gpus, key, (at_s, mib, load))
 
-    def _take_children(self, pid: int, title: str, node: str, at_s: float) -> None:
-        import psutil
-
-        with contextlib.suppress(psutil.Error):
-            for child in psutil.Process(pid).children(recursive=True):
-                with contextlib.suppress(psutil.Error, IndexError):
-                    name = child.cmdline()[0].split()[0].rpartition("/")[2]
-                    self._add(f"{name} of {title}", node, at_s, child.memory_info().rss / MIB)
-
-    def _take_gpu(self, gpu: Mapping[str, Any], node: str, at_s: float) -> None:
-        name = f"GPU {gpu.get('index')}: {gpu.get('name')}"
-        entry = self.gpus.setdefault((name, node), {"total_mib": float(gpu.get("memoryTotal") or 0), "samples": []})
-        used, load = float(gpu.get("memoryUsed") or 0), float(gpu.get("utilizationGpu") or 0)
-        entry["samples"].append((round(at_s, 1), used, load))
-
-    def _add(self, process: str, node: str, at_s: float, mib: float) -> None:
-        samples = self.processes.setdefault((process, node), [])
-        at_s = round(at_s, 1)
-        if samples and samples[-1][0] == at_s:  # several children of one name: together
-            samples[-1] = (at_s, round(samples[-1][1] + mib, 1))
-        else:
-            samples.append((at_s, round(mib, 1)))
+    def _add(self, those: dict[tuple[str, str], Series], key: tuple[str, str], sample: Sample) -> None:
+        series = len(self.processes) + len(self.gpus)
+        if key not in those and series >= MOST_SERIES:
+            return
+        self.count += those.setdefault(key, Series()).add(sample, self.every_s)
+        while self.count > max(MOST_SAMPLES, LEAST_OF_SERIES * series):
+            self.every_s = 2 * (self.every_s or SAMPLE_EVERY_S)
+            self.count = sum(one.thin(self.every_s) for one in chain(self.processes.values(), self.gpus.values()))
 
     def describe(self) -> dict[str, object]:
         """Return the parts `memory` and `gpus` of a run's document."""
-        memory = [{"process": p, "node": n, "samples": samples} for (p, n), samples in self.processes.items()]
-        gpus = [{"name": name, "node": node, **entry} for (name, node), entry in self.gpus.items()]
+        memory = [{"process": p, "node": n, "samples": one.samples} for (p, n), one in self.processes.items()]
+        gpus = [
+            {"name": name, "node": node, "total_mib": self.totals_mib[name, node], "samples": one.samples}
+            for (name, node), one in self.gpus.items()
+        ]
         return {"memory": memory, "gpus": gpus}
+
+
+def _memory_of_children(pid: int, title: str) -> Counter[str]:
+    """Return the bytes of a worker's children, those of one program together."""
+    import psutil
+
+    found = Counter[str]()
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error, IndexError):
+                name = child.cmdline()[0].split()[0].rpartition("/")[2]
+                found[f"{name} of {title}"] += child.memory_info().rss
+    return found
 
 
 class Recorder:
@@ -120,6 +181,7 @@ class Recorder:
         self._profile = self._variables.get(variables.PROFILE)
         self._lock = digest_of(cluster.flavour)
         self._phases = Phases(self._started)
+        self._step_texts: dict[int, str] = {}
         self._memory = Memory(with_children=cluster.is_local)
         self._changes: list[dict[str, str]] = []
         self._pauses: dict[str, dict[str, Any]] = {}
@@ -140,13 +202,14 @@ class Recorder:
         """Record a piece of the job's log, and return what the metrics of its steps show for the first time."""
         self._keep_log(text)
         self.log_chars += len(text)
-        *lines, self._rest = (self._rest + text).split("\n")
+        *lines, rest = (self._rest + text).split("\n")
+        self._rest = rest[-REST_CHARS:]
         now = time.time()
         found = []
         for line in lines:
-            steps = len(self._phases.steps)
+            steps = self._phases.step_count
             self._phases.take(line, now)
-            if len(self._phases.steps) > steps:
+            if self._phases.step_count > steps:
                 found += self._judge_step(now)
         return found
 
@@ -171,7 +234,7 @@ class Recorder:
     @property
     def phases_ended(self) -> int:
         """How many phases and steps have ended."""
-        return len(self._phases.ended) + len(self._phases.taken) + len(self._phases.steps)
+        return len(self._phases.ended) + len(self._phases.taken) + self._phases.step_count
 
     def take_hang(self, lines: Sequence[str], *, why: str, fix: str) -> None:
         """Record that the job hangs: lines for its log, and a finding of the run."""
@@ -232,7 +295,7 @@ class Recorder:
         if self._profile is None:
             return
         name = variables.PROFILE_REPORT.format(job=self._id)
-        with contextlib.suppress(RaydebugError, ValueError):
+        with contextlib.suppress(RaydebugError, ValueError, RecursionError):
             heads = [node["node_id"] for node in dashboard.nodes() if node.get("is_head_node")]
             if heads and name in dashboard.log_names(heads[0]):
                 self._changes = json.loads(dashboard.log_text(heads[0], name))
@@ -266,6 +329,12 @@ class Recorder:
             except OSError:
                 self._folder = None
 
+    def _encoded_steps(self) -> str:
+        """Return the steps as JSON; each is encoded once, as it does not change."""
+        known = self._step_texts
+        self._step_texts = {one["step"]: known.get(one["step"]) or json.dumps(one) for one in [*self._phases.steps]}
+        return f"[{', '.join(self._step_texts.values())}]"
+
     def _write(self, end: Mapping[str, object] | None) -> None:
         if self._folder is None:
             return
@@ -285,7 +354,7 @@ class Recorder:
             "ended": now if end else None,
             **(end or {"status": "running", "exit_code": None, "first_error": None}),
             "phases": self._phases.spans(now - self._started if end else None),
-            "steps": self._phases.steps,
+            "step_count": self._phases.step_count,  # `steps` has fewer in a long run
             **self._memory.describe(),
             "pauses": list(self._pauses.values()),
             "findings": self._findings,
@@ -293,6 +362,6 @@ class Recorder:
             "log": LOG,
         }
         try:
-            self._folder.write(document)
+            self._folder.write(document, steps=self._encoded_steps())
         except OSError:
             self._folder = None

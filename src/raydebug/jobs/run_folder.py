@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +10,14 @@ from typing import Any
 
 from raydebug.errors import Exit, RaydebugError
 from raydebug.protocol.snapshot import SUFFIX
-from raydebug.settings.files import atomic_write, state_dir
+from raydebug.settings.files import atomic_write, open_private, read_json, state_dir
 
 VERSION = 1
 RUN, CHECK = "run", "check"
 KEPT = 50  # of each kind; a new run removes the oldest
 DOCUMENT, LOG, SNAPSHOTS, STACKS = "run.json", "job.log", "snapshots", "stacks.json"
 LAST = "last"
+RECORD_BYTES_MAX = 256 * 2**20  # of run.json and stacks.json; records of earlier versions have up to 127 MiB
 
 
 def runs_dir() -> Path:
@@ -39,9 +39,15 @@ class RunFolder:
         self.path = runs_dir() / run_id
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def write(self, document: Mapping[str, object]) -> None:
-        """Write run.json, whole or not at all."""
-        atomic_write(self.path / DOCUMENT, json.dumps({"version": VERSION, **document}))
+    def write(self, document: Mapping[str, object], **encoded: str) -> None:
+        """Write run.json, whole or not at all.
+
+        Args:
+            document: its parts.
+            encoded: more parts, which are JSON already.
+        """
+        more = "".join(f', "{name}": {text}' for name, text in encoded.items())
+        atomic_write(self.path / DOCUMENT, f"{json.dumps({'version': VERSION, **document})[:-1]}{more}}}")
 
     def add_snapshot(self, snapshot_id: str, file: bytes) -> Path:
         """Write the file of a snapshot, and return its path.
@@ -56,9 +62,8 @@ class RunFolder:
 
     def add_log(self, text: str) -> None:
         """Append to job.log."""
-        handle = os.open(self.path / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
+        with open_private(self.path / LOG) as file:
+            file.write(text.encode(errors="replace"))
 
 
 def remove_oldest(kind: str) -> None:
@@ -114,10 +119,10 @@ def read_run(folder: Path) -> dict[str, Any]:
     """
     path = folder / DOCUMENT if folder.is_dir() else folder
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        document: dict[str, Any] = read_json(path, bytes_max=RECORD_BYTES_MAX, what="a record")
         if document["version"] != VERSION:
             raise ValueError(f"it is of version {document['version']}, and this raydebug reads {VERSION}")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:  # NotPlainText is a ValueError
         raise RaydebugError(
             f"the record of run '{folder.name}' cannot be read",
             cause=f"{path}: {error}",

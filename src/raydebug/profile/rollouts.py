@@ -18,10 +18,12 @@ from typing import Any, Literal, TypeAlias
 from raydebug import render
 from raydebug.errors import Exit, RaydebugError
 from raydebug.profile.load import Rule
+from raydebug.settings.files import read_json
 from raydebug.trainers.settings import Settings, as_hydra_reads
 
 RECORD = "raydebug-record.json"
 VERSION = 1
+RECORD_BYTES_MAX = 16 * 2**20  # a line for each file of the rollouts
 STEPS = (1, 2)  # the second one has rollouts of weights that the first one has changed
 ENDS_BYTES = 1 << 20  # of a large file its size, its first and its last MiB are hashed
 # What has to be equal, by our words: the rollouts are of these sizes.
@@ -245,7 +247,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     again = "record it again: raydebug run --record NEW_FOLDER -- COMMAND"
     try:
         require_own(folder)
-        record: dict[str, Any] = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record: dict[str, Any] = read_json(folder / RECORD, bytes_max=RECORD_BYTES_MAX, what="a record of rollouts")
         version, files, steps = record["version"], record.get("files"), record["steps"]
         # Names become part of the trainer's paths.
         names = [Path(name) for name in (*record["names"].values(), *(files or ())) if name is not None]

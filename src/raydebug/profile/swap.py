@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -77,7 +78,9 @@ class Build:
 def hide_from_git(ours: Path) -> None:
     """Add a .gitignore to our folder in the user's project."""
     ours.mkdir(exist_ok=True)
-    (ours / ".gitignore").write_text("*\n", encoding="utf-8")
+    # `x` never writes through a link, which the project may have there.
+    with contextlib.suppress(FileExistsError), (ours / ".gitignore").open("x", encoding="utf-8") as file:
+        file.write("*\n")
 
 
 def _as_said(failure: process.CommandFailed) -> RaydebugError:

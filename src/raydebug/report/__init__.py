@@ -16,7 +16,7 @@ from raydebug.errors import Exit, RaydebugError
 from raydebug.jobs.run_folder import SNAPSHOTS
 from raydebug.report.compare import comparison_page
 from raydebug.report.run import run_page
-from raydebug.settings.files import atomic_write
+from raydebug.settings.files import atomic_write, write_named
 from raydebug.snapshot.load import describe_groups, find_snapshots
 
 PAGE = "report.html"
@@ -41,15 +41,18 @@ def write_report(runs: Sequence[Mapping[str, object]], output: Path | None = Non
         page = run_page({**runs[0], "crashes": crashes}, seen[0])
     else:
         page = comparison_page(runs[0], runs[1], (seen[0], seen[1]))
-    return write_page(path, page, fix="name a file that can be: `raydebug report --output FILE`")
+    return write_page(
+        path, page, named=output is not None, fix="name a file that can be: `raydebug report --output FILE`"
+    )
 
 
-def write_page(path: Path, page: str, *, fix: str) -> Path:
+def write_page(path: Path, page: str, *, named: bool, fix: str) -> Path:
     """Write a page, which only its owner can read, and return its path, which is absolute.
 
     Args:
         path: of the file.
         page: its text.
+        named: the user has named this file; otherwise its place is a folder that may be somebody else's.
         fix: what helps where it cannot be written.
 
     Raises:
@@ -57,7 +60,7 @@ def write_page(path: Path, page: str, *, fix: str) -> Path:
     """
     path = path.absolute()
     try:
-        _write(path, page)
+        (write_named if named else atomic_write)(path, page)
     except OSError as error:
         raise RaydebugError(
             f"the {'report' if 'report' in fix else 'page'} cannot be written",
@@ -73,14 +76,3 @@ def seen_from(place: Path, folder: Path) -> str:
     """Return the relative path between two folders with a final slash; empty if they are the same."""
     way = os.path.relpath(folder.resolve(), place.resolve())
     return "" if way == "." else f"{way}/"
-
-
-def _write(path: Path, page: str) -> None:
-    """Write a file atomically: a browser that shows an older one may reload it at any moment."""
-    if path.is_dir():
-        raise IsADirectoryError(None, "it is a folder")
-    if path.exists() and not path.is_file():  # a device or a pipe must not be replaced
-        with path.open("w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(page)
-        return
-    atomic_write(path.resolve(), page)  # a link stays, and the file that it points to becomes the page

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from raydebug.render import MINUS, duration, moment
 from raydebug.report import units
 from raydebug.report.curves import memory_sum
-from raydebug.report.document import Run, read_run
+from raydebug.report.document import SECONDS, Run, read_run
 from raydebug.report.metrics import charts, metric_names
 from raydebug.report.page import Markup, page, tag, wide_table
 from raydebug.report.plot import (
     Axis,
     Interval,
-    Point,
+    Points,
     ceiling,
     covered,
     draw_curve,
@@ -181,10 +181,6 @@ def _figures(runs: Sequence[Run]) -> Markup:
     def paused(run: Run) -> float:
         return covered(spans_of(run.pauses, run.length_s))
 
-    def median_step(run: Run) -> float | None:
-        took = sorted(step.seconds for step in run.steps)
-        return took[len(took) // 2] if took else None
-
     def most_memory(run: Run) -> float | None:
         return max((y for _, y in memory_sum(run, Axis(run.length_s))), default=None)
 
@@ -198,8 +194,8 @@ def _figures(runs: Sequence[Run]) -> Markup:
         ("took", [run.took_s for run in runs], duration),
         ("of it paused", [paused(run) for run in runs], duration),
         ("pauses", [float(len(run.pauses)) for run in runs], _count),
-        ("steps", [float(len(run.steps)) for run in runs], _count),
-        ("median step", [median_step(run) for run in runs], duration),
+        ("steps", [float(run.step_count) for run in runs], _count),
+        ("median step", [run.median_step_s for run in runs], duration),
         ("memory, at most", [most_memory(run) for run in runs], units.mebibytes),
         ("memory of a GPU, at most", [most_gpu_memory(run) for run in runs], units.mebibytes),
         ("errors and warnings found", [bad(run) for run in runs], _count),
@@ -287,11 +283,15 @@ def _curves(runs: Sequence[Run], axis: Axis) -> Markup | None:
             axis, stretched(drawn), scale_labels(units.round_size(high)), label=label, class_="curves", bands=False
         )
         rows.append(track("memory of all processes", drawing, _key(most, units.mebibytes), "curved tall"))
-    took = [[(float(step.step), step.seconds) for step in sorted(run.steps, key=lambda s: s.step)] for run in runs]
+    took = [
+        [(float(step.step), step.seconds, *step.spreads.get(SECONDS, ())[:2])
+         for step in sorted(run.steps, key=lambda s: s.step)]
+        for run in runs
+    ]  # fmt: skip
     if any(took):
-        steps = Axis(max(1.0, *(x for points in took for x, _ in points)))
-        high = ceiling(max(y for points in took for _, y in points))
-        medians = [sorted(y for _, y in points)[len(points) // 2] if points else None for points in took]
+        steps = Axis(max(1.0, *(point[0] for points in took for point in points)))
+        high = ceiling(max(max(point[1:]) for points in took for point in points))
+        medians = [run.median_step_s for run in runs]
         label = f"duration of steps, by number: median A {duration(medians[0])}, B {duration(medians[1])}"
         drawn = _two(took, steps, high)
         drawing = plot(steps, stretched(drawn), scale_labels(duration(high)), label=label, class_="curves", bands=False)
@@ -304,7 +304,7 @@ def _curves(runs: Sequence[Run], axis: Axis) -> Markup | None:
                tag("ul", rows, class_="tracks timeline"))  # fmt: skip
 
 
-def _two(curves_of: Sequence[list[Point]], axis: Axis, high: float) -> list[list[Markup]]:
+def _two(curves_of: Sequence[Points], axis: Axis, high: float) -> list[list[Markup]]:
     return [draw_curve(axis, points, 0.0, high, which)
             for points, which in zip(curves_of, ("s1", "s2 dashed"), strict=True)]  # fmt: skip
 

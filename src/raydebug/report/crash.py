@@ -36,7 +36,7 @@ def write_crash_page(document: SnapshotDocument, snapshot: Path, output: Path | 
     """
     path = output or snapshot.with_name(snapshot.name.removesuffix(SUFFIX) + ".html")
     page = crash_page(document, _command(document, snapshot))
-    return write_page(path, page, fix="name another file: `raydebug open FILE --html OUT`")
+    return write_page(path, page, named=output is not None, fix="name another file: `raydebug open FILE --html OUT`")
 
 
 def _command(document: SnapshotDocument, snapshot: Path) -> str:

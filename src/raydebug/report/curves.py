@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from raydebug.jobs.recorder import NODE
 from raydebug.render import duration
 from raydebug.report import units
-from raydebug.report.document import Gpu, Process, Run
+from raydebug.report.document import SECONDS, Gpu, Process, Run, Spread
 from raydebug.report.page import SERIES, Markup, join, number, percent, tag
 from raydebug.report.plot import (
     COLUMNS,
@@ -35,8 +35,9 @@ def step_row(run: Run, axis: Axis) -> list[Markup]:
     """Return the row of step durations."""
     if not run.steps:
         return []
-    took = [step.seconds for step in run.steps]
-    high = ceiling(max(took))
+    spreads = [step.spreads.get(SECONDS, Spread(step.seconds, step.seconds, 0, None)) for step in run.steps]
+    shortest, longest = min(one.low for one in spreads), max(one.high for one in spreads)
+    high = ceiling(longest)
     if len(run.steps) <= COLUMNS // 2:
         bars = [
             tag("rect", tag("title", f"step {s.step}: {duration(s.seconds)}"), x=axis.at(s.end_s - s.seconds),
@@ -46,14 +47,14 @@ def step_row(run: Run, axis: Axis) -> list[Markup]:
         ]  # fmt: skip
         drawn = join(bars)
     else:
-        points = [(step.end_s, step.seconds) for step in run.steps]
+        points = [(step.end_s, step.seconds, one.low, one.high) for step, one in zip(run.steps, spreads, strict=True)]
         drawn = stretched(draw_curve(axis, points, 0.0, high, "s1"))
-    median = sorted(took)[len(took) // 2]
-    label = f"duration of {units.counted(len(took), 'step')}: median {duration(median)}"
-    how = [tag("b", duration(median)), tag("span", "median", class_="unit"),
-           tag("span", f"{duration(min(took))} to {duration(max(took))}", class_="range")]  # fmt: skip
+    median = duration(run.median_step_s)
+    label = f"duration of {units.counted(run.step_count, 'step')}: median {median}"
+    how = [tag("b", median), tag("span", "median", class_="unit"),
+           tag("span", f"{duration(shortest)} to {duration(longest)}", class_="range")]  # fmt: skip
     drawing = plot(axis, drawn, scale_labels(duration(high)), label=label, class_="curves low")
-    return [track(["step duration", times(len(took))], drawing, how, "curved")]
+    return [track(["step duration", times(run.step_count)], drawing, how, "curved")]
 
 
 def gpu_rows(run: Run, axis: Axis) -> list[Markup]:

@@ -6,10 +6,12 @@ impossible is left out, and reading never raises.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple, cast
 
 from raydebug.jobs.run_folder import RUN
 from raydebug.protocol.secrets import without_secret, without_secret_arguments, without_secrets
@@ -24,14 +26,32 @@ class Phase:
     end_s: float | None
 
 
+class Spread(NamedTuple):
+    """What several steps had of one metric: range of its finite values, number and first one of the others."""
+
+    low: float
+    high: float
+    odd: int
+    first_odd: tuple[int, float] | None
+
+
 @dataclass(frozen=True)
 class Step:
-    """A training step; metrics may be NaN or infinite."""
+    """A training step; metrics may be NaN or infinite. Of a very long run it may stand for several steps in a row.
+
+    Args:
+        step: its number; of several the last one's.
+        end_s: when it ended; of several when the last one did.
+        seconds: how long it took; of several the mean.
+        metrics: by name; of several the mean of the finite values.
+        spreads: of several, by name of the metric; the seconds have the name SECONDS.
+    """
 
     step: int
     end_s: float
     seconds: float
     metrics: dict[str, float]
+    spreads: Mapping[str, Spread] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -95,6 +115,9 @@ class Run:
     first_error: dict[str, str] | None
     phases: list[Phase]
     steps: list[Step]
+    steps_kept: int  # in the record
+    step_count: int  # of the run
+    median_step_s: float | None
     memory: list[Process]
     gpus: list[Gpu]
     pauses: list[Pause]
@@ -125,6 +148,10 @@ class Run:
         return max(known) or 1.0
 
 
+SECONDS = "\0seconds"  # no metric has this name
+MOST_STEPS = 2_000  # with more, several in a row are read as one: a page is less than 1,000 pixels wide
+ALONE = 20  # the last steps, which are shown as they were
+MOST_NUMBER = 1e300
 MOST_TEXT = 10_000  # characters of one value
 MOST_S = 10 * 365 * 86_400.0  # a later moment is a broken measurement
 
@@ -132,6 +159,8 @@ MOST_S = 10 * 365 * 86_400.0  # a later moment is a broken measurement
 def read_run(document: Mapping[str, object]) -> Run:
     """Return the run of a document, without the parts that are missing or malformed."""
     command = document.get("command")
+    steps, took = _steps(document.get("steps"))
+    counted = document.get("step_count")  # the record of a long run has fewer steps
     return Run(
         id=_text(document.get("id")) or "?",
         kind=_text(document.get("kind")) or RUN,
@@ -147,7 +176,10 @@ def read_run(document: Mapping[str, object]) -> Run:
         exit_code=code if isinstance(code := document.get("exit_code"), int) else None,
         first_error=_texts(document.get("first_error")) or None,
         phases=sorted(_phases(document.get("phases")), key=lambda phase: phase.start_s),
-        steps=sorted(_steps(document.get("steps")), key=lambda step: step.end_s),
+        steps=sorted(steps, key=lambda step: step.end_s),
+        steps_kept=len(took),
+        step_count=max(counted, len(took)) if type(counted) is int else len(took),
+        median_step_s=sorted(took)[len(took) // 2] if took else None,
         memory=_memory(document.get("memory")),
         gpus=_gpus(document.get("gpus")),
         pauses=sorted(_pauses(document.get("pauses")), key=lambda pause: pause.start_s),
@@ -196,24 +228,67 @@ def _span(one: Mapping[str, object]) -> tuple[float, float | None] | None:
     return start, None if end is None else max(start, end)
 
 
-def _steps(found: object) -> list[Step]:
-    steps = []
-    for one in _mappings(found):
-        end, took, step = _seconds(one.get("end_s")), _seconds(one.get("seconds")), _number(one.get("step"))
-        if end is not None and took is not None and step is not None:
-            steps.append(Step(int(step), end, took, _metrics(one.get("metrics"))))
-    return steps
+def _steps(found: object) -> tuple[list[Step], list[float]]:
+    """Return the steps, very many in bins, and how long each of them took."""
+    rows = [(row, times) for row in _mappings(found) if (times := _times(row))]
+    size = max(1, math.ceil(len(rows) / MOST_STEPS))
+    alone = max(0, len(rows) - ALONE) if size > 1 else 0
+    steps = [_binned(rows[at : min(at + size, alone)]) for at in range(0, alone, size)]
+    steps += [Step(*times, _metrics(row.get("metrics"))) for row, times in rows[alone:]]
+    return steps, [took for _, (_, _, took) in rows]
+
+
+def _times(one: Mapping[str, object]) -> tuple[int, float, float] | None:
+    """Return number, end and duration of a step; None if one of them is impossible. A run may have a million steps."""
+    step, end, took = one.get("step"), one.get("end_s"), one.get("seconds")
+    if type(step) is int and type(end) is float and type(took) is float and 0 <= end <= MOST_S and 0 <= took <= MOST_S:
+        return step, end, took
+    number, end, took = _number(step), _seconds(end), _seconds(took)
+    return None if number is None or end is None or took is None else (int(number), end, took)
+
+
+def _binned(same: Sequence[tuple[Mapping[str, object], tuple[int, float, float]]]) -> Step:
+    """Return several steps as one; no lowest or highest value and no NaN is lost."""
+    columns: dict[str, list[object]] = {}
+    for row, _ in same:
+        metrics = row.get("metrics")
+        for name, value in metrics.items() if isinstance(metrics, Mapping) else ():
+            columns.setdefault(str(name), []).append(value)
+    took = [seconds for _, (_, _, seconds) in same]
+    means, spreads = {SECONDS: math.fsum(took) / len(took)}, {SECONDS: Spread(min(took), max(took), 0, None)}
+    for name, found in columns.items():
+        values = _floats(found)
+        known, odd = values, None
+        if not math.isfinite(sum(values)):
+            known = [value for value in values if math.isfinite(value)]
+            each = ((times[0], _metrics(row.get("metrics")).get(name, 0.0)) for row, times in same)
+            odd = next((one for one in each if not math.isfinite(one[1])), None)
+        if values:
+            means[name] = sum(value / len(known) for value in known) if known else math.nan
+            low, high = (min(known), max(known)) if known else (math.nan, math.nan)
+            spreads[name] = Spread(low, high, len(values) - len(known), odd)
+    step, end, _ = same[-1][1]
+    return Step(step, end, means.pop(SECONDS), means, spreads)
 
 
 def _metrics(found: object) -> dict[str, float]:
     metrics = {}
     for name, value in found.items() if isinstance(found, Mapping) else ():
-        if isinstance(value, int | float | str):
-            try:
-                metrics[str(name)] = float(value)  # "NaN" too: strict JSON cannot write it otherwise
-            except (ValueError, OverflowError):
-                continue
+        for number in _floats([value]):
+            metrics[str(name)] = number
     return metrics
+
+
+def _floats(values: list[object]) -> list[float]:
+    """Return the values that are numbers; "NaN" too: strict JSON cannot write it otherwise."""
+    if set(map(type, values)) == {float}:
+        return cast("list[float]", values)
+    numbers = []
+    for value in values:
+        if isinstance(value, int | float | str):
+            with contextlib.suppress(ValueError, OverflowError):
+                numbers.append(float(value))
+    return numbers
 
 
 def _memory(found: object) -> list[Process]:
@@ -239,7 +314,7 @@ def _samples(found: object, width: int) -> list[tuple[float, ...]]:
 
 
 def _mappings(found: object) -> list[Mapping[str, object]]:
-    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+    return [one for one in found if type(one) is dict or isinstance(one, Mapping)] if isinstance(found, list) else []
 
 
 def _texts(found: object) -> dict[str, str]:
@@ -261,14 +336,16 @@ def _value(value: object) -> str:
 
 
 def _or_nan(value: object) -> float:
-    """Return a measurement; NaN for any other value. A run has hundreds of thousands of them."""
-    if type(value) is float and 0 <= value < math.inf:
+    """Return a measurement; NaN for any other value. A run has tens of thousands of them."""
+    if (type(value) is int or type(value) is float) and 0 <= value <= MOST_NUMBER:
         return value
     number = _number(value)
     return math.nan if number is None or number < 0 else number
 
 
 def _number(value: object) -> float | None:
+    if type(value) is float and math.isfinite(value):
+        return value
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

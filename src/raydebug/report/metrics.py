@@ -10,7 +10,7 @@ from raydebug.render import duration
 from raydebug.report import units
 from raydebug.report.document import Run, Step
 from raydebug.report.page import Markup, table_head, tag, wide_table
-from raydebug.report.plot import Axis, Point, draw_curve, stretched
+from raydebug.report.plot import Axis, draw_curve, stretched
 
 LAST_STEPS = 12
 TABLE_METRICS = 5
@@ -38,12 +38,14 @@ def steps_section(run: Run) -> Markup | None:
         return None
     names = metric_names(run.steps)
     over = f"Steps {run.steps[0].step:,} to {run.steps[-1].step:,}, from left to right."
-    if len(run.steps) > 2 * _COLUMNS:
-        over += f" {len(run.steps):,} values are drawn as {_COLUMNS} means, shaded from lowest to highest."
+    if run.step_count > run.steps_kept:
+        over += f" The record of this long run has {run.steps_kept:,} of its {run.step_count:,} steps."
+    if run.steps_kept > 2 * _COLUMNS:
+        over += f" {run.steps_kept:,} values are drawn as {_COLUMNS} means, shaded from lowest to highest."
     return tag(
         "section",
         tag("h2", "Steps", id="steps"),
-        _table(run.steps, names[:TABLE_METRICS]),
+        _table(run, names[:TABLE_METRICS]),
         [tag("h3", "Metrics"), tag("p", over, class_="note"), charts(names, [run.steps])] if names else None,
     )
 
@@ -63,16 +65,18 @@ def charts(names: Sequence[str], runs: Sequence[Sequence[Step]]) -> list[Markup 
 
 def _chart(name: str, runs: Sequence[Sequence[Step]]) -> Markup:
     """Return the curve of a metric over the steps of one or two runs, with its last value and its range."""
-    curves = [[(float(s.step), s.metrics[name]) for s in sorted(steps, key=lambda s: s.step) if name in s.metrics]
-              for steps in runs]  # fmt: skip
-    known = [y for points in curves for _, y in points if math.isfinite(y)]
+    having = [[step for step in sorted(steps, key=lambda s: s.step) if name in step.metrics] for steps in runs]
+    curves = [
+        [(float(step.step), step.metrics[name], *step.spreads.get(name, ())[:2]) for step in steps] for steps in having
+    ]
+    known = [y for points in curves for _, *ys in points for y in ys if math.isfinite(y)]
     first = min((points[0][0] for points in curves if points), default=0.0)
     last = max((points[-1][0] for points in curves if points), default=1.0)
     axis = Axis(max(last - first, 1.0))
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
     margin = (high - low or abs(high) or 1.0) * 0.06
     drawn = [
-        draw_curve(axis, [(x - first, y) for x, y in points], low - margin, high + margin, which, _COLUMNS)
+        draw_curve(axis, [(x - first, *ys) for x, *ys in points], low - margin, high + margin, which, _COLUMNS)
         for points, which in zip(curves, ("s1", "s2 dashed"), strict=False)
     ]
     values = [units.figure(points[-1][1]) if points else "-" for points in curves]
@@ -82,7 +86,7 @@ def _chart(name: str, runs: Sequence[Sequence[Step]]) -> Markup:
         tag("b", tag("span", letter and f"{letter} ", class_="unit"), value)
         for letter, value in zip(letters, values, strict=True)
     ]
-    odd = [_odd(points, letter and f"{letter}: ") for letter, points in zip(letters, curves, strict=True)]
+    odd = [_odd(steps, name, letter and f"{letter}: ") for letter, steps in zip(letters, having, strict=True)]
     drawing = tag("svg", stretched(drawn), class_="plot small", role="img", aria_label=label)
     spread = f"{units.figure(low)} to {units.figure(high)}" if low < high else "always" if known else "no finite value"
     return tag(
@@ -91,17 +95,25 @@ def _chart(name: str, runs: Sequence[Sequence[Step]]) -> Markup:
     )  # fmt: skip
 
 
-def _odd(points: Sequence[Point], whose: str) -> Markup | None:
+def _odd(steps: Sequence[Step], name: str, whose: str) -> Markup | None:
     """Return the step at which a metric became NaN or infinite, a frequent cause of failed trainings."""
-    bad = [(int(step), value) for step, value in points if not math.isfinite(value)]
+    bad, count = [], 0
+    for step in steps:
+        several = step.spreads.get(name)
+        if several is not None and several.first_odd is not None:
+            bad.append(several.first_odd)
+            count += several.odd
+        elif several is None and not math.isfinite(step.metrics[name]):
+            bad.append((step.step, step.metrics[name]))
+            count += 1
     if not bad:
         return None
-    more = f" and {len(bad) - 1:,} more" if bad[1:] else ""
+    more = f" and {count - 1:,} more" if count > 1 else ""
     return tag("div", f"{whose}{units.figure(bad[0][1])} at step {bad[0][0]:,}{more}", class_="odd")
 
 
-def _table(steps: Sequence[Step], names: Sequence[str]) -> Markup:
-    shown = steps[-LAST_STEPS:]
+def _table(run: Run, names: Sequence[str]) -> Markup:
+    shown = run.steps[-LAST_STEPS:]
     head = ["step", "ended at", "took", *names]
     rows = [
         tag("tr", tag("th", f"{step.step:,}", scope="row"), tag("td", units.since_start(step.end_s)),
@@ -109,5 +121,5 @@ def _table(steps: Sequence[Step], names: Sequence[str]) -> Markup:
             [tag("td", units.figure(step.metrics[name]) if name in step.metrics else "") for name in names])
         for step in shown
     ]  # fmt: skip
-    caption = f"The last {len(shown)} of {len(steps):,} steps" if len(steps) > len(shown) else "All steps"
+    caption = f"The last {len(shown)} of {run.step_count:,} steps" if run.step_count > len(shown) else "All steps"
     return wide_table(caption, "numbers", tag("caption", caption), table_head(head), rows)

@@ -16,6 +16,7 @@ from raydebug.report.page import Child, Markup, join, number, percent, tag
 
 COLUMNS = 400  # over the width of a plot: about two pixels each
 Point = tuple[float, float]
+Points = Sequence[tuple[float, ...]]  # (x, y), or (x, mean, lowest, highest) of several values
 Interval = tuple[float, float]
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 _WIDTH, _HEIGHT = 1000.0, 100.0  # of the inner box
@@ -83,7 +84,7 @@ def stretched(*marks: Child, y: str = "0", height: str = "100%") -> Markup:
                width="100%", height=height)  # fmt: skip
 
 
-def draw_curve(axis: Axis, points: Sequence[Point], low: float, high: float, class_: str, columns: int = COLUMNS
+def draw_curve(axis: Axis, points: Points, low: float, high: float, class_: str, columns: int = COLUMNS
                ) -> list[Markup]:  # fmt: skip
     """Return a curve for the inner box; of too many points, the mean over the range of each column."""
     reduced = downsample(points, columns)
@@ -187,7 +188,7 @@ class Downsampled:
     high: list[Point]
 
 
-def downsample(points: Sequence[Point], columns: int = COLUMNS) -> Downsampled:
+def downsample(points: Points, columns: int = COLUMNS) -> Downsampled:
     """Return mean, lowest and highest value of each column; up to two points a column stay as they are.
 
     Args:
@@ -195,16 +196,16 @@ def downsample(points: Sequence[Point], columns: int = COLUMNS) -> Downsampled:
         columns: their number.
     """
     if len(points) <= 2 * columns:
-        return Downsampled(list(points), [], [])
+        return Downsampled([(point[0], point[1]) for point in points], [], [])
     first = points[0][0]
     width = (points[-1][0] - first) / columns or 1.0
     middle, low, high = [], [], []
     for column, inside in groupby(points, lambda point: min(columns - 1, int((point[0] - first) / width))):
-        known = [y for _, y in inside if math.isfinite(y)]
+        known = [point for point in inside if math.isfinite(point[1])]
         x = first + (column + 0.5) * width
-        middle.append((x, math.fsum(known) / len(known) if known else math.nan))
-        low.append((x, min(known, default=math.nan)))
-        high.append((x, max(known, default=math.nan)))
+        middle.append((x, math.fsum(point[1] for point in known) / len(known) if known else math.nan))
+        low.append((x, min((min(point[1:]) for point in known), default=math.nan)))
+        high.append((x, max((max(point[1:]) for point in known), default=math.nan)))
     return Downsampled(middle, low, high)
 
 

@@ -88,7 +88,7 @@ def _notes(run: Run) -> list[str]:
     rows = [row.spans for row in rows_of(run.phases, run.length_s)] + [spans_of(run.pauses, run.length_s)]
     if any(is_dense(spans, run.length_s) for spans in rows):
         notes.append(f"Where spans are too many to be drawn, the height says how much of each {each} they fill.")
-    most = max(len(run.steps), *(len(samples) for samples in run.samples), 0)
+    most = max(run.steps_kept, *(len(samples) for samples in run.samples), 0)
     if most > 2 * COLUMNS:
         shaded = "shaded from lowest to highest; memory as the moment of its highest sum"
         notes.append(f"A curve of up to {most:,} values is drawn as the mean of each {each}, {shaded}.")

@@ -1,11 +1,19 @@
-"""Files: the folders of raydebug, strict reading of files that people edit, and writing in one step."""
+"""Files: the folders of raydebug, strict and bounded reading, and writing in one step.
+
+Every file that raydebug leaves is written here. `atomic_write` writes where raydebug has chosen the place: it follows
+no link, and writes into no folder of another user. `write_named` writes a file that the user has named. What somebody
+else may have made is read by `read_bounded`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any, BinaryIO
 
 # What no editor shows: each of them makes a line mean another thing than it says.
 HIDDEN = ((b"\xef\xbb\xbf", "a byte order mark"), (b"\0", "a NUL byte"), (b"\r", "a CR line end"))
@@ -31,7 +39,7 @@ def compose_dir() -> Path:
     return package if (package / "docker-compose.yml").is_file() else package.parent.parent
 
 
-class NotPlainText(Exception):
+class NotPlainText(ValueError):
     """A file that is not what it should be.
 
     Args:
@@ -102,8 +110,24 @@ def line_of(raw: bytes, at: int) -> int:
     return raw.count(b"\n", 0, at) + 1
 
 
+def read_json(path: Path, *, bytes_max: int, what: str) -> Any:
+    """Return the JSON document of a regular file, unless it is too big.
+
+    Raises:
+        NotPlainText: missing, no regular file, a loop of links, too big, no JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(read_bounded(path, bytes_max=bytes_max, what=what))
+    except RecursionError as error:
+        raise NotPlainText("it is nested too deeply") from error
+    except NotPlainText:
+        raise
+    except ValueError as error:
+        raise NotPlainText(str(error)) from error
+
+
 def atomic_write(path: Path, text: str | bytes, *, mode: int | None = 0o600) -> None:
-    """Write a file; a reader finds the earlier contents or the new ones, and never a part of either.
+    """Write a file of ours; a reader finds the earlier contents or the new ones, and never a part of either.
 
     Args:
         path: the file; its folder exists. The name of a link is replaced, and not the file that it points to.
@@ -111,24 +135,86 @@ def atomic_write(path: Path, text: str | bytes, *, mode: int | None = 0o600) -> 
         mode: permissions of the file; None for those that the user's umask gives a new file.
 
     Raises:
-        OSError: it cannot be written; nothing is left behind.
+        OSError: it cannot be written, or every user may write its folder, or the folder is another user's. Nothing is
+            left behind.
     """
+    require_own(path.parent)
+    _replace(path, text, mode)
+
+
+def write_named(path: Path, text: str | bytes, *, mode: int | None = 0o600) -> None:
+    """Write a file that the user has named, in any folder; a device or a pipe is written to.
+
+    A link stays where it is this user's or root's, and the file that it points to is replaced.
+
+    Args:
+        path: the file; its folder exists.
+        text: its new contents, as for `atomic_write`.
+        mode: permissions of the file, as for `atomic_write`.
+
+    Raises:
+        OSError: it cannot be written, or is a link of another user. Nothing is left behind.
+    """
+    if path.is_symlink() and path.lstat().st_uid not in (0, os.geteuid()):
+        raise PermissionError(errno.EACCES, "it is a link that another user has made")
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "it is a folder")
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            file.write(_encoded(text))
+    else:
+        _replace(Path(os.path.realpath(path)), text, mode)
+
+
+def open_private(path: Path, mode: str = "ab") -> BinaryIO:
+    """Open a file of ours for writing, which only its owner can read with any umask; a link is refused.
+
+    Raises:
+        OSError: it cannot be opened, or is a link.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, 0o600)
+
+    return open(path, mode, opener=opener)  # type: ignore[return-value]
+
+
+def usual_mode() -> int:
+    """Return the permissions that the user's umask gives a new file."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return 0o666 & ~umask
+
+
+def require_own(folder: Path) -> None:
+    """Refuse a folder in which another user may replace what is written.
+
+    Raises:
+        PermissionError: it is one.
+    """
+    found = folder.stat()
+    if found.st_uid not in (0, os.geteuid()):
+        raise PermissionError(errno.EACCES, f"its folder belongs to another user (uid {found.st_uid})")
+    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        mode = stat.S_IMODE(found.st_mode)
+        raise PermissionError(errno.EACCES, f"every user may write its folder (mode {mode:04o}, no sticky bit)")
+
+
+def _encoded(text: str | bytes) -> bytes:
+    return text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace")
+
+
+def _replace(path: Path, text: str | bytes, mode: int | None) -> None:
     import tempfile  # 10 ms, and most commands write nothing
 
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
     fresh = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(text if isinstance(text, bytes) else text.encode("utf-8", "backslashreplace"))
+            file.write(_encoded(text))
         if mode != 0o600:
-            fresh.chmod(_usual_mode() if mode is None else mode)
+            fresh.chmod(usual_mode() if mode is None else mode)
         fresh.replace(path)
     finally:
         with contextlib.suppress(OSError):
             fresh.unlink()
-
-
-def _usual_mode() -> int:
-    umask = os.umask(0o077)
-    os.umask(umask)
-    return 0o666 & ~umask

@@ -90,6 +90,12 @@ class SavedDebugger(Debugger):
         """Return the saved source of a frame."""
         return source_lines(self.snapshot["frames"][frame.id - 1])
 
+    async def line_of(self, frame: Frame) -> str:
+        """Return the saved source line that a frame is at; empty when there is none."""
+        saved = self.snapshot["frames"][frame.id - 1]
+        source, at = saved.get("source", []), frame.line - saved.get("source_from", 1)
+        return source[at] if 0 <= at < len(source) else ""
+
     async def function(self) -> Function:
         """Return the part of the function that is saved."""
         last = self.first_line + len(self.saved.get("source", ())) - 1

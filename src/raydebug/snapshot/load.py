@@ -20,6 +20,8 @@ from raydebug.settings.files import NotPlainText, read_bounded
 
 READ_BYTES = 2 * MAX_BYTES  # of the file, and of its content after decompression; raydebug writes less
 MOST_LINES = 1_000_000  # of a source file: lines before the saved part are shown as blank lines
+MOST_FRAMES = 2_000  # of all exceptions together; raydebug writes less than half of it
+MOST_PARTS = 1_000  # of one value; raydebug writes 40
 MOST_DIMENSIONS = 100  # of a tensor; torch has 64
 MAX_NUMBER = 2**63
 
@@ -258,7 +260,10 @@ def _check_indices(document: SnapshotDocument) -> None:
         if not all(0 <= index < count for index in indices):
             raise _Malformed(f"'{field}' is out of range")
 
+    inside("frames", (frames, sum(len(one.get("frames", ())) for one in document["exceptions"])), MOST_FRAMES)
     for value in document["values"]:
+        for part in ("items", "pairs", "attributes"):
+            inside(part, (len(value.get(part, ())),), MOST_PARTS)  # type: ignore[arg-type]
         inside("items", value.get("items", ()), values)
         inside("pairs", itertools.chain.from_iterable(value.get("pairs", ())), values)
         inside("attributes", value.get("attributes", {}).values(), values)

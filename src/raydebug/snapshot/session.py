@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from raydebug.console.frames import Frame, read_local
 from raydebug.protocol import wire
@@ -80,9 +82,19 @@ class SnapshotSession:
         source = frame["source"]
         if Frame.parse(frame).folded:
             source["presentationHint"] = "deemphasize"
-        if not _is_here(saved):
+        if index not in self._here:
             source |= {"sourceReference": index + 1, "origin": "snapshot"}
         return frame
+
+    @functools.cached_property
+    def _here(self) -> set[int]:
+        """The frames whose file is on this machine and still has the lines that were saved; a file is read once."""
+        found = set[int]()
+        frames = sorted(enumerate(self._document["frames"]), key=lambda one: one[1].get("file", ""))
+        for file, same in itertools.groupby(frames, key=lambda one: one[1].get("file", "")):
+            lines = read_local(file)
+            found.update(index for index, frame in same if lines is not None and _has_lines(lines, frame))
+        return found
 
     def _scopes(self, given: Message) -> Message:
         frame = _number(given, "frameId")
@@ -108,7 +120,7 @@ class SnapshotSession:
 
     def _value(self, index: int, text: str) -> Message:
         value = self._values[index]
-        inside = index + len(self._document["frames"]) + 1 if self._values.children(index) else 0
+        inside = index + len(self._document["frames"]) + 1 if self._values.has_children(index) else 0
         kind = visible(value.get("type", ""), keep="")
         return {text: self._values.text(index, VALUE_CHARS), "type": kind, "variablesReference": inside}
 
@@ -146,10 +158,7 @@ def _number(given: Message, name: str, default: int = 0) -> int:
     return found
 
 
-def _is_here(frame: SavedFrame) -> bool:
-    """Return whether the file of a frame is on this machine, and still has the lines that were saved."""
-    lines, saved = read_local(frame.get("file", "")), frame.get("source", [])
-    first = frame.get("source_from", 1) - 1
-    return lines is not None and [line.rstrip() for line in lines[first : first + len(saved)]] == [
-        line.rstrip() for line in saved
-    ]
+def _has_lines(lines: Sequence[str], frame: SavedFrame) -> bool:
+    """Return whether the lines of a file are still those that were saved of a frame."""
+    saved, first = frame.get("source", []), frame.get("source_from", 1) - 1
+    return [line.rstrip() for line in lines[first : first + len(saved)]] == [line.rstrip() for line in saved]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 
 from raydebug.console.view import number, shape
 from raydebug.protocol.snapshot import CONTENT, SavedValue
@@ -152,6 +153,11 @@ class Values:
         named = {**value.get("attributes", {}), **self._facts(index)}
         return found + [(f".{visible(name, keep='')}", item) for name, item in named.items()]
 
+    def has_children(self, index: int) -> bool:
+        """Return whether a value has parts."""
+        value = self[index]
+        return any(value.get(part) for part in ("pairs", "items", "attributes", "tensor"))
+
     def tensors(self, names: Mapping[str, int]) -> dict[str, int]:
         """Return every tensor that the locals of a frame lead to, by its expression, the nearest first."""
         found: dict[str, int] = {}
@@ -200,7 +206,8 @@ class Values:
             yield f"<{kind} {text}>" if kind in _NAMED else text
             yield f" ... of {length:,} characters" if is_str and length > len(value["text"]) else ""
         elif "pairs" in value or "items" in value:
-            pairs = value["pairs"] if "pairs" in value else [(None, item) for item in value["items"]]
+            saved = len(value["pairs"] if "pairs" in value else value["items"])
+            pairs: Iterable[tuple[int | None, int]] = value.get("pairs") or zip(repeat(None), value.get("items", ()))
             opening, closing = _BRACKETS.get(kind) or (
                 (f"{kind}({{", "})") if "pairs" in value else (f"{kind}([", "])")
             )
@@ -211,9 +218,9 @@ class Values:
                     yield from self._pieces(key, (*above, index))
                     yield ": "
                 yield from self._pieces(item, (*above, index))
-            if length > len(pairs):
-                yield f"{', ' if pairs else ''}... {length - len(pairs):,} more"
-            yield f",{closing}" if kind == "tuple" and len(pairs) == length == 1 else closing
+            if length > saved:
+                yield f"{', ' if saved else ''}... {length - saved:,} more"
+            yield f",{closing}" if kind == "tuple" and saved == length == 1 else closing
         else:
             yield f"<{kind}{f' of {length:,}' if length else ''}"
             for at, (name, item) in enumerate(value.get("attributes", {}).items()):

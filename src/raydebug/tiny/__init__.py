@@ -56,7 +56,7 @@ def appearing(target: Path) -> Iterator[Path]:
 
 def _open_up(folder: Path) -> None:
     """Give the folder and its files the rights that the umask allows; temporary files are made for one user only."""
-    mask = os.umask(0)
+    mask = os.umask(0o077)  # not 0: another thread may make a file just now
     os.umask(mask)
     folder.chmod(0o777 & ~mask)
     for path in folder.rglob("*"):

@@ -36,7 +36,7 @@ from raydebug.cluster.up import (
     remembered_ports,
 )
 from raydebug.errors import Exit, RaydebugError
-from raydebug.settings.files import compose_dir, environment_dir
+from raydebug.settings.files import atomic_write, compose_dir, environment_dir
 from raydebug.settings.flavours import read_lock
 
 DOWN_TRIES = 3
@@ -203,7 +203,7 @@ def _mounts(given: Given, folder: Path) -> list[str]:
     if not given.mounts:
         return []
     path = folder / "mounts.json"
-    path.write_text(as_compose(given.mounts), encoding="utf-8")
+    atomic_write(path, as_compose(given.mounts))
     return [str(path)]
 
 
