@@ -70,7 +70,7 @@ async def test_client_keeps_its_process_after_a_resume() -> None:
     assert board.why_ended(first.id) == "it was continued"
     second = paused(board, process)
     board.assign(second, client)
-    assert (second.first, board.next_for(process)) == (first.id, None)
+    assert (second.first, board.next_for(process)) == (first, None)
 
 
 async def test_late_confirmation_ends_no_later_stop() -> None:

@@ -258,7 +258,7 @@ def test_same_process_dials_in_again(gateway):
 
     visit(gateway, look)
     (again,) = gateway.pauses()
-    assert again["id"] != pause["id"]
+    assert again["id"] == pause["id"]
     visit(gateway, lambda: go_on(gateway, again["id"]))
     assert program.communicate(timeout=10)[0] == "went on 41\n"
 

@@ -135,6 +135,11 @@ class Cluster:
         return self.folder / "pool.json"
 
     @property
+    def numbers_file(self) -> Path:
+        """File with the numbers that pauses and breakpoints of a local cluster have."""
+        return self.folder / "numbers"
+
+    @property
     def token_file(self) -> Path:
         """File with the cluster's token, for its owner only."""
         return Path(self.joined["token_file"]) if self.joined else self.folder / "token"
