@@ -11,7 +11,7 @@ import time
 import pytest
 
 from gateway_under_test import visit
-from raydebug.dap import ConnectionLost
+from raydebug.dap import ConnectionLost, RequestFailed
 from raydebug.worker.dial_in import end_of_whole_messages
 
 PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
@@ -159,6 +159,35 @@ def test_two_threads(gateway):
     for pause in pauses:
         visit(gateway, lambda pause=pause: go_on(gateway, pause["id"]))
     assert program.communicate(timeout=10)[0] == "went on\n"
+
+
+def test_numbers_keep_their_pauses(gateway):
+    """After restarts each number names the pause of before, or is refused with the reason; no new pause has it."""
+    ranks = [gateway.start("breakpoint()\nbreakpoint()\n", RANK=str(rank)) for rank in range(4)]
+    before = {pause["id"]: pause["rank"] for pause in gateway.pauses(4)}
+    (first, *_) = before
+    visit(gateway, lambda: resume(gateway, first))
+    after = {pause["id"]: pause["rank"] for pause in gateway.pauses(4)}
+    assert after == {**{i: rank for i, rank in before.items() if i != first}, "5": before[first]}
+    for _ in range(2):
+        gateway.kill()
+        gateway.open()
+        assert {pause["id"]: pause["rank"] for pause in gateway.pauses(4)} == after
+    with pytest.raises(RequestFailed) as refused:
+        visit(gateway, lambda: gateway.attach(first))
+    assert "dialled in again since the gateway restarted" in str(refused.value)
+    gateway.kill()
+    (gateway.folder / "numbers").unlink()
+    gateway.open()
+    assert not {pause["id"] for pause in gateway.pauses(4)} & {*before, *after}
+    assert [rank.poll() for rank in ranks] == [None] * 4
+
+
+async def resume(gateway, pause_id: str) -> None:
+    """Resume a pause."""
+    session, stopped = await gateway.attach(pause_id)
+    await session.request("continue", {"threadId": stopped["threadId"]})
+    await session.close()
 
 
 def test_answer_for_an_earlier_gateway(gateway):
