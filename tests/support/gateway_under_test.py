@@ -58,6 +58,7 @@ class GatewayUnderTest:
     kind: str = "local"
     has_gateway: bool = True
     gateway_host: str = "127.0.0.1"
+    dashboard: str = "http://127.0.0.1:9"
     token: str = TOKEN
     options: tuple[str, ...] = ()  # further ones of the gateway's command line
     run_on: Callable[..., list[str]] = lambda *argv: list(argv)  # makes the argv that runs a program on another host

@@ -12,6 +12,7 @@ import pytest
 
 from gateway_under_test import visit
 from raydebug.dap import ConnectionLost, RequestFailed
+from raydebug.jobs.follow import Follower
 from raydebug.worker.dial_in import end_of_whole_messages
 
 PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
@@ -182,6 +183,30 @@ def test_numbers_keep_their_pauses(gateway):
     gateway.open()
     assert not {pause["id"] for pause in gateway.pauses(4)} & {*before, *after}
     assert [rank.poll() for rank in ranks] == [None] * 4
+
+
+def test_run_announces_each_pause_once(gateway):
+    """`run` announces a new pause after a restart of the gateway, and no pause of before a second time."""
+    gateway.start("breakpoint()\nbreakpoint()\nbreakpoint()\n", RAYDEBUG_JOB="j1")
+    announced = []
+
+    async def follow():
+        def note(pause):
+            announced.append((pause["id"], pause["line"]))
+
+        watching = asyncio.ensure_future(Follower(gateway, "j1", on_log=print, on_pause=note)._watch_pauses())
+        for count in (1, 2, 3):
+            while len(announced) < count:
+                await asyncio.sleep(0.01)
+            if count == 2:
+                await asyncio.to_thread(gateway.kill)
+                await asyncio.to_thread(gateway.open)
+            (pause,) = await asyncio.to_thread(gateway.pauses)
+            await resume(gateway, pause["id"])
+        watching.cancel()
+
+    visit(gateway, follow, limit_s=30.0)
+    assert announced == [("1", 1), ("2", 2), ("3", 3)]
 
 
 async def resume(gateway, pause_id: str) -> None:
