@@ -36,7 +36,7 @@ RUN if name=$(getent passwd 1000 | cut -d: -f1) && [ -n "$name" ]; then \
       groupadd -g 1000 ray; \
       useradd -l -u 1000 -g 1000 -d /home/ray -s /bin/bash ray; \
     fi; \
-    install -d -m 1777 /home/ray /workspace /cache /runs /spill
+    install -d -m 1777 /home/ray /workspace /cache /runs /spill /gateway
 ENV PATH=/opt/venv/bin:$PATH \
     LANG=C.UTF-8 \
     HOME=/home/ray \

@@ -103,3 +103,19 @@ def hand_over(argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str,
     log.debug("hand over: %s", shlex.join(argv))
     environment = None if env is None else dict(env)
     return subprocess.run(list(argv), cwd=cwd, env=environment, check=False).returncode  # noqa: S603 - as above
+
+
+def birth_of(pid: int) -> str:
+    """Return what tells a process from an earlier or later one with its id; empty if it is gone, or without /proc.
+
+    Not psutil's `create_time`, which moves when the machine's clock is set.
+
+    Source: proc(5), `starttime` of /proc/PID/stat: clock ticks since the machine was started, which `boot_id` names.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+    after_name = stat.rpartition(b")")[2].split()  # the name may hold any character
+    return f"{boot_id} {after_name[19].decode()}"

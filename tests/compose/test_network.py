@@ -36,12 +36,12 @@ def disconnected(cluster: Cluster, service: str) -> Iterator[None]:
 
 
 def listed_again(job: Run, before: dict[str, Any], within_s: float) -> dict[str, Any]:
-    """Wait until the same pause is listed under another id, and return it."""
+    """Wait until a pause that was not listed any more is listed with its number again, and return it."""
     found: list[dict[str, Any]] = []
 
     def is_back() -> bool:
         nonlocal found
-        found = [p for p in job.listed() if p["id"] != before["id"] and p["state"] == "waiting"]
+        found = [p for p in job.listed() if p["id"] == before["id"] and p["state"] == "waiting"]
         return len(found) == 1
 
     wait_for(is_back, "the pause to be listed again", within_s, job)
@@ -50,8 +50,9 @@ def listed_again(job: Run, before: dict[str, Any], within_s: float) -> dict[str,
 
 
 def still_listed(job: Run, before: dict[str, Any]) -> dict[str, Any]:
-    """Return the pause, which may have another id after the cut."""
+    """Return the pause, which has its number also after the cut."""
     (found,) = job.pauses(1)
+    assert found["id"] == before["id"]
     assert [found[name] for name in PLACE] == [before[name] for name in PLACE]
     return found
 
@@ -97,7 +98,8 @@ def test_f20_gateway_killed_and_started(victim, paused):
     time.sleep(5)
     docker("start", gateway)
     wait_for(lambda: container_of(victim, "gateway").is_ready, "the gateway to be healthy", 30.0)
-    (again,) = job.pauses(1, 2.0)  # a new gateway numbers its pauses from 1
+    (again,) = job.pauses(1, 2.0)
+    assert again["id"] == pause["id"]
     assert [again[name] for name in PLACE] == [pause[name] for name in PLACE]
     assert again["since_s"] > 5
     assert job.attach(again["id"], "p secret").strip() == "41"

@@ -58,6 +58,7 @@ class GatewayUnderTest:
     kind: str = "local"
     has_gateway: bool = True
     gateway_host: str = "127.0.0.1"
+    dashboard: str = "http://127.0.0.1:9"
     token: str = TOKEN
     options: tuple[str, ...] = ()  # further ones of the gateway's command line
     run_on: Callable[..., list[str]] = lambda *argv: list(argv)  # makes the argv that runs a program on another host
@@ -69,7 +70,8 @@ class GatewayUnderTest:
     def open(self) -> None:
         """Start the gateway on its ports, also after a kill."""
         argv = [sys.executable, "-m", "raydebug.gateway", "--client-port", str(self.gateway_port)]
-        argv += ["--dial-port", str(self.dial_port), "--host", self.gateway_host, *self.options]
+        argv += ["--dial-port", str(self.dial_port), "--host", self.gateway_host]
+        argv += ["--numbers-file", str(self.folder / "numbers"), *self.options]
         environment = {**os.environ, "RAYDEBUG_TOKEN_PATH": str(self.token_file)}
         log = self.folder / "gateway.log"  # a pipe that nobody reads would hold the gateway up one day
         with log.open("wb") as file:
@@ -156,6 +158,7 @@ def open_gateway(
         run_on: makes the argv that runs a program on another host, the gateway's own.
     """
     (folder / "token").write_text(TOKEN)
+    (folder / "numbers").touch()
     ports = choose_ports({}, {}, {5678, 8265})
     gateway = GatewayUnderTest(
         folder, ports["gateway"], ports["dial"], gateway_host=host, options=options, run_on=run_on

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
+import pytest
+
 from raydebug.gateway import board as boards
+from raydebug.gateway import pause_lifecycle
 from raydebug.gateway.board import Board, Pause
+from raydebug.gateway.pause_lifecycle import Expiry
 from raydebug.gateway.processes import Process
 
 RECORD: Any = {"kind": "breakpoint", "file": "train.py", "line": 7}
@@ -70,7 +75,7 @@ async def test_client_keeps_its_process_after_a_resume() -> None:
     assert board.why_ended(first.id) == "it was continued"
     second = paused(board, process)
     board.assign(second, client)
-    assert (second.first, board.next_for(process)) == (first.id, None)
+    assert (second.first, board.next_for(process)) == (first, None)
 
 
 async def test_late_confirmation_ends_no_later_stop() -> None:
@@ -118,3 +123,40 @@ async def test_reserved_pause_is_not_offered() -> None:
     assert not board.is_free(pause)
     board.assign(pause, FakeClient())
     assert not pause.reserved
+
+
+async def test_pause_that_is_reported_again() -> None:
+    """A pause whose process dials in again has its number again; no two pauses have one."""
+    board = Board()
+    pause = paused(board, a_process(), nth=1)
+    board.end(pause, "out of reach")
+    again = a_process()
+    assert paused(board, again, nth=1).id == pause.id
+    assert board.why_ended(pause.id) is None
+    other = paused(board, again, 2, nth=1)
+    assert other.id != pause.id
+    board.end(pause, "late")
+    assert board.get(pause.id) is board.of_thread(again, 1)
+
+
+async def test_clock_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wall clock that is set two hours ahead makes no pause older, and resumes none before its limit."""
+    board, real = Board(), time.time
+    monkeypatch.setattr(pause_lifecycle, "CHECK_EVERY_S", 0.0)
+    pause = paused(board, a_process())
+    resumed = []
+    monkeypatch.setattr(Expiry, "_resume", lambda self, pause, why: asyncio.sleep(0, resumed.append(why)))
+    monkeypatch.setattr(Expiry, "_log_in_job", lambda self, pause, text: asyncio.sleep(0, resumed.append(text)))
+    watching = asyncio.ensure_future(Expiry(board).watch())
+    while pause.expires_at is None:
+        await asyncio.sleep(0)
+    board.assign(pause, client := FakeClient())
+    monkeypatch.setattr(time, "time", lambda: real() + 7200)
+    assert board.held_s(pause) < 3600
+    board.release(client)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    watching.cancel()
+    about = board.describe(pause)
+    assert resumed == []
+    assert about["since_s"] < 3600 < 7000 + (about["expires_in_s"] or 0)

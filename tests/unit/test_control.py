@@ -11,7 +11,9 @@ from collections.abc import Callable
 import pytest
 
 from gateway_under_test import GatewayUnderTest, visit
+from raydebug.gateway.control import Control, ControlChannel
 from raydebug.gateway.gateway_client import describe_break_states, fetch_breaks, remove_break, set_breaks
+from raydebug.gateway.numbers import Numbers
 
 LIB = """\
 import functools
@@ -201,11 +203,45 @@ def test_new_gateway_learns_what_an_old_one_knew(gateway, work):
     state_of(gateway, break_id, "set")
     gateway.kill()
     gateway.open()
+    early = set_at(gateway, line=5, policy={"if": "x > 100"})  # before the process has dialled in again
     deadline = time.monotonic() + 15
-    while not fetch_breaks(gateway) and time.monotonic() < deadline:  # type: ignore[arg-type]
+    while len(fetch_breaks(gateway)) < 2 and time.monotonic() < deadline:  # type: ignore[arg-type]
         time.sleep(0.05)
-    assert [b["id"] for b in fetch_breaks(gateway)] == [break_id]  # type: ignore[arg-type]
-    assert set_at(gateway, line=5, policy={"if": "x > 100"}) != break_id
+    assert {b["id"] for b in fetch_breaks(gateway)} == {break_id, early} == {"b1", "b2"}  # type: ignore[arg-type]
+    assert [state_of(gateway, one, "set")[:8] for one in (break_id, early)] == ["set in 1"] * 2
+
+
+class Wire:
+    """A connection of a process; the messages to it are lost."""
+
+    def get_extra_info(self, _name: str) -> tuple[str, int]:
+        return "10.0.0.1", 4
+
+    def write(self, data: bytes) -> None: ...
+
+    def is_closing(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("known", "listed"),
+    [
+        ({"id": "b1", "where": "b.py:1"}, {"a.py:1": ("failed", "this process has another b1: b.py:1")}),
+        ({"id": "b1", "where": "a.py:1"}, {"a.py:1": ("waiting", "")}),
+        ({"id": "b7", "where": "b.py:1"}, {"a.py:1": ("told", "")}),
+        ({"id": "x1", "where": "b.py:1"}, {"a.py:1": ("told", "")}),
+    ],
+)
+async def test_breakpoint_that_is_not_the_one_given(known, listed):
+    """A process that has another breakpoint of a number is listed with it; a number that nobody gave is not taken."""
+    control = Control(Numbers(None))
+    control._numbers._last["b"] = 0
+    control.add([{"where": "a.py:1", "source": "/a.py", "line": 1}], None)
+    channel = ControlChannel({"pid": 4}, Wire())
+    definition = {**known, "source": "/a.py", "line": 1}
+    control._take(channel, {"event": "known", "body": {"breaks": [definition], "set": []}})
+    states = {one["where"]: one["processes"][0] for one in control.describe_breaks()}
+    assert {where: (state["state"], state["message"]) for where, state in states.items()} == listed
 
 
 @pytest.mark.timeout(60)

@@ -68,5 +68,6 @@ def test_addresses_of_the_gateway(node, monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert started[0][3:] == [
         *("--host", "127.0.0.1", "--client-port", "6678"),
         *("--dial-host", "127.0.0.1", "--dial-port", "6679"),
+        *("--numbers-file", "/gateway/numbers"),
     ]
     assert "clients on 6678, processes on 6679" in capsys.readouterr().err

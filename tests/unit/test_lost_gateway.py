@@ -11,7 +11,8 @@ import time
 import pytest
 
 from gateway_under_test import visit
-from raydebug.dap import ConnectionLost
+from raydebug.dap import ConnectionLost, RequestFailed
+from raydebug.jobs.follow import Follower
 from raydebug.worker.dial_in import end_of_whole_messages
 
 PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
@@ -161,6 +162,60 @@ def test_two_threads(gateway):
     assert program.communicate(timeout=10)[0] == "went on\n"
 
 
+def test_numbers_keep_their_pauses(gateway):
+    """After restarts each number names the pause of before, or is refused with the reason; no new pause has it."""
+    ranks = [gateway.start("breakpoint()\nbreakpoint()\n", RANK=str(rank)) for rank in range(4)]
+    before = {pause["id"]: pause["rank"] for pause in gateway.pauses(4)}
+    (first, *_) = before
+    visit(gateway, lambda: resume(gateway, first))
+    after = {pause["id"]: pause["rank"] for pause in gateway.pauses(4)}
+    assert after == {**{i: rank for i, rank in before.items() if i != first}, "5": before[first]}
+    for _ in range(2):
+        gateway.kill()
+        gateway.open()
+        again = {pause["id"]: pause["rank"] for pause in gateway.pauses(4)}
+        assert list(again.items()) == list(after.items()), "in the order in which they began"
+    with pytest.raises(RequestFailed) as refused:
+        visit(gateway, lambda: gateway.attach(first))
+    assert "dialled in again since the gateway restarted" in str(refused.value)
+    gateway.kill()
+    (gateway.folder / "numbers").unlink()
+    gateway.open()
+    assert not {pause["id"] for pause in gateway.pauses(4)} & {*before, *after}
+    assert [rank.poll() for rank in ranks] == [None] * 4
+
+
+def test_run_announces_each_pause_once(gateway):
+    """`run` announces a new pause after a restart of the gateway, and no pause of before a second time."""
+    gateway.start("breakpoint()\nbreakpoint()\nbreakpoint()\n", RAYDEBUG_JOB="j1")
+    announced = []
+
+    async def follow():
+        def note(pause):
+            announced.append((pause["id"], pause["line"]))
+
+        watching = asyncio.ensure_future(Follower(gateway, "j1", on_log=print, on_pause=note)._watch_pauses())
+        for count in (1, 2, 3):
+            while len(announced) < count:
+                await asyncio.sleep(0.01)
+            if count == 2:
+                await asyncio.to_thread(gateway.kill)
+                await asyncio.to_thread(gateway.open)
+            (pause,) = await asyncio.to_thread(gateway.pauses)
+            await resume(gateway, pause["id"])
+        watching.cancel()
+
+    visit(gateway, follow, limit_s=30.0)
+    assert announced == [("1", 1), ("2", 2), ("3", 3)]
+
+
+async def resume(gateway, pause_id: str) -> None:
+    """Resume a pause."""
+    session, stopped = await gateway.attach(pause_id)
+    await session.request("continue", {"threadId": stopped["threadId"]})
+    await session.close()
+
+
 def test_answer_for_an_earlier_gateway(gateway):
     """The late response to a request of a dead gateway is not taken for a response to the new one."""
     program = gateway.start(PAUSES)
@@ -258,7 +313,7 @@ def test_same_process_dials_in_again(gateway):
 
     visit(gateway, look)
     (again,) = gateway.pauses()
-    assert again["id"] != pause["id"]
+    assert again["id"] == pause["id"]
     visit(gateway, lambda: go_on(gateway, again["id"]))
     assert program.communicate(timeout=10)[0] == "went on 41\n"
 

@@ -21,7 +21,10 @@ from raydebug.console.attach import attach_pause
 from raydebug.console.session import GatewayAddress
 from raydebug.dap import RequestFailed
 from raydebug.errors import RaydebugError
+from raydebug.gateway.board import Board
+from raydebug.gateway.control import Control
 from raydebug.gateway.gateway_client import fetch_pauses, fetch_processes
+from raydebug.gateway.pause_requests import PauseRequests
 
 # What a job's process does at `import ray`; then it works in one of these ways until the test ends it.
 HEAD = """\
@@ -326,6 +329,30 @@ def test_requested_pause_goes_to_its_requester(gateway, work):
 
     visit(gateway, look)
     assert end(gateway, program)[0] == "not traced\n"
+
+
+async def test_request_of_an_earlier_gateway():
+    """A request has another name than those of an earlier gateway: a pause that answers one of them is no answer."""
+
+    class Deaf:
+        """The channel of a process that answers nothing."""
+
+        def __init__(self) -> None:
+            self.instance, self.title, self.about = "i1", "pid 4", {"pid": 4}
+            self.news, self.refusals, self.ended = asyncio.Event(), {}, False
+            self.asked: list[str] = []
+
+        def send(self, event: str, body: dict[str, str]) -> None:
+            if event == "pause":
+                self.asked.append(body["request"])
+
+    channel = Deaf()
+    for _ in range(2):
+        asking = asyncio.ensure_future(PauseRequests(Control(), Board())._request(channel, print))
+        await asyncio.sleep(0)
+        asking.cancel()
+    first, second = channel.asked
+    assert first != second
 
 
 @pytest.mark.timeout(60)

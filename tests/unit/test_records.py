@@ -218,3 +218,28 @@ def test_ps_of_a_gateway_that_does_not_answer(gateway):
     assert status["tasks"] == []
     assert "Connection refused" in describe_failed_tasks(status)[0]
     gateway.open()
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"SLURM_PROCID": "3"}, None),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8"}, 3),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}, 3),
+        ({"SLURM_PROCID": "3", "WORLD_SIZE": "8"}, 3),
+        ({"SLURM_PROCID": "3", "SLURM_NTASKS": "\u00b2", "WORLD_SIZE": "x"}, None),
+        ({"SLURM_PROCID": "3", "RANK": "1"}, 1),
+        ({"OMPI_COMM_WORLD_RANK": "2"}, 2),
+    ],
+)
+def test_rank(monkeypatch, variables, expected):
+    """SLURM_PROCID is a rank in a step of several tasks only: every process below Slurm has it."""
+    from raydebug.worker import records as worker_records
+
+    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert worker_records.rank() == expected

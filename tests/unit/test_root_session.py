@@ -8,8 +8,10 @@ import pytest
 
 from gateway_under_test import TOKEN, GatewayUnderTest, visit
 from raydebug.dap import RequestFailed
+from raydebug.gateway.board import Board
+from raydebug.gateway.processes import Process
 from raydebug.gateway.requests import Refused
-from raydebug.gateway.root_session import child_configuration, read_ranks
+from raydebug.gateway.root_session import RootSession, child_configuration, read_ranks
 
 PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
 TWICE = "def work(i):\n    breakpoint()\n    return i\n\nfor i in range(2):\n    work(i)\nprint('done')\n"
@@ -365,3 +367,29 @@ def test_way_of_a_session(arguments, where):
     configuration = child_configuration(arguments, PAUSE, GATEWAY)
     expected = {"type": "debugpy", "justMyCode": False, "name": "pause 7: b.py:2", "target": "7", **where}
     assert configuration == expected
+
+
+async def test_pause_that_dials_in_again():
+    """The editor opens a session again for a pause that was lost and is reported again with its number."""
+    board, asked = Board(), []
+
+    class To:
+        """The connection of the editor."""
+
+        def answer(self, message, body=None) -> None: ...
+
+        def send(self, message) -> None:
+            asked.append(message["arguments"]["configuration"]["target"])
+
+    root = RootSession(To(), board, {}, ("127.0.0.1", 1))
+    root.take({"command": "configurationDone"})
+    for _ in range(2):
+        pause = board.begin(Process({"pid": 4, "instance": "i1"}), 1, {"file": "x.py", "line": 3, "nth": 1})
+        pause.stopped = {"threadId": 1}
+        board.changed()
+        count = len(asked)
+        while len(asked) == count:
+            await asyncio.sleep(0.01)
+        board.end(pause, "its process lost its connection and has dialled in again")
+    root.end()
+    assert asked == [pause.id] * 2

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -233,6 +234,30 @@ def test_recorder(cluster: Cluster) -> None:
     assert (path / "job.log").read_text().endswith("are enough)\n")
     assert {entry.stat().st_mode & 0o777 for entry in path.iterdir()} == {0o600}
     assert path.stat().st_mode & 0o777 == 0o700
+
+
+def test_gateway_that_restarts(cluster: Cluster) -> None:
+    """A pause that is not listed while the gateway restarts is one pause of the record, and open."""
+    made = Recorder(cluster, about(), ["x"])
+    pause = {"id": "3", "kind": "breakpoint", "file": "/x.py", "line": 7, "function": "f", "pid": 9, "since_s": 1.0}
+    for listed in ([pause], [], [{**pause, "since_s": 4.0}]):
+        made.take_pauses(cast("Any", listed))
+    assert made.is_paused
+    made.end("SUCCEEDED", 0, None)
+    assert [one["id"] for one in load_run("raydebug-1")["pauses"]] == ["3"]
+
+
+def test_clock_that_is_set(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wall clock that is set two hours ahead during a run moves nothing in its record."""
+    made, real = Recorder(cluster, {**about(), "start_time": time.time() * 1000}, ["x"]), time.time
+    pause = {"id": "3", "kind": "breakpoint", "file": "/x.py", "line": 7, "function": "f", "pid": 9, "since_s": 1.0}
+    made.take_pauses(cast("Any", [pause]))
+    monkeypatch.setattr(time, "time", lambda: real() + 7200)
+    made.end("SUCCEEDED", 0, None)
+    run = load_run("raydebug-1")
+    (one,) = run["pauses"]
+    assert one["end_s"] - one["start_s"] < 3600
+    assert run["ended"] - run["started"] < 3600
 
 
 def test_disk_that_is_full(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from raydebug.cluster import ray_node, state, supervisor
+from raydebug.cluster import local, ray_node, state, supervisor
 from raydebug.cluster.compose import engine
 from raydebug.cluster.supervisor import Restarts, Supervisor
+from raydebug.process import birth_of
 
 
 def test_restarts_are_counted_within_a_window():
@@ -96,3 +101,49 @@ def test_end_when_hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end_when
     said = json.loads((tmp_path / "status.json").read_text())["ray"]
     assert said["state"] == "hung"
     assert said["reason"].startswith("no answer for 300 s from the raylet")
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    """A process in the place of a supervisor."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as program:
+        yield program
+        program.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="its /proc")
+@pytest.mark.parametrize("step_s", [-7200, -2, 0, 2, 7200])
+def test_clock_that_is_set(sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, step_s: int):
+    """The supervisor of a cluster is found after the wall clock was set: /proc/stat's btime moves with it."""
+    from psutil import _pslinux
+
+    started, birth = psutil.Process(sleeper.pid).create_time(), birth_of(sleeper.pid)
+    known = a_cluster(supervisor_pid=sleeper.pid, supervisor_started=started, supervisor_birth=birth)
+    real = _pslinux.boot_time
+    monkeypatch.setattr(_pslinux, "boot_time", lambda: real() + step_s)
+    assert local.supervisor_of(known).pid == sleeper.pid
+
+
+@pytest.mark.parametrize("record", [{"supervisor_started": 5.0}, {"supervisor_birth": "boot 5"}])
+def test_another_process_with_the_pid(sleeper: subprocess.Popen[bytes], record: dict[str, Any]):
+    """A process that has the pid of a supervisor that is gone is not taken for it."""
+    assert local.supervisor_of(a_cluster(supervisor_pid=sleeper.pid, **record)) is None
+
+
+def test_record_of_an_earlier_version(sleeper: subprocess.Popen[bytes]):
+    """A running cluster whose record has no birth of its supervisor, as raydebug 0.1 wrote it, is found."""
+    started = psutil.Process(sleeper.pid).create_time()
+    assert local.is_alive(a_cluster(supervisor_pid=sleeper.pid, supervisor_started=started))
+
+
+def a_cluster(**supervisor: Any) -> state.Cluster:
+    here = Path()
+    return state.Cluster("x", "id", "local", here, here, sys.executable, {}, 1, 0, "off", "core", 0.0, **supervisor)
+
+
+def test_birth_of_a_process(sleeper: subprocess.Popen[bytes]):
+    """The birth of a process stays the same, is of that process alone, and is empty once the process is gone."""
+    assert birth_of(sleeper.pid) == birth_of(sleeper.pid) != birth_of(os.getpid())
+    sleeper.kill()
+    sleeper.wait()
+    assert birth_of(sleeper.pid) == ""

@@ -182,14 +182,20 @@ def is_alive(cluster: Cluster) -> bool:
 
 
 def supervisor_of(cluster: Cluster) -> Any:
-    """Return the cluster's supervisor process, or None; the start time tells it from a later process with its pid."""
+    """Return the cluster's supervisor process, or None; its birth tells it from a later process with its pid."""
     import psutil
 
     with contextlib.suppress(psutil.NoSuchProcess):
         found = psutil.Process(cluster.supervisor_pid) if cluster.supervisor_pid else None
-        if found is not None and abs(found.create_time() - cluster.supervisor_started) < 1:
+        if found is not None and _is_supervisor(cluster, found):
             return found if found.status() != psutil.STATUS_ZOMBIE else None
     return None
+
+
+def _is_supervisor(cluster: Cluster, found: Any) -> bool:
+    if cluster.supervisor_birth:
+        return process.birth_of(found.pid) == cluster.supervisor_birth
+    return abs(float(found.create_time()) - cluster.supervisor_started) < 1
 
 
 def marked_processes(cluster: Cluster) -> list[Any]:
@@ -257,6 +263,7 @@ def _plan(options: UpOptions, python: str, found: Environment, folder: Path, rem
             created=time.time(),
             ray=found.ray,
         )
+        cluster.numbers_file.write_bytes(b"")  # a gateway that finds no file takes it for lost
         state.save_cluster(cluster)
     return cluster
 
@@ -270,7 +277,8 @@ def _start(cluster: Cluster, owner: int | None) -> Cluster:
         environment = {**start_environment(os.environ, cluster.gpus), variables.CLUSTER_ID: cluster.id}
         supervisor = process.start(argv, env=environment, output=log, new_session=True)
     started = psutil.Process(supervisor.pid).create_time()
-    cluster = replace(cluster, supervisor_pid=supervisor.pid, supervisor_started=started)
+    birth = process.birth_of(supervisor.pid)
+    cluster = replace(cluster, supervisor_pid=supervisor.pid, supervisor_started=started, supervisor_birth=birth)
     state.save_cluster(cluster)
     return cluster
 

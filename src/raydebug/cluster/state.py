@@ -41,7 +41,8 @@ class Cluster:
         python: the interpreter whose environment Ray runs in.
         ports: by purpose; see up.PURPOSES.
         debugger: its debugger mode.
-        supervisor_pid, supervisor_started: the supervisor of a local one, identified by its start time too.
+        supervisor_pid, supervisor_birth: the supervisor of a local one (process.birth_of).
+        supervisor_started: when it started, by psutil: for records of raydebug 0.1, and where there is no /proc.
         project: folder of this machine that a compose cluster has as /workspace.
         user: `UID:GID` that its containers run as.
         files: its compose files.
@@ -67,6 +68,7 @@ class Cluster:
     created: float
     supervisor_pid: int = 0
     supervisor_started: float = 0.0
+    supervisor_birth: str = ""
     project: str = ""
     user: str = ""
     files: list[str] = dataclasses.field(default_factory=list)
@@ -133,6 +135,11 @@ class Cluster:
     def pool_status(self) -> Path:
         """File with the state of the pre-forked processes."""
         return self.folder / "pool.json"
+
+    @property
+    def numbers_file(self) -> Path:
+        """File with the numbers that pauses and breakpoints of a local cluster have."""
+        return self.folder / "numbers"
 
     @property
     def token_file(self) -> Path:

@@ -126,6 +126,7 @@ class Supervisor:
         argv = [sys.executable, SAFE_PATH, "-m", "raydebug.gateway", "--host", self.cluster.host, "--client-port"]
         argv += [str(ports["gateway"]), "--dial-host", self.cluster.host, "--dial-port", str(ports["dial"])]
         path = self.cluster.folder / "gateway.log"
+        argv += ["--numbers-file", str(self.cluster.numbers_file)]
         argv += ["--log-file", str(path), "--audit-file", str(audit_log.file_of(self.cluster.name))]
         with open_private(path) as log:  # for what Python itself prints
             return self._start(argv, log)

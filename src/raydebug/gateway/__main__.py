@@ -35,6 +35,7 @@ from raydebug.gateway.listener import (
     raise_file_limit,
     streams_of,
 )
+from raydebug.gateway.numbers import Numbers
 from raydebug.gateway.pause_lifecycle import LIMIT_S, Expiry, ProcessEvents
 from raydebug.gateway.pause_requests import PauseRequests
 from raydebug.gateway.processes import Process
@@ -70,9 +71,16 @@ class Ports:
 class Gateway:
     """The server of one cluster."""
 
-    def __init__(self, token: str, pause_limit_s: float = LIMIT_S, hosts: tuple[str, ...] = ()) -> None:
-        self.board = Board()
-        self.control = Control()
+    def __init__(
+        self,
+        token: str,
+        pause_limit_s: float = LIMIT_S,
+        hosts: tuple[str, ...] = (),
+        numbers: Numbers | None = None,
+    ) -> None:
+        numbers = numbers or Numbers()
+        self.board = Board(numbers)
+        self.control = Control(numbers)
         self.snapshots = Snapshots()
         self.background = Background()
         self._hosts = hosts
@@ -229,7 +237,7 @@ async def _first_message(connection: socket.socket) -> bytes:
     return data
 
 
-async def serve(token: str, ports: Ports, pause_limit_s: float = LIMIT_S, hosts: tuple[str, ...] = ()) -> None:
+async def serve(token: str, ports: Ports, pause_limit_s: float, hosts: tuple[str, ...], numbers: Numbers) -> None:
     """Run a gateway until SIGTERM or SIGINT.
 
     Args:
@@ -237,12 +245,13 @@ async def serve(token: str, ports: Ports, pause_limit_s: float = LIMIT_S, hosts:
         ports: where it listens.
         pause_limit_s: how long a pause without a debugger waits; 0 for no limit.
         hosts: names beside loopback and the address where it listens, under which HTTP requests may reach it.
+        numbers: those of the cluster.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    gateway = Gateway(token, pause_limit_s, hosts)
+    gateway = Gateway(token, pause_limit_s, hosts, numbers)
     await gateway.start(ports)
     await stop.wait()
 
@@ -262,6 +271,8 @@ def main() -> int:
     parser.add_argument("--allowed-hosts", default=os.environ.get(variables.ALLOWED_HOSTS, ""), help=what)
     parser.add_argument("--log-file", type=Path, help="rotated log file (default: stderr)")
     parser.add_argument("--audit-file", type=Path, help="second file for audit lines, kept for 30 days")
+    what = "file with the numbers that pauses and breakpoints have; made empty with the cluster"
+    parser.add_argument("--numbers-file", type=Path, help=what)
     options = parser.parse_args()
     logs.set_up(options.log_file, options.audit_file)
     raise_file_limit()
@@ -269,7 +280,7 @@ def main() -> int:
     try:
         ports = Ports(options.host, options.client_port, options.dial_host, options.dial_port)
         hosts = tuple(name.strip() for name in options.allowed_hosts.split(","))
-        asyncio.run(serve(token, ports, options.pause_limit_s, hosts))
+        asyncio.run(serve(token, ports, options.pause_limit_s, hosts, Numbers(options.numbers_file)))
     except OSError as error:
         log.error("%s", error)
         return 3

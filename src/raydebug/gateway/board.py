@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, cast
 
+from raydebug.gateway.numbers import PAUSE, Numbers
 from raydebug.gateway.processes import Process
 from raydebug.protocol.listings import ListedPause
 from raydebug.protocol.records import PauseRecord
@@ -29,17 +29,17 @@ class Pause:
     """A suspended thread of a process that waits for a debugger.
 
     Args:
-        id: short, and unique during the life of the gateway.
+        id: short, and of no other pause in the life of the cluster (numbers.py).
         process: the thread's process.
         thread_id: the thread, as pydevd numbers it.
         record: the process's description of the pause (protocol/records.py).
         stopped: body of pydevd's last `stopped` event; None once pydevd has confirmed that the thread runs.
         announced: the process has sent the record, and the `stopped` event is still to come.
         located: the record has the current location; without one the pause is not listed.
-        since: start of the pause, in seconds since the epoch.
-        expires_at: when the pause is resumed for want of a client, in seconds since the epoch.
+        since: start of the pause, in seconds of time.monotonic().
+        expires_at: when the pause is resumed for want of a client, in seconds of time.monotonic().
         reserved: a client has requested the pause and is about to be assigned to it.
-        first: id of the pause to which its client attached, when later pauses were assigned to that client.
+        first: the pause to which its client attached, when later pauses were assigned to that client; else itself.
     """
 
     id: str
@@ -49,13 +49,13 @@ class Pause:
     stopped: Message | None = None
     announced: bool = False
     located: bool = True
-    since: float = field(default_factory=time.time)
+    since: float = field(default_factory=time.monotonic)
     expires_at: float | None = None
     reserved: bool = False
-    first: str = ""
+    first: Pause = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.first = self.first or self.id
+        self.first = self
 
 
 class Holder(Protocol):
@@ -79,10 +79,14 @@ class _Hold(NamedTuple):
 
 
 class Board:
-    """All pauses, oldest first, with their clients."""
+    """All pauses, oldest first, with their clients.
 
-    def __init__(self) -> None:
-        self._next_id = itertools.count(1)
+    Args:
+        numbers: those of the cluster; None: from the clock.
+    """
+
+    def __init__(self, numbers: Numbers | None = None) -> None:
+        self._numbers = numbers or Numbers()
         self._pauses: OrderedDict[str, Pause] = OrderedDict()
         self._by_thread: dict[Process, dict[int, Pause]] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
@@ -96,10 +100,17 @@ class Board:
     def begin(self, process: Process, thread_id: int, record: PauseRecord) -> Pause:
         """Add a pause of a thread; it is listed once the thread has stopped."""
         located = "file" in record
-        pause = Pause(str(next(self._next_id)), process, thread_id, record, announced=located, located=located)
+        pause_id = self._id_of(process.instance, record.pop("nth", 0))
+        pause = Pause(pause_id, process, thread_id, record, announced=located, located=located)
+        self._ended.pop(pause.id, None)  # its process has dialled in again
         self._pauses[pause.id] = pause
         self._by_thread.setdefault(process, {})[thread_id] = pause
         return pause
+
+    def _id_of(self, instance: str, nth: int) -> str:
+        found = str(self._numbers.of_pause(instance, nth)) if instance and nth else ""
+        # Listed already: the process gives two of its threads one number.
+        return str(self._numbers.new(PAUSE)) if not found or found in self._pauses else found
 
     def end(self, pause: Pause, reason: str) -> None:
         """Remove a pause; a later `attach` to it is refused with the reason."""
@@ -109,7 +120,8 @@ class Board:
             if not threads:
                 del self._by_thread[pause.process]
         self._holds.pop(pause, None)
-        if self._pauses.pop(pause.id, None) is not None:
+        if self.get(pause.id) is pause:
+            del self._pauses[pause.id]
             self._ended[pause.id] = reason
             if len(self._ended) > MAX_ENDED:
                 self._ended.popitem(last=False)
@@ -134,8 +146,12 @@ class Board:
         return self._pauses.get(pause_id)
 
     def why_ended(self, pause_id: str) -> str | None:
-        """Return why a pause ended; None if there never was one with this id."""
+        """Return why a pause ended; None if this gateway never had one with this id."""
         return self._ended.get(pause_id)
+
+    def was_given(self, pause_id: str) -> bool:
+        """Say whether there was a pause with this id, in this gateway or in an earlier one."""
+        return self._numbers.was_given(PAUSE, pause_id)
 
     def listed(self) -> list[Pause]:
         """Return the pauses that clients can see: suspended with a known location, or held."""
@@ -156,7 +172,7 @@ class Board:
     def describe(self, pause: Pause) -> ListedPause:
         """Return the JSON object of `raydebug paused --json`."""
         about = {**pause.process.about, **{k: v for k, v in pause.record.items() if v is not None}}
-        now = time.time()
+        now = time.monotonic()
         expires_in_s = None if pause.expires_at is None else round(pause.expires_at - now, 3)
         times = {"since_s": round(now - pause.since, 3), "expires_in_s": expires_in_s}
         state = "attached" if pause in self._holds else "waiting"
@@ -172,7 +188,7 @@ class Board:
             pause.first = last.first
             self._holds.pop(last, None)
         self._assigned[client] = pause
-        self._holds[pause] = _Hold(client, time.time())
+        self._holds[pause] = _Hold(client, time.monotonic())
         pause.reserved = False
 
     def release(self, client: Holder) -> Pause | None:
@@ -191,7 +207,7 @@ class Board:
     def held_s(self, pause: Pause) -> float:
         """Return for how many seconds the client of a pause has held it."""
         hold = self._holds.get(pause)
-        return 0.0 if hold is None else time.time() - hold.since
+        return 0.0 if hold is None else time.monotonic() - hold.since
 
     def pause_of(self, client: Holder) -> Pause | None:
         """Return the pause last assigned to a client, also when it has ended; None before the first one."""

@@ -212,6 +212,9 @@ class Client:
         pause = self._board.get(pause_id)
         if pause is None:
             reason = self._board.why_ended(pause_id)
+            if reason is None and self._board.was_given(pause_id):
+                why = "it has ended, or its process has not dialled in again since the gateway restarted"
+                raise Refused("pause.ended", f"pause {pause_id} is not here: {why}", LOOK)
             if reason is None:
                 raise Refused("pause.unknown", f"there is no pause '{pause_id[:40]}'", LOOK)
             raise Refused("pause.ended", f"pause {pause_id} has ended: {reason}", LOOK)

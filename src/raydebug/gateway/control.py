@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, cast
 
+from raydebug.gateway.numbers import BREAK, Numbers
 from raydebug.gateway.watchdogs import Watchdogs
 from raydebug.protocol import messages, records, wire
 from raydebug.protocol.listings import BreakpointState, ListedBreakpoint, ListedProcess, ListedStacks
@@ -20,7 +21,6 @@ log = logging.getLogger("raydebug.gateway")
 
 READ_BYTES = 64 * 1024
 MAX_BREAKS = 1000
-MAX_DIGITS = 9  # of a breakpoint's number
 MAX_REFUSALS = 100  # of one process, until they are read
 DESCRIBE_TIMEOUT_S = 1.0
 # The actor in which Ray runs a job's driver (ray 2.60.0 dashboard/modules/job/common.py): not the user's, though it has
@@ -152,6 +152,10 @@ class ControlChannel:
         return definition.get("job") in (None, self.about.get("job"))
 
 
+def _is_same(one: BreakpointSpec, other: BreakpointSpec) -> bool:
+    return all(one.get(name) == other.get(name) for name in ("where", "source", "line", "function", "policy"))
+
+
 def _role(about: ListedProcess) -> str:
     """Return what the ranks of one training have in common: verl's are `WorkerDict_0:1`, vLLM's `VLLM::Worker_TP1`."""
     if about["actor"]:
@@ -161,14 +165,18 @@ def _role(about: ListedProcess) -> str:
 
 
 class Control:
-    """All control channels, and all breakpoints that were set from outside."""
+    """All control channels, and all breakpoints that were set from outside.
 
-    def __init__(self) -> None:
+    Args:
+        numbers: those of the cluster; None: from the clock.
+    """
+
+    def __init__(self, numbers: Numbers | None = None) -> None:
         self.channels: set[ControlChannel] = set()
         self.watchdogs = Watchdogs()
         self._breaks: dict[str, BreakpointSpec] = {}
         self._removed: set[str] = set()
-        self._last_id = 0
+        self._numbers = numbers or Numbers()
 
     async def serve(self, about: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one authenticated channel until it ends.
@@ -233,8 +241,7 @@ class Control:
             raise ValueError('a breakpoint has "where", "source", and "line" or "function"')
         added: list[BreakpointSpec] = []
         for definition in definitions:
-            self._last_id += 1
-            number = f"b{self._last_id}"
+            number = f"b{self._numbers.new(BREAK)}"
             self._breaks[number] = {**definition, "id": number, "job": job, "since": time.time()}
             added.append(self._breaks[number])
         for channel in self.channels:
@@ -290,11 +297,12 @@ class Control:
         by_id = {definition["id"]: definition for definition in known if "id" in definition}
         for break_id, definition in by_id.items():
             is_new = break_id not in self._breaks and break_id not in self._removed
-            if is_new and definition.get("where") and len(self._breaks) < MAX_BREAKS:
+            was_given = break_id.startswith("b") and self._numbers.was_given(BREAK, break_id[1:])
+            if is_new and was_given and definition.get("where") and len(self._breaks) < MAX_BREAKS:
                 self._breaks[break_id] = definition
-                number = break_id.removeprefix("b")[:MAX_DIGITS]
-                self._last_id = max(self._last_id, int(number) if number.isdecimal() else 0)
-            state = messages.SET if break_id in compiled_in else messages.WAITING
-            channel.reports[break_id] = {"state": state, "message": ""}
+            state, message = messages.SET if break_id in compiled_in else messages.WAITING, ""
+            if not _is_same(definition, self._breaks.get(break_id, definition)):
+                state, message = messages.FAILED, f"this process has another {break_id}: {definition.get('where')}"
+            channel.reports[break_id] = {"state": state, "message": message}
         missing = [one for one in self._breaks.values() if one["id"] not in by_id and channel.concerns(one)]
         channel.send(messages.BREAKS, {"add": missing, "remove": sorted(self._removed & by_id.keys())})

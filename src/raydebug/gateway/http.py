@@ -144,7 +144,8 @@ class HttpApi:
                 case ("GET", "status"):
                     return 200, {"version": 1, "tasks": self._describe_tasks()}
                 case ("GET", "pauses"):
-                    return 200, {"version": 1, "pauses": [board.describe(pause) for pause in board.listed()]}
+                    pauses = sorted(board.listed(), key=lambda pause: int(pause.id))  # as they began
+                    return 200, {"version": 1, "pauses": [board.describe(pause) for pause in pauses]}
                 case ("GET", "processes"):
                     channels = await self._control.described()
                     return 200, {"version": 1, "processes": [self._describe(one) for one in channels]}

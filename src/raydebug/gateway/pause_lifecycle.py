@@ -197,7 +197,7 @@ class Expiry:
         """Check all pauses periodically, until cancelled."""
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
-            self._check(time.time())
+            self._check(time.monotonic())
 
     def _check(self, now: float) -> None:
         listed = self._board.listed()

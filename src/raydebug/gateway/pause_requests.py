@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
+import secrets
 import time
 from collections.abc import Callable
 from pathlib import PurePath
@@ -38,7 +38,6 @@ class PauseRequests:
     def __init__(self, control: Control, board: Board) -> None:
         self._control = control
         self._board = board
-        self._ids = itertools.count(1)
         self._requesters: dict[str, tuple[str, float]] = {}  # by process: who requested a pause, and when
         self._resuming: set[asyncio.Task[None]] = set()
 
@@ -63,17 +62,17 @@ class PauseRequests:
             return _reserve(free[0]) if free else there[0] if steal else self._refuse_held(there[0])
         if channel.instance in self._requesters:
             who, since = self._requesters[channel.instance]
-            text = f"{who} has been waiting for it for {time.time() - since:.0f} s"
+            text = f"{who} has been waiting for it for {time.monotonic() - since:.0f} s"
             raise Refused("process.asked", text, "wait, or use that client")
         logs.audit("ask", requester, process=channel.title)
-        self._requesters[channel.instance] = (requester, time.time())
+        self._requesters[channel.instance] = (requester, time.monotonic())
         try:
             return await self._request(channel, say)
         finally:
             del self._requesters[channel.instance]
 
     async def _request(self, channel: ControlChannel, say: Callable[[str], None]) -> Pause:
-        request = f"r{next(self._ids)}"
+        request = secrets.token_hex(8)  # a pause that an earlier gateway has requested names its request again
         paused: asyncio.Future[Pause] = asyncio.get_running_loop().create_future()
         self._board.claim(request, lambda pause: paused.set_result(_reserve(pause)))
         channel.send(messages.PAUSE_REQUEST, {"request": request})

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import weakref
 from collections.abc import Callable
 from pathlib import PurePath
 from typing import Any
@@ -62,7 +63,7 @@ class RootSession:
         self._address = address
         self._job = arguments.get("job")
         self._ranks = read_ranks(arguments.get("ranks"))
-        self._started: set[str] = set()
+        self._started: weakref.WeakSet[Pause] = weakref.WeakSet()
         self._watching: asyncio.Task[None] | None = None
 
     def take(self, message: Message) -> None:

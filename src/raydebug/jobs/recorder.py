@@ -173,6 +173,7 @@ class Recorder:
     def __init__(self, cluster: Cluster, about: JobInfo, command: list[str]) -> None:
         self._cluster = cluster
         self._id = str(about["submission_id"])
+        self._ahead_s = time.time() - time.monotonic()  # the clock may be set while the job runs
         self._started = (about.get("start_time") or time.time() * 1000) / 1000
         self._variables = without_secrets((about.get("runtime_env") or {}).get("env_vars") or {})
         self._command = without_secret_arguments(command)
@@ -204,7 +205,7 @@ class Recorder:
         self.log_chars += len(text)
         *lines, rest = (self._rest + text).split("\n")
         self._rest = rest[-REST_CHARS:]
-        now = time.time()
+        now = self._now()
         found = []
         for line in lines:
             steps = self._phases.step_count
@@ -239,7 +240,7 @@ class Recorder:
     def take_hang(self, lines: Sequence[str], *, why: str, fix: str) -> None:
         """Record that the job hangs: lines for its log, and a finding of the run."""
         self._keep_log("".join(f"raydebug: {line}\n" for line in lines))
-        at_s = f"{time.time() - self._started:.0f}"
+        at_s = f"{self._now() - self._started:.0f}"
         self._findings.append(
             {"code": "run.hangs", "severity": "error", "what": lines[0], "why": why, "fix": fix, "at_s": at_s}
         )
@@ -251,10 +252,12 @@ class Recorder:
 
     def take_pauses(self, pauses: list[ListedPause]) -> None:
         """Record the job's pauses as they are listed now."""
-        now_s = time.time() - self._started
+        now_s = self._now() - self._started
         listed = {str(pause["id"]) for pause in pauses}
         for pause in pauses:
-            if pause["id"] not in self._pauses and len(self._pauses) < MOST_PAUSES:
+            if pause["id"] in self._pauses:
+                self._pauses[pause["id"]]["end_s"] = None  # the gateway has restarted
+            elif len(self._pauses) < MOST_PAUSES:
                 start_s = now_s - float(pause.get("since_s") or 0)
                 about = {"where": name_place(pause), "who": name_owner(pause), "start_s": round(start_s, 3)}
                 kept = {"id": pause["id"], "kind": pause.get("kind"), "exception": name_reason(pause) or None}
@@ -317,10 +320,14 @@ class Recorder:
         for actor in dashboard.actors(str(job_id)) if job_id else ():
             rank = rank_of(actor)
             titles[actor["pid"]] = f"{actor['class_name']} rank {rank}" if rank is not None else actor["class_name"]
-        at_s = time.time() - self._started
+        at_s = self._now() - self._started
         for node in dashboard.nodes():
             if node["state"] == "ALIVE":
                 self._memory.take(node["node_ip"], dashboard.node_statistics(node["node_id"]), at_s, titles)
+
+    def _now(self) -> float:
+        """Return the time in seconds since the epoch; it goes on steadily when the clock is set."""
+        return self._ahead_s + time.monotonic()
 
     def _keep_log(self, text: str) -> None:
         if self._folder is not None:
@@ -338,7 +345,7 @@ class Recorder:
     def _write(self, end: Mapping[str, object] | None) -> None:
         if self._folder is None:
             return
-        now = time.time()
+        now = self._now()
         cluster = self._cluster
         document = {
             "kind": RUN,

@@ -273,6 +273,7 @@ class PauseRecord(TypedDict, total=False):
     where: Text | None  # the breakpoint from outside or the tripwire, as the user wrote it
     tripwire: TripwireRecord | None
     expires_s: float | None  # seconds without a client after which it resumes
+    nth: int  # counts the announced pauses of the process; the same when it dials in again
     stood_s: float  # seconds for which it was suspended before this dial-in
     request: Name | None  # the request that it answers
     compiled: bool

@@ -7,6 +7,7 @@ Sources (debugpy 1.8.22, private names, held by tests/ray/test_contracts.py): `P
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 import threading
@@ -21,6 +22,7 @@ from raydebug.worker import pydevd_session, records, suspended_threads
 from raydebug.worker.dial_in import NoGateway
 
 _pausing = threading.local()
+_pauses = itertools.count(1)
 
 
 def pause_at(
@@ -115,7 +117,7 @@ def _pause(
         thread = threading.current_thread()
         info = debugger.set_additional_thread_info(thread)
         with suspended_threads.not_traced(info):
-            _announce(debugger, thread, describe())
+            _announce(debugger, thread, {**describe(), "nth": next(_pauses)})
             suspend(debugger, thread, info)
         suspended_threads.trace_only_while_needed(debugger, info)
         return True

@@ -164,9 +164,18 @@ def rank() -> int | None:
     """Return this process's rank in its training group, or None."""
     for variable in RANK_VARIABLES:
         value = os.environ.get(variable, "")
-        if value.isdigit():
+        if value.isdigit() and (variable != "SLURM_PROCID" or _has_several_ranks()):
             return int(value)
     return None
+
+
+def _has_several_ranks() -> bool:
+    """Say whether this process's SLURM_PROCID can be a rank; each process below `srun` and `sbatch` has one.
+
+    Source: srun(1) of Slurm 24.05: SLURM_STEP_NUM_TASKS is of the step; SLURM_NTASKS is of the job in a batch script.
+    """
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS") or os.environ.get("SLURM_NTASKS", "")
+    return any(count.isdecimal() and int(count) > 1 for count in (tasks, os.environ.get("WORLD_SIZE", "")))
 
 
 def is_ray_process() -> bool:

@@ -52,6 +52,7 @@ class SuspendedThreads:
         self._stops.pop(thread_id, None)
         if not steps:
             self._since.pop(thread_id, None)
+            self._records.get(thread_id, {}).pop("nth", None)  # the next stop at a line of a client is another pause
 
     def broken_off(self, thread_id: int, reason: str) -> None:
         """Report that a suspended thread was resumed without a client (e.g. its task was cancelled)."""

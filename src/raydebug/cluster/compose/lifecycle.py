@@ -153,8 +153,9 @@ def take_down(cluster: Cluster) -> list[str]:
     if left:
         engine.connect_to_change()  # raises if docker compose is missing
         return left
-    found = engine.connect()  # Ray's spilled objects are useless to the next cluster; caches are not
-    found.remove_volumes([name for name in found.volumes(project_of(cluster.name)) if name.endswith("_spill")])
+    found = engine.connect()  # spilled objects, numbers of pauses are useless to the next cluster; caches are not
+    ended = ("_spill", "_gateway")
+    found.remove_volumes([name for name in found.volumes(project_of(cluster.name)) if name.endswith(ended)])
     return []
 
 

@@ -36,8 +36,8 @@ _PATH = re.compile(r"/[A-Za-z0-9._@+=~/-]*")
 # Paths that the image, docker-compose.yml and the kernel use.
 _OURS = tuple(
     f"/{name}"
-    for name in ("", "workspace", "cache", "runs", "spill", "tmp", "home", "run", "var/run", "opt", "usr", "bin", "lib",
-                 "lib64", "sbin", "etc", "proc", "sys", "dev")
+    for name in ("", "workspace", "cache", "runs", "spill", "gateway", "tmp", "home", "run", "var/run", "opt", "usr",
+                 "bin", "lib", "lib64", "sbin", "etc", "proc", "sys", "dev")
 )  # fmt: skip
 _NEVER = ("/", "/proc", "/sys", "/dev", "/var/run/docker.sock", "/run/docker.sock")  # on this machine
 # No distribution and no program assigns these. Source: https://systemd.io/UIDS-GIDS (table "Summary").

@@ -1,0 +1,106 @@
+"""The numbers of pauses and breakpoints: each is given once in the life of a cluster, whatever restarts.
+
+A number is in a file before it is given. A gateway that starts again continues after the last one, and a pause that its
+process reports again keeps its number. Where the file is lost or cannot be written, numbers come from the clock: large
+ones, which no earlier gateway has given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from collections import OrderedDict
+from pathlib import Path
+
+from raydebug.settings.files import atomic_write
+
+PAUSE, BREAK = "p", "b"
+MAX_KNOWN = 10_000  # owners whose number is kept
+MAX_DIGITS = 18  # of a number that a client or a process names
+
+
+class Numbers:
+    """All numbers that were given.
+
+    Args:
+        path: the file, made empty with the cluster; None where there is none.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._last = {PAUSE: 0, BREAK: 0}
+        self._of_owner: OrderedDict[str, int] = OrderedDict()
+        self._lines = 0
+        try:
+            self._read("" if path is None else path.read_text(encoding="ascii", errors="replace"))
+        except OSError:
+            path = None
+        if path is None:
+            self._last = dict.fromkeys(self._last, _clock_ms())
+
+    def new(self, kind: str) -> int:
+        """Return a number that was never given before, of a pause or a breakpoint."""
+        return self._give(kind, "")
+
+    def of_pause(self, instance: str, nth: int) -> int:
+        """Return the number of a pause: a new one, or the one that it had when its process reported it before.
+
+        Args:
+            instance: id of its process.
+            nth: which of the process's pauses it is.
+        """
+        # A digest: the process may send any text, and this goes into a file of lines.
+        owner = hashlib.sha256(f"{instance} {nth}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        return self._of_owner.get(owner) or self._give(PAUSE, owner)
+
+    def was_given(self, kind: str, number: str) -> bool:
+        """Say whether a number was given, by this gateway or an earlier one."""
+        is_number = number.isascii() and number.isdecimal() and len(number) <= MAX_DIGITS
+        return is_number and 0 < int(number) <= self._last[kind]
+
+    def _give(self, kind: str, owner: str) -> int:
+        number = self._last[kind] + 1
+        if self._path is not None and not self._is_written(self._path, f"\n{kind} {number} {owner}"):
+            number = max(number, _clock_ms())
+        self._note(kind, number, owner)
+        if self._path is not None and self._lines > 2 * MAX_KNOWN:
+            self._shorten(self._path)
+        return number
+
+    def _note(self, kind: str, number: int, owner: str) -> None:
+        self._last[kind] = max(number, self._last[kind])
+        self._lines += 1
+        if owner:
+            self._of_owner[owner] = number
+            if len(self._of_owner) > MAX_KNOWN:
+                self._of_owner.popitem(last=False)
+
+    def _is_written(self, path: Path, line: str) -> bool:
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                return os.write(handle, line.encode()) == len(line)
+            finally:
+                os.close(handle)
+        except OSError:
+            return False
+
+    def _read(self, text: str) -> None:
+        for line in text.splitlines():
+            with contextlib.suppress(ValueError):  # half a line, where the disk was full
+                kind, number, owner = line.split(" ")
+                if kind in self._last:
+                    self._note(kind, int(number), owner)
+
+    def _shorten(self, path: Path) -> None:
+        lines = [f"{kind} {number} " for kind, number in self._last.items()]
+        lines += [f"{PAUSE} {number} {owner}" for owner, number in self._of_owner.items()]
+        self._lines = len(lines)
+        with contextlib.suppress(OSError):  # it stays long
+            atomic_write(path, "\n".join(lines))
+
+
+def _clock_ms() -> int:
+    return time.time_ns() // 1_000_000
