@@ -14,6 +14,8 @@ from raydebug.console import probes
 from raydebug.console.frames import Stack
 from raydebug.dap import OUT_OF_REACH, ConnectionLost, DapSession, RequestFailed
 from raydebug.errors import Exit, RaydebugError
+from raydebug.gateway.gateway_client import unproven
+from raydebug.protocol.client_handshake import NotProven
 from raydebug.protocol.wire import Message
 
 _REFUSALS = {
@@ -30,7 +32,7 @@ _INTERRUPT_PERIOD_S = 0.05
 
 
 class GatewayAddress(NamedTuple):
-    """Host and port of a gateway, and the token that it requires."""
+    """Host and port of a gateway, and the token that it has to hold."""
 
     host: str
     port: int
@@ -93,7 +95,11 @@ class DebugSession:
         """Begin the session; see `GatewayAddress.open`."""
         self._address = f"{address.host}:{address.port}"
         try:
-            self._dap = await DapSession.connect(address.host, address.port, on_event=self._take, on_end=self._end)
+            self._dap = await DapSession.connect(
+                address.host, address.port, token=address.token, on_event=self._take, on_end=self._end
+            )
+        except NotProven as error:
+            raise unproven(error, self._address) from error
         except (OSError, TimeoutError) as error:
             raise RaydebugError(
                 f"no gateway answers at {address.host}:{address.port}",
@@ -114,7 +120,7 @@ class DebugSession:
         await self.request("initialize", hello)
         try:
             # No limit: with `next` the gateway answers when a pause begins, which may take hours.
-            arguments = {"token": address.token, "target": target, "steal": steal}
+            arguments = {"target": target, "steal": steal}
             answer = await self.request("attach", arguments, timeout_s=None)
         except RequestFailed as refused:
             raise explain_refusal(refused) from refused

@@ -17,6 +17,7 @@ import h11
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import Exit, RaydebugError
 from raydebug.protocol import messages
+from raydebug.protocol.client_handshake import MAX_BYTES, ClientHandshake, NotProven, is_whole
 from raydebug.protocol.listings import GatewayTask, ListedBreakpoint, ListedPause, ListedProcess, ListedStacks
 from raydebug.protocol.records import BreakpointSpec
 from raydebug.protocol.snapshot import IS_ID, SnapshotSummary
@@ -50,7 +51,7 @@ def request(
     body: Mapping[str, object] | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Any]:
-    """Send one request with the cluster's token and return the JSON document of the response.
+    """Send one request, once each side has proved to hold the token, and return the JSON document of the response.
 
     Args:
         cluster: whose.
@@ -60,13 +61,15 @@ def request(
         timeout_s: limit for each part of the response.
 
     Raises:
-        RaydebugError: the gateway does not answer, or refuses.
+        RaydebugError: the gateway does not answer, does not hold the token, or refuses.
     """
     where = f"{cluster.gateway_host}:{cluster.gateway_port}"
     try:
         sent = None if body is None else json.dumps(body).encode("ascii")
         status, text = _exchange(cluster, method, path, sent, timeout_s)
         document: dict[str, Any] = json.loads(text)
+    except NotProven as error:
+        raise unproven(error, f"{where} (cluster '{cluster.name}')") from error
     except (OSError, h11.ProtocolError, ValueError) as error:
         raise RaydebugError(
             f"the gateway of cluster '{cluster.name}' does not answer",
@@ -75,14 +78,6 @@ def request(
             code="gateway.no-answer",
             exit_code=Exit.SESSION_LOST,
         ) from error
-    if status in (401, 403):
-        raise RaydebugError(
-            f"the gateway refused the token of cluster '{cluster.name}'",
-            cause=f"{where} said: {document.get('error', {}).get('message', status)}",
-            fix=f"the token is in {cluster.token_file}; `raydebug up` writes a new one",
-            code="auth.wrong-token",
-            exit_code=Exit.USAGE,
-        )
     if status != 200:
         refused = document.get("error", {})
         restart = f"if its version differs, restart it with `raydebug down{name_option(cluster.name)}` and `up`"
@@ -102,13 +97,13 @@ def _exchange(cluster: Cluster, method: str, path: str, body: bytes | None, time
     http.client alone imports email and ssl, 20 ms where h11 takes 8 ms.
     """
     http = h11.Connection(h11.CLIENT)
-    headers = [("Host", f"{cluster.gateway_host}:{cluster.gateway_port}"), ("Authorization", f"Bearer {cluster.token}")]
-    headers.append(("Content-Length", str(len(body or b""))))
+    headers = [("Host", f"{cluster.gateway_host}:{cluster.gateway_port}"), ("Content-Length", str(len(body or b"")))]
     with socket.create_connection((cluster.gateway_host, cluster.gateway_port), timeout=TIMEOUT_S) as connection:
+        proof = _prove(connection, cluster.token)
         connection.settimeout(timeout_s)
         head = h11.Request(method=method, target=path, headers=headers)
         parts = [http.send(part) or b"" for part in (head, h11.Data(data=body or b""), h11.EndOfMessage())]
-        connection.sendall(b"".join(parts))
+        connection.sendall(proof + b"".join(parts))
         status = 0
         received: list[bytes] = []  # thousands of stacks are megabytes
         while not isinstance(event := http.next_event(), h11.EndOfMessage):
@@ -122,6 +117,35 @@ def _exchange(cluster: Cluster, method: str, path: str, body: bytes | None, time
             elif isinstance(event, h11.Data):
                 received.append(bytes(event.data))
     return status, b"".join(received)
+
+
+def _prove(connection: socket.socket, token: str) -> bytes:
+    """Have the gateway prove that it holds the token, and return our own proof, to be sent before the request.
+
+    Raises:
+        NotProven: what answers there does not hold it.
+    """
+    handshake, answer = ClientHandshake(token), b""
+    connection.sendall(handshake.hello)
+    while not is_whole(answer) and (data := connection.recv(MAX_BYTES - len(answer))):
+        answer += data
+    return handshake.prove(answer)
+
+
+def unproven(error: NotProven, where: str) -> RaydebugError:
+    """Return the error that what answers at the gateway's address does not hold the token.
+
+    Args:
+        error: of the handshake.
+        where: the address.
+    """
+    return RaydebugError(
+        f"no gateway that can be trusted answers at {where}",
+        cause=str(error),
+        fix=error.fix,
+        code=error.code,
+        exit_code=Exit.USAGE if error.code == "auth.wrong-token" else Exit.SESSION_LOST,
+    )
 
 
 def fetch_pauses(cluster: Cluster) -> list[ListedPause]:

@@ -91,15 +91,25 @@ class HttpApi:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         on_proven: Callable[[], None] = lambda: None,
+        *,
+        is_proven: bool = False,
     ) -> None:
-        """Answer one HTTP request and close; `on_proven` is called when it has shown the token."""
+        """Answer one HTTP request and close.
+
+        Args:
+            first: bytes that were read already.
+            reader: of the connection.
+            writer: of the same.
+            on_proven: called when the request has shown the token.
+            is_proven: the client has proved that it holds the token, and need not send it.
+        """
         peer = writer.get_extra_info("peername")
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_REQUEST_BYTES)
         request: h11.Request | None = None
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 request = await _receive(connection, first, reader)
-                status, body = self._refuse(request)
+                status, body = self._refuse(request, is_proven=is_proven)
                 sent = b"" if status else await _receive_body(connection, reader)
             if status == 0:
                 on_proven()
@@ -120,7 +130,7 @@ class HttpApi:
         await writer.drain()
         writer.close()
 
-    def _refuse(self, request: h11.Request) -> Answer:
+    def _refuse(self, request: h11.Request, *, is_proven: bool) -> Answer:
         """Return the response to a request that needs no token or has no right one; status 0 accepts the request."""
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers}
         host = host_of(headers.get("host", ""))
@@ -131,7 +141,7 @@ class HttpApi:
             return 403, _refusal("http.origin", "requests from web pages are refused")
         if _path(request) == "/health" and request.method == b"GET":
             return 200, {"status": "ok"}
-        if not wire.is_same(f"Bearer {self._services.token}", headers.get("authorization", "")):
+        if not is_proven and not wire.is_same(f"Bearer {self._services.token}", headers.get("authorization", "")):
             refused = requests.wrong_token() if headers.get("authorization") else requests.missing_token()
             return WRONG_TOKEN, _refusal(refused.code, str(refused), refused.fix)
         return 0, {}
