@@ -1,4 +1,4 @@
-"""A debug adapter on stdin and stdout: forwards an editor's DAP messages to the gateway, which knows it by the token.
+"""A debug adapter on stdin and stdout: forwards an editor's DAP messages to the gateway, once each has proved itself.
 
 `raydebug adapter` runs it, and VS Code runs this file by its path (`debugAdapterPath`). The configuration names only
 the cluster (`"cluster": "default"`): it contains no address and no token, and stays valid when the cluster is replaced.

@@ -18,12 +18,19 @@ from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import Exit, RaydebugError
 from raydebug.protocol import messages
 from raydebug.protocol.client_handshake import MAX_BYTES, ClientHandshake, NotProven, is_whole
-from raydebug.protocol.listings import GatewayTask, ListedBreakpoint, ListedPause, ListedProcess, ListedStacks
+from raydebug.protocol.listings import (
+    GatewayTask,
+    ListedBreakpoint,
+    ListedPause,
+    ListedProcess,
+    ListedStacks,
+    with_frames,
+)
 from raydebug.protocol.records import BreakpointSpec
 from raydebug.protocol.snapshot import IS_ID, SnapshotSummary
 
 TIMEOUT_S = 5.0
-STACKS_TIMEOUT_S = 30.0  # beside what the processes may take; a busy gateway needs seconds for thousands of them
+PROCESSES_TIMEOUT_S = 30.0  # beside what the processes may take; a busy gateway needs seconds for thousands of them
 RECEIVE_BYTES = 64 * 1024
 REPORTS_WITHIN_S = 2.0
 _BREAK_STATES = {
@@ -168,7 +175,7 @@ def fetch_processes(cluster: Cluster) -> list[ListedProcess]:
     Raises:
         RaydebugError: the gateway does not answer, or refuses the token.
     """
-    processes: list[ListedProcess] = request(cluster, "GET", "/processes")["processes"]
+    processes: list[ListedProcess] = request(cluster, "GET", "/processes", None, PROCESSES_TIMEOUT_S)["processes"]
     return processes
 
 
@@ -186,9 +193,11 @@ def fetch_stacks(
     Raises:
         RaydebugError: the gateway does not answer, or refuses the token.
     """
-    question = {"job": job, "only": [*only], "timeout_s": timeout_s}
-    limit_s = STACKS_TIMEOUT_S + timeout_s
-    processes: list[ListedStacks] = request(cluster, "POST", "/stacks", question, limit_s)["processes"]
+    question = {"job": job, "only": [*only], "timeout_s": timeout_s, "digests": True}
+    answer = request(cluster, "POST", "/stacks", question, PROCESSES_TIMEOUT_S + timeout_s)
+    processes: list[ListedStacks] = answer["processes"]
+    for process in processes:
+        process["threads"] = [with_frames(thread, answer["frames"]) for thread in process["threads"]]
     return processes
 
 
