@@ -21,6 +21,7 @@ from raydebug.protocol.records import (
     FramesRecord,
     StackFrame,
     StacksRecord,
+    ThreadStack,
     WorkRecord,
     digest_of,
 )
@@ -108,17 +109,29 @@ class ControlChannel:
         except TimeoutError:
             self.answers = False
 
-    async def fetch_stacks(self, timeout_s: float) -> StacksRecord | None:
+    async def fetch_stacks(self, timeout_s: float, frames: dict[str, list[StackFrame]]) -> StacksRecord | None:
         """Return the stacks of the process, with digests of their frames; None without an answer in time.
 
-        A worker of an earlier raydebug sends the frames themselves.
+        Args:
+            timeout_s: limit in seconds.
+            frames: by their digests; a worker of an earlier raydebug sends the frames themselves, which are added.
         """
         answer: asyncio.Future[StacksRecord] = asyncio.get_running_loop().create_future()
         self._wanting_stacks.append(answer)
         self.send(messages.STACKS, {"digests": True})
         await asyncio.wait([answer], timeout=timeout_s)
         self._wanting_stacks.remove(answer)
-        return answer.result() if answer.done() else None
+        if not answer.done():
+            return None
+        threads: list[ThreadStack] = []
+        for thread in answer.result().get("threads", []):
+            if "frames" in thread:
+                digest = digest_of(thread["frames"])
+                frames.setdefault(digest, thread["frames"])
+                thread = {**thread, "digest": digest}
+                del thread["frames"]
+            threads.append(thread)
+        return {**answer.result(), "threads": threads}
 
     async def fetch_frames(self, digests: list[str], timeout_s: float) -> dict[str, list[StackFrame]]:
         """Return the frames that digests of the process stand for, as far as it sends them in time."""
@@ -273,29 +286,26 @@ class Control:
             one for one in self.channels
             if (job is None or one.about.get("job") == job) and (not only or one.instance in only)
         ]  # fmt: skip
-        answers = dict(zip(asked, await _in_turns([one.fetch_stacks(timeout_s) for one in asked]), strict=True))
         frames: dict[str, list[StackFrame]] = {}
+        found = await _in_turns([channel.fetch_stacks(timeout_s, frames) for channel in asked])
+        answers = dict(zip(asked, found, strict=True))
         holders: dict[str, list[ControlChannel]] = {}
         for channel, record in answers.items():
-            for thread in record.get("threads", []) if record else []:
-                if "frames" in thread:
-                    sent = thread.pop("frames")
-                    thread["digest"] = digest_of(sent)
-                    frames[thread["digest"]] = sent
-                elif len(known := holders.setdefault(thread.get("digest", ""), [])) < HOLDERS:
+            for thread in record["threads"] if record else []:
+                if len(known := holders.setdefault(thread.get("digest", ""), [])) < HOLDERS:
                     known.append(channel)
         for turn in range(HOLDERS):
             wanted: dict[ControlChannel, list[str]] = {}
             for digest in [one for one in holders if one not in frames and turn < len(holders[one])]:
                 wanted.setdefault(holders[digest][turn], []).append(digest)
-            for found in await _in_turns([one.fetch_frames(wanted[one], timeout_s) for one in wanted]):
-                frames.update(found)
+            for sent in await _in_turns([one.fetch_frames(wanted[one], timeout_s) for one in wanted]):
+                frames.update(sent)
         users = []
         for begin in range(0, len(asked), ASKED_IN_A_TURN):
             for channel in asked[begin : begin + ASKED_IN_A_TURN]:
                 record = answers[channel]
                 # Frames that nobody has sent: their process has ended, or does not answer any more.
-                has_all = record and all(one.get("digest", "") in frames for one in record.get("threads", []))
+                has_all = record and all(one.get("digest", "") in frames for one in record["threads"])
                 one = channel.list_stacks(record if has_all else None)
                 if JOB_ACTOR not in str(one["actor"]):
                     users.append(one)
