@@ -133,7 +133,7 @@ class Supervisor:
             try:
                 self._listening.append(socket.create_server(address))
             except OSError as error:
-                return f"the gateway cannot listen on {address[0]}:{address[1]}: {error.strerror}"
+                return f"the gateway cannot listen on {address[0]}:{address[1]}: {os.strerror(error.errno or 0)}"
             self._listening[-1].setblocking(False)
         return None
 

@@ -19,8 +19,6 @@ from raydebug.protocol.client_handshake import NotProven
 from raydebug.protocol.wire import Message
 
 _REFUSALS = {
-    "auth.wrong-token": Exit.USAGE,
-    "auth.missing-token": Exit.USAGE,
     "pause.busy": Exit.TAKEN,
     "process.asked": Exit.TAKEN,
 }
@@ -350,7 +348,7 @@ def explain_refusal(refused: RequestFailed) -> RaydebugError:
     code = refusal_code(refused) or "attach.refused"
     what = "the process cannot be paused" if code.startswith("process.") else "the pause cannot be attached"
     return RaydebugError(
-        "the gateway refused the attach" if code.startswith("auth.") else what,
+        what,
         cause=str(error.get("cause") or refused),
         fix=str(error.get("fix") or "list the pauses with `raydebug paused`"),
         code=code,

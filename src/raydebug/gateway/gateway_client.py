@@ -146,12 +146,14 @@ def unproven(error: NotProven, where: str) -> RaydebugError:
         error: of the handshake.
         where: the address.
     """
+    refused = error.code == "auth.wrong-token"
+    what = f"the gateway at {where} refused the token"
     return RaydebugError(
-        f"no gateway that can be trusted answers at {where}",
+        what if refused else f"no gateway that can be trusted answers at {where}",
         cause=str(error),
         fix=error.fix,
         code=error.code,
-        exit_code=Exit.USAGE if error.code == "auth.wrong-token" else Exit.SESSION_LOST,
+        exit_code=Exit.USAGE if refused else Exit.SESSION_LOST,
     )
 
 

@@ -97,7 +97,7 @@ class ClientHandshake:
                 if wire.is_same(gateway_proof(self._token, self._mine, theirs), proof):
                     return line(client_proof(self._token, self._mine, theirs))
             case [word] if word == REFUSED:
-                cause = "it says that the token is not this cluster's"
+                cause = "the token is not this cluster's"
                 fix = "take the cluster's own name (`--name`); `raydebug ps` names its token file"
                 raise NotProven(cause, fix, "auth.wrong-token")
         if answer.startswith(HINT[:20]):
