@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from raydebug.protocol import wire
+from raydebug.protocol.client_handshake import MAX_BYTES, ClientHandshake, is_whole
 from raydebug.protocol.wire import Message
 
 READ_BYTES = 256 * 1024
@@ -73,14 +74,24 @@ class DapSession:
         self._task = asyncio.ensure_future(self._read())
 
     @classmethod
-    async def connect(cls, host: str, port: int, *, timeout_s: float = 5.0, **options: Any) -> DapSession:
+    async def connect(
+        cls, host: str, port: int, *, timeout_s: float = 5.0, token: str = "", **options: Any
+    ) -> DapSession:
         """Open a connection to host:port.
 
+        Args:
+            host: where.
+            port: of the same.
+            timeout_s: limit in seconds.
+            token: what a gateway has to prove to hold, as we do; without one nothing is proved.
+            options: of the session.
+
         Raises:
+            NotProven: what listens there does not hold the token.
             OSError: nothing listens there, or the connection timed out.
         """
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await (open_proven(host, port, token) if token else asyncio.open_connection(host, port))
         watch_peer(reader, writer)
         return cls(reader, writer, **options)
 
@@ -178,6 +189,26 @@ class DapSession:
         self.events.put_nowait(None)
         if self._on_end is not None:
             self._on_end()
+
+
+async def open_proven(host: str, port: int, token: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open a connection to a gateway; each side proves to the other that it holds the token, which is not sent.
+
+    Raises:
+        NotProven: what listens there does not hold the token.
+        OSError: nothing listens there.
+    """
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        handshake, answer = ClientHandshake(token), b""
+        writer.write(handshake.hello)
+        while not is_whole(answer) and (data := await reader.read(MAX_BYTES - len(answer))):
+            answer += data
+        writer.write(handshake.prove(answer))
+    except BaseException:
+        writer.close()
+        raise
+    return reader, writer
 
 
 def reduce_latency(writer: asyncio.StreamWriter) -> None:

@@ -84,8 +84,9 @@ def start(
     output: IO[bytes] | int,
     cwd: Path | None = None,
     new_session: bool = False,
+    pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a program in the background, with stdout and stderr in `output`."""
+    """Start a program in the background, with stdout and stderr in `output`, and these file descriptors of ours."""
     log.debug("start: %s", shlex.join(argv))
     return subprocess.Popen(  # noqa: S603 - as above
         list(argv),
@@ -95,6 +96,7 @@ def start(
         stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=new_session,
+        pass_fds=pass_fds,
     )
 
 

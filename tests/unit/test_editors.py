@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from gateway_under_test import EDITOR, TOKEN, Editor, GatewayUnderTest, visit
+from raydebug.cluster import port_owner
 from raydebug.console.session import GatewayAddress
 from raydebug.dap import DapSession, RequestFailed
 from raydebug.editors import adapter, listen
 from raydebug.editors.vscode import MAX_FILE_BYTES, merge, parse_jsonc, write_configuration
 from raydebug.errors import RaydebugError
+from raydebug.protocol import wire
 
 PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
 OURS = {
@@ -299,7 +301,7 @@ def test_listen_needs_no_token_of_its_one_client(gateway):
             session = await attach_plainly(port)
             stopped = (await session.next_event("stopped", timeout_s=5))["body"]
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"Content-Length: 2\r\n\r\n{}")
+            writer.write(wire.encode(wire.request(1, "initialize")))
             assert b"another client is attached" in await reader.read()
             await session.request("continue", {"threadId": stopped["threadId"]})
             await session.next_event("terminated", timeout_s=5)
@@ -310,6 +312,39 @@ def test_listen_needs_no_token_of_its_one_client(gateway):
     assert process.returncode == 0
     assert "a second client was refused" in said
     assert program.communicate(timeout=10)[0] == "went on 41\n"
+
+
+HELLO = wire.encode(wire.request(1, "initialize", {"clientName": "a page"}))
+STRANGERS = {
+    "a web page": b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    "a web page that sends DAP": b"POST /a:b HTTP/1.1\r\nHost: localhost\r\n\r\n" + HELLO,
+    "TLS": bytes.fromhex("16030100c8010000c40303"),
+    "one byte": b"x",
+    "half a header": b"Content-Le",
+    "attach before initialize": wire.encode(wire.request(1, "attach")) + HELLO,
+    "an event": wire.encode(wire.event(1, "initialize")),
+    "no JSON": b"Content-Length: 3\r\n\r\n{{{",
+}
+
+
+def test_listen_goes_on_after_what_is_no_debugger(gateway):
+    """L1: HTTP, TLS, single bytes and other requests than `initialize` are dropped; a client may still come."""
+    gateway.start(PAUSES)
+    (pause,) = gateway.pauses()
+    with listening(gateway, pause["id"]) as (process, port):
+        for data in STRANGERS.values():
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+                connection.sendall(data)
+                connection.shutdown(socket.SHUT_WR)
+                assert connection.recv(100) == b""
+
+        async def look():
+            session = await attach_plainly(port)
+            await session.next_event("stopped", timeout_s=5)
+            await session.close()
+
+        visit(gateway, look)
+        assert "a second client" not in process.communicate(timeout=10)[1]
 
 
 def test_listen_ends_with_its_client_and_the_pause_stays(gateway):
@@ -413,6 +448,6 @@ def test_whose_a_connection_is():
         client = socket.create_connection(server.getsockname())
         end, peer = server.accept()
         with end:
-            assert listen.uid_of(peer, end.getsockname()) == os.getuid()
+            assert port_owner.uid_of(peer, end.getsockname()) == os.getuid()
             client.close()
-            assert listen.uid_of(peer, end.getsockname()) is None
+            assert port_owner.uid_of(peer, end.getsockname()) is None

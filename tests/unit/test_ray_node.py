@@ -109,7 +109,7 @@ def test_the_end_of_a_raylet_is_noticed_by_its_process():
         ray = subprocess.Popen([sys.executable, "-c", RAYLETS], stdout=subprocess.PIPE, text=True)
         assert ray.stdout is not None
         raylet = int(ray.stdout.readline())
-        node = ray_node.RayNode(ray.pid, {RAYLET: url}, "secret")
+        node = ray_node.RayNode(ray.pid, {RAYLET: url})
         try:
             assert node.look().state == "up"
             ray_node.psutil.Process(raylet).kill()

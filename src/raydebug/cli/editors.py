@@ -89,6 +89,7 @@ def listen(
 
 
 async def _listen(address: GatewayAddress, target: str, port: int, is_over: Callable[[], bool]) -> Exit:
+    from raydebug.cluster.port_owner import can_tell
     from raydebug.console.interrupt import Interrupted, interruptible
     from raydebug.editors import listen as listening
 
@@ -106,7 +107,7 @@ async def _listen(address: GatewayAddress, target: str, port: int, is_over: Call
     render.out(f"{listening.HOST}:{bound}")
     whose = f"pause {target}" if target != "next" else "the next pause"
     render.say(f"attach one DAP client there to {whose}; it needs no token. Ctrl-C ends it")
-    if not listening.can_tell():
+    if not can_tell():
         render.say("warning: this system does not tell whose a connection is: any user of this machine may come first")
     try:
         attached = await interruptible(listener.run())

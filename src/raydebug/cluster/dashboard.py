@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
+from urllib.parse import urlsplit
 
+from raydebug.cluster.port_owner import stranger_at
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import RaydebugError
 
@@ -117,7 +120,7 @@ class Dashboard:
     """One cluster's dashboard.
 
     Args:
-        cluster: whose; its token goes with every request.
+        cluster: whose; its token goes with every request, once it is known that no other user has the port.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -181,7 +184,12 @@ class Dashboard:
         client = httpx.AsyncClient(
             base_url=self._cluster.dashboard, headers=self._headers, timeout=forever, trust_env=False
         )
-        async with client as http, http.stream("GET", "/api/v0/logs/stream", params=params) as answer:
+
+        async def check(event: str, info: Mapping[str, Any]) -> None:
+            self._check(event, info)
+
+        more = {"trace": check}
+        async with client as http, http.stream("GET", "/api/v0/logs/stream", params=params, extensions=more) as answer:
             async for piece in answer.aiter_text():
                 yield piece
 
@@ -221,12 +229,14 @@ class Dashboard:
 
     async def follow_logs(self, submission_id: str) -> AsyncIterator[str]:
         """Yield a job's log as it grows, until the job ends."""
+        import asyncio
+
         import websockets
 
         url = self._cluster.dashboard.replace("http", "ws", 1) + f"/api/jobs/{submission_id}/logs/tail"
-        async with websockets.connect(
-            url, additional_headers=self._headers, max_size=None, proxy=None, ping_interval=None, compression=None
-        ) as stream:
+        connection = await asyncio.to_thread(self._connect)
+        how: dict[str, Any] = {"max_size": None, "proxy": None, "ping_interval": None, "compression": None}
+        async with websockets.connect(url, sock=connection, additional_headers=self._headers, **how) as stream:
             async for piece in stream:
                 yield piece if isinstance(piece, str) else piece.decode(errors="replace")
 
@@ -257,7 +267,7 @@ class Dashboard:
         import httpx
 
         try:
-            answer = self._http.request(method, path, **options)
+            answer = self._http.request(method, path, extensions={"trace": self._check}, **options)
         except httpx.HTTPError as error:
             raise RaydebugError(
                 f"cluster '{self._cluster.name}' does not answer",
@@ -274,6 +284,32 @@ class Dashboard:
                 code="auth.wrong-token" if wrong_token else "ray.refused",
             )
         return answer
+
+    def _connect(self) -> socket.socket:
+        url = urlsplit(self._cluster.dashboard)
+        port = url.port or (443 if url.scheme == "https" else 80)
+        connection = socket.create_connection((str(url.hostname), port), timeout=TIMEOUT_S)
+        self._check_owner(connection)
+        return connection
+
+    def _check(self, event: str, info: Mapping[str, Any]) -> None:
+        """Check a new connection. Called by httpcore, between connecting and sending.
+
+        Source: https://www.encode.io/httpcore/extensions/#trace, httpcore 1.0.9.
+        """
+        if event == "connection.connect_tcp.complete":
+            self._check_owner(info["return_value"].get_extra_info("socket"))
+
+    def _check_owner(self, connection: socket.socket) -> None:
+        uid = stranger_at(self._cluster, connection)
+        if uid is not None:
+            raise RaydebugError(
+                f"cluster '{self._cluster.name}' does not answer",
+                cause=f"{self._cluster.dashboard} is answered by another user of this machine, uid {uid};"
+                " the token was not sent",
+                fix=self._where_to_look(),
+                code="cluster.port-of-another",
+            )
 
     def _where_to_look(self) -> str:
         if not self._cluster.has_gateway:

@@ -139,17 +139,16 @@ class RayNode:
     Args:
         ray_pid: process id of its `ray start --block`.
         pages: URL of the health page of each part, by the part's name (PROGRAMS).
-        token: the cluster's.
     """
 
-    def __init__(self, ray_pid: int, pages: Mapping[str, str], token: str = "") -> None:
+    def __init__(self, ray_pid: int, pages: Mapping[str, str]) -> None:
         self._ray = psutil.Process(ray_pid)
         self._programs = {PROGRAMS[name]: one for one in _below(self._ray) if (name := _name(one)) in PROGRAMS}
         self._parts = [Part(name) for name in pages]
         self._closed = threading.Event()
         self._stack = ""
         for part, url in zip(self._parts, pages.values(), strict=True):
-            threading.Thread(target=self._probe, args=(part, url, token), daemon=True).start()
+            threading.Thread(target=self._probe, args=(part, url), daemon=True).start()
 
     def close(self) -> None:
         """End the probes: after the node's end its ports may be another program's."""
@@ -165,9 +164,9 @@ class RayNode:
             self._stack = self._explain_silence()
         return replace(found, reason=f"{found.reason}; {self._stack}")
 
-    def _probe(self, part: Part, url: str, token: str) -> None:
+    def _probe(self, part: Part, url: str) -> None:
         while not self._closed.wait(PROBE_PERIOD_S):
-            part.note(ask(url, token))
+            part.note(ask(url))  # these pages want no token (ray 2.60.0 dashboard/http_server_agent.py)
 
     def _explain_silence(self) -> str:
         """Return the state of the processes behind the silent part, and the stack of the one that is Python."""

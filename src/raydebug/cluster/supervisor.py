@@ -13,16 +13,18 @@ import ctypes
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
 from raydebug import process
 from raydebug.cluster import audit_log, ray_node, state
 from raydebug.cluster.environment import cluster_environment, ray_command
 from raydebug.cluster.find import load_cluster
+from raydebug.cluster.port_owner import stranger_listening
 from raydebug.errors import RaydebugError
 from raydebug.process import SAFE_PATH
 from raydebug.protocol import variables
@@ -77,6 +79,7 @@ class Supervisor:
         self._pool_restarts = Restarts(RESTARTS, RESTARTS_WINDOW_S)
         self._status: dict[str, Any] = {"phase": "starting", "reason": None, "gateway": None, "ray": None}
         self._environment = cluster_environment(os.environ, cluster, flavour_variables(cluster.flavour))
+        self._listening: list[socket.socket] = []
         self._gateway: subprocess.Popen[bytes]
         self._ray: subprocess.Popen[bytes]
         self._started: list[subprocess.Popen[bytes]] = []
@@ -91,7 +94,7 @@ class Supervisor:
             self._end_all()
 
     def _keep(self) -> None:
-        failure = self._not_private()
+        failure = self._not_private() or self._take_ports()
         if failure is None:
             self._say(phase="starting the gateway")
             self._gateway = self._start_gateway()
@@ -121,18 +124,37 @@ class Supervisor:
             return f"{failure.what}: {failure.cause}"
         return None
 
+    def _take_ports(self) -> str | None:
+        """Listen on the gateway's ports for its whole life: between two of its lives no other user can take them.
+
+        Returns:
+            Why that is impossible; None if they are ours.
+        """
+        for purpose in ("gateway", "dial"):
+            address = (self.cluster.host, self.cluster.ports[purpose])
+            try:
+                self._listening.append(socket.create_server(address))
+            except OSError as error:
+                return f"the gateway cannot listen on {address[0]}:{address[1]}: {os.strerror(error.errno or 0)}"
+            self._listening[-1].setblocking(False)
+        return None
+
     def _start_gateway(self) -> subprocess.Popen[bytes]:
         ports = self.cluster.ports
         argv = [sys.executable, SAFE_PATH, "-m", "raydebug.gateway", "--host", self.cluster.host, "--client-port"]
         argv += [str(ports["gateway"]), "--dial-host", self.cluster.host, "--dial-port", str(ports["dial"])]
+        fds = [one.fileno() for one in self._listening]
+        argv += ["--client-fd", str(fds[0]), "--dial-fd", str(fds[1])]
         path = self.cluster.folder / "gateway.log"
         argv += ["--numbers-file", str(self.cluster.numbers_file)]
         argv += ["--log-file", str(path), "--audit-file", str(audit_log.file_of(self.cluster.name))]
         with open_private(path) as log:  # for what Python itself prints
-            return self._start(argv, log)
+            return self._start(argv, log, fds=fds)
 
-    def _start(self, argv: list[str], log: BinaryIO, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-        child = process.start(argv, env=env or self._environment, output=log)
+    def _start(
+        self, argv: list[str], log: BinaryIO, env: dict[str, str] | None = None, fds: Sequence[int] = ()
+    ) -> subprocess.Popen[bytes]:
+        child = process.start(argv, env=env or self._environment, output=log, pass_fds=fds)
         self._started.append(child)
         return child
 
@@ -142,7 +164,10 @@ class Supervisor:
             self.gateway_wanted = False
             self._gateway_restarts.reset()
             self._say(gateway=None)
-        if self._gateway.poll() is None or self._status["gateway"] is not None:
+        if self._status["gateway"] is not None:
+            self._turn_away()
+            return
+        if self._gateway.poll() is None:
             return
         if self._gateway_restarts.take():
             self._gateway = self._start_gateway()
@@ -153,6 +178,13 @@ class Supervisor:
             f" {_ending(self._gateway.returncode)} (its log: {self.cluster.folder / 'gateway.log'});"
             f" `raydebug up{state.name_option(self.cluster.name)}` starts it again, until then the job's pauses wait"
         )
+
+    def _turn_away(self) -> None:
+        """Close what connects to a gateway that stays down: nobody would answer it."""
+        for one in self._listening:
+            with contextlib.suppress(OSError):
+                while True:
+                    one.accept()[0].close()
 
     def _keep_pool(self) -> None:
         """Start the pre-forked processes, and restart them after their end; without them processes start as usual."""
@@ -183,7 +215,7 @@ class Supervisor:
         return None
 
     def _watch(self) -> str | None:
-        self._node = ray_node.RayNode(self._ray.pid, self._health_pages(), self.cluster.token)
+        self._node = ray_node.RayNode(self._ray.pid, self._health_pages())
         reaped = time.monotonic()
         while not self._is_over():
             time.sleep(POLL_S)
@@ -227,8 +259,12 @@ class Supervisor:
             "the gateway": self._url("gateway", "/health"),
             "Ray's dashboard": self._url("dashboard", "/api/v0/nodes?limit=1"),
         }
-        answers = (ray_node.ask(url, self.cluster.token, START_PROBE_TIMEOUT_S) == "ok" for url in pages.values())
-        return next((name for name, answer in zip(pages, answers, strict=True) if not answer), None)
+        # Only the dashboard's page wants the token (ray 2.60.0 dashboard/http_server_agent.py).
+        if stranger_listening(self.cluster, (self.cluster.host, self.cluster.ports["dashboard"])) is not None:
+            return "Ray's dashboard, whose port another user of this machine has taken"
+        tokens = ("", "", self.cluster.token)
+        answers = (ray_node.ask(url, t, START_PROBE_TIMEOUT_S) for url, t in zip(pages.values(), tokens, strict=True))
+        return next((name for name, answer in zip(pages, answers, strict=True) if answer != "ok"), None)
 
     def _url(self, purpose: str, path: str) -> str:
         return f"http://{self.cluster.host}:{self.cluster.ports[purpose]}{path}"

@@ -14,11 +14,11 @@ from raydebug.console import probes
 from raydebug.console.frames import Stack
 from raydebug.dap import OUT_OF_REACH, ConnectionLost, DapSession, RequestFailed
 from raydebug.errors import Exit, RaydebugError
+from raydebug.gateway.gateway_client import unproven
+from raydebug.protocol.client_handshake import NotProven
 from raydebug.protocol.wire import Message
 
 _REFUSALS = {
-    "auth.wrong-token": Exit.USAGE,
-    "auth.missing-token": Exit.USAGE,
     "pause.busy": Exit.TAKEN,
     "process.asked": Exit.TAKEN,
 }
@@ -30,7 +30,7 @@ _INTERRUPT_PERIOD_S = 0.05
 
 
 class GatewayAddress(NamedTuple):
-    """Host and port of a gateway, and the token that it requires."""
+    """Host and port of a gateway, and the token that it has to hold."""
 
     host: str
     port: int
@@ -93,7 +93,11 @@ class DebugSession:
         """Begin the session; see `GatewayAddress.open`."""
         self._address = f"{address.host}:{address.port}"
         try:
-            self._dap = await DapSession.connect(address.host, address.port, on_event=self._take, on_end=self._end)
+            self._dap = await DapSession.connect(
+                address.host, address.port, token=address.token, on_event=self._take, on_end=self._end
+            )
+        except NotProven as error:
+            raise unproven(error, self._address) from error
         except (OSError, TimeoutError) as error:
             raise RaydebugError(
                 f"no gateway answers at {address.host}:{address.port}",
@@ -114,7 +118,7 @@ class DebugSession:
         await self.request("initialize", hello)
         try:
             # No limit: with `next` the gateway answers when a pause begins, which may take hours.
-            arguments = {"token": address.token, "target": target, "steal": steal}
+            arguments = {"target": target, "steal": steal}
             answer = await self.request("attach", arguments, timeout_s=None)
         except RequestFailed as refused:
             raise explain_refusal(refused) from refused
@@ -344,7 +348,7 @@ def explain_refusal(refused: RequestFailed) -> RaydebugError:
     code = refusal_code(refused) or "attach.refused"
     what = "the process cannot be paused" if code.startswith("process.") else "the pause cannot be attached"
     return RaydebugError(
-        "the gateway refused the attach" if code.startswith("auth.") else what,
+        what,
         cause=str(error.get("cause") or refused),
         fix=str(error.get("fix") or "list the pauses with `raydebug paused`"),
         code=code,

@@ -1,4 +1,4 @@
-"""A debug adapter on stdin and stdout: forwards an editor's DAP messages to the gateway and adds the token.
+"""A debug adapter on stdin and stdout: forwards an editor's DAP messages to the gateway, once each has proved itself.
 
 `raydebug adapter` runs it, and VS Code runs this file by its path (`debugAdapterPath`). The configuration names only
 the cluster (`"cluster": "default"`): it contains no address and no token, and stays valid when the cluster is replaced.
@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 from raydebug.cluster.find import load_cluster
 from raydebug.cluster.state import DEFAULT_NAME
 from raydebug.console.session import GatewayAddress
-from raydebug.dap import OUT_OF_REACH, READ_BYTES, reduce_latency, watch_peer
+from raydebug.dap import OUT_OF_REACH, READ_BYTES, open_proven, reduce_latency, watch_peer
 from raydebug.errors import RaydebugError
 from raydebug.protocol import wire
+from raydebug.protocol.client_handshake import NotProven
 from raydebug.protocol.wire import Message
 
 if TYPE_CHECKING:
@@ -98,7 +99,6 @@ class Relay:
         self._snapshot = snapshot
         self._session: SnapshotSession | None = None
         self._hello: Message = {}
-        self._token = ""
         self._gateway: asyncio.StreamWriter | None = None
         self._backward: asyncio.Task[None] | None = None
 
@@ -122,7 +122,7 @@ class Relay:
         async for message in _messages(self._reader, self._first):
             command = message.get("command") if message.get("type") == "request" else None
             if self._gateway is not None:
-                self._gateway.write(wire.encode(self._with_token(message) if command == "attach" else message))
+                self._gateway.write(wire.encode(self._named(message) if command == "attach" else message))
                 await self._gateway.drain()
                 continue
             if command == "initialize":
@@ -160,9 +160,12 @@ class Relay:
         try:
             address = self._find_address(arguments if isinstance(arguments, dict) else {})
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                reader, gateway = await asyncio.open_connection(address.host, address.port)
+                reader, gateway = await open_proven(address.host, address.port, address.token)
         except RaydebugError as failure:
             self._refuse(attach, failure.what, failure.cause, failure.fix, failure.code)
+            return
+        except NotProven as error:
+            self._refuse(attach, "no gateway that can be trusted answers", str(error), error.fix, error.code)
             return
         except (OSError, TimeoutError) as error:
             cause = f"the connection failed: {error or 'no answer in 5 s'}"
@@ -171,16 +174,18 @@ class Relay:
             return
         reduce_latency(gateway)
         watch_peer(reader, gateway)
-        self._token, self._gateway = address.token, gateway
+        self._gateway = gateway
         hello = self._hello or wire.request(0, "initialize")
-        gateway.write(wire.encode(hello) + wire.encode(self._with_token(attach)))
+        gateway.write(wire.encode(hello) + wire.encode(self._named(attach)))
         self._backward = asyncio.ensure_future(self._forward_back(reader))
 
-    def _with_token(self, attach: Message) -> Message:
+    def _named(self, attach: Message) -> Message:
+        """Return the request for the gateway, with our target and without a token that the editor knows."""
         arguments = attach.get("arguments")
         fixed = {} if self._target is None else {"target": self._target}
-        with_token = {**(arguments if isinstance(arguments, dict) else {}), **fixed, "token": self._token}
-        return {**attach, "arguments": with_token}
+        given = {**(arguments if isinstance(arguments, dict) else {}), **fixed}
+        given.pop("token", None)
+        return {**attach, "arguments": given}
 
     # Gateway to client
 
@@ -192,7 +197,7 @@ class Relay:
                 if message.get("command") == "initialize" and message.get("type") == "response":
                     self._send(wire.event(0, "capabilities", {"capabilities": message.get("body") or {}}))
                 else:
-                    self._send(_without_token(message))
+                    self._send(message)
                 end_sent = end_sent or message.get("event") == "terminated" or message.get("command") == "disconnect"
                 await self._writer.drain()
         except OSError as error:
@@ -228,19 +233,6 @@ async def _messages(reader: asyncio.StreamReader, first: bytes = b"") -> AsyncIt
         for message in decoder.feed(data):
             yield message
         data = await reader.read(READ_BYTES)
-
-
-def _without_token(message: Message) -> Message:
-    """Return a message for the client: a `startDebugging` request without the token."""
-    if message.get("command") == "startDebugging" and message.get("type") == "request":
-        arguments = message.get("arguments") or {}
-        return {**message, "arguments": {**arguments, "configuration": _dropped(arguments.get("configuration"))}}
-    return message
-
-
-def _dropped(configuration: object) -> Message:
-    given = configuration if isinstance(configuration, dict) else {}
-    return {name: value for name, value in given.items() if name != "token"}
 
 
 if __name__ == "__main__":

@@ -7,25 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
+from raydebug.cluster.port_owner import can_tell, uid_of
 from raydebug.console.session import GatewayAddress
 from raydebug.dap import READ_BYTES
 from raydebug.editors.adapter import Relay
+from raydebug.protocol import wire
 
 HOST = "127.0.0.1"
 POLL_PERIOD_S = 1.0
+HELLO_TIMEOUT_S, MAX_HELLO_BYTES = 5.0, 64 * 1024
+HEADER = b"content-"  # of DAP; a web page can send all that follows its own first line
 TAKEN = b"raydebug listen: another client is attached here\r\n"
 FOREIGN = b"raydebug listen: this port is for the user who opened it\r\n"
-# Linux, Documentation/networking/proc_net_tcp.rst: sl, local_address, rem_address, st, queues, timer, retransmits, uid,
-# timeout, inode. An address is hexadecimal, in words of the machine's byte order. A socket that its process has closed
-# is listed with uid 0 and inode 0.
-TABLES = {4: Path("/proc/net/tcp"), 6: Path("/proc/net/tcp6")}
-_LOCAL, _REMOTE, _UID, _INODE = 1, 2, 7, 9
 
 
 class Listener:
@@ -78,11 +74,8 @@ class Listener:
             self._say("a connection of another user was refused")
             await _turn_away(writer, FOREIGN)
             return
-        try:
-            first = await reader.read(READ_BYTES)
-        except OSError:
-            first = b""
-        if not first:  # a port scan sends nothing and must not count as the one client
+        first = await _first_bytes(reader)
+        if not first:  # a port scan, a web page, another protocol: not the one client
             writer.close()
             return
         if self._taken:
@@ -97,6 +90,21 @@ class Listener:
             self._done.set()
 
 
+async def _first_bytes(reader: asyncio.StreamReader) -> bytes:
+    """Return what a connection begins with, up to a whole `initialize` of DAP; nothing if it begins with all else."""
+    decoder, data = wire.Decoder(max_body_bytes=MAX_HELLO_BYTES), b""
+    with contextlib.suppress(OSError, TimeoutError, wire.WireError):
+        async with asyncio.timeout(HELLO_TIMEOUT_S):
+            while more := await reader.read(READ_BYTES):
+                data += more
+                if data[: len(HEADER)].lower() != HEADER[: len(data)]:
+                    break
+                for message in decoder.feed(more):
+                    is_hello = (message.get("type"), message.get("command")) == ("request", "initialize")
+                    return data if is_hello and isinstance(message.get("arguments", {}), dict) else b""
+    return b""
+
+
 def _is_ours(writer: asyncio.StreamWriter) -> bool:
     if not can_tell():
         return True  # `raydebug listen` has warned about it
@@ -109,34 +117,3 @@ async def _turn_away(writer: asyncio.StreamWriter, text: bytes) -> None:
         writer.write(text)
         await writer.drain()
     writer.close()
-
-
-def can_tell() -> bool:
-    """Return whether this system reports the user of a connection."""
-    return TABLES[4].is_file()
-
-
-def uid_of(peer: tuple[str, int], own: tuple[str, int]) -> int | None:
-    """Return the user of the process at the other end of a connection within this machine.
-
-    Args:
-        peer: the other end's address and port.
-        own: this end's.
-
-    Returns:
-        None if no open socket of this machine is that end.
-    """
-    table = TABLES[ipaddress.ip_address(peer[0]).version]
-    wanted = (_as_listed(peer), _as_listed(own))
-    for line in table.read_text(encoding="ascii").splitlines()[1:]:
-        columns = line.split()
-        if (columns[_LOCAL], columns[_REMOTE]) == wanted and columns[_INODE] != "0":
-            return int(columns[_UID])
-    return None
-
-
-def _as_listed(address: tuple[str, int]) -> str:
-    packed = ipaddress.ip_address(address[0]).packed
-    words = [packed[i : i + 4] for i in range(0, len(packed), 4)]
-    shown = "".join((word[::-1] if sys.byteorder == "little" else word).hex() for word in words)
-    return f"{shown}:{address[1]:04x}".upper()

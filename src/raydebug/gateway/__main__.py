@@ -28,6 +28,7 @@ from raydebug.gateway.control import Control
 from raydebug.gateway.http import HttpApi
 from raydebug.gateway.listener import (
     AuthThrottle,
+    ClientAuthentication,
     Listener,
     Pieces,
     ProcessAuthentication,
@@ -40,14 +41,14 @@ from raydebug.gateway.pause_lifecycle import LIMIT_S, Expiry, ProcessEvents
 from raydebug.gateway.pause_requests import PauseRequests
 from raydebug.gateway.processes import Process
 from raydebug.gateway.snapshots import Snapshots
-from raydebug.protocol import messages, variables, wire
+from raydebug.protocol import client_handshake, messages, variables, wire
 from raydebug.protocol.listings import GatewayTask
 
 log = logging.getLogger("raydebug.gateway")
 
 PAUSE_LIMIT_S = "PAUSE_LIMIT_S"  # as .env.example has it
 HTTP_METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ")
-HINT = b"raydebug gateway: this port speaks DAP and HTTP; attach with `raydebug attach`.\r\n"
+BEGINNINGS = (b"C", b"c", client_handshake.MARK, *HTTP_METHODS)
 HELLO_TIMEOUT_S = 5.0
 PROOF_TIMEOUT_S = 5.0
 # The session of a process on a lost node ends after this time without an acknowledgement, or after about 20 s of
@@ -60,12 +61,14 @@ MAX_REASON = 300  # characters
 
 @dataclass(frozen=True)
 class Ports:
-    """Where the gateway listens; port 0 takes any free one."""
+    """Where the gateway listens; port 0 takes any free one. A descriptor is a socket that listens there already."""
 
     host: str
     client_port: int
     dial_host: str
     dial_port: int
+    client_fd: int | None = None
+    dial_fd: int | None = None
 
 
 class Gateway:
@@ -87,6 +90,7 @@ class Gateway:
         self._services = Services(token, self.board, PauseRequests(self.control, self.board), AuthThrottle())
         self._http = HttpApi(self._services, self.control, self.snapshots, self.background.describe)
         self._authentication = ProcessAuthentication(token)
+        self._clients = ClientAuthentication(token, self._services.throttle)
         self._processes: weakref.WeakValueDictionary[str, Process] = weakref.WeakValueDictionary()  # by instance
         self._expiry = Expiry(self.board, pause_limit_s)
         # Separate budgets: connections that send single bytes cannot displace a client whose first message is whole.
@@ -98,8 +102,8 @@ class Gateway:
         Raises:
             OSError: a port is taken.
         """
-        clients = Listener(ports.host, ports.client_port, self._accept_client)
-        dials = Listener(ports.dial_host, ports.dial_port, self._accept_process)
+        clients = Listener(ports.host, ports.client_port, self._accept_client, ports.client_fd)
+        dials = Listener(ports.dial_host, ports.dial_port, self._accept_process, ports.dial_fd)
         self._listeners = (clients, dials)
         self._http.allow_hosts((ports.host, *self._hosts))
         self.background.start("expiry", self._expiry.watch)
@@ -114,15 +118,22 @@ class Gateway:
         if not first:
             return
         with self._unproven.holding(peer) as proven:
+            is_proven = first.startswith(client_handshake.MARK)
+            if is_proven:
+                async with asyncio.timeout(AUTHENTICATION_TIMEOUT_S):
+                    rest = await self._clients.prove(connection, first)
+                    proven()
+                    first = await _first_message(connection, rest)
             reader, writer = await streams_of(connection)
             try:
                 watch_peer(reader, writer)
                 if first.startswith(HTTP_METHODS):
-                    await self._http.serve(first, reader, writer, proven)
+                    await self._http.serve(first, reader, writer, proven, is_proven=is_proven)
                 elif first[:1] in b"Cc":  # Content-Length, Content-Type
-                    await Client(self._services, reader, writer, on_proven=proven).serve(first)
+                    client = Client(self._services, reader, writer, on_proven=proven, has_proved=is_proven)
+                    await client.serve(first)
                 else:
-                    writer.write(HINT)
+                    writer.write(client_handshake.HINT)
             finally:
                 writer.close()
 
@@ -222,11 +233,11 @@ def _where(error: Exception) -> str:
     return f"{type(error).__name__}: {error} ({last.filename.rpartition('/')[2]}:{last.lineno} {last.name})"
 
 
-async def _first_message(connection: socket.socket) -> bytes:
-    """Read up to the end of a header, as far as the bytes can become a message of DAP or HTTP."""
-    data, pieces = b"", Pieces()
+async def _first_message(connection: socket.socket, data: bytes = b"") -> bytes:
+    """Read up to the end of a header, as far as the bytes can become a message that this port knows."""
+    pieces = Pieces()
     while b"\r\n\r\n" not in data and len(data) < MAX_UNPROVEN_BYTES:
-        if not any(method.startswith(data[: len(method)]) for method in (b"C", b"c", *HTTP_METHODS)):
+        if not any(method.startswith(data[: len(method)]) for method in BEGINNINGS):
             break
         more = await asyncio.get_running_loop().sock_recv(connection, MAX_UNPROVEN_BYTES - len(data))
         if not more:
@@ -264,6 +275,9 @@ def main() -> int:
     parser.add_argument("--client-port", type=int, default=5678, help="port for clients (default: %(default)s)")
     parser.add_argument("--dial-host", default="127.0.0.1", help="address for processes (default: %(default)s)")
     parser.add_argument("--dial-port", type=int, default=5679, help="port for processes (default: %(default)s)")
+    what = "file descriptor of a socket that listens there already"
+    parser.add_argument("--client-fd", type=int, help=what)
+    parser.add_argument("--dial-fd", type=int, help=what)
     limit_s = float(os.environ.get(PAUSE_LIMIT_S) or LIMIT_S)
     what = "resume a pause after so many seconds without a debugger; 0: never (default: %(default)s)"
     parser.add_argument("--pause-limit-s", type=float, default=limit_s, help=what)
@@ -278,7 +292,9 @@ def main() -> int:
     raise_file_limit()
     token = Path(os.environ[variables.TOKEN_PATH]).read_text(encoding="ascii").strip()
     try:
-        ports = Ports(options.host, options.client_port, options.dial_host, options.dial_port)
+        ports = Ports(
+            options.host, options.client_port, options.dial_host, options.dial_port, options.client_fd, options.dial_fd
+        )
         hosts = tuple(name.strip() for name in options.allowed_hosts.split(","))
         asyncio.run(serve(token, ports, options.pause_limit_s, hosts, Numbers(options.numbers_file)))
     except OSError as error:

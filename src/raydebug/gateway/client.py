@@ -47,6 +47,7 @@ class Client:
         services: shared by all clients.
         reader, writer: the connection.
         on_proven: called once when the client has shown the token.
+        has_proved: it has proved that it holds the token, and need not send it.
     """
 
     def __init__(
@@ -55,6 +56,8 @@ class Client:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         on_proven: Callable[[], None] = lambda: None,
+        *,
+        has_proved: bool = False,
     ) -> None:
         self._services = services
         self._board = services.board
@@ -62,6 +65,7 @@ class Client:
         self._to = Connection(reader, writer, self._cut_off)
         self._forwarder = Forwarder(self._to, services.board, self._note_continued)
         self._on_proven = on_proven
+        self._has_proved = has_proved
         self._proven = False
         self._configured = False
         self._starts_sessions = False
@@ -151,10 +155,10 @@ class Client:
         return True
 
     def _attach(self, message: Message, arguments: Message) -> None:
-        if not arguments.get("token"):
+        if not self._has_proved and not arguments.get("token"):
             logs.audit("refuse", self.title, stranger=self._to.peer, reason=requests.MISSING_TOKEN)
             raise requests.missing_token()
-        if not wire.is_same(self._services.token, arguments.get("token")):
+        if not self._has_proved and not wire.is_same(self._services.token, arguments.get("token")):
             raise requests.wrong_token()
         self._proven = True
         self._on_proven()

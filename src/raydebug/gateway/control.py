@@ -5,24 +5,42 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import re
 import time
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar, cast
 
 from raydebug.gateway.numbers import BREAK, Numbers
 from raydebug.gateway.watchdogs import Watchdogs
 from raydebug.protocol import messages, records, wire
 from raydebug.protocol.listings import BreakpointState, ListedBreakpoint, ListedProcess, ListedStacks
-from raydebug.protocol.records import BadRecord, BreakpointReport, BreakpointSpec, StacksRecord, WorkRecord
+from raydebug.protocol.records import (
+    BadRecord,
+    BreakpointReport,
+    BreakpointSpec,
+    FramesRecord,
+    StackFrame,
+    StacksRecord,
+    ThreadStack,
+    WorkRecord,
+    digest_of,
+)
 from raydebug.protocol.wire import Message
 
 log = logging.getLogger("raydebug.gateway")
+
+Answer = TypeVar("Answer")
 
 READ_BYTES = 64 * 1024
 MAX_BREAKS = 1000
 MAX_REFUSALS = 100  # of one process, until they are read
 DESCRIBE_TIMEOUT_S = 1.0
+DESCRIBED_FOR_S = 1.0  # a description that is not older is not asked for again
+# Thousands of processes are asked in turns, so that the gateway never has all their answers to read at once: other
+# clients are answered in between. The next turn begins when all have answered, or after TURN_S.
+ASKED_IN_A_TURN, TURN_S = 64, 0.02
+HOLDERS = 3  # of the same frames, asked for them one after the other
 # The actor in which Ray runs a job's driver (ray 2.60.0 dashboard/modules/job/common.py): not the user's, though it has
 # the job's environment. Held by tests/ray/test_contracts.py.
 JOB_ACTOR = "_ray_internal_job_actor_"
@@ -57,7 +75,9 @@ class ControlChannel:
         self._writer = writer
         self._seq = itertools.count(1)
         self._described = asyncio.Event()
+        self._described_at = -math.inf
         self._wanting_stacks: list[asyncio.Future[StacksRecord]] = []
+        self._wanting_frames: dict[int, asyncio.Future[FramesRecord]] = {}
 
     @property
     def title(self) -> str:
@@ -74,8 +94,14 @@ class ControlChannel:
         """Id of the process, the same in each of its dial-ins."""
         return str(self.about.get("instance") or "")
 
-    async def update(self) -> None:
-        """Fetch a new description of the process; `answers` says whether it came in time."""
+    async def update(self, fresh_s: float = 0.0) -> None:
+        """Fetch a new description of the process; `answers` says whether it came in time.
+
+        Args:
+            fresh_s: how old a description may be that is kept.
+        """
+        if time.monotonic() - self._described_at < fresh_s:
+            return
         self._described.clear()
         self.send(messages.DESCRIBE, {})
         try:
@@ -83,14 +109,43 @@ class ControlChannel:
         except TimeoutError:
             self.answers = False
 
-    async def fetch_stacks(self, timeout_s: float) -> ListedStacks:
-        """Return the stacks of the process; `state` is silent if it does not answer within timeout_s seconds."""
+    async def fetch_stacks(self, timeout_s: float, frames: dict[str, list[StackFrame]]) -> StacksRecord | None:
+        """Return the stacks of the process, with digests of their frames; None without an answer in time.
+
+        Args:
+            timeout_s: limit in seconds.
+            frames: by their digests; a worker of an earlier raydebug sends the frames themselves, which are added.
+        """
         answer: asyncio.Future[StacksRecord] = asyncio.get_running_loop().create_future()
         self._wanting_stacks.append(answer)
-        self.send(messages.STACKS, {})
+        self.send(messages.STACKS, {"digests": True})
         await asyncio.wait([answer], timeout=timeout_s)
         self._wanting_stacks.remove(answer)
-        record = answer.result() if answer.done() else None
+        if not answer.done():
+            return None
+        threads: list[ThreadStack] = []
+        for thread in answer.result().get("threads", []):
+            if "frames" in thread:
+                digest = digest_of(thread["frames"])
+                frames.setdefault(digest, thread["frames"])
+                thread = {**thread, "digest": digest}
+                del thread["frames"]
+            threads.append(thread)
+        return {**answer.result(), "threads": threads}
+
+    async def fetch_frames(self, digests: list[str], timeout_s: float) -> dict[str, list[StackFrame]]:
+        """Return the frames that digests of the process stand for, as far as it sends them in time."""
+        request = next(self._seq)
+        answer = self._wanting_frames[request] = asyncio.get_running_loop().create_future()
+        self.send(messages.FRAMES, {"request": request, "digests": digests})
+        await asyncio.wait([answer], timeout=timeout_s)
+        del self._wanting_frames[request]
+        known = answer.result().get("known", []) if answer.done() else []
+        found = {digest_of(one.get("frames", [])): one.get("frames", []) for one in known}
+        return {digest: found[digest] for digest in digests if digest in found}
+
+    def list_stacks(self, record: StacksRecord | None) -> ListedStacks:
+        """Return the process in the list of stacks; without its record it is silent."""
         about = self.describe()
         return {
             **{name: about[name] for name in STACKS_OF},  # type: ignore[typeddict-item, literal-required]
@@ -118,6 +173,7 @@ class ControlChannel:
         if event == messages.DESCRIBED:
             self.about.update(records.read(body, WorkRecord, "the description"))
             self.answers = True
+            self._described_at = time.monotonic()
             self._described.set()
         elif event == messages.STACKED:
             record = records.read(body, StacksRecord, "the stacks")
@@ -125,6 +181,11 @@ class ControlChannel:
             for one in self._wanting_stacks:
                 if not one.done():
                     one.set_result(record)
+        elif event == messages.FRAMES_SENT:
+            sent = records.read(body, FramesRecord, "the frames")
+            wanting = self._wanting_frames.get(sent.get("request", 0))
+            if wanting is not None and not wanting.done():
+                wanting.set_result(sent)
         elif event == messages.PAUSE_REFUSED:
             refusal = records.read(body, records.Refusal, "the refusal")
             if len(self.refusals) < MAX_REFUSALS:
@@ -164,6 +225,16 @@ def _role(about: ListedProcess) -> str:
     return "driver" if about["is_driver"] else _DIGITS.sub("", title) if title.startswith("VLLM::") else title
 
 
+async def _in_turns(asking: Sequence[Coroutine[Any, Any, Answer]]) -> list[Answer]:
+    """Return the answers of many processes, which are asked in turns."""
+    begun: list[asyncio.Task[Answer]] = []
+    for one in range(0, len(asking), ASKED_IN_A_TURN):
+        turn = [asyncio.ensure_future(ask) for ask in asking[one : one + ASKED_IN_A_TURN]]
+        begun += turn
+        await asyncio.wait(turn, timeout=TURN_S)
+    return await asyncio.gather(*begun)
+
+
 class Control:
     """All control channels, and all breakpoints that were set from outside.
 
@@ -199,14 +270,20 @@ class Control:
             self.channels.discard(channel)
             channel.end()
 
-    async def described(self) -> list[ControlChannel]:
-        """Return the channels of the user's processes with new descriptions, by node and process id."""
-        await asyncio.gather(*(channel.update() for channel in self.channels))
+    async def described(self, fresh_s: float = 0.0) -> list[ControlChannel]:
+        """Return the channels of the user's processes with new descriptions, by node and process id.
+
+        Args:
+            fresh_s: how old a description may be that is not asked for again.
+        """
+        await _in_turns([channel.update(fresh_s) for channel in self.channels])
         users = [channel for channel in self.channels if JOB_ACTOR not in str(channel.about.get("actor"))]
         return sorted(users, key=lambda one: (str(one.describe()["ip"]), int(one.about.get("pid") or 0)))
 
-    async def fetch_stacks(self, timeout_s: float, job: str | None, only: Sequence[str]) -> list[ListedStacks]:
-        """Return the stacks of the user's processes.
+    async def fetch_stacks(
+        self, timeout_s: float, job: str | None, only: Sequence[str]
+    ) -> tuple[list[ListedStacks], dict[str, list[StackFrame]]]:
+        """Return the stacks of the user's processes with digests of their frames, and the frames by their digests.
 
         Args:
             timeout_s: limit for each of them.
@@ -217,10 +294,32 @@ class Control:
             one for one in self.channels
             if (job is None or one.about.get("job") == job) and (not only or one.instance in only)
         ]  # fmt: skip
-        found = await asyncio.gather(*(channel.fetch_stacks(timeout_s) for channel in asked))
-        users = [one for one in found if JOB_ACTOR not in str(one["actor"])]
+        frames: dict[str, list[StackFrame]] = {}
+        found = await _in_turns([channel.fetch_stacks(timeout_s, frames) for channel in asked])
+        answers = dict(zip(asked, found, strict=True))
+        holders: dict[str, list[ControlChannel]] = {}
+        for channel, record in answers.items():
+            for thread in record["threads"] if record else []:
+                if len(known := holders.setdefault(thread.get("digest", ""), [])) < HOLDERS:
+                    known.append(channel)
+        for turn in range(HOLDERS):
+            wanted: dict[ControlChannel, list[str]] = {}
+            for digest in [one for one in holders if one not in frames and turn < len(holders[one])]:
+                wanted.setdefault(holders[digest][turn], []).append(digest)
+            for sent in await _in_turns([one.fetch_frames(wanted[one], timeout_s) for one in wanted]):
+                frames.update(sent)
+        users = []
+        for begin in range(0, len(asked), ASKED_IN_A_TURN):
+            for channel in asked[begin : begin + ASKED_IN_A_TURN]:
+                record = answers[channel]
+                # Frames that nobody has sent: their process has ended, or does not answer any more.
+                has_all = record and all(one.get("digest", "") in frames for one in record["threads"])
+                one = channel.list_stacks(record if has_all else None)
+                if JOB_ACTOR not in str(one["actor"]):
+                    users.append(one)
+            await asyncio.sleep(0)
         self.watchdogs.complete(users)
-        return sorted(users, key=lambda one: (one["role"], one["rank"] or 0, one["pid"] or 0))
+        return sorted(users, key=lambda one: (one["role"], one["rank"] or 0, one["pid"] or 0)), frames
 
     def add(self, definitions: list[BreakpointSpec], job: str | None) -> list[BreakpointSpec]:
         """Set breakpoints in every process of a job, or of all jobs, including processes that start later.

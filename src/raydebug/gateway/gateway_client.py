@@ -17,12 +17,20 @@ import h11
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import Exit, RaydebugError
 from raydebug.protocol import messages
-from raydebug.protocol.listings import GatewayTask, ListedBreakpoint, ListedPause, ListedProcess, ListedStacks
+from raydebug.protocol.client_handshake import MAX_BYTES, ClientHandshake, NotProven, is_whole
+from raydebug.protocol.listings import (
+    GatewayTask,
+    ListedBreakpoint,
+    ListedPause,
+    ListedProcess,
+    ListedStacks,
+    with_frames,
+)
 from raydebug.protocol.records import BreakpointSpec
 from raydebug.protocol.snapshot import IS_ID, SnapshotSummary
 
 TIMEOUT_S = 5.0
-STACKS_TIMEOUT_S = 30.0  # beside what the processes may take; a busy gateway needs seconds for thousands of them
+PROCESSES_TIMEOUT_S = 30.0  # beside what the processes may take; a busy gateway needs seconds for thousands of them
 RECEIVE_BYTES = 64 * 1024
 REPORTS_WITHIN_S = 2.0
 _BREAK_STATES = {
@@ -50,7 +58,7 @@ def request(
     body: Mapping[str, object] | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> dict[str, Any]:
-    """Send one request with the cluster's token and return the JSON document of the response.
+    """Send one request, once each side has proved to hold the token, and return the JSON document of the response.
 
     Args:
         cluster: whose.
@@ -60,13 +68,15 @@ def request(
         timeout_s: limit for each part of the response.
 
     Raises:
-        RaydebugError: the gateway does not answer, or refuses.
+        RaydebugError: the gateway does not answer, does not hold the token, or refuses.
     """
     where = f"{cluster.gateway_host}:{cluster.gateway_port}"
     try:
         sent = None if body is None else json.dumps(body).encode("ascii")
         status, text = _exchange(cluster, method, path, sent, timeout_s)
         document: dict[str, Any] = json.loads(text)
+    except NotProven as error:
+        raise unproven(error, f"{where} (cluster '{cluster.name}')") from error
     except (OSError, h11.ProtocolError, ValueError) as error:
         raise RaydebugError(
             f"the gateway of cluster '{cluster.name}' does not answer",
@@ -75,14 +85,6 @@ def request(
             code="gateway.no-answer",
             exit_code=Exit.SESSION_LOST,
         ) from error
-    if status in (401, 403):
-        raise RaydebugError(
-            f"the gateway refused the token of cluster '{cluster.name}'",
-            cause=f"{where} said: {document.get('error', {}).get('message', status)}",
-            fix=f"the token is in {cluster.token_file}; `raydebug up` writes a new one",
-            code="auth.wrong-token",
-            exit_code=Exit.USAGE,
-        )
     if status != 200:
         refused = document.get("error", {})
         restart = f"if its version differs, restart it with `raydebug down{name_option(cluster.name)}` and `up`"
@@ -102,13 +104,13 @@ def _exchange(cluster: Cluster, method: str, path: str, body: bytes | None, time
     http.client alone imports email and ssl, 20 ms where h11 takes 8 ms.
     """
     http = h11.Connection(h11.CLIENT)
-    headers = [("Host", f"{cluster.gateway_host}:{cluster.gateway_port}"), ("Authorization", f"Bearer {cluster.token}")]
-    headers.append(("Content-Length", str(len(body or b""))))
+    headers = [("Host", f"{cluster.gateway_host}:{cluster.gateway_port}"), ("Content-Length", str(len(body or b"")))]
     with socket.create_connection((cluster.gateway_host, cluster.gateway_port), timeout=TIMEOUT_S) as connection:
+        proof = _prove(connection, cluster.token)
         connection.settimeout(timeout_s)
         head = h11.Request(method=method, target=path, headers=headers)
         parts = [http.send(part) or b"" for part in (head, h11.Data(data=body or b""), h11.EndOfMessage())]
-        connection.sendall(b"".join(parts))
+        connection.sendall(proof + b"".join(parts))
         status = 0
         received: list[bytes] = []  # thousands of stacks are megabytes
         while not isinstance(event := http.next_event(), h11.EndOfMessage):
@@ -122,6 +124,37 @@ def _exchange(cluster: Cluster, method: str, path: str, body: bytes | None, time
             elif isinstance(event, h11.Data):
                 received.append(bytes(event.data))
     return status, b"".join(received)
+
+
+def _prove(connection: socket.socket, token: str) -> bytes:
+    """Have the gateway prove that it holds the token, and return our own proof, to be sent before the request.
+
+    Raises:
+        NotProven: what answers there does not hold it.
+    """
+    handshake, answer = ClientHandshake(token), b""
+    connection.sendall(handshake.hello)
+    while not is_whole(answer) and (data := connection.recv(MAX_BYTES - len(answer))):
+        answer += data
+    return handshake.prove(answer)
+
+
+def unproven(error: NotProven, where: str) -> RaydebugError:
+    """Return the error that what answers at the gateway's address does not hold the token.
+
+    Args:
+        error: of the handshake.
+        where: the address.
+    """
+    refused = error.code == "auth.wrong-token"
+    what = f"the gateway at {where} refused the token"
+    return RaydebugError(
+        what if refused else f"no gateway that can be trusted answers at {where}",
+        cause=str(error),
+        fix=error.fix,
+        code=error.code,
+        exit_code=Exit.USAGE if refused else Exit.SESSION_LOST,
+    )
 
 
 def fetch_pauses(cluster: Cluster) -> list[ListedPause]:
@@ -144,7 +177,7 @@ def fetch_processes(cluster: Cluster) -> list[ListedProcess]:
     Raises:
         RaydebugError: the gateway does not answer, or refuses the token.
     """
-    processes: list[ListedProcess] = request(cluster, "GET", "/processes")["processes"]
+    processes: list[ListedProcess] = request(cluster, "GET", "/processes", None, PROCESSES_TIMEOUT_S)["processes"]
     return processes
 
 
@@ -162,9 +195,11 @@ def fetch_stacks(
     Raises:
         RaydebugError: the gateway does not answer, or refuses the token.
     """
-    question = {"job": job, "only": [*only], "timeout_s": timeout_s}
-    limit_s = STACKS_TIMEOUT_S + timeout_s
-    processes: list[ListedStacks] = request(cluster, "POST", "/stacks", question, limit_s)["processes"]
+    question = {"job": job, "only": [*only], "timeout_s": timeout_s, "digests": True}
+    answer = request(cluster, "POST", "/stacks", question, PROCESSES_TIMEOUT_S + timeout_s)
+    processes: list[ListedStacks] = answer["processes"]
+    for process in processes:
+        process["threads"] = [with_frames(thread, answer["frames"]) for thread in process["threads"]]
     return processes
 
 

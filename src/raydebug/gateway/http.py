@@ -7,18 +7,18 @@ import base64
 import contextlib
 import ipaddress
 import json
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, TypedDict
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, TypedDict, TypeVar
 
 import h11
 
 from raydebug.gateway import logs, requests
 from raydebug.gateway.client import Services
-from raydebug.gateway.control import Control, ControlChannel
+from raydebug.gateway.control import DESCRIBED_FOR_S, Control
 from raydebug.gateway.requests import Refused
 from raydebug.gateway.snapshots import Snapshots
 from raydebug.protocol import records, wire
-from raydebug.protocol.listings import GatewayTask, ListedProcess, ListedStacks
+from raydebug.protocol.listings import GatewayTask, ListedStacks, with_frames
 
 REQUEST_TIMEOUT_S = 5.0
 MAX_REQUEST_BYTES = 8 * 1024
@@ -27,7 +27,10 @@ WRONG_TOKEN, CONFLICT, MISDIRECTED, TIMED_OUT = 401, 409, 421, 504
 PAUSE_WITHIN_S, PAUSE_AT_MOST_S = 10.0, 3600.0
 STACKS_WITHIN_S, STACKS_AT_MOST_S = 0.3, 30.0
 PATHS = "/health, /status, /pauses, /processes, /stacks, /snapshots/JOB, /pause, /breaks and /jobs/ID"
-Answer = tuple[int, Mapping[str, object]]
+PROCESSES_IN_A_PIECE = 64
+Listed = TypeVar("Listed")
+_NONE: Mapping[str, object] = {}
+Answer = tuple[int, Mapping[str, object] | AsyncIterator[bytes]]
 
 
 class BreakpointsRequest(TypedDict, total=False):
@@ -50,6 +53,7 @@ class StacksQuestion(TypedDict, total=False):
     job: records.Name | None
     only: list[records.Name]
     timeout_s: float
+    digests: bool  # digests may stand for frames, which are then sent once
 
 
 class SnapshotQuestion(TypedDict, total=False):
@@ -91,15 +95,25 @@ class HttpApi:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         on_proven: Callable[[], None] = lambda: None,
+        *,
+        is_proven: bool = False,
     ) -> None:
-        """Answer one HTTP request and close; `on_proven` is called when it has shown the token."""
+        """Answer one HTTP request and close.
+
+        Args:
+            first: bytes that were read already.
+            reader: of the connection.
+            writer: of the same.
+            on_proven: called when the request has shown the token.
+            is_proven: the client has proved that it holds the token, and need not send it.
+        """
         peer = writer.get_extra_info("peername")
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_REQUEST_BYTES)
         request: h11.Request | None = None
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 request = await _receive(connection, first, reader)
-                status, body = self._refuse(request)
+                status, body = self._refuse(request, is_proven=is_proven)
                 sent = b"" if status else await _receive_body(connection, reader)
             if status == 0:
                 on_proven()
@@ -111,16 +125,21 @@ class HttpApi:
             return
         if status == WRONG_TOKEN:
             await self._services.throttle.delay_answer(logs.name_client("HTTP", peer), peer)
-        data = json.dumps(body).encode()
-        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(data))), ("Connection", "close")]
+        headers = [("Content-Type", "application/json"), ("Connection", "close")]
+        pieces = body if isinstance(body, AsyncIterator) else None
+        data = json.dumps(body).encode() if pieces is None else b""
+        headers += [("Content-Length", str(len(data)))] if pieces is None else []  # without it, it is sent in chunks
         if connection.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             writer.write(connection.send(h11.Response(status_code=status, headers=headers)) or b"")
             if request is None or request.method != b"HEAD":  # a response to HEAD has no body
-                writer.write(connection.send(h11.Data(data=data)) or b"")
+                async for piece in pieces or _whole(data):
+                    writer.write(connection.send(h11.Data(data=piece)) or b"")
+                    await writer.drain()
+                writer.write(connection.send(h11.EndOfMessage()) or b"")
         await writer.drain()
         writer.close()
 
-    def _refuse(self, request: h11.Request) -> Answer:
+    def _refuse(self, request: h11.Request, *, is_proven: bool) -> Answer:
         """Return the response to a request that needs no token or has no right one; status 0 accepts the request."""
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers}
         host = host_of(headers.get("host", ""))
@@ -131,7 +150,7 @@ class HttpApi:
             return 403, _refusal("http.origin", "requests from web pages are refused")
         if _path(request) == "/health" and request.method == b"GET":
             return 200, {"status": "ok"}
-        if not wire.is_same(f"Bearer {self._services.token}", headers.get("authorization", "")):
+        if not is_proven and not wire.is_same(f"Bearer {self._services.token}", headers.get("authorization", "")):
             refused = requests.wrong_token() if headers.get("authorization") else requests.missing_token()
             return WRONG_TOKEN, _refusal(refused.code, str(refused), refused.fix)
         return 0, {}
@@ -147,10 +166,9 @@ class HttpApi:
                     pauses = sorted(board.listed(), key=lambda pause: int(pause.id))  # as they began
                     return 200, {"version": 1, "pauses": [board.describe(pause) for pause in pauses]}
                 case ("GET", "processes"):
-                    channels = await self._control.described()
-                    return 200, {"version": 1, "processes": [self._describe(one) for one in channels]}
+                    return 200, await self._processes()
                 case ("POST", "stacks"):
-                    return 200, {"version": 1, "processes": await self._stacks(sent)}
+                    return 200, await self._stacks(sent)
                 case ("POST", "pause"):
                     return await _unless_gone(self._pause(sent, peer), reader)
                 case ("GET", "snapshots", job):
@@ -181,18 +199,31 @@ class HttpApi:
             return 400, _refusal("http.malformed", f"{type(error).__name__}: {error}")
         return 404, _refusal("http.not-found", f"there are {PATHS}")
 
-    def _describe(self, channel: ControlChannel) -> ListedProcess:
-        pauses = self._services.board.of_instance(channel.instance)
-        return {**channel.describe(), "pauses": [pause.id for pause in pauses]}
+    async def _processes(self) -> AsyncIterator[bytes]:
+        channels = await self._control.described(DESCRIBED_FOR_S)
+        pauses = self._pauses()
+        return _in_pieces(channels, lambda one: {**one.describe(), "pauses": pauses.get(one.instance, [])})
 
-    async def _stacks(self, sent: bytes) -> list[ListedStacks]:
+    async def _stacks(self, sent: bytes) -> AsyncIterator[bytes]:
         wanted = records.read(_document(sent), StacksQuestion, "the question")
         timeout_s = wanted.get("timeout_s", STACKS_WITHIN_S)
         if not 0 < timeout_s <= STACKS_AT_MOST_S:
             raise ValueError(f"timeout_s is from 0 to {STACKS_AT_MOST_S:g}")
-        found = await self._control.fetch_stacks(timeout_s, wanted.get("job"), wanted.get("only", []))
-        for one in found:
-            one["pauses"] = [pause.id for pause in self._services.board.of_instance(one["instance"])]
+        found, frames = await self._control.fetch_stacks(timeout_s, wanted.get("job"), wanted.get("only", []))
+        pauses = self._pauses()
+        shared = {"frames": frames} if wanted.get("digests") else {}
+
+        def describe(one: ListedStacks) -> ListedStacks:
+            threads = one["threads"] if shared else [with_frames(each, frames) for each in one["threads"]]
+            return {**one, "threads": threads, "pauses": pauses.get(one["instance"], [])}
+
+        return _in_pieces(found, describe, shared)
+
+    def _pauses(self) -> dict[str, list[str]]:
+        """Return the ids of the listed pauses of each process, by its instance."""
+        found: dict[str, list[str]] = {}
+        for pause in self._services.board.listed():
+            found.setdefault(pause.process.instance, []).append(pause.id)
         return found
 
     async def _pause(self, sent: bytes, peer: object) -> Answer:
@@ -215,6 +246,28 @@ class HttpApi:
         pause.reserved = False
         board.changed()
         return 200, {"version": 1, "pause": board.describe(pause)}
+
+
+async def _in_pieces(
+    processes: Sequence[Listed], describe: Callable[[Listed], Mapping[str, object]], more: Mapping[str, object] = _NONE
+) -> AsyncIterator[bytes]:
+    """Yield the JSON of a list of processes in pieces: other clients are answered in between.
+
+    Args:
+        processes: what is listed.
+        describe: returns the JSON object of one.
+        more: further members of the document.
+    """
+    yield b'{"version": 1, "processes": ['
+    for begin in range(0, len(processes), PROCESSES_IN_A_PIECE):
+        piece = [describe(one) for one in processes[begin : begin + PROCESSES_IN_A_PIECE]]
+        yield (b", " if begin else b"") + json.dumps(piece)[1:-1].encode("ascii")
+        await asyncio.sleep(0)
+    yield b"]" + b"".join(f', "{name}": {json.dumps(value)}'.encode("ascii") for name, value in more.items()) + b"}"
+
+
+async def _whole(data: bytes) -> AsyncIterator[bytes]:
+    yield data
 
 
 async def _receive(connection: h11.Connection, data: bytes, reader: asyncio.StreamReader) -> h11.Request:

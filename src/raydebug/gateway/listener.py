@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from raydebug.gateway import logs
-from raydebug.protocol import messages, wire
+from raydebug.protocol import client_handshake, messages, wire
 from raydebug.protocol.wire import Message
 
 log = logging.getLogger("raydebug.gateway")
@@ -77,6 +77,7 @@ class Listener:
 
     Args:
         host, port: where to listen; port 0 takes any free one.
+        fd: a socket that listens there already, of the supervisor, which keeps the port while no gateway runs.
         serve: called with each connection and its peer's address, in a task of its own. The connection is closed
             when it returns, unless `streams_of` has taken it.
 
@@ -84,9 +85,13 @@ class Listener:
         OSError: the port is taken.
     """
 
-    def __init__(self, host: str, port: int, serve: Callable[[socket.socket, str], Awaitable[None]]) -> None:
+    def __init__(
+        self, host: str, port: int, serve: Callable[[socket.socket, str], Awaitable[None]], fd: int | None = None
+    ) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        address = (host, port)
+        self._socket = socket.create_server(address, family=family) if fd is None else socket.socket(fileno=fd)
+        self._socket.listen(BACKLOG)
         self._socket.setblocking(False)
         self._serve = serve
         self._loop = asyncio.get_running_loop()
@@ -157,6 +162,7 @@ def _file_limit() -> int:
     return MAX_UNPROVEN * FILES_PER_UNPROVEN if limit == resource.RLIM_INFINITY else limit
 
 
+MAX_FIRST_BYTES = 16 * 1024
 MAX_HEADER_BYTES, MAX_HELLO_BYTES, MAX_PROOF_BYTES = 256, 1024, 16 * 1024
 MAX_HELLOS = 10_000  # nonces kept against replay
 FREE_TRIES = 10  # a mistyped or stale token is an accident
@@ -188,6 +194,52 @@ class AuthThrottle:
         """
         logs.audit("refuse", client, stranger=peer, reason="wrong token")
         await asyncio.sleep(self.delay_s())
+
+
+class ClientAuthentication:
+    """The gateway's side of the handshake (protocol/client_handshake.py) with one of raydebug's own clients.
+
+    Args:
+        token: the cluster's token.
+        throttle: delays answers to wrong tokens.
+    """
+
+    def __init__(self, token: str, throttle: AuthThrottle) -> None:
+        self._token, self._throttle = token, throttle
+
+    async def prove(self, connection: socket.socket, first: bytes) -> bytes:
+        """Prove the gateway to a client and the client to the gateway; return what the client sent after its proof.
+
+        Args:
+            connection: of the client.
+            first: its first line.
+
+        Raises:
+            ConnectionError: a proof is wrong, or the connection ended.
+        """
+        loop, mine = asyncio.get_running_loop(), wire.new_nonce()
+        theirs, proof = (*client_handshake.words(first), "", "")[:2]
+        if not wire.is_nonce(theirs) or not wire.is_same(client_handshake.hello_proof(self._token, theirs), proof):
+            await self._refuse(connection)
+        own = client_handshake.gateway_proof(self._token, theirs, mine)
+        answer = b""
+        await loop.sock_sendall(connection, client_handshake.line(mine, own))
+        while client_handshake.END not in answer and len(answer) < MAX_FIRST_BYTES:
+            data = await loop.sock_recv(connection, MAX_FIRST_BYTES)
+            if not data:
+                raise ConnectionResetError("closed before it proved itself")
+            answer += data
+        step, _, rest = answer.partition(client_handshake.END)
+        proof = "".join(client_handshake.words(step))
+        if not wire.is_same(client_handshake.client_proof(self._token, theirs, mine), proof):
+            await self._refuse(connection)
+        return rest
+
+    async def _refuse(self, connection: socket.socket) -> None:
+        peer = connection.getpeername()
+        await self._throttle.delay_answer(logs.name_client("raydebug", peer), peer)
+        await asyncio.get_running_loop().sock_sendall(connection, client_handshake.line(client_handshake.REFUSED))
+        raise ConnectionRefusedError("wrong token")
 
 
 class ProcessAuthentication:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NotRequired, TypedDict
+from collections.abc import Mapping
+from typing import NotRequired, TypedDict, cast
 
-from raydebug.protocol.records import CollectiveGroup, Location, Policy, ThreadStack, TripwireRecord, Watchdog
+from raydebug.protocol.records import (
+    CollectiveGroup,
+    Location,
+    Policy,
+    StackFrame,
+    ThreadStack,
+    TripwireRecord,
+    Watchdog,
+)
 
 
 class ListedPause(TypedDict, total=False):
@@ -88,6 +97,18 @@ class ListedStacks(TypedDict):
     collectives: NotRequired[list[CollectiveGroup]]  # of torch's process groups
     native: NotRequired[list[ThreadStack]]  # with C frames, of `stacks --native`
     stopped: NotRequired[bool]  # by a signal, as seen from outside
+
+
+def with_frames(thread: ThreadStack, known: Mapping[str, list[StackFrame]]) -> ThreadStack:
+    """Return the stack of a thread with the frames that its digest stands for.
+
+    >>> with_frames({"name": "t", "digest": "d", "cpu_s": 1.0}, {"d": [{"line": 3}]})
+    {'name': 't', 'frames': [{'line': 3}], 'cpu_s': 1.0}
+    """
+    if "digest" not in thread:
+        return thread
+    rest = {name: value for name, value in thread.items() if name not in ("name", "digest")}
+    return cast(ThreadStack, {"name": thread.get("name", ""), "frames": known[thread["digest"]], **rest})
 
 
 class BreakpointState(TypedDict):

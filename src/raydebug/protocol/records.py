@@ -8,6 +8,8 @@ dropped. A fact that the process does not know is null, and is dropped as well.
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 from collections.abc import Callable
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypedDict, TypeVar, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
@@ -196,6 +198,7 @@ class ThreadStack(TypedDict, total=False):
 
     name: Name
     frames: list[StackFrame]
+    digest: Name  # of the frames, in place of them: most processes of a training have the same ones
     cpu_s: float  # CPU time of the thread since it began
     objects: list[Name]  # ids of the objects that ray.get or ray.wait waits for
     host: Name  # address and port of the socket that it reads
@@ -203,6 +206,26 @@ class ThreadStack(TypedDict, total=False):
     wants: Name  # the lock that it is about to acquire
     holds: list[Name]  # the locks of its `with` blocks
     gil: bool  # it holds Python's lock; known only of a process that is looked at from outside
+
+
+class KnownFrames(TypedDict, total=False):
+    """The frames that a digest stands for."""
+
+    digest: Name
+    frames: list[StackFrame]
+
+
+class FramesRecord(TypedDict, total=False):
+    """The answer to `frames`; digests that the process does not know any more are left out."""
+
+    request: int
+    known: list[KnownFrames]
+
+
+def digest_of(frames: list[StackFrame]) -> str:
+    """Return the digest of frames. The gateway checks it: a process cannot put other frames in place of another's."""
+    text = json.dumps([[one.get("file"), one.get("line"), one.get("function")] for one in frames])
+    return hashlib.sha256(text.encode("ascii")).hexdigest()[:32]
 
 
 class CollectiveCall(TypedDict, total=False):

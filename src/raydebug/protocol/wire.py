@@ -189,17 +189,17 @@ def is_nonce(text: str) -> bool:
 
 def hello_proof(token: str, process_nonce: str) -> str:
     """Return the proof in the first packet of a process."""
-    return _proof(token, "hello", process_nonce, "")
+    return proof(token, "hello", process_nonce, "")
 
 
 def gateway_proof(token: str, process_nonce: str, gateway_nonce: str) -> str:
     """Return the proof that only a gateway with the token can make."""
-    return _proof(token, "gateway", process_nonce, gateway_nonce)
+    return proof(token, "gateway", process_nonce, gateway_nonce)
 
 
 def process_proof(token: str, process_nonce: str, gateway_nonce: str) -> str:
     """Return the proof that only a process with the token can make."""
-    return _proof(token, "process", process_nonce, gateway_nonce)
+    return proof(token, "process", process_nonce, gateway_nonce)
 
 
 def is_same(expected: str, given: object) -> bool:
@@ -207,7 +207,8 @@ def is_same(expected: str, given: object) -> bool:
     return isinstance(given, str) and hmac.compare_digest(expected.encode(), given.encode(errors="surrogatepass"))
 
 
-def _proof(token: str, role: str, process_nonce: str, gateway_nonce: str) -> str:
+def proof(token: str, role: str, process_nonce: str, gateway_nonce: str) -> str:
+    """Return the proof of one role for two nonces."""
     text = "\0".join(("raydebug dial-in 1", role, process_nonce, gateway_nonce))
     return hmac.new(token.encode(), text.encode(), hashlib.sha256).hexdigest()
 

@@ -146,10 +146,13 @@ class _ControlChannel:
                 pause_requests.pause_for(str(body["request"]), self._send_if_open)
             else:
                 pause_requests.withdraw(str(body["request"]))
-        elif message.get("event") == messages.STACKS:
+        elif message.get("event") in (messages.STACKS, messages.FRAMES):
             from raydebug.worker import stacks  # not at the start of every process
 
-            self._send(messages.STACKED, stacks.collect())
+            if message["event"] == messages.FRAMES:
+                self._send(messages.FRAMES_SENT, stacks.frames_of(body))
+            else:
+                self._send(messages.STACKED, stacks.collect_digests() if body.get("digests") else stacks.collect())
         elif message.get("event") == messages.SAVE_PAUSE:
             from raydebug.worker import crashes  # not at the start of every process
 

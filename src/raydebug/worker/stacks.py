@@ -15,12 +15,13 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from raydebug.protocol.records import StackFrame, StacksRecord, ThreadStack
+from raydebug.protocol.records import FramesRecord, StackFrame, StacksRecord, ThreadStack, digest_of
 from raydebug.worker import flight_recorder, pause_requests, records
 
 MAX_FRAMES, MAX_THREADS, MAX_TASKS, MAX_OBJECTS = 64, 200, 100, 20
@@ -55,6 +56,27 @@ def collect() -> StacksRecord:
             record["rank"], record["world"] = own
             record["collectives"] = flight_recorder.read_groups()
     return record
+
+
+_sent: deque[dict[str, list[StackFrame]]] = deque(maxlen=4)  # by digest; several clients may ask at one time
+
+
+def collect_digests() -> StacksRecord:
+    """Return the stacks of this process with the digests of their frames, which `frames_of` knows for a while."""
+    record = collect()
+    sent = {}
+    for thread in record["threads"]:
+        frames = thread.pop("frames")
+        thread["digest"] = digest_of(frames)
+        sent[thread["digest"]] = frames
+    _sent.append(sent)
+    return record
+
+
+def frames_of(question: Mapping[str, Any]) -> FramesRecord:
+    """Return the answer to FRAMES."""
+    known = {digest: frames for sent in _sent for digest, frames in sent.items() if digest in question["digests"]}
+    return {"request": question["request"], "known": [{"digest": one, "frames": known[one]} for one in known]}
 
 
 def _cpu_s(native_id: int) -> float:

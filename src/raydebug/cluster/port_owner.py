@@ -1,0 +1,96 @@
+"""Whose a socket of this machine is: the other end of a connection, or what listens at an address."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from raydebug.cluster.state import Cluster
+
+# Linux, Documentation/networking/proc_net_tcp.rst: sl, local_address, rem_address, st, queues, timer, retransmits, uid,
+# timeout, inode. An address is hexadecimal, in words of the machine's byte order. A socket that its process has closed,
+# or has not accepted yet, is listed with uid 0 and inode 0.
+TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_LOCAL, _REMOTE, _STATE, _UID, _INODE = 1, 2, 3, 7, 9
+_LISTENS = "0A"
+
+
+def can_tell() -> bool:
+    """Return whether this system reports the user of a connection."""
+    return TABLES[0].is_file()
+
+
+def uid_of(peer: tuple[str, int], own: tuple[str, int]) -> int | None:
+    """Return the user of the process at the other end of a connection within this machine.
+
+    Args:
+        peer: the other end's address and port.
+        own: this end's.
+
+    Returns:
+        None if no open socket of this machine is that end.
+    """
+    local, remote = _as_listed(*peer), _as_listed(*own)
+    for row in _rows():
+        if row[_LOCAL] in local and row[_REMOTE] in remote and row[_INODE] != "0":
+            return int(row[_UID])
+    return None
+
+
+def stranger_at(cluster: Cluster, connection: socket.socket) -> int | None:
+    """Return the user of what has answered a connection, if that is nobody of the cluster's.
+
+    The cluster's are this user, root (Docker publishes ports), and the owner of the token's file. A token must not be
+    sent to anybody else: while Ray's dashboard is down, every user of the host may take its port.
+
+    Args:
+        cluster: of which the other end ought to be a part.
+        connection: connected, nothing sent yet.
+
+    Returns:
+        None as well where this machine cannot tell: another system than Linux, or another host.
+    """
+    peer, own = connection.getpeername()[:2], connection.getsockname()[:2]
+    if not ipaddress.ip_address(peer[0]).is_loopback or not can_tell() or not cluster.has_gateway:
+        return None
+    # What is not accepted yet would be closed with its listener, so then the listener is there.
+    uid = uid_of(peer, own)
+    return _stranger(cluster, _listening(*peer) if uid is None else [uid])
+
+
+def stranger_listening(cluster: Cluster, address: tuple[str, int]) -> int | None:
+    """Return the user that listens at a loopback address, if that is nobody of the cluster's; see `stranger_at`."""
+    return _stranger(cluster, _listening(*address)) if can_tell() else None
+
+
+def _stranger(cluster: Cluster, uids: list[int]) -> int | None:
+    trusted = {os.getuid(), 0, cluster.token_file.stat().st_uid}
+    return next((uid for uid in uids if uid not in trusted), None)
+
+
+def _listening(host: str, port: int) -> list[int]:
+    places = {one for address in (host, "0.0.0.0", "::") for one in _as_listed(address, port)}
+    return [int(row[_UID]) for row in _rows() if row[_STATE] == _LISTENS and row[_LOCAL] in places]
+
+
+def _rows() -> Iterator[list[str]]:
+    for table in TABLES:
+        if table.is_file():  # a machine may have no IPv6
+            for line in table.read_text(encoding="ascii").splitlines()[1:]:
+                yield line.split()
+
+
+def _as_listed(host: str, port: int) -> set[str]:
+    """Return the forms of an address: a socket of IPv6 lists an address of IPv4 as ::ffff:ADDRESS."""
+    packed = ipaddress.ip_address(host).packed
+    forms = [packed] if len(packed) == 16 else [packed, bytes(10) + b"\xff\xff" + packed]
+    return {f"{_in_words(form)}:{port:04x}".upper() for form in forms}
+
+
+def _in_words(packed: bytes) -> str:
+    words = [packed[i : i + 4] for i in range(0, len(packed), 4)]
+    return "".join((word[::-1] if sys.byteorder == "little" else word).hex() for word in words)
