@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.check.probes import Facts
+from raydebug.errors import Exit, RaydebugError
 from raydebug.trainers.config import CannotCompose, TrainingConfig
 from raydebug.trainers.registry import recognise
 from raydebug.trainers.trainer import Checks
@@ -18,6 +20,7 @@ from raydebug.trainers.trainer import Checks
 _FOLDERS, _DEPTHS = ("--config-path", "-cp", "--config-dir", "-cd"), ("*.yaml", "*/*.yaml", "*/*/*.yaml")
 
 SOURCES_MAX = 500
+TEXTS, TEXT_BYTES_MAX = ("*.json", "*.jinja", "*.txt"), 256 * 1024**2  # of a model; tokenizer.json has up to 40 MiB
 NOT_OWN = {"site-packages", "node_modules", "__pycache__"}
 
 
@@ -63,7 +66,30 @@ def compose(request: Facts) -> tuple[Checks, Any, TrainingConfig]:
         )
         arguments = list(applied.overlay.argv)
     live, plain = checks.compose(arguments)
-    return checks, live, TrainingConfig(plain, checks.keys)
+    config = TrainingConfig(plain, checks.keys)
+    for word in ("model", "tokenizer"):
+        require_plain_files(Path(str(config.get(word))).expanduser())
+    return checks, live, config
+
+
+def require_plain_files(folder: Path) -> None:
+    """Refuse a model whose texts are a pipe, a device or without end: transformers would read on until memory ends.
+
+    Raises:
+        RaydebugError: names the first.
+    """
+    for file in sorted(path for ending in TEXTS for path in folder.glob(ending) if path.exists()):
+        about = file.stat()
+        if stat.S_ISREG(about.st_mode) and about.st_size <= TEXT_BYTES_MAX:
+            continue
+        much = f"it has {about.st_size:,} bytes, and no tokenizer has more than {TEXT_BYTES_MAX:,}"
+        raise RaydebugError(
+            f"{file} cannot be read",
+            cause=much if stat.S_ISREG(about.st_mode) else "it is no regular file",
+            fix="look at what it is; download the model again",
+            code="model.not-plain",
+            exit_code=Exit.USAGE,
+        )
 
 
 def trainer_version(request: Facts) -> str:
