@@ -17,8 +17,7 @@ def private_state(tmp_path, monkeypatch):
 
 def test_token_is_private_and_fresh():
     """A token is 256 bits, for its owner alone, and never written through a file or a link that lies there."""
-    folder = state.clusters_dir() / "x"
-    folder.mkdir()
+    folder = state.make_folder("x")
     victim = folder / "victim"
     victim.write_text("mine")
     (folder / "token").symlink_to(victim)
@@ -31,8 +30,7 @@ def test_token_is_private_and_fresh():
 
 def test_damaged_record():
     """A record that cannot be read is an error that names the folder to remove."""
-    folder = state.clusters_dir() / "broken"
-    folder.mkdir()
+    folder = state.make_folder("broken")
     (folder / "cluster.json").write_text('{"name": 1')
     with pytest.raises(RaydebugError) as failure:
         load_cluster("broken")
@@ -51,7 +49,7 @@ def test_state_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with pytest.raises(RaydebugError) as failure:
-        load_cluster()
+        state.make_folder("mine")
     assert str(failure.value) == (
         "error: raydebug cannot write its state\n"
         f"cause: {tmp_path / 'file' / 'raydebug' / 'clusters'}: Not a directory\n"
@@ -59,7 +57,7 @@ def test_state_that_cannot_be_written(tmp_path, monkeypatch):
     )
     assert failure.value.exit_code == 2
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    (state.clusters_dir() / "mine.lock").mkdir()
+    (state.clusters_dir(make=True) / "mine.lock").mkdir()
     with pytest.raises(RaydebugError, match="cannot write its state"), state.only_one("mine"):
         pass
 

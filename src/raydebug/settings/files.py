@@ -6,6 +6,7 @@ import contextlib
 import os
 import stat
 from pathlib import Path
+from typing import IO, Any
 
 # What no editor shows: each of them makes a line mean another thing than it says.
 HIDDEN = ((b"\xef\xbb\xbf", "a byte order mark"), (b"\0", "a NUL byte"), (b"\r", "a CR line end"))
@@ -126,6 +127,16 @@ def atomic_write(path: Path, text: str | bytes, *, mode: int | None = 0o600) -> 
     finally:
         with contextlib.suppress(OSError):
             fresh.unlink()
+
+
+def open_private(path: Path, mode: str) -> IO[Any]:
+    """Open a file to write; one that this makes is readable by its owner only, with any umask.
+
+    Args:
+        path: the file; its folder exists.
+        mode: as of `open`.
+    """
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: PTH123 - Path.open has no opener
 
 
 def _usual_mode() -> int:

@@ -33,6 +33,7 @@ from raydebug.cluster.up import (
     choosing_ports,
     ignore_interrupts,
     raise_if_interrupted,
+    refuse_other_ports,
     remembered_ports,
 )
 from raydebug.errors import Exit, RaydebugError
@@ -66,9 +67,10 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
         running = find_cluster(options.name)
         ours = found.containers(project) if running is not None else []
         if running is not None and ours:
+            refuse_other_ports(options, running)
             if all(one.is_ready for one in ours):
                 return running, False
-            return _restart_ended(running, found, on_phase), True
+            return _restart_ended(running, found, on_phase, options), True
         given = _read_given(options)
         flavour = preflight.check_machine(found, options.flavour, options.workers)
         caches = found.volumes(project)
