@@ -260,7 +260,7 @@ def forget(cluster: Cluster) -> None:
     for path in cluster.folder.glob("*"):
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
-        (cluster.folder / "ports.json").write_text(json.dumps(cluster.ports))
+        atomic_write(cluster.folder / "ports.json", json.dumps(cluster.ports))
 
 
 def kept_logs(name: str) -> Path:

@@ -194,7 +194,7 @@ class Server:
         document = {"pid": os.getpid(), "zygotes": zygotes, "cold": self._cold_count, "last_cold": self._cold}
         # Not settings.files.atomic_write: the pool imports worker and protocol only.
         fresh = f"{self._status}.new"
-        with open(fresh, "w", encoding="utf-8") as file:
+        with open(fresh, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             json.dump(document, file)
         os.replace(fresh, self._status)
 
