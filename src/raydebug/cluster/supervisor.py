@@ -97,12 +97,13 @@ class Supervisor:
             self._gateway = self._start_gateway()
             self._start_ray("starting Ray")
             failure = self._wait_until_up()
-        if failure is None and not self._is_over():
-            self._keep_pool()
-            self._say(phase="up")
-            failure = self._watch()
+            if failure is None and not self._is_over():
+                self._keep_pool()
+                self._say(phase="up")
+                failure = self._watch()
+            failure = failure and f"{failure}; its logs: {state.keep_logs(self.cluster)}"
         if not self._is_over():
-            self._say(phase="dead", reason=f"{failure}; its logs: {state.keep_logs(self.cluster)}")
+            self._say(phase="dead", reason=failure)
             self._end_all()
             while not self._is_over():  # `ps` still shows the reason; `down` ends us
                 self._say_again()
