@@ -274,9 +274,11 @@ def test_cluster_of_two_runs(private_state: Path, tmp_path: Path) -> None:
     (state.make_folder(name) / "ports.json").write_text(json.dumps(ports))  # not the default ones
     jobs = {}
     for job in ("first", "second"):
-        wait = f"import os, time; print('begun', flush=True)\nwhile not os.path.exists({str(tmp_path / job)!r}): time.sleep(0.05)"
+        wait = (
+            "import os, sys, time; print('begun', flush=True)\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.05)"
+        )
         with (tmp_path / f"{job}.log").open("wb") as log:
-            argv = [str(RAYDEBUG), "run", "--name", name, "--", "python", "-c", wait]
+            argv = [str(RAYDEBUG), "run", "--name", name, "--", "python", "-c", wait, str(tmp_path / job)]
             jobs[job] = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
 
     def end(job: str) -> str:

@@ -260,7 +260,9 @@ def test_breakpoints_of_a_job_that_is_refused(gateway, monkeypatch):
 
     monkeypatch.setattr(submit, "Dashboard", Refuses)
     monkeypatch.setattr(gateway, "gpus", 0, raising=False)
-    breaks = resolve_breaks(["json:loads", "json:dumps"], runner=LocalRunner(sys.executable), working_dir=Path(), search=())
+    breaks = resolve_breaks(
+        ["json:loads", "json:dumps"], runner=LocalRunner(sys.executable), working_dir=Path(), search=()
+    )
     with pytest.raises(RaydebugError, match="the cluster does not answer"):
         submit.submit(gateway, submit.Job(command=["x"], working_dir="/", breaks=breaks))
     assert fetch_breaks(gateway) == []

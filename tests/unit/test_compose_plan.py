@@ -267,7 +267,7 @@ def test_mounts_of_a_projects_file(volume: dict[str, str], why: str):
 
 @pytest.mark.skipif(shutil.which("docker") is None, reason="docker compose prints what it merges; no engine is needed")
 def test_project_file_is_named_and_refused(tmp_path, monkeypatch, capsys):
-    """`up` names the project's compose file that it merges, refuses its rights before anything starts, or takes --yes."""
+    """`up` names the project's compose file that it merges, and refuses what it asks for; not with --yes."""
     project = tmp_path / "project"
     project.mkdir()
     file = project / "docker-compose.override.yml"

@@ -65,7 +65,9 @@ def test_named_port_of_another_cluster(nothing_taken):
 
 def test_named_port_of_a_running_cluster(tmp_path):
     """A cluster that runs with another port than the named one is not returned as if it had that one."""
-    running = state.Cluster("mine", "", "local", tmp_path, tmp_path, "", {"dashboard": 1, "gateway": 2}, 1, 0, "", "", 0)
+    running = state.Cluster(
+        "mine", "", "local", tmp_path, tmp_path, "", {"dashboard": 1, "gateway": 2}, 1, 0, "", "", 0
+    )
     up.refuse_other_ports(up.UpOptions(dashboard_port=1, gateway_port=0), running)
     with pytest.raises(RaydebugError) as failure:
         up.refuse_other_ports(up.UpOptions(dashboard_port=9000), running)

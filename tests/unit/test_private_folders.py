@@ -38,7 +38,7 @@ def test_s4_state_folders_under_umask_0(without_umask, tmp_path):
     token = state.make_token(folder)
     with state.only_one("x"), choosing_ports("x"), state.Use("x"), open_private(folder / "supervisor.log", "wb"):
         pass
-    made = state.Cluster("x", "id", "local", folder, folder / "t", sys.executable, {}, 1, 0, "off", "core", 0.0)
+    made = state.Cluster("x", "id", "local", folder, tmp_path / "t", sys.executable, {}, 1, 0, "off", "core", 0.0)
     made.temp_dir.mkdir(mode=0o700)
     ports = dict.fromkeys(("dial", "gateway"), 1)
     supervisor.Supervisor(dataclasses.replace(made, ports=ports))._start(["true"], folder / "ray.log").wait()

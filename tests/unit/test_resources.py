@@ -90,7 +90,9 @@ def test_more_gpus_than_there_are() -> None:
     assert fit_gpus(None, None, 2, "mine") == 2
     with pytest.raises(RaydebugError) as refused:
         fit_gpus(Need(8, on_cpu=False), None, 2, "mine")
-    assert refused.value.fix.startswith("run it where there are as many GPUs, or for logical ones --gpus 8, or `raydebug up")
+    assert refused.value.fix.startswith(
+        "run it where there are as many GPUs, or for logical ones --gpus 8, or `raydebug up"
+    )
     with pytest.raises(RaydebugError) as refused:  # `down` would end the other job
         fit_gpus(Need(8, on_cpu=True), cluster_of_a_run(), None, "mine")
     assert refused.value.fix.startswith("another name (--name NAME) for a cluster of its own, ")

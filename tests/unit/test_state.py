@@ -202,7 +202,7 @@ def test_detached_run_on_the_cluster_of_another_run():
     """`run --detach` is refused on a cluster that ends with another `run`, with what makes it stay."""
     refused = launch._detached_alone("mine", cluster("mine", owner=4711))
     assert refused.cause == (
-        "cluster 'mine' was brought up by a `run` (pid 4711), and ends with the last `run` that uses it"
+        "a `run` (pid 4711) has started cluster 'mine', which ends with the last `run` that uses it"
     )
     assert refused.fix == "raydebug up --name mine, then the same command again"
 

@@ -108,7 +108,9 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
     folder = state.make_folder("open")
     state.make_token(folder)
     (folder / "t").mkdir(mode=0o700)
-    cluster = state.Cluster("open", "id", "local", folder, folder / "t", sys.executable, PORTS, 1, 0, "off", "core", 0.0)
+    cluster = state.Cluster(
+        "open", "id", "local", folder, folder / "t", sys.executable, PORTS, 1, 0, "off", "core", 0.0
+    )
     state.save_cluster(replace(cluster, owner=4711))
     return Supervisor(replace(cluster, owner=4711))
 

@@ -261,7 +261,7 @@ def _detached_alone(name: str, cluster: Cluster | None) -> RaydebugError:
     there = (
         f"no cluster '{name}' runs, and the one that `run` brings up ends with it"
         if cluster is None
-        else f"cluster '{name}' was brought up by a `run` (pid {cluster.owner}), and ends with the last `run` that uses it"
+        else f"a `run` (pid {cluster.owner}) has started cluster '{name}', which ends with the last `run` that uses it"
     )
     return RaydebugError(
         "--detach needs a cluster that stays",

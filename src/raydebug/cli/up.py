@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -182,7 +183,7 @@ _WHY_ONLY = {
 }
 
 
-def _only(kind: str, given: dict[str, object], asked: str | None) -> str | None:
+def _only(kind: str, given: Mapping[str, object], asked: str | None) -> str | None:
     """Return the kind of cluster that the user asks for, by --cluster or by options that one kind has.
 
     Args:
@@ -223,7 +224,7 @@ def _preview(options: UpOptions, *, as_json: bool) -> None:
 
 
 def _of_other_kind(name: str, asked: str | None) -> Cluster | None:
-    """Return the cluster of this name if it runs and is of another kind; the remains of a dead local one are removed."""
+    """Return the cluster of this name if it runs and is of another kind; the remains of a local one are removed."""
     from raydebug.cluster.find import find_cluster
     from raydebug.cluster.kinds import kind_of
 

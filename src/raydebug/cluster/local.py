@@ -300,7 +300,7 @@ def _wait_until_up(cluster: Cluster, on_phase: Callable[[str], None]) -> None:
             raise RaydebugError(
                 f"cluster '{cluster.name}' did not come up",
                 cause=str(reason),
-                fix=f"read the logs in {state.keep_logs(cluster)}; `{' '.join(_hint(cluster))}` runs the same Ray by hand",
+                fix=f"read the logs in {state.keep_logs(cluster)}; by hand: `{' '.join(_hint(cluster))}`",
                 code="cluster.not-up",
             )
         time.sleep(0.05)

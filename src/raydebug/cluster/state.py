@@ -156,7 +156,9 @@ class Cluster:
         try:
             return self.token_file.read_text(encoding="ascii").strip()
         except (OSError, ValueError) as error:
-            anew = f"`raydebug down{name_option(self.name)}`, then `raydebug up{name_option(self.name)}` makes a new one"
+            anew = (
+                f"`raydebug down{name_option(self.name)}`, then `raydebug up{name_option(self.name)}` makes a new one"
+            )
             raise RaydebugError(
                 f"the token of cluster '{self.name}' cannot be read",
                 cause=f"{self.token_file}: {getattr(error, 'strerror', None) or error}",

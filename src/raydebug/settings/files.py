@@ -136,7 +136,7 @@ def open_private(path: Path, mode: str) -> IO[Any]:
         path: the file; its folder exists.
         mode: as of `open`.
     """
-    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: PTH123 - Path.open has no opener
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
 def _usual_mode() -> int:
