@@ -33,9 +33,9 @@ def without_umask(tmp_path, monkeypatch):
 
 
 def test_s4_state_folders_under_umask_0(without_umask, tmp_path):
-    """S4: with umask 0 the state folder, each folder made above it, and a cluster's token are the owner's alone."""
+    """S4: with umask 0 the state folder, each folder made above it, and the files of a cluster are the owner's alone."""
     folder = state.make_folder("x")
-    token = state.make_token(folder)
+    state.make_token(folder)
     with state.only_one("x"), choosing_ports("x"), state.Use("x"), open_private(folder / "supervisor.log", "wb"):
         pass
     made = state.Cluster("x", "id", "local", folder, tmp_path / "t", sys.executable, {}, 1, 0, "off", "core", 0.0)
@@ -44,10 +44,13 @@ def test_s4_state_folders_under_umask_0(without_umask, tmp_path):
     supervisor.Supervisor(dataclasses.replace(made, ports=ports))._start(["true"], folder / "ray.log").wait()
     state.keep_logs(made)
     server.Server(str(made.pool_socket), str(made.pool_status))._write_status()
-    state.forget(made)
     modes = {str(p.relative_to(tmp_path)): oct(p.stat().st_mode & 0o777) for p in tmp_path.rglob("*")}
+    state.forget(made)
+    modes |= {str(p.relative_to(tmp_path)): oct(p.stat().st_mode & 0o777) for p in folder.iterdir()}
     assert set(modes.values()) == {"0o700", "0o600"}, modes
-    assert token.stat().st_mode & 0o777 == 0o600
+    assert {"token", "supervisor.log", "ray.log", "pool.json", "ports.json", "x.lock", "x.use", "ports.lock"} <= {
+        path.rpartition("/")[2] for path in modes
+    }
 
 
 def test_temp_folder_under_umask_0(without_umask):
