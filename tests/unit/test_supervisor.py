@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -233,3 +234,18 @@ def test_reason_of_a_failed_start_names_logs_that_exist(kept: Supervisor, monkey
     state.remove_private(kept.cluster.folder)
     assert reason == f"it failed; its logs: {state.kept_logs('open')}"
     assert (state.kept_logs("open") / "ray.log").read_text() == "why\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("an error that is past\nTraceback\nException: timed out\nraydebug: ended", "Traceback / Exception: timed out /"),
+        ("error: no\ncause: it\nfix: that\nraydebug: on the way out", "error: no / cause: it / fix: that"),
+    ],
+)
+def test_last_words_of_a_container(log: str, words: str):
+    """The reason of a container that did not start is its entrypoint's own, or its last lines, not any with `error`."""
+    client = mock.Mock()
+    client.containers.get.return_value.logs.return_value = log.encode()
+    found = engine.Engine(client, "here").last_words(mock.Mock())
+    assert found.startswith(words)
