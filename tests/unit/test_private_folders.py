@@ -33,7 +33,7 @@ def without_umask(tmp_path, monkeypatch):
 
 
 def test_s4_state_folders_under_umask_0(without_umask, tmp_path):
-    """S4: with umask 0 the state folder, each folder made above it, and the files of a cluster are the owner's alone."""
+    """S4: with umask 0 the state folder, the folders above it and the files of a cluster are the owner's alone."""
     folder = state.make_folder("x")
     state.make_token(folder)
     with state.only_one("x"), choosing_ports("x"), state.Use("x"), open_private(folder / "supervisor.log", "wb"):

@@ -239,7 +239,7 @@ def test_reason_of_a_failed_start_names_logs_that_exist(kept: Supervisor, monkey
 @pytest.mark.parametrize(
     ("log", "words"),
     [
-        ("an error that is past\nTraceback\nException: timed out\nraydebug: ended", "Traceback / Exception: timed out /"),
+        ("a past error\nTraceback\nException: timed out\nraydebug: ended", "Traceback / Exception: timed out /"),
         ("error: no\ncause: it\nfix: that\nraydebug: on the way out", "error: no / cause: it / fix: that"),
     ],
 )
