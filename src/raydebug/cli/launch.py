@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from dataclasses import dataclass, field, replace
@@ -305,10 +306,11 @@ def _leave(cluster: Cluster, use: Use) -> None:
     if not use.is_last():
         render.say(f"cluster '{cluster.name}' ends with the last `run` that uses it")
         return
-    found = state.read_record(cluster.name)
-    if found is not None and found.id == cluster.id and found.owner:
-        render.say(f"ending cluster '{cluster.name}'")
-        local.take_down(cluster)
+    with contextlib.suppress(RaydebugError):  # its record is damaged: the supervisor ends it
+        found = state.read_record(cluster.name)
+        if found is not None and found.id == cluster.id and found.owner:
+            render.say(f"ending cluster '{cluster.name}'")
+            local.take_down(cluster)
 
 
 def _run_job(cluster: Cluster, job: Job, watch: HangWatch | None, *, detach: bool) -> int:
