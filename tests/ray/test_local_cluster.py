@@ -23,7 +23,8 @@ from raydebug.cluster import local, state
 from raydebug.cluster.find import load_cluster
 from raydebug.cluster.state import Cluster
 from raydebug.cluster.supervisor import RESTARTS
-from runs import Run, raydebug, starting_runs, wait_for
+from raydebug.cluster.up import choose_ports
+from runs import RAYDEBUG, Run, raydebug, starting_runs, wait_for
 from traps import set_traps
 
 pytestmark = pytest.mark.timeout(300)
@@ -276,3 +277,43 @@ def test_killed_raylet(open_cluster: Cluster, job: Run, took: Callable[..., None
     assert node["state"] == "dead"
     assert "the raylet" in reason
     assert reason.endswith(" ended")
+
+
+def test_cluster_of_two_runs(private_state: Path, tmp_path: Path) -> None:
+    """Two `run`s without a cluster share one: it outlives the first, `up` takes it over, and then it stays."""
+    name = "owned"
+    ports = choose_ports({"dashboard": 0, "gateway": 0}, {}, ())
+    (state.make_folder(name) / "ports.json").write_text(json.dumps(ports))  # not the default ones
+    jobs = {}
+    for job in ("first", "second"):
+        wait = (
+            "import os, sys, time; print('begun', flush=True)\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.05)"
+        )
+        with (tmp_path / f"{job}.log").open("wb") as log:
+            argv = [str(RAYDEBUG), "run", "--name", name, "--", "python", "-c", wait, str(tmp_path / job)]
+            jobs[job] = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+
+    def end(job: str) -> str:
+        (tmp_path / job).touch()
+        code = jobs[job].wait(60)
+        text = (tmp_path / f"{job}.log").read_text()
+        assert code == 0, text
+        return text
+
+    try:
+        for job in jobs:
+            wait_for(lambda job=job: "\nbegun\n" in (tmp_path / f"{job}.log").read_text(), f"{job} to begin")
+        owner = load_cluster(name).owner
+        assert owner in {process.pid for process in jobs.values()}
+        first, second = sorted(jobs, key=lambda job: jobs[job].pid != owner)
+        assert "cluster 'owned' ends with the last `run` that uses it" in end(first)
+        taken = raydebug("up", "--cluster", "local", "--name", name)
+        assert taken.returncode == 0, taken.stderr
+        assert f"`raydebug run` (pid {owner}) has started it; it stays now until `raydebug down`" in taken.stderr
+        assert "ending" not in end(second)
+        assert (load_cluster(name).owner, local.is_alive(load_cluster(name))) == (0, True)
+    finally:
+        for process in jobs.values():
+            process.kill()
+            process.wait()
+        raydebug("down", "--name", name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,8 @@ from gateway_under_test import visit
 from raydebug.cluster.runner import LocalRunner
 from raydebug.errors import RaydebugError
 from raydebug.gateway.breakpoint_specs import resolve_breaks
+from raydebug.gateway.gateway_client import fetch_breaks
+from raydebug.jobs import submit
 from raydebug.profile.script import python_path_of
 from raydebug.worker.breakpoints import registry
 from raydebug.worker.breakpoints.compile import NoSuchPlace, compile_with, find_statement
@@ -243,3 +246,23 @@ def test_looking_for_functions_calls_nothing(monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "deprecated", Warns(), raising=False)
     assert find_statement in list(registry._all_functions())
     assert asked == []
+
+
+def test_breakpoints_of_a_job_that_is_refused(gateway, monkeypatch):
+    """Where a job cannot be submitted, the gateway keeps none of its breakpoints."""
+
+    class Refuses:
+        def __init__(self, _cluster: object) -> None:
+            assert len(fetch_breaks(gateway)) == 2
+
+        def submit_job(self, *_: object, **__: object) -> str:
+            raise RaydebugError("the cluster does not answer", cause="it", fix="none", code="x")
+
+    monkeypatch.setattr(submit, "Dashboard", Refuses)
+    monkeypatch.setattr(gateway, "gpus", 0, raising=False)
+    breaks = resolve_breaks(
+        ["json:loads", "json:dumps"], runner=LocalRunner(sys.executable), working_dir=Path(), search=()
+    )
+    with pytest.raises(RaydebugError, match="the cluster does not answer"):
+        submit.submit(gateway, submit.Job(command=["x"], working_dir="/", breaks=breaks))
+    assert fetch_breaks(gateway) == []

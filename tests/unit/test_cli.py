@@ -160,6 +160,16 @@ def test_all_verbs_are_there_where_none_is_named(arguments):
         (["run", "--gpus", "-1", "--", "x"], "Invalid value for '--gpus': -1 is not in the range x>=0"),
         (["up", "--gpus", "-1"], "Invalid value for '--gpus': -1 is not in the range x>=0"),
         (["up", "--cluster", "moon"], "there is no kind of cluster 'moon'"),
+        (
+            ["up", "--cluster", "local", "--workers", "0", "--flavour", "cpu"],
+            "--flavour and --workers are for --cluster compose",
+        ),
+        (["up", "--cluster", "compose", "--end-when-hung"], "--end-when-hung is for --cluster local"),
+        (["up", "--cluster", "local", "--yes"], "--yes is for --cluster compose"),
+        (
+            ["up", "--dashboard-port", "65536"],
+            "Invalid value for '--dashboard-port': 65536 is not in the range 0<=x<=65535",
+        ),
         (["up", "--cluster", "local", "--name", "Bad Name"], "'Bad Name' cannot be a cluster's name"),
         (["up", "--cluster", "local", "--debugger", "on"], "there is no debugger 'on'"),
         (["run", "--profile", "debgu", "--", "x"], "there is no profile 'debgu'"),

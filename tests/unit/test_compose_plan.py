@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from raydebug.cluster.compose import plan, preflight
+from raydebug.cluster.compose.lifecycle import _look_at_project_file
 from raydebug.cluster.compose.plan import Mount, as_compose, check_keys, files_for, hub_mount, parse_mounts
+from raydebug.cluster.compose.project import settings_of
+from raydebug.cluster.compose.project_file import foreign_rights, mounts_of
+from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError
 from raydebug.settings.files import compose_dir
 
@@ -62,6 +69,8 @@ def test_mounts_of_option_and_variable(tmp_path):
         ("/tmp:/run/secrets/raydebug_token", "the containers have /run/secrets/raydebug_token for themselves"),
         ("/:/data", "/ would give the containers this machine"),
         ("/proc:/data", "/proc would give the containers this machine"),
+        ("/proc/sys:/data", "/proc/sys would give the containers this machine"),
+        ("/run:/data", "/run would give the containers this machine"),
         ("/nowhere:/data:ro", "there is no /nowhere on this machine"),
     ],
 )
@@ -192,3 +201,92 @@ def test_limit_larger_than_the_host():
         "cause: a worker may take 68719476736 bytes, and the machine has 17179869184\n"
         "fix: unset WORKER_MEMORY (environment, .env): `raydebug up` chooses one that fits; `up --dry-run` shows it"
     )
+
+
+# A project's own compose file
+
+
+def settings(**head: object) -> dict[str, Any]:
+    """Return what `docker compose config` prints of our files, with other settings of the head."""
+    service = {"image": "raydebug:cpu", "command": ["/opt/raydebug/entrypoints/head"], "cap_drop": ["ALL"],
+               "security_opt": ["no-new-privileges:true"], "user": "1000:1000", "mem_limit": "1",
+               "ports": [{"host_ip": "127.0.0.1", "target": 8265}], "environment": {"RAY_AUTH_MODE": "token"},
+               "volumes": [{"type": "bind", "source": "/p", "target": "/workspace"}]}  # fmt: skip
+    return {"services": {"head": {**service, **head}}, "volumes": {"cache": {"name": "x_cache"}},
+            "networks": {"default": {}}, "secrets": {"raydebug_token": {"file": "/t"}}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"privileged": True}, {"cap_add": ["SYS_ADMIN"]}, {"cap_drop": None}, {"security_opt": None}, {"pid": "host"},
+     {"network_mode": "host"}, {"ipc": "host"}, {"userns_mode": "host"}, {"uts": "host"}, {"cgroup": "host"},
+     {"devices": [{"source": "/dev/sda"}]}, {"device_cgroup_rules": ["a *:* rwm"]}, {"user": "0:0"},
+     {"group_add": ["docker"]}, {"command": ["sh"]}, {"entrypoint": ["sh"]}, {"image": "theirs"}, {"build": {}},
+     {"post_start": [{"command": "id", "privileged": True}]}, {"provider": {"type": "theirs"}}, {"runtime": "theirs"},
+     {"ports": [{"host_ip": "0.0.0.0", "target": 8265}]}, {"healthcheck": {"test": ["CMD", "id"]}},
+     {"extra_hosts": ["head=192.0.2.1"]}, {"sysctls": {"net.ipv4.ip_forward": "1"}}, {"volumes_from": ["other"]}],
+    ids=lambda setting: next(iter(setting)),
+)  # fmt: skip
+def test_rights_that_a_projects_file_may_not_give(setting: dict[str, Any]):
+    """What a project's compose file changes of a service is refused by name, but for its resources."""
+    ((key, value),) = setting.items()
+    assert foreign_rights(settings(), settings(**setting)) == [f"head: {key} {value}"]
+
+
+def test_rights_outside_of_our_services():
+    """Further services, the variables of the token, volumes with a driver's options and other secrets are refused."""
+    merged = settings(environment={"RAY_AUTH_MODE": "disabled", "MINE": "1"})
+    merged["services"]["other"] = {"image": "theirs"}
+    merged["volumes"] |= {"mine": {"name": "x_mine"}, "root": {"driver_opts": {"o": "bind", "device": "/"}}}
+    merged["networks"] |= {"outer": {"external": True}}
+    merged["secrets"] = {"raydebug_token": {"file": "/etc/shadow"}}
+    assert foreign_rights(settings(), merged) == [
+        "another service 'other'", "head: RAY_AUTH_MODE=disabled", "volumes root", "networks outer",
+        "secrets raydebug_token",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("volume", "why"),
+    [({"type": "bind", "source": "/", "target": "/host"}, "/ would give the containers this machine"),
+     ({"type": "bind", "source": "/var/run/docker.sock", "target": "/s"}, "would give the containers this machine"),
+     ({"type": "bind", "source": "/run", "target": "/r"}, "/run would give the containers this machine"),
+     ({"type": "bind", "source": "/proc/1", "target": "/r"}, "/proc/1 would give the containers this machine"),
+     ({"type": "bind", "source": "/x", "target": "/opt/raydebug/e"}, "have /opt/raydebug/e for themselves"),
+     ({"type": "volume", "source": "v", "target": "/usr"}, "the containers have /usr for themselves"),
+     ({"type": "image", "source": "theirs", "target": "/i"}, "a mount of the type image")],
+)  # fmt: skip
+def test_mounts_of_a_projects_file(volume: dict[str, str], why: str):
+    """A project's file may mount what `--mount` may, and `up` names the folders; anything else is refused."""
+    (said,) = foreign_rights(settings(), settings(volumes=[volume]))
+    assert said.endswith(f"{why})")
+    plain = {"type": "bind", "source": "/data", "target": "/data"}
+    free = settings(volumes=[*settings()["services"]["head"]["volumes"], plain], mem_limit="2", shm_size="3")
+    assert (foreign_rights(settings(), free), mounts_of(settings(), free)) == ([], ["/data"])
+
+
+@pytest.mark.skipif(shutil.which("docker") is None, reason="docker compose prints what it merges; no engine is needed")
+def test_project_file_is_named_and_refused(tmp_path, monkeypatch, capsys):
+    """`up` names the project's compose file that it merges, and refuses what it asks for; not with --yes."""
+    project = tmp_path / "project"
+    project.mkdir()
+    file = project / "docker-compose.override.yml"
+    file.write_text("services:\n  head:\n    privileged: true\n    volumes: ['/data:/data']\n")
+    token = tmp_path / "token"
+    token.touch()
+    files = [str(one) for one in files_for("core", {}, project)]
+    cluster = Cluster("x", "id", "compose", tmp_path, tmp_path, "", {"dashboard": 1, "gateway": 2}, 0, 0, "breakpoint",
+                      "core", 0.0, files=files, project=str(project), user="1000:1000")  # fmt: skip
+    merged = settings_of(cluster)
+    with pytest.raises(RaydebugError) as failure:
+        _look_at_project_file(cluster, merged, yes=False)
+    assert str(failure.value) == (
+        f"error: {file} asks for more than `--mount` gives\n"
+        "cause: head: privileged True\n"
+        "fix: read that file; `raydebug up --yes` merges it all the same, COMPOSE_FILE names other files"
+    )
+    assert capsys.readouterr().err == f"merging {file} of this project; it mounts /data\n"
+    _look_at_project_file(cluster, merged, yes=True)
+    assert capsys.readouterr().err == f"merging {file} of this project; it mounts /data\n"
+    _look_at_project_file(replace(cluster, files=files[:-1]), merged, yes=False)
+    assert capsys.readouterr().err == ""

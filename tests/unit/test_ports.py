@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from raydebug.cluster import up
+from raydebug.cluster import state, up
 from raydebug.errors import RaydebugError
 
 PUBLISHED = ("dashboard", "gateway")
@@ -49,3 +49,30 @@ def test_part_of_the_range(monkeypatch):
     """RAYDEBUG_TEST_PORTS leaves a part of the range, also when it is set after the import: tests run at once."""
     monkeypatch.setenv("RAYDEBUG_TEST_PORTS", "23000-23100")
     assert set(up.choose_ports({}, {}, (8265, 5678)).values()) < set(range(23000, 23100))
+
+
+def test_named_port_of_another_cluster(nothing_taken):
+    """A named port that another cluster, or another part of this one, has is refused, though nobody listens there."""
+    with pytest.raises(RaydebugError, match="port 9000 for the gateway is taken") as failure:
+        up.choose_ports({"gateway": 9000}, {}, (9000,), PUBLISHED)
+    assert failure.value.cause.startswith("another cluster of yours has it")
+    with pytest.raises(RaydebugError, match="port 9000 for the gateway is taken") as failure:
+        up.choose_ports({"dashboard": 9000, "gateway": 9000}, {}, (), PUBLISHED)
+    assert failure.value.cause == "another part of this cluster has it"
+    chosen = up.choose_ports({"gateway": 8265}, {}, (), PUBLISHED)
+    assert chosen["gateway"] == 8265, "no default and no remembered port comes before a named one"
+
+
+def test_named_port_of_a_running_cluster(tmp_path):
+    """A cluster that runs with another port than the named one is not returned as if it had that one."""
+    running = state.Cluster(
+        "mine", "", "local", tmp_path, tmp_path, "", {"dashboard": 1, "gateway": 2}, 1, 0, "", "", 0
+    )
+    up.refuse_other_ports(up.UpOptions(dashboard_port=1, gateway_port=0), running)
+    with pytest.raises(RaydebugError) as failure:
+        up.refuse_other_ports(up.UpOptions(dashboard_port=9000), running)
+    assert str(failure.value) == (
+        "error: cluster 'mine' runs already, and its dashboard has another port than 9000\n"
+        "cause: it has port 1, chosen when it was started\n"
+        "fix: leave --dashboard-port out, or `raydebug down --name mine` first"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -13,9 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.cluster import local, state
+from raydebug.cluster import local, state, supervisor
 from raydebug.cluster.state import Cluster
+from raydebug.cluster.up import choosing_ports
 from raydebug.errors import RaydebugError
+from raydebug.prefork import server
+from raydebug.settings.files import open_private
 
 
 @pytest.fixture
@@ -29,11 +33,24 @@ def without_umask(tmp_path, monkeypatch):
 
 
 def test_s4_state_folders_under_umask_0(without_umask, tmp_path):
-    """S4: with umask 0 the state folder, each folder made above it, and a cluster's token are the owner's alone."""
-    token = state.make_token(state.make_folder("x"))
+    """S4: with umask 0 the state folder, the folders above it and the files of a cluster are the owner's alone."""
+    folder = state.make_folder("x")
+    state.make_token(folder)
+    with state.only_one("x"), choosing_ports("x"), state.Use("x"), open_private(folder / "supervisor.log", "wb"):
+        pass
+    made = state.Cluster("x", "id", "local", folder, tmp_path / "t", sys.executable, {}, 1, 0, "off", "core", 0.0)
+    made.temp_dir.mkdir(mode=0o700)
+    ports = dict.fromkeys(("dial", "gateway"), 1)
+    supervisor.Supervisor(dataclasses.replace(made, ports=ports))._start(["true"], folder / "ray.log").wait()
+    state.keep_logs(made)
+    server.Server(str(made.pool_socket), str(made.pool_status))._write_status()
     modes = {str(p.relative_to(tmp_path)): oct(p.stat().st_mode & 0o777) for p in tmp_path.rglob("*")}
+    state.forget(made)
+    modes |= {str(p.relative_to(tmp_path)): oct(p.stat().st_mode & 0o777) for p in folder.iterdir()}
     assert set(modes.values()) == {"0o700", "0o600"}, modes
-    assert token.stat().st_mode & 0o777 == 0o600
+    assert {"token", "supervisor.log", "ray.log", "pool.json", "ports.json", "x.lock", "x.use", "ports.lock"} <= {
+        path.rpartition("/")[2] for path in modes
+    }
 
 
 def test_temp_folder_under_umask_0(without_umask):
@@ -107,7 +124,7 @@ def test_supervisor_refuses(tmp_path, monkeypatch, plant: Callable[[Path], None]
                       ports=dict.fromkeys(("gateway", "dial"), 1), cpus=1, gpus=0, debugger="breakpoint",
                       flavour="core", created=0.0)  # fmt: skip
     state.save_cluster(cluster)
-    supervisor = subprocess.Popen([sys.executable, "-m", "raydebug.cluster.supervisor", "x", str(os.getpid())])
+    supervisor = subprocess.Popen([sys.executable, "-m", "raydebug.cluster.supervisor", "x"])
     try:
         while state.read_status(cluster)["phase"] == "starting" and supervisor.poll() is None:
             time.sleep(0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from raydebug.cli.launch import fit_gpus
 from raydebug.cluster import environment
 from raydebug.cluster.compose.image import flash_attn_archs
 from raydebug.cluster.environment import Gpu, list_gpus
+from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 from raydebug.jobs import resource_requests
 
@@ -81,11 +83,34 @@ def test_more_gpus_than_there_are() -> None:
     assert str(refused.value) == (
         "error: the command asks for 8 GPUs, cluster 'mine' has 2\n"
         "cause: trainer.n_gpus_per_node times trainer.nnodes is 8; --gpus is 2\n"
-        "fix: --gpus 8, or a smaller trainer.n_gpus_per_node"
+        "fix: --gpus 8, or `raydebug up --name mine --gpus 8` first, or a smaller trainer.n_gpus_per_node"
     )
     assert refused.value.exit_code == Exit.USAGE
     assert fit_gpus(Need(8, on_cpu=True), None, None, "mine") == 8  # logical ones, as many as it asks for
     assert fit_gpus(None, None, 2, "mine") == 2
+    with pytest.raises(RaydebugError) as refused:
+        fit_gpus(Need(8, on_cpu=False), None, 2, "mine")
+    assert refused.value.fix.startswith(
+        "run it where there are as many GPUs, or for logical ones --gpus 8, or `raydebug up"
+    )
+    with pytest.raises(RaydebugError) as refused:  # `down` would end the other job
+        fit_gpus(Need(8, on_cpu=True), cluster_of_a_run(), None, "mine")
+    assert refused.value.fix.startswith("another name (--name NAME) for a cluster of its own, ")
+
+
+def cluster_of_a_run() -> Cluster:
+    """Return a cluster with 2 logical GPUs that a `run` has started."""
+    there = Path()
+    return Cluster("mine", "id", "local", there, there, "", {}, 16, 2, "off", "core", 0.0, owner=4711)
+
+
+def test_resources_that_a_cluster_of_a_run_lacks() -> None:
+    """Where `run` has started the cluster for the job, the fix is a larger one from `up`: there is none to end."""
+    fix = resource_requests.unsatisfiable(cluster_of_a_run(), "4 GPUs", "1 node with 2 GPUs").fix
+    assert fix == (
+        "let the program ask for less, or make the cluster larger: raydebug up --name mine --gpus N --cpus N, then the"
+        " same command again"
+    )
 
 
 def test_generations_that_flash_attn_is_built_for() -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import select
+import subprocess
+import sys
+
 import pytest
 
-from raydebug.cluster import state
-from raydebug.cluster.find import find_cluster, load_cluster
+from raydebug.cli import launch, up
+from raydebug.cluster import local, state
+from raydebug.cluster.find import cluster_at, find_cluster, load_cluster
 from raydebug.cluster.kinds import kind_of
+from raydebug.cluster.up import UpOptions, choosing_ports, remembered_ports
 from raydebug.errors import RaydebugError
 
 
@@ -17,8 +24,7 @@ def private_state(tmp_path, monkeypatch):
 
 def test_token_is_private_and_fresh():
     """A token is 256 bits, for its owner alone, and never written through a file or a link that lies there."""
-    folder = state.clusters_dir() / "x"
-    folder.mkdir()
+    folder = state.make_folder("x")
     victim = folder / "victim"
     victim.write_text("mine")
     (folder / "token").symlink_to(victim)
@@ -31,8 +37,7 @@ def test_token_is_private_and_fresh():
 
 def test_damaged_record():
     """A record that cannot be read is an error that names the folder to remove."""
-    folder = state.clusters_dir() / "broken"
-    folder.mkdir()
+    folder = state.make_folder("broken")
     (folder / "cluster.json").write_text('{"name": 1')
     with pytest.raises(RaydebugError) as failure:
         load_cluster("broken")
@@ -51,7 +56,7 @@ def test_state_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with pytest.raises(RaydebugError) as failure:
-        load_cluster()
+        state.make_folder("mine")
     assert str(failure.value) == (
         "error: raydebug cannot write its state\n"
         f"cause: {tmp_path / 'file' / 'raydebug' / 'clusters'}: Not a directory\n"
@@ -59,7 +64,7 @@ def test_state_that_cannot_be_written(tmp_path, monkeypatch):
     )
     assert failure.value.exit_code == 2
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    (state.clusters_dir() / "mine.lock").mkdir()
+    (state.clusters_dir(make=True) / "mine.lock").mkdir()
     with pytest.raises(RaydebugError, match="cannot write its state"), state.only_one("mine"):
         pass
 
@@ -85,3 +90,144 @@ def test_cluster_around_us(tmp_path, monkeypatch):
     assert (found.token, found.kind) == ("t" * 64, "joined")
     with pytest.raises(RaydebugError, match="not ended from inside"):
         kind_of(found).take_down()
+
+
+BROKEN = ('{"name": 1', "[]", "null", '{"folder": "/x", "temp_dir": "/x", "ports": []}', "\udc80")
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_broken_record_of_another_name(text, capsys):
+    """A record that cannot be read stops no cluster of another name: its ports are left out, with a warning."""
+    record = state.make_folder("broken") / "cluster.json"
+    record.write_text(text, errors="surrogateescape")
+    foreign = state.clusters_dir() / "Not.A.Name"
+    foreign.mkdir()
+    (foreign / "cluster.json").write_text("{}")
+    (state.make_folder("folder") / "cluster.json").mkdir()
+    with choosing_ports("mine") as taken:
+        assert taken == []
+    said = capsys.readouterr().err.splitlines()
+    assert sorted(line.partition(",")[0] for line in said) == [
+        "warning: the record of cluster 'broken' cannot be read",
+        "warning: the record of cluster 'folder' cannot be read",
+    ]
+    assert sorted(state.known_names()) == ["broken", "folder"]
+    with pytest.raises(RaydebugError, match="there is no cluster 'mine'"):
+        load_cluster("mine")
+
+
+def test_damaged_ports_and_status():
+    """Remembered ports and a status that cannot be read count as none."""
+    made = cluster("mine")
+    (made.folder / "ports.json").write_text("[1]")
+    (made.folder / "status.json").write_text("[]")
+    assert remembered_ports(made.folder) == {}
+    assert state.read_status(made)["phase"] == "starting"
+
+
+def cluster(name: str, **fields: object) -> state.Cluster:
+    """Return a cluster that is recorded."""
+    folder = state.make_folder(name)
+    ports = {"dashboard": 1, "gateway": 2}
+    made = state.Cluster(name, "id", "local", folder, folder / "t", sys.executable, ports, 1, 0, "off", "core", 0.0)
+    made = dataclasses.replace(made, **fields)
+    state.save_cluster(made)
+    return made
+
+
+@pytest.mark.parametrize("verb", [["paused"], ["ps", "--processes"], ["job", "list"], ["break", "list"], ["stacks"]])
+def test_token_that_is_gone(verb):
+    """Where the token's file is gone, every verb that needs it says so in three lines, with its name."""
+    made = cluster("mine")
+    done = subprocess.run(
+        [sys.executable, "-m", "raydebug", *verb, "--name", "mine"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.splitlines()[-3:]) == (
+        2,
+        [
+            "error: the token of cluster 'mine' cannot be read",
+            f"cause: {made.token_file}: No such file or directory",
+            "fix: `raydebug down --name mine`, then `raydebug up --name mine` makes a new one",
+        ],
+    )
+
+
+def test_reading_makes_no_folder(tmp_path, monkeypatch):
+    """What only reads works where the state folder cannot be made, and makes none where it could."""
+    assert (find_cluster("mine"), state.known_names()) == (None, [])
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert (find_cluster("mine"), state.known_names()) == (None, [])
+    assert cluster_at("127.0.0.1:1").dashboard == "http://127.0.0.1:1"
+
+
+HOLDER = "import sys; from raydebug.cluster.state import Use\nwith Use('mine'): print(flush=True); sys.stdin.read()"
+
+
+def test_use_of_a_cluster():
+    """Only the last user of a cluster may end it; one that is killed uses it no longer; others wait meanwhile."""
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    with state.Use("mine") as use:
+        assert not use.is_last()
+        holder.kill()
+        holder.communicate()
+        assert use.is_last()
+        waiting = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        assert waiting.stdout is not None
+        assert select.select([waiting.stdout], [], [], 0.5)[0] == []
+    assert waiting.communicate(timeout=30)[0] == b"\n"
+
+
+@pytest.mark.parametrize(
+    ("owner", "ends"), [(4711, True), (0, False)], ids=["nobody has taken it over", "`up` has taken it over"]
+)
+def test_last_run_ends_its_cluster(owner, ends, monkeypatch, capsys):
+    """The last `run` that uses a cluster of a `run` ends it, unless `up` has taken it over; another one leaves it."""
+    ended: list[str] = []
+    monkeypatch.setattr("raydebug.cluster.local.take_down", lambda one: ended.append(one.name))
+    started = cluster("mine", owner=4711)
+    state.save_cluster(dataclasses.replace(started, owner=owner))
+    with state.Use("mine") as first, state.Use("mine") as second:
+        launch._leave(started, second)
+        assert ended == []
+        assert capsys.readouterr().err == "cluster 'mine' ends with the last `run` that uses it\n"
+        launch._leave(started, first)
+    assert ended == (["mine"] if ends else [])
+
+
+def test_detached_run_on_the_cluster_of_another_run():
+    """`run --detach` is refused on a cluster that ends with another `run`, with what makes it stay."""
+    refused = launch._detached_alone("mine", cluster("mine", owner=4711))
+    assert refused.cause == (
+        "a `run` (pid 4711) has started cluster 'mine', which ends with the last `run` that uses it"
+    )
+    assert refused.fix == "raydebug up --name mine, then the same command again"
+
+
+def test_stopped_containers_keep_their_record():
+    """A local cluster does not take the name, nor the record, of a cluster in containers whose head is stopped."""
+    made = cluster("mine", kind="compose")
+    state.make_token(made.folder)
+    for start in (local.bring_up, lambda options: up._bring_up(options, "local")):
+        with pytest.raises(RaydebugError, match="'mine' is there, in containers, and its head does not run"):
+            start(UpOptions(name="mine"))
+    assert state.read_record("mine") == made
+    assert made.token_file.exists()
+
+
+def test_logs_of_a_failed_start_outlive_it():
+    """Logs of a cluster that failed are kept, the end of each, when its own folders are removed."""
+    made = cluster("mine")
+    made.ray_logs.mkdir(parents=True)
+    (made.ray_logs / "dashboard.log").write_text("x" * state.KEPT_LOG_BYTES + "the end")
+    (made.folder / "ray.log").write_text("Exception: The current node timed out")
+    kept = state.keep_logs(made)
+    state.remove_private(made.temp_dir)
+    state.forget(made)
+    assert (kept / "ray.log").read_text() == "Exception: The current node timed out"
+    assert (kept / "ray" / "dashboard.log").read_text().endswith("xthe end")
+    assert (kept / "ray" / "dashboard.log").stat().st_size == state.KEPT_LOG_BYTES
+    assert kept.stat().st_mode & 0o777 == 0o700

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -13,10 +14,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
 
+from raydebug import process
 from raydebug.cluster import local, ray_node, state, supervisor
 from raydebug.cluster.compose import engine
 from raydebug.cluster.supervisor import Restarts, Supervisor
@@ -86,6 +89,7 @@ def test_end_when_hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end_when
     monkeypatch.setattr(supervisor, "POLL_S", 0.01)
     monkeypatch.setattr(supervisor.ray_node, "RayNode", lambda *_: HungNode())
     monkeypatch.setattr(kept, "_health_pages", dict)
+    kept._take_ports()
     kept._ray = kept._gateway = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     ending = threading.Timer(0.5, setattr, (kept, "stopping", True))
     ending.start()
@@ -147,3 +151,165 @@ def test_birth_of_a_process(sleeper: subprocess.Popen[bytes]):
     sleeper.kill()
     sleeper.wait()
     assert birth_of(sleeper.pid) == ""
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
+    """The supervisor of a recorded cluster that a `run` has started; its Ray is yet to come."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(supervisor, "POLL_S", 0.01)
+    folder = state.make_folder("open")
+    state.make_token(folder)
+    (folder / "t").mkdir(mode=0o700)
+    cluster = state.Cluster(
+        "open",
+        "id",
+        "local",
+        folder,
+        folder / "t",
+        sys.executable,
+        {**PORTS, "gateway": 0, "dial": 0},
+        1,
+        0,
+        "off",
+        "core",
+        0.0,
+    )
+    state.save_cluster(replace(cluster, owner=4711))
+    return Supervisor(replace(cluster, owner=4711))
+
+
+def test_cluster_of_runs_ends_with_the_last_one(kept: Supervisor):
+    """A cluster of a `run` is over when no `run` uses it any more, however that one ended."""
+    with state.Use("open"):
+        assert not kept._is_over()
+    assert kept._is_over()
+    assert kept._is_over(), "the one that ends it holds the lock"
+    waiting = subprocess.run(
+        [sys.executable, "-c", "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_SH | fcntl.LOCK_NB)",
+         str(state.clusters_dir() / "open.use")], capture_output=True, check=False,
+    )  # fmt: skip
+    assert b"BlockingIOError" in waiting.stderr
+
+
+def test_cluster_that_up_has_taken_over_stays(kept: Supervisor):
+    """A cluster that `up` has taken over from a `run` goes on when no `run` uses it."""
+    with state.Use("open"):
+        state.save_cluster(replace(kept.cluster, owner=0))
+        assert not kept._is_over()
+    assert not kept._is_over()
+    with state.Use("open") as use:
+        assert use.is_last(), "the supervisor holds no lock"
+
+
+def test_full_disk_ends_no_cluster(kept: Supervisor, monkeypatch: pytest.MonkeyPatch):
+    """On a full disk a cluster goes on, its gateway is started again, and its status is written when there is room."""
+    alive = [sys.executable, "-c", "input()"]
+    monkeypatch.setattr(supervisor, "REAP_PERIOD_S", 0.0)
+    monkeypatch.setattr(supervisor.ray_node, "RayNode", lambda *_: HungNode())
+    monkeypatch.setattr(kept, "_health_pages", dict)
+    kept._take_ports()
+    kept._ray = subprocess.Popen(alive, stdin=subprocess.PIPE)
+    kept._gateway = subprocess.Popen([sys.executable, "-c", ""])
+    kept._gateway.wait()
+    seen: list[str] = []
+
+    class Node(HungNode):
+        def look(self) -> ray_node.Condition:
+            seen.append(kept._status["ray"] and kept._status["ray"]["state"])
+            if len(seen) == 3:
+                resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            kept.stopping = len(seen) == 5
+            return super().look()
+
+    monkeypatch.setattr(supervisor.ray_node, "RayNode", lambda *_: Node())
+    monkeypatch.setattr(process, "start", lambda *_, **__: subprocess.Popen(alive, stdin=subprocess.PIPE))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with state.Use("open"), (kept.cluster.folder / "supervisor.log").open("w") as log, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", log)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        try:
+            assert kept._watch() is None
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+            for one in (kept._ray, kept._gateway):
+                one.communicate(b"\n")
+    assert seen == [None, "hung", "hung", "hung", "hung"]
+    assert state.read_status(kept.cluster)["ray"]["state"] == "hung"
+
+
+def start_ray(kept: Supervisor, monkeypatch: pytest.MonkeyPatch, gives_up_s: float) -> tuple[str | None, str]:
+    """Start a Ray that ends at once, twice, and is up the third time; return the failure, and Ray's log."""
+    program = (
+        "import os, sys, time; path = sys.argv[1]; tries = os.path.getsize(path) if os.path.exists(path) else 0\n"
+        "open(path, 'a').write('x')\n"
+        "if tries == 2: sys.exit(input())\n"
+        "print('an error: the last 20 lines of dashboard.log:')\nprint('OSError: no such device')\n"
+        "print('shutting down')\nsys.exit('Exception: The current node timed out')"
+    )
+    tries = kept.cluster.folder / "tries"
+    monkeypatch.setattr(ray_node, "RAY_GIVES_UP_S", gives_up_s)
+    monkeypatch.setattr(supervisor, "ray_command", lambda _: [sys.executable, "-c", program, str(tries)])
+    monkeypatch.setattr(
+        process, "start", lambda argv, *, env, output, pass_fds: subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=output,
+                                                                       stderr=subprocess.STDOUT)
+    )  # fmt: skip
+    monkeypatch.setattr(
+        kept, "_first_missing", lambda: None if tries.exists() and tries.read_text() == "xxx" else "the raylet's agent"
+    )
+    ended: list[int | None] = []
+    monkeypatch.setattr(kept, "_end_children", lambda but=None: ended.append(but))
+    kept._gateway = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with state.Use("open"):
+        kept._start_ray("starting Ray")
+        failure = kept._wait_until_up()
+    for one in (kept._ray, kept._gateway):
+        one.communicate(b"\n")
+    assert ended == ([] if failure else [kept._gateway.pid] * 2)
+    return failure, (kept.cluster.folder / "ray.log").read_text()
+
+
+def test_ray_that_gives_up_is_started_again(kept: Supervisor, monkeypatch: pytest.MonkeyPatch):
+    """A Ray that has waited in vain for its own processes is started again while `up` waits; its log is kept."""
+    failure, log = start_ray(kept, monkeypatch, gives_up_s=0.0)
+    assert failure is None
+    assert log.count("The current node timed out") == 2
+    assert state.read_status(kept.cluster)["phase"].startswith("Ray gave up on its start after ")
+
+
+def test_ray_that_refuses_is_not_started_again(kept: Supervisor, monkeypatch: pytest.MonkeyPatch):
+    """A Ray that ends before it could have waited for anything has failed; the reason has its last lines, whole."""
+    failure, _ = start_ray(kept, monkeypatch, gives_up_s=60.0)
+    assert failure == (
+        "Ray ended while it started (exit code 1): OSError: no such device / shutting down"
+        " / Exception: The current node timed out"
+    )
+
+
+def test_reason_of_a_failed_start_names_logs_that_exist(kept: Supervisor, monkeypatch: pytest.MonkeyPatch):
+    """The reason of a dead cluster names a folder with its logs that is there when the cluster's own is not."""
+    monkeypatch.setattr(kept, "_start_gateway", lambda: None)
+    monkeypatch.setattr(kept, "_start_ray", lambda _: (kept.cluster.folder / "ray.log").write_text("why\n"))
+    monkeypatch.setattr(kept, "_wait_until_up", lambda: "it failed")
+    monkeypatch.setattr(kept, "_end_all", lambda: setattr(kept, "stopping", True))
+    with state.Use("open"):
+        kept._keep()
+    reason = state.read_status(kept.cluster)["reason"]
+    state.remove_private(kept.cluster.folder)
+    assert reason == f"it failed; its logs: {state.kept_logs('open')}"
+    assert (state.kept_logs("open") / "ray.log").read_text() == "why\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("a past error\nTraceback\nException: timed out\nraydebug: ended", "Traceback / Exception: timed out /"),
+        ("error: no\ncause: it\nfix: that\nraydebug: on the way out", "error: no / cause: it / fix: that"),
+    ],
+)
+def test_last_words_of_a_container(log: str, words: str):
+    """The reason of a container that did not start is its entrypoint's own, or its last lines, not any with `error`."""
+    client = mock.Mock()
+    client.containers.get.return_value.logs.return_value = log.encode()
+    found = engine.Engine(client, "here").last_words(mock.Mock())
+    assert found.startswith(words)

@@ -13,6 +13,7 @@ from raydebug.check import env, env_machine
 from raydebug.check.probes import BUSY_TIMES, MARK, Facts
 from raydebug.check.target import NoAnswer, StageResult, Target, facts_of
 from raydebug.cluster.dashboard import ENDED, Dashboard
+from raydebug.cluster.state import Cluster, Use
 from raydebug.errors import Exit, RaydebugError
 from raydebug.findings import Finding, error, note
 from raydebug.jobs.submit import Job, submit
@@ -47,8 +48,13 @@ def _ask(target: Target) -> Facts:
     request = {"question": "cluster", "backend": backend, "limit_s": 3 * BUDGET_S}
     command = ["python", SAFE_PATH, "-m", "raydebug.check.probes", json.dumps(request)]
     job = Job(command=command, working_dir=target.runner.folder(target.folder), debugger="off")
-    submission_id = submit(target.cluster, job)
-    dashboard = Dashboard(target.cluster)
+    with Use(target.cluster.name) if target.cluster.owner else contextlib.nullcontext():
+        return _run(target.cluster, job)
+
+
+def _run(cluster: Cluster, job: Job) -> Facts:
+    submission_id = submit(cluster, job)
+    dashboard = Dashboard(cluster)
     deadline = time.monotonic() + 3 * BUDGET_S * BUSY_TIMES
     try:
         while dashboard.job(submission_id)["status"] not in ENDED:
@@ -67,7 +73,7 @@ def _ask(target: Target) -> Facts:
             error(
                 "cluster.no-job",
                 "the cluster did not run the job that asks it",
-                why=f"{shlex.join(command[:3])} printed last: {last[0][:300]}",
+                why=f"{shlex.join(job.command[:3])} printed last: {last[0][:300]}",
                 fix="see `raydebug ps` and `raydebug logs head`",
             )
         )

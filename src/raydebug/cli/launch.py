@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from raydebug.errors import Exit, RaydebugError
 if TYPE_CHECKING:
     from raydebug.check.config import Need
     from raydebug.cluster.dashboard import Dashboard
-    from raydebug.cluster.state import Cluster
+    from raydebug.cluster.state import Cluster, Use
     from raydebug.jobs.submit import Job
     from raydebug.profile.rollouts import Rollouts
     from raydebug.stacks.hang_watch import HangWatch
@@ -67,9 +68,17 @@ def launch(options: RunOptions) -> int:
     Raises:
         RaydebugError: the command cannot be run there, or one of the options is not possible there.
     """
+    from raydebug.cluster.state import Use
+
+    with Use(options.name) as use:
+        return _launch(options, use)
+
+
+def _launch(options: RunOptions, use: Use) -> int:
     from raydebug.check.config import find_need
     from raydebug.cluster.kinds import find_running, kind_of
     from raydebug.cluster.runner import LocalRunner
+    from raydebug.cluster.state import read_status
     from raydebug.gateway.breakpoint_specs import resolve_breaks
     from raydebug.jobs.stop_options import tripwire_variables
     from raydebug.jobs.submit import Job, find_program
@@ -95,8 +104,8 @@ def launch(options: RunOptions) -> int:
         options.stop_when, options.stop_on, command=command, folder=folder, environ=os.environ, mode=in_force
     )
     find_program(command, folder, runner)
-    if cluster is None and options.detach:
-        raise _detached_alone(name)
+    if options.detach and (cluster is None or cluster.owner):
+        raise _detached_alone(name, cluster)
     gpus = fit_gpus(find_need(command, folder, name, profile), cluster, options.gpus, name)
     require_parts(options.tiny, runner, folder)
     for note in notes:
@@ -118,9 +127,12 @@ def launch(options: RunOptions) -> int:
         snapshots=options.snapshots,
     )
     watch = _watch_for_hangs(options, _why_unwatched(in_force, cluster, detach=options.detach), bool(is_training))
-    if cluster is not None:
+    if cluster is None or (cluster.is_local and read_status(cluster)["phase"] != "up"):
+        cluster = _start_cluster(name, gpus, mode)
+    try:
         return _run_job(cluster, job, watch, detach=options.detach)
-    return _run_alone(job, name, gpus, mode, watch)
+    finally:
+        _leave(cluster, use)
 
 
 def find_command(options: RunOptions, again: str | None) -> RunOptions:
@@ -187,12 +199,18 @@ def fit_gpus(need: Need | None, cluster: Cluster | None, asked: int | None, name
         there = kind_of(cluster).gpus()
         why = "its nodes have no more"
         fix = f"`raydebug down{name_option(name)}`, then `raydebug up{name_option(name)} --gpus N`"
+        if cluster.owner:  # `down` would end the job of that run
+            why = f"it was started for another `raydebug run` (pid {cluster.owner})"
+            fix = "another name (--name NAME) for a cluster of its own"
     elif asked is None and need is not None and need.on_cpu:
         return need.gpus
     else:
         there = environment.choose_gpus(asked, os.environ)
         why = environment.why_so_many(asked, os.environ)
-        fix = f"--gpus {need.gpus}" if need is not None and need.on_cpu else "run it where there are as many GPUs"
+        fix = ""
+        if need is not None:
+            more = f"--gpus {need.gpus}, or `raydebug up{name_option(name)} --gpus {need.gpus}` first"
+            fix = more if need.on_cpu else f"run it where there are as many GPUs, or for logical ones {more}"
     if need is not None and there is not None and need.gpus > there:
         raise RaydebugError(
             f"the command asks for {need.gpus} GPUs, cluster '{name}' has {there}",
@@ -238,12 +256,17 @@ def _why_unwatched(mode: str, cluster: Cluster | None, *, detach: bool) -> str |
     return None
 
 
-def _detached_alone(name: str) -> RaydebugError:
+def _detached_alone(name: str, cluster: Cluster | None) -> RaydebugError:
     from raydebug.cluster.state import name_option
 
+    there = (
+        f"no cluster '{name}' runs, and the one that `run` brings up ends with it"
+        if cluster is None
+        else f"a `run` (pid {cluster.owner}) has started cluster '{name}', which ends with the last `run` that uses it"
+    )
     return RaydebugError(
         "--detach needs a cluster that stays",
-        cause=f"no cluster '{name}' runs, and the one that `run` brings up ends with it",
+        cause=there,
         fix=f"raydebug up{name_option(name)}, then the same command again",
         code="run.detach-alone",
         exit_code=Exit.USAGE,
@@ -262,8 +285,8 @@ def _debugging_variables(keep_watchdogs: bool) -> dict[str, str]:
     return limits | recorder_variables(os.environ) | users
 
 
-def _run_alone(job: Job, name: str, gpus: int, mode: str, watch: HangWatch | None) -> int:
-    """Run a job on a local cluster that is there for it alone."""
+def _start_cluster(name: str, gpus: int, mode: str) -> Cluster:
+    """Start a local cluster that ends with the last `run` that uses it, or wait for the one that starts."""
     from raydebug.cli.status import warn_without_token
     from raydebug.cluster import local
     from raydebug.cluster.up import UpOptions
@@ -271,11 +294,23 @@ def _run_alone(job: Job, name: str, gpus: int, mode: str, watch: HangWatch | Non
     with render.waiting(f"no cluster '{name}' runs: starting one on this machine"):
         cluster, _ = local.bring_up(UpOptions(name=name, gpus=gpus, debugger=mode, owner=os.getpid()))
     warn_without_token(cluster)
-    try:
-        return _run_job(cluster, job, watch, detach=False)
-    finally:
-        render.say(f"ending cluster '{name}'")
-        local.take_down(cluster)
+    return cluster
+
+
+def _leave(cluster: Cluster, use: Use) -> None:
+    """End a cluster that a `run` has started if no other one uses it, and `up` has not taken it over."""
+    from raydebug.cluster import local, state
+
+    if not cluster.owner:
+        return
+    if not use.is_last():
+        render.say(f"cluster '{cluster.name}' ends with the last `run` that uses it")
+        return
+    with contextlib.suppress(RaydebugError):  # its record is damaged: the supervisor ends it
+        found = state.read_record(cluster.name)
+        if found is not None and found.id == cluster.id and found.owner:
+            render.say(f"ending cluster '{cluster.name}'")
+            local.take_down(cluster)
 
 
 def _run_job(cluster: Cluster, job: Job, watch: HangWatch | None, *, detach: bool) -> int:

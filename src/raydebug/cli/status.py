@@ -27,6 +27,10 @@ def show_cluster(cluster: Cluster) -> None:
     render.out(f"dashboard  {cluster.dashboard}")
     render.out(f"gateway    {cluster.gateway_host}:{cluster.gateway_port}")
     render.out(f"token      {cluster.token_file}")
+    if cluster.owner:
+        render.say(
+            f"it ends with the last `raydebug run` that uses it; `raydebug up{name_option(cluster.name)}` keeps it"
+        )
     render.say(f"next: {kind_of(cluster).next_step.format(name=name_option(cluster.name))}")
 
 

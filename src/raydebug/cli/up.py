@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,11 +39,16 @@ _Cpus = Annotated[
     typer.Option(help="Logical CPUs of a node (default: 16, the machine's, or more for GPUs).", min=1, metavar="N"),
 ]
 _Python = Annotated[str | None, typer.Option(help="local: interpreter whose environment Ray runs in.", metavar="PATH")]
+_Yes = Annotated[
+    bool, typer.Option("--yes", help="compose: merge the project's own compose file, whatever it asks for.")
+]
 _Flavour = Annotated[
     str | None,
     typer.Option(help="compose: core, cpu, cuda or cuda-verl04 (default: cuda with a GPU).", metavar="FLAVOUR"),
 ]
-_Workers = Annotated[int, typer.Option(help="compose: how many worker nodes.", min=0, metavar="N")]
+_Workers = Annotated[
+    int | None, typer.Option(help="compose: how many worker nodes. Default: 1.", min=0, metavar="N", show_default=False)
+]
 _Prefork = Annotated[
     bool,
     typer.Option("--prefork", help="local: keep processes with torch, vLLM and verl imported; runs start in seconds."),
@@ -52,7 +58,10 @@ _EndWhenHung = Annotated[
     bool,
     typer.Option("--end-when-hung", help="local: end the cluster when Ray has not answered for 300 s."),
 ]
-_DashboardPort = Annotated[int | None, typer.Option(help="Default: 8265 if free. 0 takes a free one.", metavar="PORT")]
+_DashboardPort = Annotated[
+    int | None,
+    typer.Option(help="Default: 8265 if free. 0 takes a free one.", min=0, max=65535, metavar="PORT"),
+]
 _Mount = Annotated[
     list[str] | None,
     typer.Option("--mount", help="compose: a folder for the nodes, SOURCE:TARGET[:ro]; repeatable.", metavar="MOUNT"),
@@ -65,7 +74,10 @@ _EnvFile = Annotated[
 _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="compose: show the sizes chosen for this machine, start nothing.")
 ]
-_GatewayPort = Annotated[int | None, typer.Option(help="Default: 5678 if free. 0 takes a free one.", metavar="PORT")]
+_GatewayPort = Annotated[
+    int | None,
+    typer.Option(help="Default: 5678 if free. 0 takes a free one.", min=0, max=65535, metavar="PORT"),
+]
 
 
 def up(
@@ -75,7 +87,7 @@ def up(
     cpus: _Cpus = None,
     python: _Python = None,
     flavour: _Flavour = None,
-    workers: _Workers = 1,
+    workers: _Workers = None,
     debugger: Debugger = None,
     dashboard_port: _DashboardPort = None,
     gateway_port: _GatewayPort = None,
@@ -86,35 +98,44 @@ def up(
     hf_cache: _HfCache = False,
     env_file: _EnvFile = None,
     dry_run: _DryRun = False,
+    yes: _Yes = False,
     as_json: Json = False,
 ) -> None:
     """Start a cluster: Ray, its dashboard and the gateway.
 
     Example: raydebug up --cluster local --gpus 1
     """
+    from raydebug.cluster.state import Use
     from raydebug.cluster.up import UpOptions, ignore_interrupts, notice_interrupts
     from raydebug.settings.debugger import choose_mode
 
     if warm:
         say_renamed("up --warm", "up --prefork")
-    if mount or hf_cache or env_file or dry_run:
-        cluster = _containers_only(cluster)
+    given = {"--mount": mount, "--hf-cache": hf_cache, "--env-file": env_file, "--dry-run": dry_run, "--yes": yes,
+             "--flavour": flavour, "--workers": workers is not None}  # fmt: skip
+    cluster = _only("compose", given, cluster)
+    cluster = _only("local", {"--python": python, "--end-when-hung": end_when_hung}, cluster)
     options = UpOptions(
         name=name, cpus=cpus, gpus=gpus, debugger=choose_mode(debugger, os.environ)[0], dashboard_port=dashboard_port,
         gateway_port=gateway_port, python=python, prefork=prefork or warm, end_when_hung=end_when_hung,
-        flavour=flavour, workers=workers, project=Path.cwd(), mounts=mount or [], hf_cache=hf_cache, env_file=env_file,
+        flavour=flavour, workers=1 if workers is None else workers, project=Path.cwd(), mounts=mount or [],
+        hf_cache=hf_cache, env_file=env_file, yes=yes,
     )  # fmt: skip
     with notice_interrupts():  # from here on: an import can lose a Ctrl-C too
         if dry_run:
             _preview(options, as_json=as_json)
             return
-        found, started = _bring_up(options, cluster)
+        with Use(name):  # what is there, and belongs to a `run`, is not ended meanwhile
+            found, started = _bring_up(options, cluster)
+            found, owner = _take_over(found), found.owner
     with ignore_interrupts():  # the cluster runs: an exit code 130 would say that nothing is left of it
         if as_json:
             render.out_json(describe(found))
             return
         if not started:
             render.say(f"cluster '{name}' runs already:")
+        if owner:
+            render.say(f"`raydebug run` (pid {owner}) has started it; it stays now until `raydebug down`")
         if options.prefork and not found.prefork:
             render.say("note: it has no pre-forked processes (--prefork is for a local cluster that is started anew)")
         show_cluster(found)
@@ -125,8 +146,11 @@ def up(
 
 def _bring_up(options: UpOptions, asked: str | None) -> tuple[Cluster, bool]:
     """Start a cluster of the requested kind; return it, and whether this call started it."""
+    from raydebug.cluster.up import refuse_other_ports
+
     existing = _of_other_kind(options.name, asked)
     if existing is not None:
+        refuse_other_ports(options, existing)
         return existing, False
     kind = _kind(asked or _recorded_kind(options.name))
     if kind == "compose":
@@ -141,15 +165,45 @@ def _bring_up(options: UpOptions, asked: str | None) -> tuple[Cluster, bool]:
         return bring_up(options, on_phase=on_phase)
 
 
-def _containers_only(kind: str | None) -> str:
-    """Return the kind that takes mounts, keys and sizes."""
-    if kind in (None, "compose"):
-        return "compose"
+def _take_over(cluster: Cluster) -> Cluster:
+    """Return a cluster that stays from now on, also if a `run` has started it."""
+    from dataclasses import replace
+
+    from raydebug.cluster.state import save_cluster
+
+    if cluster.owner:
+        cluster = replace(cluster, owner=0)
+        save_cluster(cluster)
+    return cluster
+
+
+_WHY_ONLY = {
+    "compose": "its processes have this machine's folders, its Python and your environment as they are",
+    "local": "in containers the image and the engine decide about that",
+}
+
+
+def _only(kind: str, given: Mapping[str, object], asked: str | None) -> str | None:
+    """Return the kind of cluster that the user asks for, by --cluster or by options that one kind has.
+
+    Args:
+        kind: of cluster that has these options.
+        given: what the user gave for each, by its name.
+        asked: the kind so far; None without one.
+
+    Raises:
+        RaydebugError: one is given, and another kind is asked for.
+    """
+    named = [option for option, value in given.items() if value]
+    if not named:
+        return asked
+    if asked in (None, kind):
+        return kind
     raise RaydebugError(
-        "--mount, --hf-cache, --env-file and --dry-run are for containers",
-        cause=f"--cluster {kind}: its processes have this machine's folders and your environment as they are",
-        fix="leave them out, or use --cluster compose",
-        code="cluster.not-containers",
+        f"{' and '.join(named)} {'is' if len(named) == 1 else 'are'} for --cluster {kind}",
+        cause=f"this is a cluster of the kind {asked}: {_WHY_ONLY[kind]}",
+        fix=f"leave {'it' if len(named) == 1 else 'them'} out, or use --cluster {kind}",
+        code="cluster.not-containers" if kind == "compose" else "cluster.not-local",
         exit_code=Exit.USAGE,
     )
 
@@ -170,7 +224,7 @@ def _preview(options: UpOptions, *, as_json: bool) -> None:
 
 
 def _of_other_kind(name: str, asked: str | None) -> Cluster | None:
-    """Return the cluster of this name if it runs and is of another kind; the remains of a dead one are removed."""
+    """Return the cluster of this name if it runs and is of another kind; the remains of a local one are removed."""
     from raydebug.cluster.find import find_cluster
     from raydebug.cluster.kinds import kind_of
 
@@ -179,7 +233,8 @@ def _of_other_kind(name: str, asked: str | None) -> Cluster | None:
         return None
     if kind_of(existing).is_alive():
         return existing
-    kind_of(existing).take_down()
+    if existing.is_local:  # containers stay until `down`: a stopped head can be started again
+        kind_of(existing).take_down()
     return None
 
 

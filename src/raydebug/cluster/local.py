@@ -20,7 +20,7 @@ from raydebug import process
 from raydebug.cluster import audit_log, state
 from raydebug.cluster.environment import choose_gpus, cpus_for, start_environment
 from raydebug.cluster.find import find_cluster
-from raydebug.cluster.ray_node import START_LIMIT_S
+from raydebug.cluster.ray_node import START_LIMIT_S, last_words
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.cluster.up import (
     UpOptions,
@@ -28,6 +28,7 @@ from raydebug.cluster.up import (
     choosing_ports,
     ignore_interrupts,
     raise_if_interrupted,
+    refuse_other_ports,
     remembered_ports,
 )
 from raydebug.errors import Exit, RaydebugError
@@ -66,7 +67,7 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
     """Start a local cluster and return it when it answers; a running one is returned as it is.
 
     Args:
-        options: the options of `up`.
+        options: the options of `up`; with an owner, another `up` or `run` of the name is waited for.
         on_phase: called with what is being waited for, each time that changes.
 
     Returns:
@@ -77,8 +78,17 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
     """
     state.check_name(options.name)
     audit_log.prune()
-    with state.only_one(options.name):
+    with state.only_one(options.name, wait=options.owner is not None):
         running = find_cluster(options.name)
+        if running is not None and not running.is_local:
+            raise RaydebugError(
+                f"cluster '{options.name}' is there, in containers, and its head does not run",
+                cause="its containers and its record are kept until `raydebug down`",
+                fix=f"`raydebug up{name_option(options.name)}` starts the head again, `raydebug down"
+                f"{name_option(options.name)}` removes it; or choose another name with --name",
+                code="cluster.other-kind",
+                exit_code=Exit.TAKEN,
+            )
         if running is not None and is_alive(running):
             status = state.read_status(running)
             if status["phase"] == "dead":
@@ -88,6 +98,7 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
                     fix=f"clear it away with `raydebug down{name_option(options.name)}`, then `raydebug up` again",
                     code="cluster.dead",
                 )
+            refuse_other_ports(options, running)
             if status.get("gateway") is not None:
                 _start_gateway_again(running, on_phase)
             return running, False
@@ -95,9 +106,10 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
         found = probe_environment(python)
         folder = state.make_folder(options.name)
         remembered = _clear_remains(running, folder)
+        state.remove_private(state.kept_logs(options.name))
         try:
             raise_if_interrupted()
-            cluster = _start(_plan(options, python, found, folder, remembered), options.owner)
+            cluster = _start(_plan(options, python, found, folder, remembered))
             _wait_until_up(cluster, on_phase)
             raise_if_interrupted()
         except BaseException:
@@ -257,6 +269,7 @@ def _plan(options: UpOptions, python: str, found: Environment, folder: Path, rem
             cpus=options.cpus or cpus_for(gpus),
             gpus=gpus,
             debugger=options.debugger,
+            owner=options.owner or 0,
             flavour=found.flavour,
             prefork=options.prefork,
             end_when_hung=options.end_when_hung,
@@ -268,11 +281,10 @@ def _plan(options: UpOptions, python: str, found: Environment, folder: Path, rem
     return cluster
 
 
-def _start(cluster: Cluster, owner: int | None) -> Cluster:
+def _start(cluster: Cluster) -> Cluster:
     import psutil
 
     argv = [sys.executable, SAFE_PATH, "-m", "raydebug.cluster.supervisor", cluster.name]
-    argv += [str(owner)] if owner else []
     with open_private(cluster.folder / "supervisor.log", "wb") as log:
         environment = {**start_environment(os.environ, cluster.gpus), variables.CLUSTER_ID: cluster.id}
         supervisor = process.start(argv, env=environment, output=log, new_session=True)
@@ -295,11 +307,11 @@ def _wait_until_up(cluster: Cluster, on_phase: Callable[[str], None]) -> None:
         if said == "up":
             return
         if said == "dead" or not is_alive(cluster):
-            reason = status["reason"] or (cluster.folder / "supervisor.log").read_text(errors="replace")[-300:]
+            reason = status["reason"] or last_words(cluster.folder / "supervisor.log")
             raise RaydebugError(
                 f"cluster '{cluster.name}' did not come up",
-                cause=str(reason or "its supervisor ended without a word"),
-                fix=f"look into the last lines above; `{' '.join(_hint(cluster))}` runs the same Ray by hand",
+                cause=str(reason),
+                fix=f"read the logs in {state.keep_logs(cluster)}; by hand: `{' '.join(_hint(cluster))}`",
                 code="cluster.not-up",
             )
         time.sleep(0.05)

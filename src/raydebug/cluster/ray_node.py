@@ -31,7 +31,12 @@ REFUSALS = 2  # one after the other; a full backlog drops connections, it does n
 START_LIMIT_S = 300.0
 START_QUIET_S = 90.0  # a start whose logs have not grown for so long has failed
 START_LINE_S = 10.0
+# Ray gives up on a node that is not there after 15 to 60 s of waiting for one of its processes (ray 2.60.0
+# _private/node.py raylet_start_wait_time_s, services.py RAY_DASHBOARD_STARTUP_TIMEOUT_S). What it refuses, it refuses
+# before that.
+RAY_GIVES_UP_S = 15.0
 STACK_TIMEOUT_S = 30.0
+LAST_LINES, LAST_CHARS = 3, 300
 STACK_FRAMES = 8
 # Ray's own processes, children of `ray start` (ray 2.60.0 _private/services.py), by the names that the kernel has.
 RAYLET, GCS = "the raylet", "Ray's head (gcs_server)"
@@ -210,6 +215,16 @@ class Startup:
             return None
         self._said = now
         return f"waiting for {waits_for} for {now - self._began:.0f} s; Ray's logs grew {now - self._grew:.0f} s ago"
+
+
+def last_words(log: Path) -> str:
+    """Return the last lines that a program wrote to its log, on one line."""
+    try:
+        text = log.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        return f"(no log: {error.strerror})"
+    lines = [line.strip()[:LAST_CHARS] for line in text.splitlines() if line.strip()]
+    return " / ".join(lines[-LAST_LINES:]) or "(it printed nothing)"
 
 
 def stack_of(pid: int) -> str:

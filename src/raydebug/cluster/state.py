@@ -18,13 +18,14 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from raydebug.errors import Exit, RaydebugError
 from raydebug.settings.files import atomic_write, open_private, state_dir
 
 DEFAULT_NAME = "default"
 TOKEN_BYTES = 32
+KEPT_LOG_BYTES, KEPT_LOGS = 256 * 1024, 100  # of a cluster that has failed: of each log, and how many of Ray's
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
 
@@ -43,6 +44,7 @@ class Cluster:
         debugger: its debugger mode.
         supervisor_pid, supervisor_birth: the supervisor of a local one (process.birth_of).
         supervisor_started: when it started, by psutil: for records of raydebug 0.1, and where there is no /proc.
+        owner: pid of the `run` that started a local one, which ends with the last `run` that uses it; 0: it stays.
         project: folder of this machine that a compose cluster has as /workspace.
         user: `UID:GID` that its containers run as.
         files: its compose files.
@@ -69,6 +71,7 @@ class Cluster:
     supervisor_pid: int = 0
     supervisor_started: float = 0.0
     supervisor_birth: str = ""
+    owner: int = 0
     project: str = ""
     user: str = ""
     files: list[str] = dataclasses.field(default_factory=list)
@@ -148,19 +151,40 @@ class Cluster:
 
     @property
     def token(self) -> str:
-        """The cluster's token; empty for one without a gateway that asks for none."""
+        """The cluster's token; empty for one without a gateway that asks for none.
+
+        Raises:
+            RaydebugError: its file cannot be read.
+        """
         if not self.has_gateway and (given := os.environ.get("RAY_AUTH_TOKEN")):
             return given
         if not self.has_gateway and not self.joined["token_file"]:
             return ""
-        return self.token_file.read_text(encoding="ascii").strip()
+        try:
+            return self.token_file.read_text(encoding="ascii").strip()
+        except (OSError, ValueError) as error:
+            anew = (
+                f"`raydebug down{name_option(self.name)}`, then `raydebug up{name_option(self.name)}` makes a new one"
+            )
+            raise RaydebugError(
+                f"the token of cluster '{self.name}' cannot be read",
+                cause=f"{self.token_file}: {getattr(error, 'strerror', None) or error}",
+                fix="correct that file, or its name in your environment" if self.joined else anew,
+                code="auth.no-token",
+                exit_code=Exit.USAGE,
+            ) from error
 
 
-def clusters_dir() -> Path:
-    """Return the folder that holds a folder per cluster, made private."""
+def clusters_dir(*, make: bool = False) -> Path:
+    """Return the folder that holds a folder per cluster; one that is there is made private.
+
+    Args:
+        make: make it where it is missing. Only what writes needs it: a verb that only reads works without.
+    """
     folder = state_dir() / "clusters"
-    with writing(folder):
-        make_private(folder)
+    if make or os.path.isdir(folder):  # noqa: PTH112 - False, not an error, in a folder that is closed to us
+        with writing(folder):
+            make_private(folder)
     return folder
 
 
@@ -198,7 +222,7 @@ def check_name(name: str) -> str:
 
 def make_folder(name: str) -> Path:
     """Return a cluster's folder, made private."""
-    folder = clusters_dir() / check_name(name)
+    folder = clusters_dir(make=True) / check_name(name)
     with writing(folder):
         make_private(folder)
     return folder
@@ -221,10 +245,11 @@ def read_record(name: str) -> Cluster | None:
         document = json.loads(path.read_text(encoding="utf-8"))
         known = {field.name for field in dataclasses.fields(Cluster)}  # another version may have had other fields
         kept = {key: value for key, value in document.items() if key in known}
-        return Cluster(**{**kept, "folder": Path(document["folder"]), "temp_dir": Path(document["temp_dir"])})
-    except FileNotFoundError:
+        kept |= {"folder": Path(document["folder"]), "temp_dir": Path(document["temp_dir"])}
+        return Cluster(**{**kept, "ports": {purpose: int(port) for purpose, port in document["ports"].items()}})
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise RaydebugError(
             f"the record of cluster '{name}' cannot be read",
             cause=f"{path}: {error}",
@@ -235,7 +260,8 @@ def read_record(name: str) -> Cluster | None:
 
 def known_names() -> list[str]:
     """Return the names of all recorded clusters."""
-    return [p.parent.name for p in clusters_dir().glob("*/cluster.json")]
+    found = (path.parent.name for path in clusters_dir().glob("*/cluster.json"))
+    return [name for name in found if _NAME.fullmatch(name)]
 
 
 def forget(cluster: Cluster) -> None:
@@ -244,6 +270,30 @@ def forget(cluster: Cluster) -> None:
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         atomic_write(cluster.folder / "ports.json", json.dumps(cluster.ports))
+
+
+def kept_logs(name: str) -> Path:
+    """Return the folder with the logs of the last cluster of a name that has failed; it may not exist."""
+    return state_dir() / "failed" / check_name(name)
+
+
+def keep_logs(cluster: Cluster) -> Path:
+    """Copy the end of each log of a local cluster that has failed to a folder that outlives it; return the folder.
+
+    Ray's own logs are in its folder `ray`. What cannot be read or written is left out.
+    """
+    kept = kept_logs(cluster.name)
+    logs = [(path, kept) for path in sorted(cluster.folder.glob("*.log*"))]
+    logs += [(path, kept / "ray") for path in sorted(cluster.ray_logs.glob("*"))[:KEPT_LOGS]]
+    for path, folder in logs:
+        with contextlib.suppress(OSError, RaydebugError):
+            if path.is_file():
+                with path.open("rb") as file:
+                    file.seek(max(0, path.stat().st_size - KEPT_LOG_BYTES))
+                    last = file.read(KEPT_LOG_BYTES)
+                make_private(folder)
+                atomic_write(folder / path.name, last)
+    return kept
 
 
 def name_option(name: str) -> str:
@@ -277,35 +327,78 @@ def read_status(cluster: Cluster) -> dict[str, Any]:
     `gateway` is why the gateway stays down, `ray` is {"state", "since", "reason"} of a Ray that is slow or hung,
     `since` in seconds since 1970; both are None while all is well.
     """
+    unknown: dict[str, Any] = {"phase": "starting", "reason": None, "gateway": None, "ray": None}
     try:
-        status: dict[str, Any] = json.loads((cluster.folder / "status.json").read_text(encoding="utf-8"))
-        return status
-    except (OSError, ValueError):
-        return {"phase": "starting", "reason": None, "gateway": None, "ray": None}
+        return {**unknown, **json.loads((cluster.folder / "status.json").read_text(encoding="utf-8"))}
+    except (OSError, ValueError, TypeError):
+        return unknown
 
 
 @contextlib.contextmanager
-def only_one(name: str) -> Iterator[None]:
+def only_one(name: str, *, wait: bool = False) -> Iterator[None]:
     """Hold the lock of a cluster's name while it is brought up; the kernel frees it when its holder dies.
+
+    Args:
+        name: the cluster's.
+        wait: wait for another holder.
 
     Raises:
         RaydebugError: another `up` of this name is running.
     """
-    path = clusters_dir() / f"{check_name(name)}.lock"
-    with writing(path):
-        file = open_private(path)
-    with file:
+    with open_lock(f"{check_name(name)}.lock") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:
             raise RaydebugError(
                 f"another `raydebug up` of cluster '{name}' is at work",
-                cause=f"it holds the lock {path}",
+                cause=f"it holds the lock {file.name}",
                 fix="wait for it, or choose another name with --name",
                 code="cluster.starting",
                 exit_code=Exit.TAKEN,
             ) from error
         yield
+
+
+class Use:
+    """The lock of those that use a cluster, by its name: a cluster that a `run` owns ends with the last of them.
+
+    Each holds it shared. Whoever ends such a cluster, the last `run` or the supervisor, holds it alone meanwhile. The
+    kernel frees the lock of a process that was killed.
+
+    Args:
+        name: the cluster's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._file = open_lock(f"{check_name(name)}.use")
+
+    def __enter__(self) -> Use:
+        """Begin to use the cluster of this name; wait while one is being ended."""
+        fcntl.flock(self._file, fcntl.LOCK_SH)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Use it no longer."""
+        self._file.close()
+
+    def is_last(self) -> bool:
+        """Return whether nobody else uses the cluster, and hold the lock alone then; else it is given up."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def give_up(self) -> None:
+        """Let others hold the lock."""
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
+def open_lock(name: str) -> IO[Any]:
+    """Open the file of a lock; it is never removed, so that all who lock it have the same one."""
+    path = clusters_dir(make=True) / name
+    with writing(path):
+        return open_private(path)
 
 
 def _write_json(path: Path, document: dict[str, Any]) -> None:

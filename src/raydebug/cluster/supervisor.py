@@ -1,6 +1,6 @@
-"""`python -m raydebug.cluster.supervisor NAME [PID]`: supervise one local cluster: Ray's head and the gateway.
+"""`python -m raydebug.cluster.supervisor NAME`: supervise one local cluster: Ray's head and the gateway.
 
-With a PID the cluster ends when that process ends, for any reason.
+A cluster that a `run` owns ends when no `run` uses it any more, for any reason (state.Use).
 
 It writes the cluster's state to status.json, and ends all its descendants on SIGTERM. As a child subreaper (Linux) it
 also finds those whose parents have died, so that nothing is left and nothing else is touched.
@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any
 
 from raydebug import process
 from raydebug.cluster import audit_log, ray_node, state
@@ -70,14 +70,15 @@ class Restarts:
 class Supervisor:
     """Starts, watches and ends the processes of one cluster."""
 
-    def __init__(self, cluster: state.Cluster, owner: int | None = None) -> None:
+    def __init__(self, cluster: state.Cluster) -> None:
         self.cluster = cluster
         self.stopping = False
         self.gateway_wanted = False  # `up` requests a restart of a gateway that stays down
-        self._owner = None if owner is None else _watch_process(owner)
+        self._use = state.Use(cluster.name) if cluster.owner else None
         self._gateway_restarts = Restarts(RESTARTS, RESTARTS_WINDOW_S)
         self._pool_restarts = Restarts(RESTARTS, RESTARTS_WINDOW_S)
         self._status: dict[str, Any] = {"phase": "starting", "reason": None, "gateway": None, "ray": None}
+        self._unsaid = False  # whether the status has changed since it was written
         self._environment = cluster_environment(os.environ, cluster, flavour_variables(cluster.flavour))
         self._listening: list[socket.socket] = []
         self._gateway: subprocess.Popen[bytes]
@@ -87,7 +88,7 @@ class Supervisor:
         self._node: ray_node.RayNode | None = None
 
     def run(self) -> None:
-        """Run the cluster until SIGTERM or the end of its owner, then end all of it."""
+        """Run the cluster until SIGTERM or the end of those that it is for, then end all of it."""
         try:
             self._keep()
         finally:
@@ -98,22 +99,34 @@ class Supervisor:
         if failure is None:
             self._say(phase="starting the gateway")
             self._gateway = self._start_gateway()
-            self._say(phase="starting Ray")
-            with open_private(self.cluster.folder / "ray.log", "wb") as log:
-                self._ray = self._start(ray_command(self.cluster), log)
+            self._start_ray("starting Ray")
             failure = self._wait_until_up()
-        if failure is None and not self._is_over():
-            self._keep_pool()
-            self._say(phase="up")
-            failure = self._watch()
+            if failure is None and not self._is_over():
+                self._keep_pool()
+                self._say(phase="up")
+                failure = self._watch()
+            failure = failure and f"{failure}; its logs: {state.keep_logs(self.cluster)}"
         if not self._is_over():
             self._say(phase="dead", reason=failure)
             self._end_all()
             while not self._is_over():  # `ps` still shows the reason; `down` ends us
+                self._say_again()
                 time.sleep(POLL_S)
 
     def _is_over(self) -> bool:
-        return self.stopping or (self._owner is not None and self._owner())
+        return self.stopping or self._is_unused()
+
+    def _is_unused(self) -> bool:
+        """Return whether the cluster is for a `run`, and none uses it; the lock stays ours then."""
+        if self._use is None or not self._use.is_last():
+            return False
+        with contextlib.suppress(RaydebugError):
+            found = state.read_record(self.cluster.name)
+            if found is not None and found.id == self.cluster.id and not found.owner:  # `up` has taken it over
+                self._use.give_up()
+                self._use = None
+                return False
+        return True
 
     def _not_private(self) -> str | None:
         """Return why another user could access the cluster's folders; None if no other user can."""
@@ -148,13 +161,22 @@ class Supervisor:
         path = self.cluster.folder / "gateway.log"
         argv += ["--numbers-file", str(self.cluster.numbers_file)]
         argv += ["--log-file", str(path), "--audit-file", str(audit_log.file_of(self.cluster.name))]
-        with open_private(path) as log:  # for what Python itself prints
-            return self._start(argv, log, fds=fds)
+        return self._start(argv, path, fds=fds)  # for what Python itself prints
+
+    def _start_ray(self, phase: str) -> None:
+        self._say(phase=phase)
+        self._ray = self._start(ray_command(self.cluster), self.cluster.folder / "ray.log")
+        self._ray_began = time.monotonic()
 
     def _start(
-        self, argv: list[str], log: BinaryIO, env: dict[str, str] | None = None, fds: Sequence[int] = ()
+        self, argv: list[str], log: Path, env: dict[str, str] | None = None, fds: Sequence[int] = ()
     ) -> subprocess.Popen[bytes]:
-        child = process.start(argv, env=env or self._environment, output=log, pass_fds=fds)
+        try:
+            output = open_private(log, "ab")
+        except OSError:  # a full disk: better without its log than without it
+            output = open_private(Path(os.devnull), "ab")
+        with output:
+            child = process.start(argv, env=env or self._environment, output=output, pass_fds=fds)
         self._started.append(child)
         return child
 
@@ -194,21 +216,26 @@ class Supervisor:
             environment = {**self._environment, **widened(self._environment)}
             argv = [self.cluster.python, SAFE_PATH, "-m", "raydebug.prefork.server"]
             argv += [str(self.cluster.pool_socket), str(self.cluster.pool_status)]
-            with open_private(self.cluster.folder / "pool.log") as log:
-                self._pool = self._start(argv, log, environment)
+            self._pool = self._start(argv, self.cluster.folder / "pool.log", environment)
 
     def _wait_until_up(self) -> str | None:
         startup = ray_node.Startup(self.cluster.ray_logs)
         while not self._is_over():
             if self._ray.poll() is not None:
-                return f"Ray ended while it started (exit code {self._ray.returncode}): {self.last_words('ray.log')}"
+                ended = f"Ray ended while it started ({_ending(self._ray.returncode)}): {self._last_words('ray.log')}"
+                tried_s = time.monotonic() - self._ray_began
+                if tried_s < ray_node.RAY_GIVES_UP_S or startup.is_over():
+                    return ended
+                _log(ended)
+                self._end_children(but=self._gateway.pid)
+                self._start_ray(f"Ray gave up on its start after {tried_s:.0f} s; starting it again")
             if self._gateway.poll() is not None:
-                return f"the gateway ended while it started: {self.last_words('gateway.log')}"
+                return f"the gateway ended while it started: {self._last_words('gateway.log')}"
             missing = self._first_missing()
             if missing is None:
                 return None
             if over := startup.is_over():
-                return f"{over} (waiting for {missing}): {self.last_words('ray.log')}"
+                return f"{over} (waiting for {missing}): {self._last_words('ray.log')}"
             if line := startup.line(missing):
                 self._say(phase=line)
             time.sleep(POLL_S)
@@ -220,15 +247,16 @@ class Supervisor:
         while not self._is_over():
             time.sleep(POLL_S)
             if self._ray.poll() is not None:
-                return f"Ray's head ended with exit code {self._ray.returncode}: {self.last_words('ray.log')}"
+                return f"Ray's head ended with exit code {self._ray.returncode}: {self._last_words('ray.log')}"
             self._keep_gateway()
             self._keep_pool()
             if time.monotonic() - reaped > REAP_PERIOD_S:
                 reaped = time.monotonic()
                 self._reap_adopted()
+                self._say_again()
             found = self._node.look()
             if found.state == "dead":
-                return f"{found.reason}; Ray's logs say more: {self.cluster.ray_logs}"
+                return found.reason
             if found.state == "hung" and self.cluster.end_when_hung:
                 return f"hung: {found.reason}"
             self._note(found)
@@ -269,19 +297,20 @@ class Supervisor:
     def _url(self, purpose: str, path: str) -> str:
         return f"http://{self.cluster.host}:{self.cluster.ports[purpose]}{path}"
 
-    def last_words(self, log: str) -> str:
-        """Return the last lines that a child wrote, on one line."""
-        try:
-            text = (self.cluster.folder / log).read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return "(no log)"
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        errors = [line for line in lines if "error" in line.lower()]
-        return " / ".join((errors or lines)[-2:]) or "(it printed nothing)"
+    def _last_words(self, log: str) -> str:
+        return ray_node.last_words(self.cluster.folder / log)
 
     def _say(self, **changes: Any) -> None:
+        """Write the status; on a full disk it is written later, and the cluster goes on."""
         self._status = {**self._status, **changes, "at": time.time()}
-        state.write_status(self.cluster, self._status)
+        self._unsaid = True
+        self._say_again()
+
+    def _say_again(self) -> None:
+        if self._unsaid:
+            with contextlib.suppress(RaydebugError):
+                state.write_status(self.cluster, self._status)
+                self._unsaid = False
 
     def _reap_adopted(self) -> None:
         """Reap zombie descendants that were reparented to us."""
@@ -295,8 +324,6 @@ class Supervisor:
                         os.waitpid(one.pid, os.WNOHANG)
 
     def _end_all(self) -> None:
-        import psutil
-
         if self._node is not None:
             self._node.close()
         for child in self._started:
@@ -305,8 +332,15 @@ class Supervisor:
         deadline = time.monotonic() + STOP_GRACE_S
         while time.monotonic() < deadline and any(child.poll() is None for child in self._started):
             time.sleep(0.02)
+        self._end_children()
+        state.remove_private(self.cluster.temp_dir)
+
+    def _end_children(self, but: int | None = None) -> None:
+        """Kill all descendants, also those whose parents have ended, but for one child."""
+        import psutil
+
         for _ in range(20):  # a process that ends may still start another
-            left = psutil.Process().children(recursive=True)
+            left = [one for one in psutil.Process().children(recursive=True) if one.pid != but]
             if not left:
                 break
             for one in left:
@@ -315,12 +349,15 @@ class Supervisor:
                 except psutil.NoSuchProcess:
                     continue
             psutil.wait_procs(left, timeout=0.2)
-            _reap()
-        state.remove_private(self.cluster.temp_dir)
+            if but is None:
+                _reap()
+            else:
+                self._reap_adopted()
 
 
 def _log(text: str) -> None:
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", flush=True)  # noqa: T201 - supervisor.log
+    with contextlib.suppress(OSError):  # a full disk
+        print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", flush=True)  # noqa: T201 - supervisor.log
 
 
 def _ending(code: int) -> str:
@@ -335,22 +372,11 @@ def _reap() -> None:
         pass
 
 
-def _watch_process(pid: int) -> Callable[[], bool]:
-    """Return a function that tells whether a process has ended, by its descriptor: its pid may be reused."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return lambda: True
-    except (OSError, AttributeError):  # a kernel before 5.3, or a Python built for one; `run` itself takes it down
-        return lambda: False
-    return lambda: bool(select.select([descriptor], [], [], 0)[0])
-
-
 def main() -> None:
     """Supervise the cluster named on the command line."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    supervisor = Supervisor(load_cluster(sys.argv[1]), *map(int, sys.argv[2:]))
+    supervisor = Supervisor(load_cluster(sys.argv[1]))
 
     def stop(_number: int, _frame: object) -> None:
         supervisor.stopping = True

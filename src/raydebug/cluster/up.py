@@ -23,9 +23,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from raydebug import render
 from raydebug.cluster import state
 from raydebug.errors import Exit, RaydebugError
-from raydebug.settings.files import open_private
 
 # Ray's default range for workers is 10002-19999, the kernel's for outgoing connections 32768-60999. Tests that run side
 # by side have a part of it each (tests/conftest.py): between the choice of a port and its use another could choose it.
@@ -50,7 +50,7 @@ class UpOptions:
         debugger: debugger mode.
         dashboard_port, gateway_port: ports on this machine; 0 takes a free one.
         python: local: the interpreter whose environment Ray runs in; None for this one.
-        owner: local: process id with whose end the cluster ends.
+        owner: local: pid of the `run` that the cluster is for; it ends with the last `run` that uses it.
         prefork: local: keep pre-forked processes with the heavy imports done.
         end_when_hung: local: end the cluster when Ray has not answered for ray_node.HUNG_AFTER_S.
         flavour: compose: one of FLAVOURS.
@@ -59,6 +59,7 @@ class UpOptions:
         mounts: compose: SOURCE:TARGET[:ro] of further folders.
         hf_cache: compose: mount the user's Hugging Face cache.
         env_file: compose: file with KEY=VALUE lines for the nodes.
+        yes: compose: merge the project's own compose file, whatever it asks for.
     """
 
     name: str = state.DEFAULT_NAME
@@ -77,6 +78,7 @@ class UpOptions:
     mounts: list[str] = field(default_factory=list)
     hf_cache: bool = False
     env_file: Path | None = None
+    yes: bool = False
 
     @property
     def ports(self) -> dict[str, int | None]:
@@ -117,33 +119,62 @@ def choose_ports(
     chosen: dict[str, int] = {}
     for purpose in purposes:
         wanted = asked.get(purpose)
-        if wanted and not is_free(wanted):
-            raise _taken(purpose, wanted)
+        if wanted:
+            if not is_free(wanted):
+                raise _taken(purpose, wanted, f"{owner_of(wanted)} listens there")
+            if wanted in chosen.values():
+                raise _taken(purpose, wanted, "another part of this cluster has it")
+            if wanted in taken:
+                raise _taken(purpose, wanted, "another cluster of yours has it, running or not (`raydebug ps`)")
+            chosen[purpose] = wanted
+            continue
         default = DEFAULTS.get(purpose) if wanted is None else None
-        candidates = [wanted] if wanted else [remembered.get(purpose), default]
-        used = {*chosen.values(), *taken}
+        used = {*chosen.values(), *taken, *(port for port in asked.values() if port)}
+        candidates = (remembered.get(purpose), default)
         port = next((p for p in candidates if p and p not in used and is_free(p)), None)
         chosen[purpose] = port or _any_free(used)
     return chosen
 
 
+def refuse_other_ports(options: UpOptions, running: state.Cluster) -> None:
+    """Refuse a port that the user named where the running cluster has another one.
+
+    Raises:
+        RaydebugError: it has (exit 3).
+    """
+    for purpose, wanted in options.ports.items():
+        if wanted and not running.joined and running.ports[purpose] != wanted:
+            name = state.name_option(running.name)
+            raise RaydebugError(
+                f"cluster '{running.name}' runs already, and its {purpose} has another port than {wanted}",
+                cause=f"it has port {running.ports[purpose]}, chosen when it was started",
+                fix=f"leave --{purpose}-port out, or `raydebug down{name}` first",
+                code="port.other",
+                exit_code=Exit.TAKEN,
+            )
+
+
 @contextlib.contextmanager
 def choosing_ports(name: str) -> Iterator[list[int]]:
     """Hold the lock under which ports are chosen, and yield the ports of all other clusters."""
-    path = state.clusters_dir() / "ports.lock"
-    with state.writing(path):
-        file = open_private(path)
-    with file:
+    with state.open_lock("ports.lock") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        others = (state.read_record(other) for other in state.known_names() if other != name)
-        yield [port for other in others if other is not None for port in other.ports.values()]
+        taken: list[int] = []
+        for other in state.known_names():
+            try:
+                record = state.read_record(other) if other != name else None
+            except RaydebugError as failure:
+                render.say(f"warning: {failure.what}, so its ports are not known; {failure.fix}")
+            else:
+                taken += record.ports.values() if record is not None else ()
+        yield taken
 
 
 def remembered_ports(folder: Path) -> dict[str, int]:
     """Return the ports of an earlier cluster in this folder."""
-    with contextlib.suppress(OSError, ValueError):
-        ports: dict[str, int] = json.loads((folder / "ports.json").read_text())
-        return ports
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+        ports = json.loads((folder / "ports.json").read_text())
+        return {purpose: int(port) for purpose, port in ports.items()}
     return {}
 
 
@@ -162,10 +193,10 @@ def _any_free(used: Collection[int]) -> int:
     )
 
 
-def _taken(purpose: str, port: int) -> RaydebugError:
+def _taken(purpose: str, port: int, why: str) -> RaydebugError:
     return RaydebugError(
         f"port {port} for the {purpose.replace('_', ' ')} is taken",
-        cause=f"{owner_of(port)} listens there",
+        cause=why,
         fix=f"end it, or choose another port with --{purpose.replace('_', '-')}-port (0 takes a free one)",
         code="port.taken",
         exit_code=Exit.TAKEN,

@@ -118,7 +118,13 @@ def describe_resources(resources: Resources) -> str:
 
 def unsatisfiable(cluster: Cluster, wanted: str, there: str) -> Unsatisfiable:
     """Return the error for a request that was found."""
-    anew = f"raydebug down{name_option(cluster.name)}, then raydebug up{name_option(cluster.name)} --gpus N --cpus N"
+    up = f"raydebug up{name_option(cluster.name)} --gpus N --cpus N"
+    # A cluster that `run` has started for the job ends with it.
+    anew = (
+        f"{up}, then the same command again"
+        if cluster.owner
+        else f"raydebug down{name_option(cluster.name)}, then {up}"
+    )
     return Unsatisfiable(
         f"the job asks for {wanted}, which cluster '{cluster.name}' can never give",
         cause=f"it has {there}",

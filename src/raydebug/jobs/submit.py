@@ -16,7 +16,7 @@ from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.runner import Runner
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
-from raydebug.gateway.gateway_client import set_breaks
+from raydebug.gateway.gateway_client import remove_break, set_breaks
 from raydebug.profile.script import python_path_of
 from raydebug.protocol import variables
 from raydebug.protocol.records import BreakpointSpec
@@ -150,9 +150,19 @@ def find_program(command: list[str], working_dir: Path, runner: Runner) -> None:
 
 
 def submit(cluster: Cluster, job: Job) -> str:
-    """Start a job and return its submission id."""
+    """Start a job and return its submission id.
+
+    Raises:
+        RaydebugError: the cluster or its gateway does not take it; the job's breakpoints are removed again then.
+    """
     submission_id = f"raydebug-{time.strftime('%H%M%S')}-{secrets.token_hex(3)}"
     # The gateway assigns the ids by which breakpoints are listed and removed; processes know them from their start.
     job = replace(job, breaks=set_breaks(cluster, job.breaks, job=submission_id))
     environment = job_variables(job, submission_id, node_gpus=cluster.gpus)
-    return Dashboard(cluster).submit_job(job_entrypoint(job), submission_id=submission_id, env=environment)
+    try:
+        return Dashboard(cluster).submit_job(job_entrypoint(job), submission_id=submission_id, env=environment)
+    except RaydebugError:  # without a job, nothing would remove them
+        for spec in job.breaks:
+            with contextlib.suppress(RaydebugError):
+                remove_break(cluster, spec["id"])
+        raise

@@ -145,8 +145,8 @@ class Engine:
         with contextlib.suppress(APIError):
             text = self._client.containers.get(container.id).logs(tail=50).decode(errors="replace")
             said = [line.strip() for line in text.splitlines() if line.strip()]
-            wrong = [line for line in said if "error" in line.lower() or "cause:" in line or "fix:" in line]
-            return " / ".join((wrong or said)[-lines:]) or "(it printed nothing)"
+            ours = [line for line in said if line.startswith(("error:", "cause:", "fix:"))]
+            return " / ".join((ours or said)[-lines:]) or "(it printed nothing)"
         return "(it is gone)"
 
     @_explained

@@ -7,9 +7,11 @@ import os
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from raydebug import process
+from raydebug import process, render
 from raydebug.cluster import audit_log, state
 from raydebug.cluster.compose import engine, preflight
 from raydebug.cluster.compose.engine import Container, Engine
@@ -23,6 +25,7 @@ from raydebug.cluster.compose.plan import (
     sizes_of,
 )
 from raydebug.cluster.compose.project import UP_TIMEOUT_S, keep_audit_lines, project_of, run_compose, settings_of
+from raydebug.cluster.compose.project_file import foreign_rights, mounts_of, of_project, refuse_foreign_rights
 from raydebug.cluster.compose.sizing import Setting
 from raydebug.cluster.find import find_cluster
 from raydebug.cluster.runner import IMAGE_PYTHON
@@ -33,6 +36,7 @@ from raydebug.cluster.up import (
     choosing_ports,
     ignore_interrupts,
     raise_if_interrupted,
+    refuse_other_ports,
     remembered_ports,
 )
 from raydebug.errors import Exit, RaydebugError
@@ -66,8 +70,10 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
         running = find_cluster(options.name)
         ours = found.containers(project) if running is not None else []
         if running is not None and ours:
+            refuse_other_ports(options, running)
             if all(one.is_ready for one in ours):
                 return running, False
+            _look_at_project_file(running, settings_of(running), yes=options.yes)
             return _restart_ended(running, found, on_phase), True
         given = _read_given(options)
         flavour = preflight.check_machine(found, options.flavour, options.workers)
@@ -101,6 +107,7 @@ def _begin(options: UpOptions, given: Given, flavour: str, found: Engine, on_pha
     host, sizes = sizes_of(found, flavour, given.variables, workers=options.workers, logical_gpus=options.gpus or 0)
     cluster = _plan(options, given, flavour, {one.name: one.value for one in sizes}, found)
     settings = settings_of(cluster)
+    _look_at_project_file(cluster, settings, yes=options.yes)
     preflight.refuse_small_shared_memory(settings)
     preflight.refuse_large_memory(settings, host.memory_bytes)
     raise_if_interrupted()
@@ -109,6 +116,25 @@ def _begin(options: UpOptions, given: Given, flavour: str, found: Engine, on_pha
     wait_until_ready(found, cluster, on_phase)
     raise_if_interrupted()
     return cluster
+
+
+def _look_at_project_file(cluster: Cluster, merged: dict[str, Any], *, yes: bool) -> None:
+    """Name the compose file of the project that is merged, before anything starts.
+
+    Raises:
+        RaydebugError: it asks for what `--mount` refuses, and the user has not said yes (exit 2).
+    """
+    files = of_project(cluster.files)
+    if not files:
+        return
+    ours = settings_of(replace(cluster, files=[file for file in cluster.files if file not in files]))
+    mounts = mounts_of(ours, merged)
+    render.say(
+        f"merging {render.visible(', '.join(files))} of this project"
+        + (f"; it mounts {render.visible(', '.join(mounts))}" if mounts else "")
+    )
+    if not yes:
+        refuse_foreign_rights(files, foreign_rights(ours, merged))
 
 
 def _clear_begun(name: str, found: Engine, caches: list[str]) -> None:

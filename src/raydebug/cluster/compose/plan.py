@@ -39,7 +39,8 @@ _OURS = tuple(
     for name in ("", "workspace", "cache", "runs", "spill", "gateway", "tmp", "home", "run", "var/run", "opt", "usr",
                  "bin", "lib", "lib64", "sbin", "etc", "proc", "sys", "dev")
 )  # fmt: skip
-_NEVER = ("/", "/proc", "/sys", "/dev", "/var/run/docker.sock", "/run/docker.sock")  # on this machine
+# On this machine. Docker's socket is in /run, and /var/run is a link to it.
+_NEVER = ("/", "/proc", "/sys", "/dev", "/run", "/var/run")
 # No distribution and no program assigns these. Source: https://systemd.io/UIDS-GIDS (table "Summary").
 UNUSED_IDS = range(60706, 61184)
 
@@ -202,13 +203,28 @@ def _parse_mount(where: str, text: str) -> Mount:
             )
     if mode not in ("ro", "rw"):
         raise _no_mount(what, f"its mode is {mode!r}", "the mode is ro (read-only) or rw (the default)")
-    if _tidy(target) in _OURS or _tidy(target).startswith(("/proc/", "/sys/", "/dev/", "/run/", "/opt/raydebug")):
-        raise _no_mount(what, f"the containers have {target} for themselves", "choose another target, such as /data")
-    if _tidy(os.path.realpath(source)) in _NEVER:
-        raise _no_mount(what, f"{source} would give the containers this machine", "name the folder that they need")
+    if why := why_no_mount(None, target):
+        raise _no_mount(what, why, "choose another target, such as /data")
+    if why := why_no_mount(source, target):
+        raise _no_mount(what, why, "name the folder that they need")
     if not Path(source).exists():
         raise _no_mount(what, f"there is no {source} on this machine", "make it first, or name another one")
     return Mount(source, target, mode == "ro")
+
+
+def why_no_mount(source: str | None, target: str) -> str | None:
+    """Return why a folder of this machine may not be mounted in containers; None if it may.
+
+    Args:
+        source: on this machine; None to look at the target only.
+        target: in the containers.
+    """
+    if _tidy(target) in _OURS or _tidy(target).startswith(("/proc/", "/sys/", "/dev/", "/run/", "/opt/raydebug")):
+        return f"the containers have {target} for themselves"
+    real = "" if source is None else _tidy(os.path.realpath(source))
+    if real in _NEVER or real.startswith(("/proc/", "/sys/", "/dev/")) or real.endswith("/docker.sock"):
+        return f"{source} would give the containers this machine"
+    return None
 
 
 def _tidy(path: str) -> str:
