@@ -222,6 +222,7 @@ def document_of(
         "frames": saved,
         "values": values.saved,
     }
+    values.hide_covered()
     _hide_secrets(document, _scrubber(values.hidden))
     return document
 
