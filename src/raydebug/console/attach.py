@@ -50,7 +50,7 @@ def choose_pause(pauses: Sequence[ListedPause], suffix: str = "") -> str:
     raise RaydebugError(
         f"{len(waiting)} pauses wait, and no ID says which one",
         cause=f"waiting: {ids}{', ...' if len(waiting) > 8 else ''}",
-        fix=f"name one: raydebug attach {waiting[0]['id']}{suffix}; all at one prompt: raydebug attach all{suffix}",
+        fix=f"name one: {render.command('raydebug', 'attach', waiting[0]['id'])}{suffix}; all at one prompt: raydebug attach all{suffix}",
         code="pause.ambiguous",
         exit_code=Exit.USAGE,
     )

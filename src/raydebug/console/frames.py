@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sysconfig
 import tokenize
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -137,8 +138,13 @@ class Function:
 
 
 def read_local(path: str) -> list[str] | None:
-    """Return the lines of a file on this machine; None if there is no such file, or it is not Python text."""
-    if not Path(path).is_file():
+    """Return the lines of a file on this machine; None if there is no such file, or it is not Python text.
+
+    A job names the path: only Python files of the current folder and of this Python's library are read.
+    """
+    found = Path(path).resolve()
+    folders = (Path.cwd(), *map(Path, (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))))
+    if found.suffix != ".py" or not found.is_file() or not any(found.is_relative_to(one.resolve()) for one in folders):
         return None
     try:
         with tokenize.open(path) as file:

@@ -189,6 +189,7 @@ class StackFrame(TypedDict, total=False):
     file: Text
     line: int
     function: Name
+    text: Name  # of the innermost frame and the user's: the source line, as the process reads it
 
 
 class ThreadStack(TypedDict, total=False):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 HIDDEN = "(hidden)"
@@ -168,6 +167,8 @@ def without_secrets_in_line(line: str) -> str:
     >>> without_secrets_in_line("python s.py --api-key x --lr 1"), without_secrets_in_line("a && b --api-key xyzxyz")
     ("python s.py --api-key '(hidden)' --lr 1", 'a && b --api-key (hidden)')
     """
+    import shlex  # not at the top: processes import this module when they start
+
     try:
         words = shlex.split(line)
     except ValueError:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from raydebug.jobs.run_folder import RUN
+from raydebug import render
 from raydebug.render import duration
 from raydebug.report import curves, units
 from raydebug.report.document import Change, Pause, Run, read_run
@@ -211,7 +212,7 @@ def _crashes(run: Run) -> Markup | None:
             ("where", tag("code", crash.get("where", ""))),
             ("who", crash.get("who", "")),
             ("at", f"{crash.get('at', '')}{', first' if crash is run.crashes[0] else ''}"),
-            ("open", tag("code", f"raydebug open {run.id} --pick {crash.get('pick', '')}")),
+            ("open", tag("code", render.command("raydebug", "open", run.id, "--pick", crash.get("pick", "")))),
         ])
         for crash in run.crashes
     ]  # fmt: skip
