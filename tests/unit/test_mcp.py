@@ -183,7 +183,7 @@ def test_options_that_exclude_each_other() -> None:
 
 @pytest.fixture
 def sessions(shared_gateway) -> Sessions:
-    return Sessions(lambda: shared_gateway)
+    return Sessions(lambda: shared_gateway, runs_code=True)
 
 
 def state_of(gateway: Any, pause: str) -> str:

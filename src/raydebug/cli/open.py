@@ -130,7 +130,7 @@ def snapshot(
         raise RaydebugError(
             f"{len(chosen)} pauses, and no ID says which one",
             cause=f"paused: {', '.join(chosen[:8])}" + ("; --output names one file" if output is not None else ""),
-            fix=f"name one: {render.command('raydebug', 'snapshot', chosen[0])}; a file for each: raydebug snapshot all",
+            fix=f"name one: {render.command('raydebug', 'snapshot', chosen[0])}; all: raydebug snapshot all",
             code="pause.ambiguous",
             exit_code=Exit.USAGE,
         )

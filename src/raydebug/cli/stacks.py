@@ -13,9 +13,10 @@ import typer
 from raydebug import render
 from raydebug.cli.options import Json, Name
 from raydebug.errors import Exit, RaydebugError
+from raydebug.protocol import records
+from raydebug.protocol.listings import ListedStacks
 
 if TYPE_CHECKING:
-    from raydebug.protocol.listings import ListedStacks
     from raydebug.stacks.verdict import Task
 
 SAMPLES_APART_S = 2.0
@@ -96,6 +97,8 @@ def read_saved(path: Path) -> tuple[list[list[ListedStacks]], list[Task]]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         version, found = document["version"], ([list(document["processes"])], list(document.get("tasks", [])))
+        for one in found[0][0]:
+            records.read(one, ListedStacks, "a process")  # somebody else may have written it
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise _no_stacks(path, error) from error
     if version != 1:

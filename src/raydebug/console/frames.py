@@ -137,14 +137,16 @@ class Function:
     statements: tuple[int, ...]  # first lines of its own statements, without those of inner functions
 
 
-def read_local(path: str) -> list[str] | None:
-    """Return the lines of a file on this machine; None if there is no such file, or it is not Python text.
-
-    A job names the path: only Python files of the current folder and of this Python's library are read.
-    """
+def is_own_source(path: str) -> bool:
+    """Say whether a path, which a job may choose, is a Python file of the current folder or of this Python."""
     found = Path(path).resolve()
     folders = (Path.cwd(), *map(Path, (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))))
-    if found.suffix != ".py" or not found.is_file() or not any(found.is_relative_to(one.resolve()) for one in folders):
+    return found.suffix == ".py" and any(found.is_relative_to(one.resolve()) for one in folders)
+
+
+def read_local(path: str) -> list[str] | None:
+    """Return the lines of a file on this machine; None if there is no such file, or it is not Python text."""
+    if not Path(path).is_file():
         return None
     try:
         with tokenize.open(path) as file:

@@ -79,8 +79,10 @@ def explain_failure(dashboard: Dashboard, job: str) -> tuple[list[str], list[dic
     if first is None or (first.confidence != EXACT and first.name != HANG):
         return [], []
     lines = [f"diagnosis: {first.title} ({first.name}); {first.cause}", f"fix: {first.fix}"]
-    lines += [f"next: {render.command('raydebug', 'run', '--again', job)}  (with this fix)"] if first.command is not None else []
-    return [scrubbed(line) for line in (*lines, f"next: {render.command('raydebug', 'diagnose', job)}")], [] if first.name == HANG else [as_finding(first)]
+    if first.command is not None:
+        lines.append(f"next: {render.command('raydebug', 'run', '--again', job)}  (with this fix)")
+    lines.append(f"next: {render.command('raydebug', 'diagnose', job)}")
+    return [scrubbed(line) for line in lines], [] if first.name == HANG else [as_finding(first)]
 
 
 def as_finding(one: Diagnosis) -> dict[str, str]:

@@ -51,7 +51,7 @@ class Sessions:
 
     Args:
         find: returns the cluster; blocks.
-        runs_code: whether `stack` may show values as pydevd does, by the `__repr__` and `__str__` of the user's classes.
+        runs_code: whether `stack` may show values as pydevd does, by `__repr__` and `__str__` of the user's classes.
     """
 
     def __init__(self, find: Callable[[], Cluster], *, runs_code: bool) -> None:

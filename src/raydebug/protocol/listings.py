@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NotRequired, TypedDict
 
-from raydebug.protocol.records import CollectiveGroup, Location, Policy, ThreadStack, TripwireRecord, Watchdog
+from raydebug.protocol.records import CollectiveGroup, Id, Location, Policy, ThreadStack, TripwireRecord, Watchdog
 
 
 class ListedPause(TypedDict, total=False):
@@ -84,7 +84,7 @@ class ListedStacks(TypedDict):
     state: str  # answered or silent (messages.py)
     age_s: float | None  # how old the stacks are
     threads: list[ThreadStack]
-    pauses: NotRequired[list[str]]
+    pauses: NotRequired[list[Id]]
     collectives: NotRequired[list[CollectiveGroup]]  # of torch's process groups
     native: NotRequired[list[ThreadStack]]  # with C frames, of `stacks --native`
     stopped: NotRequired[bool]  # by a signal, as seen from outside

@@ -14,26 +14,31 @@ MIN_VALUE = 6  # characters: a shorter value is part of too many words
 MAX_NAME = 200  # characters: a longer text is no name
 
 # Names, by their last words. A training has tokens of a tokenizer, numbers of tokens and keys of dicts: those stay.
-_ALWAYS = frozenset(
-    "password passwords passwd passwds passphrase passphrases secret secrets credential credentials cookie cookies "
-    "authorization auth oauth pw".split()
-)
-_TOKENIZERS = frozenset(  # what stands before `token`
-    "pad bos eos unk mask sep cls stop start end boi eoi image video audio special think next last first prev new "
-    "prompt response input output max min num per avg each".split()
-)
-_SERVICES = frozenset(  # what stands before `key`, and before `tokens`
-    "api access private secret account subscription auth refresh bearer encryption signing session master license ssh "
-    "wandb hf huggingface openai anthropic azure aws gcp google gemini ngc nvidia comet neptune swanlab clearml groq "
-    "mistral deepseek dashscope".split()
-)
-_OWNERS = frozenset("db user smtp mail mysql postgres redis admin root".split())  # what stands before `pass` and `pwd`
+_ALWAYS = frozenset((
+    "password", "passwords", "passwd", "passwds", "passphrase", "passphrases", "secret", "secrets", "credential",
+    "credentials", "cookie", "cookies", "authorization", "auth", "oauth", "pw",
+))  # fmt: skip
+_TOKENIZERS = frozenset((  # what stands before `token`
+    "pad", "bos", "eos", "unk", "mask", "sep", "cls", "stop", "start", "end", "boi", "eoi", "image", "video", "audio",
+    "special", "think", "next", "last", "first", "prev", "new", "prompt", "response", "input", "output", "max", "min",
+    "num", "per", "avg", "each",
+))  # fmt: skip
+_SERVICES = frozenset((  # what stands before `key`, and before `tokens`
+    "api", "access", "private", "secret", "account", "subscription", "auth", "refresh", "bearer", "encryption",
+    "signing", "session", "master", "license", "ssh", "wandb", "hf", "huggingface", "openai", "anthropic", "azure",
+    "aws", "gcp", "google", "gemini", "ngc", "nvidia", "comet", "neptune", "swanlab", "clearml", "groq", "mistral",
+    "deepseek", "dashscope",
+))  # fmt: skip
+_OWNERS = frozenset((  # what stands before `pass` and `pwd`
+    "db", "user", "smtp", "mail", "mysql", "postgres", "redis", "admin", "root",
+))  # fmt: skip
 _NAME_MARKS = ("token", "key", "secret", "passw", "passphrase", "credential", "auth", "cookie", "pw", "_pass")
 _VARIABLE = r"TOKEN(?!IZER|S$)|KEY|SECRET|PASSW|PASSPHRASE|(?<!APPLICATION_)CREDENTIAL|_(?:PASS|PWD|PAT)$"
 _NO_VALUES = ("_PATH", "_FILE", "_DIR")  # ends of variables that say where a secret is
 
 # What a secret looks like, by the mark that each begins with: a text without the mark is not searched.
-# Source: the rules of gitleaks at 009e025 (config/gitleaks.toml) and of its followers, with shorter lengths.
+# Source: gitleaks 009e025, config/gitleaks.toml, with shorter lengths; nvapi-, gsk_, xai- and wandb_v1_ as the keys of
+# these services begin in public repositories.
 _LOOKS = (
     (("sk-",), r"sk-[\w-]{16,}"),
     (("hf_",), r"hf_[A-Za-z0-9]{20,}"),
@@ -61,8 +66,8 @@ _LOOKS = (
 )
 _HEX_KEY = r"\b[0-9a-fA-F]{40}\b"  # of Weights & Biases
 
-# In a text: the end of a name, and its value. `is_secret_name` decides on the whole name. In source, where a bare word is
-# a variable, only a literal is a value: of `password: str = "x"`, `get("password", "x")`, `["--password", "x"]`,
+# In a text: the end of a name, and its value. `is_secret_name` decides on the whole name. In source, where a bare word
+# is a variable, only a literal is a value: of `password: str = "x"`, `get("password", "x")`, `["--password", "x"]`,
 # `credentials = {"user": "x"}` and `add_argument("--password", default="x")`.
 _END = (
     r"(?P<end>tokens?|keys?|secrets?|values?|passw(?:or)?ds?|passphrases?|credentials?|cookies?|authorization|auth|pwd?"
@@ -74,7 +79,10 @@ _LITERAL = (
     rf"""(?P<value>{_TEXT}|[\[({{][^\n\])}}]{{0,1000}})"""
 )
 _DEFAULT = rf"""(?i){_END}["'][^\n]{{1,200}}?\bdefault\s*=\s*[bfru]{{0,2}}(?P<value>{_TEXT})"""
-_TRIPLE = rf"""(?is){_END}["']?\]?\s*(?::[^=\n"'(),]{{1,40}})?=\s*[bfru]{{0,2}}(?P<value>(?P<quote>"{{3}}|'{{3}}).*?(?:(?P=quote)|\Z))"""
+_TRIPLE = (
+    rf"""(?is){_END}["']?\]?\s*(?::[^=\n"'(),]{{1,40}})?=\s*[bfru]{{0,2}}"""
+    r"""(?P<value>(?P<quote>"{3}|'{3}).*?(?:(?P=quote)|\Z))"""
+)
 _BARE = (
     rf"""(?i){_END}(?:\\*["']?\s*[:=]\s*\\*["']?|[ \t]+)(?!(?:none|nonetype|null|true|false)\b)"""
     r"""(?P<value>"[^"\n]+"|'[^'\n]+'|[^\s"'\\(),;]{4,})"""
@@ -108,8 +116,8 @@ def is_secret(name: str) -> bool:
 def is_secret_name(name: str) -> bool:
     """Say whether a local, an attribute, a key, an option or a setting of this name holds a secret, if it holds a text.
 
-    >>> [is_secret_name(one) for one in ("password", "hf_token", "AWS_KEY_ID", "--apiKeys", "key", "tokens", "pad_token")]
-    [True, True, True, True, False, False, False]
+    >>> [is_secret_name(one) for one in ("password", "hf_token", "AWS_KEY_ID", "--apiKeys", "key", "pad_token")]
+    [True, True, True, True, False, False]
     """
     return len(name) <= MAX_NAME and _is_secret_name(name)
 
@@ -266,7 +274,10 @@ def _names_secret(text: str, found: re.Match[str]) -> bool:
     whole = _compiled(r"-{0,2}[\w.-]{0,80}$").search(text, max(0, first - 80), last)
     if whole is None or not is_secret_name(whole[0]):
         return False
-    between = text[last : found.start("value")].strip("\\\"']")
+    between = text[last : found.start("value")]
+    if between == ": " and whole[0].endswith("s") and found["value"][0] not in "\"'[({":
+        return False  # prose: "its record keeps no secrets: ..."
+    between = between.strip("\\\"']")
     if not between.strip() or "," in between:
         return whole[0].startswith("-") or ("," in between and text[: whole.start()].rstrip("\"'bru").endswith("("))
     return True

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
-from raydebug.jobs.run_folder import RUN
 from raydebug import render
+from raydebug.jobs.run_folder import RUN
 from raydebug.render import duration
 from raydebug.report import curves, units
 from raydebug.report.document import Change, Pause, Run, read_run

@@ -91,7 +91,8 @@ def choose_snapshot(found: Sequence[SnapshotFile], target: str, pick: str | None
     if chosen is None:
         raise RaydebugError(
             f"'{target}' has no snapshot '{pick}'", cause=f"it has 1 to {len(groups)}; the first is {found[0].id}",
-            fix=f"`{render.command('raydebug', 'open', '--list', target)}` shows them", code="snapshot.unknown", exit_code=Exit.USAGE,
+            fix=f"`{render.command('raydebug', 'open', '--list', target)}` shows them",
+            code="snapshot.unknown", exit_code=Exit.USAGE,
         )  # fmt: skip
     return chosen
 

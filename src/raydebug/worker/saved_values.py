@@ -16,7 +16,7 @@ import sys
 import time
 import types
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 from raydebug.protocol.secrets import MAX_NAME, is_secret_name
 from raydebug.protocol.snapshot import CONTENT, SavedValue
@@ -109,10 +109,11 @@ class _Kind:
 
 def _name_in(value: object) -> str:
     """Return a text or bytes as a name that may tell of a secret; empty for other values."""
-    for base in (str, bytes):
-        if issubclass(type(value), base):
-            start: Any = base.__getitem__(value, slice(MAX_NAME + 1))
-            return start if base is str else bytes(start).decode("latin-1")
+    kind: Any = type(value)
+    if issubclass(kind, str):
+        return str.__getitem__(cast("str", value), slice(MAX_NAME + 1))
+    if issubclass(kind, bytes):
+        return bytes.__getitem__(cast("bytes", value), slice(MAX_NAME + 1)).decode("latin-1")
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Lines of source files, read in the process that runs them: stacks, listings and snapshots show no other text of a file."""
+"""Lines of source files, read in the process that runs them: stacks, listings and snapshots show no other lines."""
 
 from __future__ import annotations
 
