@@ -269,6 +269,7 @@ def _describe(job: JobInfo) -> _Job:
     from raydebug.cluster.dashboard import ENDED
     from raydebug.jobs.follow import exit_code_of
     from raydebug.jobs.submit import shown_command
+    from raydebug.protocol.secrets import scrubbed
 
     message = (job.get("message") or "").partition(", last available logs")[0].strip()
     start_ms, end_ms = job.get("start_time"), job.get("end_time")
@@ -279,7 +280,7 @@ def _describe(job: JobInfo) -> _Job:
         started=start_ms / 1000 if start_ms else None,
         ended=end_ms / 1000 if end_ms else None,
         exit_code=exit_code_of(job) if job["status"] in ENDED else None,
-        message=message or None,
+        message=scrubbed(message) or None,
     )
 
 

@@ -33,8 +33,8 @@ _OWNERS = frozenset((  # what stands before `pass` and `pwd`
     "db", "user", "smtp", "mail", "mysql", "postgres", "redis", "admin", "root",
 ))  # fmt: skip
 _NAME_MARKS = ("token", "key", "secret", "passw", "passphrase", "credential", "auth", "cookie", "pw", "_pass")
-_VARIABLE = r"TOKEN(?!IZER|S$)|KEY|SECRET|PASSW|PASSPHRASE|(?<!APPLICATION_)CREDENTIAL|_(?:PASS|PWD|PAT)$"
-_NO_VALUES = ("_PATH", "_FILE", "_DIR")  # ends of variables that say where a secret is
+_VARIABLE = r"TOKEN(?!IZER|S$)|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|_(?:PASS|PWD|PAT)$"
+_NO_VALUES = ("_PATH", "_FILE", "_DIR", "_APPLICATION_CREDENTIALS")  # ends of variables that say where a secret is
 
 # What a secret looks like, by the mark that each begins with: a text without the mark is not searched.
 # Source: gitleaks 009e025, config/gitleaks.toml, with shorter lengths; nvapi-, gsk_, xai- and wandb_v1_ as the keys of
@@ -85,7 +85,7 @@ _TRIPLE = (
 )
 _BARE = (
     rf"""(?i){_END}(?:\\*["']?\s*[:=]\s*\\*["']?|[ \t]+)(?!(?:none|nonetype|null|true|false)\b)"""
-    r"""(?P<value>"[^"\n]+"|'[^'\n]+'|[^\s"'\\(),;]{4,})"""
+    r"""(?P<value>"[^"\\\n]+"|'[^'\\\n]+'|(?!\{)[^\s"'\\(),;]{4,})"""
 )
 _HEADER = r"""(?i)((?<![a-z])(?:authorization|cookies?)["']?\s*[:=]\s*)[^\n"'{]{4,}"""
 _ITEM = _TEXT + r"(?P<key>\s*:)?"  # in a literal list or dict
@@ -251,8 +251,8 @@ def _has_name(text: str) -> bool:
 def _without_named(line: str, source: bool) -> str:
     for pattern in (_LITERAL, _DEFAULT):
         line = _hide_values(pattern, line)
-    if source:
-        return line
+    if source:  # what a text of the program says is a text
+        return _compiled(_TEXT).sub(lambda at: _without_named(at[0], source=False), line)
     return _hide_values(_BARE, _compiled(_HEADER).sub(rf"\1{HIDDEN}", line))
 
 
