@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import linecache
 import os
@@ -23,10 +22,14 @@ def lines_of(path: str) -> list[str]:
         path: as a code object has it; any text, as `compile` accepts any.
     """
     if path not in linecache.cache:
-        with contextlib.suppress(OSError, ValueError):  # not there: Python's module looks along sys.path
+        try:
             found = os.stat(path)
             if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_BYTES:
                 return []
+        except ValueError:  # a path with a zero byte
+            return []
+        except OSError:  # not there: Python's module looks along sys.path
+            pass
     return linecache.getlines(path)  # without module globals, which may have a loader of the user's
 
 
