@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from raydebug.protocol.secrets import scrubbed
+
 
 class Exit(IntEnum):
     """Exit codes of every verb; `raydebug run` returns the job's own code instead."""
@@ -19,7 +21,7 @@ class Exit(IntEnum):
 
 
 class RaydebugError(Exception):
-    """A failure that a user can act on.
+    """A failure that a user can act on; its texts are without secrets, as they quote commands, logs and other programs.
 
     Args:
         what: what failed, with the value; no full stop.
@@ -30,10 +32,8 @@ class RaydebugError(Exception):
     """
 
     def __init__(self, what: str, *, cause: str, fix: str, code: str, exit_code: Exit = Exit.FAILED) -> None:
-        super().__init__(what)
-        self.what = what
-        self.cause = cause
-        self.fix = fix
+        super().__init__(scrubbed(what))
+        self.what, self.cause, self.fix = scrubbed(what), scrubbed(cause), scrubbed(fix)
         self.code = code
         self.exit_code = exit_code
 

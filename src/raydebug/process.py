@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import IO
 
 from raydebug.errors import Exit, RaydebugError
+from raydebug.protocol.secrets import without_secret_arguments
 
 log = logging.getLogger("raydebug.process")
 
 # For each Python that runs our own code: -c and -m put the current folder first on its path, so that a file named
 # types.py there would be run by a verb that only reads. Source: docs.python.org/3.11/using/cmdline.html#cmdoption-P
 SAFE_PATH = "-P"
+
+
+def _shown(argv: Sequence[str]) -> str:
+    return shlex.join(without_secret_arguments(argv))
 
 
 class CommandFailed(RaydebugError):
@@ -25,7 +30,7 @@ class CommandFailed(RaydebugError):
         last = output.strip().splitlines()[-1:] or ["(it printed nothing)"]
         super().__init__(
             f"'{argv[0]}' failed with exit code {return_code}",
-            cause=f"{shlex.join(argv)} said: {last[0]}",
+            cause=f"{_shown(argv)} said: {last[0]}",
             fix=fix,
             code="command.failed",
         )
@@ -54,7 +59,7 @@ def run(
     Raises:
         CommandFailed: it could not start, ran past its limit, or exited with another code than 0.
     """
-    log.debug("run: %s", shlex.join(argv))
+    log.debug("run: %s", _shown(argv))
     try:
         done = subprocess.run(  # noqa: S603 - argv comes from our own builders, never from a shell string
             list(argv),
@@ -87,7 +92,7 @@ def start(
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a program in the background, with stdout and stderr in `output`, and these file descriptors of ours."""
-    log.debug("start: %s", shlex.join(argv))
+    log.debug("start: %s", _shown(argv))
     return subprocess.Popen(  # noqa: S603 - as above
         list(argv),
         env=dict(env),
@@ -102,7 +107,7 @@ def start(
 
 def hand_over(argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> int:
     """Run a program that talks to the user on our terminal, and return its exit code."""
-    log.debug("hand over: %s", shlex.join(argv))
+    log.debug("hand over: %s", _shown(argv))
     environment = None if env is None else dict(env)
     return subprocess.run(list(argv), cwd=cwd, env=environment, check=False).returncode  # noqa: S603 - as above
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
@@ -34,6 +35,11 @@ def visible(text: str, *, keep: str = "\n\t") -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(c if c in keep or not _hidden(c) else _escaped(c) for c in text)
+
+
+def command(*words: str) -> str:
+    """Return words as one line for a shell and for people: quoted where a shell needs it, no control characters."""
+    return visible(shlex.join(words), keep="")
 
 
 def visible_log(text: str, *, colour: bool) -> str:
@@ -178,7 +184,12 @@ def out_json(document: Any) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line of narration on stderr: progress, next steps."""
+    """Print a line of narration on stderr: progress, next steps. It may quote a job: control characters are visible."""
+    say_painted(visible(text))
+
+
+def say_painted(text: str) -> None:
+    """Print narration in colours; what comes from a job in it has passed `visible`."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 

@@ -183,7 +183,7 @@ def test_options_that_exclude_each_other() -> None:
 
 @pytest.fixture
 def sessions(shared_gateway) -> Sessions:
-    return Sessions(lambda: shared_gateway)
+    return Sessions(lambda: shared_gateway, runs_code=True)
 
 
 def state_of(gateway: Any, pause: str) -> str:
@@ -204,6 +204,45 @@ async def test_stack(serve, sessions, shared_gateway) -> None:
     assert state_of(shared_gateway, program.id) == "waiting"
     with pytest.raises(CommandFailed, match="there is no frame 9: the outermost is 2"):
         await sessions.stack(program.id, 9, 10)
+
+
+ODD = """import pathlib
+
+class Odd(Exception):
+    def __repr__(self):
+        pathlib.Path(RAN).write_text("repr")
+        return "odd"
+    __str__ = __repr__
+
+def work():
+    odd = Odd()
+    {stop}
+
+work()
+"""
+
+
+@pytest.mark.parametrize("stop", ["breakpoint()", "raise odd"])
+async def test_stack_that_runs_no_code(serve, shared_gateway, tmp_path, stop) -> None:
+    """With --read-only `stack` calls no `__repr__` and no `__str__` of the job, and says what shows the locals."""
+    ran = tmp_path / "ran"
+    program = serve(f"RAN = {str(ran)!r}\n" + ODD.format(stop=stop), RAY_DEBUG_POST_MORTEM=str(int("raise" in stop)))
+    ran.unlink(missing_ok=True)  # the record of a crash has the text of its exception
+    answer = await Sessions(lambda: shared_gateway, runs_code=False).stack(program.id, 0, 10)
+    assert f"not read, as that runs code of the job; snapshot(pause='{program.id}', frame=0) shows them" in answer
+    assert "work" in answer
+    assert not ran.exists()
+    assert "odd = odd" in await Sessions(lambda: shared_gateway, runs_code=True).stack(program.id, 0, 10)
+    assert ran.exists()
+
+
+@pytest.mark.parametrize("job", ["--name=other", "--help", "", "-x", "$(id)", "a b"])
+async def test_stop_takes_no_options(job: str) -> None:
+    """`stop` takes an id of a job, and never an option."""
+    async with Client(make_server("no-such-cluster", read_only=False, allow_jobs=True)) as client:
+        answer = await client.call_tool("stop", {"job": job})
+    assert answer.is_error
+    assert "there is no job" in answer.content[0].text
 
 
 async def test_evaluate(serve, sessions, shared_gateway) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import linecache
 import threading
 import time
 from pathlib import Path
@@ -84,7 +83,7 @@ def hang(gateway: GatewayUnderTest):
         for number in range(samples):
             time.sleep(0.0 if number == 0 else 0.0137)
             taken.append(fetch_stacks(gateway, timeout_s=1.0))  # type: ignore[arg-type]
-        return taken[-1], judge(taken, source_line=linecache.getline), printed
+        return taken[-1], judge(taken), printed
 
     return start
 

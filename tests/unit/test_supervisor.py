@@ -250,10 +250,10 @@ def start_ray(kept: Supervisor, monkeypatch: pytest.MonkeyPatch, gives_up_s: flo
     tries = kept.cluster.folder / "tries"
     monkeypatch.setattr(ray_node, "RAY_GIVES_UP_S", gives_up_s)
     monkeypatch.setattr(supervisor, "ray_command", lambda _: [sys.executable, "-c", program, str(tries)])
+    with_pipe = {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT}
     monkeypatch.setattr(
-        process, "start", lambda argv, *, env, output, pass_fds: subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=output,
-                                                                       stderr=subprocess.STDOUT)
-    )  # fmt: skip
+        process, "start", lambda argv, *, output, **_: subprocess.Popen(argv, stdout=output, **with_pipe)
+    )
     monkeypatch.setattr(
         kept, "_first_missing", lambda: None if tries.exists() and tries.read_text() == "xxx" else "the raylet's agent"
     )

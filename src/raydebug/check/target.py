@@ -18,6 +18,7 @@ from raydebug.cluster.runner import LocalRunner, Runner
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 from raydebug.findings import Finding, error
+from raydebug.protocol.secrets import without_secret_arguments
 from raydebug.settings.flavours import flavour_here, flavour_variables
 from raydebug.trainers.config import TrainingConfig
 from raydebug.trainers.registry import TRAINERS, recognise
@@ -94,8 +95,9 @@ def find_program(command: list[str]) -> Program:
     program = recognise(command)
     if program is not None and program.trainer.checks(program.name) is not None:
         return program
+    shown = " ".join(without_secret_arguments(command))
     raise RaydebugError(
-        f"'{' '.join(command)[:120]}' is no training that raydebug can check",
+        f"'{shown[:120]}' is no training that raydebug can check",
         cause=f"it does not run {TRAINERS[0].example.split()[-1]}",
         fix=f"raydebug check -- {TRAINERS[0].example} data.train_files=... ; `raydebug check env` needs none",
         code="check.no-training",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import sys
 
 from raydebug import render
@@ -57,6 +58,12 @@ def _log_commands() -> None:
     logging.basicConfig(level=logging.DEBUG, stream=sys.stderr, format="%(name)s: %(message)s")
 
 
+def _options_given() -> list[str]:
+    """Return the names of the options before `--`; values and the user's command may hold secrets."""
+    own = itertools.takewhile(lambda word: word != "--", sys.argv[1:])
+    return [word.partition("=")[0] for word in own if word.startswith("-")]
+
+
 def _exit_for(error: Exception, *, debug: bool) -> None:
     # By what they can say, not by class: typer brings a click of its own, or uses the installed one, by version.
     kind = type(error).__name__
@@ -70,7 +77,7 @@ def _exit_for(error: Exception, *, debug: bool) -> None:
         line = context.command_path if context is not None else "raydebug"
         failure = RaydebugError(
             say().rstrip("."),
-            cause=f"the command line: raydebug {' '.join(sys.argv[1:])}",
+            cause=f"the command line: {' '.join([line, *_options_given()])}",
             fix=f"see `{line} --help`",
             code="usage",
             exit_code=Exit.USAGE,

@@ -10,6 +10,7 @@ import typer
 from raydebug import render
 from raydebug.cli.options import Json, Name
 from raydebug.errors import Exit, RaydebugError
+from raydebug.protocol.secrets import scrubbed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,16 +69,20 @@ def _show(answer: Answer, kept: Kept) -> None:
         render.out(render.visible(f"{one.kind}: {one.command}  ({one.text})", keep=""))
 
 
+def _out(line: str) -> None:
+    render.out(render.visible(scrubbed(line)))
+
+
 def _show_diagnoses(found: Sequence[Diagnosis]) -> None:
     first = found[0]
-    render.out(render.visible(f"{first.title}  [{first.name}, {first.confidence}]"))
+    _out(f"{first.title}  [{first.name}, {first.confidence}]")
     for at in first.evidence:
-        render.out(render.visible(f"  {at.source}:{at.number}: {at.text.strip()[:SHOWN_CHARS]}"))
-    render.out(render.visible(f"cause: {first.cause}"))
+        _out(f"  {at.source}:{at.number}: {at.text.strip()[:SHOWN_CHARS]}")
+    _out(f"cause: {first.cause}")
     if first.fix:
-        render.out(render.visible(f"fix: {first.fix}"))
+        _out(f"fix: {first.fix}")
     if first.command is not None:
-        render.out(render.visible(f"command: {first.command}"))
+        _out(f"command: {first.command}")
     for other in found[1:4]:
         at = other.evidence[0]
-        render.out(render.visible(f"also: {other.title}  [{other.name}] {at.source}:{at.number}"))
+        _out(f"also: {other.title}  [{other.name}] {at.source}:{at.number}")

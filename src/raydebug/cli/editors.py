@@ -43,7 +43,7 @@ def vscode(
         render.out(json.dumps(configuration, indent=2, ensure_ascii=False))
         return
     path, changed = write_configuration(configuration, folder)
-    render.out(str(path))
+    render.out(render.visible(str(path), keep=""))
     render.say(f"wrote '{configuration['name']}'" if changed else f"'{configuration['name']}' is there already")
     opens = "each pause opens as a session of its own" if snapshot is None else "the crash opens as a session"
     render.say(f"next: in VS Code, F5 with this configuration; {opens}")

@@ -59,7 +59,7 @@ def list_jobs(name: Name = "default", as_json: Json = False) -> None:
         [job.id, job.status, job.took, "" if job.exit_code is None else str(job.exit_code), job.command] for job in jobs
     ]
     render.table(None, ["id", "status", "took", "exit", "command"], rows)
-    render.say(f"next: raydebug job logs {jobs[-1].id}{name_option(name)}")
+    render.say(f"next: {render.command('raydebug', 'job', 'logs', jobs[-1].id)}{name_option(name)}")
 
 
 @app.command()
@@ -106,6 +106,7 @@ def logs(
       raydebug job logs --first-error                  why it failed
     """
     from raydebug.jobs.logs import Filter, follow_lines, read_pattern, read_since
+    from raydebug.jobs.submit import hide_command
 
     dashboard = _dashboard(name)
     found = _find(dashboard, job)
@@ -121,7 +122,8 @@ def logs(
 
     def show(source: Source, line: str) -> None:
         mark = f"[{source.title}] " if shows_all else ""
-        render.out(render.visible_log(f"{mark}{line}", colour=render.colour_wanted()))
+        shown = hide_command(line, found["entrypoint"])
+        render.out(render.visible_log(f"{mark}{shown}", colour=render.colour_wanted()))
 
     if follow:
         import asyncio
@@ -266,18 +268,19 @@ def _nothing_written(dashboard: Dashboard, submission_id: str, role: str | None,
 def _describe(job: JobInfo) -> _Job:
     from raydebug.cluster.dashboard import ENDED
     from raydebug.jobs.follow import exit_code_of
-    from raydebug.jobs.submit import command_of
+    from raydebug.jobs.submit import shown_command
+    from raydebug.protocol.secrets import scrubbed
 
     message = (job.get("message") or "").partition(", last available logs")[0].strip()
     start_ms, end_ms = job.get("start_time"), job.get("end_time")
     return _Job(
         id=job["submission_id"],
         status=str(job["status"]).lower(),
-        command=command_of(job["entrypoint"]),
+        command=shown_command(job["entrypoint"]),
         started=start_ms / 1000 if start_ms else None,
         ended=end_ms / 1000 if end_ms else None,
         exit_code=exit_code_of(job) if job["status"] in ENDED else None,
-        message=message or None,
+        message=scrubbed(message) or None,
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from raydebug import render
 from raydebug.errors import Exit, RaydebugError
+from raydebug.protocol.secrets import without_secret_arguments
 
 if TYPE_CHECKING:
     from raydebug.check.config import Need
@@ -148,9 +149,10 @@ def find_command(options: RunOptions, again: str | None) -> RunOptions:
     if again is None and options.command:
         return options
     if again is None or options.command:
+        given = " ".join(without_secret_arguments(options.command))
         raise RaydebugError(
             "there is no command to run" if again is None else "--again has the command of the run, and one is given",
-            cause="the command comes after `--`" if again is None else f"after `--`: {' '.join(options.command)[:120]}",
+            cause="the command comes after `--`" if again is None else f"after `--`: {given[:120]}",
             fix="raydebug run -- COMMAND, or raydebug run --again RUN",
             code="run.no-command" if again is None else "run.two-commands",
             exit_code=Exit.USAGE,
@@ -317,7 +319,8 @@ def _run_job(cluster: Cluster, job: Job, watch: HangWatch | None, *, detach: boo
     from raydebug.jobs.submit import submit
 
     submission_id = submit(cluster, job)
-    render.say(f"job {submission_id}: {' '.join(job.command)[:200]}")
+    command = " ".join(without_secret_arguments(job.command))
+    render.say(render.visible(f"job {submission_id}: {command[:200]}", keep=""))
     if detach:
         render.out(submission_id)
         return Exit.OK

@@ -65,7 +65,8 @@ def open_(
     if html:
         from raydebug.report.crash import write_crash_page
 
-        render.out(str(write_crash_page(document, chosen.path, Path(output[0]) if output else None)))
+        page = write_crash_page(document, chosen.path, Path(output[0]) if output else None)
+        render.out(render.visible(str(page), keep=""))
         return
     if len(found) > 1 and not execute:
         _show(found, to_stderr=True)
@@ -86,7 +87,7 @@ def _list(found: Sequence[SnapshotFile], target: str, *, as_json: bool) -> None:
         render.say(f"'{target}' has no snapshot: none of its processes crashed, or it ran with --no-snapshots")
     else:
         _show(found)
-        render.say(f"next: raydebug open {target}")
+        render.say(f"next: {render.command('raydebug', 'open', target)}")
 
 
 def _show(found: Sequence[SnapshotFile], *, to_stderr: bool = False) -> None:
@@ -129,7 +130,7 @@ def snapshot(
         raise RaydebugError(
             f"{len(chosen)} pauses, and no ID says which one",
             cause=f"paused: {', '.join(chosen[:8])}" + ("; --output names one file" if output is not None else ""),
-            fix=f"name one: raydebug snapshot {chosen[0]}; a file for each: raydebug snapshot all",
+            fix=f"name one: {render.command('raydebug', 'snapshot', chosen[0])}; all: raydebug snapshot all",
             code="pause.ambiguous",
             exit_code=Exit.USAGE,
         )
@@ -148,5 +149,5 @@ def snapshot(
                 fix="name another file: --output FILE",
                 code="snapshot.not-written",
             ) from error
-        render.out(str(path))
-        render.say(f"next: raydebug open {path}")
+        render.out(render.visible(str(path), keep=""))
+        render.say(f"next: {render.command('raydebug', 'open', str(path))}")

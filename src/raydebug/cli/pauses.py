@@ -62,7 +62,7 @@ def paused(
             render.say(render.visible(line, keep=""))
         waiting = [p for p in pauses if p["state"] == "waiting"]
         if waiting:
-            render.say(f"next: raydebug attach {waiting[0]['id']}{option}")
+            render.say(f"next: {render.command('raydebug', 'attach', waiting[0]['id'])}{option}")
 
     if not watch:
         show(fetch_pauses(cluster))

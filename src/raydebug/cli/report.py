@@ -61,7 +61,7 @@ def report(
         f"making the page of {' and '.join(render.visible(str(one.get('id')), keep='') for one in documents)}"
     ):
         path = write_report(documents, output)
-    render.out(str(path))
+    render.out(render.visible(str(path), keep=""))
     if not opens:
         render.say("next: open it in a browser, here or anywhere: it is one file; --open does that")
         return
@@ -96,4 +96,4 @@ def _list(documents: Sequence[Mapping[str, object]], *, as_json: bool) -> None:
         return
     rows = [[r.id, r.status, moment(r.started), duration(r.took_s), " ".join(r.command)[:80]] for r in runs]
     render.table(None, ["id", "status", "started", "took", "command"], rows)
-    render.say(f"next: raydebug report {runs[-1].id}")
+    render.say(f"next: {render.command('raydebug', 'report', runs[-1].id)}")

@@ -13,6 +13,7 @@ import typer
 from raydebug import render
 from raydebug.cli.options import GPUS_HELP, Debugger, Name, TinyData, TinyModel, needed_command_of, tiny_kinds
 from raydebug.errors import Exit, RaydebugError
+from raydebug.protocol.secrets import without_secret_arguments
 
 if TYPE_CHECKING:
     from raydebug.check.stages import Outcome
@@ -187,7 +188,7 @@ def try_(
         )
         seconds = time.monotonic() - started
     tried = Tried(
-        command=shlex.join(command),
+        command=shlex.join(without_secret_arguments(command)),
         outcomes=outcomes,
         code=code,
         seconds=seconds,

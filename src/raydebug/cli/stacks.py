@@ -12,10 +12,11 @@ import typer
 from raydebug import render
 from raydebug.cli.options import Json, Name
 from raydebug.errors import Exit, RaydebugError
+from raydebug.protocol import records
+from raydebug.protocol.listings import ListedStacks
 from raydebug.settings.files import NotPlainText, read_json
 
 if TYPE_CHECKING:
-    from raydebug.protocol.listings import ListedStacks
     from raydebug.stacks.verdict import Task
 
 SAMPLES_APART_S = 2.0
@@ -98,6 +99,8 @@ def read_saved(path: Path) -> tuple[list[list[ListedStacks]], list[Task]]:
     try:
         document = read_json(path, bytes_max=RECORD_BYTES_MAX, what="a file of stacks")
         version, found = document["version"], ([list(document["processes"])], list(document.get("tasks", [])))
+        for one in found[0][0]:
+            records.read(one, ListedStacks, "a process")  # somebody else may have written it
     except (ValueError, LookupError, TypeError) as error:
         raise _no_stacks(path, error) from error
     if version != 1:

@@ -90,7 +90,7 @@ def ps(
     else:
         show_cluster(cluster)
         if document["gateway"]["state"] == "down":
-            render.out(f"the gateway is down: {document['gateway']['reason']}")
+            render.out(render.visible(f"the gateway is down: {document['gateway']['reason']}"))
         rows = [[str(n[k] or "") for k in ("role", "ip", "state", "node_id", "reason")] for n in document["nodes"]]
         render.table(None, ["role", "ip", "state", "node", "reason"], rows)
         for line in describe_failed_tasks(document["gateway"]):
@@ -125,7 +125,8 @@ def _show_processes(cluster: Cluster, *, as_json: bool) -> None:
             [str(one["pid"]), one["ip"], (one["worker_id"] or "")[:12], one["job"] or "", name_process(one), state]
         )
     render.table(None, ["pid", "ip", "worker", "job", "who", "at"], rows)
-    render.say(f"next: raydebug attach --pid {found[0]['pid']}{name_option(cluster.name)}")
+    pid = render.command("raydebug", "attach", "--pid", str(found[0]["pid"]))
+    render.say(f"next: {pid}{name_option(cluster.name)}")
 
 
 def _show_pool(pool: dict[str, Any]) -> None:

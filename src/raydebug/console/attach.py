@@ -47,10 +47,11 @@ def choose_pause(pauses: Sequence[ListedPause], suffix: str = "") -> str:
             code="pause.none",
         )
     ids = ", ".join(str(pause["id"]) for pause in waiting[:8])
+    one = render.command("raydebug", "attach", str(waiting[0]["id"]))
     raise RaydebugError(
         f"{len(waiting)} pauses wait, and no ID says which one",
         cause=f"waiting: {ids}{', ...' if len(waiting) > 8 else ''}",
-        fix=f"name one: raydebug attach {waiting[0]['id']}{suffix}; all at one prompt: raydebug attach all{suffix}",
+        fix=f"name one: {one}{suffix}; all at one prompt: raydebug attach all{suffix}",
         code="pause.ambiguous",
         exit_code=Exit.USAGE,
     )

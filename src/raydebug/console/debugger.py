@@ -12,7 +12,7 @@ from typing import Any
 
 from raydebug import render
 from raydebug.console import probes
-from raydebug.console.frames import Frame, Function, Stack, function_at, read_local
+from raydebug.console.frames import Frame, Function, Stack, function_at, is_own_source, read_local
 from raydebug.console.session import DebugSession, EvaluationFailed, Output
 from raydebug.dap import RequestFailed
 from raydebug.protocol.wire import Message
@@ -323,12 +323,12 @@ class Debugger:
     # Sources
 
     async def lines(self, frame: Frame) -> list[str]:
-        """Return the source of a frame: the file on this machine, else in the process; empty when there is none.
+        """Return the source of a frame: our file on this machine, else that of the process; empty if there is none.
 
         The two files may differ; usually both sides share one checkout.
         """
         if frame.path not in self._files:
-            found = read_local(frame.path)
+            found = read_local(frame.path) if is_own_source(frame.path) else None
             if found is None:
                 # Not DAP's `source`: for a file without text pydevd 1.8.22 returns decompiled nonsense (seen with
                 # Ray's _raylet.pyx).

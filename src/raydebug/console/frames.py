@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import sysconfig
 import tokenize
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -137,6 +138,13 @@ class Function:
     last: int
     arguments: tuple[str, ...]
     statements: tuple[int, ...]  # first lines of its own statements, without those of inner functions
+
+
+def is_own_source(path: str) -> bool:
+    """Say whether a path, which a job may choose, is a Python file of the current folder or of this Python."""
+    found = Path(path).resolve()
+    folders = (Path.cwd(), *map(Path, (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))))
+    return found.suffix == ".py" and any(found.is_relative_to(one.resolve()) for one in folders)
 
 
 def read_local(path: str) -> list[str] | None:

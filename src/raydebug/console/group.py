@@ -299,7 +299,7 @@ class Group:
         parsed, _ = commands.parse(command)
         for debugger, text in outcomes:
             if isinstance(text, CommandFailed):
-                debugger.say(self.paint(f"*** {text}", "red"), to=render.say)
+                debugger.say(self.paint(f"*** {text}", "red"), to=render.say_painted)
             elif text and parsed is not None and parsed.of_all:
                 render.out(text)
             elif text:

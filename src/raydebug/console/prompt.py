@@ -67,7 +67,7 @@ class Prompt:
         else:
             await self._run("ranks")
             hint = "@0,3 p x asks ranks 0 and 3, @* all; @3 alone makes rank 3 the current one; h"
-            render.say(self._paint(hint, "dim"))
+            render.say_painted(self._paint(hint, "dim"))
         try:
             while True:
                 await self._until_stop()
@@ -113,7 +113,7 @@ class Prompt:
             await asyncio.gather(*(debugger.session.interrupt() for debugger in self._group.debuggers))
 
         def tell_slow() -> None:
-            render.say(self._paint(f"'{command}' is still running; Ctrl-C interrupts it", "dim"))
+            render.say_painted(self._paint(f"'{command}' is still running; Ctrl-C interrupts it", "dim"))
 
         running = asyncio.ensure_future(self._group.run(debuggers, command))
         slow = asyncio.get_running_loop().call_later(_SLOW_S, tell_slow)
@@ -135,7 +135,7 @@ class Prompt:
         session = current.session
         try:
             if await interruptible(self._group.wait_stopped([current], timeout_s=_QUIET_S)):
-                render.say(self._paint("running; waiting for the next stop, Ctrl-C leaves it running", "dim"))
+                render.say_painted(self._paint("running; waiting for the next stop, Ctrl-C leaves it running", "dim"))
             await interruptible(self._group.wait_stopped([current]))
         except Interrupted:
             render.say("left; the task keeps running")

@@ -35,6 +35,7 @@ class GatewayAddress(NamedTuple):
     host: str
     port: int
     token: str
+    reads_exceptions: bool = True  # their texts come from the user's `__str__`, which pydevd calls
 
     async def open(self, target: str, *, steal: bool, on_output: Callable[[Output], None]) -> DebugSession:
         """Attach a pause and wait for its stack.
@@ -71,6 +72,7 @@ class DebugSession:
         on_output: called with the output of the process.
     """
 
+    _reads_exceptions = True
     stays_paused = True  # the thread stays paused when we disconnect
 
     def __init__(self, on_output: Callable[[Output], None]) -> None:
@@ -92,6 +94,7 @@ class DebugSession:
     async def attach(self, address: GatewayAddress, target: str, *, steal: bool) -> None:
         """Begin the session; see `GatewayAddress.open`."""
         self._address = f"{address.host}:{address.port}"
+        self._reads_exceptions = address.reads_exceptions
         try:
             self._dap = await DapSession.connect(
                 address.host, address.port, token=address.token, on_event=self._take, on_end=self._end
@@ -251,7 +254,7 @@ class DebugSession:
             self._note_pause(body["pause"])
         thread = {"threadId": body.get("threadId", 0)}
         asked = [self.request("stackTrace", thread)]
-        if self.post_mortem:
+        if self.post_mortem and self._reads_exceptions:
             asked.append(self.request("exceptionInfo", thread))
         try:
             stack, *exception = await asyncio.gather(*asked)

@@ -34,7 +34,7 @@ def heading(pause: Message, *, exception: str = "", function: str = "", place: s
     """
     kind = str(pause.get("kind") or "breakpoint")
     kind = "paused on request" if kind == "requested" else kind
-    lines = [paint(f"{kind} in {visible(function, keep='')}", "bold", "red" if exception else "yellow")]
+    lines = [paint(visible(f"{kind} in {function}", keep=""), "bold", "red" if exception else "yellow")]
     if exception:
         shown = visible(exception).splitlines()
         more = [f"... {len(shown) - EXCEPTION_LINES} more lines"] if len(shown) > EXCEPTION_LINES else []

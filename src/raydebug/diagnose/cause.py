@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from raydebug.diagnose.read import ECHO, Line, Raised, find_raised
 from raydebug.diagnose.rules import CAUSE, EFFECT, FATAL, FINISHED, PROGRESS, ROLES, SYMPTOM, Hit, find_hits
 from raydebug.jobs.first_error import FOLLOWERS, is_library
+from raydebug.protocol.secrets import scrubbed_texts
 
 FAILURE, NO_FAILURE, UNKNOWN = "failure", "no-failure", "unknown"
 USER_CODE = "user-code"
@@ -100,11 +101,11 @@ class Answer:
     related: list[Related] = field(default_factory=list)
 
     def as_json(self) -> dict[str, object]:
-        """Return the document of `--json`."""
+        """Return the document of `--json`, without secrets of the logs."""
         return {
             "version": 1,
             "status": self.status,
-            "diagnoses": [one.as_json() for one in self.diagnoses],
+            "diagnoses": [scrubbed_texts(one.as_json()) for one in self.diagnoses],
             "related": [asdict(one) for one in self.related],
         }
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raydebug import render
 from raydebug.diagnose.cause import EXACT, FAILURE, LIKELY, NO_FAILURE, USER_CODE, Answer, Diagnosis, Related, diagnose
 from raydebug.diagnose.inputs import open_job, open_logs, read_logs
 from raydebug.diagnose.read import Line
 from raydebug.errors import Exit, RaydebugError
 from raydebug.jobs.run_folder import DOCUMENT, RECORD_BYTES_MAX, SNAPSHOTS, STACKS, load_run, read_run, runs_dir
 from raydebug.protocol import variables
-from raydebug.protocol.secrets import HIDDEN, Scrubber
+from raydebug.protocol.secrets import HIDDEN, scrubbed
 from raydebug.settings.files import read_json
 from raydebug.snapshot.load import find_snapshots, group_same, name_processes
 from raydebug.stacks.waits import CERTAIN
@@ -61,7 +62,7 @@ def diagnose_run(lines: Sequence[Line], run: Mapping[str, Any] | None) -> Answer
     if (folder / SNAPSHOTS).is_dir():
         answer.related += _find_crash(folder, name, "" if first is None else first.process)
     if first is not None and _add_command(first, run):
-        answer.related.append(Related("again", f"raydebug run --again {shlex.quote(name)}", "with this fix"))
+        answer.related.append(Related("again", render.command("raydebug", "run", "--again", name), "with this fix"))
     return answer
 
 
@@ -78,8 +79,10 @@ def explain_failure(dashboard: Dashboard, job: str) -> tuple[list[str], list[dic
     if first is None or (first.confidence != EXACT and first.name != HANG):
         return [], []
     lines = [f"diagnosis: {first.title} ({first.name}); {first.cause}", f"fix: {first.fix}"]
-    lines += [f"next: raydebug run --again {job}  (with this fix)"] if first.command is not None else []
-    return [*lines, f"next: raydebug diagnose {job}"], [] if first.name == HANG else [as_finding(first)]
+    if first.command is not None:
+        lines.append(f"next: {render.command('raydebug', 'run', '--again', job)}  (with this fix)")
+    lines.append(f"next: {render.command('raydebug', 'diagnose', job)}")
+    return [scrubbed(line) for line in lines], [] if first.name == HANG else [as_finding(first)]
 
 
 def as_finding(one: Diagnosis) -> dict[str, str]:
@@ -91,8 +94,7 @@ def as_finding(one: Diagnosis) -> dict[str, str]:
     }  # fmt: skip
     if one.command is not None:
         finding["command"] = one.command
-    scrub = Scrubber(()).scrub
-    return {key: scrub(text) for key, text in finding.items()}
+    return {key: scrubbed(text) for key, text in finding.items()}
 
 
 def _add_command(one: Diagnosis, run: Mapping[str, Any]) -> bool:
@@ -128,7 +130,7 @@ def _read_hang(run: Mapping[str, Any], name: str) -> Diagnosis | None:
 
 
 def _show_stacks(path: Path) -> str:
-    return f"raydebug stacks --from {shlex.quote(str(path))}"
+    return render.command("raydebug", "stacks", "--from", str(path))
 
 
 def _join_hang(answer: Answer, hang: Diagnosis) -> None:
@@ -156,7 +158,7 @@ def _find_crash(folder: Path, name: str, process: str) -> list[Related]:
     pick = f" --pick {at + 1}" if at else ""
     what = same[0].summary.get("exception") or same[0].summary.get("kind", "?")
     text = f"{what} at {same[0].place}, {name_processes(same)}"
-    return [Related("snapshot", f"raydebug open {shlex.quote(name)}{pick}", text)]
+    return [Related("snapshot", render.command("raydebug", "open", name) + pick, text)]
 
 
 # run --again

@@ -19,7 +19,7 @@ from raydebug.gateway.gateway_client import fetch_pauses, forget_job, name_owner
 from raydebug.jobs import resource_requests
 from raydebug.jobs.first_error import find_first_error
 from raydebug.jobs.recorder import Recorder
-from raydebug.jobs.submit import command_of
+from raydebug.jobs.submit import command_of, hide_command
 from raydebug.protocol.listings import ListedPause
 from raydebug.protocol.tripwires import history_lines
 
@@ -202,6 +202,7 @@ async def _follow(cluster: Cluster, submission_id: str, watch: Watch | None, exp
     recorder = Recorder(cluster, about, shlex.split(command_of(about["entrypoint"])))
 
     def show(piece: str) -> None:
+        piece = hide_command(piece, about["entrypoint"])
         render.out_raw(render.visible_log(piece, colour=colour))
         for finding in recorder.take_log(piece):
             render.say(render.visible(f"{finding.severity}: {finding.what}  [{finding.code}]", keep=""))
@@ -296,7 +297,7 @@ def _announce(pause: ListedPause, name: str) -> None:
     render.say(render.visible(f"paused {pause['id']}  {name_place(pause)}  ({what}; {name_owner(pause)})", keep=""))
     for line in history_lines(pause.get("tripwire")):
         render.say(render.visible(line, keep=""))
-    render.say(f"next: raydebug attach {pause['id']}{name_option(name)}")
+    render.say(f"next: {render.command('raydebug', 'attach', pause['id'])}{name_option(name)}")
 
 
 def _say_outcome(cluster: Cluster, outcome: Outcome, recorder: Recorder, explain: Explain | None) -> int:
@@ -341,7 +342,7 @@ def _say_snapshots(recorder: Recorder, submission_id: str) -> None:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         what = found[0].get("exception") or f"pause at line {found[0].get('line')}"
         text = f"snapshot of the crash: {what} in {found[0].get('function') or '?'}{who}{more}"
-        render.say(render.visible(f"{text}; look at it with: raydebug open {submission_id}"))
+        render.say(render.visible(f"{text}; look at it with: {render.command('raydebug', 'open', submission_id)}"))
 
 
 def _say_first_error(cluster: Cluster, submission_id: str) -> dict[str, str] | None:

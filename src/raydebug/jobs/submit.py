@@ -20,7 +20,7 @@ from raydebug.gateway.gateway_client import remove_break, set_breaks
 from raydebug.profile.script import python_path_of
 from raydebug.protocol import variables
 from raydebug.protocol.records import BreakpointSpec
-from raydebug.protocol.secrets import is_secret
+from raydebug.protocol.secrets import is_secret, without_secrets_in_line
 from raydebug.settings.debugger import mode_variables
 
 
@@ -113,6 +113,20 @@ def job_entrypoint(job: Job) -> str:
 def command_of(entrypoint: str) -> str:
     """Return the user's command from a job's shell line; any other line as it is."""
     return entrypoint.partition(" && exec ")[2] or entrypoint
+
+
+def shown_command(entrypoint: str) -> str:
+    """Return the user's command from a job's shell line, without its secrets."""
+    return without_secrets_in_line(command_of(entrypoint))
+
+
+def hide_command(text: str, entrypoint: str) -> str:
+    """Return a piece of a job's log without the secrets of its command, which Ray repeats there.
+
+    Source: ray 2.41.0 to 2.60.0 job_supervisor.py `_exec_entrypoint`, "Running entrypoint for job".
+    """
+    command, shown = command_of(entrypoint), shown_command(entrypoint)
+    return text if command == shown else text.replace(command, shown)
 
 
 def python_path_of_jobs(cluster: Cluster, job: str | None = None) -> list[str]:

@@ -51,14 +51,15 @@ class Sessions:
 
     Args:
         find: returns the cluster; blocks.
+        runs_code: whether `stack` may show values as pydevd does, by `__repr__` and `__str__` of the user's classes.
     """
 
-    def __init__(self, find: Callable[[], Cluster]) -> None:
-        self._find = find
+    def __init__(self, find: Callable[[], Cluster], *, runs_code: bool) -> None:
+        self._find, self._runs_code = find, runs_code
         self._attaching = asyncio.Lock()  # agents call tools side by side, and a pause has one client at a time
 
     async def stack(self, pauses: str, frame: int, timeout_s: float) -> str:
-        """Return where pauses are: heading, source, frames, and the locals of one frame.
+        """Return where pauses are: heading, source, frames, and, where code may run, the locals of one frame.
 
         Raises:
             CommandFailed: there is no such frame.
@@ -70,7 +71,9 @@ class Sessions:
                 for one in group.debuggers:
                     select_frame(one, frame)
                     heading = f"pause {one.session.pause.get('id')}: {await opening(one)}"
-                    shown.append(await show_frame(one, heading))
+                    pause = f"snapshot(pause={one.session.pause.get('id')!r}, frame={frame})"
+                    unread = "" if self._runs_code else f"not read, as that runs code of the job; {pause} shows them"
+                    shown.append(await show_frame(one, heading, unread))
         return "\n\n".join(shown)
 
     async def evaluate(self, code: str, pauses: str, frame: int, timeout_s: float) -> str:
@@ -133,7 +136,7 @@ class Sessions:
     async def _attached(self, pauses: str) -> AsyncIterator[Group]:
         cluster = await in_thread(self._find)
         chosen = choose_pauses(await self._listed(), pauses)
-        address = GatewayAddress(cluster.gateway_host, cluster.gateway_port, cluster.token)
+        address = GatewayAddress(cluster.gateway_host, cluster.gateway_port, cluster.token, self._runs_code)
         group = Group(address, render.Paint(), interactive=False, kind=QuietDebugger)
         try:
             failures = await group.join(chosen)
@@ -189,14 +192,20 @@ def select_frame(debugger: Debugger, number: int) -> None:
     debugger.stack.selected = frames[number]
 
 
-async def show_frame(debugger: Debugger, heading: str) -> str:
-    """Return a heading with source, then the frames with their numbers, then the locals of the selected frame."""
+async def show_frame(debugger: Debugger, heading: str, unread: str = "") -> str:
+    """Return a heading with source, then the frames with their numbers, then the locals of the selected frame.
+
+    Args:
+        debugger: at the pause.
+        heading: what stands above the frames.
+        unread: why the locals are not read; empty to read them.
+    """
     stack = debugger.stack
     frames = [
         f"{'>' if at == stack.selected else ' '} {number}  {stack.frames[at].place}"
         for number, at in enumerate(own_frames(debugger))
     ]
-    local = await commands.BY_NAME["locals"].run(debugger, "")
+    local = unread or await commands.BY_NAME["locals"].run(debugger, "")
     return "\n".join([heading.rstrip(), "", "frames, the innermost first:", *frames, "", "locals:", local])
 
 

@@ -7,6 +7,7 @@ from typing import NotRequired, TypedDict, cast
 
 from raydebug.protocol.records import (
     CollectiveGroup,
+    Id,
     Location,
     Policy,
     StackFrame,
@@ -93,7 +94,7 @@ class ListedStacks(TypedDict):
     state: str  # answered or silent (messages.py)
     age_s: float | None  # how old the stacks are
     threads: list[ThreadStack]
-    pauses: NotRequired[list[str]]
+    pauses: NotRequired[list[Id]]
     collectives: NotRequired[list[CollectiveGroup]]  # of torch's process groups
     native: NotRequired[list[ThreadStack]]  # with C frames, of `stacks --native`
     stopped: NotRequired[bool]  # by a signal, as seen from outside

@@ -10,9 +10,22 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypedDict, TypeVar, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Annotated,
+    Any,
+    NotRequired,
+    TypedDict,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 NAME_BYTES = 1024  # of a function, thread, actor, id
 TEXT_BYTES = 64 * 1024  # of a path, an exception, an expression
@@ -113,7 +126,18 @@ def _object_of(kind: type[Any]) -> _Read:
     return read_object
 
 
-_PLAIN: dict[Any, _Read] = {int: _read_integer, float: _read_number, bool: _read_flag}
+def _read_id(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"\w[\w.:@-]{0,200}", value, re.ASCII):
+        raise BadRecord("an id")
+    return value
+
+
+_PLAIN: dict[Any, _Read] = {
+    int: _read_integer,
+    float: _read_number,
+    bool: _read_flag,
+    str: text_of_at_most(TEXT_BYTES),
+}
 
 
 @functools.cache
@@ -125,6 +149,8 @@ def _reader(hint: Any) -> _Read:
     if get_origin(hint) is Annotated:
         reader: _Read = hint.__metadata__[0]
         return reader
+    if get_origin(hint) is NotRequired:
+        return _reader(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
         (known,) = (member for member in get_args(hint) if member is not NoneType)
         return _reader(known)
@@ -135,6 +161,8 @@ def _reader(hint: Any) -> _Read:
 
 Name = Annotated[str, text_of_at_most(NAME_BYTES)]
 Text = Annotated[str, text_of_at_most(TEXT_BYTES)]
+Id = Annotated[str, _read_id]
+"""Of a pause: it becomes a word of the commands that people paste."""
 Comparison = Annotated[list[Any], _read_comparison]
 """An operator and a whole number: [">=", 3]."""
 
@@ -191,6 +219,7 @@ class StackFrame(TypedDict, total=False):
     file: Text
     line: int
     function: Name
+    text: Name  # of the innermost frame and the user's: the source line, as the process reads it
 
 
 class ThreadStack(TypedDict, total=False):

@@ -1,39 +1,98 @@
-"""Which names and texts hold secrets: their values reach no log, no command line, no snapshot and no file of ours."""
+"""Which names and texts hold secrets: their values reach no log, no command line, no snapshot and no file of ours.
+
+It sees names and forms, not meaning: docs/03-profiles-and-checks.md says which secrets it cannot see.
+"""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-SECRET_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 HIDDEN = "(hidden)"
-# Of a setting only names that end so: `data.prompt_key` and `max_num_batched_tokens` are no secrets, nor are a
-# tokenizer's special tokens.
-_NAME = (
-    r"(?:(?<!bos_)(?<!eos_)(?<!pad_)(?<!unk_)(?<!mask_)token|(?:api|access|private|secret)[-_.]?key"
-    r"|secret(?:_value)?|password|passwd|passphrase|credentials?)"
-)
-_SECRET_ARGUMENT = re.compile(rf"(?:^|[^a-z]){_NAME}$", re.IGNORECASE)
-_NAME_MARKS = ("token", "key", "secret", "passw", "passphrase", "credential")
-# In a text: a name with its value. In source, where a bare word is a variable, only a quoted one.
-_QUOTED = re.compile(rf"""({_NAME}["']?\s*[:=]\s*[bru]?)(["'])(?:(?!\2).)+\2""", re.IGNORECASE)
-_UNQUOTED = re.compile(rf"""({_NAME}["']?\s*[:=]\s*)[^\s"'(),;]{{4,}}""", re.IGNORECASE)
-# What a secret looks like, by the mark that each begins with: a text without the mark is not searched.
-_LOOKS = [
-    (("sk-",), re.compile(r"sk-[\w-]{16,}")),
-    (("hf_",), re.compile(r"hf_[A-Za-z0-9]{20,}")),
-    (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), re.compile(r"gh[pousr]_[A-Za-z0-9]{20,}")),
-    (("github_pat_",), re.compile(r"github_pat_\w{20,}")),
-    (("glpat-",), re.compile(r"glpat-[\w-]{16,}")),
-    (("xox",), re.compile(r"xox[abprs]-[\w-]{10,}")),
-    (("AKIA",), re.compile(r"AKIA[0-9A-Z]{16}")),
-    (("eyJ",), re.compile(r"eyJ[\w-]{10,2000}\.[\w-]{10,2000}(?:\.[\w-]+)?")),
-    (("PRIVATE KEY",), re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?!-----END).)*", re.DOTALL)),
-    (("://",), re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")),
-    (("earer ",), re.compile(r"(?<=earer )[\w.~+/=-]{16,}")),
-]
-_HEX_KEY = re.compile(r"\b[0-9a-fA-F]{40}\b")  # of Weights & Biases
 MIN_VALUE = 6  # characters: a shorter value is part of too many words
+MAX_NAME = 200  # characters: a longer text is no name
+
+# Names, by their last words. A training has tokens of a tokenizer, numbers of tokens and keys of dicts: those stay.
+_ALWAYS = frozenset((
+    "password", "passwords", "passwd", "passwds", "passphrase", "passphrases", "secret", "secrets", "credential",
+    "credentials", "cookie", "cookies", "authorization", "auth", "oauth", "pw",
+))  # fmt: skip
+_TOKENIZERS = frozenset((  # what stands before `token`
+    "pad", "bos", "eos", "unk", "mask", "sep", "cls", "stop", "start", "end", "boi", "eoi", "image", "video", "audio",
+    "special", "think", "next", "last", "first", "prev", "new", "prompt", "response", "input", "output", "max", "min",
+    "num", "per", "avg", "each",
+))  # fmt: skip
+_SERVICES = frozenset((  # what stands before `key`, and before `tokens`
+    "api", "access", "private", "secret", "account", "subscription", "auth", "refresh", "bearer", "encryption",
+    "signing", "session", "master", "license", "ssh", "wandb", "hf", "huggingface", "openai", "anthropic", "azure",
+    "aws", "gcp", "google", "gemini", "ngc", "nvidia", "comet", "neptune", "swanlab", "clearml", "groq", "mistral",
+    "deepseek", "dashscope",
+))  # fmt: skip
+_OWNERS = frozenset((  # what stands before `pass` and `pwd`
+    "db", "user", "smtp", "mail", "mysql", "postgres", "redis", "admin", "root",
+))  # fmt: skip
+_NAME_MARKS = ("token", "key", "secret", "passw", "passphrase", "credential", "auth", "cookie", "pw", "_pass")
+_VARIABLE = r"TOKEN(?!IZER|S$)|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|_(?:PASS|PWD|PAT)$"
+_NO_VALUES = ("_PATH", "_FILE", "_DIR", "_APPLICATION_CREDENTIALS")  # ends of variables that say where a secret is
+
+# What a secret looks like, by the mark that each begins with: a text without the mark is not searched.
+# Source: gitleaks 009e025, config/gitleaks.toml, with shorter lengths; nvapi-, gsk_, xai- and wandb_v1_ as the keys of
+# these services begin in public repositories.
+_LOOKS = (
+    (("sk-",), r"sk-[\w-]{16,}"),
+    (("hf_",), r"hf_[A-Za-z0-9]{20,}"),
+    (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"gh[pousr]_[A-Za-z0-9]{20,}"),
+    (("github_pat_",), r"github_pat_\w{20,}"),
+    (("glpat-",), r"glpat-[\w-]{16,}"),
+    (("xox",), r"xox[abeprs]-[\w-]{10,}"),
+    (("hooks.slack.com",), r"(?<=hooks\.slack\.com/)[\w/]{20,}"),
+    (("AKIA", "ASIA", "ABIA", "ACCA"), r"\bA(?:KI|SI|BI|CC)A[0-9A-Z]{16}\b"),
+    (("AIza",), r"\bAIza[\w-]{35}"),
+    (("nvapi-",), r"nvapi-[\w-]{20,}"),
+    (("npm_",), r"\bnpm_[A-Za-z0-9]{36}"),
+    (("gsk_",), r"\bgsk_[A-Za-z0-9]{20,}"),
+    (("xai-",), r"\bxai-[A-Za-z0-9]{20,}"),
+    (("pypi-",), r"\bpypi-[\w-]{50,}"),
+    (("wandb_v1_",), r"wandb_v1_\w{20,}"),
+    (("eyJ",), r"eyJ[\w-]{10,2000}\.[\w-]{10,2000}(?:\.[\w-]+)?"),
+    (("PRIVATE KEY",), r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?!-----END).)*"),
+    # In a URL: user:password, where the password may have / and @, and no number of a port is taken for one; a user
+    # that can only be a token; the signature of a signed address.
+    (("://",), r"(?<=://)[^/\s:@\[]*:(?!\d{1,5}(?:[/?#]|$))[^\s@\"'<>]{1,500}(?:@[^\s@/\"'<>]{1,500})*(?=@)"),
+    (("://",), r"(?<=://)(?=[^\s@/]{0,200}\d)[\w.~%-]{16,}(?=@)"),
+    (("sig=", "ignature="), r"(?:(?<=[?&]sig=)|(?<=-Signature=))[\w%+/=-]{16,}"),
+    (("earer ",), r"(?<=earer )[\w.~+/=-]{16,}"),
+)
+_LOOK_OF = [(mark, look) for marks, look in _LOOKS for mark in marks]
+_HEX_KEY = r"\b[0-9a-fA-F]{40}\b"  # of Weights & Biases
+
+# In a text: the end of a name, and its value. `is_secret_name` decides on the whole name. In source, where a bare word
+# is a variable, only a literal is a value: of `password: str = "x"`, `get("password", "x")`, `["--password", "x"]`,
+# `credentials = {"user": "x"}` and `add_argument("--password", default="x")`.
+_END = (
+    r"(?P<end>tokens?|keys?|secrets?|values?|passw(?:or)?ds?|passphrases?|credentials?|cookies?|authorization|auth|pwd?"
+    r"|pass)(?!\w)"
+)
+_TEXT = r"""(?P<quote>["'])(?:\\.|(?!(?P=quote))[^\\]){1,4000}(?P=quote)"""
+_LITERAL = (
+    rf"""(?i){_END}(?:["']?\]?\s*(?:[:=]=?|:[^=\n"'(),]{{1,40}}=)\s*|["']\s*,\s*(?:(?!help\b)\w+\s*=\s*)?)[bfru]{{0,2}}"""
+    rf"""(?P<value>{_TEXT}|[\[({{][^\n\])}}]{{0,1000}})"""
+)
+_DEFAULT = rf"""(?i){_END}["'][^\n]{{1,200}}?\bdefault\s*=\s*[bfru]{{0,2}}(?P<value>{_TEXT})"""
+_TRIPLE = (
+    rf"""(?is){_END}["']?\]?\s*(?::[^=\n"'(),]{{1,40}})?=\s*[bfru]{{0,2}}"""
+    r"""(?P<value>(?P<quote>"{3}|'{3}).*?(?:(?P=quote)|\Z))"""
+)
+_BARE = (
+    rf"""(?i){_END}(?:\\*["']?\s*[:=]\s*\\*["']?|[ \t]+)(?!(?:none|nonetype|null|true|false)\b)"""
+    r"""(?P<value>"[^"\\\n]+"|'[^'\\\n]+'|(?!\{)[^\s"'\\(),;]{4,})"""
+)
+_HEADER = r"""(?i)((?<![a-z])(?:authorization|cookies?)["']?\s*[:=]\s*)[^\n"'{]{4,}"""
+_ITEM = _TEXT + r"(?P<key>\s*:)?"  # in a literal list or dict
+
+
+# Names
 
 
 def without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
@@ -42,46 +101,105 @@ def without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
     >>> without_secrets({"HF_TOKEN": "x", "RAY_AUTH_TOKEN_PATH": "/t", "RANK": "0"})
     {'HF_TOKEN': '(hidden)', 'RAY_AUTH_TOKEN_PATH': '/t', 'RANK': '0'}
     """
-    return {name: HIDDEN if is_secret(name) else value for name, value in variables.items()}
+    return {name: HIDDEN if is_secret(name) else scrubbed(value) for name, value in variables.items()}
 
 
 def is_secret(name: str) -> bool:
-    """Say whether the value of a variable of this name is a secret."""
-    return any(word in name.upper() for word in SECRET_WORDS) and not name.upper().endswith("_PATH")
+    """Say whether the value of an environment variable of this name is a secret.
+
+    >>> [is_secret(one) for one in ("WANDB_API_KEY", "PGPASSWORD", "MY_AUTH", "TOKENIZERS_PARALLELISM", "MAX_TOKENS")]
+    [True, True, True, False, False]
+    """
+    found = re.search(_VARIABLE, name.upper()) or _ends_in_secret(name)
+    return bool(found) and not name.upper().endswith(_NO_VALUES)
 
 
 def is_secret_name(name: str) -> bool:
-    """Say whether a local, an attribute or a key of this name holds a secret, if it holds a text.
+    """Say whether a local, an attribute, a key, an option or a setting of this name holds a secret, if it holds a text.
 
-    >>> [is_secret_name(one) for one in ("password", "hf_token", "AWS_KEY_ID", "key", "tokens", "pad_token")]
-    [True, True, True, False, False, False]
+    >>> [is_secret_name(one) for one in ("password", "hf_token", "AWS_KEY_ID", "--apiKeys", "key", "pad_token")]
+    [True, True, True, True, False, False]
     """
-    return _SECRET_ARGUMENT.search(name) is not None or (name.isupper() and "_" in name and is_secret(name))
+    return len(name) <= MAX_NAME and _is_secret_name(name)
+
+
+@functools.lru_cache(2048)
+def _is_secret_name(name: str) -> bool:
+    return _ends_in_secret(name) or (name.isupper() and "_" in name and is_secret(name))
+
+
+def _ends_in_secret(name: str) -> bool:
+    words = re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower())  # also of apiKey
+    if words[-2:] in (["key", "id"], ["secret", "value"]):
+        del words[-1]
+    *_, owner, last = "", "", *words
+    one = last.removesuffix("s")
+    if last in _ALWAYS or one.endswith("password"):
+        return True
+    if one in ("token", "key"):
+        return owner in _SERVICES or (last == "token" and owner not in _TOKENIZERS)
+    if last in ("pass", "pwd"):
+        return owner in _OWNERS
+    return one.endswith(("key", "token")) and one.removesuffix("key").removesuffix("token") in _SERVICES  # apikey
+
+
+def without_secret(name: str, value: str) -> str:
+    """Return the value of a setting, hidden where the setting's name tells of a secret, and without secrets in it."""
+    return HIDDEN if value and is_secret_name(name) else scrubbed(value)
+
+
+# Commands
 
 
 def without_secret_arguments(command: Sequence[str]) -> list[str]:
-    """Return a command with the values after `NAME=` and `--NAME` hidden where the name is that of a secret.
+    """Return a command without its secrets: the values after `NAME=` and `--NAME`, and what looks like a secret.
 
-    >>> without_secret_arguments(["train.py", "wandb.api_key=x", "--token", "y", "data.prompt_key=prompt"])
-    ['train.py', 'wandb.api_key=(hidden)', '--token', '(hidden)', 'data.prompt_key=prompt']
+    >>> without_secret_arguments(["train.py", "wandb.api_key=x", "--token", "y", "data.prompt_key=prompt", "a://b:c@d"])
+    ['train.py', 'wandb.api_key=(hidden)', '--token', '(hidden)', 'data.prompt_key=prompt', 'a://(hidden)@d']
     """
     shown: list[str] = []
     for word in command:
         name, equals, value = word.partition("=")
-        if shown and shown[-1].startswith("-") and _SECRET_ARGUMENT.search(shown[-1]):
+        after_name = shown and shown[-1].startswith("-") and is_secret_name(shown[-1])
+        if after_name and not word.startswith("--"):
             shown.append(HIDDEN)
+        elif equals and value and is_secret_name(name):
+            shown.append(f"{name}={HIDDEN}")
         else:
-            shown.append(f"{name}={without_secret(name, value)}" if equals else word)
+            shown.append(scrubbed(word))
     return shown
 
 
-def without_secret(name: str, value: str) -> str:
-    """Return the value of a setting, hidden where the setting's name tells of a secret."""
-    return HIDDEN if value and _SECRET_ARGUMENT.search(name) else value
+def without_secrets_in_line(line: str) -> str:
+    """Return a command line without its secrets; one that was not made of quoted words is treated as text.
+
+    >>> without_secrets_in_line("python s.py --api-key x --lr 1"), without_secrets_in_line("a && b --api-key xyzxyz")
+    ("python s.py --api-key '(hidden)' --lr 1", 'a && b --api-key (hidden)')
+    """
+    import shlex  # not at the top: processes import this module when they start
+
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        words = []
+    return shlex.join(without_secret_arguments(words)) if shlex.join(words) == line else scrubbed(line)
 
 
-def _hide(found: re.Match[str]) -> str:
-    return HIDDEN + "\n" * found[0].count("\n")  # the lines below keep their numbers
+# Texts
+
+
+def scrubbed(text: str) -> str:
+    """Return a text without secrets, as `Scrubber` does it that knows no values."""
+    return _SCRUBBER.scrub(text)
+
+
+def scrubbed_texts(document: object) -> object:
+    """Return a JSON document with all of its texts scrubbed; names of fields stay."""
+    if isinstance(document, str):
+        return scrubbed(document)
+    if isinstance(document, Mapping):
+        return {name: scrubbed_texts(value) for name, value in document.items()}
+    return [scrubbed_texts(one) for one in document] if isinstance(document, list | tuple) else document
 
 
 class Scrubber:
@@ -101,21 +219,82 @@ class Scrubber:
         """Return a text without secrets; of source code only quoted values are hidden by their name."""
         for value in self._values:
             text = text.replace(value, HIDDEN)
-        for marks, look in _LOOKS:
-            if any(mark in text for mark in marks):
-                text = look.sub(_hide, text)
+        for mark, look in _LOOK_OF:
+            if mark in text:
+                text = _compiled(look).sub(_hide, text)
         if len(text) >= 40:
-            text = _HEX_KEY.sub(HIDDEN, text)
+            text = _compiled(_HEX_KEY).sub(HIDDEN, text)
         if not _has_name(text):
             return text
+        if '"""' in text or "'''" in text:
+            text = _hide_values(_TRIPLE, text)
         return "\n".join(_without_named(line, source) if _has_name(line) else line for line in text.split("\n"))
+
+
+_SCRUBBER = Scrubber(())
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern of this module when it is first needed: most processes never hide a secret."""
+    return re.compile(pattern)
+
+
+def _hide(found: re.Match[str]) -> str:
+    return HIDDEN + "\n" * found[0].count("\n")  # the lines below keep their numbers
 
 
 def _has_name(text: str) -> bool:
     lower = text.lower()
-    return any(mark in lower for mark in _NAME_MARKS)
+    for mark in _NAME_MARKS:  # noqa: SIM110 - any() takes four times as long, and each line of a snapshot is asked
+        if mark in lower:
+            return True
+    return False
 
 
 def _without_named(line: str, source: bool) -> str:
-    line = _QUOTED.sub(rf"\1\2{HIDDEN}\2", line)
-    return line if source else _UNQUOTED.sub(rf"\1{HIDDEN}", line)
+    has_text = '"' in line or "'" in line
+    if has_text:
+        line = _hide_values(_LITERAL, line)
+    if has_text and "default" in line:
+        line = _hide_values(_DEFAULT, line)
+    if not source:
+        return _hide_values(_BARE, _compiled(_HEADER).sub(rf"\1{HIDDEN}", line))
+    if not has_text:
+        return line
+    # What a text of the program says is a text: `"Authorization: Basic ..."`.
+    return _compiled(_TEXT).sub(lambda at: _without_named(at[0], False) if _has_name(at[0]) else at[0], line)
+
+
+def _hide_values(pattern: str, text: str) -> str:
+    """Hide the values that a pattern finds after the name of a secret."""
+    written, at, search = "", 0, _compiled(pattern).search
+    while found := search(text, at):
+        start, end = found.span("value")
+        if _names_secret(text, found):
+            written, at = written + text[at:start] + _hidden_as(found["value"]), end
+        else:
+            written, at = written + text[at:start], start
+    return written + text[at:]
+
+
+def _names_secret(text: str, found: re.Match[str]) -> bool:
+    """Say whether the word that ends in a match is the name of a secret, and what stands between says: its value."""
+    first, last = found.span("end")
+    whole = _compiled(r"-{0,2}[\w.-]{0,80}$").search(text, max(0, first - 80), last)
+    if whole is None or not is_secret_name(whole[0]):
+        return False
+    between = text[last : found.start("value")]
+    if between == ": " and whole[0].endswith("s") and found["value"][0] not in "\"'[({":
+        return False  # prose: "its record keeps no secrets: ..."
+    between = between.strip("\\\"']")
+    if not between.strip() or "," in between:
+        return whole[0].startswith("-") or ("," in between and text[: whole.start()].rstrip("\"'bru").endswith("("))
+    return True
+
+
+def _hidden_as(value: str) -> str:
+    if value[0] in "[({":
+        return _compiled(_ITEM).sub(lambda at: at[0] if at["key"] else at["quote"] + HIDDEN + at["quote"], value)
+    quote = next((one for one in ('"""', "'''", '"', "'") if value.startswith(one)), "")
+    return quote + HIDDEN + "\n" * value.count("\n") + quote

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
+from raydebug import render
 from raydebug.jobs.run_folder import RUN
 from raydebug.render import duration
 from raydebug.report import curves, units
@@ -211,7 +212,7 @@ def _crashes(run: Run) -> Markup | None:
             ("where", tag("code", crash.get("where", ""))),
             ("who", crash.get("who", "")),
             ("at", f"{crash.get('at', '')}{', first' if crash is run.crashes[0] else ''}"),
-            ("open", tag("code", f"raydebug open {run.id} --pick {crash.get('pick', '')}")),
+            ("open", tag("code", render.command("raydebug", "open", run.id, "--pick", crash.get("pick", "")))),
         ])
         for crash in run.crashes
     ]  # fmt: skip

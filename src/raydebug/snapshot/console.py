@@ -235,7 +235,7 @@ async def _run(debugger: SavedDebugger, line: str) -> bool:
             output = await debugger.run(command)
         except CommandFailed as failed:
             text = debugger.paint(f"*** {failed}", "red")
-            render.out(text) if debugger.interactive else render.say(text)
+            render.out(text) if debugger.interactive else render.say_painted(text)
             return False
         if output:
             render.out(output)

@@ -85,7 +85,7 @@ def choose_snapshot(found: Sequence[SnapshotFile], target: str, pick: str | None
     if not found:
         raise RaydebugError(
             f"'{target}' has no snapshot", cause="none of its processes crashed, or it ran with --no-snapshots",
-            fix=f"see the report of the run: raydebug report {target}", code="snapshot.none",
+            fix=f"see the report of the run: {render.command('raydebug', 'report', target)}", code="snapshot.none",
         )  # fmt: skip
     groups = group_same(found)
     numbered = {str(number): same[0] for number, same in enumerate(groups, start=1)}
@@ -93,7 +93,8 @@ def choose_snapshot(found: Sequence[SnapshotFile], target: str, pick: str | None
     if chosen is None:
         raise RaydebugError(
             f"'{target}' has no snapshot '{pick}'", cause=f"it has 1 to {len(groups)}; the first is {found[0].id}",
-            fix=f"`raydebug open --list {target}` shows them", code="snapshot.unknown", exit_code=Exit.USAGE,
+            fix=f"`{render.command('raydebug', 'open', '--list', target)}` shows them",
+            code="snapshot.unknown", exit_code=Exit.USAGE,
         )  # fmt: skip
     return chosen
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import linecache
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ from raydebug.cluster.kinds import kind_of
 from raydebug.errors import Exit, RaydebugError
 from raydebug.gateway.gateway_client import fetch_stacks
 from raydebug.protocol.messages import SILENT
-from raydebug.protocol.secrets import without_secret_arguments
 from raydebug.stacks.groups import group
 from raydebug.stacks.verdict import judge
 
@@ -58,9 +56,6 @@ def take(
         found = [answers.get(one["instance"], one) for one in found]
     for line in look_from_outside(cluster, found, native=native):
         say(render.visible(line))
-    for one in found:
-        # The role of a plain program is its command line.
-        one["role"] = " ".join(without_secret_arguments(one["role"].split(" ")))
     return found
 
 
@@ -127,7 +122,7 @@ def as_document(taken: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task]) 
         taken: the stacks at one or more moments, oldest first.
         tasks: Ray's unfinished tasks.
     """
-    verdict = judge(taken, tasks, linecache.getline)
+    verdict = judge(taken, tasks)
     return {
         "version": 1,
         "processes": taken[-1],

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import linecache
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
@@ -68,7 +67,7 @@ class Progress:
         """Take stacks of the job; return whether it hangs, once until it makes progress again."""
         self._sampled = now
         self._samples = [*self._samples, sample][-MAX_SAMPLES:]
-        if judge(self._samples, source_line=linecache.getline)["kind"] in NO_HANG:
+        if judge(self._samples)["kind"] in NO_HANG:
             self._note_progress(now)
         hangs = len(self._samples) > 1 and now - self._since >= self._after_s and not self._reported
         self._reported = self._reported or hangs
@@ -125,7 +124,8 @@ class HangWatch:
         if recorder.folder is not None:
             with contextlib.suppress(OSError):  # a full disk
                 atomic_write(recorder.folder / STACKS, json.dumps(document))
-                lines.append(f"stacks: raydebug stacks --from {recorder.folder / STACKS}")
+                path = str(recorder.folder / STACKS)
+                lines.append(f"stacks: {render.command('raydebug', 'stacks', '--from', path)}")
         if self._action == "pause" and verdict["pids"]:
             lines.append(_pause(cluster, verdict["pids"][0], sample))
         for line in lines:
@@ -141,4 +141,4 @@ def _pause(cluster: Cluster, pid: int, sample: Sequence[ListedStacks]) -> str:
         pause = request(cluster, "POST", "/pause", body)["pause"]
     except RaydebugError as error:
         return f"pid {pid} cannot be paused: {error.cause}"
-    return f"pid {pid} is paused: raydebug attach {pause['id']}{name_option(cluster.name)}"
+    return f"pid {pid} is paused: {render.command('raydebug', 'attach', pause['id'])}{name_option(cluster.name)}"

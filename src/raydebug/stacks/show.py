@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -73,7 +72,7 @@ def _frame_lines(frames: Sequence[StackFrame], count: int) -> Iterator[str]:
     if own and count < len(frames):  # the frames between the innermost and the user's belong to libraries
         shown = [*(frames[:1] if frames[0] not in own else []), *own[: count - 1]]
     for frame in shown:
-        source = linecache.getline(frame.get("file", ""), frame.get("line", 0)).strip() if frame in own else ""
+        source = frame.get("text", "") if frame in own else ""
         yield f"    {place(frame)}" + (f"    {source[:80]}" if source else "")
 
 

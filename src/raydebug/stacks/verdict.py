@@ -6,12 +6,13 @@ that is missing from a collective explains why the others wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from raydebug.protocol import messages
 from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.records import ThreadStack
+from raydebug.render import command
 from raydebug.stacks.collectives import all_inside, has_advanced, judge_collectives
 from raydebug.stacks.groups import active_frames, active_thread, is_idle, place, place_of, users_frame
 from raydebug.stacks.waits import (
@@ -47,17 +48,12 @@ class Task(TypedDict):
     needs: str  # its resources, in words
 
 
-def judge(
-    samples: Sequence[Sequence[ListedStacks]],
-    tasks: Sequence[Task] = (),
-    source_line: Callable[[str, int], str] = lambda *_: "",
-) -> Verdict:
+def judge(samples: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task] = ()) -> Verdict:
     """Return the verdict on the stacks of a job.
 
     Args:
         samples: the stacks at one or more moments, seconds apart, oldest first.
         tasks: Ray's unfinished tasks.
-        source_line: returns a line of a file; empty if the file is not there.
     """
     processes = samples[-1]
     answered = [one for one in processes if one["threads"]]
@@ -67,8 +63,8 @@ def judge(
     if paused := [one for one in processes if one.get("pauses")]:
         ids = [pause for one in paused for pause in one.get("pauses", [])]
         text = f"{count(paused)} paused by raydebug; the others may wait for it"
-        return make_verdict("paused", CERTAIN, text, f"raydebug attach {ids[0]}", paused)
-    waits = [wait_of(one, source_line) for one in working]
+        return make_verdict("paused", CERTAIN, text, command("raydebug", "attach", ids[0]), paused)
+    waits = [wait_of(one) for one in working]
     stuck = [one for one in processes if one["state"] != messages.ANSWERED]
     moved = _moved(samples)
     rules = (
@@ -194,10 +190,11 @@ def _gil(stuck: Sequence[ListedStacks]) -> Verdict | None:
         return None
     if stopped := [one for one in stuck if one.get("stopped")]:
         text = f"{count(stopped)} stopped: by SIGSTOP, or by a debugger of native code"
-        return make_verdict("unknown", CERTAIN, text, f"kill -CONT {stopped[0]['pid']}", stopped)
+        return make_verdict("unknown", CERTAIN, text, command("kill", "-CONT", str(stopped[0]["pid"])), stopped)
     seen = any("gil" in thread for one in stuck for thread in one["threads"])  # raydebug could run py-spy on its node
-    command = "raydebug stacks --native" if seen else f"py-spy dump --native --pid {stuck[0]['pid']}"
-    next_command = None if any("native" in one for one in stuck) else command
+    from_node = command("py-spy", "dump", "--native", "--pid", str(stuck[0]["pid"]))
+    look = "raydebug stacks --native" if seen else from_node
+    next_command = None if any("native" in one for one in stuck) else look
     holders = [(one, thread) for one in stuck for thread in one["threads"][:1] if holds_gil(one, thread)]
     if not holders:
         text = f"{count(stuck)} not answering: native code holds Python's lock (GIL) there, or the process is stopped"

@@ -6,7 +6,7 @@ The known waits are data: PATTERNS has rows of (file, function, kind, words).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TypedDict
@@ -14,7 +14,7 @@ from typing import TypedDict
 from raydebug.protocol import messages
 from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.records import StackFrame, ThreadStack
-from raydebug.render import runs
+from raydebug.render import command, runs
 from raydebug.stacks.groups import active_thread, place_of
 
 CERTAIN, LIKELY = "certain", "likely"
@@ -72,15 +72,15 @@ class Wait:
         return name_process(self.process)
 
 
-def wait_of(process: ListedStacks, source_line: Callable[[str, int], str]) -> Wait:
-    """Return what the active thread of a process waits for; source_line returns a line of a file, or an empty text."""
+def wait_of(process: ListedStacks) -> Wait:
+    """Return what the active thread of a process waits for."""
     thread = active_thread(process)
     at = place_of(thread.get("frames", []))
     found = next(matches(thread), None)
     if found is not None:
         return Wait(*found, process, at, thread)
     frames = thread.get("frames", [])
-    if frames and SLEEP.search(source_line(frames[0].get("file", ""), frames[0].get("line", 0))):
+    if frames and SLEEP.search(frames[0].get("text", "")):
         return Wait("sleep", "time.sleep", process, at, thread)
     return Wait("unknown", "", process, at, thread)
 
@@ -133,7 +133,7 @@ def count(processes: Sequence[ListedStacks]) -> str:
 
 def attach(process: ListedStacks) -> str:
     """Return the command that opens a debugger in a process."""
-    return f"raydebug attach --pid {process['pid']}"
+    return command("raydebug", "attach", "--pid", str(process["pid"]))
 
 
 def make_verdict(

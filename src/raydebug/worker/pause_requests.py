@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import linecache
 import os
 import sys
 import threading
@@ -26,11 +25,11 @@ from typing import Any
 
 from raydebug.protocol import messages
 from raydebug.protocol.records import Location, Refusal, WorkRecord
-from raydebug.worker import pause, pydevd_session, records
+from raydebug.worker import pause, pydevd_session, records, source
 
 # Ray 2.60.0 _raylet.pyx: the name of the thread of an async actor's event loop; held by tests/ray/test_contracts.py.
 EVENT_LOOP = "AsyncIO Thread:"
-MAX_TEXT, MAX_NAME = 120, 250
+MAX_NAME = 250
 
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
@@ -144,7 +143,7 @@ def _location_of(ident: int) -> Location:
         return {"thread": name}
     path, line = frame.f_code.co_filename, frame.f_lineno
     location: Location = {"thread": name, "file": path, "line": line, "function": frame.f_code.co_qualname[:MAX_NAME]}
-    location["text"] = linecache.getline(path, line).strip()[:MAX_TEXT]
+    location["text"] = source.line_at(path, line)
     if innermost is not frame:
         location["inside"] = f"{os.path.basename(innermost.f_code.co_filename)}:{innermost.f_code.co_name}"
     return location

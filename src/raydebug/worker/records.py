@@ -11,6 +11,7 @@ from typing import Any, TypedDict, cast
 
 from raydebug.protocol import variables
 from raydebug.protocol.records import PauseRecord, ProcessRecord, TripwireRecord, WorkRecord
+from raydebug.protocol.secrets import scrubbed, without_secret_arguments
 from raydebug.worker import torch_hooks
 
 STARTS_DRIVERS = "ray.dashboard.modules.job.job_supervisor"  # Ray 2.60: an actor, whose child is the job's driver
@@ -40,7 +41,7 @@ def describe_process() -> ProcessRecord:
         "pid": os.getpid(),
         "ppid": os.getppid(),
         "python": sys.version.split()[0],
-        "argv": _short(" ".join(getattr(sys, "orig_argv", [])), 300),
+        "argv": _short(" ".join(without_secret_arguments(getattr(sys, "orig_argv", []))), 300),
         "cwd": _quietly(os.getcwd),
         "rank": rank(),
         "job": os.environ.get(variables.JOB),
@@ -143,7 +144,8 @@ def describe_work() -> WorkRecord:
 def _title() -> str:
     # As in `ps`: Ray puts the running task into a worker's title, vLLM the engine's name (setproctitle).
     with open("/proc/self/cmdline", "rb") as file:
-        return _short(file.read().replace(b"\0", b" ").decode(errors="replace").strip(), 300)
+        words = file.read().decode(errors="replace").split("\0")
+    return _short(" ".join(without_secret_arguments(words)).strip(), 300)
 
 
 def attempt() -> int | None:
@@ -232,7 +234,7 @@ def _describe_error(error: BaseException) -> str:
         text = str(error)
     except Exception:  # noqa: BLE001 - a user's __str__ may do anything
         text = "(its text cannot be read)"
-    return _short(f"{name}: {text}" if text else name, 2000)
+    return _short(scrubbed(f"{name}: {text[:4000]}") if text else name, 2000)
 
 
 def _short(text: str, limit: int) -> str:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import gc
 import itertools
 import sys
 import time
 import types
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
 
-from raydebug.protocol.secrets import is_secret_name
+from raydebug.protocol.secrets import MAX_NAME, is_secret_name
 from raydebug.protocol.snapshot import CONTENT, SavedValue
 from raydebug.worker import tensor_summary
 
@@ -26,6 +27,8 @@ SAMPLED, FEW_SAMPLED = 4096, 512  # elements of a tensor
 MARGIN_CHARS = 256  # read beyond MAX_CHARS, so that a secret at the end is complete; cut off after it is hidden
 MAX_INT_BITS = 1024
 VALUE_COST = 60  # bytes of a value in JSON, beside its text
+COVERED_LEVELS = 3  # of containers and attributes below a secret's name
+KEY_MARK = "PRIVATE KEY-----"
 
 _MODULE, _QUALNAME, _MRO = (type.__dict__[name] for name in ("__module__", "__qualname__", "__mro__"))
 _NAMESPACE, _FLAGS = type.__dict__["__dict__"], type.__dict__["__flags__"]
@@ -36,8 +39,10 @@ _NAMED: tuple[Any, ...] = (types.FunctionType, types.BuiltinFunctionType)
 _CONSTANTS: tuple[Any, ...] = (bool, type(None), type(...), range)
 _BASES: tuple[Any, ...] = (
     *(str, *_CONSTANTS, int, float, *_CONTAINERS, bytes, bytearray, complex, type, types.ModuleType, *_NAMED),
-    types.MethodType,
+    *(types.MethodType, memoryview),
 )
+# Classes of the standard library, written in C, whose own repr calls no code of a subclass; by their module.
+_SHOWN = {"datetime": ("datetime", "date", "time", "timedelta"), "decimal": ("Decimal",)}
 
 
 def type_name(kind: Any) -> str:
@@ -60,9 +65,20 @@ class _Kind:
         arrays = [one for one in (torch.get("Tensor"), numpy.get("ndarray")) if one is not None]
         self.is_array = self.base is None and any(issubclass(kind, one) for one in arrays)
         self.content = CONTENT.get(self.name.partition(".")[0], ()) if self.is_heap else ()
+        shown = (getattr(sys.modules.get(at), name, None) for at, names in _SHOWN.items() for name in names)
+        self.shown: Any = None  # the built-in class whose repr describes it
+        if self.base is None:
+            self.shown = next((one for one in shown if type(one) is type and issubclass(kind, one)), None)
         self.item = None  # for a numpy scalar: returns it as a Python number
         if "generic" in numpy and not self.is_heap and issubclass(kind, numpy["generic"]):
             self.item = numpy["generic"].item
+
+    @functools.cached_property
+    def fields(self) -> tuple[str, ...]:
+        """The names of the items of a named tuple."""
+        spaces = (_NAMESPACE.__get__(one) for one in _MRO.__get__(self.kind)) if self.is_heap else ()
+        found = next((one["_fields"] for one in spaces if "_fields" in one), ()) if self.base is tuple else ()
+        return found if type(found) is tuple and all(type(one) is str for one in found) else ()
 
     @functools.cached_property
     def members(self) -> list[tuple[str, Any]]:
@@ -91,6 +107,35 @@ class _Kind:
         return found
 
 
+def _name_in(value: object) -> str:
+    """Return a text or bytes as a name that may tell of a secret; empty for other values."""
+    kind: Any = type(value)
+    if issubclass(kind, str):
+        return str.__getitem__(cast("str", value), slice(MAX_NAME + 1))
+    if issubclass(kind, bytes):
+        return bytes.__getitem__(cast("bytes", value), slice(MAX_NAME + 1)).decode("latin-1")
+    return ""
+
+
+def _item_names(items: list[Any], length: int) -> Iterator[str]:
+    """Yield the name of each item: the word before it, if that is an option or the first of a pair."""
+    before = ""
+    for item in items:
+        yield before if length == 2 or before.startswith("-") else ""
+        before = _name_in(item)
+
+
+def _own_repr(value: Any, kind: Any) -> str:
+    """Return what the built-in class of a value says of it; of a time zone, which may be the user's, the class."""
+    zone = getattr(kind, "tzinfo", None)  # of datetime and time
+    own = None if zone is None else zone.__get__(value)
+    if own is None:
+        return str(kind.__repr__(value))
+    names = ("year", "month", "day", "hour", "minute", "second", "microsecond")
+    plain = kind(*(getattr(kind, name).__get__(value) for name in names if hasattr(kind, name)))
+    return f"{kind.__repr__(plain)[:-1]}, tzinfo={type_name(type(own))})"
+
+
 def attributes_of(instance: object) -> list[tuple[str, object]]:
     """Return the first attributes in the `__dict__` and slots of an object; no code of its class is called."""
     return _Kind(type(instance)).attributes_of(instance)
@@ -109,6 +154,7 @@ class Values:
         self.saved: list[SavedValue] = []
         self.hidden: list[str] = []  # texts that were redacted because of their name
         self.until, self.left_bytes, self._read_tensors = until, left_bytes, read_tensors
+        self._covered: list[int] = []  # containers and objects below which all texts are secrets
         self._kinds: dict[int, _Kind] = {}  # by the id of the class
         self._seen: dict[int, int] = {}  # index of an object, by its id
         self._levels: dict[int, int] = {}  # with which containers and objects are opened, by their index
@@ -143,9 +189,28 @@ class Values:
                 entry["cut"] = "items"
         return found
 
+    def hide_covered(self) -> None:
+        """Hide the texts below containers and objects with a secret's name; keys of a dict stay."""
+        for index in self._covered:
+            self._hide_below(self.saved[index], COVERED_LEVELS)
+
+    def _hide_below(self, entry: SavedValue, levels: int) -> None:
+        below = [*entry.get("items", ()), *(item for _, item in entry.get("pairs", ()))]
+        for child in (self.saved[one] for one in (*below, *entry.get("attributes", {}).values())):
+            if "text" in child and ("length" in child or child["type"] == "memoryview"):
+                text = child.pop("text")
+                child["redacted"] = True
+                if not text.replace("_", "").isalpha():  # a plain word is in too many texts
+                    self.hidden.append(text)
+            elif levels > 1:
+                self._hide_below(child, levels - 1)
+
     def _place(self, value: object, depth: int, name: str = "") -> int:
+        if type(value) is types.MappingProxyType and issubclass(type(shown := gc.get_referents(value)[0]), dict):
+            value = shown
         known = self._seen.get(id(value))
         if known is not None:
+            self._cover(known, name)
             if depth > self._levels.get(known, depth):  # it was reached before with fewer levels left
                 self._open_later(known, value, depth)
             return known
@@ -161,6 +226,7 @@ class Values:
                 return index
             self._seen[id(value)] = index
             self._kept.append(value)
+            self._cover(index, name)
             if kind.is_array:
                 entry["tensor"] = tensor_summary.summarize(value, kind.kind, self._sampled if self._read_tensors else 0)
                 self.left_bytes -= 300
@@ -171,6 +237,10 @@ class Values:
         if "tensor" not in entry and "cut" not in entry:
             self._open_later(index, value, depth)
         return index
+
+    def _cover(self, index: int, name: str) -> None:
+        if name and is_secret_name(name):
+            self._covered.append(index)
 
     def _open_later(self, index: int, value: object, depth: int) -> None:
         self._levels[index] = depth
@@ -200,6 +270,12 @@ class Values:
             entry["length"] = base.__len__(value)
             start = bytes(base.__getitem__(value, slice(MAX_BYTES_SHOWN)))
             self._text_unless_secret(entry, name, repr(start), start.decode("latin-1"))
+        elif base is memoryview:
+            start = bytes(value.cast("B")[:MAX_BYTES_SHOWN])
+            more = "..." if value.nbytes > len(start) else ""
+            self._text_unless_secret(entry, name, f"memoryview({start!r}{more})", start.decode("latin-1"))
+        elif kind.shown is not None:
+            self._text(entry, _own_repr(value, kind.shown)[: MAX_CHARS + MARGIN_CHARS])
         elif base is type:
             self._text(entry, type_name(value))
         elif base is types.ModuleType:
@@ -232,11 +308,15 @@ class Values:
         if base is dict:
             pairs = list(itertools.islice(dict.items(value), self._items))
             entry["pairs"] = [
-                (self._place(key, 0), self._place(item, depth, key if type(key) is str else "")) for key, item in pairs
+                (self._place(key, 0), self._place(item, depth, key if type(key) is str else _name_in(key)))
+                for key, item in pairs
             ]
         elif base is not None:
             items = list(itertools.islice(base.__iter__(value), self._items))
-            entry["items"] = [self._place(item, depth) for item in items]
+            names = itertools.chain(kind.fields or _item_names(items, entry["length"]), itertools.repeat(""))
+            entry["items"] = [self._place(item, depth, name) for item, name in zip(items, names, strict=False)]
+            if any(KEY_MARK in name for item in items if (name := _name_in(item))):  # a key as a list of lines
+                self._covered.append(self._seen[id(value)])
         if base is not None and entry["length"] > self._items:
             entry["cut"] = "items"
         if base is None or kind.is_heap:

@@ -12,7 +12,6 @@ import functools
 import gc
 import gzip
 import json
-import linecache
 import os
 import sys
 import time
@@ -36,7 +35,7 @@ from raydebug.protocol.snapshot import (
     SnapshotDocument,
     SnapshotSummary,
 )
-from raydebug.worker import dial_in, records
+from raydebug.worker import dial_in, records, source
 from raydebug.worker.saved_values import MAX_CHARS, Values, attributes_of, type_name
 
 LIMIT_S = 0.25
@@ -222,6 +221,7 @@ def document_of(
         "frames": saved,
         "values": values.saved,
     }
+    values.hide_covered()
     _hide_secrets(document, _scrubber(values.hidden))
     return document
 
@@ -284,7 +284,7 @@ def _locals(frame: FrameType) -> Iterator[tuple[str, object]]:
 
 def _add_source(saved: SavedFrame) -> None:
     with contextlib.suppress(Exception):
-        lines = linecache.getlines(saved["file"])  # without module globals, which may have a loader of the user's
+        lines = source.lines_of(saved["file"])
         first = max(1, saved["line"] - LINES_BEFORE)
         found = [text.rstrip("\n")[:MAX_LINE] for text in lines[first - 1 : saved["line"] + LINES_AFTER]]
         if found:
@@ -316,5 +316,5 @@ def _hide_secrets(document: SnapshotDocument, scrubber: Scrubber) -> None:
     document["argv"] = [scrub(word) for word in without_secret_arguments(document["argv"])]
     process = document["process"]
     process["argv"] = " ".join(document["argv"])[:300]
-    process["title"] = scrub(" ".join(without_secret_arguments((process.get("title") or "").split(" "))))
+    process["title"] = scrub(process.get("title") or "")
     document["summary"]["message"] = scrub(document["summary"]["message"])

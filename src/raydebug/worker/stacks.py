@@ -10,7 +10,6 @@ import ast
 import contextlib
 import functools
 import gc
-import linecache
 import os
 import socket
 import sys
@@ -22,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from raydebug.protocol.records import FramesRecord, StackFrame, StacksRecord, ThreadStack, digest_of
-from raydebug.worker import flight_recorder, pause_requests, records
+from raydebug.worker import flight_recorder, pause_requests, records, source
 
 MAX_FRAMES, MAX_THREADS, MAX_TASKS, MAX_OBJECTS = 64, 200, 100, 20
 MAX_NAME = 250
@@ -96,6 +95,9 @@ def _callers(frame: FrameType | None) -> list[FrameType]:
 
 def _describe(name: str, frames: list[FrameType]) -> ThreadStack:
     stack: ThreadStack = {"name": name[:MAX_NAME], "frames": [_place(frame) for frame in frames]}
+    for place, frame in zip(stack["frames"], frames, strict=True):
+        if frame is frames[0] or (pause_requests.is_users(frame) and "-packages/" not in frame.f_code.co_filename):
+            place["text"] = source.line_at(frame.f_code.co_filename, frame.f_lineno or 0)
     for frame in frames[:8]:  # a wait is in the innermost ones
         with contextlib.suppress(Exception):
             _note_wait(stack, frame)
@@ -198,11 +200,11 @@ def _note_locks(stack: ThreadStack, frames: list[FrameType]) -> None:
 @functools.lru_cache(64)
 def _with_blocks(path: str) -> list[tuple[int, int, int, tuple[str, ...]]]:
     """Return first and last line, first line of the body, and dotted name of what each `with` statement enters."""
-    source = "".join(linecache.getlines(path))
-    if not source or len(source) > MAX_PARSED_BYTES or "with " not in source:
+    text = "".join(source.lines_of(path))
+    if not text or len(text) > MAX_PARSED_BYTES or "with " not in text:
         return []
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.With):
             for item in node.items:
                 name = _dotted(item.context_expr)
