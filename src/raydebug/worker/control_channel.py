@@ -138,8 +138,8 @@ class _ControlChannel:
         if message.get("event") == messages.BREAKS:
             self._change_breaks(body)
         elif message.get("event") in (messages.DESCRIBE, messages.PAUSE_REQUEST, messages.WITHDRAW):
-            from raydebug.worker import pause_requests  # not at the start of every process
-
+            with worker.fork_guard:
+                from raydebug.worker import pause_requests  # not at the start of every process
             if message["event"] == messages.DESCRIBE:
                 self._send(messages.DESCRIBED, pause_requests.describe())
             elif message["event"] == messages.PAUSE_REQUEST:
@@ -147,12 +147,12 @@ class _ControlChannel:
             else:
                 pause_requests.withdraw(str(body["request"]))
         elif message.get("event") == messages.STACKS:
-            from raydebug.worker import stacks  # not at the start of every process
-
+            with worker.fork_guard:
+                from raydebug.worker import stacks  # not at the start of every process
             self._send(messages.STACKED, stacks.collect())
         elif message.get("event") == messages.SAVE_PAUSE:
-            from raydebug.worker import crashes  # not at the start of every process
-
+            with worker.fork_guard:
+                from raydebug.worker import crashes  # not at the start of every process
             crashes.save_pause(str(body["id"]), int(body["threadId"]))
 
     def _change_breaks(self, change: Message) -> None:

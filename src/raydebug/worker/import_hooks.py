@@ -44,7 +44,8 @@ class _HookedLoader(SourceFileLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-        self._hook(module)
+        with worker.fork_guard:  # it imports more of our code
+            self._hook(module)
 
 
 def watch_threads(module: ModuleType) -> None:
@@ -54,8 +55,8 @@ def watch_threads(module: ModuleType) -> None:
     def excepthook(arguments: Any) -> None:
         _note_crash(arguments.exc_value)
         if worker.post_mortem_is_on() and arguments.exc_value is not None:
-            from raydebug.worker import pause
-
+            with worker.fork_guard:
+                from raydebug.worker import pause
             pause.pause_on_error(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
         previous(arguments)
 
@@ -64,8 +65,8 @@ def watch_threads(module: ModuleType) -> None:
 
 def _note_crash(error: BaseException | None, *, ends: bool = False) -> None:
     if worker.snapshots_are_on() and error is not None:
-        from raydebug.worker import crashes
-
+        with worker.fork_guard:
+            from raydebug.worker import crashes
         crashes.note_crash(error, ends=ends)
 
 

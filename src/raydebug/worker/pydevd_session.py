@@ -1,7 +1,7 @@
 """This process's pydevd session with the gateway: checked, dialled, handed over. Imported at the first pause only.
 
 Sources (debugpy 1.8.22, private names, held by tests/ray/test_contracts.py): `debugpy.server.api._settrace`,
-`pydevd.start_client`, `pydevd.settrace_forked`, `PyDB.block_until_configuration_done`,
+`pydevd.start_client`, `pydevd.settrace_forked`, `pydevd_constants.after_fork`, `pydevd_xml.get_type`, `PyDB.block_until_configuration_done`,
 `PyDB.add_dap_messages_listener`.
 """
 
@@ -25,7 +25,6 @@ from raydebug.worker.dial_in import Backoff, ReconnectingSocket, Unreachable, pa
 AT_LEAST = (1, 8, 6)
 ATTACH_TIMEOUT_S = 10.0
 
-_lock = threading.RLock()
 _connected_by: int | None = None
 _socket: ReconnectingSocket | None = None  # of the process that _connected_by names
 _gave_up = False  # the patience of this process has ended once, and no gateway has answered since
@@ -46,7 +45,7 @@ def connected_debugger(say: Callable[[str], None] = worker.log) -> Any:
     global _gave_up
     limit_s = 0.0 if _gave_up else patience_s()
     backoff, said = Backoff(limit_s, time.monotonic()), False
-    while True:  # without the lock between two attempts: a fork waits for it
+    while True:  # without the guard between two attempts: a fork waits for it
         try:
             debugger = _connected_debugger()
         except Unreachable as error:
@@ -64,7 +63,7 @@ def connected_debugger(say: Callable[[str], None] = worker.log) -> Any:
 
 def _connected_debugger() -> Any:
     global _connected_by, _socket
-    with _lock:
+    with worker.fork_guard:
         if _connected_by == os.getpid():
             debugger = _live_debugger()
             if debugger is not None:
@@ -103,7 +102,7 @@ def _end_unless_needed(connection: ReconnectingSocket) -> bool:
     if connection is not _socket:  # lost before its first session was set up: its dial-in fails
         connection.ended = True
         return True
-    with _lock:
+    with worker.fork_guard:
         debugger = _live_debugger()
         connection.ended = debugger is None or not (about_to_pause or suspended_threads.suspended_by(debugger).any())
         return connection.ended
@@ -143,13 +142,15 @@ def _is_enough(version: str) -> bool:
 def import_pydevd() -> None:
     """Import debugpy and its own copy of pydevd, which is on the path only then (0.08 s)."""
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else a warning about frozen modules in the job log
-    with _lock:
+    with worker.fork_guard:
         hook = sys.breakpointhook
         import debugpy.server.api  # noqa: F401
 
         # isort: split
         import pydevd  # noqa: F401
+        from _pydevd_bundle import pydevd_xml
 
+        pydevd_xml.get_type(None)  # its first call tries to import django
         sys.breakpointhook = hook  # pydevd puts its own in place
 
 
@@ -242,13 +243,10 @@ def resume_fast() -> None:
 
 
 def _become_another_process() -> None:
-    global _lock
-    _lock = threading.RLock()
     about_to_pause.clear()
+    constants = sys.modules.get("_pydevd_bundle.pydevd_constants")
+    if constants is not None:
+        constants.after_fork()  # pydevd's own locks, which its other threads may have held
 
 
-# A fork waits until no other thread imports the debugger or dials: in the child the locks that it holds, those of the
-# import system too, would never be released, and its first breakpoint would hang.
-os.register_at_fork(
-    before=lambda: _lock.acquire(), after_in_parent=lambda: _lock.release(), after_in_child=_become_another_process
-)
+os.register_at_fork(after_in_child=_become_another_process)

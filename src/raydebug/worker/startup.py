@@ -29,8 +29,8 @@ def breakpoint_hook(*_args: Any, **_kwargs: Any) -> None:
     if not worker.debugger_is_ours():
         _call_legacy_debugger()
         return
-    from raydebug.worker import pause
-
+    with worker.fork_guard:
+        from raydebug.worker import pause
     pause.pause_at(_getframe(1), kind="breakpoint")
 
 
@@ -59,8 +59,8 @@ def code_breakpoint(
             pass
     global _call_in_code
     if _call_in_code is None:  # an import statement in each call would cost 400 ns
-        from raydebug.worker.breakpoints import runtime
-
+        with worker.fork_guard:
+            from raydebug.worker.breakpoints import runtime
         _call_in_code = runtime.call_in_code
     _call_in_code(_getframe(1), _skips, every, rank, once, max, timeout, log)
 
@@ -81,12 +81,12 @@ def _call_legacy_debugger() -> None:
 def _watch_uncaught(previous: Callable[..., Any]) -> Callable[..., Any]:
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if worker.snapshots_are_on():
-            from raydebug.worker import crashes
-
+            with worker.fork_guard:
+                from raydebug.worker import crashes
             crashes.note_crash(error, ends=True)
         if worker.post_mortem_is_on():
-            from raydebug.worker import pause
-
+            with worker.fork_guard:
+                from raydebug.worker import pause
             pause.pause_on_error(kind, error, trace)
         previous(kind, error, trace)
 

@@ -74,8 +74,8 @@ class Watchdog:
                 self._socket = None
 
     def _beat(self) -> None:
-        from raydebug.worker import dial_in
-
+        with worker.fork_guard:
+            from raydebug.worker import dial_in
         is_late = time.monotonic() - self._armed_at > self._limit_s
         self._armed_at = time.monotonic()
         if self._socket is None and not _used_by_others:

@@ -93,8 +93,8 @@ def _get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
     specs = specs_in(fullname, loader.path)
     if not specs:
         return _plain_get_code(loader, fullname)
-    from raydebug.worker.breakpoints import compile as compiler
-
+    with worker.fork_guard:
+        from raydebug.worker.breakpoints import compile as compiler
     try:
         source = loader.get_data(loader.path)
         code = compiler.compile_with(source, loader.path, specs, as_script=fullname == "__main__")
@@ -123,8 +123,8 @@ class _ScriptImporter:
     def find_spec(self, fullname: str, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname != "__main__":
             return None
-        from importlib.util import spec_from_file_location
-
+        with worker.fork_guard:
+            from importlib.util import spec_from_file_location
         return spec_from_file_location("__main__", self._script, loader=_ScriptLoader("__main__", self._script))
 
 
@@ -168,8 +168,8 @@ def build_in(specs: list[BreakpointSpec]) -> list[BreakpointReport]:
 def _build_into(path: str, functions: list[FunctionType], spec: BreakpointSpec) -> tuple[str, str]:
     if not functions:
         return WAITING, "its file is not loaded here"
-    from raydebug.worker.breakpoints import compile as compiler
-
+    with worker.fork_guard:
+        from raydebug.worker.breakpoints import compile as compiler
     with open(path, "rb") as file:
         source = file.read()
     # The breakpoints that the file has already stay in it.
