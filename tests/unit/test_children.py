@@ -230,7 +230,7 @@ for _ in range(count):
         os._exit(0)
     children.add(pid)
 for thread in threads: thread.join()
-end = time.monotonic() + 50
+end = time.monotonic() + 40 + count
 while children and time.monotonic() < end:
     children -= {{pid for pid in children if os.waitpid(pid, os.WNOHANG)[0]}}
     time.sleep(0.01)
@@ -239,7 +239,7 @@ for pid in children: os.kill(pid, 9)
 """
 
 
-@pytest.mark.timeout(100 * (20 if LONG else 1))
+@pytest.mark.timeout(3600 if LONG else 100)
 @pytest.mark.parametrize("hit", ["breakpoint()", "raise RuntimeError(os.getpid())"])
 def test_no_child_hangs_that_is_forked_while_threads_import_our_code(tmp_path, hit):
     """No child hangs that is forked while other threads reach their first breakpoint, or crash for the first time.
@@ -250,7 +250,7 @@ def test_no_child_hangs_that_is_forked_while_threads_import_our_code(tmp_path, h
     with open_gateway(tmp_path, "--pause-limit-s", "0.1") as gateway:
         for _ in range(runs):
             program = gateway.start(FORKS.format(hit=hit), RAYDEBUG_JOB="j", FORKS=str(forks))
-            assert program.communicate(timeout=90)[0] == "0 children hang\n"
+            assert program.communicate(timeout=80 + 2 * forks)[0] == "0 children hang\n"
 
 
 IMPORTS = """
