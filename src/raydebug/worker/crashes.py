@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import traceback  # noqa: F401 - Python 3.13 itself imports it to print an exception, where no fork waits for it
 from types import FrameType
 from typing import Any
 

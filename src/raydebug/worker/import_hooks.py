@@ -43,7 +43,9 @@ class _HookedLoader(SourceFileLoader):
         self._hook = hook
 
     def exec_module(self, module: ModuleType) -> None:
+        hook = sys.breakpointhook
         super().exec_module(module)
+        sys.breakpointhook = hook  # debugpy puts its own in place
         with worker.fork_guard:  # it imports more of our code
             self._hook(module)
 
@@ -181,6 +183,7 @@ def _quietly(hook: Callable[..., None], *arguments: Any) -> None:
 # Source: ray 2.60.0 util/rpdb.py:298 and 343 call `ray.util.debugpy.set_trace` and `_post_mortem`.
 # torch: what a child of a training process (vLLM's engine, a data loader's worker) imports; it takes seconds anyway.
 _ON_LOAD = {
+    "debugpy._vendored.force_pydevd": lambda _: None,  # must not replace breakpoint(): see _HookedLoader
     "ray.util.debugpy": _hook_ray_debugger,
     "ray.util.rpdb": _hook_rpdb,
     "ray._private.function_manager": _hook_function_manager,

@@ -78,6 +78,20 @@ def pause_on_error(kind: type[BaseException], error: BaseException, trace: Trace
     )
 
 
+def stop_for_own_debugger(frame: FrameType) -> None:
+    """Stop at a frame for the client of a debugger that the program has connected itself; nothing without one.
+
+    Source: debugpy 1.8.22, `debugpy.server.api.breakpoint`.
+    """
+    if pydevd_session.own_debugger() is None:
+        return
+    from debugpy.server import api
+
+    if api.is_client_connected():
+        options = {"suspend": True, "trace_only_current_thread": True, "patch_multiprocessing": False}
+        api._settrace(**options, stop_at_frame=frame)
+
+
 def fallback_breakpoint(*_args: object, **_kwargs: object) -> None:
     """Stand in for `breakpoint()` in a Python below the cluster without our hook: one started with -S, for instance.
 
@@ -107,7 +121,7 @@ def _pause(
     Returns:
         Whether it has paused.
     """
-    with _guard(refuse) as may_pause:
+    with suspended_threads.programs_tracer_kept(), _guard(refuse) as may_pause:
         if not may_pause:
             return False
         debugger = pydevd_session.connected_debugger(_log)

@@ -1,8 +1,8 @@
 """This process's pydevd session with the gateway: checked, dialled, handed over. Imported at the first pause only.
 
 Sources (debugpy 1.8.22, private names, held by tests/ray/test_contracts.py): `debugpy.server.api._settrace`,
-`pydevd.start_client`, `pydevd.settrace_forked`, `pydevd_constants.after_fork`, `pydevd_xml.get_type`, `PyDB.block_until_configuration_done`,
-`PyDB.add_dap_messages_listener`.
+`pydevd.start_client`, `pydevd.settrace_forked`, `pydevd_constants.after_fork`, `pydevd_xml.get_type`,
+`PyDB.block_until_configuration_done`, `PyDB.add_dap_messages_listener`, `pydevd.is_thread_alive`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ from raydebug.worker.dial_in import Backoff, ReconnectingSocket, Unreachable, pa
 # `notify_event.wait`): tests/ray/test_contracts.py. Ray itself asks for 1.8.0 (2.60.0, util/debugpy.py:19).
 AT_LEAST = (1, 8, 6)
 ATTACH_TIMEOUT_S = 10.0
+OWN_DEBUGGER = (
+    "the program has connected a debugger of its own (debugpy.listen or debugpy.connect), and a process has room for "
+    "one; breakpoint() stops in that one once its client is attached"
+)
 
 _connected_by: int | None = None
 _socket: ReconnectingSocket | None = None  # of the process that _connected_by names
@@ -70,6 +74,8 @@ def _connected_debugger() -> Any:
                 return debugger
         elif _connected_by is not None:
             _forget_parents_debugger()
+        if own_debugger() is not None:
+            raise NoDebugger(OWN_DEBUGGER)
         if fault := _debugpy_fault():
             raise NoDebugger(fault)
         connection = ReconnectingSocket(proven_connection(), end_unless_needed=_end_unless_needed)
@@ -80,6 +86,22 @@ def _connected_debugger() -> Any:
             raise
         _connected_by, _socket = os.getpid(), connection
         return debugger
+
+
+def own_debugger() -> Any:
+    """Return the pydevd that the program itself has connected, by debugpy.listen() for instance; None without one."""
+    with worker.fork_guard:  # another thread may connect ours
+        pydevd = sys.modules.get("pydevd")
+        debugger = pydevd.get_global_debugger() if pydevd is not None else None
+        return None if debugger is None or suspended_threads.is_tracked(debugger) else debugger
+
+
+def end() -> None:
+    """End this process's session with the gateway, at the end of the program: pydevd may be newer than its own end."""
+    if _connected_by == os.getpid():
+        import pydevd
+
+        pydevd.stoptrace()
 
 
 def _live_debugger() -> Any:
@@ -143,7 +165,7 @@ def import_pydevd() -> None:
     """Import debugpy and its own copy of pydevd, which is on the path only then (0.08 s)."""
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else a warning about frozen modules in the job log
     with worker.fork_guard:
-        hook = sys.breakpointhook
+        hook = sys.breakpointhook  # import_hooks.py is not in each Python that can pause
         import debugpy.server.api  # noqa: F401
 
         # isort: split
@@ -163,6 +185,7 @@ def _hand_to_pydevd(connection: ReconnectingSocket) -> Any:
 
     debugpy.configure(subProcess=False)  # else every child Python is injected and may block before its first line
     api.ensure_logging()
+    _count_paused_as_alive(pydevd)
     start_client = pydevd.start_client
     pydevd.start_client = lambda _host, _port: connection
     try:
@@ -192,6 +215,18 @@ def _keep_out_of_own_code(debugger: Any) -> None:
 
     own = os.path.dirname(os.path.abspath(__file__)) + os.sep
     PyDevdAPI().set_dont_trace_start_end_patterns(debugger, (own,), ("contextlib.py",))
+
+
+def _count_paused_as_alive(pydevd: Any) -> None:
+    """Let a paused thread count as alive: pydevd would end a pause in a function of atexit at once."""
+    is_alive = pydevd.is_thread_alive
+    if not hasattr(is_alive, "_raydebug_counts"):
+
+        def is_thread_alive(thread: threading.Thread) -> bool:
+            return thread.ident in about_to_pause or bool(is_alive(thread))
+
+        is_thread_alive._raydebug_counts = True  # type: ignore[attr-defined]
+        pydevd.is_thread_alive = is_thread_alive
 
 
 def _wait_until_attached(debugger: Any) -> None:
