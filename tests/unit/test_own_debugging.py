@@ -101,6 +101,27 @@ def test_program_with_an_excepthook_of_its_own(gateway, calls_ours):
     assert len(fetch_snapshots(gateway, "j")) == 1
 
 
+GROUP = """
+import asyncio
+async def boom(number):
+    raise ValueError(number)
+async def main():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(boom(1))
+        group.create_task(boom(2))
+asyncio.run(main())
+"""
+
+
+@pytest.mark.timeout(60)
+def test_exception_group(gateway):
+    """A group of exceptions that ends a program pauses where its first exception was raised, and the log says so."""
+    program = gateway.start(GROUP, RAY_DEBUG_POST_MORTEM="1")
+    pause = go_on(gateway)
+    assert (pause["function"], pause["line"], pause["exception"]) == ("boom", 4, "ValueError: 1")
+    assert "an exception group has ended it, of which the first exception is shown" in said(program)[1]
+
+
 AT_EXIT = """
 import atexit, threading
 atexit.register(lambda: (breakpoint(), print("went on", flush=True)))

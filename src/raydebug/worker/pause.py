@@ -64,9 +64,20 @@ def pause_at(
 def pause_on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> bool:
     """Pause at the frame that raised; cancellations and errors that another task has passed on are let through.
 
+    Of a group, as asyncio's TaskGroup raises it, the first exception in it is shown: the group itself has only the
+    frames that have waited.
+
     Returns:
         Whether it has paused.
     """
+    while issubclass(kind, BaseExceptionGroup):
+        group: BaseExceptionGroup[Any] = error  # type: ignore[assignment]
+        member = BaseExceptionGroup.__dict__["exceptions"].__get__(group)[0]  # of Python's own: no code of the user's
+        if member.__traceback__ is None:
+            break
+        if not issubclass(type(member), BaseExceptionGroup):
+            _log(f"an exception group has ended it, of which the first exception is shown: {type(group).__name__}")
+        kind, error, trace = type(member), member, member.__traceback__
     if trace is None or not issubclass(kind, Exception) or _was_shown_elsewhere(error):
         return False
 

@@ -16,6 +16,7 @@ import threading
 import time
 from typing import Any
 
+from raydebug import worker
 from raydebug.protocol import messages, variables
 
 BEATS_PER_LIMIT = 3
