@@ -307,6 +307,10 @@ def test_one_bad_condition_drops_no_other_breakpoint(gateway):
     assert [said in err, err.count("point 1\n"), err.count("point 15")] == [True, 1, 1]
 
 
+CLOSURE = (
+    "it uses limit of the enclosing function, which outer.<locals>.inner does not use itself; it stops only where this "
+    "function is made from now on"
+)
 IN_LOADED = """\
 import sys
 from raydebug.worker.breakpoints import registry
@@ -329,16 +333,15 @@ for number, condition in ((7, "limit > 2"), (7, "n > 2"), (5, "True"), (5, "("))
 
 
 def test_state_of_a_breakpoint_in_loaded_code(gateway):
-    """A condition that a loaded function cannot evaluate is the reason that is given, and a script that runs is no note.
+    """A condition that a loaded function cannot evaluate is named as the reason; another one of the file is set.
 
-    Another condition of the same file is set.
+    A script that runs is no reason for a note.
     """
     file = gateway.folder / "loaded.py"
     file.write_text(IN_LOADED)
     out = run(gateway, str(file), breaks=[])[0].splitlines()
     assert out[:3] == [
-        "failed it uses limit of the enclosing function, which outer.<locals>.inner does not use itself; "
-        "it stops only where this function is made from now on",
+        f"failed {CLOSURE}",
         "set ",
         "set ",
     ]

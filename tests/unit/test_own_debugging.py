@@ -1,9 +1,10 @@
-"""Programs that debug themselves: their debugpy, excepthook, tracer, exit functions. Pauses work, or a line says why not."""
+"""Programs that debug themselves (debugpy, excepthook, tracer, atexit): pauses work, or one line says why not."""
 
 from __future__ import annotations
 
 import asyncio
 import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ OWN_DEBUGGER = (
     "not paused: the program has connected a debugger of its own (debugpy.listen or debugpy.connect), and a process "
     "has room for one; breakpoint() stops in that one once its client is attached\n"
 )
+NO_THREADS_AT_EXIT = sys.version_info[:2] == (3, 12)
+NOT_AT_EXIT = "not paused: the program has ended, and Python starts no thread any more\n"
 
 
 def go_on(gateway: GatewayUnderTest) -> dict[str, Any]:
@@ -92,11 +95,15 @@ OWN_HOOK = "import sys\nsys.excepthook = lambda kind, error, trace: print('own r
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("calls_ours", [False, True])
 def test_program_with_an_excepthook_of_its_own(gateway, calls_ours):
-    """An error that ends a program with its own excepthook pauses once and leaves one snapshot."""
+    """An error that ends a program with its own excepthook pauses once; on Python 3.12 a line says why not."""
     body = OWN_HOOK.replace("print(", "previous(kind, error, trace) or print(") if calls_ours else OWN_HOOK
-    program = gateway.start(f"import sys; previous = sys.excepthook\n{body}", RAYDEBUG_JOB="j", RAY_DEBUG_POST_MORTEM="1")
+    head = "import sys; previous = sys.excepthook\n"
+    program = gateway.start(head + body, RAYDEBUG_JOB="j", RAY_DEBUG_POST_MORTEM="1")
+    if NO_THREADS_AT_EXIT and not calls_ours:
+        assert said(program)[1].count(NOT_AT_EXIT) == 1
+        return
     pause = go_on(gateway)
-    assert (pause["kind"], pause["line"], pause["exception"]) == ("post-mortem", 4, "ZeroDivisionError: division by zero")
+    assert (pause["kind"], pause["line"]) == ("post-mortem", 4)
     assert said(program)[0] == "own report\n"
     assert len(fetch_snapshots(gateway, "j")) == 1
 
@@ -132,11 +139,14 @@ atexit.register(lambda: (breakpoint(), print("went on", flush=True)))
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("first", ["breakpoint()", ""])
 def test_breakpoint_at_exit(gateway, first):
-    """A breakpoint in a function of atexit pauses, also after an earlier pause."""
+    """A breakpoint in a function of atexit pauses, also after an earlier pause; on Python 3.12 a line says why not."""
     program = gateway.start(AT_EXIT.format(first=first))
-    lines = [go_on(gateway)["line"] for _ in range(2 if first else 1)]
-    assert lines == ([4, 3] if first else [3])
-    assert said(program)[0] == "went on\n"
+    if first:
+        assert go_on(gateway)["line"] == 4
+    if not NO_THREADS_AT_EXIT:
+        assert go_on(gateway)["line"] == 3
+    out, err = said(program)
+    assert (out, err.count(NOT_AT_EXIT)) == ("went on\n", NO_THREADS_AT_EXIT)
 
 
 TRACED = """

@@ -57,7 +57,7 @@ def left_out_lines(processes: Sequence[ListedStacks]) -> Iterator[str]:
     """Yield the processes with more threads and tasks than are listed."""
     for one in processes:
         if count := one.get("left_out", 0):
-            yield f"{_name(one)}: {count} more threads and tasks are not listed; one of each kind of stack is, up to the limit"
+            yield f"{_name(one)}: {count} more threads and tasks are not listed; of equal stacks some are"
 
 
 def _native_lines(threads: Sequence[ThreadStack], frames: Sequence[StackFrame]) -> Iterator[str]:

@@ -174,6 +174,11 @@ def _guard(refuse: Callable[[str], None]) -> Iterator[bool]:
     except NoGateway as error:
         _log(f"not paused: {error}")
         refuse(str(error))
+    except RuntimeError as error:
+        ended = "at interpreter shutdown" in str(error)  # CPython 3.12 _threadmodule.c
+        why = "the program has ended, and Python starts no thread any more" if ended else f"RuntimeError: {error}"
+        _log(f"not paused: {why}")
+        refuse(why)
     except pydevd_session.NoDebugger as error:
         _log_once(f"not paused: {error}")
         refuse(str(error))

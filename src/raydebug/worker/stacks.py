@@ -65,10 +65,13 @@ def collect() -> StacksRecord:
 
 def _of_each_kind(stacks: list[_Stack], limit: int) -> list[_Stack]:
     """Return up to `limit` of these stacks in their order, first of all one of each kind: with the same frames."""
-    kinds = {tuple((id(f.f_code), f.f_lineno) for f in frames): n for n, (_, _, frames) in reversed([*enumerate(stacks)])}
-    first = sorted(kinds.values())
-    chosen = [*first, *({*range(len(stacks))}.difference(first))][:limit] if len(stacks) > limit else range(len(stacks))
-    return [stacks[number] for number in sorted(chosen)]
+    if len(stacks) <= limit:
+        return stacks
+    first: dict[tuple[tuple[int, int], ...], int] = {}
+    for number, (_, _, frames) in enumerate(stacks):
+        first.setdefault(tuple((id(frame.f_code), frame.f_lineno) for frame in frames), number)
+    others = {*range(len(stacks))}.difference(first.values())
+    return [stacks[number] for number in sorted([*first.values(), *sorted(others)][:limit])]
 
 
 def _cpu_s(native_id: int) -> float:

@@ -250,7 +250,7 @@ def trace_only_while_needed(debugger: Any, info: Any) -> None:
 
 @contextlib.contextmanager
 def programs_tracer_kept() -> Iterator[None]:
-    """Give the calling thread the program's own tracer back after a pause (coverage, a profiler): pydevd replaces it."""
+    """Give the calling thread the program's own tracer back after a pause (coverage): pydevd replaces it."""
     tracer = sys.gettrace()
     frames = []
     if tracer is not None and not _is_pydevds(tracer):
