@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -266,3 +268,119 @@ def test_breakpoints_of_a_job_that_is_refused(gateway, monkeypatch):
     with pytest.raises(RaydebugError, match="the cluster does not answer"):
         submit.submit(gateway, submit.Job(command=["x"], working_dir="/", breaks=breaks))
     assert fetch_breaks(gateway) == []
+
+
+def run(gateway, *command: str, breaks: list[dict]) -> tuple[str, str]:
+    """Run a Python command with breakpoints from outside that only log; return stdout and stderr."""
+    environment = {**gateway.environment, "RAYDEBUG_BREAKS": json.dumps(breaks)}
+    ran = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=30)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout, ran.stderr
+
+
+def log_at(file: Path, number: int, where: dict, **policy: str) -> dict:
+    """Return a log point in a file."""
+    real = os.path.realpath(file)
+    about = {"id": f"b{number}", "where": f"{file.name}:{number}", "file": real, "source": real}
+    return {**about, **where, "policy": {"log": f"point {number}", **policy}}
+
+
+@pytest.mark.parametrize("options", [(), ("-P",)])
+def test_script_that_is_a_symbolic_link(gateway, options):
+    """A script with breakpoints that is a symbolic link has the Python path that plain Python gives it, -P included."""
+    for folder in ("real", "bin"):
+        (gateway.folder / folder).mkdir()
+    real, link = gateway.folder / "real" / "train.py", gateway.folder / "bin" / "train.py"
+    real.write_text("import sys\nprint(sys.path)\n")
+    link.symlink_to("../real/train.py")
+    plain = subprocess.run([sys.executable, *options, str(link)], capture_output=True, text=True, timeout=30).stdout
+    out, err = run(gateway, *options, str(link), breaks=[log_at(real, 2, {"line": 2})])
+    assert (out, err.count("point 2")) == (plain, 1)
+
+
+GLOBAL = """\
+counter = 0
+
+
+def bump():
+    global counter
+    counter += 1
+    def inner():
+        nonlocal_ = 1
+        global counter
+        counter += nonlocal_
+    inner()
+
+
+bump()
+print(counter)
+"""
+
+
+def test_one_bad_condition_drops_no_other_breakpoint(gateway):
+    """A condition on a global of its function holds; one before the `global` is refused with its reason, by itself."""
+    file = gateway.folder / "count.py"
+    file.write_text(GLOBAL)
+    good = log_at(file, 1, {"function": "bump"}, **{"if": "counter == 0"})
+    bad = log_at(file, 8, {"line": 8}, **{"if": "counter > 0"})
+    out, err = run(gateway, str(file), breaks=[good, bad, log_at(file, 15, {"line": 15})])
+    assert out == "2\n"
+    said = "breakpoint count.py:8 is not set: name 'counter' is used prior to global declaration (count.py, line 9)"
+    assert [said in err, err.count("point 1\n"), err.count("point 15")] == [True, 1, 1]
+
+
+CLOSURE = (
+    "it uses limit of the enclosing function, which outer.<locals>.inner does not use itself; it stops only where this "
+    "function is made from now on"
+)
+IN_LOADED = """\
+import sys
+from raydebug.worker.breakpoints import registry
+
+def outer():
+    limit = 3
+    def inner(n):
+        return n + 1
+    return inner, limit
+
+inner, _ = outer()
+for number, condition in ((7, "limit > 2"), (7, "n > 2"), (5, "True"), (5, "(")):
+    spec = {"id": f"b{number}{condition}", "where": "x", "file": __file__, "source": __file__, "line": number,
+            "policy": {"if": condition, "log": "stops"}}
+    registry.add(spec)
+    (report,) = registry.build_in([spec])
+    registry.remove(spec["id"])
+    print(report["state"], report["message"])
+"""
+
+
+def test_state_of_a_breakpoint_in_loaded_code(gateway):
+    """A condition that a loaded function cannot evaluate is named as the reason; another one of the file is set.
+
+    A script that runs is no reason for a note.
+    """
+    file = gateway.folder / "loaded.py"
+    file.write_text(IN_LOADED)
+    out = run(gateway, str(file), breaks=[])[0].splitlines()
+    assert out[:3] == [
+        f"failed {CLOSURE}",
+        "set ",
+        "set ",
+    ]
+    assert out[3].startswith("failed '(' was never closed")
+
+
+@pytest.mark.parametrize("launcher", ["import cProfile", "import runpy"])
+def test_launcher_that_compiles_the_file_itself(gateway, launcher):
+    """A file that a launcher compiles itself has no breakpoints from outside; one line at the end says so."""
+    file = gateway.folder / "step.py"
+    file.write_text("def step():\n    return 1\nprint(step())\n")
+    spec, elsewhere = log_at(file, 2, {"line": 2}), log_at(gateway.folder / "other.py", 1, {"line": 1})
+    command = ["-m", "cProfile", str(file)]
+    if launcher == "import runpy":  # which restores sys.argv; the program keeps its functions
+        command = ["-c", f"import runpy; kept = runpy.run_path({str(file)!r})"]
+    err = run(gateway, *command, breaks=[spec, elsewhere])[1]
+    assert err == (
+        "raydebug: breakpoint step.py:2 was never set: the program compiled the file itself, as `python -m cProfile` "
+        "does; write breakpoint() into it\n"
+    )

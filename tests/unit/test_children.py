@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from gateway_under_test import GatewayUnderTest, visit
+from gateway_under_test import GatewayUnderTest, open_gateway, visit
+from raydebug.gateway.gateway_client import fetch_stacks
+
+LONG = os.environ.get("RAYDEBUG_TEST_LONG") == "1"
 
 HEAD = """\
 import concurrent.futures, multiprocessing, os, resource, subprocess, sys, threading, time
@@ -208,3 +213,87 @@ def test_fork_while_another_thread_imports_the_debugger(gateway):
         visit(gateway, lambda pause=pause: go_on(pause))
     out = program.communicate(timeout=15)[0]
     assert sorted(out.splitlines()) == ["child went on 1", "child went on 41", "exit code 0"]
+
+
+FORKS = """
+import os, sys, threading, time
+sys.setswitchinterval(1e-4)
+count = int(os.environ["FORKS"])
+def hit(): {hit}
+threads = [threading.Thread(target=hit) for _ in range(3)]
+for thread in threads: thread.start()
+children = set()
+for _ in range(count):
+    pid = os.fork()
+    if pid == 0:
+        hit()
+        os._exit(0)
+    children.add(pid)
+for thread in threads: thread.join()
+end = time.monotonic() + 40 + count
+while children and time.monotonic() < end:
+    children -= {{pid for pid in children if os.waitpid(pid, os.WNOHANG)[0]}}
+    time.sleep(0.01)
+print(len(children), "children hang", flush=True)
+for pid in children: os.kill(pid, 9)
+"""
+
+
+@pytest.mark.timeout(3600 if LONG else 100)
+@pytest.mark.parametrize("hit", ["breakpoint()", "raise RuntimeError(os.getpid())"])
+def test_no_child_hangs_that_is_forked_while_threads_import_our_code(tmp_path, hit):
+    """No child hangs that is forked while other threads reach their first breakpoint, or crash for the first time.
+
+    RAYDEBUG_TEST_LONG=1 forks 200 times in each of 20 runs.
+    """
+    runs, forks = (20, 200) if LONG else (2, 8)
+    with open_gateway(tmp_path, "--pause-limit-s", "0.1") as gateway:
+        for _ in range(runs):
+            program = gateway.start(FORKS.format(hit=hit), RAYDEBUG_JOB="j", FORKS=str(forks))
+            assert program.communicate(timeout=80 + 2 * forks)[0] == "0 children hang\n"
+
+
+IMPORTS = """
+import sys, threading
+from raydebug import worker
+from raydebug.worker import control_channel
+control_channel.open_channel()
+def note(event, arguments):
+    if event == "import" and not worker.fork_guard._is_owned():
+        found.append(arguments[0])
+found = []
+sys.addaudithook(note)
+def crash(): raise ValueError
+def pause():
+    breakpoint()
+    return 1
+for work in (crash, pause, crash, pause):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+print(*found)
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_fork_waits_for_each_of_our_imports(gateway):
+    """All that a crash, a pause and a look at the stacks import is imported while a fork of another thread waits."""
+    program = gateway.start(IMPORTS, RAYDEBUG_JOB="j")
+
+    async def look(pause: dict) -> None:
+        session, stopped = await gateway.attach(pause["id"])
+        where = {"threadId": stopped["threadId"]}
+        frame = (await session.request("stackTrace", where))["stackFrames"][0]["id"]
+        for scope in (await session.request("scopes", {"frameId": frame}))["scopes"]:
+            await session.request("variables", {"variablesReference": scope["variablesReference"]})
+        await session.request("evaluate", {"expression": "1 + 1", "frameId": frame, "context": "repl"})
+        await session.request("next", where)
+        await session.next_event("stopped", timeout_s=20)
+        await session.request("continue", where)
+        await session.close()
+
+    for _ in range(2):
+        (pause,) = gateway.pauses()
+        assert fetch_stacks(gateway, timeout_s=5)
+        visit(gateway, lambda pause=pause: look(pause))
+    assert program.communicate(timeout=15)[0].split() == []

@@ -18,6 +18,7 @@ import pytest
 from gateway_under_test import GatewayUnderTest
 from raydebug.gateway.gateway_client import fetch_snapshot, fetch_snapshots, save_pause
 from raydebug.protocol.snapshot import FORMAT, MAX_BYTES, MAX_OF_JOB
+from raydebug.snapshot.console import exception_lines
 from raydebug.worker import crashes, snapshot
 from raydebug.worker.saved_values import Values
 
@@ -429,6 +430,47 @@ def test_what_a_process_may_not_send(shared_gateway, offer):
     offer(id="large", file=b"x" * 3_000_000)
     assert offer(id="y", kind="pause")
     assert [(one["id"], one["kind"]) for one in fetch_snapshots(shared_gateway, offer.job)] == [("y", "crash")]
+
+
+def test_deep_recursion_says_how_many_frames_are_left_out():
+    """A snapshot of a deep recursion says how many frames in its middle are not saved."""
+
+    def recurse(depth):
+        return recurse(depth - 1) if depth else 1 / 0
+
+    document = saved(crash(recurse, 200))
+    assert (len(document["frames"]), document["exceptions"][0]["left_out"]) == (60, 142)
+    (line,) = exception_lines(document)
+    assert line == "ZeroDivisionError (142 frames in the middle are not saved): division by zero"
+    assert "left_out" not in saved(crash(recurse, 20))["exceptions"][0]
+
+
+KINDS = """
+import os
+from raydebug.worker import crashes
+def boom(number):
+    raise type(f"Kind{number}", (Exception,), {})
+def crash(number):
+    try:
+        boom(number)
+    except Exception as error:
+        crashes.note_crash(error, ends=True)
+for number in range(crashes.MAX_OF_PROCESS + 2):
+    crash(number)
+if os.fork() == 0:
+    crash(0)
+    crash(99)
+else:
+    os.wait()
+"""
+
+
+@pytest.mark.timeout(60)
+def test_crashes_of_a_parent_do_not_count_against_its_forks(gateway):
+    """A fork sends the snapshots of its own crashes, however many its parent has sent."""
+    gateway.start(KINDS, RAYDEBUG_JOB="j1").communicate(timeout=40)
+    kinds = [one["exception"].rpartition(".")[2] for one in fetch_snapshots(gateway, "j1")]
+    assert sorted(kinds) == sorted([*(f"Kind{number}" for number in range(crashes.MAX_OF_PROCESS)), "Kind99"])
 
 
 AT_ONCE = """

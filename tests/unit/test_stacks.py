@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -13,7 +14,9 @@ from gateway_under_test import GatewayUnderTest
 from raydebug.errors import RaydebugError
 from raydebug.gateway.gateway_client import fetch_stacks
 from raydebug.stacks.groups import active_frames, group
+from raydebug.stacks.show import left_out_lines
 from raydebug.stacks.verdict import judge
+from raydebug.worker import stacks
 from runs import raydebug, three_lines
 
 OPEN = "from raydebug.worker import control_channel\ncontrol_channel.open_channel()\n"
@@ -184,3 +187,24 @@ def test_gateway_that_is_killed_meanwhile(gateway: GatewayUnderTest) -> None:
         fetch_stacks(gateway, timeout_s=20.0)  # type: ignore[arg-type]
     assert (error.value.code, error.value.exit_code) == ("gateway.no-answer", 4)
     assert isinstance(error.value.__cause__, ConnectionError), "not the TimeoutError of the request's limit"
+
+
+async def test_equal_tasks_hide_no_other():
+    """Of many equal tasks and threads some are listed, those that differ are, and what is left out is counted."""
+    tasks = [asyncio.create_task(asyncio.sleep(60)) for _ in range(3 * stacks.MAX_TASKS)]
+    other = asyncio.create_task(asyncio.Event().wait(), name="differs")
+    stop = threading.Event()
+    threads = [threading.Thread(target=stop.wait) for _ in range(stacks.MAX_THREADS + 20)]
+    for thread in threads:
+        thread.start()
+    await asyncio.sleep(0)
+    record = stacks.collect()
+    stop.set()
+    for task in (*tasks, other):
+        task.cancel()
+    names = [one["name"] for one in record["threads"]]
+    assert "task differs" in names
+    assert len(names) == stacks.MAX_TASKS + stacks.MAX_THREADS
+    assert record["left_out"] >= 2 * stacks.MAX_TASKS + 20
+    (line,) = left_out_lines([{"role": "a", "rank": 0, "pid": 1, "ip": "h", "left_out": 7}])  # type: ignore[list-item]
+    assert line.endswith(": 7 more threads and tasks are not listed; of equal stacks some are")

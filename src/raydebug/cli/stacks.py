@@ -49,7 +49,7 @@ def stacks(
       raydebug stacks --native          C frames too
     """
     from raydebug.stacks.collect import as_document
-    from raydebug.stacks.show import group_lines, silent_lines, whole_lines
+    from raydebug.stacks.show import group_lines, left_out_lines, silent_lines, whole_lines
 
     taken, tasks = read_saved(saved) if saved is not None else _sample(name, job, samples, native=native)
     try:
@@ -66,7 +66,7 @@ def stacks(
         render.say("no process of a job runs" if job is None else f"no process of job '{job}' runs")
         raise typer.Exit(Exit.OK if job is None else Exit.FAILED)
     lines = whole_lines(taken[-1]) if whole else group_lines(groups, taken[-1])
-    for line in chain(lines, silent_lines(taken[-1])):
+    for line in chain(lines, left_out_lines(taken[-1]), silent_lines(taken[-1])):
         render.out(render.visible(line))
     render.out(f"\nverdict ({verdict['certainty']}): {render.visible(verdict['text'])}")
     if verdict["next"]:

@@ -156,6 +156,7 @@ class ControlChannel:
             "state": messages.ANSWERED if record else messages.SILENT,
             "age_s": 0.0 if record else None,
             "threads": record.get("threads", []) if record else [],
+            "left_out": record.get("left_out", 0) if record else 0,
             "collectives": record.get("collectives", []) if record else [],
         }
 

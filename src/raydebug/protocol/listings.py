@@ -94,6 +94,7 @@ class ListedStacks(TypedDict):
     state: str  # answered or silent (messages.py)
     age_s: float | None  # how old the stacks are
     threads: list[ThreadStack]
+    left_out: NotRequired[int]  # threads and tasks that are not listed: there are too many
     pauses: NotRequired[list[Id]]
     collectives: NotRequired[list[CollectiveGroup]]  # of torch's process groups
     native: NotRequired[list[ThreadStack]]  # with C frames, of `stacks --native`

@@ -285,6 +285,7 @@ class StacksRecord(WorkRecord, total=False):
 
     world: int | None  # ranks of its training group
     threads: list[ThreadStack]
+    left_out: int  # threads and tasks beyond the limit; one of each kind of stack is listed first
     collectives: list[CollectiveGroup]
 
 

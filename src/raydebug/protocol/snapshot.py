@@ -109,6 +109,7 @@ class SavedException(TypedDict, total=False):
     relation: str
     parent: int  # index of the exception whose cause, context or member it is
     frames: list[int]  # indices in `SnapshotDocument.frames`, innermost first
+    left_out: int  # how many frames in the middle of its traceback are not saved
     remote: str  # the traceback of another process, as the text that Ray adds to an error
 
 

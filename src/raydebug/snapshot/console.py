@@ -29,7 +29,9 @@ def exception_lines(document: SnapshotDocument) -> list[str]:
     """Return the chain of exceptions, the raised one first, each after its relation to another."""
     lines = []
     for exception in document["exceptions"]:
-        text = f"{exception.get('type', '?')}: {exception.get('text', '')}".removesuffix(": ")
+        left_out = exception.get("left_out", 0)
+        kind = exception.get("type", "?") + (f" ({left_out} frames in the middle are not saved)" if left_out else "")
+        text = f"{kind}: {exception.get('text', '')}".removesuffix(": ")
         lines.append(" ".join(filter(None, (_RELATIONS.get(exception.get("relation", "")), text))))
     return lines
 

@@ -52,6 +52,13 @@ def silent_lines(processes: Sequence[ListedStacks]) -> Iterator[str]:
             yield f"{one['state']}  {_name(one)}{age}"
 
 
+def left_out_lines(processes: Sequence[ListedStacks]) -> Iterator[str]:
+    """Yield the processes with more threads and tasks than are listed."""
+    for one in processes:
+        if count := one.get("left_out", 0):
+            yield f"{_name(one)}: {count} more threads and tasks are not listed; of equal stacks some are"
+
+
 def _native_lines(threads: Sequence[ThreadStack], frames: Sequence[StackFrame]) -> Iterator[str]:
     """Yield the native frames that a Python stack has called: those of the thread with the same innermost frame."""
 

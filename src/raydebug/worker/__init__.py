@@ -6,10 +6,23 @@ file has what all of it asks: the debugger's mode, and the job's log. Every Pyth
 
 from __future__ import annotations
 
+import _thread  # threading has its locks from here, and is not loaded in every Python
 import os
 import sys
 
 from raydebug.protocol import variables
+
+fork_guard = _thread.RLock()
+"""Held by a thread while it imports our code or the debugger, or dials in for its pydevd: a fork waits for that.
+
+In a child, the locks of another thread stay taken, those of the import system too: its first breakpoint or crash would
+hang. It is one lock, registered before any other thread runs: a fork that has begun does not see later registrations.
+"""
+os.register_at_fork(
+    before=lambda: fork_guard.acquire(),
+    after_in_parent=lambda: fork_guard.release(),
+    after_in_child=lambda: fork_guard.release(),
+)
 
 
 def debugger_is_ours() -> bool:

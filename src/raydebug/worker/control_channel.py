@@ -138,8 +138,8 @@ class _ControlChannel:
         if message.get("event") == messages.BREAKS:
             self._change_breaks(body)
         elif message.get("event") in (messages.DESCRIBE, messages.PAUSE_REQUEST, messages.WITHDRAW):
-            from raydebug.worker import pause_requests  # not at the start of every process
-
+            with worker.fork_guard:
+                from raydebug.worker import pause_requests  # not at the start of every process
             if message["event"] == messages.DESCRIBE:
                 self._send(messages.DESCRIBED, pause_requests.describe())
             elif message["event"] == messages.PAUSE_REQUEST:
@@ -147,15 +147,15 @@ class _ControlChannel:
             else:
                 pause_requests.withdraw(str(body["request"]))
         elif message.get("event") in (messages.STACKS, messages.FRAMES):
-            from raydebug.worker import stacks  # not at the start of every process
-
+            with worker.fork_guard:
+                from raydebug.worker import stacks  # not at the start of every process
             if message["event"] == messages.FRAMES:
                 self._send(messages.FRAMES_SENT, stacks.frames_of(body))
             else:
                 self._send(messages.STACKED, stacks.collect_digests() if body.get("digests") else stacks.collect())
         elif message.get("event") == messages.SAVE_PAUSE:
-            from raydebug.worker import crashes  # not at the start of every process
-
+            with worker.fork_guard:
+                from raydebug.worker import crashes  # not at the start of every process
             crashes.save_pause(str(body["id"]), int(body["threadId"]))
 
     def _change_breaks(self, change: Message) -> None:

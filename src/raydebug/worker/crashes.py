@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import traceback  # noqa: F401 - Python 3.13 itself imports it to print an exception, where no fork waits for it
 from types import FrameType
 from typing import Any
 
@@ -23,7 +24,7 @@ ANSWER_S = 0.75  # how long a crash waits for the answer of a busy gateway
 EXIT_S = 1.0  # how long a process that ends waits until its snapshot is sent
 MAX_OF_PROCESS = 10
 _lock = threading.Lock()
-_seen: set[tuple[int, str]] = set()  # process id (a fork has its parent's set) and kind of crash
+_seen: set[str] = set()  # kinds of crash
 
 
 def note_crash(error: BaseException | None, *, ends: bool = False) -> None:
@@ -37,15 +38,14 @@ def note_crash(error: BaseException | None, *, ends: bool = False) -> None:
         return
     began = time.monotonic()
     try:
-        from raydebug.worker import snapshot  # not at the start of every process
-
+        with worker.fork_guard:
+            from raydebug.worker import snapshot  # not at the start of every process
         frames = snapshot.frames_of(BaseException.__dict__["__traceback__"].__get__(error))
         summary = snapshot.summarize(error, frames, "crash")
         with _lock:
-            kind = (os.getpid(), summary["same"])
-            if kind in _seen or len(_seen) >= MAX_OF_PROCESS:
+            if summary["same"] in _seen or len(_seen) >= MAX_OF_PROCESS:
                 return
-            _seen.add(kind)
+            _seen.add(summary["same"])
         delivery = _Delivery(summary)
         if delivery.is_wanted(ANSWER_S):
             thread = threading.current_thread().name
@@ -64,8 +64,8 @@ def _is_crash(error: BaseException) -> bool:
         return True
     # ray.get raises these for a task or an actor that has crashed; its process sends the snapshot.
     if issubclass(kind, ray.RayActorError):
-        from raydebug.worker.saved_values import attributes_of
-
+        with worker.fork_guard:
+            from raydebug.worker.saved_values import attributes_of
         return not any(name == "_actor_init_failed" and one is True for name, one in attributes_of(error))
     return not issubclass(kind, ray.RayTaskError | ray.TaskCancelledError)
 
@@ -78,8 +78,8 @@ def save_pause(snapshot_id: str, thread_id: int) -> None:
         thread_id: the thread, as DAP numbers it.
     """
     try:
-        from raydebug.worker import snapshot, suspended_threads
-
+        with worker.fork_guard:
+            from raydebug.worker import snapshot, suspended_threads
         (thread,) = (one for one in threading.enumerate() if suspended_threads.dap_id(one) == thread_id)
         error, frames = _paused_at(sys._current_frames()[thread.ident or 0])
         if error is not None:
@@ -93,8 +93,8 @@ def save_pause(snapshot_id: str, thread_id: int) -> None:
 
 def _paused_at(frame: FrameType | None) -> tuple[BaseException | None, list[tuple[FrameType, int]]]:
     """Return the exception of a post-mortem pause; of any other pause the frames without the debugger's."""
-    from raydebug.worker import pause, pause_requests
-
+    with worker.fork_guard:
+        from raydebug.worker import pause, pause_requests
     frames: list[tuple[FrameType, int]] = []
     is_inside = True
     while frame is not None:
@@ -156,3 +156,12 @@ class _Delivery:
         finally:
             self._answered.set()
             self._done.set()
+
+
+def _become_another_process() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _seen.clear()
+
+
+os.register_at_fork(after_in_child=_become_another_process)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import encodings.ascii
+import encodings.idna  # noqa: F401 - getaddrinfo and open() import these at the first call, where no fork waits for it
 import itertools
 import os
 import socket

@@ -43,8 +43,11 @@ class _HookedLoader(SourceFileLoader):
         self._hook = hook
 
     def exec_module(self, module: ModuleType) -> None:
+        hook = sys.breakpointhook
         super().exec_module(module)
-        self._hook(module)
+        sys.breakpointhook = hook  # debugpy puts its own in place
+        with worker.fork_guard:  # it imports more of our code
+            self._hook(module)
 
 
 def watch_threads(module: ModuleType) -> None:
@@ -54,8 +57,8 @@ def watch_threads(module: ModuleType) -> None:
     def excepthook(arguments: Any) -> None:
         _note_crash(arguments.exc_value)
         if worker.post_mortem_is_on() and arguments.exc_value is not None:
-            from raydebug.worker import pause
-
+            with worker.fork_guard:
+                from raydebug.worker import pause
             pause.pause_on_error(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
         previous(arguments)
 
@@ -64,8 +67,8 @@ def watch_threads(module: ModuleType) -> None:
 
 def _note_crash(error: BaseException | None, *, ends: bool = False) -> None:
     if worker.snapshots_are_on() and error is not None:
-        from raydebug.worker import crashes
-
+        with worker.fork_guard:
+            from raydebug.worker import crashes
         crashes.note_crash(error, ends=ends)
 
 
@@ -180,6 +183,7 @@ def _quietly(hook: Callable[..., None], *arguments: Any) -> None:
 # Source: ray 2.60.0 util/rpdb.py:298 and 343 call `ray.util.debugpy.set_trace` and `_post_mortem`.
 # torch: what a child of a training process (vLLM's engine, a data loader's worker) imports; it takes seconds anyway.
 _ON_LOAD = {
+    "debugpy._vendored.force_pydevd": lambda _: None,  # must not replace breakpoint(): see _HookedLoader
     "ray.util.debugpy": _hook_ray_debugger,
     "ray.util.rpdb": _hook_rpdb,
     "ray._private.function_manager": _hook_function_manager,

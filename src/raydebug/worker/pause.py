@@ -66,9 +66,20 @@ def pause_at(
 def pause_on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> bool:
     """Pause at the frame that raised; cancellations and errors that another task has passed on are let through.
 
+    Of a group, as asyncio's TaskGroup raises it, the first exception in it is shown: the group itself has only the
+    frames that have waited.
+
     Returns:
         Whether it has paused.
     """
+    while issubclass(kind, BaseExceptionGroup):
+        group: BaseExceptionGroup[Any] = error  # type: ignore[assignment]
+        member = BaseExceptionGroup.__dict__["exceptions"].__get__(group)[0]  # of Python's own: no code of the user's
+        if member.__traceback__ is None:
+            break
+        if not issubclass(type(member), BaseExceptionGroup):
+            _log(f"an exception group has ended it, of which the first exception is shown: {type(group).__name__}")
+        kind, error, trace = type(member), member, member.__traceback__
     if trace is None or not issubclass(kind, Exception) or _was_shown_elsewhere(error):
         return False
 
@@ -78,6 +89,20 @@ def pause_on_error(kind: type[BaseException], error: BaseException, trace: Trace
     return _pause(
         lambda: records.describe_pause(trace.tb_frame, "post-mortem", error=error, trace=trace), suspend, lambda _: None
     )
+
+
+def stop_for_own_debugger(frame: FrameType) -> None:
+    """Stop at a frame for the client of a debugger that the program has connected itself; nothing without one.
+
+    Source: debugpy 1.8.22, `debugpy.server.api.breakpoint`.
+    """
+    if pydevd_session.own_debugger() is None:
+        return
+    from debugpy.server import api
+
+    if api.is_client_connected():
+        options = {"suspend": True, "trace_only_current_thread": True, "patch_multiprocessing": False}
+        api._settrace(**options, stop_at_frame=frame)
 
 
 def fallback_breakpoint(*_args: object, **_kwargs: object) -> None:
@@ -109,7 +134,7 @@ def _pause(
     Returns:
         Whether it has paused.
     """
-    with _guard(refuse) as may_pause:
+    with suspended_threads.programs_tracer_kept(), _guard(refuse) as may_pause:
         if not may_pause:
             return False
         debugger = pydevd_session.connected_debugger(_log)
@@ -151,6 +176,11 @@ def _guard(refuse: Callable[[str], None]) -> Iterator[bool]:
     except NoGateway as error:
         _log(f"not paused: {error}")
         refuse(str(error))
+    except RuntimeError as error:
+        ended = "at interpreter shutdown" in str(error)  # CPython 3.12 _threadmodule.c
+        why = "the program has ended, and Python starts no thread any more" if ended else f"RuntimeError: {error}"
+        _log(f"not paused: {why}")
+        refuse(why)
     except pydevd_session.NoDebugger as error:
         _log_once(f"not paused: {error}")
         refuse(str(error))

@@ -26,6 +26,7 @@ from typing import Any
 from raydebug.protocol import messages
 from raydebug.protocol.records import Location, Refusal, WorkRecord
 from raydebug.worker import pause, pydevd_session, records, source
+from raydebug.worker.suspended_threads import python_settrace
 
 # Ray 2.60.0 _raylet.pyx: the name of the thread of an async actor's event loop; held by tests/ray/test_contracts.py.
 EVENT_LOOP = "AsyncIO Thread:"
@@ -207,7 +208,7 @@ class ThreadCallback:
     def _trace_here(self, frame: FrameType | None) -> None:
         if not self._done and not _is_ours(frame):  # paused or about to be: describe() retries later
             _mark(frame, self._tracer)
-            _settrace()(self._tracer)
+            python_settrace()(self._tracer)
 
     def _trace(self, frame: FrameType, event: str, _argument: Any) -> Any:
         if self._done or threading.get_ident() != self.ident:
@@ -222,7 +223,7 @@ class ThreadCallback:
             return self._tracer
         self._done = True
         _unmark(frame, self._tracer)
-        _settrace()(None)
+        python_settrace()(None)
         _end_tracing_of_all()
         self._callback(frame)
         return None
@@ -304,16 +305,9 @@ def _unmark(frame: FrameType | None, tracer: Any) -> None:
         frame = frame.f_back
 
 
-def _settrace() -> Callable[[Any], None]:
-    """Return Python's own sys.settrace: pydevd replaces it by one that warns."""
-    pydevd_tracing = sys.modules.get("pydevd_tracing")
-    own = pydevd_tracing.TracingFunctionHolder._original_tracing if pydevd_tracing is not None else None
-    return own or sys.settrace
-
-
 def _return_tracing() -> None:
     """End our tracing of the calling thread; restore pydevd's if a client has set breakpoints."""
-    _settrace()(None)
+    python_settrace()(None)
     pydevd = sys.modules.get("pydevd")
     debugger = pydevd.get_global_debugger() if pydevd is not None else None
     if sys.version_info < (3, 12) and debugger is not None and debugger.breakpoints and not debugger.pydb_disposed:

@@ -1,8 +1,8 @@
 """This process's pydevd session with the gateway: checked, dialled, handed over. Imported at the first pause only.
 
 Sources (debugpy 1.8.22, private names, held by tests/ray/test_contracts.py): `debugpy.server.api._settrace`,
-`pydevd.start_client`, `pydevd.settrace_forked`, `PyDB.block_until_configuration_done`,
-`PyDB.add_dap_messages_listener`.
+`pydevd.start_client`, `pydevd.settrace_forked`, `pydevd_constants.after_fork`, `pydevd_xml.get_type`,
+`PyDB.block_until_configuration_done`, `PyDB.add_dap_messages_listener`, `pydevd.is_thread_alive`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ from raydebug.worker.dial_in import Backoff, ReconnectingSocket, Unreachable, pa
 # `notify_event.wait`): tests/ray/test_contracts.py. Ray itself asks for 1.8.0 (2.60.0, util/debugpy.py:19).
 AT_LEAST = (1, 8, 6)
 ATTACH_TIMEOUT_S = 10.0
+OWN_DEBUGGER = (
+    "the program has connected a debugger of its own (debugpy.listen or debugpy.connect), and a process has room for "
+    "one; breakpoint() stops in that one once its client is attached"
+)
 
-_lock = threading.RLock()
 _connected_by: int | None = None
 _socket: ReconnectingSocket | None = None  # of the process that _connected_by names
 _gave_up = False  # the patience of this process has ended once, and no gateway has answered since
@@ -46,7 +49,7 @@ def connected_debugger(say: Callable[[str], None] = worker.log) -> Any:
     global _gave_up
     limit_s = 0.0 if _gave_up else patience_s()
     backoff, said = Backoff(limit_s, time.monotonic()), False
-    while True:  # without the lock between two attempts: a fork waits for it
+    while True:  # without the guard between two attempts: a fork waits for it
         try:
             debugger = _connected_debugger()
         except Unreachable as error:
@@ -64,13 +67,15 @@ def connected_debugger(say: Callable[[str], None] = worker.log) -> Any:
 
 def _connected_debugger() -> Any:
     global _connected_by, _socket
-    with _lock:
+    with worker.fork_guard:
         if _connected_by == os.getpid():
             debugger = _live_debugger()
             if debugger is not None:
                 return debugger
         elif _connected_by is not None:
             _forget_parents_debugger()
+        if own_debugger() is not None:
+            raise NoDebugger(OWN_DEBUGGER)
         if fault := _debugpy_fault():
             raise NoDebugger(fault)
         connection = ReconnectingSocket(proven_connection(), end_unless_needed=_end_unless_needed)
@@ -81,6 +86,22 @@ def _connected_debugger() -> Any:
             raise
         _connected_by, _socket = os.getpid(), connection
         return debugger
+
+
+def own_debugger() -> Any:
+    """Return the pydevd that the program itself has connected, by debugpy.listen() for instance; None without one."""
+    with worker.fork_guard:  # another thread may connect ours
+        pydevd = sys.modules.get("pydevd")
+        debugger = pydevd.get_global_debugger() if pydevd is not None else None
+        return None if debugger is None or suspended_threads.is_tracked(debugger) else debugger
+
+
+def end() -> None:
+    """End this process's session with the gateway, at the end of the program: pydevd may be newer than its own end."""
+    if _connected_by == os.getpid():
+        import pydevd
+
+        pydevd.stoptrace()
 
 
 def _live_debugger() -> Any:
@@ -103,7 +124,7 @@ def _end_unless_needed(connection: ReconnectingSocket) -> bool:
     if connection is not _socket:  # lost before its first session was set up: its dial-in fails
         connection.ended = True
         return True
-    with _lock:
+    with worker.fork_guard:
         debugger = _live_debugger()
         connection.ended = debugger is None or not (about_to_pause or suspended_threads.suspended_by(debugger).any())
         return connection.ended
@@ -143,13 +164,15 @@ def _is_enough(version: str) -> bool:
 def import_pydevd() -> None:
     """Import debugpy and its own copy of pydevd, which is on the path only then (0.08 s)."""
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # else a warning about frozen modules in the job log
-    with _lock:
-        hook = sys.breakpointhook
+    with worker.fork_guard:
+        hook = sys.breakpointhook  # import_hooks.py is not in each Python that can pause
         import debugpy.server.api  # noqa: F401
 
         # isort: split
         import pydevd  # noqa: F401
+        from _pydevd_bundle import pydevd_xml
 
+        pydevd_xml.get_type(None)  # its first call tries to import django
         sys.breakpointhook = hook  # pydevd puts its own in place
 
 
@@ -162,6 +185,7 @@ def _hand_to_pydevd(connection: ReconnectingSocket) -> Any:
 
     debugpy.configure(subProcess=False)  # else every child Python is injected and may block before its first line
     api.ensure_logging()
+    _count_paused_as_alive(pydevd)
     start_client = pydevd.start_client
     pydevd.start_client = lambda _host, _port: connection
     try:
@@ -191,6 +215,18 @@ def _keep_out_of_own_code(debugger: Any) -> None:
 
     own = os.path.dirname(os.path.abspath(__file__)) + os.sep
     PyDevdAPI().set_dont_trace_start_end_patterns(debugger, (own,), ("contextlib.py",))
+
+
+def _count_paused_as_alive(pydevd: Any) -> None:
+    """Let a paused thread count as alive: pydevd would end a pause in a function of atexit at once."""
+    is_alive = pydevd.is_thread_alive
+    if not hasattr(is_alive, "_raydebug_counts"):
+
+        def is_thread_alive(thread: threading.Thread) -> bool:
+            return thread.ident in about_to_pause or bool(is_alive(thread))
+
+        is_thread_alive._raydebug_counts = True  # type: ignore[attr-defined]
+        pydevd.is_thread_alive = is_thread_alive
 
 
 def _wait_until_attached(debugger: Any) -> None:
@@ -242,13 +278,10 @@ def resume_fast() -> None:
 
 
 def _become_another_process() -> None:
-    global _lock
-    _lock = threading.RLock()
     about_to_pause.clear()
+    constants = sys.modules.get("_pydevd_bundle.pydevd_constants")
+    if constants is not None:
+        constants.after_fork()  # pydevd's own locks, which its other threads may have held
 
 
-# A fork waits until no other thread imports the debugger or dials: in the child the locks that it holds, those of the
-# import system too, would never be released, and its first breakpoint would hang.
-os.register_at_fork(
-    before=lambda: _lock.acquire(), after_in_parent=lambda: _lock.release(), after_in_child=_become_another_process
-)
+os.register_at_fork(after_in_child=_become_another_process)

@@ -49,8 +49,8 @@ def replace_entry_points(module: ModuleType) -> None:
 
 
 def _set_trace(breakpoint_uuid: Any = None) -> None:
-    from raydebug.worker import pause
-
+    with worker.fork_guard:
+        from raydebug.worker import pause
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__") in ("ray.util.rpdb", "ray.util.debugpy"):
         frame = frame.f_back
@@ -58,8 +58,8 @@ def _set_trace(breakpoint_uuid: Any = None) -> None:
 
 
 def _post_mortem() -> None:
-    from raydebug.worker import pause
-
+    with worker.fork_guard:
+        from raydebug.worker import pause
     kind, error, trace = sys.exc_info()
     if kind is not None and error is not None:
         pause.pause_on_error(kind, error, trace)
@@ -177,8 +177,8 @@ def _wait_for_either(pdb: Any, frame: FrameType, error: Any) -> str:
     Returns:
         `raydebug`; or `ray debug` if it has connected, or if the thread cannot be paused.
     """
-    from raydebug.worker import pause
-
+    with worker.fork_guard:
+        from raydebug.worker import pause
     pdb._listen_socket.listen(1)
     ended, end = os.pipe()
     connected: list[bool] = []

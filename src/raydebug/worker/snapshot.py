@@ -67,13 +67,18 @@ _TEXT_OF: dict[int, tuple[str, ...]] = {
 
 def frames_of(trace: TracebackType | None) -> list[_Place]:
     """Return the frames of a traceback, innermost first; the middle of a very deep one is left out."""
+    found = _all_frames_of(trace)
+    return found if len(found) <= MAX_INNER + MAX_OUTER else found[:MAX_INNER] + found[-MAX_OUTER:]
+
+
+def _all_frames_of(trace: TracebackType | None) -> list[_Place]:
     found: list[_Place] = []
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.endswith(".pyx"):  # Cython's have neither locals nor source
             found.append((trace.tb_frame, trace.tb_lineno))
         trace = trace.tb_next
     found.reverse()
-    return found if len(found) <= MAX_INNER + MAX_OUTER else found[:MAX_INNER] + found[-MAX_OUTER:]
+    return found
 
 
 def text_of(error: BaseException) -> str:
@@ -239,6 +244,8 @@ def compress(document: SnapshotDocument) -> bytes:
 def _exception(error: BaseException, relation: str, parent: int, frames: list[int]) -> SavedException:
     saved: SavedException = {"type": type_name(type(error)), "text": text_of(error), "relation": relation}
     saved["frames"] = frames
+    if (left_out := len(_all_frames_of(_TRACE.__get__(error))) - len(frames)) > 0:
+        saved["left_out"] = left_out
     if parent >= 0:
         saved["parent"] = parent
     for name, value in attributes_of(error):

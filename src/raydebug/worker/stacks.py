@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from raydebug.protocol.records import FramesRecord, StackFrame, StacksRecord, ThreadStack, digest_of
 from raydebug.worker import flight_recorder, pause_requests, records, source
@@ -29,6 +29,7 @@ MAX_PARSED_BYTES = 400_000  # of a source file that is searched for the `with` b
 LOCKS: tuple[type, ...] = (type(threading.Lock()), type(threading.RLock()))
 # asyncio's own sets of tasks: CPython 3.11 asyncio/tasks.py `_all_tasks`; 3.12 and 3.13 have the other two.
 TASK_SETS = ("_all_tasks", "_scheduled_tasks", "_eager_tasks")
+_Stack = TypeVar("_Stack", bound="tuple[Any, int, list[FrameType]]")
 _WORLD = "WORLD_SIZE"  # torch/distributed/run.py; verl 0.9.1 single_controller/base/worker.py
 
 
@@ -36,20 +37,25 @@ def collect() -> StacksRecord:
     """Return the stacks of this process, without those of raydebug and the debugger."""
     active = pause_requests.active_thread()
     threads = {thread.ident: thread for thread in threading.enumerate()}
-    found: list[ThreadStack] = []
+    seen: list[tuple[threading.Thread | None, int, list[FrameType]]] = []
     for ident, frame in sorted(sys._current_frames().items(), key=lambda one: one[0] != active):
         thread = threads.get(ident)
         if ident == threading.get_ident() or getattr(thread, "is_pydev_daemon_thread", False):
             continue
-        if len(found) < MAX_THREADS:
-            found.append(_describe(thread.name if thread is not None else f"thread {ident}", _callers(frame)))
-            if thread is not None and thread.native_id is not None:
-                with contextlib.suppress(OSError, ValueError, IndexError):
-                    found[-1]["cpu_s"] = _cpu_s(thread.native_id)
+        seen.append((thread, ident, _callers(frame)))
+    found: list[ThreadStack] = []
+    for thread, ident, frames in _of_each_kind(seen, MAX_THREADS):
+        found.append(_describe(thread.name if thread is not None else f"thread {ident}", frames))
+        if thread is not None and thread.native_id is not None:
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                found[-1]["cpu_s"] = _cpu_s(thread.native_id)
+    tasks = list(_tasks())
+    shown = [_describe(name, frames) for name, _, frames in _of_each_kind(tasks, MAX_TASKS)]
     world = os.environ.get(_WORLD, "")
     record: StacksRecord = {**records.describe_process(), **records.describe_work()}  # type: ignore[typeddict-item]
     record["world"] = int(world) if world.isdigit() else None
-    record["threads"] = found + list(_tasks())
+    record["threads"] = found + shown
+    record["left_out"] = len(seen) - len(found) + len(tasks) - len(shown)
     with contextlib.suppress(Exception):  # torch may be partly imported, or of another version
         if own := flight_recorder.own_rank():
             record["rank"], record["world"] = own
@@ -76,6 +82,17 @@ def frames_of(question: Mapping[str, Any]) -> FramesRecord:
     """Return the answer to FRAMES."""
     known = {digest: frames for sent in _sent for digest, frames in sent.items() if digest in question["digests"]}
     return {"request": question["request"], "known": [{"digest": one, "frames": known[one]} for one in known]}
+
+
+def _of_each_kind(stacks: list[_Stack], limit: int) -> list[_Stack]:
+    """Return up to `limit` of these stacks in their order, first of all one of each kind: with the same frames."""
+    if len(stacks) <= limit:
+        return stacks
+    first: dict[tuple[tuple[int, int], ...], int] = {}
+    for number, (_, _, frames) in enumerate(stacks):
+        first.setdefault(tuple((id(frame.f_code), frame.f_lineno) for frame in frames), number)
+    others = {*range(len(stacks))}.difference(first.values())
+    return [stacks[number] for number in sorted([*first.values(), *sorted(others)][:limit])]
 
 
 def _cpu_s(native_id: int) -> float:
@@ -111,18 +128,18 @@ def _place(frame: FrameType) -> StackFrame:
     return {"file": code.co_filename, "line": frame.f_lineno or 0, "function": code.co_qualname[:MAX_NAME]}
 
 
-def _tasks() -> Iterator[ThreadStack]:
-    """Yield the stacks of asyncio's tasks; those that wait for another task come last."""
+def _tasks() -> Iterator[tuple[str, int, list[FrameType]]]:
+    """Yield the names and stacks of asyncio's tasks; those that wait for another task come last."""
     tasks: Any = sys.modules.get("asyncio.tasks")
     if tasks is None:
         return
     found = [task for name in TASK_SETS for task in _copied(getattr(tasks, name, ())) if type(task) is tasks.Task]
     found.sort(key=lambda task: type(getattr(task, "_fut_waiter", None)) is tasks.Task)
-    for task in [one for one in found if not one.done()][:MAX_TASKS]:
+    for task in [one for one in found if not one.done()]:
         with contextlib.suppress(Exception):
             frames = list(_awaiting(task.get_coro()))
             if frames:
-                yield _describe(f"task {task.get_name()}", frames[::-1])
+                yield f"task {task.get_name()}", 0, frames[::-1]
 
 
 def _copied(tasks: Any) -> list[Any]:

@@ -5,6 +5,7 @@ Each interpreter pays for it at its start, so it imports nothing that the interp
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 
@@ -20,18 +21,23 @@ if TYPE_CHECKING:
 
 _getframe = sys._getframe
 EXIT_USAGE = 2  # as raydebug's own verbs
+# As the program was started: Ray sets the variable when it connects. Python ignores it with -E and -I.
+_is_switched_off = os.environ.get("PYTHONBREAKPOINT") == "0" and not sys.flags.ignore_environment
 
 
 def breakpoint_hook(*_args: Any, **_kwargs: Any) -> None:
-    """Stand in for `breakpoint()`: pause the calling frame."""
-    if os.environ.get(variables.RAY_DEBUG, "1") == "0":
+    """Stand in for `breakpoint()`: pause the calling frame; nothing with PYTHONBREAKPOINT=0, as in plain Python."""
+    if _is_switched_off or os.environ.get("PYTHONBREAKPOINT") == "0":
         return
-    if not worker.debugger_is_ours():
+    mode = os.environ.get(variables.RAY_DEBUG, "1")
+    if mode not in ("0", "1"):
         _call_legacy_debugger()
-        return
-    from raydebug.worker import pause
-
-    pause.pause_at(_getframe(1), kind="breakpoint")
+    elif mode == "1" or "pydevd" in sys.modules:  # the program may have connected a debugger of its own
+        with worker.fork_guard:
+            from raydebug.worker import pause
+        frame = _getframe(1)
+        if mode == "0" or not pause.pause_at(frame, kind="breakpoint"):
+            pause.stop_for_own_debugger(frame)
 
 
 _call_in_code: Callable[..., None] | None = None
@@ -59,8 +65,8 @@ def code_breakpoint(
             pass
     global _call_in_code
     if _call_in_code is None:  # an import statement in each call would cost 400 ns
-        from raydebug.worker.breakpoints import runtime
-
+        with worker.fork_guard:
+            from raydebug.worker.breakpoints import runtime
         _call_in_code = runtime.call_in_code
     _call_in_code(_getframe(1), _skips, every, rank, once, max, timeout, log)
 
@@ -78,19 +84,40 @@ def _call_legacy_debugger() -> None:
         worker.log("breakpoint() skipped: Ray's legacy debugger needs a process connected to Ray")
 
 
-def _watch_uncaught(previous: Callable[..., Any]) -> Callable[..., Any]:
-    def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if worker.snapshots_are_on():
+_plain_excepthook = sys.excepthook
+_uncaught: BaseException | None = None  # the error that excepthook has seen
+
+
+def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Stand in for `sys.excepthook`: send a snapshot of the error that ends the program, and pause."""
+    _note_uncaught(kind, error, trace)
+    _plain_excepthook(kind, error, trace)
+
+
+def _note_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    global _uncaught
+    _uncaught = error
+    if worker.snapshots_are_on():
+        with worker.fork_guard:
             from raydebug.worker import crashes
-
-            crashes.note_crash(error, ends=True)
-        if worker.post_mortem_is_on():
+        crashes.note_crash(error, ends=True)
+    if worker.post_mortem_is_on():
+        with worker.fork_guard:
             from raydebug.worker import pause
+        pause.pause_on_error(kind, error, trace)
 
-            pause.pause_on_error(kind, error, trace)
-        previous(kind, error, trace)
 
-    return excepthook
+def _at_exit() -> None:
+    """Note the error that ends a program with an excepthook of its own, and end the debugger's session.
+
+    It runs after the program's own functions of this kind, which may pause: atexit calls the last one first.
+    """
+    error: BaseException | None = getattr(sys, "last_value", None)
+    if sys.excepthook is not excepthook and error is not None and error is not _uncaught:
+        _note_uncaught(type(error), error, sys.last_traceback)
+    session = sys.modules.get("raydebug.worker.pydevd_session")
+    if session is not None:
+        session.end()
 
 
 def _is_part_of_ray() -> bool:
@@ -162,7 +189,8 @@ def install() -> None:
     if _is_part_of_ray():
         _enter_working_dir()
         return
-    sys.excepthook = _watch_uncaught(sys.excepthook)
+    sys.excepthook = excepthook
+    atexit.register(_at_exit)
     if os.environ.get(variables.PROFILE):
         _apply_profile()
 

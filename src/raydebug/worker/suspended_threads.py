@@ -114,6 +114,11 @@ def track(debugger: Any) -> None:
     debugger.add_dap_messages_listener(debugger._raydebug_suspended)
 
 
+def is_tracked(debugger: Any) -> bool:
+    """Say whether a pydevd is one that we have connected to the gateway."""
+    return hasattr(debugger, "_raydebug_suspended")
+
+
 def suspended_by(debugger: Any) -> SuspendedThreads:
     """Return the suspended threads of a process, by its pydevd."""
     suspended: SuspendedThreads = debugger._raydebug_suspended
@@ -240,8 +245,38 @@ def trace_only_while_needed(debugger: Any, info: Any) -> None:
     import pydevd_tracing
 
     pydevd_tracing.SetTrace(None)
-    if not debugger.breakpoints:
+    if not debugger.breakpoints and _is_pydevds(threading.gettrace()):
         threading.settrace(None)  # new threads are not traced any more either
+
+
+@contextlib.contextmanager
+def programs_tracer_kept() -> Iterator[None]:
+    """Give the calling thread the program's own tracer back after a pause (coverage): pydevd replaces it."""
+    tracer = sys.gettrace()
+    frames = []
+    if tracer is not None and not _is_pydevds(tracer):
+        frame = sys._getframe(2)  # behind contextlib
+        while frame is not None:
+            frames.append((frame, frame.f_trace))
+            frame = frame.f_back  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if frames and sys.gettrace() is None:  # not during a step
+            for frame, of_frame in frames:
+                frame.f_trace = of_frame
+            python_settrace()(tracer)
+
+
+def python_settrace() -> Callable[[Any], None]:
+    """Return Python's own sys.settrace: pydevd replaces it by one that warns."""
+    pydevd_tracing = sys.modules.get("pydevd_tracing")
+    own = pydevd_tracing.TracingFunctionHolder._original_tracing if pydevd_tracing is not None else None
+    return own or sys.settrace
+
+
+def _is_pydevds(tracer: Any) -> bool:
+    return str(getattr(tracer, "__module__", "")).startswith(("pydevd", "_pydevd"))
 
 
 def _monitor(debugger: Any, *, here: bool) -> None:

@@ -16,6 +16,7 @@ import threading
 import time
 from typing import Any
 
+from raydebug import worker
 from raydebug.protocol import messages, variables
 
 BEATS_PER_LIMIT = 3
@@ -74,8 +75,8 @@ class Watchdog:
                 self._socket = None
 
     def _beat(self) -> None:
-        from raydebug.worker import dial_in
-
+        with worker.fork_guard:
+            from raydebug.worker import dial_in
         is_late = time.monotonic() - self._armed_at > self._limit_s
         self._armed_at = time.monotonic()
         if self._socket is None and not _used_by_others:

@@ -27,6 +27,8 @@ class NoSuchPlace(ValueError):
 def compile_with(source: bytes, path: str, specs: list[BreakpointSpec], *, as_script: bool = False) -> CodeType:
     """Return the code of a module with a call to each breakpoint before its statement.
 
+    A breakpoint that cannot be compiled in is left out, and the job's log says why.
+
     Args:
         source: the module's source.
         path: its file.
@@ -36,15 +38,34 @@ def compile_with(source: bytes, path: str, specs: list[BreakpointSpec], *, as_sc
     Raises:
         SyntaxError: the source does not parse.
     """
+    plain = dict(codes_of(compile(source, path, "exec", dont_inherit=True)))
+    try:
+        built = _compile(source, path, specs, as_script)
+    except (SyntaxError, NoSuchPlace):
+        faults = [(spec, fault_of(source, path, spec)) for spec in specs]
+        for spec, fault in faults:
+            if fault:
+                worker.log(f"breakpoint {spec['where']} is not set: {fault}")
+        built = _compile(source, path, [spec for spec, fault in faults if not fault], as_script)
+    # A condition with a comprehension or a lambda is code of its own, which the plain module lacks.
+    PLAIN.update((code, plain[key]) for key, code in codes_of(built) if key in plain)
+    return built
+
+
+def fault_of(source: bytes, path: str, spec: BreakpointSpec) -> str:
+    """Return why a breakpoint cannot be compiled into its module; empty if it can."""
+    try:
+        _compile(source, path, [spec])
+    except (SyntaxError, NoSuchPlace) as error:
+        return str(error)
+    return ""
+
+
+def _compile(source: bytes, path: str, specs: list[BreakpointSpec], as_script: bool = False) -> CodeType:
     tree = ast.parse(source, path)
-    plain = dict(codes_of(compile(tree, path, "exec", dont_inherit=True)))
     names: dict[str, BreakpointSpec] = {}
     for spec in specs:
-        try:
-            body, index = find_statement(tree, spec.get("line"), spec.get("function"))
-        except NoSuchPlace as error:
-            worker.log(f"breakpoint {spec['where']} is not set: {error}")
-            continue
+        body, index = find_statement(tree, spec.get("line"), spec.get("function"))
         name = site_name(spec["id"])
         body.insert(index, _call_before(body[index], spec, name))
         names[name] = spec
@@ -53,9 +74,7 @@ def compile_with(source: bytes, path: str, specs: list[BreakpointSpec], *, as_sc
         head.append("__spec__ = None")
     first = _after_opening(tree.body, 0)
     tree.body[first:first] = ast.parse("\n".join(head)).body
-    built = compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
-    # A condition with a comprehension or a lambda is code of its own, which the plain module lacks.
-    PLAIN.update((code, plain[key]) for key, code in codes_of(built) if key in plain)
+    built: CodeType = compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
     return built
 
 
@@ -70,7 +89,8 @@ def codes_of(code: CodeType) -> Iterator[tuple[tuple[str, int], CodeType]]:
 def find_statement(tree: ast.Module, line: int | None, function: str | None) -> tuple[list[ast.stmt], int]:
     """Return the list of statements and the index before which a breakpoint is inserted.
 
-    Docstrings and imports from `__future__` are passed over; a body that has nothing else gets a `pass` at its end.
+    Docstrings, imports from `__future__`, `global` and `nonlocal` are passed over; a body that has nothing else gets a
+    `pass` at its end.
 
     Args:
         tree: the module.
@@ -108,9 +128,12 @@ def _first_line(statement: ast.stmt) -> int:
 def _after_opening(body: list[ast.stmt], index: int) -> int:
     """Return the first index from `index` on where a call may be inserted.
 
-    A call in front of a docstring would remove the docstring; an import from `__future__` after it is a SyntaxError.
+    A call in front of a docstring would remove the docstring; an import from `__future__` after it is a SyntaxError,
+    and so is a `global` for a name of its condition.
     """
-    while index < len(body) and (_is_docstring(body[index]) or _is_future(body[index])):
+    while index < len(body) and (
+        _is_docstring(body[index]) or _is_future(body[index]) or isinstance(body[index], ast.Global | ast.Nonlocal)
+    ):
         index += 1
     return index
 

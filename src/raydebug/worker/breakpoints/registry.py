@@ -5,6 +5,7 @@ Nothing is traced: a loaded function gets its code swapped for code with its bre
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -36,6 +37,19 @@ def add_from_environment() -> None:
     script = (getattr(sys, "argv", None) or [""])[0]
     if script not in ("", "-c", "-m") and os.path.isfile(script) and specs_in("", os.path.abspath(script)):
         sys.path_hooks.insert(0, _ScriptImporter(script))
+    atexit.register(_say_what_was_never_set)
+
+
+def _say_what_was_never_set() -> None:
+    """Log each breakpoint in a file that this process has compiled itself, past all loaders."""
+    pending = [spec for spec in _specs if spec["id"] not in runtime.loaded]
+    ran = {os.path.realpath((getattr(sys, "argv", None) or [""])[0])}
+    if pending and worker.debugger_is_ours():
+        ran.update(_functions_by_file({os.path.basename(spec.get("source", "")) for spec in pending}))
+        for spec in pending:
+            if os.path.realpath(spec.get("source", "")) in ran:
+                why = "the program compiled the file itself, as `python -m cProfile` does; write breakpoint() into it"
+                worker.log(f"breakpoint {spec['where']} was never set: {why}")
 
 
 def add(spec: BreakpointSpec) -> None:
@@ -93,15 +107,15 @@ def _get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
     specs = specs_in(fullname, loader.path)
     if not specs:
         return _plain_get_code(loader, fullname)
-    from raydebug.worker.breakpoints import compile as compiler
-
+    with worker.fork_guard:
+        from raydebug.worker.breakpoints import compile as compiler
     try:
         source = loader.get_data(loader.path)
         code = compiler.compile_with(source, loader.path, specs, as_script=fullname == "__main__")
     except Exception as error:  # noqa: BLE001 - the module itself must still load
         worker.log(f"no breakpoint in {loader.path}: {type(error).__name__}: {error}")
         return _plain_get_code(loader, fullname)
-    runtime.note_set([spec["id"] for spec in specs])
+    runtime.note_set([spec["id"] for spec in specs if compiler.site_name(spec["id"]) in code.co_names])
     return code
 
 
@@ -123,14 +137,16 @@ class _ScriptImporter:
     def find_spec(self, fullname: str, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname != "__main__":
             return None
-        from importlib.util import spec_from_file_location
-
+        with worker.fork_guard:
+            from importlib.util import spec_from_file_location
         return spec_from_file_location("__main__", self._script, loader=_ScriptLoader("__main__", self._script))
 
 
 class _ScriptLoader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType | None:
-        sys.path[0] = os.path.dirname(self.path)  # what plain Python puts there for a script
+        # Python has put the script itself there. In its place comes what plain Python puts there for a script
+        # (CPython 3.11 to 3.13 Python/pathconfig.c, _PyPathConfig_ComputeSysPath0), which is nothing with -P.
+        sys.path[:1] = [] if sys.flags.safe_path else [os.path.dirname(os.path.realpath(self.path))]
         return super().get_code(fullname)
 
 
@@ -168,32 +184,43 @@ def build_in(specs: list[BreakpointSpec]) -> list[BreakpointReport]:
 def _build_into(path: str, functions: list[FunctionType], spec: BreakpointSpec) -> tuple[str, str]:
     if not functions:
         return WAITING, "its file is not loaded here"
-    from raydebug.worker.breakpoints import compile as compiler
-
+    with worker.fork_guard:
+        from raydebug.worker.breakpoints import compile as compiler
     with open(path, "rb") as file:
         source = file.read()
+    if fault := compiler.fault_of(source, path, spec):
+        return FAILED, fault
     # The breakpoints that the file has already stay in it.
     specs_of_file = [one for one in _specs if os.path.realpath(one["source"]) == path]
     new = dict(compiler.codes_of(compiler.compile_with(source, path, specs_of_file)))
     name = compiler.site_name(spec["id"])
     if not any(name in code.co_names for key, code in new.items() if key[0] != "<module>"):
         return FAILED, "its line has run already: it is outside of any function"
-    found, running = False, set()
+    found, running, fault = False, set(), ""
     now_running = _running_codes()
     for function in functions:
         key = (function.__code__.co_qualname, function.__code__.co_firstlineno)
         code = new.get(key)
-        if code is None or not _mentions(code, name):
+        # Python 3.11 has a function for a module that runs: it is not called again.
+        if code is None or not _mentions(code, name) or key[0] == "<module>":
             continue
         found = True
-        old = compiler.PLAIN.get(function.__code__, function.__code__)
-        if compiler.PLAIN[code].co_code != old.co_code or code.co_freevars != old.co_freevars:
+        old, plain = compiler.PLAIN.get(function.__code__, function.__code__), compiler.PLAIN[code]
+        if plain.co_code != old.co_code or plain.co_freevars != old.co_freevars:
             return FAILED, f"{path} has changed since it was loaded here"
+        if missing := sorted({*code.co_freevars}.difference(function.__code__.co_freevars)):
+            fault = (
+                f"it uses {', '.join(missing)} of the enclosing function, which {key[0]} does not use itself; "
+                "it stops only where this function is made from now on"
+            )
+            continue
         if function.__code__ in now_running:
             running.add(function.__qualname__)
         for one in specs_of_file:
             function.__globals__[compiler.site_name(one["id"])] = runtime.site_of(one)
         function.__code__ = code
+    if fault:
+        return FAILED, fault
     if not found:
         return WAITING, "its function is not made here yet"
     return SET, f"{', '.join(sorted(running))} runs now and stops there from its next call" if running else ""

@@ -78,8 +78,8 @@ class Site:
 
     def pause(self, frame: FrameType) -> None:
         """Pause a frame."""
-        from raydebug.worker import pause
-
+        with worker.fork_guard:
+            from raydebug.worker import pause
         policy = self.spec.get("policy") or {}
         pause.pause_at(frame, kind="breakpoint", where=self.spec["where"], expires_s=policy.get("timeout_s"))
 
@@ -107,16 +107,16 @@ class Site:
         return True
 
     def _is_rank(self, wanted: list[int]) -> bool:
-        from raydebug.worker import records
-
+        with worker.fork_guard:
+            from raydebug.worker import records
         rank = records.rank()
         if rank is None:
             self._log_once("this process has no rank (RANK is not set), so rank= never holds here")
         return rank in wanted
 
     def _is_step(self, wanted: list[list[Any]], frame: FrameType) -> bool:
-        from raydebug.worker import records
-
+        with worker.fork_guard:
+            from raydebug.worker import records
         step = records.step_of(frame)
         if step is None:
             self._log_once("the training step is not known here, so step never holds; use if= on a variable")
