@@ -20,7 +20,7 @@ def main() -> None:
         failure = RaydebugError(
             "standard output cannot be written",
             cause=str(lost),
-            fix="write to a device that has room",
+            fix="write it to a file or a program that takes all of it",
             code="output.lost",
         )
         render.error(failure)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -18,6 +20,7 @@ RUN, CHECK = "run", "check"
 KEPT = 50  # of each kind; a new run removes the oldest
 DOCUMENT, LOG, SNAPSHOTS, STACKS = "run.json", "job.log", "snapshots", "stacks.json"
 LAST = "last"
+UNFINISHED = ("running", "interrupted")  # statuses of a record that following the job again makes anew
 
 
 def runs_dir() -> Path:
@@ -38,6 +41,29 @@ class RunFolder:
     def __init__(self, run_id: str) -> None:
         self.path = runs_dir() / run_id
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def claimed(self) -> RunFolder | None:
+        """Return this folder with an empty job.log, for the one process that records the run; None if it may not.
+
+        Whoever follows a job reads its log from the beginning. So two processes do not record it at a time, and a run
+        that is recorded to its end stays as it is.
+
+        Raises:
+            OSError: the log cannot be written.
+        """
+        with contextlib.suppress(RaydebugError):
+            if read_run(self.path).get("status") not in UNFINISHED:
+                return None
+        handle = os.open(self.path / LOG, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        self._lock = os.fdopen(handle, "wb")  # a lock lasts as long as its file is open
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        except OSError:  # a file system without locks
+            pass
+        self._lock.truncate()
+        return self
 
     def write(self, document: Mapping[str, object]) -> None:
         """Write run.json, whole or not at all."""
