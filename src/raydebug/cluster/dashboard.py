@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 15.0
 NODES_TIMEOUT_S = 4.0
+CLOSE_TIMEOUT_S = 1.0  # who leaves a log does not wait for a dashboard that hangs
 GCS_TIMEOUT_S = 1.5  # without its GCS the dashboard answers late or never, and then users call `ps`
 ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})  # ray 2.60.0 dashboard/modules/job/common.py JobStatus
 ANSWER_CHARS = 80  # shown of an answer that is not Ray's
@@ -63,6 +64,7 @@ class ActorRow(TypedDict, total=False):
     """A row of Ray's actor table."""
 
     pid: int
+    node_id: str | None
     class_name: str
     serialized_runtime_env: str | None
 
@@ -227,7 +229,13 @@ class Dashboard:
 
         url = self._cluster.dashboard.replace("http", "ws", 1) + f"/api/jobs/{submission_id}/logs/tail"
         async with websockets.connect(
-            url, additional_headers=self._headers, max_size=None, proxy=None, ping_interval=None, compression=None
+            url,
+            additional_headers=self._headers,
+            max_size=None,
+            proxy=None,
+            ping_interval=None,
+            compression=None,
+            close_timeout=CLOSE_TIMEOUT_S,
         ) as stream:
             async for piece in stream:
                 yield piece if isinstance(piece, str) else piece.decode(errors="replace")

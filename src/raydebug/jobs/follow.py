@@ -20,6 +20,7 @@ from raydebug.jobs import resource_requests
 from raydebug.jobs.first_error import find_first_error
 from raydebug.jobs.recorder import Recorder
 from raydebug.jobs.submit import command_of
+from raydebug.process import shell_code
 from raydebug.protocol.listings import ListedPause
 from raydebug.protocol.tripwires import history_lines
 
@@ -51,7 +52,7 @@ def exit_code_of(info: JobInfo) -> int:
     code = info.get("driver_exit_code")
     if code is None:
         return 0 if info["status"] == "SUCCEEDED" else FAILED_WITHOUT_CODE
-    return 128 - int(code) if code < 0 else int(code)  # ended by a signal: the shell's convention
+    return shell_code(code)
 
 
 class Follower:
