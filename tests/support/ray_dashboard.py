@@ -8,6 +8,7 @@ import hashlib
 import json
 import threading
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -81,6 +82,11 @@ class RayDashboard:
             method, path, _ = head.split(" ", 2)
             if path.endswith("/logs/tail"):
                 await self._tail(head, writer)
+            elif "/logs/stream?" in path:
+                writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+                async for piece in self._pieces():
+                    writer.write(piece)
+                    await writer.drain()
             else:
                 body = self._answer(method, path.partition("?")[0]).encode()
                 writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
@@ -130,13 +136,17 @@ class RayDashboard:
             b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Accept: %s\r\n\r\n" % accept.encode()
         )
+        async for piece in self._pieces():
+            writer.write(bytes((0x81, len(piece))) + piece)
+            await writer.drain()
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        """Yield the log as it grows, until the job has ended."""
         sent = 0
         while self._status == "RUNNING" or sent < len(self._log):
             changed = self._changed
-            piece = self._log[sent:].encode()[:125]
-            if piece:
-                writer.write(bytes((0x81, len(piece))) + piece)
-                await writer.drain()
+            if piece := self._log[sent : sent + 125]:
+                yield piece.encode()
                 sent += len(piece)
             else:
                 await changed.wait()
