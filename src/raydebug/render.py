@@ -51,7 +51,8 @@ class _Stream(io.FileIO):
         super().__init__(descriptor, "wb", closefd=False)
         self._raises = is_output
 
-    def write(self, data: Any, /) -> int | None:
+    def write(self, data: Any, /) -> int:
+        """Write what can be written now, and return how many bytes that was."""
         try:
             return super().write(data)
         except OSError as error:
@@ -69,7 +70,7 @@ def take_streams() -> None:
         except OSError:  # closed: the next file that is opened would become the stream; writing to output still fails
             os.open(os.devnull, flags)
     if sys.stdin is None:
-        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: PTH123, SIM115 - a descriptor
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - a descriptor
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
     for name, descriptor in (("stdout", 1), ("stderr", 2)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from ray_dashboard import JOB, RayDashboard
+from ray_dashboard import RayDashboard
 from raydebug.cli import main
 from raydebug.cli.app import whole_app
 
@@ -45,13 +44,14 @@ def test_a_pipe_that_is_closed(dashboard: RayDashboard) -> None:
     """A verb whose reader has gone says nothing and exits 141, as a program that SIGPIPE has ended."""
     dashboard.print("line\n" * 20)
     for verb in PRINTING:
-        done = subprocess.run(
-            [sys.executable, "-c", GONE, sys.executable, "-m", "raydebug", *verb.split()], capture_output=True, text=True
-        )
+        argv = [sys.executable, "-c", GONE, sys.executable, "-m", "raydebug", *verb.split()]
+        done = subprocess.run(argv, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (141, ""), verb
 
 
-@pytest.mark.parametrize(("where", "cause"), [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")])
+@pytest.mark.parametrize(
+    ("where", "cause"), [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")]
+)
 def test_an_output_that_takes_nothing(dashboard: RayDashboard, where: str, cause: str) -> None:
     """A verb whose output cannot be written says so in three lines and exits 1."""
     dashboard.print("line\n")
@@ -100,6 +100,22 @@ def test_another_program_at_the_address(tmp_path: Path, monkeypatch: pytest.Monk
             assert cause.endswith("is empty" if not body else f"is answered with {body!r}")
 
 
+def test_words_that_say_nothing(dashboard: RayDashboard) -> None:
+    """Words and options that would be ignored are usage errors."""
+    for verb, error in (
+        ("logs bogus", "there is no service 'bogus'"),
+        ("logs", "the logs of this cluster's programs are not here"),
+        ("logs head --audit", "--audit takes no service and no --follow"),
+        ("report --list bogus", "--list takes no run"),
+        (f"stacks bogus --from {__file__}", "--from takes no job"),
+    ):
+        code, out, said = shell(f"{RAYDEBUG} {verb}")
+        assert (code, out, said.splitlines()[0]) == (2, "", f"error: {error}"), verb
+    for verb, error in (("logs", "--json is for --audit"), ("job logs", "--json is for --first-error")):
+        code, out, said = shell(f"{RAYDEBUG} {verb} --json")
+        assert (code, json.loads(out)["error"]["message"], said) == (2, error, "")
+
+
 # Words and JSON
 
 WRONG = {"integer": "x", "float": "x", "integer range": "x", "float range": "x", "choice": "bogus"}
@@ -119,11 +135,12 @@ VERBS = {" ".join(words): command for words, command in all_verbs(typer.main.get
 def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[object, str, str]:
     """Call the program in this process: hundreds of command lines take a second."""
     capfd.readouterr()
-    with monkeypatch.context() as changed, pytest.raises(SystemExit) as left:
+    with monkeypatch.context() as changed:
         changed.setattr(sys, "argv", ["raydebug", *words])
         for stream in ("stdin", "stdout", "stderr"):
             changed.setattr(sys, stream, getattr(sys, stream))
-        main()
+        with pytest.raises(SystemExit) as left:
+            main()
     shown = capfd.readouterr()
     return left.value.code, shown.out, shown.err
 
@@ -147,6 +164,12 @@ def wrong_lines(name: str) -> Iterator[list[str]]:
         yield [*words, "--json", "--name", "Bad Name", *required_of(command)]
         if name not in ("up", "check"):  # they need no cluster that runs
             yield [*words, "--json", "--name", "nosuch", *required_of(command)]
+
+
+def test_options_of_the_command_are_its_own(capfd, monkeypatch) -> None:
+    """`run --nosuch -- python x.py --json` answers in text: what follows `--` belongs to the command."""
+    code, out, err = call(capfd, monkeypatch, "run", "--nosuch", "--", "python", "x.py", "--json")
+    assert (code, out, err.splitlines()[0]) == (2, "", "error: No such option: --nosuch")
 
 
 @pytest.mark.parametrize("name", VERBS)

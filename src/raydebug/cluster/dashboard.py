@@ -277,7 +277,7 @@ class Dashboard:
             found = answer.json()
             for key in keys:
                 found = found[key]
-            if isinstance(found, of) and (of is not list or all(isinstance(row, dict) for row in found)):
+            if isinstance(found, of) and (not isinstance(found, list) or all(isinstance(row, dict) for row in found)):
                 return found
         except (ValueError, LookupError, TypeError):
             pass

@@ -310,7 +310,8 @@ async def _stop(
     render.say(f"stopping job {submission_id}")
     await asyncio.to_thread(Dashboard(cluster).stop_job, submission_id)
     again = asyncio.ensure_future(signals.get())
-    await asyncio.wait({following, again}, timeout=STOP_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+    first_of: set[asyncio.Future[Any]] = {following, again}
+    await asyncio.wait(first_of, timeout=STOP_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
     again.cancel()
     await _leave(following)
 
