@@ -130,10 +130,9 @@ class RayDashboard:
 
     async def _tail(self, head: str, writer: asyncio.StreamWriter) -> None:
         """Send the log as it grows, in websocket frames."""
-        key = next(
-            line.partition(": ")[2] for line in head.splitlines() if line.lower().startswith("sec-websocket-key")
-        )
-        accept = base64.b64encode(hashlib.sha1((keys[0] + _WEBSOCKET).encode()).digest()).decode()
+        lines = [line.partition(": ") for line in head.splitlines()]
+        key = next(value for name, _, value in lines if name.lower() == "sec-websocket-key")
+        accept = base64.b64encode(hashlib.sha1((key + _WEBSOCKET).encode()).digest()).decode()
         writer.write(
             b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Accept: %s\r\n\r\n" % accept.encode()
