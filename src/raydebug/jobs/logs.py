@@ -200,7 +200,7 @@ def read_since(text: str) -> datetime:
     except (ValueError, OverflowError) as error:
         raise RaydebugError(
             f"--since {text} is not a time",
-            cause="it takes a span (30s, 10m, 2h, 1d) or a time: 2026-11-21T19:41:51, in UTC unless +01:00 or so follows",
+            cause="it takes a span (30s, 10m, 2h, 1d) or a time in UTC: 2026-11-21T19:41:51, or with +01:00",
             fix="write --since 10m",
             code="usage",
             exit_code=Exit.USAGE,
