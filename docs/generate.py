@@ -64,7 +64,12 @@ Data goes to stdout, narration to stderr. An error has three lines on stderr, `e
 commands and tracebacks; `raydebug --version` prints the version; `raydebug --install-completion` sets up the shell.
 
 Exit codes: 0 success; 1 failure; 2 usage or configuration; 3 a port, a name or a pause is taken; 4 the session is lost;
-5 no usable Docker engine; 124 timeout; 130 Ctrl-C. `raydebug run` returns the job's own code.
+5 no usable Docker engine; 124 timeout; 130 Ctrl-C; 141 the reader of stdout has gone (`raydebug job logs | head`). What
+stderr cannot take is dropped.
+
+`raydebug run` and `job attach-log` return the job's own code, also when stdout is lost: they say so, and follow the job
+to its end. Ctrl-C asks whether to stop the job. SIGTERM and SIGHUP leave it running; the code is 128 plus the signal.
+In both cases the run is recorded as `interrupted`, until the job is followed again.
 
 {chr(10).join(sections)}"""
 

@@ -18,6 +18,7 @@ class Exit(IntEnum):
     NO_ENGINE = 5
     TIMEOUT = 124
     INTERRUPTED = 130
+    PIPE = 141
 
 
 class RaydebugError(Exception):

@@ -109,7 +109,13 @@ def hand_over(argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str,
     """Run a program that talks to the user on our terminal, and return its exit code."""
     log.debug("hand over: %s", _shown(argv))
     environment = None if env is None else dict(env)
-    return subprocess.run(list(argv), cwd=cwd, env=environment, check=False).returncode  # noqa: S603 - as above
+    done = subprocess.run(list(argv), cwd=cwd, env=environment, check=False)  # noqa: S603 - as above
+    return shell_code(done.returncode)
+
+
+def shell_code(code: int) -> int:
+    """Return an exit code as a shell reports it: 128 plus the signal that ended the program, which Python negates."""
+    return 128 - code if code < 0 else code
 
 
 def birth_of(pid: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -23,6 +24,60 @@ _CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # ECMA-48 CSI sequences, colour
 _SGR_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _MARKS = "\u061c\u200e\u200f"  # bidi marks that have the direction of a letter (UAX 9)
 _BIDI = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+
+
+class OutputLost(BaseException):
+    """Standard output cannot be written: its reader has gone, or the device is full.
+
+    Like KeyboardInterrupt it is no Exception: code that goes on after any failure of a connection must not go on after
+    this one, and click must not take it for one of its own.
+
+    Args:
+        errno: as of the system call.
+        reason: its text.
+    """
+
+    def __init__(self, errno: int | None, reason: str | None) -> None:
+        super().__init__(reason)
+        self.errno = errno
+
+
+class _Stream(io.FileIO):
+    """Standard output or standard error.
+
+    Output raises OutputLost once, and drops what follows: its user may go on without it. Narration is dropped silently.
+    """
+
+    def __init__(self, descriptor: int, *, is_output: bool) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+        self._raises = is_output
+
+    def write(self, data: Any, /) -> int:
+        """Write what can be written now, and return how many bytes that was."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            if self._raises:
+                self._raises = False
+                raise OutputLost(error.errno, error.strerror) from None
+            return len(data)
+
+
+def take_streams() -> None:
+    """Replace the standard streams by ones that end no session: whatever cannot be shown, written or read as text."""
+    for wanted, flags in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(wanted)
+        except OSError:  # closed: the next file that is opened would become the stream; writing to output still fails
+            os.open(os.devnull, flags)
+    if sys.stdin is None:
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - a descriptor
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        encoding = getattr(getattr(sys, name), "encoding", "utf-8")
+        buffer = io.BufferedWriter(_Stream(descriptor, is_output=name == "stdout"))
+        setattr(sys, name, io.TextIOWrapper(buffer, encoding, "replace", line_buffering=os.isatty(descriptor)))
 
 
 def visible(text: str, *, keep: str = "\n\t") -> str:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,8 @@ from fault_lines import Took
 from gateway_under_test import GatewayUnderTest
 from paused_programs import LIMIT_S, STEPS, PausedProgram, Run
 
+# Runs a program whose output is a pipe that nobody reads.
+WITHOUT_READER = "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, 1); os.execvp(sys.argv[1], sys.argv[1:])"
 Serve = Callable[..., PausedProgram]
 
 
@@ -154,6 +159,35 @@ def test_commands_from_a_pipe(steps: PausedProgram, run: Run, monkeypatch: pytes
         "  11             loss = total * scale\n  12             return loss\n  13\n\n"
         "[1, 2, 3]\n2.0\n"
     )
+
+
+def attach(
+    gateway: GatewayUnderTest, *words: str, before: tuple[str, ...] = (), **options: Any
+) -> subprocess.CompletedProcess[bytes]:
+    """Run `raydebug attach` as a program, in the network of a cluster."""
+    around = {"RAYDEBUG_DASHBOARD": "http://127.0.0.1:9", "RAYDEBUG_DOOR": f"127.0.0.1:{gateway.gateway_port}"}
+    argv = [*before, sys.executable, "-m", "raydebug", "attach", *words]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run(argv, env={**gateway.environment, **around}, timeout=40, **options)
+
+
+def test_input_that_is_no_text(steps: PausedProgram, shared_gateway: GatewayUnderTest) -> None:
+    """A byte on stdin that is not UTF-8 is replaced, and the script goes on to its end."""
+    done = attach(shared_gateway, steps.id, input=b"p 1\np '\xff'\np 2\n")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode().endswith("\n1\n'\ufffd'\n2\n")
+
+
+def test_output_that_is_lost(serve: Serve, shared_gateway: GatewayUnderTest) -> None:
+    """A script whose output is lost ends there with another code than 0: its last `c` is not run."""
+    program = serve(STEPS)
+    script = (program.id, "-x", "p 1", "-x", "c")
+    piped = attach(shared_gateway, *script, before=(sys.executable, "-c", WITHOUT_READER))
+    assert (piped.returncode, piped.stderr) == (141, b"")
+    with Path("/dev/full").open("wb") as full:
+        done = attach(shared_gateway, *script, stdout=full)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (1, b"error: standard output cannot be written")
+    assert program.pause["line"] == 8
 
 
 def test_source_from_the_process(serve: Serve, run: Run) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -71,3 +73,35 @@ def test_addresses_of_the_gateway(node, monkeypatch: pytest.MonkeyPatch, tmp_pat
         *("--numbers-file", "/gateway/numbers"),
     ]
     assert "clients on 6678, processes on 6679" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("code", "returned"), [(0, 0), (3, 3), (-9, 137), (None, 1)])
+def test_exit_code_of_a_job(node, monkeypatch: pytest.MonkeyPatch, code: int | None, returned: int) -> None:
+    """The job service returns the exit code of the job; of one that a signal has ended, 128 plus the signal."""
+
+    class Client:
+        def __init__(self, _dashboard: str) -> None: ...
+
+        def submit_job(self, **_job: object) -> None: ...
+
+        async def tail_job_logs(self, _job: str):
+            yield ""
+
+        def get_job_status(self, _job: str) -> object:
+            return SimpleNamespace(is_terminal=lambda: True)
+
+        def get_job_info(self, _job: str) -> object:
+            return SimpleNamespace(driver_exit_code=code)
+
+    module = ModuleType("ray.job_submission")
+    monkeypatch.setattr(module, "JobSubmissionClient", Client, raising=False)
+    monkeypatch.setitem(sys.modules, "ray.job_submission", module)
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")
+    monkeypatch.setattr(sys, "argv", ["job", "python", "train.py"])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    for name in ("check_token", "wait_for_head"):
+        monkeypatch.setattr(node, name, lambda *_: None)
+    codes: list[int] = []
+    monkeypatch.setattr(node, "run", lambda main: codes.append(main()))
+    runpy.run_path(str(ENTRYPOINTS / "job"), run_name="__main__")
+    assert codes == [returned]

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+import time
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
 from raydebug.errors import RaydebugError
 from raydebug.jobs.first_error import find_errors, judge_errors
 from raydebug.jobs.follow import short_reason
-from raydebug.jobs.logs import Filter, Source, of_node, rank_of, read_pattern, read_since, select_sources, stamp_of
+from raydebug.jobs.logs import (
+    Filter,
+    Source,
+    find_sources,
+    of_node,
+    rank_of,
+    read_pattern,
+    read_since,
+    select_sources,
+    stamp_of,
+)
 
 ACTOR = {"pid": 7, "class_name": "WorkerDict", "serialized_runtime_env": '{"env_vars": {"RANK": "3"}}'}
 NAMES = [
@@ -28,7 +39,7 @@ NAMES = [
 
 def test_files_of_a_job():
     """A job has its driver's file and those of its workers, with role, rank and pid; another job's are left out."""
-    found = of_node("n", NAMES, "raydebug-1", "02000000", {7: ACTOR})
+    found = of_node("n", NAMES, "raydebug-1", "02000000", {("n", 7): ACTOR})
     assert [(s.title, s.stream) for s in found] == [
         ("driver", "log"),
         ("WorkerDict rank 3", "err"),
@@ -38,6 +49,47 @@ def test_files_of_a_job():
     assert [s.title for s in select_sources(found, "worker", None)] == ["WorkerDict rank 3"] * 2
     assert [s.title for s in select_sources(found, None, 3)] == ["WorkerDict rank 3"] * 2
     assert of_node("n", NAMES, "raydebug-1", "", {}) == [Source("n", "job-driver-raydebug-1.log", "driver")]
+
+
+class TwoNodes:
+    """Two nodes with a worker of the same pid; a third one without a file of the job."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.addresses = dict(zip(("aaaaaaaaaa", "bbbbbbbbbb", "cccccccccc"), addresses, strict=True))
+
+    def nodes(self) -> list[dict[str, str]]:
+        return [{"node_id": node, "node_ip": address} for node, address in self.addresses.items()]
+
+    def actors(self, job_id: str) -> list[dict[str, object]]:
+        return [{**ACTOR, "node_id": "bbbbbbbbbb"}]
+
+    def log_names(self, node_id: str) -> list[str]:
+        return {"aaaaaaaaaa": [NAMES[0], "worker-aa-02000000-7.out"], "bbbbbbbbbb": ["worker-bb-02000000-7.out"]}.get(
+            node_id, []
+        )
+
+
+@pytest.mark.parametrize(
+    ("addresses", "first", "second"),
+    [
+        (("10.0.0.1", "10.0.0.2", "10.0.0.3"), "10.0.0.1", "10.0.0.2"),
+        (("127.0.0.1",) * 3, "aaaaaaaa", "bbbbbbbb"),
+    ],
+)
+def test_files_of_several_nodes(addresses, first, second):
+    """A job on several nodes has the node in each title; a pid names an actor of its own node only."""
+    job = {"submission_id": "raydebug-1", "job_id": "02000000"}
+    found = find_sources(TwoNodes(*addresses), job)
+    titles = [f"driver on {first}", f"WorkerDict rank 3 on {second}", f"task pid 7 on {first}"]
+    assert [source.title for source in found] == titles
+
+
+def test_files_of_one_node():
+    """A job whose files are on one node needs no node in their titles."""
+    nodes = TwoNodes("10.0.0.1", "10.0.0.2", "10.0.0.3")
+    nodes.addresses.pop("bbbbbbbbbb")
+    found = find_sources(nodes, {"submission_id": "raydebug-1", "job_id": "02000000"})
+    assert [source.title for source in found] == ["driver", "task pid 7"]
 
 
 @pytest.mark.parametrize("runtime_env", [None, "", "{", "[]", '{"env_vars": null}', '{"env_vars": {"RANK": "x"}}'])
@@ -51,7 +103,7 @@ def test_lines_that_are_wanted():
     """Ray's own tokens are left out; --since goes by the last time stamp, --grep by the line."""
     text = [":actor_name:WorkerDict", "start", "2026-11-21 19:00:00,1 old", "of it", "2026-11-21 20:00:00,1 loss 1"]
     assert list(Filter().lines(text)) == text[1:]
-    late = Filter(since=datetime(2026, 11, 21, 19, 30))  # noqa: DTZ001
+    late = Filter(since=datetime(2026, 11, 21, 19, 30, tzinfo=UTC), zone=UTC)
     assert list(late.lines(text)) == ["start", text[-1]]
     assert list(Filter(pattern=re.compile("loss")).lines(text)) == [text[-1]]
     state: dict[str, bool] = {}
@@ -59,16 +111,38 @@ def test_lines_that_are_wanted():
 
 
 def test_times():
-    """--since takes a span or a moment; stamps without a year are of this one; nonsense is refused in three lines."""
-    assert abs(read_since("10m") - (datetime.now() - timedelta(minutes=10))) < timedelta(seconds=5)  # noqa: DTZ005
-    assert read_since("2026-11-21 19:41:51") == datetime(2026, 11, 21, 19, 41, 51)  # noqa: DTZ001
-    assert stamp_of("INFO 11-21 19:41:51 [core.py:7] x") is not None
-    assert stamp_of("99-99 99:99:99") is None
-    with pytest.raises(RaydebugError) as refused:
-        read_since("yesterday")
-    assert str(refused.value).count("\n") == 2
+    """--since takes a span or a time, in UTC where it has no offset; nonsense is refused in three lines."""
+    assert abs(read_since("10m") - (datetime.now(UTC) - timedelta(minutes=10))) < timedelta(seconds=5)
+    moment = datetime(2026, 11, 21, 19, 41, 51, tzinfo=UTC)
+    same = ("2026-11-21 19:41:51", "2026-11-21T19:41:51Z", "2026-11-21 21:41:51+02:00", "2026-11-21T15:11:51-04:30")
+    assert [read_since(text) for text in same] == [moment] * 4
+    for nonsense in ("yesterday", "9999999999999d", "12:00", ""):
+        with pytest.raises(RaydebugError) as refused:
+            read_since(nonsense)
+        assert str(refused.value).count("\n") == 2
     with pytest.raises(RaydebugError, match="not a regular expression"):
         read_pattern("(")
+
+
+def test_stamps(monkeypatch: pytest.MonkeyPatch):
+    """A stamp is in its own offset, else in the zone of its node; one without a year is of the last twelve months."""
+    moment = datetime(2026, 11, 21, 19, 41, 51, tzinfo=UTC)
+    tokyo = timezone(timedelta(hours=9))
+    assert stamp_of("2026-11-21 19:41:51,630 x", UTC) == moment
+    assert stamp_of("[2026-11-22 04:41:51,630 x", tokyo) == moment
+    assert stamp_of("2026-11-21T20:41:51.630+01:00 x", tokyo) == moment
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        assert stamp_of("2026-11-22 01:11:51,630 x") == moment
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    later = datetime.now(UTC) + timedelta(days=40)
+    found = stamp_of(f"INFO {later:%m-%d} 19:41:51 [core.py:7] x", UTC)
+    assert found is not None
+    assert timedelta(days=200) < datetime.now(UTC) - found < timedelta(days=366)
+    assert stamp_of("99-99 99:99:99") is None
 
 
 def errors(text: str) -> list[str]:

@@ -16,10 +16,15 @@ from typing import Any
 
 import pexpect
 import pytest
+import typer
 
+from raydebug.cli.open import snapshot
+from raydebug.cluster import find
 from raydebug.dap import DapSession, RequestFailed
 from raydebug.editors import adapter as editors_adapter
 from raydebug.editors.vscode import configuration_for_snapshot
+from raydebug.errors import RaydebugError
+from raydebug.gateway import gateway_client
 from raydebug.jobs.run_folder import DOCUMENT
 from raydebug.report.crash import crash_page
 from raydebug.snapshot.values import REFUSED
@@ -592,3 +597,29 @@ def test_what_a_worker_writes(tmp_path: Path) -> None:
     ]
     opened = raydebug("open", path).stdout
     assert opened.startswith("crash in look_up\n  KeyError: gsm8k\n  caused by ExceptionGroup: two\n")
+
+
+def test_snapshot_of_all_pauses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
+    """`snapshot all` saves every pause that it can, names each that it cannot, and then exits 1."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(find, "load_cluster", lambda name: None)
+    monkeypatch.setattr(gateway_client, "fetch_pauses", lambda cluster: [{"id": one} for one in "123"])
+    monkeypatch.setattr(gateway_client, "fetch_snapshot", lambda cluster, job, saved: b"")
+
+    def save(cluster: object, pause_id: str) -> dict[str, str]:
+        if pause_id != "3":
+            raise RaydebugError(f"pause {pause_id} is gone", cause="x", fix="y", code="pause.unknown")
+        return {"id": f"c{pause_id}", "job": "raydebug-1"}
+
+    monkeypatch.setattr(gateway_client, "save_pause", save)
+    with pytest.raises(typer.Exit) as left:
+        snapshot("all", None, "default")
+    shown = capsys.readouterr()
+    assert left.value.exit_code == 1
+    assert shown.out == f"{tmp_path}/raydebug/runs/raydebug-1/snapshots/c3.snapshot.gz\n"
+    assert [line for line in shown.err.splitlines() if "error" in line] == [
+        "error: pause 1 is gone",
+        "error: pause 2 is gone",
+    ]
+    with pytest.raises(RaydebugError, match="pause 1 is gone"):
+        snapshot("1", None, "default")

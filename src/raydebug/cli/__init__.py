@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import errno
 import itertools
 import sys
 
@@ -12,30 +12,40 @@ from raydebug.errors import Exit, RaydebugError
 
 def main() -> None:
     """Run `raydebug` and exit; every failure that a user can act on becomes three lines."""
-    arguments = sys.argv[1:]
+    render.take_streams()
+    try:
+        sys.exit(_run(sys.argv[1:]))
+    except render.OutputLost as lost:
+        if lost.errno == errno.EPIPE:  # `raydebug ... | head`: as a shell reports a program that SIGPIPE has ended
+            sys.exit(Exit.PIPE)
+        failure = RaydebugError(
+            "standard output cannot be written",
+            cause=str(lost),
+            fix="write it to a file or a program that takes all of it",
+            code="output.lost",
+        )
+        render.error(failure)
+        sys.exit(failure.exit_code)
+
+
+def _run(arguments: list[str]) -> int:
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    debug = "--debug" in own
+    debug, as_json = "--debug" in own, "--json" in own
     if debug:
         _log_commands()
-    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character must not end a session
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
     words = [word for at, word in enumerate(arguments) if not (word == "--debug" and at < len(own))]
     try:
         code = _call(words)
     except RaydebugError as failure:
-        render.error(failure, as_json="--json" in own)
+        render.error(failure, as_json=as_json)
         if debug:
             raise
-        sys.exit(failure.exit_code)
+        return failure.exit_code
     except KeyboardInterrupt:
-        sys.exit(Exit.INTERRUPTED)
-    except BrokenPipeError:  # `raydebug ... | head`
-        sys.stderr.close()
-        sys.exit(Exit.OK)
+        return Exit.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the single rescue
-        _exit_for(error, debug=debug)
-    sys.exit(code if isinstance(code, int) else Exit.OK)
+        return _code_of(error, debug=debug, as_json=as_json)
+    return code if isinstance(code, int) else Exit.OK
 
 
 def _call(words: list[str]) -> object:
@@ -64,13 +74,14 @@ def _options_given() -> list[str]:
     return [word.partition("=")[0] for word in own if word.startswith("-")]
 
 
-def _exit_for(error: Exception, *, debug: bool) -> None:
+def _code_of(error: Exception, *, debug: bool, as_json: bool) -> int:
+    """Report an error of click, or one that nobody has foreseen, and return the exit code."""
     # By what they can say, not by class: typer brings a click of its own, or uses the installed one, by version.
     kind = type(error).__name__
     if kind == "Abort":
-        sys.exit(Exit.INTERRUPTED)
+        return Exit.INTERRUPTED
     if kind == "Exit":
-        sys.exit(getattr(error, "exit_code", Exit.OK))
+        return int(getattr(error, "exit_code", Exit.OK))
     say = getattr(error, "format_message", None)
     if say is not None:
         context = getattr(error, "ctx", None)
@@ -82,8 +93,8 @@ def _exit_for(error: Exception, *, debug: bool) -> None:
             code="usage",
             exit_code=Exit.USAGE,
         )
-        render.error(failure, as_json="--json" in sys.argv)
-        sys.exit(Exit.USAGE)
+        render.error(failure, as_json=as_json)
+        return Exit.USAGE
     if debug:
         raise error
     failure = RaydebugError(
@@ -92,5 +103,5 @@ def _exit_for(error: Exception, *, debug: bool) -> None:
         fix="run it again with --debug and report what it prints",
         code="internal",
     )
-    render.error(failure, as_json="--json" in sys.argv)
-    sys.exit(Exit.FAILED)
+    render.error(failure, as_json=as_json)
+    return Exit.FAILED

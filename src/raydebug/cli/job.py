@@ -87,14 +87,19 @@ def logs(
     rank: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only this rank of a training group.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the job has ended.")] = False,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="30s, 10m, 2h, or a moment; by the time stamps in the logs.")
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="30s, 10m, 2h, or a time in UTC or with an offset, such as 2026-11-21T19:41:51 or ...51+01:00; by the"
+            " time stamps in the logs.",
+        ),
     ] = None,
     grep: Annotated[str | None, typer.Option(metavar="RE", help="Only lines in which this is found.")] = None,
     first_error: Annotated[
         bool, typer.Option("--first-error", help="The earliest real error in all of its files; what followed, folded.")
     ] = False,
     name: Name = "default",
-    as_json: Json = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --first-error: one JSON document.")] = False,
 ) -> None:
     """Print what the processes of a job wrote: of all, or by role and rank.
 
@@ -105,13 +110,27 @@ def logs(
       raydebug job logs --follow --grep 'loss|reward'
       raydebug job logs --first-error                  why it failed
     """
+    from raydebug.cluster.find import load_cluster
+    from raydebug.cluster.kinds import kind_of
     from raydebug.jobs.logs import Filter, follow_lines, read_pattern, read_since
     from raydebug.jobs.submit import hide_command
 
+    if as_json and not first_error:
+        raise RaydebugError(
+            "--json is for --first-error",
+            cause="logs are lines of text",
+            fix="raydebug job logs --first-error --json",
+            code="usage",
+            exit_code=Exit.USAGE,
+        )
+    wanted = Filter(
+        None if since is None else read_since(since),
+        None if grep is None else read_pattern(grep),
+        kind_of(load_cluster(name)).zone,
+    )
     dashboard = _dashboard(name)
     found = _find(dashboard, job)
     submission_id = found["submission_id"]
-    wanted = Filter(None if since is None else read_since(since), None if grep is None else read_pattern(grep))
     if first_error:
         _show_first_error(dashboard, found, as_json=as_json)
         return

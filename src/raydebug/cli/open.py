@@ -14,6 +14,7 @@ from raydebug.errors import Exit, RaydebugError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from raydebug.cluster.state import Cluster
     from raydebug.snapshot.load import SnapshotFile
 
 
@@ -117,9 +118,7 @@ def snapshot(
     Example: raydebug snapshot all
     """
     from raydebug.cluster.find import load_cluster
-    from raydebug.gateway.gateway_client import fetch_pauses, fetch_snapshot, save_pause
-    from raydebug.jobs.run_folder import RunFolder
-    from raydebug.settings.files import write_named
+    from raydebug.gateway.gateway_client import fetch_pauses
 
     cluster = load_cluster(name)
     ids = [pause["id"] for pause in fetch_pauses(cluster)]
@@ -134,20 +133,42 @@ def snapshot(
             code="pause.ambiguous",
             exit_code=Exit.USAGE,
         )
+    failed = False
     for pause_id in chosen:
-        saved = save_pause(cluster, pause_id)
-        job = saved.get("job") or ""
-        file = fetch_snapshot(cluster, job, saved["id"])
         try:
-            path = output or RunFolder(job).add_snapshot(saved["id"], file)
-            if output is not None:
-                write_named(output, file)
-        except OSError as error:
-            raise RaydebugError(
-                f"the snapshot of pause {pause_id} cannot be written",
-                cause=str(error),
-                fix="name another file: --output FILE",
-                code="snapshot.not-written",
-            ) from error
-        render.out(render.visible(str(path), keep=""))
-        render.say(f"next: {render.command('raydebug', 'open', str(path))}")
+            _save(cluster, pause_id, output)
+        except RaydebugError as failure:
+            if len(chosen) == 1:
+                raise
+            failed = True
+            render.error(failure)
+    if failed:
+        raise typer.Exit(Exit.FAILED)
+
+
+def _save(cluster: Cluster, pause_id: str, output: Path | None) -> None:
+    """Save a pause in a file, and print its path.
+
+    Raises:
+        RaydebugError: it cannot be saved, or its file cannot be written.
+    """
+    from raydebug.gateway.gateway_client import fetch_snapshot, save_pause
+    from raydebug.jobs.run_folder import RunFolder
+    from raydebug.settings.files import write_named
+
+    saved = save_pause(cluster, pause_id)
+    job = saved.get("job") or ""
+    file = fetch_snapshot(cluster, job, saved["id"])
+    try:
+        path = output or RunFolder(job).add_snapshot(saved["id"], file)
+        if output is not None:
+            write_named(output, file)
+    except OSError as error:
+        raise RaydebugError(
+            f"the snapshot of pause {pause_id} cannot be written",
+            cause=str(error),
+            fix="name another file: --output FILE",
+            code="snapshot.not-written",
+        ) from error
+    render.out(render.visible(str(path), keep=""))
+    render.say(f"next: {render.command('raydebug', 'open', str(path))}")

@@ -41,6 +41,14 @@ def report(
     from raydebug.jobs.run_folder import LAST, list_runs, load_run
     from raydebug.report import write_report
 
+    if lists and runs:
+        raise RaydebugError(
+            "--list takes no run",
+            cause=f"'{runs[0]}' is one; --list shows all",
+            fix="leave one of them out",
+            code="usage",
+            exit_code=Exit.USAGE,
+        )
     if lists:
         _list(list_runs(), as_json=as_json)
         return

@@ -51,6 +51,11 @@ def stacks(
     from raydebug.stacks.collect import as_document
     from raydebug.stacks.show import group_lines, left_out_lines, silent_lines, whole_lines
 
+    if job is not None and saved is not None:
+        raise RaydebugError(
+            "--from takes no job", cause="the file has the processes of one sample, and all of them are shown",
+            fix="leave one of them out", code="usage", exit_code=Exit.USAGE,
+        )  # fmt: skip
     taken, tasks = read_saved(saved) if saved is not None else _sample(name, job, samples, native=native)
     try:
         document = as_document(taken, tasks)

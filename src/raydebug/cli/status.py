@@ -9,7 +9,7 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Json, Name
-from raydebug.errors import Exit
+from raydebug.errors import Exit, RaydebugError
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
@@ -143,8 +143,13 @@ def _show_pool(pool: dict[str, Any]) -> None:
 
 
 def logs(
-    service: Annotated[str | None, typer.Argument(help="head, worker or gateway. Default: all.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until Ctrl-C.")] = False,
+    service: Annotated[
+        str | None,
+        typer.Argument(help="head, gateway, or in containers worker. Default: all."),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow until Ctrl-C, or until the cluster ends.")
+    ] = False,
     audit: Annotated[
         bool, typer.Option("--audit", help="Who attached to which pause, of the last 30 days; after `down` too.")
     ] = False,
@@ -158,13 +163,30 @@ def logs(
       raydebug logs gateway
       raydebug logs --audit        who attached, resumed, was refused: also of clusters that are down
     """
+    if as_json > audit or (audit and (service is not None or follow)):
+        raise RaydebugError(
+            "--json is for --audit" if as_json > audit else "--audit takes no service and no --follow",
+            cause="logs are lines of text" if as_json > audit else "it shows what is kept of the gateway's audit lines",
+            fix="raydebug logs --audit" + (" --json" if as_json else ""),
+            code="usage",
+            exit_code=Exit.USAGE,
+        )
     if audit:
         _show_audit(name, as_json=as_json)
         return
     from raydebug.cluster.find import load_cluster
     from raydebug.cluster.kinds import kind_of
 
-    raise typer.Exit(kind_of(load_cluster(name)).show_logs(service, follow=follow))
+    kind = kind_of(load_cluster(name))
+    if service is not None and service not in kind.services:
+        raise RaydebugError(
+            f"there is no service '{service}'",
+            cause=f"the services are: {', '.join(kind.services) or 'not to be seen from here'}",
+            fix="raydebug logs head",
+            code="service.unknown",
+            exit_code=Exit.USAGE,
+        )
+    raise typer.Exit(kind.show_logs(service, follow=follow))
 
 
 def _show_audit(name: str, *, as_json: bool) -> None:

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 15.0
 NODES_TIMEOUT_S = 4.0
+CLOSE_TIMEOUT_S = 1.0  # who leaves a log does not wait for a dashboard that hangs
 GCS_TIMEOUT_S = 1.5  # without its GCS the dashboard answers late or never, and then users call `ps`
 ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})  # ray 2.60.0 dashboard/modules/job/common.py JobStatus
+ANSWER_CHARS = 80  # shown of an answer that is not Ray's
 STOCK_ID_CHARS = 8  # of Ray's worker id: enough to tell them apart, short enough to type
 UNKNOWN_TO_RAY = ("kind", "file", "line", "function", "thread", "exception", "where", "rank", "step", "since_s")
 
@@ -65,6 +67,7 @@ class ActorRow(TypedDict, total=False):
     """A row of Ray's actor table."""
 
     pid: int
+    node_id: str | None
     class_name: str
     serialized_runtime_env: str | None
 
@@ -137,7 +140,7 @@ class Dashboard:
 
     def node_statistics(self, node_id: str) -> Mapping[str, Any]:
         """Return what a node's agent last measured: its memory, its workers' and its GPUs'."""
-        detail: Mapping[str, Any] = self._ask("GET", f"/nodes/{node_id}", timeout=NODES_TIMEOUT_S)["data"]["detail"]
+        detail: Mapping[str, Any] = self._ask("GET", f"/nodes/{node_id}", "data", "detail", timeout=NODES_TIMEOUT_S)
         return detail
 
     def paused_workers(self) -> list[WorkerRow]:
@@ -167,7 +170,8 @@ class Dashboard:
 
     def log_names(self, node_id: str) -> list[str]:
         """Return the names of a node's log files."""
-        by_kind = self._ask("GET", "/api/v0/logs", params={"node_id": node_id, "glob": "*"})["data"]["result"]
+        params = {"node_id": node_id, "glob": "*"}
+        by_kind: dict[str, list[str]] = self._ask("GET", "/api/v0/logs", "data", "result", params=params)
         return [name for names in by_kind.values() for name in names]
 
     def log_text(self, node_id: str, name: str) -> str:
@@ -202,11 +206,11 @@ class Dashboard:
             env: environment variables of the driver and of its workers.
         """
         body = {"entrypoint": entrypoint, "submission_id": submission_id, "runtime_env": {"env_vars": env}}
-        return str(self._ask("POST", "/api/jobs/", json=body)["submission_id"])
+        return str(self._ask("POST", "/api/jobs/", "submission_id", of=str, json=body))
 
     def jobs(self) -> list[JobInfo]:
         """Return every job that the cluster knows, with its status and runtime environment."""
-        rows: list[JobInfo] = self._ask("GET", "/api/jobs/")
+        rows: list[JobInfo] = self._ask("GET", "/api/jobs/", of=list)
         return rows
 
     def submitted_jobs(self) -> list[JobInfo]:
@@ -221,7 +225,7 @@ class Dashboard:
 
     def job_logs(self, submission_id: str) -> str:
         """Return the whole log of a job's driver."""
-        return str(self._ask("GET", f"/api/jobs/{submission_id}/logs")["logs"])
+        return str(self._ask("GET", f"/api/jobs/{submission_id}/logs", "logs", of=str))
 
     def stop_job(self, submission_id: str) -> None:
         """Ask Ray to stop a job."""
@@ -236,6 +240,7 @@ class Dashboard:
         url = self._cluster.dashboard.replace("http", "ws", 1) + f"/api/jobs/{submission_id}/logs/tail"
         connection = await asyncio.to_thread(self._connect)
         how: dict[str, Any] = {"max_size": None, "proxy": None, "ping_interval": None, "compression": None}
+        how["close_timeout"] = CLOSE_TIMEOUT_S
         async with websockets.connect(url, sock=connection, additional_headers=self._headers, **how) as stream:
             async for piece in stream:
                 yield piece if isinstance(piece, str) else piece.decode(errors="replace")
@@ -255,13 +260,39 @@ class Dashboard:
         names = ("filter_keys", "filter_predicates", "filter_values")
         given = dict(zip(names, (list(column) for column in zip(*filters, strict=True)), strict=False))
         params = {"detail": 1, "limit": limit, **given, **more}
-        rows: list[Any] = self._ask("GET", f"/api/v0/{table}", params=params, timeout=timeout)["data"]["result"][
-            "result"
-        ]
+        keys = ("data", "result", "result")
+        rows: list[Any] = self._ask("GET", f"/api/v0/{table}", *keys, of=list, params=params, timeout=timeout)
         return rows
 
-    def _ask(self, method: str, path: str, **options: Any) -> Any:
-        return self._receive(method, path, **options).json()
+    def _ask(self, method: str, path: str, *keys: str, of: type = dict, **options: Any) -> Any:
+        """Return what Ray answers, or a part of it.
+
+        Args:
+            method: of HTTP.
+            path: on the dashboard.
+            keys: where the part is in the answer.
+            of: its type; the items of a list are dictionaries.
+            options: further ones of the request.
+
+        Raises:
+            RaydebugError: no answer, a refusal, or no answer of Ray's.
+        """
+        answer = self._receive(method, path, **options)
+        try:
+            found = answer.json()
+            for key in keys:
+                found = found[key]
+            if isinstance(found, of) and (not isinstance(found, list) or all(isinstance(row, dict) for row in found)):
+                return found
+        except (ValueError, LookupError, TypeError):
+            pass
+        begin = " ".join(answer.text[:ANSWER_CHARS].split())
+        raise RaydebugError(
+            f"no Ray dashboard is at {self._cluster.dashboard}",
+            cause=f"{method} {path} is answered with {begin!r}" if begin else f"the answer to {method} {path} is empty",
+            fix=self._where_to_look(),
+            code="cluster.no-dashboard",
+        )
 
     def _receive(self, method: str, path: str, **options: Any) -> httpx.Response:
         import httpx

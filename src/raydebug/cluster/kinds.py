@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from typing import Any, TypedDict
+from datetime import UTC, tzinfo
+from typing import Any, ClassVar, TypedDict
 
 from raydebug import render
 from raydebug.cluster import state
 from raydebug.cluster.dashboard import GCS_TIMEOUT_S, Dashboard, why_no_gcs
+from raydebug.cluster.growing_log import GrowingLog
 from raydebug.cluster.runner import ContainerRunner, LocalRunner, Runner
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 
 CONTAINER_ENDS_S = 1.5
+FOLLOW_EVERY_S = 0.5
 
 
 class Node(TypedDict):
@@ -35,6 +38,8 @@ class Kind:
     """
 
     next_step = "raydebug run{name} -- python your_program.py"
+    services: tuple[str, ...] = ()  # those with logs that `raydebug logs` shows
+    zone: tzinfo | None = None  # of the time stamps in Ray's logs; None for this machine's
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -149,8 +154,19 @@ class Kind:
         return None
 
     def show_logs(self, service: str | None, *, follow: bool) -> int:
-        """Print the logs of the cluster's own programs, and return an exit code."""
-        return Exit.OK
+        """Print the logs of the cluster's own programs, and return an exit code.
+
+        Args:
+            service: one of `services`; None for all.
+            follow: go on until the user or the cluster ends it.
+        """
+        raise RaydebugError(
+            "the logs of this cluster's programs are not here",
+            cause="RAYDEBUG_DASHBOARD names it: this is a container of its network",
+            fix="on its host: `raydebug logs`, or `docker compose logs`",
+            code="cluster.joined",
+            exit_code=Exit.USAGE,
+        )
 
     def keep_audit_lines(self) -> None:
         """Copy audit lines that would end with the cluster to the user's state folder."""
@@ -159,7 +175,8 @@ class Kind:
 class LocalKind(Kind):
     """A cluster of processes on this machine, kept by its supervisor."""
 
-    LOGS = (("head", "ray.log"), ("gateway", "gateway.log"))
+    LOGS: ClassVar = {"head": "ray.log", "gateway": "gateway.log"}
+    services = tuple(LOGS)
 
     def take_down(self) -> list[str]:
         """End the supervisor and all processes of the cluster."""
@@ -232,18 +249,25 @@ class LocalKind(Kind):
         return pool
 
     def show_logs(self, service: str | None, *, follow: bool) -> int:
-        """Print Ray's and the gateway's log files."""
-        for part, file in self.LOGS:
-            folder = self.cluster.folder
-            for path in [*sorted(folder.glob(f"{file}.*"), reverse=True), folder / file]:
-                if service in (None, part) and path.is_file():
-                    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-                        render.out(f"{part} | {render.visible(line)}")
-        return Exit.OK
+        """Print Ray's and the gateway's log files; the end of the cluster ends `follow`."""
+        folder = self.cluster.folder
+        parts = [part for part in self.LOGS if service in (None, part)]
+        logs = [(part, GrowingLog(folder / self.LOGS[part])) for part in parts]
+        while True:
+            is_over = not follow or not self.is_alive()
+            for part, log in logs:
+                for line in log.read(to_end=is_over):
+                    render.out(f"{part} | {render.visible(line)}")
+            if is_over:
+                return Exit.OK
+            time.sleep(FOLLOW_EVERY_S)
 
 
 class ComposeKind(Kind):
     """A cluster of containers that `up` started."""
+
+    services = ("head", "worker", "gateway")
+    zone = UTC
 
     def take_down(self) -> list[str]:
         """Remove containers and networks."""
@@ -332,6 +356,8 @@ class ByHandKind(Kind):
     """A cluster of containers that docker compose started without raydebug."""
 
     next_step = "docker compose run --rm job python your_program.py"
+    services = ("head", "worker", "gateway")
+    zone = UTC
 
     def take_down(self) -> list[str]:
         """Refuse."""

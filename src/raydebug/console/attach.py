@@ -154,9 +154,11 @@ async def from_stdin() -> AsyncIterator[str]:
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[str]()
 
     def read() -> None:
-        for line in iter(sys.stdin.readline, ""):
-            loop.call_soon_threadsafe(queue.put_nowait, line)
-        loop.call_soon_threadsafe(queue.put_nowait, "")
+        try:
+            for line in iter(sys.stdin.readline, ""):
+                loop.call_soon_threadsafe(queue.put_nowait, line)
+        finally:  # a script that cannot be read on has ended
+            loop.call_soon_threadsafe(queue.put_nowait, "")
 
     # A daemon thread: a pipe that is never closed must not keep us from leaving.
     threading.Thread(target=read, name="stdin", daemon=True).start()

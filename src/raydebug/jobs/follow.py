@@ -20,6 +20,7 @@ from raydebug.jobs import resource_requests
 from raydebug.jobs.first_error import find_first_error
 from raydebug.jobs.recorder import Recorder
 from raydebug.jobs.submit import command_of, hide_command
+from raydebug.process import shell_code
 from raydebug.protocol.listings import ListedPause
 from raydebug.protocol.tripwires import history_lines
 
@@ -27,7 +28,10 @@ PAUSE_POLL_S = 0.3
 STATUS_POLL_S = 0.3
 RETRY_S = 1.0
 LAST_LINES_S = 0.5
+STOP_TIMEOUT_S = 20.0
 FAILED_WITHOUT_CODE = 1
+LEAVING = (signal.SIGTERM, signal.SIGHUP)
+INTERRUPTED = "INTERRUPTED"  # the status in a run's record when nobody has followed the job to its end
 DEMAND_POLL_S = 2.5
 DEMAND_LOOKS = 3  # polls in a row: by then a program would have withdrawn its request, or a node would have started
 
@@ -48,7 +52,7 @@ def exit_code_of(info: JobInfo) -> int:
     code = info.get("driver_exit_code")
     if code is None:
         return 0 if info["status"] == "SUCCEEDED" else FAILED_WITHOUT_CODE
-    return 128 - int(code) if code < 0 else int(code)  # ended by a signal: the shell's convention
+    return shell_code(code)
 
 
 class Follower:
@@ -191,7 +195,11 @@ Explain = Callable[[Dashboard, str], tuple[list[str], list[dict[str, str]]]]
 
 
 def follow_job(cluster: Cluster, submission_id: str, watch: Watch | None = None, explain: Explain | None = None) -> int:
-    """Show a job's log and pauses until it ends, and return its exit code; Ctrl-C asks whether to stop it."""
+    """Show a job's log and pauses until it ends, and return its exit code.
+
+    Ctrl-C asks whether to stop the job; SIGTERM and SIGHUP leave it running, and 128 plus their number is returned. A
+    job is followed to its end without standard output too.
+    """
     return asyncio.run(_follow(cluster, submission_id, watch, explain))
 
 
@@ -203,7 +211,10 @@ async def _follow(cluster: Cluster, submission_id: str, watch: Watch | None, exp
 
     def show(piece: str) -> None:
         piece = hide_command(piece, about["entrypoint"])
-        render.out_raw(render.visible_log(piece, colour=colour))
+        try:
+            render.out_raw(render.visible_log(piece, colour=colour))
+        except render.OutputLost as lost:  # said once: what follows is dropped
+            render.say(f"note: standard output is lost ({lost}); job {submission_id} is followed without it")
         for finding in recorder.take_log(piece):
             render.say(render.visible(f"{finding.severity}: {finding.what}  [{finding.code}]", keep=""))
             render.say(render.visible(f"next: {finding.fix}", keep=""))
@@ -222,6 +233,8 @@ async def _follow(cluster: Cluster, submission_id: str, watch: Watch | None, exp
     finally:
         sampling.cancel()
         watched.cancel()
+        if not recorder.has_ended:
+            recorder.end(INTERRUPTED, Exit.INTERRUPTED, None)
 
 
 async def _until_end(
@@ -232,54 +245,81 @@ async def _until_end(
     watched: asyncio.Future[str],
     explain: Explain | None,
 ) -> int:
-    interrupted = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
+    signals = _take_signals()
     following = asyncio.ensure_future(follower.follow())
-    while True:
-        waiting = asyncio.ensure_future(interrupted.wait())
-        first_of: set[asyncio.Future[Any]] = {following, waiting, watched}
-        await asyncio.wait(first_of, return_when=asyncio.FIRST_COMPLETED)
+    waiting = asyncio.ensure_future(signals.get())
+    first_of: set[asyncio.Future[Any]] = {following, waiting, watched}
+    await asyncio.wait(first_of, return_when=asyncio.FIRST_COMPLETED)
+    if following.done():
         waiting.cancel()
-        if following.done():
-            try:
-                outcome = following.result()
-            except resource_requests.Unsatisfiable as refusal:
-                await asyncio.to_thread(_give_up, cluster, submission_id, recorder, refusal)
-                raise
-            return await asyncio.to_thread(_say_outcome, cluster, outcome, recorder, explain)
-        if watched.done():
-            await _stop(cluster, submission_id, following)
-            first = {"kind": "hang", "text": watched.result(), "who": "run --hang-after", "place": ""}
-            await asyncio.to_thread(recorder.end, "STOPPED", Exit.TIMEOUT, first)
-            return Exit.TIMEOUT
-        interrupted.clear()
-        if await _stop_wanted(interrupted):
-            return await _stop(cluster, submission_id, following)
-        following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following
-        render.say(f"job {submission_id} continues")
+        try:
+            outcome = following.result()
+        except resource_requests.Unsatisfiable as refusal:
+            await asyncio.to_thread(_give_up, cluster, submission_id, recorder, refusal)
+            raise
+        for one in LEAVING:  # to explain a failure may take long: from here on they end this process
+            asyncio.get_running_loop().remove_signal_handler(one)
+        return await asyncio.to_thread(_say_outcome, cluster, outcome, recorder, explain)
+    if watched.done():
+        waiting.cancel()
+        await _stop(cluster, submission_id, following, signals)
+        first = {"kind": "hang", "text": watched.result(), "who": "run --hang-after", "place": ""}
+        await asyncio.to_thread(recorder.end, "STOPPED", Exit.TIMEOUT, first)
+        return Exit.TIMEOUT
+    received = waiting.result()
+    if received == signal.SIGINT and await _stop_wanted(signals):
+        await _stop(cluster, submission_id, following, signals)
         return Exit.INTERRUPTED
+    await _leave(following)
+    render.say(f"job {submission_id} continues")
+    return 128 + received
 
 
-async def _stop_wanted(interrupted: asyncio.Event) -> bool:
+def _take_signals() -> asyncio.Queue[signal.Signals]:
+    """Return a queue of Ctrl-C and of the signals that ask to leave, which then end nothing by themselves."""
+    signals = asyncio.Queue[signal.Signals]()
+    for one in (signal.SIGINT, *LEAVING):
+        if one == signal.SIGINT or signal.getsignal(one) != signal.SIG_IGN:  # nohup ignores SIGHUP
+            asyncio.get_running_loop().add_signal_handler(one, signals.put_nowait, one)
+    return signals
+
+
+async def _stop_wanted(signals: asyncio.Queue[signal.Signals]) -> bool:
     """Ask once whether to stop the job; without a terminal, or at a second Ctrl-C, it is stopped."""
     if not sys.stdin.isatty():
         return True
     render.say("\nstop the job? [Y/n] ")
-    answer = asyncio.ensure_future(asyncio.to_thread(sys.stdin.readline))
-    again = asyncio.ensure_future(interrupted.wait())
+    loop, answered = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(sys.stdin, answered.set)  # no thread: one that reads could not be left without an answer
+    answer, again = asyncio.ensure_future(answered.wait()), asyncio.ensure_future(signals.get())
     await asyncio.wait({answer, again}, return_when=asyncio.FIRST_COMPLETED)
+    loop.remove_reader(sys.stdin)
+    answer.cancel()
+    if again.done():
+        return again.result() == signal.SIGINT
     again.cancel()
-    return not answer.done() or answer.result().strip().lower() not in ("n", "no")
+    return sys.stdin.readline().strip().lower() not in ("n", "no")
 
 
-async def _stop(cluster: Cluster, submission_id: str, following: asyncio.Future[Outcome]) -> int:
+async def _stop(
+    cluster: Cluster,
+    submission_id: str,
+    following: asyncio.Future[Outcome],
+    signals: asyncio.Queue[signal.Signals],
+) -> None:
+    """Stop a job and follow it to its end; another signal does not wait for that."""
     render.say(f"stopping job {submission_id}")
     await asyncio.to_thread(Dashboard(cluster).stop_job, submission_id)
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(following, timeout=20)
-    return Exit.INTERRUPTED
+    again = asyncio.ensure_future(signals.get())
+    first_of: set[asyncio.Future[Any]] = {following, again}
+    await asyncio.wait(first_of, timeout=STOP_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+    again.cancel()
+    await _leave(following)
+
+
+async def _leave(following: asyncio.Future[Outcome]) -> None:
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
 
 
 def _give_up(cluster: Cluster, submission_id: str, recorder: Recorder, refusal: RaydebugError) -> None:
@@ -302,6 +342,7 @@ def _announce(pause: ListedPause, name: str) -> None:
 
 def _say_outcome(cluster: Cluster, outcome: Outcome, recorder: Recorder, explain: Explain | None) -> int:
     first = None
+    recorder.end(outcome.status, outcome.exit_code, None)  # what follows may take long, and be cut off
     if outcome.exit_code == 0:
         seen = f" ({outcome.pauses} pauses)" if outcome.pauses else ""
         render.say(f"job {outcome.submission_id} succeeded{seen}")

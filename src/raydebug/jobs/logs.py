@@ -12,9 +12,9 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta, tzinfo
 
 from raydebug.cluster.dashboard import ActorRow, Dashboard, JobInfo
 from raydebug.errors import Exit, RaydebugError
@@ -23,10 +23,13 @@ DRIVER, TASK = "driver", "task"
 _WORKER_FILE = re.compile(r"worker-(?P<worker>[0-9a-f]+)-(?P<job>[0-9a-f]+)-(?P<pid>\d+)\.(?P<stream>out|err)")
 RANK_VARIABLE = "RANK"  # verl and torchrun give it to a worker in its runtime environment
 LOOK_EVERY_S = 1.0
+NODE_ID_CHARS = 8  # of Ray's id of a node: enough to tell nodes of one machine apart
 # Ray's tokens at the head of a worker's file (ray 2.60.0 _private/ray_constants.py LOG_PREFIX_*): for its log monitor.
 _TOKEN = re.compile(r":(?:job_id|actor_name|task_name|pid):.*")
 # 2026-11-21 19:41:51,630 · [2026-11-21 19:41:51 · INFO 11-21 19:41:51
-_STAMP = re.compile(r"(?:(?P<year>\d{4})-)?(?P<rest>\d\d-\d\d \d\d:\d\d:\d\d)")
+_STAMP = re.compile(
+    r"(?:(?P<year>\d{4})-)?(?P<date>\d\d-\d\d)[ T](?P<time>\d\d:\d\d:\d\d)(?:[.,]\d+)?(?P<zone>Z|[+-]\d\d:\d\d)?"
+)
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -42,6 +45,7 @@ class Source:
         rank: in its training group; None without one.
         pid: of the process; None for the driver's shell.
         stream: `out`, `err`, or `log` for both in one.
+        node: the node's name, where the job has files on several.
     """
 
     node_id: str
@@ -50,50 +54,64 @@ class Source:
     rank: int | None = None
     pid: int | None = None
     stream: str = "log"
+    node: str = ""
 
     @property
     def title(self) -> str:
         """Name the process for people."""
         rank = "" if self.rank is None else f" rank {self.rank}"
         pid = "" if self.pid is None or self.rank is not None else f" pid {self.pid}"
-        return f"{self.role}{rank}{pid}"
+        node = f" on {self.node}" if self.node else ""
+        return f"{self.role}{rank}{pid}{node}"
 
 
 def find_sources(dashboard: Dashboard, job: JobInfo) -> list[Source]:
-    """Return the files of a job: the driver's first, then by role, rank and pid.
+    """Return the files of a job: the driver's first, then by role, rank, node and pid.
 
     Args:
         dashboard: the cluster's.
         job: the job, as the dashboard describes it.
     """
     job_id = str(job.get("job_id") or "")
-    actors = {actor["pid"]: actor for actor in dashboard.actors(job_id)} if job_id else {}
+    # A pid names a process of one node only.
+    actors = {(actor.get("node_id"), actor["pid"]): actor for actor in dashboard.actors(job_id)} if job_id else {}
+    nodes = dashboard.nodes()
+    addresses = [node["node_ip"] for node in nodes]
     found: list[Source] = []
-    for node in dashboard.nodes():
+    for node in nodes:
+        node_id, address = node["node_id"], node["node_ip"]
         try:
-            names = dashboard.log_names(node["node_id"])
+            names = dashboard.log_names(node_id)
         except RaydebugError:  # the node is gone, and its files
             continue
-        found += of_node(node["node_id"], names, str(job["submission_id"]), job_id, actors)
-    return sorted(found, key=lambda s: (s.role != DRIVER, s.role, s.rank or 0, s.pid or 0, s.stream))
+        title = address if addresses.count(address) == 1 else node_id[:NODE_ID_CHARS]
+        found += of_node(node_id, names, str(job["submission_id"]), job_id, actors, title)
+    if len({source.node for source in found}) == 1:
+        found = [replace(source, node="") for source in found]
+    return sorted(found, key=lambda s: (s.role != DRIVER, s.role, s.rank or 0, s.node, s.pid or 0, s.stream))
 
 
 def of_node(
-    node_id: str, names: Iterable[str], submission_id: str, job_id: str, actors: dict[int, ActorRow]
+    node_id: str,
+    names: Iterable[str],
+    submission_id: str,
+    job_id: str,
+    actors: Mapping[tuple[str | None, int], ActorRow],
+    title: str = "",
 ) -> list[Source]:
     """Return the log files of a job on one node."""
     found = []
     for name in names:
         if name == f"job-driver-{submission_id}.log":
-            found.append(Source(node_id, name, DRIVER))
+            found.append(Source(node_id, name, DRIVER, node=title))
             continue
         parts = _WORKER_FILE.fullmatch(name)
         if parts is None or not job_id or parts["job"] != job_id:
             continue
         pid = int(parts["pid"])
-        actor = actors.get(pid)
+        actor = actors.get((node_id, pid))
         role = TASK if actor is None else str(actor.get("class_name") or "actor")
-        found.append(Source(node_id, name, role, rank_of(actor), pid, parts["stream"]))
+        found.append(Source(node_id, name, role, rank_of(actor), pid, parts["stream"], title))
     return found
 
 
@@ -122,10 +140,12 @@ class Filter:
     Args:
         since: no older than this, by the time stamp of the line or of an earlier one; None for all.
         pattern: only lines that match; None for all.
+        zone: of time stamps without an offset; None for this machine's.
     """
 
     since: datetime | None = None
     pattern: re.Pattern[str] | None = None
+    zone: tzinfo | None = None
 
     def lines(self, text: Iterable[str], state: dict[str, bool] | None = None) -> Iterator[str]:
         """Yield the wanted lines; `state` carries the last time stamp from call to call."""
@@ -133,43 +153,58 @@ class Filter:
         for line in text:
             if _TOKEN.fullmatch(line):
                 continue
-            if self.since is not None and (at := stamp_of(line)) is not None:
+            if self.since is not None and (at := stamp_of(line, self.zone)) is not None:
                 state["old"] = at < self.since
             if state.get("old") or (self.pattern is not None and not self.pattern.search(line)):
                 continue
             yield line
 
 
-def stamp_of(line: str) -> datetime | None:
-    """Return the time stamp near the beginning of a line, in local time; None without one."""
+def stamp_of(line: str, zone: tzinfo | None = None) -> datetime | None:
+    """Return the time stamp near the beginning of a line; None without one.
+
+    Args:
+        line: of a log.
+        zone: of a stamp without an offset; None for this machine's.
+    """
     found = _STAMP.search(line[:60])
     if found is None:
         return None
     with contextlib.suppress(ValueError):
-        year = int(found["year"] or datetime.now().year)  # noqa: DTZ005 - logs are in the node's local time
-        return datetime.strptime(f"{year}-{found['rest']}", "%Y-%m-%d %H:%M:%S")  # noqa: DTZ007
+        now = datetime.now(UTC)
+        year = int(found["year"] or now.year)
+        at = _in_zone(f"{year}-{found['date']}T{found['time']}{found['zone'] or ''}", zone)
+        # A stamp without a year is of the last one in January.
+        return at if found["year"] or at < now + timedelta(days=1) else at.replace(year=year - 1)
     return None
 
 
+def _in_zone(text: str, zone: tzinfo | None) -> datetime:
+    at = datetime.fromisoformat(text)
+    if at.tzinfo is not None:
+        return at
+    return at.astimezone() if zone is None else at.replace(tzinfo=zone)
+
+
 def read_since(text: str) -> datetime:
-    """Return the time that `10m`, `2h` or `2026-11-21 19:41:51` means.
+    """Return the time that `10m`, `2h`, `2026-11-21 19:41:51` (UTC) or `2026-11-21T19:41:51+01:00` means.
 
     Raises:
         RaydebugError: it is not a time.
     """
     span = _SPAN.fullmatch(text.strip())
-    if span:
-        return datetime.now() - timedelta(seconds=float(span[1]) * _SECONDS[span[2]])  # noqa: DTZ005
-    at = stamp_of(text)
-    if at is None:
+    try:
+        if span:
+            return datetime.now(UTC) - timedelta(seconds=float(span[1]) * _SECONDS[span[2]])
+        return _in_zone(text.strip(), UTC)
+    except (ValueError, OverflowError) as error:
         raise RaydebugError(
             f"--since {text} is not a time",
-            cause="it takes a duration (30s, 10m, 2h, 1d) or a time (2026-11-21 19:41:51)",
+            cause="it takes a span (30s, 10m, 2h, 1d) or a time in UTC: 2026-11-21T19:41:51, or with +01:00",
             fix="write --since 10m",
             code="usage",
             exit_code=Exit.USAGE,
-        )
-    return at
+        ) from error
 
 
 def read_pattern(text: str) -> re.Pattern[str]:
@@ -227,6 +262,8 @@ async def follow_lines(
                     reading[source] = asyncio.ensure_future(read(source))
             if over:
                 break
+            for task in [one for one in reading.values() if one.done()]:
+                task.result()  # raises when the reader of our output has gone
             await asyncio.sleep(LOOK_EVERY_S)
     finally:
         for task in reading.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -193,9 +194,11 @@ class Recorder:
         self._keeps_snapshots = True
         self._rest = ""
         self.log_chars = 0
+        self.has_ended = False
+        self._writing = threading.Lock()
         self._folder: RunFolder | None = None
         with contextlib.suppress(OSError):  # a full disk must not keep the job from running
-            self._folder = RunFolder(self._id)
+            self._folder = RunFolder(self._id).claimed()
             remove_oldest(RUN)
         self._write(None)
 
@@ -343,6 +346,12 @@ class Recorder:
         return f"[{', '.join(self._step_texts.values())}]"
 
     def _write(self, end: Mapping[str, object] | None) -> None:
+        with self._writing:  # what a sample began to write must not come after the end
+            self.has_ended |= end is not None
+            if end is not None or not self.has_ended:
+                self._write_document(end)
+
+    def _write_document(self, end: Mapping[str, object] | None) -> None:
         if self._folder is None:
             return
         now = self._now()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import shutil
 from collections.abc import Mapping
@@ -18,6 +20,7 @@ KEPT = 50  # of each kind; a new run removes the oldest
 DOCUMENT, LOG, SNAPSHOTS, STACKS = "run.json", "job.log", "snapshots", "stacks.json"
 LAST = "last"
 RECORD_BYTES_MAX = 256 * 2**20  # of run.json and stacks.json; records of earlier versions have up to 127 MiB
+UNFINISHED = ("running", "interrupted")  # statuses of a record that following the job again makes anew
 
 
 def runs_dir() -> Path:
@@ -38,6 +41,28 @@ class RunFolder:
     def __init__(self, run_id: str) -> None:
         self.path = runs_dir() / run_id
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def claimed(self) -> RunFolder | None:
+        """Return this folder with an empty job.log, for the one process that records the run; None if it may not.
+
+        Whoever follows a job reads its log from the beginning. So two processes do not record it at a time, and a run
+        that is recorded to its end stays as it is.
+
+        Raises:
+            OSError: the log cannot be written.
+        """
+        with contextlib.suppress(RaydebugError):
+            if read_run(self.path).get("status") not in UNFINISHED:
+                return None
+        self._lock = open_private(self.path / LOG)  # a lock lasts as long as its file is open
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        except OSError:  # a file system without locks
+            pass
+        self._lock.truncate(0)
+        return self
 
     def write(self, document: Mapping[str, object], **encoded: str) -> None:
         """Write run.json, whole or not at all.

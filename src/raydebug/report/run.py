@@ -22,7 +22,7 @@ FEW = 12  # pauses that need no summary by place
 MOST_PLACES = 20
 MOST_LISTED = 10_000
 _SIGNS = {"succeeded": "\N{CHECK MARK}", "failed": "\N{MULTIPLICATION X}", "stopped": "\N{BLACK SQUARE}",
-          "running": "\N{BLACK RIGHT-POINTING TRIANGLE}"}  # fmt: skip
+          "interrupted": "\N{BLACK SQUARE}", "running": "\N{BLACK RIGHT-POINTING TRIANGLE}"}  # fmt: skip
 _SEVERITIES = ("error", "warning", "note")
 _FINDING = (("why", "why"), ("see", "evidence"), ("fix", "fix"), ("run", "command"))
 _SHORT = 8  # words of the command in the head; the last section has all

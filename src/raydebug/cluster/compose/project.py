@@ -20,7 +20,6 @@ from raydebug.settings.files import compose_dir
 
 UP_TIMEOUT_S = 240.0
 DOWN_TIMEOUT_S = 60.0
-SERVICES = ("head", "worker", "gateway")
 
 
 def project_of(name: str) -> str:
@@ -94,34 +93,18 @@ def settings_of(cluster: Cluster) -> dict[str, Any]:
 
 
 def show_logs(cluster: Cluster, service: str | None, *, follow: bool) -> int:
-    """Run `docker compose logs` for a cluster that `up` started, and return its exit code.
-
-    Raises:
-        RaydebugError: there is no such service.
-    """
+    """Run `docker compose logs` for a cluster that `up` started, and return its exit code."""
     environment = {**os.environ, **compose_variables(cluster)}
     return process.hand_over(compose_argv(cluster, "logs", *_logs_arguments(service, follow=follow)), env=environment)
 
 
 def show_logs_by_hand(project: str, service: str | None, *, follow: bool) -> int:
-    """Run `docker compose logs` for a project that raydebug did not start, and return its exit code.
-
-    Raises:
-        RaydebugError: there is no such service.
-    """
+    """Run `docker compose logs` for a project that raydebug did not start, and return its exit code."""
     arguments = _logs_arguments(service, follow=follow)
     return process.hand_over(["docker", "compose", "--project-name", project, "logs", *arguments])
 
 
 def _logs_arguments(service: str | None, *, follow: bool) -> list[str]:
-    if service not in (None, *SERVICES):
-        raise RaydebugError(
-            f"there is no service '{service}'",
-            cause=f"the services are: {', '.join(SERVICES)}",
-            fix="raydebug logs head",
-            code="service.unknown",
-            exit_code=Exit.USAGE,
-        )
     return [*(["--follow"] if follow else []), *([service] if service else [])]
 
 

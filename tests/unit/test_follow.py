@@ -1,0 +1,169 @@
+"""Following a job: without an output, to the end of its record, and only once."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pexpect
+import pytest
+
+from ray_dashboard import JOB, RayDashboard
+
+FOLLOW = ("-m", "raydebug", "job", "attach-log")
+LOST = f"note: standard output is lost (%s); job {JOB} is followed without it\n"
+
+
+@pytest.fixture
+def dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayDashboard]:
+    """A cluster with one job, which runs; it is the cluster around this test."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with RayDashboard(tmp_path) as started:
+        for name, value in started.environment.items():
+            monkeypatch.setenv(name, value)
+        yield started
+
+
+def follow(stdout: int | IO[Any] = subprocess.PIPE, stderr: int | IO[Any] = subprocess.PIPE) -> subprocess.Popen[str]:
+    argv = [sys.executable, *FOLLOW]
+    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True)
+
+
+def first_line(follower: subprocess.Popen[str]) -> str:
+    assert follower.stdout is not None
+    return follower.stdout.readline()
+
+
+def recorded(tmp_path: Path) -> tuple[str, int | None, str]:
+    """Return status and exit code of the record, and the recorded log."""
+    folder = tmp_path / "raydebug" / "runs" / JOB
+    document = json.loads((folder / "run.json").read_text())
+    return document["status"], document["exit_code"], (folder / "job.log").read_text()
+
+
+def test_reader_that_leaves(dashboard: RayDashboard, tmp_path: Path) -> None:
+    """`job attach-log | head -1` follows the job to its end: the job's exit code, the outcome, a whole record."""
+    dashboard.print("line 1\n")
+    follower = follow()
+    assert first_line(follower) == "line 1\n"
+    assert follower.stdout is not None
+    assert follower.stderr is not None
+    follower.stdout.close()
+    dashboard.print("line 2\n")
+    assert follower.stderr.readline() == LOST % "Broken pipe"
+    dashboard.print("line 3\n")
+    dashboard.end(3)
+    said = follower.stderr.read()
+    assert follower.wait() == 3
+    assert said.startswith(f"job {JOB} failed: Job entrypoint command failed with exit code 3\n")
+    assert recorded(tmp_path) == ("failed", 3, "line 1\nline 2\nline 3\n")
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_device_that_is_full(dashboard: RayDashboard, tmp_path: Path, code: int) -> None:
+    """A full device takes neither the log nor the outcome; exit code and record are the job's."""
+    dashboard.print("line 1\n")
+    dashboard.end(code)
+    with Path("/dev/full").open("w") as full:
+        alone = follow(stdout=full)
+        said = alone.communicate()[1]
+        assert (alone.returncode, said.startswith(LOST % "No space left on device")) == (code, True)
+        assert ("succeeded" if code == 0 else "failed") in said
+        assert recorded(tmp_path) == ("failed" if code else "succeeded", code, "line 1\n")
+        assert follow(stdout=full, stderr=full).wait() == code
+
+
+def test_closed_streams(dashboard: RayDashboard) -> None:
+    """Without standard streams a job is followed too."""
+    dashboard.print("line 1\n")
+    dashboard.end(3)
+    line = f"{sys.executable} {' '.join(FOLLOW)} <&- >&- 2>&-"
+    assert subprocess.run(["bash", "-c", line], check=False).returncode == 3
+
+
+def test_follow_again(dashboard: RayDashboard, tmp_path: Path) -> None:
+    """A second follow of a job shows its log again, and leaves its record as it is."""
+    dashboard.print("line 1\n")
+    dashboard.end(0)
+    shown = [follow().communicate()[0]]
+    before = (tmp_path / "raydebug" / "runs" / JOB / "run.json").read_bytes()
+    shown.append(follow().communicate()[0])
+    assert shown == ["line 1\n", "line 1\n"]
+    assert recorded(tmp_path)[2] == "line 1\n"
+    assert (tmp_path / "raydebug" / "runs" / JOB / "run.json").read_bytes() == before
+
+
+def test_two_followers(dashboard: RayDashboard, tmp_path: Path) -> None:
+    """Of two processes that follow a job at a time, the first one records it."""
+    dashboard.print("line 1\n")
+    followers = [follow()]
+    assert first_line(followers[0]) == "line 1\n"
+    followers.append(follow())
+    assert first_line(followers[1]) == "line 1\n"
+    dashboard.print("line 2\n")
+    dashboard.end(0)
+    assert [one.communicate()[0] for one in followers] == ["line 2\n", "line 2\n"]
+    assert recorded(tmp_path) == ("succeeded", 0, "line 1\nline 2\n")
+
+
+@pytest.mark.parametrize(("number", "stops"), [(signal.SIGINT, 1), (signal.SIGTERM, 0), (signal.SIGHUP, 0)])
+def test_follower_that_is_ended(dashboard: RayDashboard, tmp_path: Path, number: signal.Signals, stops: int) -> None:
+    """Ctrl-C without a terminal stops the job, SIGTERM and SIGHUP leave it running; the record says `interrupted`."""
+    dashboard.print("line 1\n")
+    follower = follow()
+    assert first_line(follower) == "line 1\n"
+    follower.send_signal(number)
+    _, said = follower.communicate()
+    assert follower.returncode == 128 + number
+    assert said == (f"stopping job {JOB}\n" if stops else f"job {JOB} continues\n")
+    assert dashboard.stops == stops
+    assert recorded(tmp_path) == ("interrupted", 130, "line 1\n")
+    listed = subprocess.run([sys.executable, "-m", "raydebug", "report", "--list"], capture_output=True, text=True)
+    assert re.search(rf"{JOB} +interrupted ", listed.stdout)
+
+
+def test_interrupted_follow_is_taken_up(dashboard: RayDashboard, tmp_path: Path) -> None:
+    """The job of an interrupted follow can be followed again, and is then recorded from its beginning to its end."""
+    dashboard.print("line 1\n")
+    follower = follow()
+    assert first_line(follower) == "line 1\n"
+    follower.terminate()
+    follower.communicate()
+    dashboard.print("line 2\n")
+    dashboard.end(0)
+    assert follow().communicate()[0] == "line 1\nline 2\n"
+    assert recorded(tmp_path) == ("succeeded", 0, "line 1\nline 2\n")
+
+
+def test_nohup(dashboard: RayDashboard) -> None:
+    """Under nohup, SIGHUP does not end the follow."""
+    dashboard.print("line 1\n")
+    argv = ["nohup", sys.executable, *FOLLOW]
+    follower = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    assert first_line(follower) == "line 1\n"
+    follower.send_signal(signal.SIGHUP)
+    dashboard.end(0)
+    assert follower.wait() == 0
+
+
+@pytest.mark.parametrize(("answer", "stops"), [("\x03", 1), ("y\n", 1), ("n\n", 0)])
+def test_ctrl_c_at_a_terminal(dashboard: RayDashboard, tmp_path: Path, answer: str, stops: int) -> None:
+    """Ctrl-C asks whether to stop the job; a second Ctrl-C stops it, and no Enter is waited for."""
+    dashboard.print("line 1\n")
+    child = pexpect.spawn(sys.executable, [*FOLLOW], encoding="utf-8", timeout=20, env={**os.environ})
+    child.expect("line 1")
+    child.sendintr()
+    child.expect_exact("stop the job? [Y/n] ")
+    child.send(answer)
+    child.expect_exact(f"stopping job {JOB}" if stops else f"job {JOB} continues")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert (child.exitstatus, dashboard.stops) == (130, stops)
+    assert recorded(tmp_path)[0] == "interrupted"
