@@ -7,7 +7,7 @@ import json
 import shlex
 import unicodedata
 from pathlib import Path
-from types import NoneType, UnionType
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, NotRequired, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import pytest
@@ -16,6 +16,7 @@ from raydebug import cli, render
 from raydebug.cluster import find
 from raydebug.cluster.dashboard import Dashboard, JobInfo
 from raydebug.cluster.state import Cluster
+from raydebug.console.commands import ranks
 from raydebug.console.frames import is_own_source
 from raydebug.console.view import heading
 from raydebug.errors import RaydebugError
@@ -100,11 +101,17 @@ def test_verbs(verb: list[str], cluster: Cluster, capsys: pytest.CaptureFixture[
 
 
 def test_follower_and_debugger(capsys: pytest.CaptureFixture[str]) -> None:
-    """The line of `run` about a pause, and the heading of the debugger, hide control characters of every field."""
+    """The line of `run` about a pause, heading and ranks of the debugger, show no control character of any field."""
     follow._announce(hostile(ListedPause), "default")
     pause: Any = {**hostile(PauseRecord), "since_s": 1.0}
     text = heading(pause, exception=EVIL, function=EVIL, place=EVIL, depth="1", paint=render.Paint())
-    check(capsys.readouterr().err + text, least=100)
+    frame = SimpleNamespace(path=EVIL, line=1, function=EVIL)
+    stack = SimpleNamespace(frame=frame)
+    session: Any = SimpleNamespace(
+        pause=pause, stack=stack, running=False, post_mortem=False, stop={}, paused_for_s=1.0
+    )
+    row = ranks._row(SimpleNamespace(session=session, label="rank 0"), current=True)  # type: ignore[arg-type]
+    check(capsys.readouterr().err + text + ranks.table([row]), least=100)
 
 
 def test_errors_and_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def _row(debugger: Debugger, *, current: bool) -> tuple[str, ...]:
     name = debugger.label.removeprefix("rank ") if debugger.label.startswith("rank ") else debugger.label
     if session.running:
         return (">" if current else "", name, "running", "", "", "")
-    state = str(session.pause.get("kind") or "breakpoint")
+    state = visible(str(session.pause.get("kind") or "breakpoint"), keep="")
     where = f"{Path(frame.path).name}:{frame.line} {frame.function}" if frame else "?"
     if session.post_mortem:
         state = "post-mortem"
