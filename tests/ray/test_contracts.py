@@ -167,6 +167,12 @@ assert "TIMEOUT_SLOW" in inspect.getsource(pydevd.PyDB._do_wait_suspend), "is re
 assert names(BaseSchema._translate_id_to_dap) == ["obj_id"]
 assert names(NetCommand.__init__)[1:] == ["cmd_id", "seq", "text", "is_json"]
 assert names(pydevd.settrace_forked) == ["setup_tracing"]
+from _pydevd_bundle import pydevd_constants, pydevd_xml
+assert (names(pydevd_constants.after_fork), names(pydevd.stoptrace), names(pydevd_xml.get_type)) == ([], [], ["o"])
+assert "is_thread_alive(t)" in inspect.getsource(pydevd.PyDB.process_internal_commands)
+assert "is_thread_alive(t)" in inspect.getsource(pydevd.PyDB.has_user_threads_alive)
+assert "install_breakpointhook(" in inspect.getsource(__import__("debugpy._vendored.force_pydevd", fromlist=["x"]))
+assert {"is_client_connected", "breakpoint"} <= {*dir(api)}
 import pydevd_tracing
 assert names(pydevd_tracing.set_trace_to_threads) == ["tracing_func", "thread_idents", "create_dummy_thread"]
 assert hasattr(pydevd_tracing.TracingFunctionHolder, "_original_tracing")

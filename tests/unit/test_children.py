@@ -117,7 +117,7 @@ WHY_NOT = {
     ),
     "no files left": (
         "fork(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4)))",
-        "program0.py:6 not paused: the token file cannot be read: [Errno 24] Too many open files",
+        "program0.py:6 not paused: OSError: [Errno 24] Too many open files",
     ),
 }
 
