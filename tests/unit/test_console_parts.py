@@ -285,7 +285,7 @@ def test_exception_of_a_post_mortem() -> None:
 
 @pytest.mark.parametrize(
     ("code", "exit_code"),
-    [("auth.wrong-token", Exit.USAGE), ("pause.busy", Exit.TAKEN), ("pause.unknown", Exit.FAILED),
+    [("pause.busy", Exit.TAKEN), ("pause.unknown", Exit.FAILED),
      ("pause.ended", Exit.FAILED), ("pause.gone", Exit.FAILED)],
 )  # fmt: skip
 def test_refusals_map_to_exit_codes(code: str, exit_code: Exit) -> None:

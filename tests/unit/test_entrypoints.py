@@ -67,7 +67,8 @@ def test_addresses_of_the_gateway(node, monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(os, "execv", execv)
     with pytest.raises(SystemExit):
         runpy.run_path(str(ENTRYPOINTS / "gateway"), run_name="__main__")
-    assert started[0][3:] == [
+    assert started[0][1:4] == ["-P", "-m", "raydebug.gateway"]
+    assert started[0][4:] == [
         *("--host", "127.0.0.1", "--client-port", "6678"),
         *("--dial-host", "127.0.0.1", "--dial-port", "6679"),
         *("--numbers-file", "/gateway/numbers"),

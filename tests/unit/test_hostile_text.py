@@ -66,10 +66,12 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     joined = {"dashboard": "http://127.0.0.1:1", "gateway": "127.0.0.1:1", "token_file": str(tmp_path / "token")}
     made = Cluster("here", "1", "joined", tmp_path, tmp_path, "", {}, 1, 0, "breakpoint", "core", 0.0, joined=joined)
     pause = {**hostile(ListedPause), "state": "waiting"}
+    stacks = hostile(ListedStacks)
+    frames = {thread["digest"]: thread.pop("frames") for thread in stacks["threads"]}
     answers = {
         "/pauses": {"pauses": [pause, {**pause, "state": EVIL}]},
         "/processes": {"processes": [hostile(ListedProcess), {**hostile(ListedProcess), "pauses": []}]},
-        "/stacks": {"processes": [{**hostile(ListedStacks), "state": "answered"}]},
+        "/stacks": {"processes": [{**stacks, "state": "answered"}], "frames": frames},
         "/breaks": {"breaks": [hostile(ListedBreakpoint)]},
     }
     job = {**hostile(JobInfo), "status": "RUNNING", "runtime_env": {"env_vars": {"RAY_DEBUG": EVIL}}}

@@ -104,9 +104,10 @@ def _exchange(cluster: Cluster, method: str, path: str, body: bytes | None, time
     http.client alone imports email and ssl, 20 ms where h11 takes 8 ms.
     """
     http = h11.Connection(h11.CLIENT)
+    token = cluster.token  # where its file is gone, that is the error, whether or not the gateway runs
     headers = [("Host", f"{cluster.gateway_host}:{cluster.gateway_port}"), ("Content-Length", str(len(body or b"")))]
     with socket.create_connection((cluster.gateway_host, cluster.gateway_port), timeout=TIMEOUT_S) as connection:
-        proof = _prove(connection, cluster.token)
+        proof = _prove(connection, token)
         connection.settimeout(timeout_s)
         head = h11.Request(method=method, target=path, headers=headers)
         parts = [http.send(part) or b"" for part in (head, h11.Data(data=body or b""), h11.EndOfMessage())]
