@@ -26,39 +26,64 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import resources
-from typing import Any
+from typing import Any, cast
 
 from raydebug.diagnose.read import Line, Raised
-from raydebug.diagnose.scan import Prefilter
+from raydebug.diagnose.scan import Prefilter, never
 
-# The run goes on: a step, a served request. verl 0.9 trainer/ppo, vllm 0.28 v1/metrics/loggers.py.
-PROGRESS = (
-    r"\bstep:\d+ -", r"Training Progress:.*\d+/\d+", r"'?global_step'?[\s:=]+\d+", r"throughput: [\d.]*[1-9]",
-    r"'loss': [\d.]+", r"Application startup complete", r"GPU KV cache size", r"Maximum concurrency for",
-    r"\bepoch[ :=]+\d+.*loss", r"Avg (prompt|generation) throughput", r"Uvicorn running on",
-    r"Total training steps: \d+", r"\b100%\|.*\d+/\d+",
+# The run goes on, whichever of its processes says so: a step, an epoch, a served request. verl 0.9 trainer/ppo, vllm
+# 0.28 v1/metrics/loggers.py, transformers 5.9 trainer_callback.py, lightning 2.5, OpenRLHF 0.9, Megatron 0.12, torchtitan.
+STEP = (
+    r"\bstep:\d+ -", r"Training Progress:.*\d+/\d+", r"\bglobal[ _]step'?[\s:=]+\d+", r"throughput: [\d.]*[1-9]",
+    r"['\"](?:\w+/)?loss['\"]: ['\"]?[\d.]+", r"(?i)\b(?:epochs?|episode|iter|iteration|steps?|round|trial|batch)\b[\s:=\[#]*\d+.{0,80}"
+    r"\b(?:loss|reward|acc|accuracy|lr|score|return|time|throughput|consumed|perplexity|metric)",
+    r"Total training steps: \d+", r"Avg (prompt|generation) throughput", r"(?i)^\W*(?:training|train|global|epoch|iter|iteration|step|episode)\b.{0,30}\d+ ?/ ?\d+",
+    r"(?i)^[\[\s]*(?:epoch|iteration|episode|step)\b[\s:=\[#]*\d+\W*(?:$|done|complete|finished|took)",
 )  # fmt: skip
-# The run has ended well; what ends after it is no failure.
+# A process goes on: what another one does meanwhile says nothing of it.
+WORK = (
+    r"Application startup complete", r"GPU KV cache size", r"Maximum concurrency for", r"Uvicorn running on",
+    r"%\|.*\| *(?!0/)\d[\d.]*\w*/\d[\d.]*\w* \[.*(?:it/s|s/it|examples?/s|B/s|toks?\w*/s|samples?/s|batch\w*/s|req\w*/s|prompts?/s)", r"\b100%\|.*\d+/\d+",
+    r"(?i)\b(?:model|checkpoint|weights|adapter|results?|metrics)\b.{0,40}\b(?:saved|written|loaded|uploaded)\b",
+    r"(?i)\b(?:saved|loaded|uploaded|wrote)\b.{0,40}\b(?:model|checkpoint|weights|adapter|results?|metrics)\b",
+    r"(?i)\b(?:retry|retrying|attempt|recovered|restarted|reconnected|resumed)\b.{0,60}\b(?:succeeded|successful|successfully|ok)\b",
+    r"(?i)\b(?:completed|finished|succeeded) successfully\b", r"(?i)\bsuccessfully (?:\w+ )?\w+ed\b",
+)  # fmt: skip
+PROGRESS = (*STEP, *WORK)
+_OF_RUN = r"(?:training|fine-?tuning|finetune|job|run|script|program|workflow|pipeline|experiment|benchmark|evaluation|sweep|main)"
+# The run has ended well. wandb's summary is no sign: it is printed at the end of a run that failed, too.
 FINISHED = (
-    r"[Tt]raining (is )?(complete|finished|done)\b", r"Job '.*' succeeded", r"Final validation",
+    r"(?i)\b" + _OF_RUN + r"\b(?! (?:not|un)\w*)(?:'.{0,80}')?[^.:,;]{0,30}?(?<!not )\b(?:complete|completed|finished|done|succeeded|successful|"
+    r"ended well)\b(?!.{0,30}\b(?:exit|with|code|error|fail\w*|status)\b(?! (?:code |status )?0\b))",
+    r"Job '.*' succeeded", r"Final validation", r"['\"]train_runtime['\"]:", r"`?Trainer\.fit`? stopped: .{0,80}reached",
     r"^\s*(Training Progress:|[Ee]poch[^|]{0,30}|[Tt]rain[^|]{0,30})\s*100%\|.*\d+/\d+",
-    r"Application shutdown complete", r"gracefully shutting down",
+    r"Application shutdown complete", r"gracefully shutting down", r"(?i)^\W*(?:all )?(?:done|finished|success|complete|completed)\W*$",
+    r"(?i)\b(?:exit(?:ed|ing)?|return(?:ed)?)(?: with)?[ _]?(?:code|status)?[ :=]+0(?:\b(?!\.)|:0\b)", r"(?i)\bjob.{0,60}\bSUCCEEDED\b",
+    r"(?i)state[ :=]+COMPLETED\b", r"Number of trials: \d+ .{0,40}\(\d+ TERMINATED\)", r"(?i)\b(?:finished|completed|ended) successfully\W*$",
+    r"(?i)^(?:all )?(?:training|evaluation|eval|job|run)s?:? (?:ok|passed)\W*$",
 )  # fmt: skip
-# A failure, whatever its cause: a traceback or a fatal message.
+# A failure, whatever its cause: a traceback, a signal, an exit code, or a fatal message.
+EXITED = (
+    r"core dumped", r"Segmentation fault", r"terminate called", r"\bKilled\b", r"Fatal Python error",
+    r"(?i)exit(?:ed|code|ing)?(?: with)?[ _]?(?:code|status)?[ :=]+(?!-15\b)-?[1-9]", r"\b[Jj]ob\b.{0,80}\b(?:failed|FAILED)\b",
+)  # fmt: skip
 FATAL = (
-    r"Traceback \(most recent", r"\b(FATAL|Fatal|fatal)\b", r"core dumped", r"Segmentation fault", r"Check failed",
-    r"terminate called", r"^\s*raise \w+", r"\bKilled\b", r"[Ee]xit(ed)? (with )?code:? (?!-15\b)-?[1-9]",
-    r"SIG(SEGV|ABRT|KILL|BUS)", r"^[Ee]rror\b", r"\berror:", r"[Aa]bort(ed|ing)\b", r"panic",
+    *EXITED, r"Traceback \(most recent", r"^\W*(FATAL|Fatal|fatal)\b", r"\b(?:FATAL|Fatal|fatal)( error)?:", r"Check failed",
+    r"^\s*raise \w+", r"SIG(SEGV|ABRT|KILL|BUS)", r"^[Ee]rror\b", r"\berror:", r"\b[Aa]bort(ed|ing)\b", r"\bpanic(ked)?( at|:)",
 )  # fmt: skip
 SIGNS = (*FINISHED, *FATAL, r"(Error|Exception)\b")
+# Words and a number are a measurement, and no message: `error rate 0.0`, `abort_threshold=3`, `fatal flaws found: 0`.
+_MEASUREMENT = re.compile(r"^[^\d:=]{0,80}[ :=]{1,3}\d[\d.]*%?\W*$")
 
 CAUSE, EFFECT, SYMPTOM = "cause", "effect", "symptom"
 ROLES = (SYMPTOM, EFFECT, CAUSE)
 WITHIN = 30
+SHORT = 400  # characters; a longer text meets RE2, which needs time in proportion to its length, where RE2 can do it
+STOP_LINES = 256  # after which it is asked whether to stop
 _OF_PYTHON = re.compile(r"/lib/python3\.\d+/(?!(site|dist)-packages/)|^<")
 
 
@@ -163,11 +188,49 @@ def prefilter() -> Prefilter:
     return Prefilter([*(pattern.pattern for _, pattern in _patterns()), *SIGNS], marks=PROGRESS)
 
 
-def find_hits(lines: Sequence[Line], raised: Sequence[Raised]) -> list[Hit]:
+@lru_cache(1000)  # lines repeat; of those that do not, this is asked once
+def _candidates(text: str) -> frozenset[int]:
+    return prefilter().find(text.encode("utf-8", "surrogatepass"))
+
+
+def _signs(patterns: Sequence[str]) -> Callable[[str], bool]:
+    """Return what says whether one of these patterns, which are some of SIGNS and PROGRESS, matches a text."""
+
+    @cache
+    def numbered() -> dict[int, re.Pattern[str]]:
+        all_of_them = (*SIGNS, *PROGRESS)
+        return {len(_patterns()) + all_of_them.index(one): re.compile(one) for one in patterns}
+
+    def matches(text: str) -> bool:
+        numbers = _candidates(text)
+        return bool(numbers) and any(
+            search(numbered()[number], text) for number in sorted(numbers & numbered().keys())
+        )
+
+    return matches
+
+
+is_step, is_work, is_end = _signs(STEP), _signs(WORK), _signs(FINISHED)
+_is_fatal, _is_exit = _signs(FATAL), _signs(EXITED)
+
+
+def is_fatal(text: str) -> bool:
+    """Say whether a line is a sign of a failure."""
+    return _is_fatal(text) and (_is_exit(text) or _MEASUREMENT.match(text) is None)
+
+
+def is_exit(text: str) -> bool:
+    """Say whether a line is the exit code or the signal of a program that has failed."""
+    return _is_exit(text)
+
+
+def find_hits(lines: Sequence[Line], raised: Sequence[Raised], stop: Callable[[], str] = never) -> list[Hit]:
     """Return what the rules say of the lines, in the order of the lines; of each rule the first match in a line."""
     of_line = {one.index: one for one in raised}
     found = []
     for index, line in enumerate(lines):
+        if index % STOP_LINES == 0 and stop():
+            break
         error = of_line.get(index)
         caller, inner = _raising_frames(error)
         for rule, match, direct in _matches(line.text, error.more if error is not None else ""):
@@ -189,7 +252,7 @@ def _matches(text: str, more: str) -> list[tuple[Rule, re.Match[str], bool]]:
     """Return the rules with a pattern that matches a line, or the line with the rest of its message: not directly."""
     whole = f"{text} {more}" if more else text
     of_rule: dict[int, list[re.Pattern[str]]] = {}
-    for number in sorted(prefilter().find(whole.encode("utf-8", "surrogatepass"))):
+    for number in sorted(_candidates(whole)):
         if number < len(_patterns()):
             rule, pattern = _patterns()[number]
             of_rule.setdefault(rule, []).append(pattern)
@@ -202,7 +265,25 @@ def _matches(text: str, more: str) -> list[tuple[Rule, re.Match[str], bool]]:
 
 
 def _first_match(patterns: Sequence[re.Pattern[str]], text: str) -> re.Match[str] | None:
-    return next((match for pattern in patterns if (match := pattern.search(text))), None)
+    return next((match for pattern in patterns if (match := search(pattern, text))), None)
+
+
+def search(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """Search a text of any length in time that is proportional to it."""
+    return (pattern if len(text) <= SHORT else _linear(pattern)).search(text)
+
+
+@cache
+def _linear(pattern: re.Pattern[str]) -> re.Pattern[str]:
+    """Return the pattern as one of RE2, or itself if it looks around: such ones are written without nested repeats."""
+    import re2
+
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return cast("re.Pattern[str]", re2.compile(pattern.pattern, options))
+    except re2.error:
+        return pattern
 
 
 def _raising_frames(error: Raised | None) -> tuple[str, str]:
@@ -218,4 +299,4 @@ def _is_near(
     first = min(index - rule.within, error.first if error is not None else index)
     process = lines[index].process
     around = [line.text for line in lines[max(0, first) : index + rule.within + 1] if line.process == process]
-    return any(pattern.search(text) for pattern in patterns for text in around)
+    return any(search(pattern, text) for pattern in patterns for text in around)

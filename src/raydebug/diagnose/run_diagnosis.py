@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydebug.diagnose.cause import EXACT, FAILURE, LIKELY, NO_FAILURE, USER_CODE, Answer, Diagnosis, Related, diagnose
-from raydebug.diagnose.inputs import open_job, open_logs, read_logs
+from raydebug.diagnose.inputs import LIMIT_S, open_job, read_logs, read_words, until
 from raydebug.diagnose.read import Line
+from raydebug.diagnose.scan import Kept, never
 from raydebug.errors import Exit, RaydebugError
 from raydebug.jobs.run_folder import DOCUMENT, SNAPSHOTS, STACKS, load_run, read_run, runs_dir
 from raydebug.protocol import variables
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from raydebug.cluster.dashboard import Dashboard
 
 HANG = "hang"
+EXPLAIN_S = 60.0  # limit of what `run` waits for after a failure
 EVIDENCE_CHARS = 300
 _PROCESS = re.compile(r"\b(pid|rank)[ =]?(\d+)")
 
@@ -39,16 +41,44 @@ def find_run(word: str) -> Mapping[str, Any] | None:
         return None
 
 
-def diagnose_run(lines: Sequence[Line], run: Mapping[str, Any] | None) -> Answer:
+def diagnose_words(
+    words: Sequence[str], cluster: str, stop: Callable[[], str] | None = None, *, only_files: bool = False
+) -> tuple[Answer, Kept]:
+    """Say what failed in the logs that words of the command line name, and return what was read of them.
+
+    Args:
+        words: files, folders, `-`, runs and jobs.
+        cluster: name of the one that may know a job.
+        stop: asked from time to time; a reason ends it. LIMIT_S seconds if not given.
+        only_files: whether pipes and standard input are refused.
+
+    Raises:
+        RaydebugError: there is no such file, run or job, it cannot be read, or all of them are empty.
+    """
+    stop = stop or until(LIMIT_S)
+    kept = read_words(words, cluster, stop, only_files=only_files)
+    answer = diagnose_run(kept.lines, find_run(words[0]) if len(words) == 1 else None, stop)
+    answer.notes = list(dict.fromkeys([*kept.notes, *answer.notes]))
+    if not kept.read_bytes and not answer.related:
+        raise RaydebugError(
+            "there is nothing to read", code="diagnose.empty", exit_code=Exit.USAGE,
+            cause="; ".join(["the logs are empty", *kept.notes]),
+            fix="give the logs of the run: raydebug diagnose FILE...",
+        )  # fmt: skip
+    return answer, kept
+
+
+def diagnose_run(lines: Sequence[Line], run: Mapping[str, Any] | None, stop: Callable[[], str] = never) -> Answer:
     """Say what failed.
 
     Args:
         lines: of the run's logs.
         run: its record, of `find_run`; None without one.
+        stop: asked from time to time; a reason ends the judging, and is a note.
     """
     if run is not None and run.get("status") == "succeeded":
         return Answer(NO_FAILURE, [])  # whatever its logs have: it went on
-    answer = diagnose(lines)
+    answer = diagnose(lines, stop)
     if run is None:
         return answer
     folder = Path(run["folder"])
@@ -71,7 +101,8 @@ def explain_failure(dashboard: Dashboard, job: str) -> tuple[list[str], list[dic
     Both are empty where no rule is sure of it. A hang is in the record already.
     """
     try:
-        answer = diagnose_run(read_logs(open_job(dashboard, job)).lines, find_run(job))
+        stop = until(EXPLAIN_S)
+        answer = diagnose_run(read_logs(open_job(dashboard, job), Kept(), stop).lines, find_run(job), stop)
     except RaydebugError:
         return [], []
     first = answer.diagnoses[0] if answer.status == FAILURE else None
