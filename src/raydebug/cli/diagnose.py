@@ -42,8 +42,6 @@ def diagnose(
     from raydebug.jobs.run_folder import LAST
 
     answer, kept = diagnose_words(given or [LAST], name)
-    for note in answer.notes:
-        render.say(render.visible(f"note: {note}", keep=""))
     if as_json:
         render.out_json(answer.as_json())
     else:
@@ -57,6 +55,8 @@ def _show(answer: Answer, kept: Kept) -> None:
     else:
         words = "no failure found" if answer.status == "no-failure" else "it failed, and no rule explains it"
         render.out(f"{words} in {kept.read_lines} lines")
+    for note in answer.notes:
+        render.out(render.visible(f"note: {note}", keep=""))
     for one in answer.related:
         render.out(render.visible(f"{one.kind}: {one.command}  ({one.text})", keep=""))
 

@@ -157,7 +157,7 @@ _RAISED = re.compile(
 _ANY_RAISED = re.compile(
     r"^(?:\| *)*(?:E\s+)?(?P<type>(?:[A-Za-z_]\w{0,100}\.){1,20}[A-Za-z_]\w{0,100}|[A-Z]\w{0,100})(?::\s(?P<text>.*))?$"
 )
-_INLINE = re.compile(r"\b(?P<type>(?:[a-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception))(?:\([\w.]+\))?: (?P<text>\S.*)$")
+_INLINE = re.compile(r"\b(?P<type>(?:[a-z_]\w*\.){0,10}[A-Z]\w*(?:Error|Exception))(?:\([\w.]+\))?: (?P<text>\S.*)$")
 
 
 @dataclass

@@ -47,7 +47,7 @@ STEP = (
 # A process goes on: what another one does meanwhile says nothing of it.
 WORK = (
     r"Application startup complete", r"GPU KV cache size", r"Maximum concurrency for", r"Uvicorn running on",
-    r"%\|.*\| *(?!0/)\d[\d.]*\w*/\d[\d.]*\w* \[.*(?:it/s|s/it|examples?/s|B/s|toks?\w*/s|samples?/s|batch\w*/s|req\w*/s|prompts?/s)", r"\b100%\|.*\d+/\d+",
+    r"%\|[^|]{0,300}\| *[1-9][\d.]{0,20}\w?/\d[\d.]{0,20}\w? \[[^\]]{0,99}(?:it/s|s/it|examples?/s|B/s|toks?\w*/s|samples?/s|batch\w*/s|req\w*/s|prompts?/s)", r"\b100%\|.*\d+/\d+",
     r"(?i)\b(?:model|checkpoint|weights|adapter|results?|metrics)\b.{0,40}\b(?:saved|written|loaded|uploaded)\b",
     r"(?i)\b(?:saved|loaded|uploaded|wrote)\b.{0,40}\b(?:model|checkpoint|weights|adapter|results?|metrics)\b",
     r"(?i)\b(?:retry|retrying|attempt|recovered|restarted|reconnected|resumed)\b.{0,60}\b(?:succeeded|successful|successfully|ok)\b",
@@ -64,7 +64,6 @@ FINISHED = (
     r"Application shutdown complete", r"gracefully shutting down", r"(?i)^\W*(?:all )?(?:done|finished|success|complete|completed)\W*$",
     r"(?i)\b(?:exit(?:ed|ing)?|return(?:ed)?)(?: with)?[ _]?(?:code|status)?[ :=]+0(?:\b(?!\.)|:0\b)", r"(?i)\bjob.{0,60}\bSUCCEEDED\b",
     r"(?i)state[ :=]+COMPLETED\b", r"Number of trials: \d+ .{0,40}\(\d+ TERMINATED\)", r"(?i)\b(?:finished|completed|ended) successfully\W*$",
-    r"(?i)^(?:all )?(?:training|evaluation|eval|job|run)s?:? (?:ok|passed)\W*$",
 )  # fmt: skip
 # A failure, whatever its cause: a traceback, a signal, an exit code, or a fatal message.
 EXITED = (

@@ -33,6 +33,7 @@ MAX_LINES = 300_000  # that are kept of all logs
 MAX_KEPT_BYTES = 64 * 1024 * 1024
 WEIGHED_LINES = 10_000  # after which the kept bytes are counted again
 MAX_OF_PATTERN = 30  # first lines that are kept for one pattern, and the last: a million equal ones say no more
+LAST_BLOCKS = 4
 IN_VAIN = 30  # blocks that a pattern opened
 REVIEWED_BLOCKS = 500  # after which, and after twice, four times ... as many, patterns that do so are looked for
 AROUND = 60  # lines that are kept before and after each
@@ -87,7 +88,7 @@ class Prefilter:
 
     Attributes:
         numbers: of all patterns.
-        marks: the numbers of these further ones.
+        marks: these further ones, by number.
 
     Raises:
         ValueError: a pattern has no literal text.
@@ -97,8 +98,8 @@ class Prefilter:
         ids: dict[str, int] = {}
         self._of_literal: list[list[tuple[int, int]]] = []  # by literal: patterns and their clauses
         self._clauses: list[tuple[frozenset[str], ...]] = []  # by pattern
-        self.numbers = range(len(patterns) + len(marks))
-        self.marks = frozenset(self.numbers[len(patterns) :])
+        self.numbers = frozenset(range(len(patterns) + len(marks)))
+        self.marks = {len(patterns) + at: re.compile(pattern) for at, pattern in enumerate(marks)}
         for number, pattern in enumerate([*patterns, *marks]):
             needed = clauses(pattern)
             if not needed:
@@ -267,8 +268,10 @@ class _Log:
         self._limit, self._limit_bytes, self._next_weighing = limit, limit_bytes, min(limit, WEIGHED_LINES)
         self._wanted = wanted
         self._seen: Counter[int] = Counter()  # by pattern: its lines
-        self._spent = set(wanted.marks)  # patterns that have had their share
+        self._spent = set[int]()  # patterns that have had their share
         self._last: dict[int, _Block] = {}  # by spent pattern: the last block that it may match
+        # A mark may match what is none; so the last blocks of each are remembered.
+        self._of_mark = {mark: deque[_Block](maxlen=LAST_BLOCKS) for mark in wanted.marks}
         self._in_vain: Counter[int] = Counter()  # by pattern: the blocks that it has opened
         self._loose: frozenset[int] = frozenset()  # patterns that often did
         self._within_line: Callable[[bytes], set[int]] | None = None  # finds these
@@ -279,8 +282,10 @@ class _Log:
     def take(self, block: _Block) -> None:
         """Keep what a block has."""
         found = self._wanted.find(block.text)
+        for mark in found & self._of_mark.keys():
+            self._of_mark[mark].append(block)
         self._last.update(dict.fromkeys(found & self._spent, block))
-        fresh = found - self._spent
+        fresh = found - self._spent - self._of_mark.keys()
         if self._within_line is not None and not self._loose.isdisjoint(fresh):
             fresh = (fresh - self._loose) | (fresh & self._within_line(block.text))
         if fresh:
@@ -315,7 +320,7 @@ class _Log:
             self._next_weighing = min(self._limit, len(self.rows) + WEIGHED_LINES)
             if len(self.rows) >= self._limit or sum(len(row[2]) for row in self.rows.values()) >= self._limit_bytes:
                 self.is_full = True
-                self._spent.update(self._wanted.numbers)
+                self._spent.update(self._wanted.numbers - self._of_mark.keys())
         return met
 
     def take_last(self) -> None:
@@ -327,9 +332,20 @@ class _Log:
             rows, patterns = block.rows(self._wanted), of_block[block.first]
             for at in reversed(range(len(rows))):
                 ids = patterns & self._wanted.find(rows[at][2])
-                around = 0 if ids <= self._wanted.marks else AROUND
-                self.rows.update((row[0], row) for row in (rows[max(0, at - around) : at + around + 1] if ids else ()))
+                self.rows.update((row[0], row) for row in (rows[max(0, at - AROUND) : at + AROUND + 1] if ids else ()))
                 patterns -= ids
+        for mark in self._of_mark:
+            self._take_mark(mark, self._wanted.marks[mark])
+
+    def _take_mark(self, number: int, mark: re.Pattern[str]) -> None:
+        """Keep the last line that a mark matches, without its prefixes."""
+        for block in reversed(self._of_mark[number]):
+            for row in reversed(block.rows(self._wanted)):
+                if number in self._wanted.find(row[2]):
+                    texts = row[2].decode("utf-8", "replace").split("\r")
+                    if any(mark.search(line.text) for text in texts for line in read_line(text, "", 0)):
+                        self.rows[row[0]] = row
+                        return
 
 
 def _chunks(file: BufferedIOBase, kept: Kept, stop: Callable[[], str]) -> Iterator[bytes]:
