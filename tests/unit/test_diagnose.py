@@ -442,9 +442,16 @@ def test_json_lines() -> None:
 def test_limit_of_time(tmp_path: Path) -> None:
     """Reading and judging end when they are told to, and the answer says so."""
     log = tmp_path / "a.log"
-    log.write_text(CUDA)
-    answer, _ = diagnose_words([str(log)], "default", until(-1))
-    assert answer.notes == ["the limit of -1 s was reached: what came after it was not read or not judged"]
+    log.write_bytes(CUDA.encode() + b"hello\n" * 1_000_000)
+    for asked, judged in ((1, FAILURE), (3, FAILURE), (1000, FAILURE)):
+        times = iter([""] * asked)
+        answer, kept = diagnose_words([str(log)], "default", lambda: next(times, "it is late"))  # noqa: B023
+        assert answer.status == judged
+        assert (answer.notes == ["it is late"]) == (asked < 1000)
+        assert (kept.read_lines < 1_000_000) == (asked < 1000)
+    assert until(-1)() == "the limit of -1 s was reached: what came after it was not read or not judged"
+    assert until(60)() == ""
+    assert until(60, lambda: True)() == "it was cancelled"
 
 
 def test_patterns_are_linear() -> None:
@@ -490,7 +497,7 @@ def test_unreadable_file_in_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("OSError: [Errno 24] Too many open files\n")
     done = run(str(tmp_path))
     assert "[ulimit-threads-files, exact]" in done.stdout
-    assert f"left out, 1: {tmp_path / 'bad.log'}: {tmp_path / 'bad.log'}: Compressed file ended" in done.stdout
+    assert f"note: {tmp_path / 'bad.log'} is cut off or damaged; its first 0 lines were read: " in done.stdout
 
 
 def test_file_that_grows(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def _open_folder(folder: Path, notes: list[str]) -> Iterator[Log]:
             try:
                 opened = open_log(path, pipes=False)
             except OSError as error:
-                left_out.append(f"{path}: {error.strerror or error}")
+                left_out.append(str(error) if error.errno is None else f"{path}: {error.strerror}")
                 continue
             except RaydebugError as refusal:
                 left_out.append(f"{path}: {refusal.cause}")

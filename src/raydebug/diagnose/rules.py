@@ -63,7 +63,7 @@ FINISHED = (
     r"^\s*(Training Progress:|[Ee]poch[^|]{0,30}|[Tt]rain[^|]{0,30})\s*100%\|.*\d+/\d+",
     r"Application shutdown complete", r"gracefully shutting down", r"(?i)^\W*(?:all )?(?:done|finished|success|complete|completed)\W*$",
     r"(?i)\b(?:exit(?:ed|ing)?|return(?:ed)?)(?: with)?[ _]?(?:code|status)?[ :=]+0(?:\b(?!\.)|:0\b)", r"(?i)\bjob.{0,60}\bSUCCEEDED\b",
-    r"(?i)state[ :=]+COMPLETED\b", r"Number of trials: \d+ .{0,40}\(\d+ TERMINATED\)", r"(?i)\b(?:finished|completed|ended) successfully\W*$",
+    r"(?i)state[ :=]+COMPLETED\b", r"Number of trials: \d+ .{0,40}\(\d+ TERMINATED\)", r"(?i)\b(?:finished|completed|ended|exits|exited) successfully\W*$",
 )  # fmt: skip
 # A failure, whatever its cause: a traceback, a signal, an exit code, or a fatal message.
 EXITED = (

@@ -28,7 +28,7 @@ READ_BYTES = 1024 * 1024
 BLOCK_BYTES = 8 * 1024  # smaller: a call of RE2 costs as much as 300 bytes; larger: more blocks have all of a pattern
 LINE_BYTES = 64 * 1024  # a longer line is cut; the last block of each pattern is remembered, so 1 MB would be 1 GB
 OVERLAP_BYTES = 500  # of two pieces of a line: what is at the cut is whole in one of them
-PIECES = 5  # of a line that is too long to be shown: those that a pattern may match
+ALIKE = 3  # parts of a line that the same patterns may match, and that are kept
 MAX_LINES = 300_000  # that are kept of all logs
 MAX_KEPT_BYTES = 64 * 1024 * 1024
 WEIGHED_LINES = 10_000  # after which the kept bytes are counted again
@@ -237,7 +237,7 @@ def _shorten(line: bytes, wanted: Prefilter) -> bytes:
     if inside:
         return b"\r".join(_cut(text.encode("utf-8", "replace"), wanted) for text in inside)
     states = [state for state in line.split(b"\r") if state.strip()]
-    return b"\r".join(_cut(state, wanted) for state in states if state is states[-1] or wanted.find(state))
+    return b"\r".join(_cut(state, wanted) for state in [*_of_interest(states[:-1], wanted), *states[-1:]])
 
 
 def _cut(part: bytes, wanted: Prefilter) -> bytes:
@@ -245,8 +245,19 @@ def _cut(part: bytes, wanted: Prefilter) -> bytes:
     if len(part) <= MAX_LINE_CHARS:
         return part
     pieces = [part[at : at + MAX_LINE_CHARS] for at in range(0, len(part), MAX_LINE_CHARS - OVERLAP_BYTES)]
-    found = [piece for piece in pieces if wanted.find(piece)]
-    return b"\r".join(found[:PIECES] + found[PIECES:][-1:] or pieces[:1])
+    return b"\r".join(_of_interest(pieces, wanted) or pieces[:1])
+
+
+def _of_interest(parts: Iterable[bytes], wanted: Prefilter) -> list[bytes]:
+    """Return the parts that a pattern may match; a few of those that are alike."""
+    seen: Counter[frozenset[int]] = Counter()
+    found = []
+    for part in parts:
+        if ids := wanted.find(part).difference(wanted.marks):
+            seen[ids] += 1
+            if seen[ids] <= ALIKE:
+                found.append(part)
+    return found
 
 
 class _Log:
@@ -285,7 +296,7 @@ class _Log:
         for mark in found & self._of_mark.keys():
             self._of_mark[mark].append(block)
         self._last.update(dict.fromkeys(found & self._spent, block))
-        fresh = found - self._spent - self._of_mark.keys()
+        fresh = found.difference(self._spent, self._of_mark)
         if self._within_line is not None and not self._loose.isdisjoint(fresh):
             fresh = (fresh - self._loose) | (fresh & self._within_line(block.text))
         if fresh:
