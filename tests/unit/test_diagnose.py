@@ -360,7 +360,7 @@ def test_zstd_without_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_folder(tmp_path: Path) -> None:
-    """In a folder the names of logs are many; what is left out is counted and named, and links do not lead out of it."""
+    """In a folder logs have many names; what is left out is counted and named, and links do not lead out of it."""
     for number, name in enumerate(("rank0", "a.log.1", "slurm-1.error", "x.log-20260102.gz", "job.o123", "b.jsonl")):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -374,8 +374,9 @@ def test_folder(tmp_path: Path) -> None:
     (others / "config.yaml").write_text("a: 1\n")
     (others / "c.log").write_bytes(b"PK\x03\x04")
     os.mkfifo(others / "d.log")
+    (others / "e.log").symlink_to("e.log")
     shown = run(str(others)).stdout
-    assert "note: left out, 4: " in shown
+    assert "note: left out, 5: " in shown
     for words in ("b.log: a link out of the folder", "config.yaml: not named as a log", "c.log: it is a zip archive",
                   "d.log: it is no regular file"):  # fmt: skip
         assert f"{others}/{words}" in shown

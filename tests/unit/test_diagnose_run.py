@@ -285,7 +285,7 @@ def test_again_runs_no_command_of_a_finding() -> None:
 
 
 def test_again_of_a_folder_of_somebody_else(tmp_path: Path) -> None:
-    """A folder outside of the own runs is refused, whatever its record says; `diagnose` reads it and offers no `again`."""
+    """A folder outside of the own runs is refused, whatever its record says; `diagnose` reads it, without `again`."""
     folder = record("ValueError: No available memory for the cache blocks.\n", command=PPO, working_dir=str(tmp_path))
     foreign = folder.rename(tmp_path / "unpacked")
     with pytest.raises(RaydebugError, match="cannot be run again") as refusal:

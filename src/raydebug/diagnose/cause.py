@@ -25,9 +25,10 @@ _HARMLESS = re.compile(
     r"|Using default MoE config|some features are disabled|expandable_segments not supported on this platform"
 )
 _WARNED = re.compile(r"\b\w*Warning: |\bwarning: |^(WARNING|WARN|Warning)\b")
-# Exceptions that Python or a library only reports: cpython 3.11 threading.py, atexit, asyncio, multiprocessing/process.py.
+# What stands before an exception that is only reported: cpython 3.11 threading.py, atexit, asyncio, multiprocessing.
 _TEARDOWN = re.compile(
-    r"Exception (ignored )?in |Error in (atexit|sys\.)|was never retrieved|^Process \S+:$|[Ss]hut(ting)? ?down|[Tt]eardown"
+    r"Exception (ignored )?in |Error in (atexit|sys\.)|was never retrieved|^Process \S+:$|[Ss]hut(ting)? ?down"
+    r"|[Tt]eardown"
 )
 # Ray's words of a worker that has ended: ray 2.41-2.60 exceptions.py ActorDiedError, src/ray/raylet/node_manager.cc.
 _ENDED = re.compile(r"(?:class_name: (?P<name>\S+) .*)?\b(?:Worker PID|pid): (?P<pid>\d+)\b")
@@ -169,10 +170,10 @@ def _first_effects(hits: Iterable[Hit], lines: Sequence[Line]) -> dict[str, int]
 def _weight(hit: Hit, lines: Sequence[Line], began: Mapping[str, int], course: Course) -> tuple[float, ...]:
     """Return how well a hit explains the failure; more is better.
 
-    What the run went on after last, then what a program says as information; a cause before an effect; the end of a process before what follows it in
-    the same log (`began`: the first effect of each); an exception's own line before one that only mentions it, and that
-    before a warning; then the more exact rule, where one that only matches the rest of a
-    message is less exact; then the earliest.
+    What the run went on after comes last, and before it what a program says as information; a cause before an effect;
+    the end of a process before what follows it in the same log (`began`: the first effect of each); an exception's own
+    line before one that only mentions it, and that before a warning; then the more exact rule, where one that only
+    matches the rest of a message is less exact; then the earliest.
     """
     loud = 2 if hit.raised is not None and not hit.raised.in_line else 1
     if _is_warning(lines[hit.index]) or not hit.rule.fatal:
@@ -196,10 +197,15 @@ def _is_quiet(hit: Hit, lines: Sequence[Line]) -> bool:
 
 
 def _is_warning(line: Line) -> bool:
-    return line.level == "WARNING" or line.level in QUIET or _WARNED.search(line.text) is not None or "NCCL WARN" in line.text
+    return (
+        line.level == "WARNING"
+        or line.level in QUIET
+        or _WARNED.search(line.text) is not None
+        or "NCCL WARN" in line.text
+    )
 
 
-def _counts(hit: Hit, lines: Sequence[Line], has_failed: bool, course: Course, plain: Mapping[str, int]) -> bool:  # noqa: FBT001
+def _counts(hit: Hit, lines: Sequence[Line], has_failed: bool, course: Course, plain: Mapping[str, int]) -> bool:
     """Say whether a hit speaks of a failure: a line that healthy runs have too does not if the run goes on after it."""
     line = lines[hit.index]
     if course.has_ended(hit.index) and not has_failed:
@@ -229,9 +235,7 @@ def _is_loud(line: Line) -> bool:
     return line.level in (*LOUD, ECHO) or (line.level not in QUIET and _is_warning(line))
 
 
-def _last_failure(
-    lines: Sequence[Line], raised: Sequence[Raised], hits: Iterable[Hit], course: Course
-) -> int | None:
+def _last_failure(lines: Sequence[Line], raised: Sequence[Raised], hits: Iterable[Hit], course: Course) -> int | None:
     """Return the last line that says that the run has failed; None if it has not."""
     found = [one.index for one in raised]
     found += [
@@ -241,9 +245,9 @@ def _last_failure(
         and _is_open(hit.index, lines, course)
     ]  # fmt: skip
     for index, line in enumerate(lines):
-        if line.level not in (*QUIET, "WARNING") and is_fatal(line.text) and _is_open(index, lines, course):
-            if not any(_HARMLESS.search(near.text) for near in lines[max(0, index - 1) : index + 1]):
-                found.append(index)
+        is_loud = line.level not in (*QUIET, "WARNING") and is_fatal(line.text) and _is_open(index, lines, course)
+        if is_loud and not any(_HARMLESS.search(near.text) for near in lines[max(0, index - 1) : index + 1]):
+            found.append(index)
     return max(found, default=None)
 
 

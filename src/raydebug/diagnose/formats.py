@@ -82,7 +82,7 @@ def decode(file: Any, name: str) -> BufferedIOBase:
         if head.startswith(b"\x1f\x8b"):
             file = _Layer(gzip.GzipFile(fileobj=file), file)
         elif head.startswith(b"\xfd7zXZ\x00"):
-            file = _Layer(lzma.LZMAFile(file), file)
+            file = _Layer(lzma.LZMAFile(file), file)  # noqa: SIM115 - the caller closes it
         elif head.startswith(b"BZh") and head[4:10] in (b"1AY&SY", b"\x17rE8P\x90"):
             file = _Layer(bz2.BZ2File(file), file)
         elif head.startswith(_ZSTD):
@@ -184,6 +184,7 @@ class _Zstd(io.RawIOBase):
         super().close()
 
     def _feed(self) -> None:
+        assert self._program.stdin is not None
         with contextlib.suppress(OSError, ValueError), self._program.stdin as pipe:  # either end may be closed
             shutil.copyfileobj(self._file, pipe)
 

@@ -30,6 +30,7 @@ NAMED = 5  # of the files that are left out
 # What is behind the kind of a log: its number or date where logs are rotated, and how it is compressed.
 _ROTATED = re.compile(r"(?:[.-](?:\d{1,4}|\d{4}-?\d\d-?\d\d(?:[-_T]\d+)?))?(?:\.(?:gz|xz|zst|bz2))?$")
 _OUTPUT_OF_JOB = re.compile(r"\.[eo]\d+$")  # PBS, Grid Engine
+_NEWEST = "session_latest"  # ray 2.60: a link to the newest session of its folder
 _OWN = (DOCUMENT, STACKS, "report.html")  # of a run's folder: read elsewhere
 
 Log: TypeAlias = tuple[str, BufferedIOBase]  # its name for messages, and the open file
@@ -60,7 +61,7 @@ def read_words(
     return read_logs((log for word in words for log in _open(word, cluster, kept.notes, only_files)), kept, stop)
 
 
-def _open(word: str, cluster: str, notes: list[str], only_files: bool) -> Iterator[Log]:  # noqa: FBT001
+def _open(word: str, cluster: str, notes: list[str], only_files: bool) -> Iterator[Log]:
     """Yield the logs of a word; what is left out of a folder becomes a note."""
     path = Path(word)
     if word == STDIN and not only_files:
@@ -140,41 +141,49 @@ def _unreadable(cause: str) -> RaydebugError:
 
 
 def _open_folder(folder: Path, notes: list[str]) -> Iterator[Log]:
-    """Yield the logs of a folder; what is left out is a note: other files, links that leave it, older sessions of Ray."""
+    """Yield the logs of a folder; what is left out becomes a note."""
     left_out: list[str] = []
-    inside = folder.resolve()
-    for at, folders, files in os.walk(folder, onerror=lambda error: left_out.append(f"{error.filename}: {error.strerror}")):
-        here = Path(at)
-        newest = os.readlink(here / "session_latest") if (here / "session_latest").is_symlink() else None
-        older = [one for one in folders if one.startswith("session_")] if newest is not None else []
-        skipped = [one for one in folders if one.startswith(".")]
-        skipped += [one for one in older if one not in ("session_latest", Path(newest or "").name)]
-        left_out += [f"{here / one} (a folder)" for one in skipped if not (here / one).is_symlink()]
-        folders[:] = sorted(set(folders) - set(skipped))
-        for name in sorted(files):
-            path = here / name
-            if name in _OWN or name.endswith(SUFFIX):
-                continue
-            if why := _no_log(path, inside):
-                left_out.append(f"{path}: {why}")
-                continue
-            try:
-                opened = open_log(path, pipes=False)
-            except OSError as error:
-                left_out.append(str(error) if error.errno is None else f"{path}: {error.strerror}")
-                continue
-            except RaydebugError as refusal:
-                left_out.append(f"{path}: {refusal.cause}")
-                continue
-            yield str(path), opened
+    inside = Path(os.path.realpath(folder))
+    for path in _files_of(folder, left_out):
+        if path.name in _OWN or path.name.endswith(SUFFIX):
+            continue
+        if why := _no_log(path, inside):
+            left_out.append(f"{path}: {why}")
+            continue
+        try:
+            opened = open_log(path, pipes=False)
+        except OSError as error:
+            left_out.append(str(error) if error.errno is None else f"{path}: {error.strerror}")
+            continue
+        except RaydebugError as refusal:
+            left_out.append(f"{path}: {refusal.cause}")
+            continue
+        yield str(path), opened
     if left_out:
         more = f", and {len(left_out) - NAMED} more" if len(left_out) > NAMED else ""
         notes.append(f"left out, {len(left_out)}: {', '.join(left_out[:NAMED])}{more}")
 
 
+def _files_of(folder: Path, left_out: list[str]) -> Iterator[Path]:
+    """Yield the files below a folder, without hidden folders and, of Ray's folder, without older sessions."""
+
+    def cannot_list(error: OSError) -> None:
+        left_out.append(f"{error.filename}: {error.strerror}")
+
+    for at, folders, files in os.walk(folder, onerror=cannot_list):
+        here = Path(at)
+        skipped = [one for one in folders if one.startswith(".")]
+        if (here / _NEWEST).is_symlink():
+            newest = (here / _NEWEST).readlink().name
+            skipped += [one for one in folders if one.startswith("session_") and one not in (_NEWEST, newest)]
+        left_out += [f"{here / one} (a folder)" for one in skipped]
+        folders[:] = sorted(set(folders) - set(skipped))
+        yield from (here / name for name in sorted(files))
+
+
 def _no_log(path: Path, folder: Path) -> str:
     """Return why a file of a folder is not read; empty if it is."""
-    if path.is_symlink() and not path.resolve().is_relative_to(folder):
+    if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(folder):  # resolve raises at a loop
         return "a link out of the folder"
     name = _ROTATED.sub("", path.name)
     is_log = Path(name).suffix in LOGS or _OUTPUT_OF_JOB.search(path.name)

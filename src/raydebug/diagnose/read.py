@@ -55,7 +55,8 @@ _PREFIXES = tuple(
         r"\[pod/(?P<who>[\w.-]+/[\w.-]+)\] ",  # kubectl logs --prefix
         # stern: a pod ends with its number or a hash; its container is told from a word of a sentence by a hyphen
         r"(?P<who>[a-z][a-z0-9.-]{0,200}-(?:\d{1,5}|[a-z0-9]{5})) (?:[a-z0-9]{1,50}-[a-z0-9-]{1,50}|main|pytorch) ",
-        r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d )?[\w.-]{1,100} (?P<who>[\w./@-]{1,100}\[\d+\]|kernel): ",  # journald
+        # journald
+        r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d )?[\w.-]{1,100} (?P<who>[\w./@-]{1,100}\[\d+\]|kernel): ",
         r"(?P<echo>Error executing job with) overrides",  # hydra shows the command again
         r"(?P<echo>Running entrypoint for job) \S+: ",  # ray 2.60.0 dashboard/modules/job/job_supervisor.py
         r"(?P<echo>\+)\+* (?=\S)",  # a command, as `set -x` of the shell shows it
@@ -65,7 +66,7 @@ _PREFIXES = tuple(
 # A line of a configuration as pprint writes it; a dictionary of metrics, `{'loss': nan, ...}`, is none.
 _SETTING = re.compile(r"\s*'[\w./@-]+': |\{'[\w./@-]+': \{")
 # Keys of Docker's json-file, Python's JSON formatters, Ray, structlog, zap, loguru (serialize).
-_JSON_TEXTS = ("log", "message", "msg", "event", "text", "exc_text", "exc_info", "exception", "stack_trace", "traceback")
+_JSON_TEXTS = ("log", "message", "msg", "event", "text", "exc_text", "exc_info", "exception", "stack_trace")
 _JSON_LEVELS = ("levelname", "level", "severity")
 _REPEATED = re.compile(r" \[repeated \d+x across cluster\].*$")
 
@@ -155,7 +156,8 @@ _RAISED = re.compile(
 )
 # After its frames an exception may have any name: `mylib.errors.RewardMismatch: gold is missing`, `_queue.Empty`.
 _ANY_RAISED = re.compile(
-    r"^(?:\| *)*(?:E\s+)?(?P<type>(?:[A-Za-z_]\w{0,100}\.){1,20}[A-Za-z_]\w{0,100}|[A-Z]\w{0,100})(?::\s(?P<text>.*))?$"
+    r"^(?:\| *)*(?:E\s+)?"
+    r"(?P<type>(?:[A-Za-z_]\w{0,100}\.){1,20}[A-Za-z_]\w{0,100}|[A-Z]\w{0,100})(?::\s(?P<text>.*))?$"
 )
 _INLINE = re.compile(r"\b(?P<type>(?:[a-z_]\w*\.){0,10}[A-Z]\w*(?:Error|Exception))(?:\([\w.]+\))?: (?P<text>\S.*)$")
 

@@ -34,46 +34,8 @@ from typing import Any, cast
 
 from raydebug.diagnose.read import Line, Raised
 from raydebug.diagnose.scan import Prefilter, never
+from raydebug.diagnose.signs import EXITED, FATAL, FINISHED, PROGRESS, STEP, WORK
 
-# The run goes on, whichever of its processes says so: a step, an epoch, a served request. verl 0.9 trainer/ppo, vllm
-# 0.28 v1/metrics/loggers.py, transformers 5.9 trainer_callback.py, lightning 2.5, OpenRLHF 0.9, Megatron 0.12, torchtitan.
-STEP = (
-    r"\bstep:\d+ -", r"Training Progress:.*\d+/\d+", r"\bglobal[ _]step'?[\s:=]+\d+", r"throughput: [\d.]*[1-9]",
-    r"['\"](?:\w+/)?loss['\"]: ['\"]?[\d.]+", r"(?i)\b(?:epochs?|episode|iter|iteration|steps?|round|trial|batch)\b[\s:=\[#]*\d+.{0,80}"
-    r"\b(?:loss|reward|acc|accuracy|lr|score|return|time|throughput|consumed|perplexity|metric)",
-    r"Total training steps: \d+", r"Avg (prompt|generation) throughput", r"(?i)^\W*(?:training|train|global|epoch|iter|iteration|step|episode)\b.{0,30}\d+ ?/ ?\d+",
-    r"(?i)^[\[\s]*(?:epoch|iteration|episode|step)\b[\s:=\[#]*\d+\W*(?:$|done|complete|finished|took)",
-)  # fmt: skip
-# A process goes on: what another one does meanwhile says nothing of it.
-WORK = (
-    r"Application startup complete", r"GPU KV cache size", r"Maximum concurrency for", r"Uvicorn running on",
-    r"%\|[^|]{0,300}\| *[1-9][\d.]{0,20}\w?/\d[\d.]{0,20}\w? \[[^\]]{0,99}(?:it/s|s/it|examples?/s|B/s|toks?\w*/s|samples?/s|batch\w*/s|req\w*/s|prompts?/s)", r"\b100%\|.*\d+/\d+",
-    r"(?i)\b(?:model|checkpoint|weights|adapter|results?|metrics)\b.{0,40}\b(?:saved|written|loaded|uploaded)\b",
-    r"(?i)\b(?:saved|loaded|uploaded|wrote)\b.{0,40}\b(?:model|checkpoint|weights|adapter|results?|metrics)\b",
-    r"(?i)\b(?:retry|retrying|attempt|recovered|restarted|reconnected|resumed)\b.{0,60}\b(?:succeeded|successful|successfully|ok)\b",
-    r"(?i)\b(?:completed|finished|succeeded) successfully\b", r"(?i)\bsuccessfully (?:\w+ )?\w+ed\b",
-)  # fmt: skip
-PROGRESS = (*STEP, *WORK)
-_OF_RUN = r"(?:training|fine-?tuning|finetune|job|run|script|program|workflow|pipeline|experiment|benchmark|evaluation|sweep|main)"
-# The run has ended well. wandb's summary is no sign: it is printed at the end of a run that failed, too.
-FINISHED = (
-    r"(?i)\b" + _OF_RUN + r"\b(?! (?:not|un)\w*)(?:'.{0,80}')?[^.:,;]{0,30}?(?<!not )\b(?:complete|completed|finished|done|succeeded|successful|"
-    r"ended well)\b(?!.{0,30}\b(?:exit|with|code|error|fail\w*|status)\b(?! (?:code |status )?0\b))",
-    r"Job '.*' succeeded", r"Final validation", r"['\"]train_runtime['\"]:", r"`?Trainer\.fit`? stopped: .{0,80}reached",
-    r"^\s*(Training Progress:|[Ee]poch[^|]{0,30}|[Tt]rain[^|]{0,30})\s*100%\|.*\d+/\d+",
-    r"Application shutdown complete", r"gracefully shutting down", r"(?i)^\W*(?:all )?(?:done|finished|success|complete|completed)\W*$",
-    r"(?i)\b(?:exit(?:ed|ing)?|return(?:ed)?)(?: with)?[ _]?(?:code|status)?[ :=]+0(?:\b(?!\.)|:0\b)", r"(?i)\bjob.{0,60}\bSUCCEEDED\b",
-    r"(?i)state[ :=]+COMPLETED\b", r"Number of trials: \d+ .{0,40}\(\d+ TERMINATED\)", r"(?i)\b(?:finished|completed|ended|exits|exited) successfully\W*$",
-)  # fmt: skip
-# A failure, whatever its cause: a traceback, a signal, an exit code, or a fatal message.
-EXITED = (
-    r"core dumped", r"Segmentation fault", r"terminate called", r"\bKilled\b", r"Fatal Python error",
-    r"(?i)exit(?:ed|code|ing)?(?: with)?[ _]?(?:code|status)?[ :=]+(?!-15\b)-?[1-9]", r"\b[Jj]ob\b.{0,80}\b(?:failed|FAILED)\b",
-)  # fmt: skip
-FATAL = (
-    *EXITED, r"Traceback \(most recent", r"^\W*(FATAL|Fatal|fatal)\b", r"\b(?:FATAL|Fatal|fatal)( error)?:", r"Check failed",
-    r"^\s*raise \w+", r"SIG(SEGV|ABRT|KILL|BUS)", r"^[Ee]rror\b", r"\berror:", r"\b[Aa]bort(ed|ing)\b", r"\bpanic(ked)?( at|:)",
-)  # fmt: skip
 SIGNS = (*FINISHED, *FATAL, r"(Error|Exception)\b")
 # Words and a number are a measurement, and no message: `error rate 0.0`, `abort_threshold=3`, `fatal flaws found: 0`.
 _MEASUREMENT = re.compile(r"^[^\d:=]{0,80}[ :=]{1,3}\d[\d.]*%?\W*$")
@@ -202,9 +164,7 @@ def _signs(patterns: Sequence[str]) -> Callable[[str], bool]:
 
     def matches(text: str) -> bool:
         numbers = _candidates(text)
-        return bool(numbers) and any(
-            search(numbered()[number], text) for number in sorted(numbers & numbered().keys())
-        )
+        return bool(numbers) and any(search(numbered()[number], text) for number in sorted(numbers & numbered().keys()))
 
     return matches
 

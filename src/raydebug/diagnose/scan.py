@@ -169,9 +169,7 @@ def never() -> str:
     return ""
 
 
-def read_log(
-    file: BufferedIOBase, source: str, wanted: Prefilter, kept: Kept, stop: Callable[[], str] = never
-) -> None:
+def read_log(file: BufferedIOBase, source: str, wanted: Prefilter, kept: Kept, stop: Callable[[], str] = never) -> None:
     """Read a log to its end, and keep the lines that a pattern may match, each with the lines around it.
 
     Args:
@@ -241,7 +239,7 @@ def _shorten(line: bytes, wanted: Prefilter) -> bytes:
 
 
 def _cut(part: bytes, wanted: Prefilter) -> bytes:
-    """Return a text that is short enough, or the places of a longer one that a pattern may match, else its beginning."""
+    """Return a text that is short enough, or of a longer one the places that a pattern may match, else its start."""
     if len(part) <= MAX_LINE_CHARS:
         return part
     pieces = [part[at : at + MAX_LINE_CHARS] for at in range(0, len(part), MAX_LINE_CHARS - OVERLAP_BYTES)]
@@ -343,7 +341,8 @@ class _Log:
             rows, patterns = block.rows(self._wanted), of_block[block.first]
             for at in reversed(range(len(rows))):
                 ids = patterns & self._wanted.find(rows[at][2])
-                self.rows.update((row[0], row) for row in (rows[max(0, at - AROUND) : at + AROUND + 1] if ids else ()))
+                around = rows[max(0, at - AROUND) : at + AROUND + 1] if ids else ()
+                self.rows.update((row[0], row) for row in around)
                 patterns -= ids
         for mark in self._of_mark:
             self._take_mark(mark, self._wanted.marks[mark])
