@@ -63,6 +63,8 @@ _PREFIXES = tuple(
         r"> (?=\S)",
     )
 )
+# One of them at once: most lines have none, or no further one.
+_ANY_PREFIX = re.compile("|".join(re.sub(r"\?P<\w+>", "?:", prefix.pattern) for prefix in _PREFIXES))
 # A line of a configuration as pprint writes it; a dictionary of metrics, `{'loss': nan, ...}`, is none.
 _SETTING = re.compile(r"\s*'[\w./@-]+': |\{'[\w./@-]+': \{")
 # Keys of Docker's json-file, Python's JSON formatters, Ray, structlog, zap, loguru (serialize).
@@ -127,8 +129,10 @@ def _clean(text: str, source: str, number: int) -> Line:
         text = _ANSI.sub("", text)
     line = Line(source, number, text, source)
     for _ in range(5):
-        found = next((match for prefix in _PREFIXES if (match := prefix.match(line.text))), None)
-        if found is None or found.end() == 0:
+        if _ANY_PREFIX.match(line.text) is None:
+            break
+        found = next(match for prefix in _PREFIXES if (match := prefix.match(line.text)))
+        if found.end() == 0:
             break
         parts = found.groupdict()
         line.process = parts.get("who") or (f"task {parts['task']}" if parts.get("task") else line.process)

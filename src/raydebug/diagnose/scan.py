@@ -280,6 +280,7 @@ class _Log:
         self._spent = set[int]()  # patterns that have had their share
         self._last: dict[int, _Block] = {}  # by spent pattern: the last block that it may match
         # A mark may match what is none; so the last blocks of each are remembered.
+        self._marks = frozenset(wanted.marks)
         self._of_mark = {mark: deque[_Block](maxlen=LAST_BLOCKS) for mark in wanted.marks}
         self._in_vain: Counter[int] = Counter()  # by pattern: the blocks that it has opened
         self._loose: frozenset[int] = frozenset()  # patterns that often did
@@ -291,10 +292,10 @@ class _Log:
     def take(self, block: _Block) -> None:
         """Keep what a block has."""
         found = self._wanted.find(block.text)
-        for mark in found & self._of_mark.keys():
+        for mark in found & self._marks:
             self._of_mark[mark].append(block)
         self._last.update(dict.fromkeys(found & self._spent, block))
-        fresh = found.difference(self._spent, self._of_mark)
+        fresh = found - self._spent - self._marks
         if self._within_line is not None and not self._loose.isdisjoint(fresh):
             fresh = (fresh - self._loose) | (fresh & self._within_line(block.text))
         if fresh:
@@ -329,7 +330,7 @@ class _Log:
             self._next_weighing = min(self._limit, len(self.rows) + WEIGHED_LINES)
             if len(self.rows) >= self._limit or sum(len(row[2]) for row in self.rows.values()) >= self._limit_bytes:
                 self.is_full = True
-                self._spent.update(self._wanted.numbers - self._of_mark.keys())
+                self._spent.update(self._wanted.numbers - self._marks)
         return met
 
     def take_last(self) -> None:
@@ -344,18 +345,23 @@ class _Log:
                 around = rows[max(0, at - AROUND) : at + AROUND + 1] if ids else ()
                 self.rows.update((row[0], row) for row in around)
                 patterns -= ids
-        for mark in self._of_mark:
+        for mark in self._marks:
             self._take_mark(mark, self._wanted.marks[mark])
 
     def _take_mark(self, number: int, mark: re.Pattern[str]) -> None:
-        """Keep the last line that a mark matches, without its prefixes."""
+        """Keep the last line that a mark matches."""
         for block in reversed(self._of_mark[number]):
             for row in reversed(block.rows(self._wanted)):
-                if number in self._wanted.find(row[2]):
-                    texts = row[2].decode("utf-8", "replace").split("\r")
-                    if any(mark.search(line.text) for text in texts for line in read_line(text, "", 0)):
-                        self.rows[row[0]] = row
-                        return
+                if number in self._wanted.find(row[2]) and any(map(mark.search, _texts(row[2]))):
+                    self.rows[row[0]] = row
+                    return
+
+
+@lru_cache(1000)  # the marks are looked for in the same blocks
+def _texts(line: bytes) -> list[str]:
+    """Return the texts of a line without their prefixes."""
+    states = line.decode("utf-8", "replace").split("\r")
+    return [one.text for state in states for one in read_line(state, "", 0)]
 
 
 def _chunks(file: BufferedIOBase, kept: Kept, stop: Callable[[], str]) -> Iterator[bytes]:
@@ -370,8 +376,6 @@ def _blocks(chunks: Iterable[bytes]) -> Iterator[_Block]:
     first, number, data = 1, 1, b""
     for more in chunks:
         data += more
-        if b"\r\n" in data:
-            data = data.replace(b"\r\n", b"\n")
         start = 0
         while len(data) - start >= BLOCK_BYTES:
             end = _end_of_block(data, start)
