@@ -47,6 +47,8 @@ def test_healthy(name: str) -> None:
         (STEPS + DONE + TRACE, "user-code"),
         (STEPS + DONE + STEPS + LOST, "ray-actor-died"),
         (STEPS + DONE + "step:1 - loss:1\nWARNING Worker PID: 77\nsrun: error: n1: task 0: Killed\n", ""),
+        (STEPS + DONE + "+ python3 -m verl.trainer.main_ppo\n" + DISK, "object-store-or-disk-full"),
+        (STEPS + DONE + "INFO worker.py:1 -- Started a local Ray instance.\n" + LOST, "ray-actor-died"),
         (STEPS + "Training finished with exit code 1\n", "unknown"),
         (STEPS + DONE + DISK + "srun: error: n1: task 0: Exited with exit code 1\n",
          "object-store-or-disk-full"),

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 from raydebug.diagnose.course import Course
 from raydebug.diagnose.read import ECHO, Line, Raised, find_raised
-from raydebug.diagnose.rules import CAUSE, EFFECT, ROLES, SYMPTOM, Hit, find_hits, is_exit, is_fatal
+from raydebug.diagnose.rules import CAUSE, EFFECT, ROLES, SYMPTOM, Hit, find_hits, signs_of
 from raydebug.diagnose.scan import never
 from raydebug.jobs.first_error import FOLLOWERS, is_library
 
@@ -245,8 +245,11 @@ def _last_failure(lines: Sequence[Line], raised: Sequence[Raised], hits: Iterabl
         and _is_open(hit.index, lines, course)
     ]  # fmt: skip
     for index, line in enumerate(lines):
-        is_loud = line.level not in (*QUIET, "WARNING") and is_fatal(line.text) and _is_open(index, lines, course)
-        if is_loud and not any(_HARMLESS.search(near.text) for near in lines[max(0, index - 1) : index + 1]):
+        if "fatal" not in signs_of(line.text) or line.level in (*QUIET, "WARNING"):
+            continue
+        if _is_open(index, lines, course) and not any(
+            _HARMLESS.search(near.text) for near in lines[max(0, index - 1) : index + 1]
+        ):
             found.append(index)
     return max(found, default=None)
 
@@ -262,7 +265,7 @@ def _is_open(error: Raised | int, lines: Sequence[Line], course: Course) -> bool
     if not course.is_main(index):
         return False
     if isinstance(error, int):
-        return is_exit(line.text)
+        return "exit" in signs_of(line.text)
     before = lines[max(0, error.first - 1) : error.first + 1]
     return bool(error.frames) and not any(_TEARDOWN.search(near.text) for near in before)
 

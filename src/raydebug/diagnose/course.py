@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from raydebug.diagnose.read import ECHO, Line
-from raydebug.diagnose.rules import is_end, is_step, is_work
+from raydebug.diagnose.rules import signs_of
 
 SHOWN_CHARS = 120
 SHOWN_LOGS = 3
@@ -17,7 +17,8 @@ class Course:
     """What came before and after each line of the logs of a run.
 
     A step of the training is progress of its whole log, whichever process says so; other work only of the process that
-    does it. Logs are not compared: their lines have no order. A step after an end takes the end back: another phase.
+    does it. Logs are not compared: their lines have no order. A step or a start after an end takes the end back: it is
+    another phase.
 
     Args:
         lines: of all logs, in the order of each.
@@ -27,15 +28,22 @@ class Course:
         self._lines = lines
         self._steps: defaultdict[str, list[int]] = defaultdict(list)  # by log
         self._ends: defaultdict[str, list[int]] = defaultdict(list)
+        self._phases: defaultdict[str, list[int]] = defaultdict(list)  # steps and starts
         self._last: dict[tuple[str, str], int] = {}  # by log and process: its last sign of life
         for index, line in enumerate(lines):
+            signs = signs_of(line.text)
+            if not signs:
+                continue
+            if "start" in signs:
+                self._phases[line.source].append(index)
             if line.level == ECHO:
                 continue
-            if is_end(line.text):
+            if "end" in signs:
                 self._ends[line.source].append(index)
-            elif is_step(line.text):
+            elif "step" in signs:
                 self._steps[line.source].append(index)
-            elif not is_work(line.text):
+                self._phases[line.source].append(index)
+            elif "work" not in signs:
                 continue
             self._last[line.source, line.process] = index
 
@@ -72,8 +80,8 @@ class Course:
 
     def _end_before(self, index: int) -> int | None:
         source = self._lines[index].source
-        ends, steps = self._ends[source], self._steps[source]
-        at, step = bisect_left(ends, index), bisect_left(steps, index)
-        if not at or (step and steps[step - 1] > ends[at - 1]):
+        ends, phases = self._ends[source], self._phases[source]
+        at, phase = bisect_left(ends, index), bisect_left(phases, index)
+        if not at or (phase and phases[phase - 1] > ends[at - 1]):
             return None
         return ends[at - 1]

@@ -34,7 +34,7 @@ from typing import Any, cast
 
 from raydebug.diagnose.read import Line, Raised
 from raydebug.diagnose.scan import Prefilter, never
-from raydebug.diagnose.signs import EXITED, FATAL, FINISHED, PROGRESS, STEP, WORK
+from raydebug.diagnose.signs import EXITED, FATAL, FINISHED, PROGRESS, START, STEP, WORK
 
 SIGNS = (*FINISHED, *FATAL, r"(Error|Exception)\b")
 # Words and a number are a measurement, and no message: `error rate 0.0`, `abort_threshold=3`, `fatal flaws found: 0`.
@@ -145,8 +145,8 @@ def _patterns() -> tuple[tuple[int, re.Pattern[str]], ...]:
 
 @cache
 def prefilter() -> Prefilter:
-    """Return what finds the lines that a rule may explain, and those of SIGNS; its marks are PROGRESS."""
-    return Prefilter([*(pattern.pattern for _, pattern in _patterns()), *SIGNS], marks=PROGRESS)
+    """Return what finds the lines that a rule may explain, and those of SIGNS; its marks are PROGRESS and START."""
+    return Prefilter([*(pattern.pattern for _, pattern in _patterns()), *SIGNS], marks=[*PROGRESS, *START])
 
 
 @lru_cache(1000)  # lines repeat; of those that do not, this is asked once
@@ -154,33 +154,26 @@ def _candidates(text: str) -> frozenset[int]:
     return prefilter().find(text.encode("utf-8", "surrogatepass"))
 
 
-def _signs(patterns: Sequence[str]) -> Callable[[str], bool]:
-    """Return what says whether one of these patterns, which are some of SIGNS and PROGRESS, matches a text."""
-
-    @cache
-    def numbered() -> dict[int, re.Pattern[str]]:
-        all_of_them = (*SIGNS, *PROGRESS)
-        return {len(_patterns()) + all_of_them.index(one): re.compile(one) for one in patterns}
-
-    def matches(text: str) -> bool:
-        numbers = _candidates(text)
-        return bool(numbers) and any(search(numbered()[number], text) for number in sorted(numbers & numbered().keys()))
-
-    return matches
+@cache
+def _signs() -> dict[int, tuple[frozenset[str], re.Pattern[str]]]:
+    """Return the signs by their numbers in the prefilter, each with what it is a sign of."""
+    kinds = {STEP: "step", WORK: "work", START: "start", FINISHED: "end", FATAL: "fatal", EXITED: "exit"}
+    return {
+        number: (frozenset(kind for patterns, kind in kinds.items() if one in patterns), re.compile(one))
+        for number, one in enumerate((*SIGNS, *PROGRESS, *START), start=len(_patterns()))
+    }
 
 
-is_step, is_work, is_end = _signs(STEP), _signs(WORK), _signs(FINISHED)
-_is_fatal, _is_exit = _signs(FATAL), _signs(EXITED)
-
-
-def is_fatal(text: str) -> bool:
-    """Say whether a line is a sign of a failure."""
-    return _is_fatal(text) and (_is_exit(text) or _MEASUREMENT.match(text) is None)
-
-
-def is_exit(text: str) -> bool:
-    """Say whether a line is the exit code or the signal of a program that has failed."""
-    return _is_exit(text)
+@lru_cache(10_000)  # lines repeat
+def signs_of(text: str) -> frozenset[str]:
+    """Return what a line is a sign of: `step`, `work`, `start`, `end`, `fatal`, `exit`; see signs.py."""
+    found = frozenset[str]()
+    for number in _candidates(text) & _signs().keys():
+        kinds, pattern = _signs()[number]
+        if not kinds <= found and search(pattern, text):
+            found |= kinds
+    is_measurement = "fatal" in found and "exit" not in found and _MEASUREMENT.match(text)
+    return found - {"fatal"} if is_measurement else found
 
 
 def find_hits(lines: Sequence[Line], raised: Sequence[Raised], stop: Callable[[], str] = never) -> list[Hit]:

@@ -41,6 +41,15 @@ WORK = (
     r"(?i)\bsuccessfully (?:\w+ )?\w+ed\b",
 )
 PROGRESS = (*STEP, *WORK)
+# A program starts: another phase, of which an end before it says nothing. ray 2.60 worker.py, vllm 0.28
+# v1/engine/core.py, torch 2.13 distributed/run.py; a command that `set -x` of the shell shows.
+START = (
+    r"Started a local Ray instance",
+    r"Connecting to existing Ray cluster",
+    r"Initializing a V\d LLM engine",
+    r"torchrun\b",
+    r"^(?:\S*/)?python[\d.]* +(?:-\S+ +)*\S+",
+)
 # The run has ended well. The summary of wandb is no sign of it: it follows an exception, too.
 FINISHED = (
     (
