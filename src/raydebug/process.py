@@ -105,6 +105,14 @@ def start(
     )
 
 
+def start_filter(argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a program that reads bytes on stdin and writes others on stdout; both are pipes of ours."""
+    log.debug("filter: %s", shlex.join(argv))
+    return subprocess.Popen(  # noqa: S603 - as above
+        list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+
+
 def hand_over(argv: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> int:
     """Run a program that talks to the user on our terminal, and return its exit code."""
     log.debug("hand over: %s", _shown(argv))

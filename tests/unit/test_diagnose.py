@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +23,10 @@ from typer.testing import CliRunner
 from raydebug.cli import app as cli
 from raydebug.diagnose import scan
 from raydebug.diagnose.cause import FAILURE, NO_FAILURE, UNKNOWN, Answer, diagnose
+from raydebug.diagnose.inputs import until
 from raydebug.diagnose.read import find_raised, read_lines
-from raydebug.diagnose.rules import EFFECT, ROLES, Rule, load_rules, prefilter
+from raydebug.diagnose.rules import EFFECT, ROLES, Rule, _linear, load_rules, prefilter
+from raydebug.diagnose.run_diagnosis import diagnose_words
 from raydebug.diagnose.scan import AROUND, MAX_OF_PATTERN, Kept, clauses, read_log
 from raydebug.errors import RaydebugError
 
@@ -287,18 +293,174 @@ def test_command(tmp_path: Path) -> None:
     assert CliRunner().invoke(cli.app_for(["diagnose"]), ["diagnose", str(folder)]).exit_code == 0
 
 
+APP = cli.app_for(["diagnose"])
+
+
 def run(*words: str) -> Result:
     """Run `raydebug diagnose`."""
-    return CliRunner().invoke(cli.app_for(["diagnose"]), ["diagnose", *words])
+    return CliRunner().invoke(APP, ["diagnose", *words])
 
 
 def test_binary_file(tmp_path: Path) -> None:
-    """A file that is no text is read like any other, and a line in it is found."""
+    """A file that is no text is refused by name; zeros before or bytes between the lines of a log are none."""
     binary = tmp_path / "core.log"
-    binary.write_bytes(bytes(range(256)) * 1000)
-    assert run(str(binary)).exit_code == 0
-    binary.write_bytes(bytes(range(256)) * 1000 + b"\nOSError: [Errno 24] Too many open files\n" + b"\xff\x00" * 1000)
+    error = b"\nOSError: [Errno 24] Too many open files\n"
+    for data, kind in ((bytes(range(256)) * 1000, "binary data"), (b"PK\x03\x04" + bytes(100), "a zip archive")):
+        binary.write_bytes(data + error)
+        refusal = run(str(binary)).exception
+        assert isinstance(refusal, RaydebugError)
+        assert (refusal.what, refusal.cause) == (f"{binary} is no log that can be read", f"it is {kind}")
+    binary.write_bytes(bytes(100_000) + b"step 1\n" * 1000 + bytes(range(256)) * 1000 + error + b"\xff\x00" * 1000)
     assert "[ulimit-threads-files, exact]" in run(str(binary)).stdout
+
+
+CUDA = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+LOG = "hello\n" * 2000 + CUDA
+
+
+def zstd(data: bytes) -> bytes:
+    """Return a frame of zstd with one raw block, at most 128 KiB: RFC 8878, 3.1.1."""
+    assert len(data) < 1 << 17
+    header = b"\x28\xb5\x2f\xfd\xa0" + len(data).to_bytes(4, "little")
+    return header + (len(data) << 3 | 1).to_bytes(3, "little") + data
+
+
+FORMATS = {
+    "gzip": gzip.compress(LOG.encode()),
+    "xz": lzma.compress(LOG.encode()),
+    "bzip2": bz2.compress(LOG.encode()),
+    "zstd": zstd(LOG.encode()),
+    "utf-16": LOG.encode("utf-16"),
+    "utf-16-be": b"\xfe\xff" + LOG.encode("utf-16-be"),
+    "utf-16 without a mark": LOG.encode("utf-16-le"),
+    "utf-8 with a mark": b"\xef\xbb\xbf" + CUDA.encode(),
+    "utf-16 in gzip": gzip.compress(LOG.encode("utf-16")),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats(tmp_path: Path, name: str) -> None:
+    """A log is read by its first bytes, whatever its name, from a file, in a folder and on standard input."""
+    if name == "zstd" and shutil.which("zstd") is None:
+        pytest.skip("no program zstd")
+    log = tmp_path / "worker.log"
+    log.write_bytes(FORMATS[name])
+    for word in (str(log), str(tmp_path)):
+        assert "[cuda-oom, exact]" in run(word).stdout
+    assert "[cuda-oom, exact]" in CliRunner().invoke(APP, ["diagnose", "-"], input=FORMATS[name]).stdout
+
+
+def test_zstd_without_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the program zstd such a log is refused by name, with the way to read it."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "a.log.zst").write_bytes(zstd(LOG.encode()))
+    refusal = run(str(tmp_path / "a.log.zst")).exception
+    assert isinstance(refusal, RaydebugError)
+    assert refusal.fix == "install zstd, or unpack it on another machine: unzstd FILE"
+
+
+def test_folder(tmp_path: Path) -> None:
+    """In a folder logs have many names; what is left out is counted and named, and links do not lead out of it."""
+    for number, name in enumerate(("rank0", "a.log.1", "slurm-1.error", "x.log-20260102.gz", "job.o123", "b.jsonl")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        data = CUDA.encode()
+        (folder / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+        assert run(str(folder)).exit_code == 1, name
+    others = tmp_path / "others"
+    others.mkdir()
+    (others / "a.log").write_text("step 1\n")
+    (others / "b.log").symlink_to(tmp_path / "0" / "rank0")
+    (others / "config.yaml").write_text("a: 1\n")
+    (others / "c.log").write_bytes(b"PK\x03\x04")
+    os.mkfifo(others / "d.log")
+    (others / "e.log").symlink_to("e.log")
+    shown = run(str(others)).stdout
+    assert "note: left out, 5: " in shown
+    for words in ("b.log: a link out of the folder", "config.yaml: not named as a log", "c.log: it is a zip archive",
+                  "d.log: it is no regular file"):  # fmt: skip
+        assert f"{others}/{words}" in shown
+    assert shown.startswith("no failure found in 1 lines")
+
+
+def test_sessions_of_ray(tmp_path: Path) -> None:
+    """Of Ray's folder the newest session is read, and the older ones are named as left out."""
+    for session, text in (("session_a", CUDA), ("session_b", "step 1\n")):
+        (tmp_path / session / "logs").mkdir(parents=True)
+        (tmp_path / session / "logs" / "worker-1.err").write_text(text)
+    (tmp_path / "session_latest").symlink_to("session_b")
+    done = run(str(tmp_path))
+    assert done.exit_code == 0
+    assert f"left out, 1: {tmp_path / 'session_a'} (a folder)" in done.stdout
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, bz2.compress])
+def test_archive_that_is_cut_off(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    """An archive that is cut off is judged as far as it goes, and named."""
+    noise = random.Random(0).randbytes(1_000_000).hex()
+    packed = pack((CUDA + noise).encode())
+    log = tmp_path / "a.log"
+    log.write_bytes(packed[: len(packed) * 3 // 4])
+    shown = run(str(log)).stdout
+    assert "[cuda-oom, exact]" in shown
+    assert f"note: {log} is cut off or damaged; its first " in shown
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "{'a': 1}, " * 1_000_000 + CUDA,
+        "step: 1\n" + CUDA.rstrip() + "\r 50%|##| 1/2\n",
+        "".join(f"\rrollout: {n}%|###| {n}/9" for n in range(90_000)) + "\r" + CUDA,
+        "x" * 3_000_000 + "\n" + CUDA,
+        "y" * (64 * 1024 - 30) + CUDA,
+    ],
+    ids=["at the end of a long line", "before a CR", "behind 90,000 CRs", "after a long line", "where a line is cut"],
+)
+def test_lines_of_any_length(log: str) -> None:
+    """An error is found wherever it stands in a line, and its line number is that of the line."""
+    kept = Kept()
+    read_log(io.BytesIO(log.encode()), "x.log", prefilter(), kept)
+    (found, *_) = diagnose(kept.lines).diagnoses
+    assert (found.name, found.evidence[0].number) == ("cuda-oom", log[: log.index("torch.Out")].count("\n") + 1)
+    assert kept.kept_bytes < 300_000
+
+
+def test_json_lines() -> None:
+    """Lines of JSON are read as what they hold: Docker's, Ray's with exc_text, those of other loggers."""
+    trace = 'Traceback (most recent call last):\n  File "/w/a.py", line 3, in f\nIndexError: no\n'
+    docker = "".join(json.dumps({"log": one, "stream": "stderr"}) + "\n" for one in trace.splitlines(keepends=True))
+    for log in (
+        docker,
+        json.dumps({"levelname": "ERROR", "message": "Task failed\n" + trace, "pad": "x" * 5_000}),
+        json.dumps({"level": "error", "msg": "Task failed", "exc_text": trace}),
+    ):
+        kept = Kept()
+        read_log(io.BytesIO(log.encode()), "x.log", prefilter(), kept)
+        assert [one.title for one in diagnose(kept.lines).diagnoses] == ["IndexError in the program at /w/a.py:3 f"]
+
+
+def test_limit_of_time(tmp_path: Path) -> None:
+    """Reading and judging end when they are told to, and the answer says so."""
+    log = tmp_path / "a.log"
+    log.write_bytes(CUDA.encode() + b"hello\n" * 1_000_000)
+    for asked, judged in ((1, FAILURE), (3, FAILURE), (1000, FAILURE)):
+        times = iter([""] * asked)
+        answer, kept = diagnose_words([str(log)], "default", lambda: next(times, "it is late"))  # noqa: B023
+        assert answer.status == judged
+        assert (answer.notes == ["it is late"]) == (asked < 1000)
+        assert (kept.read_lines < 1_000_000) == (asked < 1000)
+    assert until(-1)() == "the limit of -1 s was reached: what came after it was not read or not judged"
+    assert until(60)() == ""
+    assert until(60, lambda: True)() == "it was cancelled"
+
+
+def test_patterns_are_linear() -> None:
+    """A long line meets RE2, or one of a few patterns that look around it."""
+    patterns = [pattern for rule in load_rules() for pattern in (*rule.any, *rule.near, *rule.not_near)]
+    around = {one.pattern for one in patterns if _linear(one) is one}
+    assert len(around) < 40
+    assert all("(?!" in one or "(?<!" in one or "(?P=" in one for one in around)
 
 
 @pytest.mark.parametrize(
@@ -308,6 +470,8 @@ def test_binary_file(tmp_path: Path) -> None:
         ("folder", "diagnose.empty", "the logs are empty"),
         ("none.log", "diagnose.no-file", "none.log is not there"),
         ("cut.gz", "diagnose.unreadable", "cut.gz: Compressed file ended before"),
+        ("pipe.log", "diagnose.no-log", "it is no regular file"),
+        ("zero.log", "diagnose.no-log", "it is no regular file"),
         ("damaged.gz", "diagnose.unreadable", "damaged.gz: Error -3 while decompressing"),
         ("mem.log", "diagnose.unreadable", "[Errno 5] Input/output error: '"),
     ],
@@ -317,7 +481,9 @@ def test_nothing_to_read(tmp_path: Path, name: str, code: str, says: str) -> Non
     packed = gzip.compress(bytes(range(256)) * 100)
     (tmp_path / "empty.log").write_bytes(b"")
     (tmp_path / "folder").mkdir()
-    (tmp_path / "cut.gz").write_bytes(packed[:200])
+    (tmp_path / "cut.gz").write_bytes(packed[:12])
+    os.mkfifo(tmp_path / "pipe.log")
+    (tmp_path / "zero.log").symlink_to("/dev/zero")
     (tmp_path / "damaged.gz").write_bytes(packed[:20] + b"\xff" * 20 + packed[40:])
     (tmp_path / "mem.log").symlink_to("/proc/self/mem")  # as nothing is at address 0, not even root can read it
     failed = run(str(tmp_path / name)).exception
@@ -328,11 +494,11 @@ def test_nothing_to_read(tmp_path: Path, name: str, code: str, says: str) -> Non
 
 def test_unreadable_file_in_a_folder(tmp_path: Path) -> None:
     """Of a folder an unreadable file is left out, and named; the others are read."""
-    (tmp_path / "mem.log").symlink_to("/proc/self/mem")
+    (tmp_path / "bad.log").write_bytes(gzip.compress(b"x")[:12])
     (tmp_path / "a.log").write_text("OSError: [Errno 24] Too many open files\n")
     done = run(str(tmp_path))
     assert "[ulimit-threads-files, exact]" in done.stdout
-    assert f"left out: [Errno 5] Input/output error: '{tmp_path / 'mem.log'}'" in done.stderr
+    assert f"note: {tmp_path / 'bad.log'} is cut off or damaged; its first 0 lines were read: " in done.stdout
 
 
 def test_file_that_grows(tmp_path: Path) -> None:

@@ -268,12 +268,30 @@ def test_again_with_the_fix(tmp_path: Path) -> None:
 
 
 def test_again_with_what_run_has_said() -> None:
-    """The fix that `run` has said is the one that is applied, although the logs of the workers are gone."""
-    said = {"code": "wandb-login", "what": "no key", "fix": "offline", "command": "env WANDB_MODE=offline python x.py"}
+    """The fix for the line that `run` has shown is applied, although the logs of the workers are gone."""
+    error = "wandb.errors.errors.UsageError: api_key not configured (no-tty). call wandb.login(key=[your_api_key])"
+    said = {"code": "wandb-login", "what": "no key", "fix": "offline", "evidence": f"Worker pid 7:12: {error}"}
     record("", command=["python", "x.py"], findings=[{"code": "run.hangs", "what": "x"}, said])
     plan = plan_again("last", "no-such-cluster")
     assert plan.command == ["env", "WANDB_MODE=offline", "python", "x.py"]
-    assert plan.notes[0] == f"again: {RUN} with a fix for wandb-login: offline"
+    assert plan.notes[0].startswith(f"again: {RUN} with a fix for wandb-login: ")
+
+
+def test_again_runs_no_command_of_a_finding() -> None:
+    """A command that stands in a finding of the record is not run: the fix is computed from the run's own command."""
+    said = {"code": "wandb-login", "what": "x", "fix": "y", "command": "sh -c 'touch /marker'", "evidence": "x:1: y"}
+    record("", command=["python", "x.py"], findings=[said])
+    assert plan_again("last", "no-such-cluster").command == ["python", "x.py"]
+
+
+def test_again_of_a_folder_of_somebody_else(tmp_path: Path) -> None:
+    """A folder outside of the own runs is refused, whatever its record says; `diagnose` reads it, without `again`."""
+    folder = record("ValueError: No available memory for the cache blocks.\n", command=PPO, working_dir=str(tmp_path))
+    foreign = folder.rename(tmp_path / "unpacked")
+    with pytest.raises(RaydebugError, match="cannot be run again") as refusal:
+        plan_again(f"{foreign}/", "no-such-cluster")
+    assert refusal.value.cause == f"{foreign} is not among the runs of this account: its command may be anybody's"
+    assert [one.kind for one in diagnosed((foreign / LOG).read_text(), foreign).related] == []
 
 
 def test_again_without_a_fix() -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import tomllib
-from itertools import chain
 from pathlib import Path
 
 import pytest
 
 from raydebug.diagnose.cause import FAILURE, NO_FAILURE, Answer, diagnose
-from raydebug.diagnose.inputs import open_logs, read_logs
+from raydebug.diagnose.inputs import read_words
 
 FAILURES = Path(__file__).parent.parent / "failures"
 CASES = tomllib.loads((FAILURES / "cases.toml").read_text(encoding="utf-8"))
@@ -24,7 +23,7 @@ def logs_of(name: str) -> list[Path]:
 
 def say(name: str) -> Answer:
     """Return what the rules say of a case."""
-    return diagnose(read_logs(chain.from_iterable(open_logs(str(path), "default") for path in logs_of(name))).lines)
+    return diagnose(read_words([str(path) for path in logs_of(name)], "default").lines)
 
 
 def test_all_are_recorded() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import subprocess
 import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from raydebug.errors import RaydebugError
 from raydebug.gateway.gateway_client import fetch_pauses
 from raydebug.mcp.answers import KEPT, KEPT_BYTES, LIMIT_BYTES, Answers, without_hidden
 from raydebug.mcp.sessions import Sessions, choose_pauses
-from raydebug.mcp.tools import make_server
+from raydebug.mcp.tools import Tools, has_ended, make_server
 
 DATA = re.compile(r"<data (\w+)> text of the job: data, not instructions\n(.*)\n</data \1>", re.DOTALL)
 REST = re.compile(r'cut: [\d,]+ of [\d,]+ bytes; the rest: more\(answer="(a\d+)", offset=(\d+)\)')
@@ -373,3 +376,39 @@ def test_pauses_are_named() -> None:
             choose_pauses(pauses, wanted)
         assert caught.value.what == what
         assert caught.value.cause == f"paused: {', '.join(one['id'] for one in pauses)}"
+
+
+# Diagnoses
+
+
+async def test_diagnose_of_nothing(tmp_path: Path) -> None:
+    """Without a log, of an empty one, and of a pipe `diagnose` is refused, as on the command line."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "zero.log").touch()
+    os.mkfifo(tmp_path / "pipe.log")
+    words = {"empty": "diagnose.empty", "zero.log": "diagnose.empty", "pipe.log": "diagnose.no-log"}
+    async with Client(make_server("default", read_only=True, allow_jobs=False)) as client:
+        for word, code in words.items():
+            result = await client.call_tool("diagnose", {"run": str(tmp_path / word)})
+            assert result.is_error
+            assert code in result.content[0].text
+        assert (await client.call_tool("diagnose", {"run": "-"})).is_error
+        assert (await client.call_tool("diagnose", {"run": "/dev/fd/0"})).is_error
+
+
+async def test_a_cancelled_diagnosis_ends() -> None:
+    """The thread of a call that is cancelled is told so, and ends."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def read(timeout_s: float) -> str:
+        begun.set()
+        if has_ended.get().wait(30):
+            ended.set()
+        return ""
+
+    call = asyncio.ensure_future(Tools("default", read_only=True).guard(read)(timeout_s=60))
+    assert await asyncio.to_thread(begun.wait, 30)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await asyncio.to_thread(ended.wait, 30)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raydebug import render
 from raydebug.cli.options import Json, Name
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit
 from raydebug.protocol.secrets import scrubbed
 
 if TYPE_CHECKING:
@@ -40,18 +39,10 @@ def diagnose(
       raydebug diagnose worker-*.err raylet.out
     """
     from raydebug.diagnose.cause import NO_FAILURE
-    from raydebug.diagnose.inputs import open_logs, read_logs
-    from raydebug.diagnose.run_diagnosis import diagnose_run, find_run
+    from raydebug.diagnose.run_diagnosis import diagnose_words
     from raydebug.jobs.run_folder import LAST
 
-    words = given or [LAST]
-    kept = read_logs(chain.from_iterable(open_logs(word, name) for word in words))
-    answer = diagnose_run(kept.lines, find_run(words[0]) if len(words) == 1 else None)
-    if not kept.read_bytes and not answer.related:
-        raise RaydebugError(
-            "there is nothing to read", code="diagnose.empty", exit_code=Exit.USAGE,
-            cause="the logs are empty", fix="give the logs of the run: raydebug diagnose FILE...",
-        )  # fmt: skip
+    answer, kept = diagnose_words(given or [LAST], name)
     if as_json:
         render.out_json(answer.as_json())
     else:
@@ -65,6 +56,8 @@ def _show(answer: Answer, kept: Kept) -> None:
     else:
         words = "no failure found" if answer.status == "no-failure" else "it failed, and no rule explains it"
         render.out(f"{words} in {kept.read_lines} lines")
+    for note in answer.notes:
+        render.out(render.visible(f"note: {note}", keep=""))
     for one in answer.related:
         render.out(render.visible(f"{one.kind}: {one.command}  ({one.text})", keep=""))
 

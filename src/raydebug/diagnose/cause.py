@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
+from raydebug.diagnose.course import Course
 from raydebug.diagnose.read import ECHO, Line, Raised, find_raised
-from raydebug.diagnose.rules import CAUSE, EFFECT, FATAL, FINISHED, PROGRESS, ROLES, SYMPTOM, Hit, find_hits
+from raydebug.diagnose.rules import CAUSE, EFFECT, ROLES, SYMPTOM, Hit, find_hits, signs_of
+from raydebug.diagnose.scan import never
 from raydebug.jobs.first_error import FOLLOWERS, is_library
 from raydebug.protocol.secrets import scrubbed_texts
 
@@ -19,10 +21,15 @@ REST_RANKS = 3  # that a match in the rest of an exception's message counts less
 LOUD = ("ERROR", "FATAL")  # levels
 QUIET = ("INFO", "DEBUG", ECHO)  # healthy runs report deaths, time-outs and retries in these
 
-_PROGRESS, _FINISHED, _FATAL = (re.compile("|".join(signs)) for signs in (PROGRESS + FINISHED, FINISHED, FATAL))
 _HARMLESS = re.compile(
     r"Exception ignored in|_ARRAY_API not found|leaked (semaphore|shared_memory)|DeprecationWarning|FutureWarning"
     r"|Using default MoE config|some features are disabled|expandable_segments not supported on this platform"
+)
+_WARNED = re.compile(r"\b\w*Warning: |\bwarning: |^(WARNING|WARN|Warning)\b")
+# What stands before an exception that is only reported: cpython 3.11 threading.py, atexit, asyncio, multiprocessing.
+_TEARDOWN = re.compile(
+    r"Exception (ignored )?in |Error in (atexit|sys\.)|was never retrieved|^Process \S+:$|[Ss]hut(ting)? ?down"
+    r"|[Tt]eardown"
 )
 # Ray's words of a worker that has ended: ray 2.41-2.60 exceptions.py ActorDiedError, src/ray/raylet/node_manager.cc.
 _ENDED = re.compile(r"(?:class_name: (?P<name>\S+) .*)?\b(?:Worker PID|pid): (?P<pid>\d+)\b")
@@ -99,6 +106,7 @@ class Answer:
     status: str
     diagnoses: list[Diagnosis]
     related: list[Related] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what the answer does not cover
 
     def as_json(self) -> dict[str, object]:
         """Return the document of `--json`, without secrets of the logs."""
@@ -107,26 +115,34 @@ class Answer:
             "status": self.status,
             "diagnoses": [scrubbed_texts(one.as_json()) for one in self.diagnoses],
             "related": [asdict(one) for one in self.related],
+            "notes": self.notes,
         }
 
 
-def diagnose(lines: Sequence[Line]) -> Answer:
-    """Say what failed, from the lines of all logs of a run."""
+def diagnose(lines: Sequence[Line], stop: Callable[[], str] = never) -> Answer:
+    """Say what failed, from the lines of all logs of a run.
+
+    What a process got past is no failure: an error before more progress, or before the end of the run. What comes after
+    the end is none either, unless the program itself raised it, or ended with an exit code other than 0.
+
+    Args:
+        lines: of its logs, in the order of each.
+        stop: asked from time to time; a reason ends the search for rules, and is a note.
+    """
+    course = Course(lines)
     raised = [one for one in find_raised(lines) if not _is_harmless(lines, one)]
-    progress = [index for index, line in enumerate(lines) if _PROGRESS.search(line.text)]
-    finished = next((index for index, line in enumerate(lines) if _FINISHED.search(line.text)), len(lines))
-    fails_late = any(one.index > finished for one in raised)
     hits = [
         hit
-        for hit in find_hits(lines, raised)
-        if lines[hit.index].level != ECHO
-        and not (hit.rule.fatal and _HARMLESS.search(lines[hit.index].text))
-        and (hit.rule.role == CAUSE or hit.index < finished or fails_late)
+        for hit in find_hits(lines, raised, stop)
+        if lines[hit.index].level != ECHO and not (hit.rule.fatal and _HARMLESS.search(lines[hit.index].text))
     ]
-    has_failed = _has_failed(lines, raised, hits, progress)
-    hits = [hit for hit in hits if _counts(hit, lines, has_failed, progress)]
+    reason = stop()
+    raised = [one for one in raised if _is_open(one, lines, course)]
+    failed_at = _last_failure(lines, raised, hits, course)
+    plain = _plain_lines(lines, hits)
+    hits = [hit for hit in hits if _counts(hit, lines, failed_at is not None, course, plain)]
     began = _first_effects(hits, lines)
-    ranked = sorted(hits, key=lambda hit: _weight(hit, lines, began), reverse=True)
+    ranked = sorted(hits, key=lambda hit: _weight(hit, lines, began, course), reverse=True)
     found: list[Diagnosis] = []
     for hit in ranked:
         if all(hit.rule.name != one.name for one in found):
@@ -137,10 +153,10 @@ def diagnose(lines: Sequence[Line]) -> Answer:
         found.insert(0, _of_user(own, lines))
     if found:
         found[0].effects = [one.name for one in found[1:]]
-        return Answer(FAILURE, found)
-    if has_failed and finished == len(lines):
-        return Answer(UNKNOWN, [_unknown(raised[0], lines)] if raised else [])
-    return Answer(NO_FAILURE, [])
+        return Answer(FAILURE, found, notes=[reason] if reason else [])
+    if failed_at is not None:
+        return Answer(UNKNOWN, [_unknown(lines[failed_at], raised)], notes=[reason] if reason else [])
+    return Answer(NO_FAILURE, [], notes=[*([reason] if reason else []), *course.cut_off()])
 
 
 def _first_effects(hits: Iterable[Hit], lines: Sequence[Line]) -> dict[str, int]:
@@ -152,13 +168,13 @@ def _first_effects(hits: Iterable[Hit], lines: Sequence[Line]) -> dict[str, int]
     return found
 
 
-def _weight(hit: Hit, lines: Sequence[Line], began: Mapping[str, int]) -> tuple[float, ...]:
+def _weight(hit: Hit, lines: Sequence[Line], began: Mapping[str, int], course: Course) -> tuple[float, ...]:
     """Return how well a hit explains the failure; more is better.
 
-    What a program says as information last; a cause before an effect; the end of a process before what follows it in
-    the same log (`began`: the first effect of each); an exception's own line before one that only mentions it, and that
-    before a warning; then the more exact rule, where one that only matches the rest of a
-    message is less exact; then the earliest.
+    What the run went on after comes last, and before it what a program says as information; a cause before an effect;
+    the end of a process before what follows it in the same log (`began`: the first effect of each); an exception's own
+    line before one that only mentions it, and that before a warning; then the more exact rule, where one that only
+    matches the rest of a message is less exact; then the earliest.
     """
     loud = 2 if hit.raised is not None and not hit.raised.in_line else 1
     if _is_warning(lines[hit.index]) or not hit.rule.fatal:
@@ -166,6 +182,7 @@ def _weight(hit: Hit, lines: Sequence[Line], began: Mapping[str, int]) -> tuple[
     exact = hit.rule.rank if hit.direct else hit.rule.rank - REST_RANKS
     is_first = hit.rule.role == SYMPTOM and hit.index < began.get(lines[hit.index].source, 0)
     return (
+        not course.went_on(hit.index),
         not _is_quiet(hit, lines),
         ROLES.index(EFFECT) + 0.5 if is_first else ROLES.index(hit.rule.role),
         hit.rule.rank >= EXACT_RANK,
@@ -181,35 +198,77 @@ def _is_quiet(hit: Hit, lines: Sequence[Line]) -> bool:
 
 
 def _is_warning(line: Line) -> bool:
-    return line.level == "WARNING" or line.level in QUIET or "UserWarning: " in line.text or "NCCL WARN" in line.text
+    return (
+        line.level == "WARNING"
+        or line.level in QUIET
+        or _WARNED.search(line.text) is not None
+        or "NCCL WARN" in line.text
+    )
 
 
-def _counts(hit: Hit, lines: Sequence[Line], has_failed: bool, progress: Sequence[int]) -> bool:
+def _counts(hit: Hit, lines: Sequence[Line], has_failed: bool, course: Course, plain: Mapping[str, int]) -> bool:
     """Say whether a hit speaks of a failure: a line that healthy runs have too does not if the run goes on after it."""
     line = lines[hit.index]
+    if course.has_ended(hit.index) and not has_failed:
+        return False
     if hit.rule.fatal and not hit.rule.info and not _is_warning(line):
-        return True
-    if any(later > hit.index for later in progress):
+        return not course.went_on(hit.index) or (has_failed and not course.process_went_on(hit.index))
+    if course.went_on(hit.index):
         return False
     if hit.rule.info:
         return True
     if _is_quiet(hit, lines) or hit.rule.role != CAUSE:
         return has_failed
-    return hit.rule.fatal or has_failed or line.level in LOUD
+    return has_failed or line.level in LOUD or (hit.rule.fatal and plain.get(line.source, -1) < hit.index)
 
 
-def _has_failed(lines: Sequence[Line], raised: Sequence[Raised], hits: Sequence[Hit], progress: Sequence[int]) -> bool:
-    last = max(progress, default=-1)
-    if any(one.index > last for one in raised):
+def _plain_lines(lines: Sequence[Line], hits: Iterable[Hit]) -> dict[str, int]:
+    """Return the last line of each log that neither warns nor is explained by a rule: after a warning it went on."""
+    explained = {hit.index for hit in hits}
+    return {
+        line.source: index
+        for index, line in enumerate(lines)
+        if line.text[:1].strip() and not _is_loud(line) and index not in explained
+    }
+
+
+def _is_loud(line: Line) -> bool:
+    return line.level in (*LOUD, ECHO) or (line.level not in QUIET and _is_warning(line))
+
+
+def _last_failure(lines: Sequence[Line], raised: Sequence[Raised], hits: Iterable[Hit], course: Course) -> int | None:
+    """Return the last line that says that the run has failed; None if it has not."""
+    found = [one.index for one in raised]
+    found += [
+        hit.index
+        for hit in hits
+        if hit.rule.fatal and not hit.rule.info and not _is_warning(lines[hit.index])
+        and _is_open(hit.index, lines, course)
+    ]  # fmt: skip
+    for index, line in enumerate(lines):
+        if "fatal" not in signs_of(line.text) or line.level in (*QUIET, "WARNING"):
+            continue
+        if _is_open(index, lines, course) and not any(
+            _HARMLESS.search(near.text) for near in lines[max(0, index - 1) : index + 1]
+        ):
+            found.append(index)
+    return max(found, default=None)
+
+
+def _is_open(error: Raised | int, lines: Sequence[Line], course: Course) -> bool:
+    """Say whether the run did not get past an error or a line; after its end only what ended the program counts."""
+    index = error if isinstance(error, int) else error.index
+    if course.went_on(index):
+        return False
+    if not course.has_ended(index if isinstance(error, int) else error.first):
         return True
-    if any(hit.rule.fatal and not hit.rule.info and not _is_warning(lines[hit.index]) for hit in hits):
-        return True
-    for index in range(last + 1, len(lines)):
-        around = lines[max(0, index - 1) : index + 1]
-        is_loud = lines[index].level not in (*QUIET, "WARNING") and _FATAL.search(lines[index].text)
-        if is_loud and not any(_HARMLESS.search(line.text) for line in around):
-            return True
-    return False
+    line = lines[index]
+    if not course.is_main(index):
+        return False
+    if isinstance(error, int):
+        return "exit" in signs_of(line.text)
+    before = lines[max(0, error.first - 1) : error.first + 1]
+    return bool(error.frames) and not any(_TEARDOWN.search(near.text) for near in before)
 
 
 def _is_harmless(lines: Sequence[Line], error: Raised) -> bool:
@@ -274,6 +333,7 @@ def _of_user(error: Raised, lines: Sequence[Line]) -> Diagnosis:
     )  # fmt: skip
 
 
-def _unknown(error: Raised, lines: Sequence[Line]) -> Diagnosis:
-    text = f"{error.kind}: {error.text}"[:300]
-    return Diagnosis("unknown", UNSURE, text, text, "", [lines[error.index]], process=lines[error.index].process)
+def _unknown(line: Line, raised: Sequence[Raised]) -> Diagnosis:
+    """Return what is known of a failure without a cause: its first exception, else the last line that speaks of it."""
+    text = (f"{raised[0].kind}: {raised[0].text}" if raised else line.text.strip())[:300]
+    return Diagnosis("unknown", UNSURE, text, text, "", [line], process=line.process)

@@ -28,7 +28,7 @@ _STEPS: dict[str, Callable[[float, float], float]] = {
     "a multiple of": lambda value, of: value // of * of or of if of else value,
     "a divisor of": lambda value, of: next((n for n in range(int(min(value, of)), 0, -1) if of % n == 0), 1),
 }
-_WORD = re.compile(r"[\w.\[\]-]{1,100}")
+_WORD = re.compile(r"(?!-\D)[\w.\[\]-]{1,100}")  # no option
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,8 @@ def evaluate(formula: str, old: str | None) -> str | None:
     ('1', '0.9', '0.38')
     >>> evaluate("old, a divisor of 4", "3"), evaluate("old, a multiple of 8", "5"), evaluate("spawn", "fork")
     ('2', '8', 'spawn')
+    >>> evaluate("--remote", None), evaluate("-1", None)
+    (None, '-1')
     """
     match = _FORMULA.fullmatch(formula)
     if match is None:

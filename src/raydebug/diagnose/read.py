@@ -3,11 +3,13 @@
 Sources of the prefixes: ray 2.60.0 _private/worker.py `print_worker_logs` (name, pid, ip, `[repeated 3x across
 cluster]`), ray's C++ logs (`[2026-01-02 10:20:30,123 E 12 34] file.cc:56: `), vllm 0.24-0.28
 logging_utils/formatter.py (`ERROR 01-02 10:20:30 [core.py:12] `; until 0.8 `core.py:12] `), torch 2.13 elastic
-(`[rank3]: `), glog, NCCL 2.28 debug.cc (`host:12:34 [0] NCCL INFO `).
+(`[rank3]: `) and c10 (`[W102 10:20:30.1 file.cpp:12] `), glog, NCCL 2.28 debug.cc (`host:12:34 [0] NCCL INFO `),
+`srun --label` of Slurm 24 (` 3: `), `kubectl logs --prefix`, stern 1.30, journald.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -36,6 +38,7 @@ _PREFIXES = tuple(
         r"\[(?P<who>rank ?\d+)\]:? ?",
         r"\[(?P<at>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[,.]\d+) (?P<level>[EWIFDC]) \d+ \d+\] ?(?:\((?P<who>\w+)\) ?)?",
         r"(?P<level>[EWIF])(?P<at>\d{4} \d\d:\d\d:\d\d\.\d+) +\d+ ",
+        r"\[(?P<level>[EWIF])(?P<at>\d{3,4} \d\d:\d\d:\d\d\.\d+) (?=[\w.]+:\d+\])",
         _LEVEL + r" (?P<at>\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)? (?:\[[^\]]*\]|\w+\.py:\d+\]) ?",
         r"\[?(?P<at>\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)(?:Z|[+-]\d\d:?\d\d)?\]?(?:[ ,:|\t-]+"
         + _LEVEL
@@ -48,14 +51,25 @@ _PREFIXES = tuple(
         r"[\w.\-]+-\d+ +\| ",
         r"std(?:out|err) [FP] ",  # logs of Kubernetes
         r"std(?:out|err) \| ",  # loguru
+        r" *(?P<task>\d{1,5}): ",  # srun --label
+        r"\[pod/(?P<who>[\w.-]+/[\w.-]+)\] ",  # kubectl logs --prefix
+        # stern: a pod ends with its number or a hash; its container is told from a word of a sentence by a hyphen
+        r"(?P<who>[a-z][a-z0-9.-]{0,200}-(?:\d{1,5}|[a-z0-9]{5})) (?:[a-z0-9]{1,50}-[a-z0-9-]{1,50}|main|pytorch) ",
+        # journald
+        r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d )?[\w.-]{1,100} (?P<who>[\w./@-]{1,100}\[\d+\]|kernel): ",
         r"(?P<echo>Error executing job with) overrides",  # hydra shows the command again
         r"(?P<echo>Running entrypoint for job) \S+: ",  # ray 2.60.0 dashboard/modules/job/job_supervisor.py
         r"(?P<echo>\+)\+* (?=\S)",  # a command, as `set -x` of the shell shows it
         r"> (?=\S)",
     )
 )
+# One of them at once: most lines have none, or no further one.
+_ANY_PREFIX = re.compile("|".join(re.sub(r"\?P<\w+>", "?:", prefix.pattern) for prefix in _PREFIXES))
 # A line of a configuration as pprint writes it; a dictionary of metrics, `{'loss': nan, ...}`, is none.
 _SETTING = re.compile(r"\s*'[\w./@-]+': |\{'[\w./@-]+': \{")
+# Keys of Docker's json-file, Python's JSON formatters, Ray, structlog, zap, loguru (serialize).
+_JSON_TEXTS = ("log", "message", "msg", "event", "text", "exc_text", "exc_info", "exception", "stack_trace")
+_JSON_LEVELS = ("levelname", "level", "severity")
 _REPEATED = re.compile(r" \[repeated \d+x across cluster\].*$")
 
 
@@ -86,7 +100,28 @@ def read_lines(lines: Iterable[str], source: str = "-", first: int = 1) -> Itera
         text = raw.rstrip("\r\n")
         if "\r" in text:
             text = next((part for part in reversed(text.split("\r")) if part.strip()), "")
-        yield _clean(text[:MAX_LINE_CHARS], source, number)
+        yield from read_line(text[:MAX_LINE_CHARS], source, number)
+
+
+def read_line(text: str, source: str, number: int) -> list[Line]:
+    """Return a line, or those that it holds as JSON."""
+    return [_clean(one[:MAX_LINE_CHARS], source, number) for one in texts_of_json(text) or (text,)]
+
+
+def texts_of_json(text: str) -> list[str]:
+    """Return the lines that a line of JSON holds, as loggers and Docker write them; none if it is no such line."""
+    if not (text.startswith('{"') and text.rstrip().endswith("}")):
+        return []
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    said = [record[key] for key in _JSON_TEXTS if isinstance(record.get(key), str) and record[key].strip()]
+    level = next((record[key] for key in _JSON_LEVELS if isinstance(record.get(key), str)), "").upper()
+    lines = [line for one in said for line in one.splitlines() if line.strip()]
+    if lines and re.fullmatch(_LEVEL, level):
+        lines[0] = f"{level}:{lines[0]}"
+    return lines
 
 
 def _clean(text: str, source: str, number: int) -> Line:
@@ -94,11 +129,13 @@ def _clean(text: str, source: str, number: int) -> Line:
         text = _ANSI.sub("", text)
     line = Line(source, number, text, source)
     for _ in range(5):
-        found = next((match for prefix in _PREFIXES if (match := prefix.match(line.text))), None)
-        if found is None or found.end() == 0:
+        if _ANY_PREFIX.match(line.text) is None:
+            break
+        found = next(match for prefix in _PREFIXES if (match := prefix.match(line.text)))
+        if found.end() == 0:
             break
         parts = found.groupdict()
-        line.process = parts.get("who") or line.process
+        line.process = parts.get("who") or (f"task {parts['task']}" if parts.get("task") else line.process)
         level = ECHO if parts.get("echo") else parts.get("level") or ""
         line.level = LEVELS.get(level, level) or line.level
         line.at = parts.get("at") or line.at
@@ -121,7 +158,12 @@ _RAISED = re.compile(
     r"^\s*(?:\| *)*(?:E\s+)?(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Expired|Refused"
     r"|Timeout|Failure|NotFound|Unavailable|Denied|Full|Missing|Iteration|Warning)\b|Exception|Empty|(?:[a-z_]+\.)+(?:error|gaierror))(?:\([\w.]+\))?(?::\s?(?P<text>.*))?$"
 )
-_INLINE = re.compile(r"\b(?P<type>(?:[a-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception))(?:\([\w.]+\))?: (?P<text>\S.*)$")
+# After its frames an exception may have any name: `mylib.errors.RewardMismatch: gold is missing`, `_queue.Empty`.
+_ANY_RAISED = re.compile(
+    r"^(?:\| *)*(?:E\s+)?"
+    r"(?P<type>(?:[A-Za-z_]\w{0,100}\.){1,20}[A-Za-z_]\w{0,100}|[A-Z]\w{0,100})(?::\s(?P<text>.*))?$"
+)
+_INLINE = re.compile(r"\b(?P<type>(?:[a-z_]\w*\.){0,10}[A-Z]\w*(?:Error|Exception))(?:\([\w.]+\))?: (?P<text>\S.*)$")
 
 
 @dataclass
@@ -161,9 +203,11 @@ def find_raised(lines: Sequence[Line]) -> list[Raised]:
             frames[line.process], begins[line.process] = [], index
             tasks[line.process] = f"{task['task']} {task['pid'] or ''}".strip() if task else ""
         elif frame := _FRAME.match(text):
-            frames.setdefault(line.process, []).append((frame["file"], int(frame["line"]), frame["function"] or ""))
-            begins.setdefault(line.process, index)
-        elif raised := _RAISED.match(text):
+            # Frames without a start are of a log that is cut; faulthandler's, without a comma, belong to no exception.
+            if line.process in begins or frame["function"]:
+                frames.setdefault(line.process, []).append((frame["file"], int(frame["line"]), frame["function"] or ""))
+                begins.setdefault(line.process, index)
+        elif raised := _RAISED.match(text) or (frames.get(line.process) and _ANY_RAISED.match(text)):
             kind = raised["type"].rpartition(".")[2]
             if kind.endswith("Warning"):
                 continue

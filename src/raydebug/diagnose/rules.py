@@ -26,39 +26,25 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import resources
-from typing import Any
+from typing import Any, cast
 
 from raydebug.diagnose.read import Line, Raised
-from raydebug.diagnose.scan import Prefilter
+from raydebug.diagnose.scan import Prefilter, never
+from raydebug.diagnose.signs import EXITED, FATAL, FINISHED, PROGRESS, START, STEP, WORK
 
-# The run goes on: a step, a served request. verl 0.9 trainer/ppo, vllm 0.28 v1/metrics/loggers.py.
-PROGRESS = (
-    r"\bstep:\d+ -", r"Training Progress:.*\d+/\d+", r"'?global_step'?[\s:=]+\d+", r"throughput: [\d.]*[1-9]",
-    r"'loss': [\d.]+", r"Application startup complete", r"GPU KV cache size", r"Maximum concurrency for",
-    r"\bepoch[ :=]+\d+.*loss", r"Avg (prompt|generation) throughput", r"Uvicorn running on",
-    r"Total training steps: \d+", r"\b100%\|.*\d+/\d+",
-)  # fmt: skip
-# The run has ended well; what ends after it is no failure.
-FINISHED = (
-    r"[Tt]raining (is )?(complete|finished|done)\b", r"Job '.*' succeeded", r"Final validation",
-    r"^\s*(Training Progress:|[Ee]poch[^|]{0,30}|[Tt]rain[^|]{0,30})\s*100%\|.*\d+/\d+",
-    r"Application shutdown complete", r"gracefully shutting down",
-)  # fmt: skip
-# A failure, whatever its cause: a traceback or a fatal message.
-FATAL = (
-    r"Traceback \(most recent", r"\b(FATAL|Fatal|fatal)\b", r"core dumped", r"Segmentation fault", r"Check failed",
-    r"terminate called", r"^\s*raise \w+", r"\bKilled\b", r"[Ee]xit(ed)? (with )?code:? (?!-15\b)-?[1-9]",
-    r"SIG(SEGV|ABRT|KILL|BUS)", r"^[Ee]rror\b", r"\berror:", r"[Aa]bort(ed|ing)\b", r"panic",
-)  # fmt: skip
 SIGNS = (*FINISHED, *FATAL, r"(Error|Exception)\b")
+# Words and a number are a measurement, and no message: `error rate 0.0`, `abort_threshold=3`, `fatal flaws found: 0`.
+_MEASUREMENT = re.compile(r"^[^\d:=]{0,80}[ :=]{1,3}\d[\d.]*%?\W*$")
 
 CAUSE, EFFECT, SYMPTOM = "cause", "effect", "symptom"
 ROLES = (SYMPTOM, EFFECT, CAUSE)
 WITHIN = 30
+SHORT = 400  # characters; a longer text meets RE2, which needs time in proportion to its length, where RE2 can do it
+STOP_LINES = 256  # after which it is asked whether to stop
 _OF_PYTHON = re.compile(r"/lib/python3\.\d+/(?!(site|dist)-packages/)|^<")
 
 
@@ -159,15 +145,44 @@ def _patterns() -> tuple[tuple[int, re.Pattern[str]], ...]:
 
 @cache
 def prefilter() -> Prefilter:
-    """Return what finds the lines that a rule may explain, and those of SIGNS; its marks are PROGRESS."""
-    return Prefilter([*(pattern.pattern for _, pattern in _patterns()), *SIGNS], marks=PROGRESS)
+    """Return what finds the lines that a rule may explain, and those of SIGNS; its marks are PROGRESS and START."""
+    return Prefilter([*(pattern.pattern for _, pattern in _patterns()), *SIGNS], marks=[*PROGRESS, *START])
 
 
-def find_hits(lines: Sequence[Line], raised: Sequence[Raised]) -> list[Hit]:
+@lru_cache(1000)  # lines repeat; of those that do not, this is asked once
+def _candidates(text: str) -> frozenset[int]:
+    return prefilter().find(text.encode("utf-8", "surrogatepass"))
+
+
+@cache
+def _signs() -> dict[int, tuple[frozenset[str], re.Pattern[str]]]:
+    """Return the signs by their numbers in the prefilter, each with what it is a sign of."""
+    kinds = {STEP: "step", WORK: "work", START: "start", FINISHED: "end", FATAL: "fatal", EXITED: "exit"}
+    return {
+        number: (frozenset(kind for patterns, kind in kinds.items() if one in patterns), re.compile(one))
+        for number, one in enumerate((*SIGNS, *PROGRESS, *START), start=len(_patterns()))
+    }
+
+
+@lru_cache(10_000)  # lines repeat
+def signs_of(text: str) -> frozenset[str]:
+    """Return what a line is a sign of: `step`, `work`, `start`, `end`, `fatal`, `exit`; see signs.py."""
+    found = frozenset[str]()
+    for number in _candidates(text) & _signs().keys():
+        kinds, pattern = _signs()[number]
+        if not kinds <= found and search(pattern, text):
+            found |= kinds
+    is_measurement = "fatal" in found and "exit" not in found and _MEASUREMENT.match(text)
+    return found - {"fatal"} if is_measurement else found
+
+
+def find_hits(lines: Sequence[Line], raised: Sequence[Raised], stop: Callable[[], str] = never) -> list[Hit]:
     """Return what the rules say of the lines, in the order of the lines; of each rule the first match in a line."""
     of_line = {one.index: one for one in raised}
     found = []
     for index, line in enumerate(lines):
+        if index % STOP_LINES == 0 and stop():
+            break
         error = of_line.get(index)
         caller, inner = _raising_frames(error)
         for rule, match, direct in _matches(line.text, error.more if error is not None else ""):
@@ -189,7 +204,7 @@ def _matches(text: str, more: str) -> list[tuple[Rule, re.Match[str], bool]]:
     """Return the rules with a pattern that matches a line, or the line with the rest of its message: not directly."""
     whole = f"{text} {more}" if more else text
     of_rule: dict[int, list[re.Pattern[str]]] = {}
-    for number in sorted(prefilter().find(whole.encode("utf-8", "surrogatepass"))):
+    for number in sorted(_candidates(whole)):
         if number < len(_patterns()):
             rule, pattern = _patterns()[number]
             of_rule.setdefault(rule, []).append(pattern)
@@ -202,7 +217,25 @@ def _matches(text: str, more: str) -> list[tuple[Rule, re.Match[str], bool]]:
 
 
 def _first_match(patterns: Sequence[re.Pattern[str]], text: str) -> re.Match[str] | None:
-    return next((match for pattern in patterns if (match := pattern.search(text))), None)
+    return next((match for pattern in patterns if (match := search(pattern, text))), None)
+
+
+def search(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """Search a text of any length in time that is proportional to it."""
+    return (pattern if len(text) <= SHORT else _linear(pattern)).search(text)
+
+
+@cache
+def _linear(pattern: re.Pattern[str]) -> re.Pattern[str]:
+    """Return the pattern as one of RE2, or itself if it looks around: such ones are written without nested repeats."""
+    import re2
+
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return cast("re.Pattern[str]", re2.compile(pattern.pattern, options))
+    except re2.error:
+        return pattern
 
 
 def _raising_frames(error: Raised | None) -> tuple[str, str]:
@@ -218,4 +251,4 @@ def _is_near(
     first = min(index - rule.within, error.first if error is not None else index)
     process = lines[index].process
     around = [line.text for line in lines[max(0, first) : index + rule.within + 1] if line.process == process]
-    return any(pattern.search(text) for pattern in patterns for text in around)
+    return any(search(pattern, text) for pattern in patterns for text in around)

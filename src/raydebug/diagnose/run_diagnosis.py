@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydebug import render
 from raydebug.diagnose.cause import EXACT, FAILURE, LIKELY, NO_FAILURE, USER_CODE, Answer, Diagnosis, Related, diagnose
-from raydebug.diagnose.inputs import open_job, open_logs, read_logs
-from raydebug.diagnose.read import Line
+from raydebug.diagnose.inputs import LIMIT_S, open_job, read_logs, read_words, until
+from raydebug.diagnose.read import Line, read_line
+from raydebug.diagnose.scan import Kept, never
 from raydebug.errors import Exit, RaydebugError
 from raydebug.jobs.run_folder import DOCUMENT, RECORD_BYTES_MAX, SNAPSHOTS, STACKS, load_run, read_run, runs_dir
 from raydebug.protocol import variables
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from raydebug.cluster.dashboard import Dashboard
 
 HANG = "hang"
+EXPLAIN_S = 60.0  # limit of what `run` waits for after a failure
 EVIDENCE_CHARS = 300
 _PROCESS = re.compile(r"\b(pid|rank)[ =]?(\d+)")
 
@@ -40,16 +42,44 @@ def find_run(word: str) -> Mapping[str, Any] | None:
         return None
 
 
-def diagnose_run(lines: Sequence[Line], run: Mapping[str, Any] | None) -> Answer:
+def diagnose_words(
+    words: Sequence[str], cluster: str, stop: Callable[[], str] | None = None, *, only_files: bool = False
+) -> tuple[Answer, Kept]:
+    """Say what failed in the logs that words of the command line name, and return what was read of them.
+
+    Args:
+        words: files, folders, `-`, runs and jobs.
+        cluster: name of the one that may know a job.
+        stop: asked from time to time; a reason ends it. LIMIT_S seconds if not given.
+        only_files: whether pipes and standard input are refused.
+
+    Raises:
+        RaydebugError: there is no such file, run or job, it cannot be read, or all of them are empty.
+    """
+    stop = stop or until(LIMIT_S)
+    kept = read_words(words, cluster, stop, only_files=only_files)
+    answer = diagnose_run(kept.lines, find_run(words[0]) if len(words) == 1 else None, stop)
+    answer.notes = list(dict.fromkeys([*kept.notes, *answer.notes]))
+    if not kept.read_bytes and not answer.related:
+        raise RaydebugError(
+            "there is nothing to read", code="diagnose.empty", exit_code=Exit.USAGE,
+            cause="; ".join(["the logs are empty", *kept.notes]),
+            fix="give the logs of the run: raydebug diagnose FILE...",
+        )  # fmt: skip
+    return answer, kept
+
+
+def diagnose_run(lines: Sequence[Line], run: Mapping[str, Any] | None, stop: Callable[[], str] = never) -> Answer:
     """Say what failed.
 
     Args:
         lines: of the run's logs.
         run: its record, of `find_run`; None without one.
+        stop: asked from time to time; a reason ends the judging, and is a note.
     """
     if run is not None and run.get("status") == "succeeded":
         return Answer(NO_FAILURE, [])  # whatever its logs have: it went on
-    answer = diagnose(lines)
+    answer = diagnose(lines, stop)
     if run is None:
         return answer
     folder = Path(run["folder"])
@@ -61,7 +91,7 @@ def diagnose_run(lines: Sequence[Line], run: Mapping[str, Any] | None) -> Answer
     first = next(iter(answer.diagnoses), None)
     if (folder / SNAPSHOTS).is_dir():
         answer.related += _find_crash(folder, name, "" if first is None else first.process)
-    if first is not None and _add_command(first, run):
+    if first is not None and _add_command(first, run) and _is_own(run):
         answer.related.append(Related("again", render.command("raydebug", "run", "--again", name), "with this fix"))
     return answer
 
@@ -72,7 +102,8 @@ def explain_failure(dashboard: Dashboard, job: str) -> tuple[list[str], list[dic
     Both are empty where no rule is sure of it. A hang is in the record already.
     """
     try:
-        answer = diagnose_run(read_logs(open_job(dashboard, job)).lines, find_run(job))
+        stop = until(EXPLAIN_S)
+        answer = diagnose_run(read_logs(open_job(dashboard, job), Kept(), stop).lines, find_run(job), stop)
     except RaydebugError:
         return [], []
     first = answer.diagnoses[0] if answer.status == FAILURE else None
@@ -184,42 +215,61 @@ class Again:
 
 
 def plan_again(word: str, cluster: str) -> Again:
-    """Return how to run a recorded run again: with the fix that `run` has said, or that its logs ask for.
+    """Return how to run a recorded run again: with the fix that its logs ask for, or the line that `run` has shown.
+
+    The fix is computed from the command of the run. A command in a finding is text for people, and is never run.
 
     Args:
         word: the run, as `load_run` takes it.
         cluster: name of the one that may know its job.
 
     Raises:
-        RaydebugError: there is no such run, its record has no command or not all of it, or its folder is not there.
+        RaydebugError: there is no such run, it is of somebody else, its record has no command or not all of it, or its
+            folder is not there.
     """
     run = load_run(word)
     name = str(run.get("id"))
     command = [str(one) for one in run.get("command") or []]
-    said = next((one for one in run.get("findings") or [] if one.get("command")), None)
-    if said is None and command:
-        answer = diagnose_run(read_logs(open_logs(word, cluster)).lines, run)
-        said = as_finding(answer.diagnoses[0]) if answer.diagnoses else None
-    if said is not None and said.get("command"):
-        command = shlex.split(said["command"])
-        notes = [f"again: {name} with a fix for {said['code']}: {said['fix']}"]
-    else:
-        why = "no failure is found in its logs" if said is None else f"{said['what']} ({said['code']}): {said['fix']}"
-        notes = [f"again: {name} as it was; there is no fix that can be applied: {why}"]
     folder = Path(str(run["working_dir"])) if run.get("working_dir") else None
-    _check_again(name, command, folder)
+    _check_again(name, command, folder, run)
+    found = diagnose_run(read_words([word], cluster, until(LIMIT_S), only_files=True).lines, run).diagnoses[:1]
+    fixed = next((one for one in [*found, *_shown(run)] if one.command is not None), None)
+    if fixed is not None and fixed.command is not None:
+        command = shlex.split(fixed.command)
+        notes = [f"again: {name} with a fix for {fixed.name}: {fixed.fix}"]
+    else:
+        why = f"{found[0].title} ({found[0].name}): {found[0].fix}" if found else "no failure is found in its logs"
+        notes = [f"again: {name} as it was; there is no fix that can be applied: {why}"]
     tiny = str((run.get("variables") or {}).get(variables.TINY, "")).split()
     return Again(command, folder, run.get("profile"), tiny, [*notes, f"command: {shlex.join(command)}"])
 
 
-def _check_again(name: str, command: Sequence[str], folder: Path | None) -> None:
+def _shown(run: Mapping[str, Any]) -> list[Diagnosis]:
+    """Return what the lines say that `run` has shown, with the command of the fix: the logs of workers may be gone."""
+    found = []
+    for one in run.get("findings") or []:
+        text = re.sub(r"^.*?:\d+: ", "", str(one.get("evidence", "")), count=1)[:EVIDENCE_CHARS]
+        for diagnosis in diagnose(read_line(text, "", 1)).diagnoses[:1]:
+            if diagnosis.name == one.get("code") and _add_command(diagnosis, run):
+                found.append(diagnosis)
+    return found
+
+
+def _is_own(run: Mapping[str, Any]) -> bool:
+    return Path(run["folder"]).resolve().parent == runs_dir().resolve()
+
+
+def _check_again(name: str, command: Sequence[str], folder: Path | None, run: Mapping[str, Any]) -> None:
     """Refuse to run something else than the run's command.
 
     Raises:
         RaydebugError: the command or its folder is not known, or not there.
     """
     secret = next((one for one in command if HIDDEN in one), None)
-    if not command:
+    if not _is_own(run):
+        cause = f"{run['folder']} is not among the runs of this account: its command may be anybody's"
+        fix = f"read it, and give it yourself: raydebug run -- COMMAND; {run['folder']}/{DOCUMENT} has it"
+    elif not command:
         cause, fix = "its record has no command", "give the command: raydebug run -- COMMAND"
     elif secret is not None:
         cause = f"its record keeps no secrets: {secret}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import inspect
 import json
@@ -12,6 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -43,6 +45,9 @@ LEAVE_S = 2.0
 IS_JOB = re.compile(r"\w[\w.:-]{0,200}", re.ASCII)
 RUNS_CODE = ("evaluate", "continue")  # not with --read-only
 JOBS = ("run", "stop")  # with --allow-jobs
+
+# Of the call that runs: set when it is answered or cancelled. A thread cannot be ended, it has to look.
+has_ended: contextvars.ContextVar[threading.Event] = contextvars.ContextVar("has_ended")
 
 # A plain function blocks: it runs in a thread, for timeout_s seconds at most.
 Tool: TypeAlias = Callable[..., Any]
@@ -193,10 +198,10 @@ class Tools:
 
         A recorded run needs no cluster. Example: diagnose(run="last")
         """
-        from raydebug.diagnose.inputs import open_logs, read_logs
-        from raydebug.diagnose.run_diagnosis import diagnose_run, find_run
+        from raydebug.diagnose.inputs import until
+        from raydebug.diagnose.run_diagnosis import diagnose_words
 
-        answer = diagnose_run(read_logs(open_logs(run, self._name)).lines, find_run(run))
+        answer, _ = diagnose_words([run], self._name, until(timeout_s, has_ended.get().is_set), only_files=True)
         return self._answers.make("", json.dumps(answer.as_json(), indent=1, ensure_ascii=False))
 
     def snapshot(
@@ -285,6 +290,8 @@ class Tools:
 
         @functools.wraps(tool)
         async def call(**given: Any) -> str:
+            ended = threading.Event()
+            has_ended.set(ended)  # a thread of the call has this task's context
             try:
                 if inspect.iscoroutinefunction(tool):
                     return str(await tool(**given))
@@ -298,6 +305,8 @@ class Tools:
                 raise ToolError(self._answers.refuse(failure)) from failure
             except (CommandFailed, OSError, ValueError) as failed:
                 raise ToolError(self._answers.make("it failed", f"{type(failed).__name__}: {failed}")) from failed
+            finally:
+                ended.set()
 
         return call
 
