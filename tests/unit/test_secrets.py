@@ -370,14 +370,14 @@ def test_every_kind_in_every_place(
     assert left == []
 
 
-def test_usage_errors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_errors(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """A usage error names the options that were given, and nothing of the command after `--`."""
     monkeypatch.setattr(
         sys, "argv", ["raydebug", "run", "--gpus", "nine", "--break=x", "--", "python", "--api-key", "y"]
     )
     with pytest.raises(SystemExit):
         cli.main()
-    shown = capsys.readouterr().err.splitlines()
+    shown = capfd.readouterr().err.splitlines()
     assert shown[1:] == ["cause: the command line: raydebug run --gpus --break", "fix: see `raydebug run --help`"]
 
 
