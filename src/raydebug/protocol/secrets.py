@@ -39,21 +39,22 @@ _NO_VALUES = ("_PATH", "_FILE", "_DIR", "_APPLICATION_CREDENTIALS")  # ends of v
 # What a secret looks like, by the mark that each begins with: a text without the mark is not searched.
 # Source: gitleaks 009e025, config/gitleaks.toml, with shorter lengths; nvapi-, gsk_, xai- and wandb_v1_ as the keys of
 # these services begin in public repositories.
+_START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"  # of a word (`task-specialized-reward` has none), or after an escape
 _LOOKS = (
-    (("sk-",), r"sk-[\w-]{16,}"),
+    (("sk-",), rf"{_START}sk-[\w-]{{16,}}"),
     (("hf_",), r"hf_[A-Za-z0-9]{20,}"),
     (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"gh[pousr]_[A-Za-z0-9]{20,}"),
     (("github_pat_",), r"github_pat_\w{20,}"),
     (("glpat-",), r"glpat-[\w-]{16,}"),
     (("xox",), r"xox[abeprs]-[\w-]{10,}"),
     (("hooks.slack.com",), r"(?<=hooks\.slack\.com/)[\w/]{20,}"),
-    (("AKIA", "ASIA", "ABIA", "ACCA"), r"\bA(?:KI|SI|BI|CC)A[0-9A-Z]{16}\b"),
-    (("AIza",), r"\bAIza[\w-]{35}"),
+    (("AKIA", "ASIA", "ABIA", "ACCA"), rf"{_START}A(?:KI|SI|BI|CC)A[0-9A-Z]{{16}}\b"),
+    (("AIza",), rf"{_START}AIza[\w-]{{35}}"),
     (("nvapi-",), r"nvapi-[\w-]{20,}"),
-    (("npm_",), r"\bnpm_[A-Za-z0-9]{36}"),
-    (("gsk_",), r"\bgsk_[A-Za-z0-9]{20,}"),
-    (("xai-",), r"\bxai-[A-Za-z0-9]{20,}"),
-    (("pypi-",), r"\bpypi-[\w-]{50,}"),
+    (("npm_",), rf"{_START}npm_[A-Za-z0-9]{{36}}"),
+    (("gsk_",), rf"{_START}gsk_[A-Za-z0-9]{{20,}}"),
+    (("xai-",), rf"{_START}xai-[A-Za-z0-9]{{20,}}"),
+    (("pypi-",), rf"{_START}pypi-[\w-]{{50,}}"),
     (("wandb_v1_",), r"wandb_v1_\w{20,}"),
     (("eyJ",), r"eyJ[\w-]{10,2000}\.[\w-]{10,2000}(?:\.[\w-]+)?"),
     (("PRIVATE KEY",), r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?!-----END).)*"),
@@ -65,7 +66,8 @@ _LOOKS = (
     (("earer ",), r"(?<=earer )[\w.~+/=-]{16,}"),
 )
 _LOOK_OF = [(mark, look) for marks, look in _LOOKS for mark in marks]
-_HEX_KEY = r"\b[0-9a-fA-F]{40}\b"  # of Weights & Biases
+# Of Weights & Biases. A folder or a revision of this form is a commit: `models--x/snapshots/HASH/`, `repo@HASH`.
+_HEX_KEY = r"(?<![\w/@])[0-9a-fA-F]{40}(?![\w/])"
 
 # In a text: the end of a name, and its value. `is_secret_name` decides on the whole name. In source, where a bare word
 # is a variable, only a literal is a value: of `password: str = "x"`, `get("password", "x")`, `["--password", "x"]`,
