@@ -150,6 +150,7 @@ STAYS = (
     "http://127.0.0.1:8265/api/jobs tcp://10.0.0.1:6379 ssh://git@github.com/x/y.git https://alice@db.example/x",
     "author: alice compass=north token: None the record keeps no secrets: none of them",
     "--tokenizer abcdefg --token-file /run/token --max-token 4096 auth_mode=token RAY_AUTH_MODE=token",
+    "+model.use_auth_token=true reward.access_key=null --token None --auth false",
     "tokens = ['the', 'cat'] keys: ['loss', 'reward'] special_tokens={'a': 'abcd'}",
     "model.path=/models/task-specialized-reward-model disk-cache-manager-of-engine risk-averse-policy-run",
     f"model.path=/hub/models--a--b/snapshots/{HASH} {HASH}/config.json git+https://github.com/a/b@{HASH}",

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 HIDDEN = "(hidden)"
 MIN_VALUE = 6  # characters: a shorter value is part of too many words
 MAX_NAME = 200  # characters: a longer text is no name
+_SWITCHES = frozenset(("none", "null", "true", "false"))  # values of `use_auth_token=true`, which hide nothing
 
 # Names, by their last words. A training has tokens of a tokenizer, numbers of tokens and keys of dicts: those stay.
 _ALWAYS = frozenset((
@@ -147,7 +148,11 @@ def _ends_in_secret(name: str) -> bool:
 
 def without_secret(name: str, value: str) -> str:
     """Return the value of a setting, hidden where the setting's name tells of a secret, and without secrets in it."""
-    return HIDDEN if value and is_secret_name(name) else scrubbed(value)
+    return HIDDEN if value and _is_secret_value(name, value) else scrubbed(value)
+
+
+def _is_secret_value(name: str, value: str) -> bool:
+    return is_secret_name(name) and value.lower() not in _SWITCHES
 
 
 # Commands
@@ -162,10 +167,10 @@ def without_secret_arguments(command: Sequence[str]) -> list[str]:
     shown: list[str] = []
     for word in command:
         name, equals, value = word.partition("=")
-        after_name = shown and shown[-1].startswith("-") and is_secret_name(shown[-1])
+        after_name = shown and shown[-1].startswith("-") and _is_secret_value(shown[-1], word)
         if after_name and not word.startswith("--"):
             shown.append(HIDDEN)
-        elif equals and value and is_secret_name(name):
+        elif equals and value and _is_secret_value(name, value):
             shown.append(f"{name}={HIDDEN}")
         else:
             shown.append(scrubbed(word))
