@@ -264,6 +264,12 @@ def test_very_many_steps_are_binned() -> None:
     assert "A: NaN at step 3,001 and 1 more" in compared
 
 
+def test_a_mean_of_huge_values() -> None:
+    """The mean of values near the largest number that there is is one of them."""
+    reduced = downsample([(float(at), 1e308) for at in range(100)], 10)
+    assert [round(y / 1e308, 9) for _, y in reduced.middle] == [1.0] * 10
+
+
 def test_a_mean_of_steps() -> None:
     """The curve of binned steps goes through the mean of each column, within the range of its values."""
     run = read_run(many_steps(50_000))

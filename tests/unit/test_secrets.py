@@ -36,6 +36,8 @@ def made(start: str, length: int, letters: str = LETTERS) -> str:
     return start + (letters * 3)[:length]
 
 
+HASH = "0123456789abcdef0123" * 2  # a key of Weights & Biases, or a commit
+
 # A text and the secret in it. Such a text may be a value, a log line, an error, or a word of a command.
 TEXTS = {
     "openai": ("key {}", made("sk" + "-", 24)),
@@ -48,7 +50,8 @@ TEXTS = {
     "npm": ("{}", made("np" + "m_", 36)),
     "groq": ("{}", made("gs" + "k_", 40)),
     "wandb": ("{}", made("wandb" + "_v1_", 40)),
-    "hex key": ("at {}", "0123456789abcdef0123" * 2),
+    "hex key": ("at {}", HASH),
+    "after an escape": ("first\\n{}", made("sk" + "-", 24)),
     "slack hook": ("https://hooks.slack.com/services/{}", "T00000000/B00000000/" + "X" * 24),
     "bearer": ("Authorization: Bearer {}", made("", 30)),
     "basic": ("Authorization: Basic {}", "YWxpY2U6aHVudGVyMi1iYXNpYw=="),
@@ -128,6 +131,16 @@ def test_commands(name: str) -> None:
     assert log == f"Running entrypoint for job j1: cd /x && exec {shlex.join(shown)}\nstep:1\n"
 
 
+def test_command_of_several_lines() -> None:
+    """A job's log, read line by line, loses the secrets of a command that has several lines."""
+    line = "cd /x && exec " + shlex.join(["python", "-c", "a = 1\nb", "--api-key", "planted-1"])
+    log = f"Running entrypoint for job j1: {line}\nstep:1"
+    shown = [hide_command(one, line) for one in log.split("\n")]
+    assert "\n".join(shown) == hide_command(log, line) == log.replace("planted-1", "'(hidden)'")
+    two = "cd /x && exec " + shlex.join(["--password", "planted\ntwice"])
+    assert "planted" not in hide_command(two, two)
+
+
 STAYS = (
     "max_tokens=4096 num_tokens: 20000 max_token=4096 max_num_batched_tokens=8192",
     "tokenizer=gpt2-large-abc tokenizer_path: /models/abc",
@@ -137,7 +150,10 @@ STAYS = (
     "http://127.0.0.1:8265/api/jobs tcp://10.0.0.1:6379 ssh://git@github.com/x/y.git https://alice@db.example/x",
     "author: alice compass=north token: None the record keeps no secrets: none of them",
     "--tokenizer abcdefg --token-file /run/token --max-token 4096 auth_mode=token RAY_AUTH_MODE=token",
+    "+model.use_auth_token=true reward.access_key=null --token None --auth false",
     "tokens = ['the', 'cat'] keys: ['loss', 'reward'] special_tokens={'a': 'abcd'}",
+    "model.path=/models/task-specialized-reward-model disk-cache-manager-of-engine risk-averse-policy-run",
+    f"model.path=/hub/models--a--b/snapshots/{HASH} {HASH}/config.json git+https://github.com/a/b@{HASH}",
 )  # fmt: skip
 
 
@@ -218,6 +234,16 @@ def test_values_of_snapshots(name: str) -> None:
     assert secret not in text
     assert '"redacted": true' in text
     assert "stays-here" in text
+
+
+def test_token_of_a_tokenizer() -> None:
+    """A token without a digit is hidden where it stands; other texts that have it stay as they are."""
+    named = {"best_token": "<|answer|>", "reply": "so <|answer|> it", "api_token": "planted-1"}
+    document = document_of(named, "planted-1")
+    texts = [one.get("text") for one in document["values"]]
+    assert "<|answer|>" not in texts
+    assert "so <|answer|> it" in texts
+    assert "planted-1" not in json.dumps(document)
 
 
 def test_own_reprs() -> None:

@@ -152,6 +152,15 @@ def test_a_folder_that_every_user_may_write(theirs: Path) -> None:
     assert raydebug("report", "./") is None
 
 
+def test_the_mode_is_that_of_the_written_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mode is set on the open file: its name may be somebody's link by then. A name may be as long as it can be."""
+    monkeypatch.setattr(Path, "chmod", None)
+    path = tmp_path / ("n" * 255)
+    write_named(path, "x", mode=0o640)
+    assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == ("x", 0o640)
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_modes_do_not_depend_on_the_umask(tmp_path: Path) -> None:
     """Whatever the umask, what raydebug writes for itself is its owner's; a file for others obeys the umask."""
     before = os.umask(0)

@@ -125,8 +125,13 @@ def hide_command(text: str, entrypoint: str) -> str:
 
     Source: ray 2.41.0 to 2.60.0 job_supervisor.py `_exec_entrypoint`, "Running entrypoint for job".
     """
-    command, shown = command_of(entrypoint), shown_command(entrypoint)
-    return text if command == shown else text.replace(command, shown)
+    command, shown = command_of(entrypoint).split("\n"), shown_command(entrypoint).split("\n")
+    if len(command) != len(shown):  # one of its secrets has several lines
+        command, shown = ["\n".join(command)], ["\n".join(shown)]
+    for line, shown_line in zip(command, shown, strict=True):  # of a log that is read line by line too
+        if line != shown_line:
+            text = text.replace(line, shown_line)
+    return text
 
 
 def python_path_of_jobs(cluster: Cluster, job: str | None = None) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 HIDDEN = "(hidden)"
 MIN_VALUE = 6  # characters: a shorter value is part of too many words
 MAX_NAME = 200  # characters: a longer text is no name
+_SWITCHES = frozenset(("none", "null", "true", "false"))  # values of `use_auth_token=true`, which hide nothing
 
 # Names, by their last words. A training has tokens of a tokenizer, numbers of tokens and keys of dicts: those stay.
 _ALWAYS = frozenset((
@@ -39,21 +40,22 @@ _NO_VALUES = ("_PATH", "_FILE", "_DIR", "_APPLICATION_CREDENTIALS")  # ends of v
 # What a secret looks like, by the mark that each begins with: a text without the mark is not searched.
 # Source: gitleaks 009e025, config/gitleaks.toml, with shorter lengths; nvapi-, gsk_, xai- and wandb_v1_ as the keys of
 # these services begin in public repositories.
+_START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"  # of a word (`task-specialized-reward` has none), or after an escape
 _LOOKS = (
-    (("sk-",), r"sk-[\w-]{16,}"),
+    (("sk-",), rf"{_START}sk-[\w-]{{16,}}"),
     (("hf_",), r"hf_[A-Za-z0-9]{20,}"),
     (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"gh[pousr]_[A-Za-z0-9]{20,}"),
     (("github_pat_",), r"github_pat_\w{20,}"),
     (("glpat-",), r"glpat-[\w-]{16,}"),
     (("xox",), r"xox[abeprs]-[\w-]{10,}"),
     (("hooks.slack.com",), r"(?<=hooks\.slack\.com/)[\w/]{20,}"),
-    (("AKIA", "ASIA", "ABIA", "ACCA"), r"\bA(?:KI|SI|BI|CC)A[0-9A-Z]{16}\b"),
-    (("AIza",), r"\bAIza[\w-]{35}"),
+    (("AKIA", "ASIA", "ABIA", "ACCA"), rf"{_START}A(?:KI|SI|BI|CC)A[0-9A-Z]{{16}}\b"),
+    (("AIza",), rf"{_START}AIza[\w-]{{35}}"),
     (("nvapi-",), r"nvapi-[\w-]{20,}"),
-    (("npm_",), r"\bnpm_[A-Za-z0-9]{36}"),
-    (("gsk_",), r"\bgsk_[A-Za-z0-9]{20,}"),
-    (("xai-",), r"\bxai-[A-Za-z0-9]{20,}"),
-    (("pypi-",), r"\bpypi-[\w-]{50,}"),
+    (("npm_",), rf"{_START}npm_[A-Za-z0-9]{{36}}"),
+    (("gsk_",), rf"{_START}gsk_[A-Za-z0-9]{{20,}}"),
+    (("xai-",), rf"{_START}xai-[A-Za-z0-9]{{20,}}"),
+    (("pypi-",), rf"{_START}pypi-[\w-]{{50,}}"),
     (("wandb_v1_",), r"wandb_v1_\w{20,}"),
     (("eyJ",), r"eyJ[\w-]{10,2000}\.[\w-]{10,2000}(?:\.[\w-]+)?"),
     (("PRIVATE KEY",), r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?!-----END).)*"),
@@ -65,7 +67,8 @@ _LOOKS = (
     (("earer ",), r"(?<=earer )[\w.~+/=-]{16,}"),
 )
 _LOOK_OF = [(mark, look) for marks, look in _LOOKS for mark in marks]
-_HEX_KEY = r"\b[0-9a-fA-F]{40}\b"  # of Weights & Biases
+# Of Weights & Biases. A folder or a revision of this form is a commit: `models--x/snapshots/HASH/`, `repo@HASH`.
+_HEX_KEY = r"(?<![\w/@])[0-9a-fA-F]{40}(?![\w/])"
 
 # In a text: the end of a name, and its value. `is_secret_name` decides on the whole name. In source, where a bare word
 # is a variable, only a literal is a value: of `password: str = "x"`, `get("password", "x")`, `["--password", "x"]`,
@@ -145,7 +148,11 @@ def _ends_in_secret(name: str) -> bool:
 
 def without_secret(name: str, value: str) -> str:
     """Return the value of a setting, hidden where the setting's name tells of a secret, and without secrets in it."""
-    return HIDDEN if value and is_secret_name(name) else scrubbed(value)
+    return HIDDEN if value and _is_secret_value(name, value) else scrubbed(value)
+
+
+def _is_secret_value(name: str, value: str) -> bool:
+    return is_secret_name(name) and value.lower() not in _SWITCHES
 
 
 # Commands
@@ -160,10 +167,10 @@ def without_secret_arguments(command: Sequence[str]) -> list[str]:
     shown: list[str] = []
     for word in command:
         name, equals, value = word.partition("=")
-        after_name = shown and shown[-1].startswith("-") and is_secret_name(shown[-1])
+        after_name = shown and shown[-1].startswith("-") and _is_secret_value(shown[-1], word)
         if after_name and not word.startswith("--"):
             shown.append(HIDDEN)
-        elif equals and value and is_secret_name(name):
+        elif equals and value and _is_secret_value(name, value):
             shown.append(f"{name}={HIDDEN}")
         else:
             shown.append(scrubbed(word))

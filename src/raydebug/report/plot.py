@@ -203,7 +203,7 @@ def downsample(points: Points, columns: int = COLUMNS) -> Downsampled:
     for column, inside in groupby(points, lambda point: min(columns - 1, int((point[0] - first) / width))):
         known = [point for point in inside if math.isfinite(point[1])]
         x = first + (column + 0.5) * width
-        middle.append((x, math.fsum(point[1] for point in known) / len(known) if known else math.nan))
+        middle.append((x, math.fsum(point[1] / len(known) for point in known) if known else math.nan))
         low.append((x, min((min(point[1:]) for point in known), default=math.nan)))
         high.append((x, max((max(point[1:]) for point in known), default=math.nan)))
     return Downsampled(middle, low, high)

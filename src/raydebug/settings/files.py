@@ -207,13 +207,14 @@ def _encoded(text: str | bytes) -> bytes:
 def _replace(path: Path, text: str | bytes, mode: int | None) -> None:
     import tempfile  # 10 ms, and most commands write nothing
 
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
+    # A part of the name: that may be as long as a name can be. Mode 0600.
+    handle, name = tempfile.mkstemp(prefix=f".{path.name[:40]}.", dir=path.parent)
     fresh = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(_encoded(text))
-        if mode != 0o600:
-            fresh.chmod(usual_mode() if mode is None else mode)
+            if mode != 0o600:  # not by its name, which may be a link by now where others may write the folder
+                os.fchmod(handle, usual_mode() if mode is None else mode)
         fresh.replace(path)
     finally:
         with contextlib.suppress(OSError):

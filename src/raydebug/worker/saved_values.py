@@ -295,7 +295,8 @@ class Values:
     def _text_unless_secret(self, entry: SavedValue, name: str, text: str, secret: str) -> None:
         if is_secret_name(name):
             entry["redacted"] = True
-            self.hidden.append(secret)
+            if not name.endswith("token") or any(map(str.isdigit, secret)):  # of a tokenizer: it is in other texts too
+                self.hidden.append(secret)
         else:
             self._text(entry, text)
 
