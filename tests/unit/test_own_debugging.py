@@ -49,6 +49,41 @@ def test_program_that_imports_debugpy(gateway, module):
     assert said(program)[0] == "went on\n"
 
 
+IMPORTS_WHILE_A_THREAD_PAUSES = """\
+import sys, threading, time
+
+def work():
+    breakpoint()
+
+def stand(event, arguments):  # in the middle of the import below until the other thread waits for it
+    if event == "import" and arguments[0] == "debugpy._vendored.force_pydevd" and thread.ident is None:
+        thread.start()
+        while "import_pydevd" not in stack():
+            time.sleep(0.01)
+
+def stack():
+    frame, names = sys._current_frames().get(thread.ident), []
+    while frame is not None:
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return names
+
+thread = threading.Thread(target=work)
+sys.addaudithook(stand)
+import debugpy.server.api
+thread.join()
+print("went on")
+"""
+
+
+@pytest.mark.timeout(60)
+def test_program_that_imports_debugpy_while_a_thread_pauses(gateway):
+    """An import of debugpy that has begun when another thread comes to its first breakpoint ends, and both go on."""
+    program = gateway.start(IMPORTS_WHILE_A_THREAD_PAUSES)
+    assert go_on(gateway)["line"] == 4
+    assert said(program)[0] == "went on\n"
+
+
 LISTENS = "import debugpy\nprint(debugpy.listen(('127.0.0.1', 0))[1], flush=True)\n"
 
 

@@ -36,6 +36,7 @@ POLL_S = 0.15
 REAP_PERIOD_S = 2.0
 START_PROBE_TIMEOUT_S = 2.0
 STOP_GRACE_S = 2.6  # Ray's own way out takes 2 s when idle; a running job would make it wait for up to 30 s
+TURNED_AWAY = 4096  # connections at one time: a peer that connects without end must not hold the supervisor
 RESTARTS, RESTARTS_WINDOW_S = 5, 600.0  # of the gateway, and of the pool
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
@@ -111,6 +112,7 @@ class Supervisor:
             self._end_all()
             while not self._is_over():  # `ps` still shows the reason; `down` ends us
                 self._say_again()
+                self._turn_away()
                 time.sleep(POLL_S)
 
     def _is_over(self) -> bool:
@@ -205,7 +207,7 @@ class Supervisor:
         """Close what connects to a gateway that stays down: nobody would answer it."""
         for one in self._listening:
             with contextlib.suppress(OSError):
-                while True:
+                for _ in range(TURNED_AWAY):
                     one.accept()[0].close()
 
     def _keep_pool(self) -> None:
