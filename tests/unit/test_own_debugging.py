@@ -124,6 +124,17 @@ def test_client_of_the_programs_own_debugger(gateway, mode):
     assert said(program)[0] == "went on\n"
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("mode", ["1", "0"])
+def test_program_below_another_pydevd(gateway, mode):
+    """A program that PyCharm's pydevd debugs goes on after breakpoint(): no error, and debugpy is not loaded."""
+    head = "import sys, types\nother = sys.modules['pydevd'] = types.ModuleType('pydevd')\nbreakpoint()\n"
+    body = "other.get_global_debugger = lambda: other\nbreakpoint()\nprint('debugpy.server' in sys.modules)\n"
+    program = gateway.start(head * (mode == "0") + head.replace("breakpoint()\n", "") + body, RAY_DEBUG=mode)
+    out, err = said(program)
+    assert (out, err.count(OWN_DEBUGGER), "Traceback" in err) == ("False\n", int(mode == "1"), False)
+
+
 OWN_HOOK = "import sys\nsys.excepthook = lambda kind, error, trace: print('own report', flush=True)\n1 / 0\n"
 
 

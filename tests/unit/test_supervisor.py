@@ -317,6 +317,15 @@ def test_dead_cluster_turns_clients_away(kept: Supervisor, monkeypatch: pytest.M
         keeping.join()
 
 
+def test_dashboards_port_that_is_taken_late(kept: Supervisor, monkeypatch: pytest.MonkeyPatch):
+    """Another user who takes the dashboard's port while the other pages are asked does not get the token."""
+    asked: list[str] = []
+    monkeypatch.setattr(supervisor.ray_node, "ask", lambda _url, token, _limit_s: asked.append(token) or "ok")
+    monkeypatch.setattr(supervisor, "stranger_listening", lambda *_: 65534 if asked else None)
+    assert kept._first_missing() == "Ray's dashboard, whose port another user of this machine has taken"
+    assert asked == ["", ""]
+
+
 def test_peer_that_connects_without_end(kept: Supervisor):
     """A peer that connects again and again does not keep the supervisor from its other work."""
     kept._listening = [mock.Mock(accept=mock.Mock(return_value=(mock.Mock(), None)))]

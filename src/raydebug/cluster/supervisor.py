@@ -289,12 +289,15 @@ class Supervisor:
             "the gateway": self._url("gateway", "/health"),
             "Ray's dashboard": self._url("dashboard", "/api/v0/nodes?limit=1"),
         }
-        # Only the dashboard's page wants the token (ray 2.60.0 dashboard/http_server_agent.py).
-        if stranger_listening(self.cluster, (self.cluster.host, self.cluster.ports["dashboard"])) is not None:
-            return "Ray's dashboard, whose port another user of this machine has taken"
-        tokens = ("", "", self.cluster.token)
-        answers = (ray_node.ask(url, t, START_PROBE_TIMEOUT_S) for url, t in zip(pages.values(), tokens, strict=True))
-        return next((name for name, answer in zip(pages, answers, strict=True) if answer != "ok"), None)
+        for name, url in pages.items():
+            token = ""
+            if name == "Ray's dashboard":  # the only page that wants one (ray 2.60.0 dashboard/http_server_agent.py)
+                if stranger_listening(self.cluster, (self.cluster.host, self.cluster.ports["dashboard"])) is not None:
+                    return "Ray's dashboard, whose port another user of this machine has taken"
+                token = self.cluster.token
+            if ray_node.ask(url, token, START_PROBE_TIMEOUT_S) != "ok":
+                return name
+        return None
 
     def _url(self, purpose: str, path: str) -> str:
         return f"http://{self.cluster.host}:{self.cluster.ports[purpose]}{path}"
