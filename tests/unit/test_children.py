@@ -70,7 +70,7 @@ if __name__ == "__main__":
 PAUSE = {
     "subprocess": "python()",
     "isolated (-I)": "python('-I')",
-    "without PYTHON* (-E)": "python('-E')",
+    "without PYTHON* (-E)": "python('-E', env={**os.environ, 'PYTHONBREAKPOINT': '0'})",
     "preexec_fn": "python(preexec_fn=os.setsid)",
     "only our names": "python(env={n: v for n, v in os.environ.items() if n.startswith('RAYDEBUG_')})",
     "-S with the package's path": "python('-S', env={**os.environ, 'PYTHONPATH': os.pathsep.join(sys.path)})",

@@ -49,6 +49,41 @@ def test_program_that_imports_debugpy(gateway, module):
     assert said(program)[0] == "went on\n"
 
 
+IMPORTS_WHILE_A_THREAD_PAUSES = """\
+import sys, threading, time
+
+def work():
+    breakpoint()
+
+def stand(event, arguments):  # in the middle of the import below until the other thread waits for it
+    if event == "import" and arguments[0] == "debugpy._vendored.force_pydevd" and thread.ident is None:
+        thread.start()
+        while "import_pydevd" not in stack():
+            time.sleep(0.01)
+
+def stack():
+    frame, names = sys._current_frames().get(thread.ident), []
+    while frame is not None:
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return names
+
+thread = threading.Thread(target=work)
+sys.addaudithook(stand)
+import debugpy.server.api
+thread.join()
+print("went on")
+"""
+
+
+@pytest.mark.timeout(60)
+def test_program_that_imports_debugpy_while_a_thread_pauses(gateway):
+    """An import of debugpy that has begun when another thread comes to its first breakpoint ends, and both go on."""
+    program = gateway.start(IMPORTS_WHILE_A_THREAD_PAUSES)
+    assert go_on(gateway)["line"] == 4
+    assert said(program)[0] == "went on\n"
+
+
 LISTENS = "import debugpy\nprint(debugpy.listen(('127.0.0.1', 0))[1], flush=True)\n"
 
 
@@ -87,6 +122,17 @@ def test_client_of_the_programs_own_debugger(gateway, mode):
 
     assert visit(gateway, look) in (4, 5)
     assert said(program)[0] == "went on\n"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("mode", ["1", "0"])
+def test_program_below_another_pydevd(gateway, mode):
+    """A program that PyCharm's pydevd debugs goes on after breakpoint(): no error, and debugpy is not loaded."""
+    head = "import sys, types\nother = sys.modules['pydevd'] = types.ModuleType('pydevd')\nbreakpoint()\n"
+    body = "other.get_global_debugger = lambda: other\nbreakpoint()\nprint('debugpy.server' in sys.modules)\n"
+    program = gateway.start(head * (mode == "0") + head.replace("breakpoint()\n", "") + body, RAY_DEBUG=mode)
+    out, err = said(program)
+    assert (out, err.count(OWN_DEBUGGER), "Traceback" in err) == ("False\n", int(mode == "1"), False)
 
 
 OWN_HOOK = "import sys\nsys.excepthook = lambda kind, error, trace: print('own report', flush=True)\n1 / 0\n"

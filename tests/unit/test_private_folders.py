@@ -16,7 +16,7 @@ import pytest
 
 from raydebug.cluster import local, state, supervisor
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up import choosing_ports
+from raydebug.cluster.up import UpOptions, choosing_ports
 from raydebug.errors import RaydebugError
 from raydebug.prefork import server
 from raydebug.settings.files import open_private
@@ -43,14 +43,15 @@ def test_s4_state_folders_under_umask_0(without_umask, tmp_path):
     ports = dict.fromkeys(("dial", "gateway"), 1)
     supervisor.Supervisor(dataclasses.replace(made, ports=ports))._start(["true"], folder / "ray.log").wait()
     state.keep_logs(made)
+    planned = local._plan(UpOptions(name="y"), sys.executable, local.Environment("core", "2.60.0"), folder, {})
+    planned.temp_dir.rmdir()
     server.Server(str(made.pool_socket), str(made.pool_status))._write_status()
     modes = {str(p.relative_to(tmp_path)): oct(p.stat().st_mode & 0o777) for p in tmp_path.rglob("*")}
     state.forget(made)
     modes |= {str(p.relative_to(tmp_path)): oct(p.stat().st_mode & 0o777) for p in folder.iterdir()}
     assert set(modes.values()) == {"0o700", "0o600"}, modes
-    assert {"token", "supervisor.log", "ray.log", "pool.json", "ports.json", "x.lock", "x.use", "ports.lock"} <= {
-        path.rpartition("/")[2] for path in modes
-    }
+    made_files = {"token", "supervisor.log", "ray.log", "pool.json", "ports.json", "numbers"}
+    assert made_files | {"x.lock", "x.use", "ports.lock"} <= {path.rpartition("/")[2] for path in modes}
 
 
 def test_temp_folder_under_umask_0(without_umask):

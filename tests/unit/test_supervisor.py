@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 import threading
@@ -298,6 +299,37 @@ def test_reason_of_a_failed_start_names_logs_that_exist(kept: Supervisor, monkey
     state.remove_private(kept.cluster.folder)
     assert reason == f"it failed; its logs: {state.kept_logs('open')}"
     assert (state.kept_logs("open") / "ray.log").read_text() == "why\n"
+
+
+def test_dead_cluster_turns_clients_away(kept: Supervisor, monkeypatch: pytest.MonkeyPatch):
+    """What connects to the ports of a dead cluster is closed: no client waits for an answer that cannot come."""
+    monkeypatch.setattr(kept, "_start_gateway", lambda: None)
+    monkeypatch.setattr(kept, "_start_ray", lambda _: None)
+    monkeypatch.setattr(kept, "_wait_until_up", lambda: "it failed")
+    keeping = threading.Thread(target=kept._keep)
+    with state.Use("open"):
+        keeping.start()
+        while state.read_status(kept.cluster)["phase"] != "dead":
+            assert keeping.is_alive()
+        with socket.create_connection(kept._listening[0].getsockname(), timeout=20) as client:
+            assert client.recv(1) == b""
+        kept.stopping = True
+        keeping.join()
+
+
+def test_dashboards_port_that_is_taken_late(kept: Supervisor, monkeypatch: pytest.MonkeyPatch):
+    """Another user who takes the dashboard's port while the other pages are asked does not get the token."""
+    asked: list[str] = []
+    monkeypatch.setattr(supervisor.ray_node, "ask", lambda _url, token, _limit_s: asked.append(token) or "ok")
+    monkeypatch.setattr(supervisor, "stranger_listening", lambda *_: 65534 if asked else None)
+    assert kept._first_missing() == "Ray's dashboard, whose port another user of this machine has taken"
+    assert asked == ["", ""]
+
+
+def test_peer_that_connects_without_end(kept: Supervisor):
+    """A peer that connects again and again does not keep the supervisor from its other work."""
+    kept._listening = [mock.Mock(accept=mock.Mock(return_value=(mock.Mock(), None)))]
+    kept._turn_away()
 
 
 @pytest.mark.parametrize(

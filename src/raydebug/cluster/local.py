@@ -276,7 +276,7 @@ def _plan(options: UpOptions, python: str, found: Environment, folder: Path, rem
             created=time.time(),
             ray=found.ray,
         )
-        cluster.numbers_file.write_bytes(b"")  # a gateway that finds no file takes it for lost
+        open_private(cluster.numbers_file, "wb").close()  # a gateway that finds no file takes it for lost
         state.save_cluster(cluster)
     return cluster
 

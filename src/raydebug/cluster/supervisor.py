@@ -36,6 +36,7 @@ POLL_S = 0.15
 REAP_PERIOD_S = 2.0
 START_PROBE_TIMEOUT_S = 2.0
 STOP_GRACE_S = 2.6  # Ray's own way out takes 2 s when idle; a running job would make it wait for up to 30 s
+TURNED_AWAY = 4096  # connections at one time: a peer that connects without end must not hold the supervisor
 RESTARTS, RESTARTS_WINDOW_S = 5, 600.0  # of the gateway, and of the pool
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
@@ -111,6 +112,7 @@ class Supervisor:
             self._end_all()
             while not self._is_over():  # `ps` still shows the reason; `down` ends us
                 self._say_again()
+                self._turn_away()
                 time.sleep(POLL_S)
 
     def _is_over(self) -> bool:
@@ -205,7 +207,7 @@ class Supervisor:
         """Close what connects to a gateway that stays down: nobody would answer it."""
         for one in self._listening:
             with contextlib.suppress(OSError):
-                while True:
+                for _ in range(TURNED_AWAY):
                     one.accept()[0].close()
 
     def _keep_pool(self) -> None:
@@ -287,12 +289,15 @@ class Supervisor:
             "the gateway": self._url("gateway", "/health"),
             "Ray's dashboard": self._url("dashboard", "/api/v0/nodes?limit=1"),
         }
-        # Only the dashboard's page wants the token (ray 2.60.0 dashboard/http_server_agent.py).
-        if stranger_listening(self.cluster, (self.cluster.host, self.cluster.ports["dashboard"])) is not None:
-            return "Ray's dashboard, whose port another user of this machine has taken"
-        tokens = ("", "", self.cluster.token)
-        answers = (ray_node.ask(url, t, START_PROBE_TIMEOUT_S) for url, t in zip(pages.values(), tokens, strict=True))
-        return next((name for name, answer in zip(pages, answers, strict=True) if answer != "ok"), None)
+        for name, url in pages.items():
+            token = ""
+            if name == "Ray's dashboard":  # the only page that wants one (ray 2.60.0 dashboard/http_server_agent.py)
+                if stranger_listening(self.cluster, (self.cluster.host, self.cluster.ports["dashboard"])) is not None:
+                    return "Ray's dashboard, whose port another user of this machine has taken"
+                token = self.cluster.token
+            if ray_node.ask(url, token, START_PROBE_TIMEOUT_S) != "ok":
+                return name
+        return None
 
     def _url(self, purpose: str, path: str) -> str:
         return f"http://{self.cluster.host}:{self.cluster.ports[purpose]}{path}"

@@ -46,8 +46,14 @@ class _HookedLoader(SourceFileLoader):
         hook = sys.breakpointhook
         super().exec_module(module)
         sys.breakpointhook = hook  # debugpy puts its own in place
+        if self._hook is _nothing:  # without the guard: who holds it may be waiting for this import of debugpy
+            return
         with worker.fork_guard:  # it imports more of our code
             self._hook(module)
+
+
+def _nothing(_module: ModuleType) -> None:
+    """Do nothing after a module of debugpy: it must only not replace breakpoint(), see _HookedLoader."""
 
 
 def watch_threads(module: ModuleType) -> None:
@@ -183,7 +189,7 @@ def _quietly(hook: Callable[..., None], *arguments: Any) -> None:
 # Source: ray 2.60.0 util/rpdb.py:298 and 343 call `ray.util.debugpy.set_trace` and `_post_mortem`.
 # torch: what a child of a training process (vLLM's engine, a data loader's worker) imports; it takes seconds anyway.
 _ON_LOAD = {
-    "debugpy._vendored.force_pydevd": lambda _: None,  # must not replace breakpoint(): see _HookedLoader
+    "debugpy._vendored.force_pydevd": _nothing,
     "ray.util.debugpy": _hook_ray_debugger,
     "ray.util.rpdb": _hook_rpdb,
     "ray._private.function_manager": _hook_function_manager,

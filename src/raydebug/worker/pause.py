@@ -96,11 +96,8 @@ def stop_for_own_debugger(frame: FrameType) -> None:
 
     Source: debugpy 1.8.22, `debugpy.server.api.breakpoint`.
     """
-    if pydevd_session.own_debugger() is None:
-        return
-    from debugpy.server import api
-
-    if api.is_client_connected():
+    api = sys.modules.get("debugpy.server.api")  # a pydevd without debugpy, as PyCharm has it, is not ours to use
+    if api is not None and pydevd_session.own_debugger() is not None and api.is_client_connected():
         options = {"suspend": True, "trace_only_current_thread": True, "patch_multiprocessing": False}
         api._settrace(**options, stop_at_frame=frame)
 

@@ -91,8 +91,8 @@ def _connected_debugger() -> Any:
 def own_debugger() -> Any:
     """Return the pydevd that the program itself has connected, by debugpy.listen() for instance; None without one."""
     with worker.fork_guard:  # another thread may connect ours
-        pydevd = sys.modules.get("pydevd")
-        debugger = pydevd.get_global_debugger() if pydevd is not None else None
+        find = getattr(sys.modules.get("pydevd"), "get_global_debugger", None)  # another pydevd may have none
+        debugger = find() if find is not None else None
         return None if debugger is None or suspended_threads.is_tracked(debugger) else debugger
 
 

@@ -21,13 +21,19 @@ if TYPE_CHECKING:
 
 _getframe = sys._getframe
 EXIT_USAGE = 2  # as raydebug's own verbs
-# As the program was started: Ray sets the variable when it connects. Python ignores it with -E and -I.
-_is_switched_off = os.environ.get("PYTHONBREAKPOINT") == "0" and not sys.flags.ignore_environment
+
+
+def _is_zero() -> bool:
+    # Python ignores the variable with -E and -I.
+    return os.environ.get("PYTHONBREAKPOINT") == "0" and not sys.flags.ignore_environment
+
+
+_is_switched_off = _is_zero()  # as the program was started: Ray sets the variable when it connects
 
 
 def breakpoint_hook(*_args: Any, **_kwargs: Any) -> None:
     """Stand in for `breakpoint()`: pause the calling frame; nothing with PYTHONBREAKPOINT=0, as in plain Python."""
-    if _is_switched_off or os.environ.get("PYTHONBREAKPOINT") == "0":
+    if _is_switched_off or _is_zero():
         return
     mode = os.environ.get(variables.RAY_DEBUG, "1")
     if mode not in ("0", "1"):
