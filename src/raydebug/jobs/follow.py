@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shlex
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -19,7 +18,7 @@ from raydebug.gateway.gateway_client import fetch_pauses, forget_job, name_owner
 from raydebug.jobs import resource_requests
 from raydebug.jobs.first_error import find_first_error
 from raydebug.jobs.recorder import Recorder
-from raydebug.jobs.submit import command_of, hide_command
+from raydebug.jobs.submit import hide_command, words_of
 from raydebug.process import shell_code
 from raydebug.protocol.listings import ListedPause
 from raydebug.protocol.tripwires import history_lines
@@ -207,7 +206,7 @@ async def _follow(cluster: Cluster, submission_id: str, watch: Watch | None, exp
     colour = render.colour_wanted()
     dashboard = Dashboard(cluster)
     about = await asyncio.to_thread(dashboard.job, submission_id)
-    recorder = Recorder(cluster, about, shlex.split(command_of(about["entrypoint"])))
+    recorder = Recorder(cluster, about, words_of(about["entrypoint"]))
 
     def show(piece: str) -> None:
         piece = hide_command(piece, about["entrypoint"])

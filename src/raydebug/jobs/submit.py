@@ -115,6 +115,19 @@ def command_of(entrypoint: str) -> str:
     return entrypoint.partition(" && exec ")[2] or entrypoint
 
 
+def words_of(entrypoint: str) -> list[str]:
+    """Return the words of the user's command in a job's shell line; another program's line may be no whole shell.
+
+    >>> words_of("python x.py 'a b'"), words_of("python x.py # it's")
+    (['python', 'x.py', 'a b'], ['python', 'x.py', '#', "it's"])
+    """
+    command = command_of(entrypoint)
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return command.split()
+
+
 def shown_command(entrypoint: str) -> str:
     """Return the user's command from a job's shell line, without its secrets."""
     return without_secrets_in_line(command_of(entrypoint))
@@ -146,7 +159,7 @@ def python_path_of_jobs(cluster: Cluster, job: str | None = None) -> list[str]:
         for one in Dashboard(cluster).submitted_jobs():
             folder = folder_of(one["entrypoint"])
             if folder is not None and one["status"] == "RUNNING" and job in (None, one["submission_id"]):
-                found += python_path_of(shlex.split(command_of(one["entrypoint"])), os.environ, Path(folder))
+                found += python_path_of(words_of(one["entrypoint"]), os.environ, Path(folder))
     return list(dict.fromkeys(found))
 
 

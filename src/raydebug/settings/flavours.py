@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from raydebug.errors import Exit, RaydebugError
-from raydebug.settings.files import NotPlainText, atomic_write, environment_dir, read_plain
+from raydebug.settings.files import NotPlainText, environment_dir, read_plain, write_named
 
 FLAVOURS = ("core", "cpu", "cuda", "cuda-verl04")
 GPU_FLAVOURS = ("cuda", "cuda-verl04")  # their containers get the host's NVIDIA GPUs
@@ -133,7 +133,7 @@ def write_lock(path: Path, *, flavour: str, python: str, inputs: Iterable[str], 
     """Write a lock with its header, in one step."""
     fields = {"flavour": flavour, "python": python, "inputs": digest(inputs), "body": digest(body.splitlines())}
     header = "".join(f"# {name}: {fields[name]}\n" for name in _HEADER_FIELDS)
-    atomic_write(path, f"{_TITLE}\n{header}{body}", mode=None)
+    write_named(path, f"{_TITLE}\n{header}{body}", mode=None)
 
 
 def read_lock(path: Path) -> Lock:
