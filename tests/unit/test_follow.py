@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import pexpect
 import pytest
 
 from ray_dashboard import JOB, RayDashboard
+from raydebug.jobs import submit
 
 FOLLOW = ("-m", "raydebug", "job", "attach-log")
 LOST = f"note: standard output is lost (%s); job {JOB} is followed without it\n"
@@ -167,3 +169,9 @@ def test_ctrl_c_at_a_terminal(dashboard: RayDashboard, tmp_path: Path, answer: s
     child.close()
     assert (child.exitstatus, dashboard.stops) == (130, stops)
     assert recorded(tmp_path)[0] == "interrupted"
+
+
+def test_lines_of_other_programs() -> None:
+    """The line of a job that another program submitted may be no whole shell: it has words all the same."""
+    assert doctest.testmod(submit).failed == 0
+    assert submit.folder_of("echo it's && exec python x.py") is None

@@ -101,7 +101,7 @@ def _given(command: Sequence[str]) -> dict[str, str]:
 def folder_of(entrypoint: str) -> str | None:
     """Return the folder of a job's shell line, as the cluster calls it; None for another program's line."""
     change, separator, _ = entrypoint.partition(" && exec ")
-    words = shlex.split(change) if separator else []
+    words = _split(change) if separator else []
     return words[1] if len(words) == 2 and words[0] == "cd" else None
 
 
@@ -121,11 +121,14 @@ def words_of(entrypoint: str) -> list[str]:
     >>> words_of("python x.py 'a b'"), words_of("python x.py # it's")
     (['python', 'x.py', 'a b'], ['python', 'x.py', '#', "it's"])
     """
-    command = command_of(entrypoint)
+    return _split(command_of(entrypoint))
+
+
+def _split(line: str) -> list[str]:
     try:
-        return shlex.split(command)
+        return shlex.split(line)
     except ValueError:
-        return command.split()
+        return line.split()
 
 
 def shown_command(entrypoint: str) -> str:
