@@ -174,10 +174,11 @@ def rank() -> int | None:
 def _has_several_ranks() -> bool:
     """Say whether this process's SLURM_PROCID can be a rank; each process below `srun` and `sbatch` has one.
 
-    Source: srun(1) of Slurm 24.05: SLURM_STEP_NUM_TASKS is of the step; SLURM_NTASKS is of the job in a batch script.
+    Source: srun(1) of Slurm 24.05: SLURM_STEP_NUM_TASKS is of the step; SLURM_NTASKS is of the job in a batch script,
+    whose one process has SLURM_PROCID=0.
     """
-    tasks = os.environ.get("SLURM_STEP_NUM_TASKS") or os.environ.get("SLURM_NTASKS", "")
-    return any(count.isdecimal() and int(count) > 1 for count in (tasks, os.environ.get("WORLD_SIZE", "")))
+    counts = (os.environ.get(name, "") for name in ("SLURM_STEP_NUM_TASKS", "WORLD_SIZE"))
+    return any(count.isdecimal() and int(count) > 1 for count in counts)
 
 
 def is_ray_process() -> bool:
