@@ -404,6 +404,9 @@ def test_archive_that_is_cut_off(tmp_path: Path, pack: Callable[[bytes], bytes])
     shown = run(str(log)).stdout
     assert "[cuda-oom, exact]" in shown
     assert f"note: {log} is cut off or damaged; its first " in shown
+    log.write_bytes(pack(CUDA.encode())[:60])
+    done = run(str(log))
+    assert (done.exit_code, getattr(done.exception, "what", "")) == (1, "a log cannot be read"), "no line of it"
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def read_logs(logs: Iterable[Log], kept: Kept, stop: Callable[[], str] = never) 
                 break
     except OSError as error:
         raise _unreadable(str(error)) from error
-    if fault and not kept.read_bytes:
+    if fault and not kept.read_lines:
         raise _unreadable(fault)
     kept.notes += notes
     if reason := stop():
