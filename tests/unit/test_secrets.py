@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shlex
 import sys
 import types
@@ -362,10 +361,7 @@ def place_stacks(text: str, words: list[str], monkeypatch: pytest.MonkeyPatch, t
 
 def place_debug_log(text: str, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp: object, capsys: Any) -> str:
     heard: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
-    monkeypatch.setattr(process.log, "handlers", [handler])
-    monkeypatch.setattr(process.log, "level", logging.DEBUG)
+    monkeypatch.setattr(process.log, "debug", lambda text, *given: heard.append(text % given))
     with pytest.raises(process.CommandFailed):
         process.run(["/no/such/program", *words[1:]], timeout_s=5)
     assert heard
