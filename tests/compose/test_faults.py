@@ -232,7 +232,7 @@ def test_f61_gateway_keeps_dying(victim, paused):
         wait_for(lambda: container_of(victim, "gateway").is_ready, "the gateway to be healthy")
         gateway = container_of(victim, "gateway")
         with contextlib.suppress(subprocess.CalledProcessError):  # the kill command ends together with its container
-            kill_process(gateway, "/opt/venv/bin/python3 -m raydebug.gateway")
+            kill_process(gateway, "/opt/venv/bin/python3 -P -m raydebug.gateway")
         wait_for(lambda n=gateway.restarts: container_of(victim, "gateway").restarts > n, "a restart")
     wait_for(lambda: raydebug("paused", "--name", victim.name).returncode == 0, "the gateway to answer")
     assert [p["pid"] for p in job.pauses(1)] == [pause["pid"]]
