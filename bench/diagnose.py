@@ -75,7 +75,7 @@ def rg_patterns() -> list[str]:
 
 
 def without_look_around(pattern: str) -> str:
-    """Take out each group that looks ahead or behind; write references as numbers, and what is no ASCII as its bytes."""
+    """Take out what looks ahead or behind; write references as numbers, and what is no ASCII as bytes."""
     pattern = pattern.replace("(?P=one)", r"\d")
     pattern = "".join(c if c.isascii() else "".join(f"\\x{byte:02X}" for byte in c.encode()) for c in pattern)
     while found := LOOK_AROUND.search(pattern):
