@@ -129,7 +129,7 @@ def compare(cluster: Any, seen: psutil.Process, repetitions: int) -> None:
             cpus.append(cpu_s(seen) - used)
             time.sleep(1.1)  # so that descriptions are asked for again
         if title.startswith("stacks"):
-            answered = sum(one["state"] == "answered" for one in found)
+            answered = sum(process["state"] == "answered" for process in found)
             note += f"answered {answered}, {len(json.dumps(found)) / 1e6:.0f} MB"
         wall = f"{statistics.median(walls):5.2f} s (max {max(walls):.2f})"
         print(f"  {title:20} {wall}, gateway CPU {statistics.median(cpus):.2f} s, {len(found)} rows {note}", flush=True)

@@ -107,7 +107,7 @@ def start(
 
 def start_filter(argv: Sequence[str]) -> subprocess.Popen[bytes]:
     """Start a program that reads bytes on stdin and writes others on stdout; both are pipes of ours."""
-    log.debug("filter: %s", shlex.join(argv))
+    log.debug("filter: %s", _shown(argv))
     return subprocess.Popen(  # noqa: S603 - as above
         list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )

@@ -22,6 +22,7 @@ from raydebug.protocol.variables import RAY_DEBUG
 from raydebug.settings.debugger import mode_of
 from raydebug.settings.files import environment_dir
 from raydebug.settings.flavours import Lock, flavour_of, is_tested, normalise, numbers, read_lock, tested_range
+from raydebug.trainers.config import is_number
 
 BUDGET_S = 0.3
 # What every training of verl imports, whatever its config says.
@@ -310,7 +311,7 @@ def _vllm(
                 fix=f"unset {name}, or give one of them",
                 variables={name: None},
             )
-        elif name in known["numbers"] and not _is_number(value):
+        elif name in known["numbers"] and not is_number(value):
             yield error(
                 "env.vllm-value",
                 f"{name}={value} is no number",
@@ -365,11 +366,3 @@ def _interfaces(variables: Mapping[str, str], present: list[str]) -> Iterator[Fi
                 fix=f"unset {name}, or name an interface that is there",
                 variables={name: None},
             )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

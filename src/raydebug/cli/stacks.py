@@ -104,8 +104,8 @@ def read_saved(path: Path) -> tuple[list[list[ListedStacks]], list[Task]]:
     try:
         document = read_json(path, bytes_max=RECORD_BYTES_MAX, what="a file of stacks")
         version, found = document["version"], ([list(document["processes"])], list(document.get("tasks", [])))
-        for one in found[0][0]:
-            records.read(one, ListedStacks, "a process")  # somebody else may have written it
+        for process in found[0][0]:
+            records.read(process, ListedStacks, "a process")  # somebody else may have written it
     except (ValueError, LookupError, TypeError) as error:
         raise _no_stacks(path, error) from error
     if version != 1:

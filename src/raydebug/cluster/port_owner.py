@@ -73,7 +73,7 @@ def _stranger(cluster: Cluster, uids: list[int]) -> int | None:
 
 
 def _listening(host: str, port: int) -> list[int]:
-    places = {one for address in (host, "0.0.0.0", "::") for one in _as_listed(address, port)}
+    places = {place for address in (host, "0.0.0.0", "::") for place in _as_listed(address, port)}
     return [int(row[_UID]) for row in _rows() if row[_STATE] == _LISTENS and row[_LOCAL] in places]
 
 

@@ -158,7 +158,7 @@ class Supervisor:
         ports = self.cluster.ports
         argv = [sys.executable, SAFE_PATH, "-m", "raydebug.gateway", "--host", self.cluster.host, "--client-port"]
         argv += [str(ports["gateway"]), "--dial-host", self.cluster.host, "--dial-port", str(ports["dial"])]
-        fds = [one.fileno() for one in self._listening]
+        fds = [listener.fileno() for listener in self._listening]
         argv += ["--client-fd", str(fds[0]), "--dial-fd", str(fds[1])]
         path = self.cluster.folder / "gateway.log"
         argv += ["--numbers-file", str(self.cluster.numbers_file)]
@@ -205,10 +205,10 @@ class Supervisor:
 
     def _turn_away(self) -> None:
         """Close what connects to a gateway that stays down: nobody would answer it."""
-        for one in self._listening:
+        for listener in self._listening:
             with contextlib.suppress(OSError):
                 for _ in range(TURNED_AWAY):
-                    one.accept()[0].close()
+                    listener.accept()[0].close()
 
     def _keep_pool(self) -> None:
         """Start the pre-forked processes, and restart them after their end; without them processes start as usual."""

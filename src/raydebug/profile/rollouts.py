@@ -207,7 +207,7 @@ def require_new(folder: Path) -> None:
     """
     if not folder.exists():
         return
-    require_own(folder)
+    require_unshared(folder)
     if any(folder.iterdir()):
         raise _refused(
             f"'{folder}' has another run's record" if (folder / RECORD).exists() else f"'{folder}' is not empty",
@@ -246,7 +246,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     """
     again = "record it again: raydebug run --record NEW_FOLDER -- COMMAND"
     try:
-        require_own(folder)
+        require_unshared(folder)
         record: dict[str, Any] = read_json(folder / RECORD, bytes_max=RECORD_BYTES_MAX, what="a record of rollouts")
         version, files, steps = record["version"], record.get("files"), record["steps"]
         # Names become part of the trainer's paths.
@@ -304,7 +304,7 @@ def compare(folder: Path, record: Mapping[str, Any], now: Mapping[str, Any]) -> 
         render.say("raydebug: the training data has changed since the record; the recorded rollouts are used")
 
 
-def require_own(folder: Path) -> None:
+def require_unshared(folder: Path) -> None:
     """Refuse a folder that another user can have written: what is in it is unpickled.
 
     Raises:

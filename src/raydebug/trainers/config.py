@@ -121,3 +121,12 @@ def distribution_version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text is a number, as Python reads one."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

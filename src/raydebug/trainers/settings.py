@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.errors import Exit, RaydebugError
+from raydebug.trainers.config import is_number
 from raydebug.trainers.trainer import Arguments, Column, Key, Trainer, Value
 
 UNLIMITED = -1  # "no limit" to verl, not a small number
@@ -119,7 +120,7 @@ class Settings:
         self._limits.add(word)
         current = self.number(word)
         key, text = self.column[word], self.text(word) or ""
-        if current is None and not key.is_launcher_option and _WORD.fullmatch(text) and not _is_number(text):
+        if current is None and not key.is_launcher_option and _WORD.fullmatch(text) and not is_number(text):
             raise RaydebugError(
                 f"{key.path}={text} is not a number",
                 cause=f"{self.trainer.name} takes a number there, and so does the profile",
@@ -240,14 +241,6 @@ def sweeps_of(command: Arguments) -> Iterator[str]:
     """Yield the keys that a command gives several values, with which Hydra's --multirun starts a run for each."""
     if "-m" in command.arguments or "--multirun" in command.arguments:
         yield from (key for key in command.set_keys() if _SWEEP.fullmatch(command.get(key) or ""))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def as_hydra_reads(path: Path) -> str:

@@ -222,7 +222,8 @@ def why_no_mount(source: str | None, target: str) -> str | None:
     if _tidy(target) in _OURS or _tidy(target).startswith(("/proc/", "/sys/", "/dev/", "/run/", "/opt/raydebug")):
         return f"the containers have {target} for themselves"
     real = "" if source is None else _tidy(os.path.realpath(source))
-    if real in _NEVER or real.startswith(("/proc/", "/sys/", "/dev/")) or real.endswith("/docker.sock"):
+    inside = real.startswith(("/proc/", "/sys/", "/dev/", "/run/"))  # an engine's socket is in /run, or elsewhere
+    if real in _NEVER or inside or real.endswith(".sock") or Path(real).is_socket():
         return f"{source} would give the containers this machine"
     return None
 

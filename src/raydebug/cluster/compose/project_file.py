@@ -26,12 +26,12 @@ _KEPT_VARIABLES = ("RAY_AUTH", "RAYDEBUG_", "HEAD_ADDRESS", "NODE_ADDRESS")
 
 def of_project(files: list[str]) -> list[str]:
     """Return those of a cluster's compose files that are the project's: an override file outside of our folder."""
-    return [one for one in files if Path(one).name in OVERRIDE_NAMES and Path(one).parent != compose_dir()]
+    return [file for file in files if Path(file).name in OVERRIDE_NAMES and Path(file).parent != compose_dir()]
 
 
 def mounts_of(ours: Mapping[str, Any], merged: Mapping[str, Any]) -> list[str]:
     """Return the folders of this machine that the project's file gives to containers. Pure."""
-    sources = {one["source"] for _, one in _new_volumes(ours, merged) if one.get("type") == "bind"}
+    sources = {volume["source"] for _, volume in _new_volumes(ours, merged) if volume.get("type") == "bind"}
     return sorted(sources)
 
 
@@ -91,7 +91,7 @@ def _variables(mine: Mapping[str, Any], service: Mapping[str, Any]) -> Iterator[
 def _new_volumes(ours: Mapping[str, Any], merged: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for name, service in merged["services"].items():
         known = ours["services"].get(name, {}).get("volumes") or []
-        yield from ((name, one) for one in service.get("volumes") or [] if one not in known)
+        yield from ((name, volume) for volume in service.get("volumes") or [] if volume not in known)
 
 
 def _why_no_volume(volume: Mapping[str, Any]) -> str | None:
