@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,10 +88,13 @@ def test_the_variable_is_named():
     assert refusal(["/tmp:/data"], "/usr:/data").what == "/data is mounted twice"
 
 
-def test_dockers_socket_is_no_mount(tmp_path):
-    """No way leads to Docker's socket, by a link neither."""
+def test_an_engines_socket_is_no_mount(tmp_path):
+    """No way leads to the socket of an engine, by a link neither: docker's, containerd's, or one at another place."""
     (tmp_path / "link").symlink_to("/var/run/docker.sock")
-    assert "would give the containers this machine" in refusal([f"{tmp_path}/link:/data"], "").cause
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "engine"))
+        for source in (f"{tmp_path}/link", f"{tmp_path}/engine", "/run/containerd", "/run/podman/podman.sock"):
+            assert "would give the containers this machine" in refusal([f"{source}:/data"], "").cause
 
 
 def test_hub_cache(tmp_path):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.cluster import local, state, supervisor
+from raydebug.cluster import local, locks, state, supervisor
 from raydebug.cluster.state import Cluster
 from raydebug.cluster.up import UpOptions, choosing_ports
 from raydebug.errors import RaydebugError
@@ -36,7 +36,7 @@ def test_s4_state_folders_under_umask_0(without_umask, tmp_path):
     """S4: with umask 0 the state folder, the folders above it and the files of a cluster are the owner's alone."""
     folder = state.make_folder("x")
     state.make_token(folder)
-    with state.only_one("x"), choosing_ports("x"), state.Use("x"), open_private(folder / "supervisor.log", "wb"):
+    with locks.only_one("x"), choosing_ports("x"), locks.Use("x"), open_private(folder / "supervisor.log", "wb"):
         pass
     made = state.Cluster("x", "id", "local", folder, tmp_path / "t", sys.executable, {}, 1, 0, "off", "core", 0.0)
     made.temp_dir.mkdir(mode=0o700)

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from raydebug.cli import launch, up
-from raydebug.cluster import local, state
+from raydebug.cluster import local, locks, state
 from raydebug.cluster.find import cluster_at, find_cluster, load_cluster
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.up import UpOptions, choosing_ports, remembered_ports
@@ -65,15 +65,15 @@ def test_state_that_cannot_be_written(tmp_path, monkeypatch):
     assert failure.value.exit_code == 2
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     (state.clusters_dir(make=True) / "mine.lock").mkdir()
-    with pytest.raises(RaydebugError, match="cannot write its state"), state.only_one("mine"):
+    with pytest.raises(RaydebugError, match="cannot write its state"), locks.only_one("mine"):
         pass
 
 
 def test_lock_of_a_name():
     """A name whose `up` is at work cannot be brought up a second time; the lock goes with its holder."""
-    with state.only_one("x"), pytest.raises(RaydebugError, match="another `raydebug up`"), state.only_one("x"):
+    with locks.only_one("x"), pytest.raises(RaydebugError, match="another `raydebug up`"), locks.only_one("x"):
         pass
-    with state.only_one("x"):
+    with locks.only_one("x"):
         pass
 
 
@@ -162,7 +162,7 @@ def test_reading_makes_no_folder(tmp_path, monkeypatch):
     assert cluster_at("127.0.0.1:1").dashboard == "http://127.0.0.1:1"
 
 
-HOLDER = "import sys; from raydebug.cluster.state import Use\nwith Use('mine'): print(flush=True); sys.stdin.read()"
+HOLDER = "import sys; from raydebug.cluster.locks import Use\nwith Use('mine'): print(flush=True); sys.stdin.read()"
 
 
 def test_use_of_a_cluster():
@@ -170,7 +170,7 @@ def test_use_of_a_cluster():
     holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout is not None
     holder.stdout.readline()
-    with state.Use("mine") as use:
+    with locks.Use("mine") as use:
         assert not use.is_last()
         holder.kill()
         holder.communicate()
@@ -190,7 +190,7 @@ def test_last_run_ends_its_cluster(owner, ends, monkeypatch, capsys):
     monkeypatch.setattr("raydebug.cluster.local.take_down", lambda one: ended.append(one.name))
     started = cluster("mine", owner=4711)
     state.save_cluster(dataclasses.replace(started, owner=owner))
-    with state.Use("mine") as first, state.Use("mine") as second:
+    with locks.Use("mine") as first, locks.Use("mine") as second:
         launch._leave(started, second)
         assert ended == []
         assert capsys.readouterr().err == "cluster 'mine' ends with the last `run` that uses it\n"
@@ -231,3 +231,14 @@ def test_logs_of_a_failed_start_outlive_it():
     assert (kept / "ray" / "dashboard.log").read_text().endswith("xthe end")
     assert (kept / "ray" / "dashboard.log").stat().st_size == state.KEPT_LOG_BYTES
     assert kept.stat().st_mode & 0o777 == 0o700
+
+
+def test_waiting_for_a_cluster_that_ends():
+    """Whoever waits while a cluster is ended, or started by another, is told so."""
+    with locks.Use("mine") as ending:
+        assert ending.is_last()
+        waiting = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert waiting.stderr is not None
+        assert waiting.stderr.readline() == b"cluster 'mine' is being ended: waiting for it\n"
+    waiting.communicate(b"")
+    assert waiting.returncode == 0

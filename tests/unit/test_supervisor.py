@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from raydebug import process
-from raydebug.cluster import local, ray_node, state, supervisor
+from raydebug.cluster import local, locks, ray_node, state, supervisor
 from raydebug.cluster.compose import engine
 from raydebug.cluster.supervisor import Restarts, Supervisor
 from raydebug.process import birth_of
@@ -182,7 +182,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
 
 def test_cluster_of_runs_ends_with_the_last_one(kept: Supervisor):
     """A cluster of a `run` is over when no `run` uses it any more, however that one ended."""
-    with state.Use("open"):
+    with locks.Use("open"):
         assert not kept._is_over()
     assert kept._is_over()
     assert kept._is_over(), "the one that ends it holds the lock"
@@ -195,11 +195,11 @@ def test_cluster_of_runs_ends_with_the_last_one(kept: Supervisor):
 
 def test_cluster_that_up_has_taken_over_stays(kept: Supervisor):
     """A cluster that `up` has taken over from a `run` goes on when no `run` uses it."""
-    with state.Use("open"):
+    with locks.Use("open"):
         state.save_cluster(replace(kept.cluster, owner=0))
         assert not kept._is_over()
     assert not kept._is_over()
-    with state.Use("open") as use:
+    with locks.Use("open") as use:
         assert use.is_last(), "the supervisor holds no lock"
 
 
@@ -226,7 +226,7 @@ def test_full_disk_ends_no_cluster(kept: Supervisor, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(supervisor.ray_node, "RayNode", lambda *_: Node())
     monkeypatch.setattr(process, "start", lambda *_, **__: subprocess.Popen(alive, stdin=subprocess.PIPE))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with state.Use("open"), (kept.cluster.folder / "supervisor.log").open("w") as log, monkeypatch.context() as patch:
+    with locks.Use("open"), (kept.cluster.folder / "supervisor.log").open("w") as log, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", log)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
         try:
@@ -261,7 +261,7 @@ def start_ray(kept: Supervisor, monkeypatch: pytest.MonkeyPatch, gives_up_s: flo
     ended: list[int | None] = []
     monkeypatch.setattr(kept, "_end_children", lambda but=None: ended.append(but))
     kept._gateway = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    with state.Use("open"):
+    with locks.Use("open"):
         kept._start_ray("starting Ray")
         failure = kept._wait_until_up()
     for one in (kept._ray, kept._gateway):
@@ -293,7 +293,7 @@ def test_reason_of_a_failed_start_names_logs_that_exist(kept: Supervisor, monkey
     monkeypatch.setattr(kept, "_start_ray", lambda _: (kept.cluster.folder / "ray.log").write_text("why\n"))
     monkeypatch.setattr(kept, "_wait_until_up", lambda: "it failed")
     monkeypatch.setattr(kept, "_end_all", lambda: setattr(kept, "stopping", True))
-    with state.Use("open"):
+    with locks.Use("open"):
         kept._keep()
     reason = state.read_status(kept.cluster)["reason"]
     state.remove_private(kept.cluster.folder)
@@ -307,7 +307,7 @@ def test_dead_cluster_turns_clients_away(kept: Supervisor, monkeypatch: pytest.M
     monkeypatch.setattr(kept, "_start_ray", lambda _: None)
     monkeypatch.setattr(kept, "_wait_until_up", lambda: "it failed")
     keeping = threading.Thread(target=kept._keep)
-    with state.Use("open"):
+    with locks.Use("open"):
         keeping.start()
         while state.read_status(kept.cluster)["phase"] != "dead":
             assert keeping.is_alive()

@@ -13,7 +13,8 @@ from raydebug.check import env, env_machine
 from raydebug.check.probes import BUSY_TIMES, MARK, Facts
 from raydebug.check.target import NoAnswer, StageResult, Target, facts_of
 from raydebug.cluster.dashboard import ENDED, Dashboard
-from raydebug.cluster.state import Cluster, Use
+from raydebug.cluster.locks import Use
+from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 from raydebug.findings import Finding, error, note
 from raydebug.jobs.submit import Job, submit

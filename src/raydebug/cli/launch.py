@@ -16,7 +16,8 @@ from raydebug.protocol.secrets import without_secret_arguments
 if TYPE_CHECKING:
     from raydebug.check.config import Need
     from raydebug.cluster.dashboard import Dashboard
-    from raydebug.cluster.state import Cluster, Use
+    from raydebug.cluster.locks import Use
+    from raydebug.cluster.state import Cluster
     from raydebug.jobs.submit import Job
     from raydebug.profile.rollouts import Rollouts
     from raydebug.stacks.hang_watch import HangWatch
@@ -69,7 +70,7 @@ def launch(options: RunOptions) -> int:
     Raises:
         RaydebugError: the command cannot be run there, or one of the options is not possible there.
     """
-    from raydebug.cluster.state import Use
+    from raydebug.cluster.locks import Use
 
     with Use(options.name) as use:
         return _launch(options, use)

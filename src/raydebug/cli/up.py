@@ -105,7 +105,7 @@ def up(
 
     Example: raydebug up --cluster local --gpus 1
     """
-    from raydebug.cluster.state import Use
+    from raydebug.cluster.locks import Use
     from raydebug.cluster.up import UpOptions, ignore_interrupts, notice_interrupts
     from raydebug.settings.debugger import choose_mode
 

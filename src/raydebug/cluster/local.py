@@ -20,6 +20,7 @@ from raydebug import process
 from raydebug.cluster import audit_log, state
 from raydebug.cluster.environment import choose_gpus, cpus_for, start_environment
 from raydebug.cluster.find import find_cluster
+from raydebug.cluster.locks import only_one
 from raydebug.cluster.ray_node import START_LIMIT_S, last_words
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.cluster.up import (
@@ -78,7 +79,7 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
     """
     state.check_name(options.name)
     audit_log.prune()
-    with state.only_one(options.name, wait=options.owner is not None):
+    with only_one(options.name, wait=options.owner is not None):
         running = find_cluster(options.name)
         if running is not None and not running.is_local:
             raise RaydebugError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import re
@@ -18,10 +17,10 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from raydebug.errors import Exit, RaydebugError
-from raydebug.settings.files import atomic_write, open_private, state_dir
+from raydebug.settings.files import atomic_write, state_dir
 
 DEFAULT_NAME = "default"
 TOKEN_BYTES = 32
@@ -332,73 +331,6 @@ def read_status(cluster: Cluster) -> dict[str, Any]:
         return {**unknown, **json.loads((cluster.folder / "status.json").read_text(encoding="utf-8"))}
     except (OSError, ValueError, TypeError):
         return unknown
-
-
-@contextlib.contextmanager
-def only_one(name: str, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of a cluster's name while it is brought up; the kernel frees it when its holder dies.
-
-    Args:
-        name: the cluster's.
-        wait: wait for another holder.
-
-    Raises:
-        RaydebugError: another `up` of this name is running.
-    """
-    with open_lock(f"{check_name(name)}.lock") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except OSError as error:
-            raise RaydebugError(
-                f"another `raydebug up` of cluster '{name}' is at work",
-                cause=f"it holds the lock {file.name}",
-                fix="wait for it, or choose another name with --name",
-                code="cluster.starting",
-                exit_code=Exit.TAKEN,
-            ) from error
-        yield
-
-
-class Use:
-    """The lock of those that use a cluster, by its name: a cluster that a `run` owns ends with the last of them.
-
-    Each holds it shared. Whoever ends such a cluster, the last `run` or the supervisor, holds it alone meanwhile. The
-    kernel frees the lock of a process that was killed.
-
-    Args:
-        name: the cluster's.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._file = open_lock(f"{check_name(name)}.use")
-
-    def __enter__(self) -> Use:
-        """Begin to use the cluster of this name; wait while one is being ended."""
-        fcntl.flock(self._file, fcntl.LOCK_SH)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Use it no longer."""
-        self._file.close()
-
-    def is_last(self) -> bool:
-        """Return whether nobody else uses the cluster, and hold the lock alone then; else it is given up."""
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def give_up(self) -> None:
-        """Let others hold the lock."""
-        fcntl.flock(self._file, fcntl.LOCK_UN)
-
-
-def open_lock(name: str) -> IO[Any]:
-    """Open the file of a lock; it is never removed, so that all who lock it have the same one."""
-    path = clusters_dir(make=True) / name
-    with writing(path):
-        return open_private(path)
 
 
 def _write_json(path: Path, document: dict[str, Any]) -> None:

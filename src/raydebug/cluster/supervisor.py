@@ -1,6 +1,6 @@
 """`python -m raydebug.cluster.supervisor NAME`: supervise one local cluster: Ray's head and the gateway.
 
-A cluster that a `run` owns ends when no `run` uses it any more, for any reason (state.Use).
+A cluster that a `run` owns ends when no `run` uses it any more, for any reason (locks.Use).
 
 It writes the cluster's state to status.json, and ends all its descendants on SIGTERM. As a child subreaper (Linux) it
 also finds those whose parents have died, so that nothing is left and nothing else is touched.
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug import process
-from raydebug.cluster import audit_log, ray_node, state
+from raydebug.cluster import audit_log, locks, ray_node, state
 from raydebug.cluster.environment import cluster_environment, ray_command
 from raydebug.cluster.find import load_cluster
 from raydebug.cluster.port_owner import stranger_listening
@@ -75,7 +75,7 @@ class Supervisor:
         self.cluster = cluster
         self.stopping = False
         self.gateway_wanted = False  # `up` requests a restart of a gateway that stays down
-        self._use = state.Use(cluster.name) if cluster.owner else None
+        self._use = locks.Use(cluster.name) if cluster.owner else None
         self._gateway_restarts = Restarts(RESTARTS, RESTARTS_WINDOW_S)
         self._pool_restarts = Restarts(RESTARTS, RESTARTS_WINDOW_S)
         self._status: dict[str, Any] = {"phase": "starting", "reason": None, "gateway": None, "ray": None}

@@ -28,6 +28,7 @@ from raydebug.cluster.compose.project import UP_TIMEOUT_S, keep_audit_lines, pro
 from raydebug.cluster.compose.project_file import foreign_rights, mounts_of, of_project, refuse_foreign_rights
 from raydebug.cluster.compose.sizing import Setting
 from raydebug.cluster.find import find_cluster
+from raydebug.cluster.locks import only_one
 from raydebug.cluster.runner import IMAGE_PYTHON
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.cluster.up import (
@@ -66,7 +67,7 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
     found = engine.connect_to_change()
     project = project_of(state.check_name(options.name))
     audit_log.prune()
-    with state.only_one(options.name):
+    with only_one(options.name):
         running = find_cluster(options.name)
         ours = found.containers(project) if running is not None else []
         if running is not None and ours:

@@ -1,0 +1,93 @@
+"""The locks of clusters, by name: who brings one up, and who uses one."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from raydebug import render
+from raydebug.cluster.state import check_name, clusters_dir, writing
+from raydebug.errors import Exit, RaydebugError
+from raydebug.settings.files import open_private
+
+
+@contextlib.contextmanager
+def only_one(name: str, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock of a cluster's name while it is brought up; the kernel frees it when its holder dies.
+
+    Args:
+        name: the cluster's.
+        wait: wait for another holder.
+
+    Raises:
+        RaydebugError: another `up` of this name is running.
+    """
+    with open_lock(f"{check_name(name)}.lock") as file:
+        try:
+            if wait:
+                _wait_for(file, fcntl.LOCK_EX, f"another `raydebug` starts cluster '{name}': waiting for it")
+            else:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RaydebugError(
+                f"another `raydebug up` of cluster '{name}' is at work",
+                cause=f"it holds the lock {file.name}",
+                fix="wait for it, or choose another name with --name",
+                code="cluster.starting",
+                exit_code=Exit.TAKEN,
+            ) from error
+        yield
+
+
+class Use:
+    """The lock of those that use a cluster, by its name: a cluster that a `run` owns ends with the last of them.
+
+    Each `run` holds it shared. The last one, or the supervisor, holds it alone while it ends the cluster. The kernel
+    frees the lock of a process that was killed.
+
+    Args:
+        name: the cluster's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._file = open_lock(f"{check_name(name)}.use")
+
+    def __enter__(self) -> Use:
+        """Begin to use the cluster of this name; wait while one is being ended."""
+        _wait_for(self._file, fcntl.LOCK_SH, f"cluster '{self._name}' is being ended: waiting for it")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Use it no longer."""
+        self._file.close()
+
+    def is_last(self) -> bool:
+        """Return whether nobody else uses the cluster, and hold the lock alone then; else it is given up."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def give_up(self) -> None:
+        """Let others hold the lock."""
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
+def open_lock(name: str) -> BinaryIO:
+    """Open the file of a lock; it is never removed, so that all who lock it have the same one."""
+    path = clusters_dir(make=True) / name
+    with writing(path):
+        return open_private(path)
+
+
+def _wait_for(file: BinaryIO, kind: int, why: str) -> None:
+    """Take a lock; where that has to wait, say why."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        render.say(why)
+        fcntl.flock(file, kind)
