@@ -229,8 +229,8 @@ def _role(about: ListedProcess) -> str:
 async def _in_turns(asking: Sequence[Coroutine[Any, Any, Answer]]) -> list[Answer]:
     """Return the answers of many processes, which are asked in turns."""
     begun: list[asyncio.Task[Answer]] = []
-    for one in range(0, len(asking), ASKED_IN_A_TURN):
-        turn = [asyncio.ensure_future(ask) for ask in asking[one : one + ASKED_IN_A_TURN]]
+    for begin in range(0, len(asking), ASKED_IN_A_TURN):
+        turn = [asyncio.ensure_future(ask) for ask in asking[begin : begin + ASKED_IN_A_TURN]]
         begun += turn
         await asyncio.wait(turn, timeout=TURN_S)
     return await asyncio.gather(*begun)
