@@ -17,7 +17,9 @@ import pexpect
 import pytest
 
 from ray_dashboard import JOB, RayDashboard
+from raydebug.cluster.state import Cluster
 from raydebug.jobs import submit
+from raydebug.jobs.follow import _what_becomes_of
 
 FOLLOW = ("-m", "raydebug", "job", "attach-log")
 LOST = f"note: standard output is lost (%s); job {JOB} is followed without it\n"
@@ -175,3 +177,14 @@ def test_lines_of_other_programs() -> None:
     """The line of a job that another program submitted may be no whole shell: it has words all the same."""
     assert doctest.testmod(submit).failed == 0
     assert submit.folder_of("echo it's && exec python x.py") is None
+
+
+@pytest.mark.parametrize(
+    ("owner", "expected"),
+    [(0, "job j continues"), (4711, "job j ends with cluster 'x', unless another `run` uses that cluster")],
+)
+def test_job_that_is_followed_no_longer(owner: int, expected: str) -> None:
+    """A job continues without its follower, but on a cluster that a `run` has started, which ends with that."""
+    here = Path()
+    cluster = Cluster("x", "i", "local", here, here, "", {}, 1, 0, "off", "core", 0.0, owner=owner)
+    assert _what_becomes_of(cluster, "j") == expected

@@ -270,8 +270,15 @@ async def _until_end(
         await _stop(cluster, submission_id, following, signals)
         return Exit.INTERRUPTED
     await _leave(following)
-    render.say(f"job {submission_id} continues")
+    render.say(_what_becomes_of(cluster, submission_id))
     return 128 + received
+
+
+def _what_becomes_of(cluster: Cluster, submission_id: str) -> str:
+    """Return what happens to a job that is followed no longer: a cluster that a `run` has started ends with it."""
+    if cluster.owner:
+        return f"job {submission_id} ends with cluster '{cluster.name}', unless another `run` uses that cluster"
+    return f"job {submission_id} continues"
 
 
 def _take_signals() -> asyncio.Queue[signal.Signals]:
