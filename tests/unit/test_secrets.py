@@ -78,6 +78,7 @@ TEXTS = {
 }
 COMMANDS = {
     "option": (["--token", "{}"], "y"),
+    "a setting in a group of secrets": (("+secrets.openai={}",), "planted-9"),
     "option with =": (["--api-key={}"], "short"),
     "setting": (["trainer.password={}"], "hunter, 22"),
     "variable": (["HF_TOKEN={}", "python"], "v"),

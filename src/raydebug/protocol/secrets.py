@@ -19,6 +19,7 @@ _ALWAYS = frozenset((
     "password", "passwords", "passwd", "passwds", "passphrase", "passphrases", "secret", "secrets", "credential",
     "credentials", "cookie", "cookies", "authorization", "auth", "oauth", "pw",
 ))  # fmt: skip
+_GROUPS = frozenset(("secret", "secrets", "credential", "credentials", "passwords"))  # of settings: `secrets.openai=`
 _TOKENIZERS = frozenset((  # what stands before `token`
     "pad", "bos", "eos", "unk", "mask", "sep", "cls", "stop", "start", "end", "boi", "eoi", "image", "video", "audio",
     "special", "think", "next", "last", "first", "prev", "new", "prompt", "response", "input", "output", "max", "min",
@@ -152,7 +153,8 @@ def without_secret(name: str, value: str) -> str:
 
 
 def _is_secret_value(name: str, value: str) -> bool:
-    return is_secret_name(name) and value.lower() not in _SWITCHES
+    is_named = is_secret_name(name) or not _GROUPS.isdisjoint(name.lower().lstrip("+~-").split(".")[:-1])
+    return is_named and value.lower() not in _SWITCHES
 
 
 # Commands
