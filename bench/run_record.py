@@ -39,7 +39,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_STATE_HOME"] = folder
         from raydebug.cluster.state import Cluster
-        from raydebug.jobs.recorder import SAMPLE_EVERY_S, Recorder
+        from raydebug.jobs.memory_samples import SAMPLE_EVERY_S
+        from raydebug.jobs.recorder import Recorder
         from raydebug.jobs.run_folder import load_run
         from raydebug.report import write_report
         from raydebug.trainers.verl.trainer import Verl

@@ -6,7 +6,7 @@ import math
 import random
 from typing import Any
 
-from raydebug.jobs.recorder import NODE
+from raydebug.jobs.memory_samples import NODE
 
 Document = dict[str, Any]
 STARTED = 1_790_000_000.0

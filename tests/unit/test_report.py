@@ -21,7 +21,8 @@ import pytest
 import run_documents
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.state import Cluster
-from raydebug.jobs.recorder import NODE, Recorder
+from raydebug.jobs.memory_samples import NODE
+from raydebug.jobs.recorder import Recorder
 from raydebug.jobs.run_folder import RunFolder
 from raydebug.protocol.variables import PROFILE
 from raydebug.render import duration

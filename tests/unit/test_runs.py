@@ -20,9 +20,10 @@ from raydebug.cluster.runner import LocalRunner
 from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError
 from raydebug.findings import error
-from raydebug.jobs import recorder, run_folder
+from raydebug.jobs import memory_samples, recorder, run_folder
+from raydebug.jobs.memory_samples import Memory
 from raydebug.jobs.phases import MOST_STEPS, Phases
-from raydebug.jobs.recorder import Memory, Recorder
+from raydebug.jobs.recorder import Recorder
 from raydebug.jobs.run_folder import RunFolder, list_runs, load_run
 from raydebug.report import write_report
 
@@ -123,7 +124,7 @@ def node_statistics(at: int) -> dict[str, Any]:
 
 def test_a_long_run_has_a_small_record(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> None:
     """However long it runs, a record has at most so many samples; the highest memory and the mean load stay."""
-    monkeypatch.setattr(recorder, "MOST_SAMPLES", 2_000)
+    monkeypatch.setattr(memory_samples, "MOST_SAMPLES", 2_000)
     memory = Memory()
     titles = {pid: f"WorkerDict rank {pid}" for pid in range(8)}
     for at in range(5_000):
@@ -144,9 +145,9 @@ def test_a_long_run_has_a_small_record(monkeypatch: pytest.MonkeyPatch, cluster:
 
 def test_processes_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Very many processes have few samples each, and later ones none: a record of them is bounded too."""
-    monkeypatch.setattr(recorder, "MOST_SAMPLES", 100)
-    monkeypatch.setattr(recorder, "MOST_SERIES", 50)
-    monkeypatch.setattr(recorder, "LEAST_OF_SERIES", 4)
+    monkeypatch.setattr(memory_samples, "MOST_SAMPLES", 100)
+    monkeypatch.setattr(memory_samples, "MOST_SERIES", 50)
+    monkeypatch.setattr(memory_samples, "LEAST_OF_SERIES", 4)
     memory = Memory()
     for at in range(500):
         memory.take(f"10.0.0.{at}", {}, 2.0 * at, {})

@@ -7,18 +7,15 @@ import contextlib
 import json
 import threading
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, groupby
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from raydebug import render
 from raydebug.cluster.kinds import kind_of
 from raydebug.errors import RaydebugError
 from raydebug.gateway.gateway_client import fetch_snapshot, fetch_snapshots, name_owner, name_place, name_reason
+from raydebug.jobs.memory_samples import SAMPLE_EVERY_S, Memory
 from raydebug.jobs.phases import Phases
 from raydebug.jobs.run_folder import LOG, RUN, RunFolder, remove_oldest
 from raydebug.jobs.submit import folder_of
@@ -33,133 +30,11 @@ if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
     from raydebug.findings import Finding
 
-SAMPLE_EVERY_S = 2.0
 WRITE_EVERY_S = 5.0
 # The record of any run stays small: what is written every WRITE_EVERY_S takes 50 ms of processor time.
-MOST_SAMPLES = 32_000  # of all processes and GPUs together; with more, each keeps half of its samples
-LEAST_OF_SERIES = 64  # samples that each of very many processes may have nevertheless
-MOST_SERIES = 4_000  # processes and GPUs; later ones are not recorded
 REST_CHARS = 2**20  # of a line of the log that has not ended
 MOST_PAUSES = 10_000
-MIB = 2**20
-NODE = "all processes of the node"
 FULL_SIZE = (None, "full", "fast-load", "train-only")  # profiles that leave batches and responses as they are
-
-
-Sample: TypeAlias = tuple[float, ...]
-"""(seconds, MiB) of a process, (seconds, MiB, % busy) of a GPU, from this moment until the next sample: the highest
-memory and the mean load."""
-
-
-@dataclass
-class Series:
-    """The samples of one process or GPU, in order; `in_last` measurements are in the last one."""
-
-    samples: list[Sample] = field(default_factory=list)
-    in_last: int = 1
-
-    def add(self, sample: Sample, every_s: float) -> int:
-        """Add a measurement, to the last sample if that is of the same `every_s`; return how many samples are new."""
-        last = self.samples[-1] if self.samples else None
-        if last is None or not every_s or last[0] // every_s != sample[0] // every_s:
-            if last is not None and every_s:
-                self.samples[-1] = _rounded(last)
-            self.samples.append(sample)
-            self.in_last = 1
-            return 1
-        self.in_last += 1
-        means = (mean + (load - mean) / self.in_last for mean, load in zip(last[2:], sample[2:], strict=True))
-        self.samples[-1] = (last[0], max(last[1], sample[1]), *means)
-        return 0
-
-    def thin(self, every_s: float) -> int:
-        """Keep one sample for each `every_s`; return how many are left."""
-        groups = [list(same) for _, same in groupby(self.samples, lambda sample: sample[0] // every_s)]
-        self.in_last *= len(groups[-1])
-        self.samples = [_merged(same) for same in groups]
-        return len(self.samples)
-
-
-def _merged(same: Sequence[Sample]) -> Sample:
-    loads = zip(*(one[2:] for one in same), strict=True)
-    return _rounded((same[0][0], max(one[1] for one in same), *map(fmean, loads)))
-
-
-def _rounded(sample: Sample) -> Sample:
-    return tuple(map(round, sample))  # whole numbers are encoded three times as fast
-
-
-@dataclass
-class Memory:
-    """Memory samples of the processes and GPUs of a run, at most MOST_SAMPLES: a long run has fewer for each hour.
-
-    Args:
-        with_children: the workers are processes of this machine, so that their children can be measured.
-    """
-
-    with_children: bool = False
-    processes: dict[tuple[str, str], Series] = field(default_factory=dict)
-    gpus: dict[tuple[str, str], Series] = field(default_factory=dict)
-    totals_mib: dict[tuple[str, str], float] = field(default_factory=dict)  # of the GPUs
-    every_s: float = 0.0  # between two samples, once they are thinned out
-    count: int = 0
-
-    def take(self, node: str, statistics: Mapping[str, Any], at_s: float, titles: dict[int, str]) -> None:
-        """Add the measurements of a node's agent.
-
-        Args:
-            node: its address.
-            statistics: of the dashboard's /nodes/ID.
-            at_s: seconds since the run began.
-            titles: names of the job's workers, by pid; other workers are ignored.
-        """
-        at_s = round(at_s, 1)
-        used = Counter({NODE: (statistics.get("mem") or [0, 0, 0, 0])[3]})  # bytes; processes of one name together
-        for worker in statistics.get("workers") or ():
-            pid = worker.get("pid")
-            if pid not in titles:
-                continue
-            used[titles[pid]] += (worker.get("memoryInfo") or {}).get("rss", 0)
-            if self.with_children:
-                used.update(_memory_of_children(pid, titles[pid]))
-        for process, size in used.items():
-            self._add(self.processes, (process, node), (at_s, round(size / MIB)))
-        for gpu in statistics.get("gpus") or ():
-            key = (f"GPU {gpu.get('index')}: {gpu.get('name')}", node)
-            self.totals_mib[key] = float(gpu.get("memoryTotal") or 0)
-            mib, load = round(gpu.get("memoryUsed") or 0), round(gpu.get("utilizationGpu") or 0)
-            self._add(self.gpus, key, (at_s, mib, load))
-
-    def _add(self, those: dict[tuple[str, str], Series], key: tuple[str, str], sample: Sample) -> None:
-        series = len(self.processes) + len(self.gpus)
-        if key not in those and series >= MOST_SERIES:
-            return
-        self.count += those.setdefault(key, Series()).add(sample, self.every_s)
-        while self.count > max(MOST_SAMPLES, LEAST_OF_SERIES * series):
-            self.every_s = 2 * (self.every_s or SAMPLE_EVERY_S)
-            self.count = sum(one.thin(self.every_s) for one in chain(self.processes.values(), self.gpus.values()))
-
-    def describe(self) -> dict[str, object]:
-        """Return the parts `memory` and `gpus` of a run's document."""
-        memory = [{"process": p, "node": n, "samples": one.samples} for (p, n), one in self.processes.items()]
-        gpus = [
-            {"name": name, "node": node, "total_mib": self.totals_mib[name, node], "samples": one.samples}
-            for (name, node), one in self.gpus.items()
-        ]
-        return {"memory": memory, "gpus": gpus}
-
-
-def _memory_of_children(pid: int, title: str) -> Counter[str]:
-    """Return the bytes of a worker's children, those of one program together."""
-    import psutil
-
-    found = Counter[str]()
-    with contextlib.suppress(psutil.Error):
-        for child in psutil.Process(pid).children(recursive=True):
-            with contextlib.suppress(psutil.Error, IndexError):
-                name = child.cmdline()[0].split()[0].rpartition("/")[2]
-                found[f"{name} of {title}"] += child.memory_info().rss
-    return found
 
 
 class Recorder:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from raydebug.jobs.recorder import NODE
+from raydebug.jobs.memory_samples import NODE
 from raydebug.render import duration
 from raydebug.report import units
 from raydebug.report.document import SECONDS, Gpu, Process, Run, Spread
