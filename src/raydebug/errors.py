@@ -44,3 +44,16 @@ class RaydebugError(Exception):
     def as_json(self) -> dict[str, dict[str, str]]:
         """Return the document that `--json` prints for this error."""
         return {"error": {"code": self.code, "message": self.what, "cause": self.cause, "fix": self.fix}}
+
+
+class UsageError(RaydebugError):
+    """A command line that says what cannot be meant; its code for scripts is `usage`.
+
+    Args:
+        what: what is wrong with it; no full stop.
+        cause: why.
+        fix: a command line, or what to change.
+    """
+
+    def __init__(self, what: str, *, cause: str, fix: str) -> None:
+        super().__init__(what, cause=cause, fix=fix, code="usage", exit_code=Exit.USAGE)

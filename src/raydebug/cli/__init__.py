@@ -7,7 +7,7 @@ import itertools
 import sys
 
 from raydebug import render
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 
 
 def main() -> None:
@@ -86,14 +86,12 @@ def _code_of(error: Exception, *, debug: bool, as_json: bool) -> int:
     if say is not None:
         context = getattr(error, "ctx", None)
         line = context.command_path if context is not None else "raydebug"
-        failure = RaydebugError(
+        usage = UsageError(
             say().rstrip("."),
             cause=f"the command line: {' '.join([line, *_options_given()])}",
             fix=f"see `{line} --help`",
-            code="usage",
-            exit_code=Exit.USAGE,
         )
-        render.error(failure, as_json=as_json)
+        render.error(usage, as_json=as_json)
         return Exit.USAGE
     if debug:
         raise error

@@ -10,7 +10,7 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Json, Name
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 
 if TYPE_CHECKING:
     from raydebug.cluster.dashboard import Dashboard, JobInfo
@@ -116,12 +116,10 @@ def logs(
     from raydebug.jobs.submit import hide_command
 
     if as_json and not first_error:
-        raise RaydebugError(
+        raise UsageError(
             "--json is for --first-error",
             cause="logs are lines of text",
             fix="raydebug job logs --first-error --json",
-            code="usage",
-            exit_code=Exit.USAGE,
         )
     wanted = Filter(
         None if since is None else read_since(since),

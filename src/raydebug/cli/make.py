@@ -11,7 +11,7 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Json
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 
 tiny = typer.Typer(help="Make a tiny model or dataset, offline, in seconds.")
 
@@ -161,10 +161,8 @@ def dataset(
 
 def _one_of(is_given: bool, option: str, like: Path | None) -> None:
     if is_given and like is not None:
-        raise RaydebugError(
+        raise UsageError(
             f"{option} and --like exclude each other",
             cause="--like takes over what the original has, images too",
             fix="leave one of them out",
-            code="usage",
-            exit_code=Exit.USAGE,
         )

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from raydebug.cli.options import Name
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 
 
 def mcp(
@@ -32,7 +32,7 @@ def mcp(
         refused = "`raydebug mcp` is for agents", "stdin is a terminal, and an agent speaks MCP there", fix
     if refused is not None:
         what, cause, fix = refused
-        raise RaydebugError(what, cause=cause, fix=fix, code="usage", exit_code=Exit.USAGE)
+        raise UsageError(what, cause=cause, fix=fix)
     try:
         from mcp.server import MCPServer  # noqa: F401 - 1 s, and only here
     except ImportError as error:

@@ -9,7 +9,7 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Json, Name
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,11 +51,10 @@ def open_(
     named = targets or [LAST]
     target, *output = [LAST, *named] if html and [one for one in named if one.endswith(".html")] == named else named
     if len(output) > html or (as_json and not lists):
-        raise RaydebugError(
+        raise UsageError(
             "open takes one snapshot or run" if output else "--json is for --list",
             cause=f"'{output[0]}' is one too many" if output else "a snapshot is opened in the terminal, or as a page",
             fix="raydebug open FILE --html OUT" if output else "raydebug open --list --json",
-            code="usage", exit_code=Exit.USAGE,
         )  # fmt: skip
     found = find_snapshots(target)
     if lists:

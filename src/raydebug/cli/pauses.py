@@ -11,7 +11,7 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Address, Json, Name
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol import messages
 
 if TYPE_CHECKING:
@@ -187,12 +187,10 @@ def named_if_lost(cluster: Cluster) -> Iterator[None]:
 
 
 def _needs_gateway(option: str) -> RaydebugError:
-    return RaydebugError(
+    return UsageError(
         "a cluster without a gateway gives one pause at a time",
         cause="all, --ranks, --job, --pid and --worker need a gateway: Ray's table knows none of it",
         fix=f"raydebug attach ID{option}, or start the job on a cluster of `raydebug up`",
-        code="usage",
-        exit_code=Exit.USAGE,
     )
 
 
@@ -217,12 +215,10 @@ def _process(pid: str | None, worker: str | None, *, others: tuple[str | None, .
     if pid is None and worker is None:
         return None
     if (pid is not None and worker is not None) or any(other is not None for other in others):
-        raise RaydebugError(
+        raise UsageError(
             "--pid and --worker take one process and nothing else",
             cause="an ID, `next`, `all`, --ranks and --job take pauses that are there",
             fix="leave one of them out",
-            code="usage",
-            exit_code=Exit.USAGE,
         )
     if pid is not None and not re.fullmatch(r"\d+(@\S+)?", pid):
         raise _no_process(f"--pid {pid}", "a process id is a number; on one of several nodes: 7311@172.18.0.3")
@@ -233,7 +229,7 @@ def _process(pid: str | None, worker: str | None, *, others: tuple[str | None, .
 
 def _no_process(option: str, cause: str) -> RaydebugError:
     fix = "take it from `raydebug ps --processes`"
-    return RaydebugError(f"{option} names no process", cause=cause, fix=fix, code="usage", exit_code=Exit.USAGE)
+    return UsageError(f"{option} names no process", cause=cause, fix=fix)
 
 
 def _choose(pauses: list[ListedPause], option: str) -> str:
@@ -257,21 +253,17 @@ def _selection(target: str | None, ranks: str | None, job: str | None, *, steal:
     if ranks is None and job is None and target != "all":
         return None
     if target not in (None, "all"):
-        raise RaydebugError(
+        raise UsageError(
             f"'{target}' and {'--ranks' if ranks is not None else '--job'} name different pauses",
             cause="an ID or `next` takes one pause, --ranks and --job take several",
             fix="leave one of them out",
-            code="usage",
-            exit_code=Exit.USAGE,
         )
     try:
         wanted = None if ranks is None else frozenset(parse_ranks(ranks))
     except ValueError as error:
-        raise RaydebugError(
+        raise UsageError(
             f"--ranks {ranks} names no ranks",
             cause=str(error),
             fix="name them as `raydebug paused` shows them: --ranks 0,3-5",
-            code="usage",
-            exit_code=Exit.USAGE,
         ) from error
     return Selection(ranks=wanted, job=job, steal=steal)

@@ -9,7 +9,7 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Json
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.render import duration, moment
 
 if TYPE_CHECKING:
@@ -42,12 +42,10 @@ def report(
     from raydebug.report import write_report
 
     if lists and runs:
-        raise RaydebugError(
+        raise UsageError(
             "--list takes no run",
             cause=f"'{runs[0]}' is one; --list shows all",
             fix="leave one of them out",
-            code="usage",
-            exit_code=Exit.USAGE,
         )
     if lists:
         _list(list_runs(), as_json=as_json)

@@ -12,7 +12,7 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import GPUS_HELP, Debugger, Name, TinyData, TinyModel, needed_command_of, tiny_kinds
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol.secrets import without_secret_arguments
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _rollouts(record: Path | None, replay: Path | None, only: str | None) -> Rol
         return Rollouts("record", record) if record is not None else Rollouts("replay", replay)
     else:
         return Rollouts("only-rollout") if only == "rollout" else None
-    raise RaydebugError(what, cause="a run makes rollouts or takes them", fix=fix, code="usage", exit_code=Exit.USAGE)
+    raise UsageError(what, cause="a run makes rollouts or takes them", fix=fix)
 
 
 def try_(

@@ -11,7 +11,7 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Json, Name
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol import records
 from raydebug.protocol.listings import ListedStacks
 from raydebug.settings.files import NotPlainText, read_json
@@ -52,9 +52,9 @@ def stacks(
     from raydebug.stacks.show import group_lines, left_out_lines, silent_lines, whole_lines
 
     if job is not None and saved is not None:
-        raise RaydebugError(
+        raise UsageError(
             "--from takes no job", cause="the file has the processes of one sample, and all of them are shown",
-            fix="leave one of them out", code="usage", exit_code=Exit.USAGE,
+            fix="leave one of them out",
         )  # fmt: skip
     taken, tasks = read_saved(saved) if saved is not None else _sample(name, job, samples, native=native)
     try:

@@ -9,7 +9,7 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Json, Name
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
@@ -164,12 +164,10 @@ def logs(
       raydebug logs --audit        who attached, resumed, was refused: also of clusters that are down
     """
     if as_json > audit or (audit and (service is not None or follow)):
-        raise RaydebugError(
+        raise UsageError(
             "--json is for --audit" if as_json > audit else "--audit takes no service and no --follow",
             cause="logs are lines of text" if as_json > audit else "it shows what is kept of the gateway's audit lines",
             fix="raydebug logs --audit" + (" --json" if as_json else ""),
-            code="usage",
-            exit_code=Exit.USAGE,
         )
     if audit:
         _show_audit(name, as_json=as_json)

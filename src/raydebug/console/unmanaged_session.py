@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from raydebug.console.session import DebugSession, Output
 from raydebug.dap import ConnectionLost, DapSession, RequestFailed
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol.listings import ListedPause
 from raydebug.protocol.wire import Message
 
@@ -43,12 +43,10 @@ class UnmanagedCluster(NamedTuple):
             RaydebugError: no such pause; it cannot be reached; another debugger holds it.
         """
         if steal:
-            raise RaydebugError(
+            raise UsageError(
                 "a cluster without a gateway has nothing to steal",
                 cause="Ray's own listener serves one debugger at a time and does not know which",
                 fix="detach the other debugger",
-                code="usage",
-                exit_code=Exit.USAGE,
             )
         while True:
             pauses = await asyncio.to_thread(self.fetch)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 
 from raydebug.cluster.dashboard import ActorRow, Dashboard, JobInfo
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 
 DRIVER, TASK = "driver", "task"
 _WORKER_FILE = re.compile(r"worker-(?P<worker>[0-9a-f]+)-(?P<job>[0-9a-f]+)-(?P<pid>\d+)\.(?P<stream>out|err)")
@@ -198,12 +198,10 @@ def read_since(text: str) -> datetime:
             return datetime.now(UTC) - timedelta(seconds=float(span[1]) * _SECONDS[span[2]])
         return _in_zone(text.strip(), UTC)
     except (ValueError, OverflowError) as error:
-        raise RaydebugError(
+        raise UsageError(
             f"--since {text} is not a time",
             cause="it takes a span (30s, 10m, 2h, 1d) or a time in UTC: 2026-11-21T19:41:51, or with +01:00",
             fix="write --since 10m",
-            code="usage",
-            exit_code=Exit.USAGE,
         ) from error
 
 
@@ -216,12 +214,10 @@ def read_pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise RaydebugError(
+        raise UsageError(
             f"--grep {text} is not a regular expression",
             cause=str(error),
             fix="put a backslash before literal brackets and stars",
-            code="usage",
-            exit_code=Exit.USAGE,
         ) from error
 
 
