@@ -146,17 +146,21 @@ def test_post_mortem_stays(gateway):
 
 def test_two_threads(gateway):
     """Two suspended threads are both listed again, and so is one that pauses while there is no gateway."""
+    killed = gateway.folder / "killed"
     program = gateway.start(
-        "import threading, time\n\ndef work(after_s):\n    secret = 41\n    time.sleep(after_s)\n    breakpoint()\n\n"
-        "threads = [threading.Thread(target=work, args=(s,), name=f'after {s}') for s in (0, 0.1, 3)]\n"
+        "import os, threading, time\n\ndef work(name):\n    secret = 41\n"
+        f"    while name == 'later' and not os.path.exists({str(killed)!r}):\n        time.sleep(0.05)\n"
+        "    breakpoint()\n\n"
+        "threads = [threading.Thread(target=work, args=(n,), name=n) for n in ('first', 'second', 'later')]\n"
         "[t.start() for t in threads]\n[t.join() for t in threads]\nprint('went on')\n"
     )
     gateway.pauses(2)
     gateway.kill()
+    killed.touch()
     time.sleep(3)
     gateway.open()
     pauses = gateway.pauses(3)
-    assert sorted(p["thread"] for p in pauses) == ["after 0", "after 0.1", "after 3"]
+    assert sorted(p["thread"] for p in pauses) == ["first", "later", "second"]
     for pause in pauses:
         visit(gateway, lambda pause=pause: go_on(gateway, pause["id"]))
     assert program.communicate(timeout=10)[0] == "went on\n"

@@ -195,6 +195,32 @@ def test_breakpoint_at_exit(gateway, first):
     assert (out, err.count(NOT_AT_EXIT)) == ("went on\n", NO_THREADS_AT_EXIT)
 
 
+ENDING = """
+import threading, time
+breakpoint()
+import pydevd
+forget = pydevd.set_global_debugger
+def slowly(debugger):
+    if debugger is None:
+        time.sleep(1)
+    forget(debugger)
+pydevd.set_global_debugger = slowly
+debugger = pydevd.get_global_debugger()
+threading.Thread(target=debugger.dispose_and_kill_all_pydevd_threads).start()
+while not debugger.pydb_disposed:
+    time.sleep(0.01)
+breakpoint()
+print("went on")
+"""
+
+
+def test_breakpoint_while_pydevd_ends(gateway):
+    """A breakpoint pauses while pydevd still ends its last session, as it does at the end of a program."""
+    program = gateway.start(ENDING)
+    assert [go_on(gateway)["line"] for _ in range(2)] == [3, 15]
+    assert said(program)[0] == "went on\n"
+
+
 TRACED = """
 import sys
 lines = []

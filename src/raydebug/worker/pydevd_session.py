@@ -24,6 +24,7 @@ from raydebug.worker.dial_in import Backoff, ReconnectingSocket, Unreachable, pa
 # `notify_event.wait`): tests/ray/test_contracts.py. Ray itself asks for 1.8.0 (2.60.0, util/debugpy.py:19).
 AT_LEAST = (1, 8, 6)
 ATTACH_TIMEOUT_S = 10.0
+END_TIMEOUT_S = 2.0  # four times of what pydevd waits for its own threads
 OWN_DEBUGGER = (
     "the program has connected a debugger of its own (debugpy.listen or debugpy.connect), and a process has room for "
     "one; breakpoint() stops in that one once its client is attached"
@@ -72,6 +73,7 @@ def _connected_debugger() -> Any:
             debugger = _live_debugger()
             if debugger is not None:
                 return debugger
+            _wait_for_its_end()
         elif _connected_by is not None:
             _forget_parents_debugger()
         if own_debugger() is not None:
@@ -110,6 +112,18 @@ def _live_debugger() -> Any:
     debugger = pydevd.get_global_debugger()
     gone = debugger is None or debugger.pydb_disposed or _socket is None or _socket.ended
     return None if gone else debugger
+
+
+def _wait_for_its_end() -> None:
+    """Wait until pydevd has forgotten a debugger that a thread of its own ends: it would hand it out as the new one.
+
+    Source: debugpy 1.8.22, pydevd.py:2611 (`dispose_and_kill_all_pydevd_threads`, also called by `CheckAliveThread`).
+    """
+    import pydevd
+
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while getattr(pydevd.get_global_debugger(), "pydb_disposed", False) and time.monotonic() < deadline:
+        time.sleep(0.005)
 
 
 def _forget_parents_debugger() -> None:
