@@ -20,9 +20,11 @@ from raydebug.cluster import local
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.state import Cluster
 from raydebug.cluster.up import UpOptions
-from raydebug.demo import TRAINING, Training
 from raydebug.tiny.dataset import build_dataset
 from raydebug.tiny.model import build_model
+
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))
+from demo import TRAINING, Training
 
 RUN_LIMIT_S, POOL_LIMIT_S = 900.0, 300.0
 GOAL_S = 60.0

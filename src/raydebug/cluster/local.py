@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug import process
-from raydebug.cluster import audit_log, state
+from raydebug.cluster import audit_log, private_folders, state
 from raydebug.cluster.environment import choose_gpus, cpus_for, start_environment
 from raydebug.cluster.find import find_cluster
 from raydebug.cluster.locks import only_one
@@ -107,7 +107,7 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
         found = probe_environment(python)
         folder = state.make_folder(options.name)
         remembered = _clear_remains(running, folder)
-        state.remove_private(state.kept_logs(options.name))
+        private_folders.remove_private(state.kept_logs(options.name))
         try:
             raise_if_interrupted()
             cluster = _start(_plan(options, python, found, folder, remembered))
@@ -183,7 +183,7 @@ def take_down(cluster: Cluster) -> list[int]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
         psutil.wait_procs(left, timeout=0.1)
-    state.remove_private(cluster.temp_dir)
+    private_folders.remove_private(cluster.temp_dir)
     if not left:
         state.forget(cluster)
     return [one.pid for one in left]
@@ -264,7 +264,7 @@ def _plan(options: UpOptions, python: str, found: Environment, folder: Path, rem
             id=uuid.uuid4().hex,
             kind="local",
             folder=folder,
-            temp_dir=state.make_temporary("rd-", TEMP_PATH_BYTES - len("/r")),
+            temp_dir=private_folders.make_temporary("rd-", TEMP_PATH_BYTES - len("/r")),
             python=python,
             ports=choose_ports(options.ports, remembered, taken),
             cpus=options.cpus or cpus_for(gpus),

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug import process
-from raydebug.cluster import audit_log, locks, ray_node, state
+from raydebug.cluster import audit_log, locks, private_folders, ray_node, state
 from raydebug.cluster.environment import cluster_environment, ray_command
 from raydebug.cluster.find import load_cluster
 from raydebug.cluster.port_owner import stranger_listening
@@ -134,7 +134,7 @@ class Supervisor:
         """Return why another user could access the cluster's folders; None if no other user can."""
         try:
             for folder in (self.cluster.folder, self.cluster.temp_dir):
-                state.check_private(folder)
+                private_folders.check_private(folder)
         except RaydebugError as failure:
             return f"{failure.what}: {failure.cause}"
         return None
@@ -338,7 +338,7 @@ class Supervisor:
         while time.monotonic() < deadline and any(child.poll() is None for child in self._started):
             time.sleep(0.02)
         self._end_children()
-        state.remove_private(self.cluster.temp_dir)
+        private_folders.remove_private(self.cluster.temp_dir)
 
     def _end_children(self, but: int | None = None) -> None:
         """Kill all descendants, also those whose parents have ended, but for one child."""

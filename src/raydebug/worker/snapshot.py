@@ -35,7 +35,7 @@ from raydebug.protocol.snapshot import (
     SnapshotDocument,
     SnapshotSummary,
 )
-from raydebug.worker import dial_in, records, source
+from raydebug.worker import dial_in, records, source, training_step
 from raydebug.worker.saved_values import MAX_CHARS, Values, attributes_of, type_name
 
 LIMIT_S = 0.25
@@ -219,7 +219,7 @@ def document_of(
         "summary": summary,
         "process": {**records.describe_process(), **records.describe_work()},
         "thread": thread,
-        "step": records.step_of(frames[0][0]) if frames else None,
+        "step": training_step.step_of(frames[0][0]) if frames else None,
         "argv": [*getattr(sys, "orig_argv", [])],
         "versions": _versions(),
         "exceptions": [_exception(*one, its_frames) for one, its_frames in zip(chain, indices, strict=False)],
@@ -278,7 +278,7 @@ def _frame(place: _Place, values: Values, depth: int) -> SavedFrame:
 
 
 def _locals(frame: FrameType) -> Iterator[tuple[str, object]]:
-    is_function = frame.f_code.co_flags & records.CO_OPTIMIZED
+    is_function = frame.f_code.co_flags & training_step.CO_OPTIMIZED
     if not is_function and frame.f_code.co_name != "<module>":
         return  # a class body, whose namespace may be an object of a user's class
     variables: Any = frame.f_locals if is_function else frame.f_globals

@@ -116,8 +116,8 @@ class Site:
 
     def _is_step(self, wanted: list[list[Any]], frame: FrameType) -> bool:
         with worker.fork_guard:
-            from raydebug.worker import records
-        step = records.step_of(frame)
+            from raydebug.worker import training_step
+        step = training_step.step_of(frame)
         if step is None:
             self._log_once("the training step is not known here, so step never holds; use if= on a variable")
             return False
