@@ -79,10 +79,12 @@ def save_pause(snapshot_id: str, thread_id: int) -> None:
     """
     try:
         with worker.fork_guard:
-            from raydebug.worker import snapshot, suspended_threads
+            from raydebug.worker import pause, snapshot, suspended_threads
         (thread,) = (one for one in threading.enumerate() if suspended_threads.dap_id(one) == thread_id)
-        error, frames = _paused_at(sys._current_frames()[thread.ident or 0])
-        if error is not None:
+        error = pause.shown_errors.get(thread.ident or 0)
+        if error is None:
+            frames = _paused_frames(sys._current_frames()[thread.ident or 0])
+        else:
             frames = snapshot.frames_of(BaseException.__dict__["__traceback__"].__get__(error))
         summary = snapshot.summarize(error, frames, "pause")
         summary["id"] = snapshot_id
@@ -91,22 +93,20 @@ def save_pause(snapshot_id: str, thread_id: int) -> None:
         worker.log(f"no snapshot of this pause: {type(failure).__name__}")
 
 
-def _paused_at(frame: FrameType | None) -> tuple[BaseException | None, list[tuple[FrameType, int]]]:
-    """Return the exception of a post-mortem pause; of any other pause the frames without the debugger's."""
+def _paused_frames(frame: FrameType | None) -> list[tuple[FrameType, int]]:
+    """Return the frames of a paused thread, innermost first, without the debugger's."""
     with worker.fork_guard:
-        from raydebug.worker import pause, pause_requests
+        from raydebug.worker import pause_requests
     frames: list[tuple[FrameType, int]] = []
     is_inside = True
     while frame is not None:
-        if is_inside and frame.f_code is pause.pause_on_error.__code__:
-            return frame.f_locals["error"], []
         if is_inside and pause_requests.is_debuggers(frame):
             frames.clear()  # the debugger called these
         else:
             is_inside = is_inside and not pause_requests.is_users(frame)
             frames.append((frame, frame.f_lineno))
         frame = frame.f_back
-    return None, frames[:60]
+    return frames[:60]
 
 
 class _Delivery:

@@ -23,6 +23,8 @@ from raydebug.worker.dial_in import NoGateway
 
 _pausing = threading.local()
 _pauses = itertools.count(1)
+shown_errors: dict[int, BaseException] = {}
+"""The exceptions at which threads are paused, by the thread's ident."""
 
 
 def pause_at(
@@ -84,7 +86,11 @@ def pause_on_error(kind: type[BaseException], error: BaseException, trace: Trace
         return False
 
     def suspend(debugger: Any, thread: threading.Thread, info: Any) -> None:
-        debugger.stop_on_unhandled_exception(debugger, thread, info, (kind, error, trace))
+        shown_errors[threading.get_ident()] = error
+        try:
+            debugger.stop_on_unhandled_exception(debugger, thread, info, (kind, error, trace))
+        finally:
+            shown_errors.pop(threading.get_ident(), None)
 
     return _pause(
         lambda: records.describe_pause(trace.tb_frame, "post-mortem", error=error, trace=trace), suspend, lambda _: None
@@ -235,6 +241,7 @@ def _announce(debugger: Any, thread: threading.Thread, record: PauseRecord) -> N
 
 def _forget_pauses_of_parent() -> None:
     _pausing.now = False
+    shown_errors.clear()
 
 
 os.register_at_fork(after_in_child=_forget_pauses_of_parent)
