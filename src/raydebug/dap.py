@@ -37,7 +37,6 @@ class DapSession:
     """The client side of a DAP conversation.
 
     Args:
-        reader, writer: the connection.
         on_event: called with every event as it arrives; without it, events wait in `events`.
         on_end: called once when the connection has ended.
         decoder: may contain bytes that were already read from the connection.
@@ -73,12 +72,7 @@ class DapSession:
     ) -> DapSession:
         """Open a connection to host:port.
 
-        Args:
-            host: where.
-            port: of the same.
-            timeout_s: limit in seconds.
-            token: what a gateway has to prove to hold, as we do; without one nothing is proved.
-            options: of the session.
+        With a token, a gateway has to prove that it holds it, as we do; without one nothing is proved.
 
         Raises:
             NotProven: what listens there does not hold the token.

@@ -73,11 +73,7 @@ def cluster_around_us(environ: Mapping[str, str] = os.environ) -> Cluster | None
 
 
 def cluster_at(address: str, environ: Mapping[str, str] = os.environ) -> Cluster:
-    """Return the cluster whose dashboard answers at an address.
-
-    Args:
-        address: `http://HEAD:8265`, or `HEAD:8265`.
-        environ: where Ray's own variables name the token.
+    """Return the cluster whose dashboard answers at an address: `http://HEAD:8265`, or `HEAD:8265`.
 
     Raises:
         RaydebugError: it is not the address of a dashboard.
@@ -195,9 +191,9 @@ def _unmanaged(
         kind: `by-hand`, `joined` or `stock`.
         name: the name by which messages call it.
         environ: the cluster's environment, as far as it is known: its id, debugger mode and flavour.
-        dashboard: URL of its dashboard.
-        gateway: `host:port` of its gateway; empty without one.
-        token_file: file with its token; empty without one.
+        dashboard: its URL.
+        gateway: `host:port`; empty without one.
+        token_file: empty without one.
         project: folder of this machine that its containers have as /workspace.
     """
     return Cluster(

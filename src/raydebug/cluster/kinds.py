@@ -31,11 +31,7 @@ class Node(TypedDict):
 
 
 class Kind:
-    """A cluster that raydebug did not start: nothing is known but what its dashboard and gateway answer.
-
-    Args:
-        cluster: which one.
-    """
+    """A cluster that raydebug did not start: nothing is known but what its dashboard and gateway answer."""
 
     next_step = "raydebug run{name} -- python your_program.py"
     services: tuple[str, ...] = ()  # those with logs that `raydebug logs` shows
@@ -154,12 +150,7 @@ class Kind:
         return None
 
     def show_logs(self, service: str | None, *, follow: bool) -> int:
-        """Print the logs of the cluster's own programs, and return an exit code.
-
-        Args:
-            service: one of `services`; None for all.
-            follow: go on until the user or the cluster ends it.
-        """
+        """Print the logs of a service, or of all; `follow` goes on until the user or the cluster ends it."""
         raise RaydebugError(
             "the logs of this cluster's programs are not here",
             cause="RAYDEBUG_DASHBOARD names it: this is a container of its network",

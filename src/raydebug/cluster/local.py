@@ -65,14 +65,9 @@ class Environment:
 
 
 def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda phase: None) -> tuple[Cluster, bool]:
-    """Start a local cluster and return it when it answers; a running one is returned as it is.
+    """Start a local cluster; return it when it answers, and whether this call started it. A running one stays as it is.
 
-    Args:
-        options: the options of `up`; with an owner, another `up` or `run` of the name is waited for.
-        on_phase: called with what is being waited for, each time that changes.
-
-    Returns:
-        The cluster, and whether this call started it.
+    With an owner, another `up` or `run` of the name is waited for.
 
     Raises:
         RaydebugError: something is missing or taken; nothing is left behind then.

@@ -17,11 +17,7 @@ from raydebug.errors import Exit, RaydebugError
 
 
 def make_temporary(prefix: str, most_bytes: int) -> Path:
-    """Return a new private folder with an unpredictable name, in TMPDIR, or in /tmp where that makes its path too long.
-
-    Args:
-        prefix: how its name begins.
-        most_bytes: length limit of its path, in bytes.
+    """Return a new private folder with an unpredictable name, in TMPDIR, or in /tmp where its path would be too long.
 
     Raises:
         RaydebugError: another user could replace a folder made there.

@@ -49,12 +49,7 @@ Answer = Literal["ok", "none", "refused"]
 
 
 def ask(url: str, token: str = "", timeout_s: float = PROBE_TIMEOUT_S) -> Answer:
-    """Ask a health page once.
-
-    Args:
-        url: of the page.
-        token: the cluster's, where the page wants one.
-        timeout_s: limit in seconds.
+    """Ask a health page once, with the cluster's token where the page wants one.
 
     Returns:
         `ok` for status 200, `refused` where nothing listens, `none` for all else: no answer in time, or the page says
@@ -72,12 +67,7 @@ def ask(url: str, token: str = "", timeout_s: float = PROBE_TIMEOUT_S) -> Answer
 
 
 class Part:
-    """The results of the probes of one part of a node.
-
-    Args:
-        name: of the part, as messages say it.
-        clock: returns a monotonic time in seconds.
-    """
+    """The results of the probes of one part of a node, by its name; `clock` is a monotonic time in seconds."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
@@ -118,12 +108,7 @@ class Condition:
 
 
 def judge(ended: list[str], parts: list[Part]) -> Condition:
-    """Return the condition of a node from its processes and probes. Pure.
-
-    Args:
-        ended: the names of its processes that have ended.
-        parts: the results of its health pages.
-    """
+    """Return the condition of a node from its processes that have ended and the probes of its parts. Pure."""
     if ended:  # the raylet's end ends the others, so both names are possible
         return Condition("dead", f"{' and '.join(ended)} {'has' if len(ended) == 1 else 'have'} ended")
     for part in parts:
@@ -187,9 +172,7 @@ class RayNode:
 class Startup:
     """How long to wait for a starting node: as long as Ray's logs grow, up to a limit.
 
-    Args:
-        logs: folder of Ray's logs; it may not exist yet.
-        clock: returns a monotonic time in seconds.
+    The folder of the logs may not exist yet.
     """
 
     def __init__(self, logs: Path, clock: Callable[[], float] = time.monotonic) -> None:

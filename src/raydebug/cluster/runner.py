@@ -56,11 +56,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class LocalRunner:
-    """This machine.
-
-    Args:
-        python: the cluster's interpreter.
-    """
+    """This machine, with the cluster's interpreter."""
 
     python: str
 
@@ -93,12 +89,7 @@ class LocalRunner:
 
 @dataclass(frozen=True)
 class ContainerRunner:
-    """The containers of a cluster, where the user's project is mounted.
-
-    Args:
-        cluster: a cluster in containers.
-        container: name of the one in which programs run; None for the head.
-    """
+    """A container of a cluster, the head's for None, where the user's project is mounted."""
 
     cluster: Cluster
     container: str | None = None

@@ -26,14 +26,12 @@ class Cluster:
     """A cluster, and how to reach it.
 
     Args:
-        name: the user's name for it.
         id: unique; every process of the cluster carries it in its environment.
         kind: `local` or `compose`; without a record (find.py) `joined`, `by-hand` or `stock`.
         folder: its folder in the state directory: token, logs, status.
         temp_dir: private folder of a local cluster for Ray's temp dir and sockets, removed when the cluster ends.
         python: the interpreter whose environment Ray runs in.
         ports: by purpose; see up.PURPOSES.
-        debugger: its debugger mode.
         supervisor_pid, supervisor_birth: the supervisor of a local one (process.birth_of).
         supervisor_started: when it started, by psutil: for records of raydebug 0.1, and where there is no /proc.
         owner: pid of the `run` that started a local one, which ends with the last `run` that uses it; 0: it stays.
@@ -41,9 +39,7 @@ class Cluster:
         user: `UID:GID` that its containers run as.
         files: its compose files.
         settings: variables of the compose files that `up` chose for it.
-        workers: how many worker nodes a compose cluster has.
         end_when_hung: whether a local one ends when Ray has not answered for ray_node.HUNG_AFTER_S.
-        prefork: whether it keeps pre-forked processes with the heavy imports done.
         joined: for a cluster without a record: its `dashboard`, `gateway` (empty: none) and `token_file`.
         ray: the version of Ray in a local cluster's Python, or in the lock of containers; empty where it is not known.
     """
@@ -170,8 +166,7 @@ class Cluster:
 def clusters_dir(*, make: bool = False) -> Path:
     """Return the folder that holds a folder per cluster; one that is there is made private.
 
-    Args:
-        make: make it where it is missing. Only what writes needs it: a verb that only reads works without.
+    Only what writes has it made where it is missing: a verb that only reads works without.
     """
     folder = state_dir() / "clusters"
     if make or os.path.isdir(folder):  # noqa: PTH112 - False, not an error, in a folder that is closed to us

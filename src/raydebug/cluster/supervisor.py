@@ -42,13 +42,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class Restarts:
-    """A limit on restarts within a sliding window of time.
-
-    Args:
-        limit: how many restarts are allowed within the window.
-        window_s: length of the window, in seconds.
-        clock: returns a monotonic time in seconds.
-    """
+    """A limit on restarts within a sliding window of time; `clock` is a monotonic time in seconds."""
 
     def __init__(self, limit: int, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit, self._window_s, self._clock = limit, window_s, clock
@@ -142,8 +136,7 @@ class Supervisor:
     def _take_ports(self) -> str | None:
         """Listen on the gateway's ports for its whole life: between two of its lives no other user can take them.
 
-        Returns:
-            Why that is impossible; None if they are ours.
+        Return why that is impossible; None if they are ours.
         """
         for purpose in ("gateway", "dial"):
             address = (self.cluster.host, self.cluster.ports[purpose])

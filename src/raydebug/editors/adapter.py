@@ -55,11 +55,7 @@ def find_address(arguments: Message) -> GatewayAddress:
 
 
 def serve(snapshot: str | None = None) -> None:
-    """Speak DAP on stdin and stdout until either side disconnects.
-
-    Args:
-        snapshot: a file or a run to open in place of what the editor asks for.
-    """
+    """Speak DAP on stdin and stdout until either side disconnects; a snapshot is opened in place of what is asked."""
     asyncio.run(_serve(snapshot))
 
 

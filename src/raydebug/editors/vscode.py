@@ -30,11 +30,7 @@ KEPT = ("justMyCode", "ranks", "job", "target")
 
 
 def configuration_for(cluster: Cluster, folder: Path) -> dict[str, object]:
-    """Return the configuration that attaches to a cluster.
-
-    Args:
-        cluster: the cluster.
-        folder: the folder that the editor has open.
+    """Return the configuration that attaches to a cluster from an editor with this folder open.
 
     Raises:
         RaydebugError: the folder is not mounted in the containers of the cluster.
@@ -49,11 +45,7 @@ def configuration_for(cluster: Cluster, folder: Path) -> dict[str, object]:
 
 
 def configuration_for_snapshot(target: str) -> dict[str, object]:
-    """Return the configuration that opens what a crash left.
-
-    Args:
-        target: a file, or a run: its id or `last`.
-    """
+    """Return the configuration that opens what a crash left: a file, or a run, by its id or `last`."""
     return _configuration("crash", snapshot=str(Path(target).resolve()) if Path(target).exists() else target)
 
 
@@ -71,10 +63,9 @@ def _configuration(name: str, **what: object) -> dict[str, object]:
 
 
 def write_configuration(configuration: Mapping[str, object], folder: Path) -> tuple[Path, bool]:
-    """Write the configuration into the launch.json of a folder; the rest of the file stays as it is.
+    """Write the configuration into the launch.json of a folder; return the file, and whether it had to be changed.
 
-    Returns:
-        The file, and whether it had to be changed.
+    The rest of the file stays as it is.
 
     Raises:
         RaydebugError: the existing file is not a launch.json, or cannot be written.
@@ -101,9 +92,7 @@ def write_configuration(configuration: Mapping[str, object], folder: Path) -> tu
 def merge(text: str, configuration: Mapping[str, object]) -> str:
     """Return the text of a launch.json with the configuration in it.
 
-    Args:
-        text: the present content; empty if there is no file.
-        configuration: appended to the list, or put in place of the one with the same name, whose KEPT keys stay.
+    It is appended to the list, or put in place of the one with the same name, whose KEPT keys stay.
 
     Raises:
         JsoncError: the text is not a launch.json.

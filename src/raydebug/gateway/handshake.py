@@ -19,22 +19,13 @@ MAX_HELLOS = 10_000  # nonces kept against replay
 
 
 class ClientAuthentication:
-    """The gateway's side of the handshake (protocol/client_handshake.py) with one of raydebug's own clients.
-
-    Args:
-        token: the cluster's token.
-        throttle: delays answers to wrong tokens.
-    """
+    """The gateway's side of the handshake (protocol/client_handshake.py) with one of raydebug's own clients."""
 
     def __init__(self, token: str, throttle: AuthThrottle) -> None:
         self._token, self._throttle = token, throttle
 
     async def prove(self, connection: socket.socket, first: bytes) -> bytes:
         """Prove the gateway to a client and the client to the gateway; return what the client sent after its proof.
-
-        Args:
-            connection: of the client.
-            first: its first line.
 
         Raises:
             ConnectionError: a proof is wrong, or the connection ended.
@@ -65,11 +56,7 @@ class ClientAuthentication:
 
 
 class ProcessAuthentication:
-    """The gateway's side of the handshake (protocol/wire.py) with a process that dials in.
-
-    Args:
-        token: the cluster's token.
-    """
+    """The gateway's side of the handshake (protocol/wire.py) with a process that dials in."""
 
     def __init__(self, token: str) -> None:
         self._token = token

@@ -29,8 +29,7 @@ FIRST_PIECE_WAIT_S = 0.05
 class Unproven:
     """A budget of connections that have not shown the token: beyond the limit the oldest one is closed.
 
-    Args:
-        limit: connections at one time; None for MAX_UNPROVEN, or fewer where few files may be open.
+    The limit is MAX_UNPROVEN, or fewer where few files may be open.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -40,9 +39,6 @@ class Unproven:
     @contextlib.contextmanager
     def holding(self, peer: str) -> Iterator[Callable[[], None]]:
         """Count the calling task's connection while it is unauthenticated; the task of a displaced one is cancelled.
-
-        Args:
-            peer: the address of the other side.
 
         Yields:
             A function to call as soon as the connection is authenticated.

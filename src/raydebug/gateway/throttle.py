@@ -29,11 +29,6 @@ class AuthThrottle:
         return DELAY_S if len(self._times) > FREE_TRIES and now - self._times[0] < WITHIN_S else 0.0
 
     async def delay_answer(self, client: str, peer: object) -> None:
-        """Count a wrong token, write it to the audit log, and wait before the answer.
-
-        Args:
-            client: who sent it (`logs.name_client`).
-            peer: its address.
-        """
+        """Count a wrong token of a client (`logs.name_client`), audit it, and wait before the answer."""
         logs.audit("refuse", client, stranger=peer, reason="wrong token")
         await asyncio.sleep(self.delay_s())

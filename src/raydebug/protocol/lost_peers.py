@@ -56,10 +56,7 @@ def watch_peer(
 ) -> None:
     """End a TCP connection when its peer is lost: reads then raise an OSError of OUT_OF_REACH.
 
-    Args:
-        reader: of the connection.
-        writer: of the same; other connections than TCP stay unchanged.
-        unacknowledged_s: how long data may stay unacknowledged.
+    Other connections than TCP stay unchanged.
     """
     sock: socket.socket | None = writer.get_extra_info("socket")
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):

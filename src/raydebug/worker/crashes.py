@@ -30,9 +30,7 @@ _seen: set[str] = set()  # kinds of crash
 def note_crash(error: BaseException | None, *, ends: bool = False) -> None:
     """Send a snapshot of an uncaught exception of a task, a thread or the program. Never raises.
 
-    Args:
-        error: the exception. An exit, an interrupt, and an error that another task raised are no crashes.
-        ends: whether the process ends after it.
+    An exit, an interrupt, and an error that another task raised are no crashes. `ends`: the process ends after it.
     """
     if not worker.snapshots_are_on() or error is None or not _is_crash(error):
         return
@@ -71,12 +69,7 @@ def _is_crash(error: BaseException) -> bool:
 
 
 def save_pause(snapshot_id: str, thread_id: int) -> None:
-    """Send a snapshot of a paused thread, which the gateway has requested. Never raises.
-
-    Args:
-        snapshot_id: its id.
-        thread_id: the thread, as DAP numbers it.
-    """
+    """Send a snapshot of a paused thread, by its number in DAP; the gateway has requested it. Never raises."""
     try:
         with worker.fork_guard:
             from raydebug.worker import pause, snapshot, suspended_threads
@@ -110,11 +103,7 @@ def _paused_frames(frame: FrameType | None) -> list[tuple[FrameType, int]]:
 
 
 class _Delivery:
-    """Sends one snapshot to the gateway, in its own thread.
-
-    Args:
-        summary: of the snapshot.
-    """
+    """Sends one snapshot to the gateway, in its own thread."""
 
     def __init__(self, summary: SnapshotSummary) -> None:
         self._summary, self._file = summary, b""

@@ -37,7 +37,7 @@ def pause_at(
     tripwire: TripwireRecord | None = None,
     refuse: Callable[[str], None] = lambda _: None,
 ) -> bool:
-    """Pause at a frame; if that is impossible, log the reason and return at once.
+    """Pause at a frame, and return whether it has paused; if that is impossible, log the reason and return at once.
 
     Args:
         frame: the user's frame.
@@ -47,9 +47,6 @@ def pause_at(
         request: the request that it answers.
         tripwire: why a tripwire tripped.
         refuse: receives the reason too if it does not pause.
-
-    Returns:
-        Whether it has paused.
     """
 
     def describe() -> PauseRecord:
@@ -66,13 +63,10 @@ def pause_at(
 
 
 def pause_on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> bool:
-    """Pause at the frame that raised; cancellations and errors that another task has passed on are let through.
+    """Pause at the frame that raised, and return whether it has paused.
 
-    Of a group, as asyncio's TaskGroup raises it, the first exception in it is shown: the group itself has only the
-    frames that have waited.
-
-    Returns:
-        Whether it has paused.
+    Cancellations and errors that another task has passed on are let through. Of a group, as asyncio's TaskGroup raises
+    it, the first exception in it is shown: the group itself has only the frames that have waited.
     """
     while issubclass(kind, BaseExceptionGroup):
         group: BaseExceptionGroup[Any] = error  # type: ignore[assignment]
@@ -127,15 +121,9 @@ def _pause(
     suspend: Callable[[Any, threading.Thread, Any], None],
     refuse: Callable[[str], None],
 ) -> bool:
-    """Announce a pause of the calling thread and suspend it.
+    """Announce a pause of the calling thread and suspend it; return whether it has paused.
 
-    Args:
-        describe: makes its record.
-        suspend: waits in pydevd; gets the debugger, the thread, and pydevd's info about it.
-        refuse: receives the reason if it does not pause.
-
-    Returns:
-        Whether it has paused.
+    `suspend` waits in pydevd; it gets the debugger, the thread, and pydevd's info about it.
     """
     with suspended_threads.programs_tracer_kept(), _guard(refuse) as may_pause:
         if not may_pause:

@@ -40,9 +40,6 @@ about_to_pause: set[int] = set()
 def connected_debugger(say: Callable[[str], None] = worker.log) -> Any:
     """Return this process's pydevd; if needed, dial the gateway first, and retry for RAYDEBUG_PATIENCE_S.
 
-    Args:
-        say: writes a line to the job's log.
-
     Raises:
         NoGateway: there is none.
         NoDebugger: debugpy is missing or too old.

@@ -37,9 +37,7 @@ def patience_s() -> float:
 class Backoff:
     """The waits between attempts to reach a gateway: exponential up to a second, within a limit.
 
-    Args:
-        limit_s: how long to try.
-        since: when the first attempt failed (time.monotonic()).
+    The limit counts from the first attempt that failed (`since`, of time.monotonic()).
     """
 
     def __init__(self, limit_s: float, since: float) -> None:

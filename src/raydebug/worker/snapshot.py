@@ -135,12 +135,9 @@ def is_cuda_error(error: BaseException) -> bool:
 
 
 def summarize(error: BaseException | None, frames: list[_Place], kind: str) -> SnapshotSummary:
-    """Return the summary of a snapshot; its message may contain secrets until `document_of` has hidden them.
+    """Return the summary of a snapshot, of the kind "crash" or "pause"; the frames are innermost first.
 
-    Args:
-        error: the exception; None for a paused thread.
-        frames: its frames, innermost first.
-        kind: "crash" or "pause".
+    Its message may contain secrets until `document_of` has hidden them.
     """
     name = "" if error is None else type_name(type(error))
     functions = "|".join(frame.f_code.co_qualname for frame, _ in frames)
@@ -191,13 +188,8 @@ def document_of(
 ) -> SnapshotDocument:
     """Return the snapshot of an exception, or of a paused thread, within LIMIT_S and MAX_BYTES.
 
-    The raised exception is read first, then the chain: the limits cut causes before anything else.
-
-    Args:
-        error: the exception; None for a paused thread.
-        frames: its frames, innermost first.
-        summary: as `summarize` has returned it.
-        thread: name of the thread.
+    The raised exception is read first, then the chain: the limits cut causes before anything else. The frames are
+    innermost first, the summary is that of `summarize`.
     """
     chain = [] if error is None else _chain(error)
     reads = error is None or not is_cuda_error(error)

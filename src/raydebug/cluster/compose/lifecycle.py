@@ -56,10 +56,9 @@ ENGINE_AWAY_S = 20.0  # an engine that restarts is back by then
 
 
 def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda phase: None) -> tuple[Cluster, bool]:
-    """Start a cluster of containers and return it when every node is healthy; a running one is returned as it is.
+    """Start a cluster of containers; return it when all nodes are healthy, and whether this call started it.
 
-    Returns:
-        The cluster, and whether this call started it.
+    A running one is returned as it is.
 
     Raises:
         RaydebugError: something is missing or taken; nothing is left behind then.
