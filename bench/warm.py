@@ -39,8 +39,8 @@ class Measured:
         training = Training(["--name", cluster.name, "--profile", "debug", "--", *TRAINING], folder)
         code = training.wait(RUN_LIMIT_S)
         assert code == 0, training.last_line
-        self.phases = dict(training.phases.rows())
-        self.total_s = training.phases.training_s
+        self.phases = dict(training.rows())
+        self.total_s = training.training_s
         self.load_after = os.getloadavg()[0]
         self.reward = (folder / "job.log").read_text(errors="replace").count("the edited reward")
 
