@@ -16,12 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from raydebug import process
 from raydebug.cluster import audit_log, private_folders, state
 from raydebug.cluster.environment import choose_gpus, cpus_for, start_environment
 from raydebug.cluster.find import find_cluster
 from raydebug.cluster.locks import only_one
-from raydebug.cluster.ray_node import START_LIMIT_S, last_words
+from raydebug.cluster.ray_node import START_LIMIT_S, below, last_words, runs
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.cluster.up import (
     UpOptions,
@@ -161,19 +163,16 @@ def take_down(cluster: Cluster) -> list[int]:
     Takes under 5 s. Nothing else on the machine is touched: processes are identified by descent from the supervisor
     and by the cluster's id in their environment, never by name.
     """
-    import psutil
-
     supervisor = supervisor_of(cluster)
     deadline = time.monotonic() + DOWN_TIMEOUT_S
+    family: list[psutil.Process] = []
     if supervisor is not None:
-        family = _family(supervisor)
+        family = [supervisor, *below(supervisor)]
         with contextlib.suppress(psutil.NoSuchProcess):
             supervisor.send_signal(signal.SIGTERM)
         with contextlib.suppress(psutil.TimeoutExpired):
             supervisor.wait(timeout=DOWN_TIMEOUT_S - 0.8)
-    else:
-        family = []
-    while (left := _living(family + marked_processes(cluster))) and time.monotonic() < deadline:
+    while (left := [one for one in family + marked_processes(cluster) if runs(one)]) and time.monotonic() < deadline:
         for one in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
@@ -189,32 +188,28 @@ def is_alive(cluster: Cluster) -> bool:
     return supervisor_of(cluster) is not None
 
 
-def supervisor_of(cluster: Cluster) -> Any:
+def supervisor_of(cluster: Cluster) -> psutil.Process | None:
     """Return the cluster's supervisor process, or None; its birth tells it from a later process with its pid."""
-    import psutil
-
     with contextlib.suppress(psutil.NoSuchProcess):
         found = psutil.Process(cluster.supervisor_pid) if cluster.supervisor_pid else None
-        if found is not None and _is_supervisor(cluster, found):
-            return found if found.status() != psutil.STATUS_ZOMBIE else None
+        if found is not None and _is_supervisor(cluster, found) and runs(found):
+            return found
     return None
 
 
-def _is_supervisor(cluster: Cluster, found: Any) -> bool:
+def _is_supervisor(cluster: Cluster, found: psutil.Process) -> bool:
     if cluster.supervisor_birth:
         return process.birth_of(found.pid) == cluster.supervisor_birth
-    return abs(float(found.create_time()) - cluster.supervisor_started) < 1
+    return abs(found.create_time() - cluster.supervisor_started) < 1
 
 
-def marked_processes(cluster: Cluster) -> list[Any]:
+def marked_processes(cluster: Cluster) -> list[psutil.Process]:
     """Return the processes that carry the cluster's id, with their descendants."""
-    import psutil
-
-    found: dict[int, Any] = {}
+    found: dict[int, psutil.Process] = {}
     for one in psutil.process_iter():
         try:
             if one.pid != os.getpid() and one.environ().get(variables.CLUSTER_ID) == cluster.id:
-                found.update({relative.pid: relative for relative in _family(one)})
+                found.update({relative.pid: relative for relative in [one, *below(one)]})
         except (psutil.Error, OSError):
             continue
     return list(found.values())
@@ -222,32 +217,11 @@ def marked_processes(cluster: Cluster) -> list[Any]:
 
 def programs(cluster: Cluster) -> list[str]:
     """Return the command lines of the cluster's processes."""
-    import psutil
-
     lines = []
     for one in marked_processes(cluster):
         with contextlib.suppress(psutil.Error):
             lines.append(" ".join(one.cmdline()))
     return lines
-
-
-def _family(ancestor: Any) -> list[Any]:
-    import psutil
-
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return [ancestor, *ancestor.children(recursive=True)]
-    return []
-
-
-def _living(processes: list[Any]) -> list[Any]:
-    import psutil
-
-    living = []
-    for one in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if one.is_running() and one.status() != psutil.STATUS_ZOMBIE:
-                living.append(one)
-    return living
 
 
 def _plan(options: UpOptions, python: str, found: Environment, folder: Path, remembered: dict[str, int]) -> Cluster:
@@ -278,8 +252,6 @@ def _plan(options: UpOptions, python: str, found: Environment, folder: Path, rem
 
 
 def _start(cluster: Cluster) -> Cluster:
-    import psutil
-
     argv = [sys.executable, SAFE_PATH, "-m", "raydebug.cluster.supervisor", cluster.name]
     with open_private(cluster.folder / "supervisor.log", "wb") as log:
         environment = {**start_environment(os.environ, cluster.gpus), variables.CLUSTER_ID: cluster.id}

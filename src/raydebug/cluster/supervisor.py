@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from raydebug import process
 from raydebug.cluster import audit_log, locks, private_folders, ray_node, state
 from raydebug.cluster.environment import cluster_environment, ray_command
@@ -312,8 +314,6 @@ class Supervisor:
 
     def _reap_adopted(self) -> None:
         """Reap zombie descendants that were reparented to us."""
-        import psutil
-
         own = {child.pid for child in self._started}  # Popen reaps these itself
         for one in psutil.Process().children():
             if one.pid not in own:
@@ -335,8 +335,6 @@ class Supervisor:
 
     def _end_children(self, but: int | None = None) -> None:
         """Kill all descendants, also those whose parents have ended, but for one child."""
-        import psutil
-
         for _ in range(20):  # a process that ends may still start another
             left = [one for one in psutil.Process().children(recursive=True) if one.pid != but]
             if not left:
