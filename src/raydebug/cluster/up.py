@@ -84,9 +84,9 @@ class UpOptions:
         return {"dashboard": self.dashboard_port, "gateway": self.gateway_port}
 
 
-def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Return whether a port is free on this address and on the wildcard address, which another server may hold."""
-    for address in (host, ""):
+def is_free(port: int) -> bool:
+    """Return whether a port is free on loopback and on the wildcard address, which another server may hold."""
+    for address in ("127.0.0.1", ""):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -32,8 +32,8 @@ class Unproven:
     The limit is MAX_UNPROVEN, or fewer where few files may be open.
     """
 
-    def __init__(self, limit: int | None = None) -> None:
-        self._limit = limit or min(MAX_UNPROVEN, max(16, _file_limit() // FILES_PER_UNPROVEN))
+    def __init__(self) -> None:
+        self._limit = min(MAX_UNPROVEN, max(16, _file_limit() // FILES_PER_UNPROVEN))
         self._tasks: dict[asyncio.Task[Any], str] = {}  # oldest first
 
     @contextlib.contextmanager

@@ -132,15 +132,15 @@ class Engine:
         return [_describe_service(one, label) for one in found]
 
     @_explained
-    def last_words(self, container: Container, lines: int = 3) -> str:
-        """Return the last lines that a container printed, on one line."""
+    def last_words(self, container: Container) -> str:
+        """Return the last three lines that a container printed, on one line."""
         from docker.errors import APIError
 
         with contextlib.suppress(APIError):
             text = self._client.containers.get(container.id).logs(tail=50).decode(errors="replace")
             said = [line.strip() for line in text.splitlines() if line.strip()]
             ours = [line for line in said if line.startswith(("error:", "cause:", "fix:"))]
-            return " / ".join((ours or said)[-lines:]) or "(it printed nothing)"
+            return " / ".join((ours or said)[-3:]) or "(it printed nothing)"
         return "(it is gone)"
 
     @_explained
