@@ -38,7 +38,7 @@ def note_crash(error: BaseException | None, *, ends: bool = False) -> None:
     try:
         with worker.fork_guard:
             from raydebug.worker import snapshot  # not at the start of every process
-        frames = snapshot.frames_of(BaseException.__dict__["__traceback__"].__get__(error))
+        frames = snapshot.frames_of(error)
         summary = snapshot.summarize(error, frames, "crash")
         with _lock:
             if summary["same"] in _seen or len(_seen) >= MAX_OF_PROCESS:
@@ -78,7 +78,7 @@ def save_pause(snapshot_id: str, thread_id: int) -> None:
         if error is None:
             frames = _paused_frames(sys._current_frames()[thread.ident or 0])
         else:
-            frames = snapshot.frames_of(BaseException.__dict__["__traceback__"].__get__(error))
+            frames = snapshot.frames_of(error)
         summary = snapshot.summarize(error, frames, "pause")
         summary["id"] = snapshot_id
         _Delivery(summary).give(snapshot.write(error, frames, summary, thread.name))

@@ -65,14 +65,15 @@ _TEXT_OF: dict[int, tuple[str, ...]] = {
 # Exceptions
 
 
-def frames_of(trace: TracebackType | None) -> list[_Place]:
-    """Return the frames of a traceback, innermost first; the middle of a very deep one is left out."""
-    found = _all_frames_of(trace)
+def frames_of(error: BaseException) -> list[_Place]:
+    """Return the frames of an exception, innermost first; the middle of a very deep traceback is left out."""
+    found = _all_frames_of(error)
     return found if len(found) <= MAX_INNER + MAX_OUTER else found[:MAX_INNER] + found[-MAX_OUTER:]
 
 
-def _all_frames_of(trace: TracebackType | None) -> list[_Place]:
+def _all_frames_of(error: BaseException) -> list[_Place]:
     found: list[_Place] = []
+    trace: TracebackType | None = _TRACE.__get__(error)
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.endswith(".pyx"):  # Cython's have neither locals nor source
             found.append((trace.tb_frame, trace.tb_lineno))
@@ -204,7 +205,7 @@ def document_of(
                 saved.append(_frame((frame, line), values, DEEP if number < DEEP_FRAMES else SHALLOW))
         return [known[id(frame), line] for frame, line in places]
 
-    indices = [save(frames), *(save(frames_of(_TRACE.__get__(one))) for one, _, _ in chain[1:])]
+    indices = [save(frames), *(save(frames_of(one)) for one, _, _ in chain[1:])]
     document: SnapshotDocument = {
         "format": FORMAT,
         "version": VERSION,
@@ -236,7 +237,7 @@ def compress(document: SnapshotDocument) -> bytes:
 def _exception(error: BaseException, relation: str, parent: int, frames: list[int]) -> SavedException:
     saved: SavedException = {"type": type_name(type(error)), "text": text_of(error), "relation": relation}
     saved["frames"] = frames
-    if (left_out := len(_all_frames_of(_TRACE.__get__(error))) - len(frames)) > 0:
+    if (left_out := len(_all_frames_of(error)) - len(frames)) > 0:
         saved["left_out"] = left_out
     if parent >= 0:
         saved["parent"] = parent
