@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import stat
-import tempfile
 from pathlib import Path
 
 from raydebug.errors import Exit, RaydebugError
@@ -22,6 +21,8 @@ def make_temporary(prefix: str, most_bytes: int) -> Path:
     Raises:
         RaydebugError: another user could replace a folder made there.
     """
+    import tempfile  # with `random`; most commands only read a record
+
     base = Path(tempfile.gettempdir())
     if len(os.fsencode(base / f"{prefix}12345678")) > most_bytes:
         base = Path("/tmp")  # noqa: S108 - mkdtemp makes a private folder in it
