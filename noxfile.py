@@ -202,7 +202,7 @@ def demo(session: nox.Session) -> None:
     install_s = time.monotonic() - started
     session.log(f"environment ready in {install_s:.1f} s")
     env = {"RAYDEBUG_DEMO_INSTALL_S": f"{install_s:.1f}"}
-    run(session, "python", "-m", "raydebug.demo", *session.posargs, env=env)
+    run(session, "python", "tests/support/demo.py", *session.posargs, env=env)
 
 
 @nox.session

@@ -87,7 +87,7 @@ def measure_here() -> dict[str, Any]:
         began = time.perf_counter()
         from raydebug.worker import snapshot
 
-        frames = snapshot.frames_of(error.__traceback__)
+        frames = snapshot.frames_of(error)
         summary = snapshot.summarize(error, frames, "crash")
         file = snapshot.write(error, frames, summary, "MainThread")
         times.append((time.perf_counter() - began) * 1000)

@@ -20,9 +20,11 @@ from raydebug.cluster import local
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.state import Cluster
 from raydebug.cluster.up import UpOptions
-from raydebug.demo import TRAINING, Training
 from raydebug.tiny.dataset import build_dataset
 from raydebug.tiny.model import build_model
+
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "support"))
+from demo import TRAINING, Training
 
 RUN_LIMIT_S, POOL_LIMIT_S = 900.0, 300.0
 GOAL_S = 60.0
@@ -37,8 +39,8 @@ class Measured:
         training = Training(["--name", cluster.name, "--profile", "debug", "--", *TRAINING], folder)
         code = training.wait(RUN_LIMIT_S)
         assert code == 0, training.last_line
-        self.phases = dict(training.phases.rows())
-        self.total_s = training.phases.training_s
+        self.phases = dict(training.rows())
+        self.total_s = training.training_s
         self.load_after = os.getloadavg()[0]
         self.reward = (folder / "job.log").read_text(errors="replace").count("the edited reward")
 

@@ -14,10 +14,11 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from lock_files import asked_pins, read_inputs, verify_lock, write_lock
 from raydebug.errors import RaydebugError
 from raydebug.process import run
 from raydebug.render import error, out, say
-from raydebug.settings.flavours import Lock, asked_pins, read_inputs, read_lock, verify_lock, write_lock
+from raydebug.settings.flavours import Lock, read_lock
 
 ROOT = Path(__file__).resolve().parent.parent
 ENV = ROOT / "env"

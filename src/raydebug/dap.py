@@ -1,23 +1,17 @@
-"""One DAP conversation over one TCP connection, which notices the loss of its peer.
-
-Requests get their responses; events are queued or handled at once.
-"""
+"""One DAP conversation over one TCP connection: requests get their responses, events are queued or handled at once."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import itertools
-import os
 import socket
-import struct
-import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from raydebug.protocol import wire
 from raydebug.protocol.client_handshake import MAX_BYTES, ClientHandshake, is_whole
+from raydebug.protocol.lost_peers import watch_peer
 from raydebug.protocol.wire import Message
 
 READ_BYTES = 256 * 1024
@@ -43,7 +37,6 @@ class DapSession:
     """The client side of a DAP conversation.
 
     Args:
-        reader, writer: the connection.
         on_event: called with every event as it arrives; without it, events wait in `events`.
         on_end: called once when the connection has ended.
         decoder: may contain bytes that were already read from the connection.
@@ -79,12 +72,7 @@ class DapSession:
     ) -> DapSession:
         """Open a connection to host:port.
 
-        Args:
-            host: where.
-            port: of the same.
-            timeout_s: limit in seconds.
-            token: what a gateway has to prove to hold, as we do; without one nothing is proved.
-            options: of the session.
+        With a token, a gateway has to prove that it holds it, as we do; without one nothing is proved.
 
         Raises:
             NotProven: what listens there does not hold the token.
@@ -218,92 +206,3 @@ def reduce_latency(writer: asyncio.StreamWriter) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(writer.transport, "max_size"):
         writer.transport.max_size = RECEIVE_BYTES
-
-
-# A peer can be lost without an end of the connection: a sleeping laptop, a cut cable, a host without power.
-#
-# TCP keepalive covers idle connections only. With unacknowledged data the kernel retransmits for a quarter of an hour
-# instead. TCP_USER_TIMEOUT would shorten that, but it also ends connections whose peer is alive and does not read for a
-# while, such as a client behind `| less`. So we poll the kernel's state of the connection (TCP_INFO).
-#
-# Source: tcp(7); Linux 6.18 net/ipv4/tcp_timer.c (`tcp_keepalive_timer`, `tcp_probe_timer`), include/uapi/linux/tcp.h
-# `struct tcp_info`; held by tests/unit/test_keepalive.py.
-
-UNACKNOWLEDGED_S = 20.0  # with keepalive's 22 s: any lost peer is detected within 30 s
-POLL_S = 1.0
-UNANSWERED_ZERO_WINDOW_PROBES = 2  # a live peer with a full receive buffer still ACKs window probes
-OUT_OF_REACH = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
-"""The `errno` of the OSError that ends a connection to a lost peer."""
-
-_INFO_BYTES = 104
-_PROBES_AT, _UNACKED_AT, _LAST_ACK_AT = 3, 24, 56
-
-
-class PeerState(NamedTuple):
-    """The kernel's view of the peer.
-
-    Args:
-        unacknowledged: packets that the peer has not acknowledged.
-        unanswered_probes: zero-window probes without an answer.
-        silent_s: since the peer's last acknowledgement.
-    """
-
-    unacknowledged: int
-    unanswered_probes: int
-    silent_s: float
-
-
-def peer_state(sock: socket.socket) -> PeerState:
-    """Return the kernel's view of the peer of a connection."""
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-    unacknowledged, silent_ms = (struct.unpack_from("=I", info, at)[0] for at in (_UNACKED_AT, _LAST_ACK_AT))
-    return PeerState(unacknowledged, info[_PROBES_AT], silent_ms / 1000)
-
-
-def watch_peer(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, unacknowledged_s: float = UNACKNOWLEDGED_S
-) -> None:
-    """End a TCP connection when its peer is lost: reads then raise an OSError of OUT_OF_REACH.
-
-    Args:
-        reader: of the connection.
-        writer: of the same; other connections than TCP stay unchanged.
-        unacknowledged_s: how long data may stay unacknowledged.
-    """
-    sock: socket.socket | None = writer.get_extra_info("socket")
-    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    wire.enable_keepalive(sock)
-    if hasattr(socket, "TCP_INFO"):
-        _Watch(reader, writer, sock, unacknowledged_s).poll()
-
-
-class _Watch:
-    """Polls one connection until it ends."""
-
-    def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sock: socket.socket, limit_s: float
-    ) -> None:
-        self._reader, self._writer, self._sock, self._limit_s = reader, writer, sock, limit_s
-        self._unanswered_since: float | None = None
-
-    def poll(self) -> None:
-        if self._writer.is_closing():
-            return
-        try:
-            peer = peer_state(self._sock)
-        except OSError:
-            return  # closed meanwhile
-        now = time.monotonic()
-        if peer.unacknowledged or peer.unanswered_probes >= UNANSWERED_ZERO_WINDOW_PROBES:
-            self._unanswered_since = self._unanswered_since or now
-            if min(peer.silent_s, now - self._unanswered_since) >= self._limit_s:
-                self._give_up()
-                return
-        else:
-            self._unanswered_since = None
-        asyncio.get_running_loop().call_later(POLL_S, self.poll)
-
-    def _give_up(self) -> None:
-        self._reader.set_exception(OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
-        self._writer.transport.abort()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from containers import container_of, docker
-from raydebug.cluster.compose.plan import UNUSED_IDS
+from raydebug.cluster.compose.container_user import UNUSED_IDS
 from raydebug.cluster.compose.project import containers, project_of
 from runs import raydebug, three_lines
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from demo import TRAINING
 from raydebug.cluster import local
 from raydebug.cluster.state import Cluster
 from raydebug.cluster.up import UpOptions
-from raydebug.demo import TRAINING
 from raydebug.jobs.run_folder import load_run
 from raydebug.tiny.dataset import build_dataset
 from raydebug.tiny.model import build_model

@@ -32,7 +32,7 @@ try:
     grads = torch.full((2, 2), float("inf"), dtype=torch.bfloat16)
     update(DataProto(batch=batch, meta_info={"step": 3}), config, grads)
 except ValueError as error:
-    frames = snapshot.frames_of(error.__traceback__)
+    frames = snapshot.frames_of(error)
     document = snapshot.document_of(error, frames, snapshot.summarize(error, frames, "crash"), "MainThread")
     Path(sys.argv[1]).write_bytes(snapshot.compress(document))
 """

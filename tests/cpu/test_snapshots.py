@@ -147,7 +147,7 @@ def test_after_an_error_of_cuda():
     try:
         work()
     except ValueError as error:
-        frames = snapshot.frames_of(error.__traceback__)
+        frames = snapshot.frames_of(error)
         summary = snapshot.summarize(error, frames, "crash")
         document = json.loads(gzip.decompress(snapshot.write(error, frames, summary, "MainThread")))
     weights = document["values"][document["frames"][0]["locals"]["weights"]]["tensor"]

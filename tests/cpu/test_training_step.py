@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from raydebug.worker.records import step_of
+from raydebug.worker.training_step import step_of
 
 
 def worker_of(batch: object) -> int | None:

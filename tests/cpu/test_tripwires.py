@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from demo import TRAINING
 from gateway_under_test import GatewayUnderTest, open_gateway
 from paused_programs import PausedProgram
 from raydebug.cluster.state import Cluster
 from raydebug.console.attach import attach_pause
 from raydebug.console.session import GatewayAddress
-from raydebug.demo import TRAINING
 from raydebug.protocol.variables import STOP_ON
 from raydebug.tiny.dataset import build_dataset
 from raydebug.tiny.model import build_model

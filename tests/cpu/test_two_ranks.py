@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from demo import TRAINING
 from raydebug.cluster.state import Cluster
-from raydebug.demo import TRAINING
 from raydebug.tiny.dataset import build_dataset
 from raydebug.tiny.model import build_model
 from runs import Run, attach, local_cluster, private_state, raydebug, starting_runs

@@ -179,7 +179,7 @@ assert hasattr(pydevd_tracing.TracingFunctionHolder, "_original_tracing")
 for wanted in ("host", "port", "suspend", "trace_only_current_thread", "wait_for_ready_to_run",
                "block_until_connected", "patch_multiprocessing"):
     assert wanted in names(pydevd.settrace), wanted
-# pydevd uses worker/dial_in.py as its socket and worker/suspended_threads.py as a listener.
+# pydevd uses worker/reconnecting_socket.py as its socket and worker/suspended_threads.py as a listener.
 reader, writer = inspect.getsource(pydevd_comm.ReaderThread), inspect.getsource(pydevd_comm.WriterThread)
 assert set(re.findall(r"self[.]sock[.]([a-z]+)", reader + writer)) == {"recv", "shutdown", "close"}
 assert set(re.findall(r"sock[.]([a-z]+)", inspect.getsource(NetCommand.send))) == {"sendall"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.cluster.compose.plan import UNUSED_IDS, choose_user, first_unused, has_account, ids_of_processes
+from raydebug.cluster.compose.container_user import UNUSED_IDS, choose_user, first_unused, has_account, ids_of_processes
 from raydebug.errors import RaydebugError
 
 NOBODYS = 61183  # the last of the range

@@ -19,7 +19,8 @@ from raydebug.cluster import port_owner
 from raydebug.console.session import GatewayAddress
 from raydebug.dap import DapSession, RequestFailed
 from raydebug.editors import adapter, listen
-from raydebug.editors.vscode import MAX_FILE_BYTES, merge, parse_jsonc, write_configuration
+from raydebug.editors.jsonc import parse_jsonc
+from raydebug.editors.vscode import MAX_FILE_BYTES, merge, write_configuration
 from raydebug.errors import RaydebugError
 from raydebug.protocol import wire
 

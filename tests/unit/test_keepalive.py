@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from raydebug.dap import peer_state, watch_peer
+from raydebug.protocol.lost_peers import peer_state, watch_peer
 from two_hosts import NoNamespaces, two_hosts
 
 
@@ -52,7 +52,7 @@ async def test_pipes_are_left_alone():
 
 GIVES_UP = """
 import asyncio, errno, sys
-from raydebug.dap import peer_state, watch_peer
+from raydebug.protocol.lost_peers import peer_state, watch_peer
 async def main(host, port):
     reader, writer = await asyncio.open_connection(host, int(port))
     watch_peer(reader, writer, unacknowledged_s=3.0)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lock_files import asked_pins, read_inputs, verify_lock, write_lock
 from raydebug.errors import RaydebugError
-from raydebug.settings.flavours import LOCK_BYTES_MAX, asked_pins, digest, read_inputs, verify_lock, write_lock
+from raydebug.settings.flavours import LOCK_BYTES_MAX, digest
 
 A, B = "a" * 64, "b" * 64
 BODY = f"""\

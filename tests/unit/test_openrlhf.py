@@ -200,16 +200,24 @@ def test_its_log_is_phases_and_steps() -> None:
     phases = Phases(100.0)
     for at, line in enumerate(LOG):
         phases.take(line, 110.0 + 10 * at)
-    assert [name for name, _ in phases.rows()] == [
+    assert [span["name"] for span in phases.spans(None)] == [
         "driver: imports, Ray",
         "workers: start, model load",
         "vLLM: engines, weight groups",
         "trainer: data, DeepSpeed",
         "first step",
-        "second step",
+        "training",
     ]
     assert [(step["step"], step["seconds"]) for step in phases.steps] == [(1, 9.5), (2, 8.0)]
     assert phases.steps[0]["metrics"] == {
         "policy_loss": -0.25, "kl": 1e-05, "timing/ppo_train": 2.5, "timing/step_total": 9.5,
     }  # fmt: skip
     assert str(phases.steps[1]["metrics"]["policy_loss"]) == "nan"
+
+
+def test_a_step_without_its_duration() -> None:
+    """A step whose line has no duration lasts from the end of the phase before it, or of the step before it."""
+    phases = Phases(100.0)
+    for at, line in enumerate(LOG):
+        phases.take(line.replace("timing/step_total", "other"), 110.0 + 10 * at)
+    assert [(step["step"], step["seconds"]) for step in phases.steps] == [(1, 10.0), (2, 10.0)]

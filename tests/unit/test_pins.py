@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.settings.flavours import FLAVOURS, Lock, asked_pins, is_tested, read_inputs, read_lock
+from lock_files import asked_pins, read_inputs
+from raydebug.settings.flavours import FLAVOURS, Lock, is_tested, read_lock
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = ROOT / "env"

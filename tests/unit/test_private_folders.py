@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.cluster import local, locks, state, supervisor
+from raydebug.cluster import local, locks, private_folders, state, supervisor
 from raydebug.cluster.state import Cluster
 from raydebug.cluster.up import UpOptions, choosing_ports
 from raydebug.errors import RaydebugError
@@ -56,7 +56,7 @@ def test_s4_state_folders_under_umask_0(without_umask, tmp_path):
 
 def test_temp_folder_under_umask_0(without_umask):
     """The folder that holds Ray's is private with umask 0, its name cannot be known before, and Ray's paths fit."""
-    made = [state.make_temporary("rd-", local.TEMP_PATH_BYTES) for _ in range(2)]
+    made = [private_folders.make_temporary("rd-", local.TEMP_PATH_BYTES) for _ in range(2)]
     try:
         assert made[0] != made[1]
         assert {p.stat().st_mode & 0o7777 for p in made} == {0o700}
@@ -69,7 +69,7 @@ def test_temp_folder_under_umask_0(without_umask):
 def test_temp_folder_of_a_long_tmpdir(tmp_path, monkeypatch):
     """Where TMPDIR is so long that Ray's sockets would not fit, /tmp is taken."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 40)))
-    made = state.make_temporary("rd-", local.TEMP_PATH_BYTES)
+    made = private_folders.make_temporary("rd-", local.TEMP_PATH_BYTES)
     made.rmdir()
     assert made.parent == Path("/tmp")
 
@@ -114,7 +114,7 @@ def test_supervisor_refuses(tmp_path, monkeypatch, plant: Callable[[Path], None]
     path = tmp_path / "t" / "rd-planted"
     plant(path)
     with pytest.raises(RaydebugError) as failure:
-        state.check_private(path)
+        private_folders.check_private(path)
     names = {"path": path, "parent": path.parent}
     assert str(failure.value) == (
         f"error: {path} is not private to you\ncause: {cause.format(**names)}\nfix: {fix.format(**names)}"
@@ -144,5 +144,5 @@ def test_make_refuses_a_planted_link(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "clusters").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(RaydebugError, match="is not private to you"):
-        state.make_private(tmp_path / "clusters")
+        private_folders.make_private(tmp_path / "clusters")
     assert list((tmp_path / "elsewhere").iterdir()) == []

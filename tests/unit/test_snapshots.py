@@ -37,7 +37,7 @@ def crash(work: Any, *arguments: Any) -> BaseException:
 
 def saved(error: BaseException) -> dict[str, Any]:
     """Return the document of an exception, after its way through the file."""
-    frames = snapshot.frames_of(error.__traceback__)
+    frames = snapshot.frames_of(error)
     document = snapshot.document_of(error, frames, snapshot.summarize(error, frames, "crash"), "MainThread")
     found: dict[str, Any] = json.loads(gzip.decompress(snapshot.compress(document)))
     assert found["format"] == FORMAT
@@ -114,7 +114,7 @@ def work(password="{secret}"):
 try:
     work()
 except hostile_values.Silent as error:
-    frames = snapshot.frames_of(BaseException.__dict__["__traceback__"].__get__(error))
+    frames = snapshot.frames_of(error)
     document = snapshot.document_of(error, frames, snapshot.summarize(error, frames, "crash"), "MainThread")
     sys.stdout.buffer.write(snapshot.compress(document))
 """
@@ -262,7 +262,7 @@ def work():
 try:
     work()
 except MemoryError as error:
-    frames = snapshot.frames_of(error.__traceback__)
+    frames = snapshot.frames_of(error)
     document = snapshot.document_of(error, frames, snapshot.summarize(error, frames, "crash"), "MainThread")
     sys.stdout.buffer.write(snapshot.compress(document))
 """

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from raydebug.cli import launch, up
-from raydebug.cluster import local, locks, state
+from raydebug.cluster import local, locks, private_folders, state
 from raydebug.cluster.find import cluster_at, find_cluster, load_cluster
 from raydebug.cluster.kinds import ComposeKind, kind_of
 from raydebug.cluster.up import UpOptions, choosing_ports, remembered_ports
@@ -226,7 +226,7 @@ def test_logs_of_a_failed_start_outlive_it():
     (made.ray_logs / "dashboard.log").write_text("x" * state.KEPT_LOG_BYTES + "the end")
     (made.folder / "ray.log").write_text("Exception: The current node timed out")
     kept = state.keep_logs(made)
-    state.remove_private(made.temp_dir)
+    private_folders.remove_private(made.temp_dir)
     state.forget(made)
     assert (kept / "ray.log").read_text() == "Exception: The current node timed out"
     assert (kept / "ray" / "dashboard.log").read_text().endswith("xthe end")

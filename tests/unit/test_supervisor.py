@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from raydebug import process
-from raydebug.cluster import local, locks, ray_node, state, supervisor
+from raydebug.cluster import local, locks, private_folders, ray_node, state, supervisor
 from raydebug.cluster.compose import engine
 from raydebug.cluster.supervisor import Restarts, Supervisor
 from raydebug.process import birth_of
@@ -296,7 +296,7 @@ def test_reason_of_a_failed_start_names_logs_that_exist(kept: Supervisor, monkey
     with locks.Use("open"):
         kept._keep()
     reason = state.read_status(kept.cluster)["reason"]
-    state.remove_private(kept.cluster.folder)
+    private_folders.remove_private(kept.cluster.folder)
     assert reason == f"it failed; its logs: {state.kept_logs('open')}"
     assert (state.kept_logs("open") / "ray.log").read_text() == "why\n"
 

@@ -60,7 +60,7 @@ def settings(
 
     Example: raydebug settings --write .env
     """
-    from raydebug.cluster.compose.plan import choose_user
+    from raydebug.cluster.compose.container_user import choose_user
     from raydebug.cluster.compose.preflight import choose_flavour
     from raydebug.cluster.compose.sizing import GIB, as_env, look_at_host, settings_for
     from raydebug.settings.flavours import GPU_FLAVOURS

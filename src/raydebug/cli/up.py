@@ -145,15 +145,23 @@ def up(
 
 
 def _bring_up(options: UpOptions, asked: str | None) -> tuple[Cluster, bool]:
-    """Start a cluster of the requested kind; return it, and whether this call started it."""
+    """Start a cluster of the requested kind, or of the recorded one; return it, and whether this call started it.
+
+    One of another kind that runs is returned as it is; the remains of a local one are removed.
+    """
+    from raydebug.cluster.find import find_cluster
+    from raydebug.cluster.kinds import kind_of
     from raydebug.cluster.up import refuse_other_ports
 
-    existing = _of_other_kind(options.name, asked)
-    if existing is not None:
-        refuse_other_ports(options, existing)
-        return existing, False
-    kind = _kind(asked or _recorded_kind(options.name))
-    if kind == "compose":
+    existing = find_cluster(options.name)
+    if existing is not None and (existing.joined or asked not in (None, existing.kind)):
+        if kind_of(existing).is_alive():
+            refuse_other_ports(options, existing)
+            return existing, False
+        if existing.is_local:  # containers stay until `down`: a stopped head can be started again
+            kind_of(existing).take_down()
+            existing = None
+    if _choose_kind(asked or (existing.kind if existing is not None else None)) == "compose":
         from raydebug.cluster.compose.lifecycle import bring_up
 
         title = f"starting cluster '{options.name}' in containers"
@@ -223,30 +231,7 @@ def _preview(options: UpOptions, *, as_json: bool) -> None:
     render.out(shlex.join(argv))
 
 
-def _of_other_kind(name: str, asked: str | None) -> Cluster | None:
-    """Return the cluster of this name if it runs and is of another kind; the remains of a local one are removed."""
-    from raydebug.cluster.find import find_cluster
-    from raydebug.cluster.kinds import kind_of
-
-    existing = find_cluster(name)
-    if existing is None or (not existing.joined and asked in (None, existing.kind)):
-        return None
-    if kind_of(existing).is_alive():
-        return existing
-    if existing.is_local:  # containers stay until `down`: a stopped head can be started again
-        kind_of(existing).take_down()
-    return None
-
-
-def _recorded_kind(name: str) -> str | None:
-    """Return the kind of the recorded cluster of this name, alive or dead: `up` is about that one."""
-    from raydebug.cluster.find import find_cluster
-
-    existing = find_cluster(name)
-    return None if existing is None else existing.kind
-
-
-def _kind(asked: str | None) -> str:
+def _choose_kind(asked: str | None) -> str:
     if asked in ("local", "compose"):
         return asked
     if asked is not None:

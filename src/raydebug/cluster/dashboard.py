@@ -122,8 +122,7 @@ def why_no_gcs(cluster: Cluster) -> str | None:
 class Dashboard:
     """One cluster's dashboard.
 
-    Args:
-        cluster: whose; its token goes with every request, once it is known that no other user has the port.
+    The token goes with every request, once it is known that no other user has the port.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -198,13 +197,7 @@ class Dashboard:
                 yield piece
 
     def submit_job(self, entrypoint: str, *, submission_id: str, env: dict[str, str]) -> str:
-        """Start a job and return its submission id.
-
-        Args:
-            entrypoint: shell line that the cluster's head runs.
-            submission_id: the id that the job is to have.
-            env: environment variables of the driver and of its workers.
-        """
+        """Start a job and return its submission id; `env` is for the driver and its workers."""
         body = {"entrypoint": entrypoint, "submission_id": submission_id, "runtime_env": {"env_vars": env}}
         return str(self._ask("POST", "/api/jobs/", "submission_id", of=str, json=body))
 
@@ -248,15 +241,7 @@ class Dashboard:
     def _rows(
         self, table: str, *filters: tuple[str, str, str], limit: int = 1000, timeout: float = TIMEOUT_S, **more: str
     ) -> list[Any]:
-        """Return the rows of a table of Ray's state API.
-
-        Args:
-            table: its name.
-            filters: key, predicate and value; a row fits all of them.
-            limit: how many rows at most.
-            timeout: limit in seconds.
-            more: further parameters.
-        """
+        """Return the rows of a table of Ray's state API that fit all filters: key, predicate and value."""
         names = ("filter_keys", "filter_predicates", "filter_values")
         given = dict(zip(names, (list(column) for column in zip(*filters, strict=True)), strict=False))
         params = {"detail": 1, "limit": limit, **given, **more}
@@ -265,14 +250,7 @@ class Dashboard:
         return rows
 
     def _ask(self, method: str, path: str, *keys: str, of: type = dict, **options: Any) -> Any:
-        """Return what Ray answers, or a part of it.
-
-        Args:
-            method: of HTTP.
-            path: on the dashboard.
-            keys: where the part is in the answer.
-            of: its type; the items of a list are dictionaries.
-            options: further ones of the request.
+        """Return what Ray answers, or the part of it at these keys; the items of a list have to be dictionaries.
 
         Raises:
             RaydebugError: no answer, a refusal, or no answer of Ray's.

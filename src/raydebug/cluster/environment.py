@@ -75,11 +75,7 @@ def cpus_for(gpus: int) -> int:
 
 
 def visible(gpus: Sequence[Gpu], said: str | None) -> int:
-    """Return how many GPUs CUDA_VISIBLE_DEVICES leaves visible. Pure.
-
-    Args:
-        gpus: of the driver, in its order.
-        said: the variable's value; None where it is not set, which hides none.
+    """Return how many GPUs a value of CUDA_VISIBLE_DEVICES leaves visible; None hides none. Pure.
 
     Source: CUDA C++ Programming Guide, "CUDA Environment Variables": indices or beginnings of UUIDs (`GPU-`, `MIG-`);
     CUDA ignores an invalid entry and all entries after it, so that an empty value or -1 hides every GPU.
@@ -145,10 +141,7 @@ def why_so_many(asked: int | None, environ: Mapping[str, str]) -> str:
 def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapping[str, str]) -> dict[str, str]:
     """Return the whole environment of the cluster's processes, set once before Ray starts. Pure.
 
-    Args:
-        base: the environment of `raydebug up`.
-        cluster: the cluster to start.
-        flavour: variables of its flavour (env/flavours); the user's own values win over them.
+    It is made of that of `raydebug up`; the user's own values win over the flavour's (env/flavours).
     """
     kept = {k: v for k, v in base.items() if k not in DROPPED and not k.startswith(("RAYDEBUG_", "RAY_DEBUG"))}
     binaries = str(Path(cluster.python).parent)

@@ -69,15 +69,12 @@ def cluster_around_us(environ: Mapping[str, str] = os.environ) -> Cluster | None
     token_file = environ.get(variables.TOKEN_PATH, "")
     if not (dashboard and gateway and token_file):
         return None
-    return _unmanaged("joined", DEFAULT_NAME, environ, dashboard=dashboard, gateway=gateway, token_file=token_file)
+    joined = {"dashboard": dashboard, "gateway": gateway, "token_file": token_file}
+    return _unmanaged("joined", DEFAULT_NAME, environ, joined)
 
 
 def cluster_at(address: str, environ: Mapping[str, str] = os.environ) -> Cluster:
-    """Return the cluster whose dashboard answers at an address.
-
-    Args:
-        address: `http://HEAD:8265`, or `HEAD:8265`.
-        environ: where Ray's own variables name the token.
+    """Return the cluster whose dashboard answers at an address: `http://HEAD:8265`, or `HEAD:8265`.
 
     Raises:
         RaydebugError: it is not the address of a dashboard.
@@ -97,7 +94,7 @@ def cluster_at(address: str, environ: Mapping[str, str] = os.environ) -> Cluster
             exit_code=Exit.USAGE,
         )
     url = f"{parts.scheme}://{parts.netloc}"
-    return _unmanaged("stock", url, {}, dashboard=url, gateway="", token_file=ray_token_path(environ))
+    return _unmanaged("stock", url, {}, {"dashboard": url, "gateway": "", "token_file": ray_token_path(environ)})
 
 
 def ray_token_path(environ: Mapping[str, str]) -> str:
@@ -167,37 +164,21 @@ def _by_hand(project: str, services: dict[str, Service]) -> Cluster:
         published = services[service].published.get(port) if service in services else None
         if published is not None:
             addresses[part] = f"127.0.0.1:{published}"
-    dashboard = addresses["dashboard"] if "://" in addresses["dashboard"] else f"http://{addresses['dashboard']}"
-    return _unmanaged(
-        "by-hand",
-        project,
-        {**head.environ, variables.CLUSTER_ID: head.cluster},
-        dashboard=dashboard,
-        gateway=addresses["gateway"],
-        token_file=str(token),
-        project=head.mounts.get("/workspace", ""),
-    )
+    if "://" not in addresses["dashboard"]:
+        addresses["dashboard"] = f"http://{addresses['dashboard']}"
+    environ = {**head.environ, variables.CLUSTER_ID: head.cluster}
+    joined = {**addresses, "token_file": str(token)}
+    return _unmanaged("by-hand", project, environ, joined, head.mounts.get("/workspace", ""))
 
 
-def _unmanaged(
-    kind: str,
-    name: str,
-    environ: Mapping[str, str],
-    *,
-    dashboard: str,
-    gateway: str,
-    token_file: str,
-    project: str = "",
-) -> Cluster:
+def _unmanaged(kind: str, name: str, environ: Mapping[str, str], joined: dict[str, str], project: str = "") -> Cluster:
     """Return a cluster without a record.
 
     Args:
         kind: `by-hand`, `joined` or `stock`.
         name: the name by which messages call it.
         environ: the cluster's environment, as far as it is known: its id, debugger mode and flavour.
-        dashboard: URL of its dashboard.
-        gateway: `host:port` of its gateway; empty without one.
-        token_file: file with its token; empty without one.
+        joined: URL of its `dashboard`; `host:port` of its `gateway`, and its `token_file`: empty without one.
         project: folder of this machine that its containers have as /workspace.
     """
     return Cluster(
@@ -214,5 +195,5 @@ def _unmanaged(
         flavour=environ.get("RAYDEBUG_FLAVOUR", "core") if environ else "",
         created=0.0,
         project=project,
-        joined={"dashboard": dashboard, "gateway": gateway, "token_file": token_file},
+        joined=joined,
     )

@@ -9,10 +9,9 @@ from typing import BinaryIO
 
 
 class GrowingLog:
-    """A log file, read from its beginning, with the rotated ones before it.
+    """A log file, read from its beginning, with the rotated ones before it. It may appear later.
 
-    Args:
-        path: the file; rotation renames it to `NAME.1` and makes a new one. It may appear later.
+    Rotation renames it to `NAME.1` and makes a new one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -21,11 +20,7 @@ class GrowingLog:
         self._file: BinaryIO | None = None
 
     def read(self, *, to_end: bool) -> Iterator[str]:
-        """Yield the lines since the last call.
-
-        Args:
-            to_end: also a last line without an end.
-        """
+        """Yield the lines since the last call; to the end: also a last line without an end."""
         while self._earlier:
             yield from self._earlier.pop(0).read_text(encoding="utf-8", errors="replace").splitlines()
         while self._file is not None or self._path.is_file():

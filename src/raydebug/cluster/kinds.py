@@ -31,11 +31,7 @@ class Node(TypedDict):
 
 
 class Kind:
-    """A cluster that raydebug did not start: nothing is known but what its dashboard and gateway answer.
-
-    Args:
-        cluster: which one.
-    """
+    """A cluster that raydebug did not start: nothing is known but what its dashboard and gateway answer."""
 
     next_step = "raydebug run{name} -- python your_program.py"
     services: tuple[str, ...] = ()  # those with logs that `raydebug logs` shows
@@ -154,12 +150,7 @@ class Kind:
         return None
 
     def show_logs(self, service: str | None, *, follow: bool) -> int:
-        """Print the logs of the cluster's own programs, and return an exit code.
-
-        Args:
-            service: one of `services`; None for all.
-            follow: go on until the user or the cluster ends it.
-        """
+        """Print the logs of a service, or of all; `follow` goes on until the user or the cluster ends it."""
         raise RaydebugError(
             "the logs of this cluster's programs are not here",
             cause="RAYDEBUG_DASHBOARD names it: this is a container of its network",
@@ -302,12 +293,9 @@ class ComposeKind(Kind):
 
     def why_head_ended(self) -> str | None:
         """Return why the head's container is not ready, waiting CONTAINER_ENDS_S for its end to be listed."""
-        from raydebug.cluster.compose.project import explain
-
         deadline = time.monotonic() + CONTAINER_ENDS_S
         while True:  # for a moment the engine lists a container that ends as running
-            heads = [c for c in self._containers() if c.service == "head"]
-            why = explain(heads[0]) if heads else "its containers are gone"
+            why = self._why_down("head", "its containers are gone")
             if why is not None or time.monotonic() > deadline:
                 return why
             time.sleep(0.1)
@@ -329,10 +317,7 @@ class ComposeKind(Kind):
 
     def why_gateway_down(self) -> str | None:
         """Return what is wrong with the gateway's container."""
-        from raydebug.cluster.compose.project import explain
-
-        found = [c for c in self._containers() if c.service == "gateway"]
-        return explain(found[0]) if found else "its container is gone"
+        return self._why_down("gateway", "its container is gone")
 
     def show_logs(self, service: str | None, *, follow: bool) -> int:
         """Run `docker compose logs`."""
@@ -345,6 +330,12 @@ class ComposeKind(Kind):
         from raydebug.cluster.compose.project import keep_audit_lines
 
         keep_audit_lines(self.cluster)
+
+    def _why_down(self, service: str, gone: str) -> str | None:
+        from raydebug.cluster.compose.project import explain
+
+        found = [c for c in self._containers() if c.service == service]
+        return explain(found[0]) if found else gone
 
     def _containers(self) -> list[Any]:
         from raydebug.cluster.compose.project import containers

@@ -16,12 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from raydebug import process
-from raydebug.cluster import audit_log, state
+from raydebug.cluster import audit_log, private_folders, state
 from raydebug.cluster.environment import choose_gpus, cpus_for, start_environment
 from raydebug.cluster.find import find_cluster
 from raydebug.cluster.locks import only_one
-from raydebug.cluster.ray_node import START_LIMIT_S, last_words
+from raydebug.cluster.ray_node import START_LIMIT_S, below, last_words, runs
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.cluster.up import (
     UpOptions,
@@ -65,14 +67,9 @@ class Environment:
 
 
 def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda phase: None) -> tuple[Cluster, bool]:
-    """Start a local cluster and return it when it answers; a running one is returned as it is.
+    """Start a local cluster; return it when it answers, and whether this call started it. A running one stays as it is.
 
-    Args:
-        options: the options of `up`; with an owner, another `up` or `run` of the name is waited for.
-        on_phase: called with what is being waited for, each time that changes.
-
-    Returns:
-        The cluster, and whether this call started it.
+    With an owner, another `up` or `run` of the name is waited for.
 
     Raises:
         RaydebugError: something is missing or taken; nothing is left behind then.
@@ -107,7 +104,7 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
         found = probe_environment(python)
         folder = state.make_folder(options.name)
         remembered = _clear_remains(running, folder)
-        state.remove_private(state.kept_logs(options.name))
+        private_folders.remove_private(state.kept_logs(options.name))
         try:
             raise_if_interrupted()
             cluster = _start(_plan(options, python, found, folder, remembered))
@@ -166,24 +163,21 @@ def take_down(cluster: Cluster) -> list[int]:
     Takes under 5 s. Nothing else on the machine is touched: processes are identified by descent from the supervisor
     and by the cluster's id in their environment, never by name.
     """
-    import psutil
-
     supervisor = supervisor_of(cluster)
     deadline = time.monotonic() + DOWN_TIMEOUT_S
+    family: list[psutil.Process] = []
     if supervisor is not None:
-        family = _family(supervisor)
+        family = [supervisor, *below(supervisor)]
         with contextlib.suppress(psutil.NoSuchProcess):
             supervisor.send_signal(signal.SIGTERM)
         with contextlib.suppress(psutil.TimeoutExpired):
             supervisor.wait(timeout=DOWN_TIMEOUT_S - 0.8)
-    else:
-        family = []
-    while (left := _living(family + marked_processes(cluster))) and time.monotonic() < deadline:
+    while (left := [one for one in family + marked_processes(cluster) if runs(one)]) and time.monotonic() < deadline:
         for one in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
         psutil.wait_procs(left, timeout=0.1)
-    state.remove_private(cluster.temp_dir)
+    private_folders.remove_private(cluster.temp_dir)
     if not left:
         state.forget(cluster)
     return [one.pid for one in left]
@@ -194,32 +188,28 @@ def is_alive(cluster: Cluster) -> bool:
     return supervisor_of(cluster) is not None
 
 
-def supervisor_of(cluster: Cluster) -> Any:
+def supervisor_of(cluster: Cluster) -> psutil.Process | None:
     """Return the cluster's supervisor process, or None; its birth tells it from a later process with its pid."""
-    import psutil
-
     with contextlib.suppress(psutil.NoSuchProcess):
         found = psutil.Process(cluster.supervisor_pid) if cluster.supervisor_pid else None
-        if found is not None and _is_supervisor(cluster, found):
-            return found if found.status() != psutil.STATUS_ZOMBIE else None
+        if found is not None and _is_supervisor(cluster, found) and runs(found):
+            return found
     return None
 
 
-def _is_supervisor(cluster: Cluster, found: Any) -> bool:
+def _is_supervisor(cluster: Cluster, found: psutil.Process) -> bool:
     if cluster.supervisor_birth:
         return process.birth_of(found.pid) == cluster.supervisor_birth
-    return abs(float(found.create_time()) - cluster.supervisor_started) < 1
+    return abs(found.create_time() - cluster.supervisor_started) < 1
 
 
-def marked_processes(cluster: Cluster) -> list[Any]:
+def marked_processes(cluster: Cluster) -> list[psutil.Process]:
     """Return the processes that carry the cluster's id, with their descendants."""
-    import psutil
-
-    found: dict[int, Any] = {}
+    found: dict[int, psutil.Process] = {}
     for one in psutil.process_iter():
         try:
             if one.pid != os.getpid() and one.environ().get(variables.CLUSTER_ID) == cluster.id:
-                found.update({relative.pid: relative for relative in _family(one)})
+                found.update({relative.pid: relative for relative in [one, *below(one)]})
         except (psutil.Error, OSError):
             continue
     return list(found.values())
@@ -227,32 +217,11 @@ def marked_processes(cluster: Cluster) -> list[Any]:
 
 def programs(cluster: Cluster) -> list[str]:
     """Return the command lines of the cluster's processes."""
-    import psutil
-
     lines = []
     for one in marked_processes(cluster):
         with contextlib.suppress(psutil.Error):
             lines.append(" ".join(one.cmdline()))
     return lines
-
-
-def _family(ancestor: Any) -> list[Any]:
-    import psutil
-
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return [ancestor, *ancestor.children(recursive=True)]
-    return []
-
-
-def _living(processes: list[Any]) -> list[Any]:
-    import psutil
-
-    living = []
-    for one in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if one.is_running() and one.status() != psutil.STATUS_ZOMBIE:
-                living.append(one)
-    return living
 
 
 def _plan(options: UpOptions, python: str, found: Environment, folder: Path, remembered: dict[str, int]) -> Cluster:
@@ -264,7 +233,7 @@ def _plan(options: UpOptions, python: str, found: Environment, folder: Path, rem
             id=uuid.uuid4().hex,
             kind="local",
             folder=folder,
-            temp_dir=state.make_temporary("rd-", TEMP_PATH_BYTES - len("/r")),
+            temp_dir=private_folders.make_temporary("rd-", TEMP_PATH_BYTES - len("/r")),
             python=python,
             ports=choose_ports(options.ports, remembered, taken),
             cpus=options.cpus or cpus_for(gpus),
@@ -283,8 +252,6 @@ def _plan(options: UpOptions, python: str, found: Environment, folder: Path, rem
 
 
 def _start(cluster: Cluster) -> Cluster:
-    import psutil
-
     argv = [sys.executable, SAFE_PATH, "-m", "raydebug.cluster.supervisor", cluster.name]
     with open_private(cluster.folder / "supervisor.log", "wb") as log:
         environment = {**start_environment(os.environ, cluster.gpus), variables.CLUSTER_ID: cluster.id}

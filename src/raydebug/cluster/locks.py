@@ -17,12 +17,8 @@ from raydebug.settings.files import open_private
 def only_one(name: str, *, wait: bool = False) -> Iterator[None]:
     """Hold the lock of a cluster's name while it is brought up; the kernel frees it when its holder dies.
 
-    Args:
-        name: the cluster's.
-        wait: wait for another holder.
-
     Raises:
-        RaydebugError: another `up` of this name is running.
+        RaydebugError: another `up` of this name is running, and this one shall not wait for it.
     """
     with open_lock(f"{check_name(name)}.lock") as file:
         try:
@@ -46,9 +42,6 @@ class Use:
 
     Each `run` holds it shared. The last one, or the supervisor, holds it alone while it ends the cluster. The kernel
     frees the lock of a process that was killed.
-
-    Args:
-        name: the cluster's.
     """
 
     def __init__(self, name: str) -> None:

@@ -27,12 +27,7 @@ def can_tell() -> bool:
 def uid_of(peer: tuple[str, int], own: tuple[str, int]) -> int | None:
     """Return the user of the process at the other end of a connection within this machine.
 
-    Args:
-        peer: the other end's address and port.
-        own: this end's.
-
-    Returns:
-        None if no open socket of this machine is that end.
+    None if no open socket of this machine is that end.
     """
     local, remote = _as_listed(*peer), _as_listed(*own)
     for row in _rows():
@@ -42,17 +37,12 @@ def uid_of(peer: tuple[str, int], own: tuple[str, int]) -> int | None:
 
 
 def stranger_at(cluster: Cluster, connection: socket.socket) -> int | None:
-    """Return the user of what has answered a connection, if that is nobody of the cluster's.
+    """Return the user of what has answered a connection, if that is nobody of the cluster's; nothing may be sent yet.
 
     The cluster's are this user, root (Docker publishes ports), and the owner of the token's file. A token must not be
     sent to anybody else: while Ray's dashboard is down, every user of the host may take its port.
 
-    Args:
-        cluster: of which the other end ought to be a part.
-        connection: connected, nothing sent yet.
-
-    Returns:
-        None as well where this machine cannot tell: another system than Linux, or another host.
+    None as well where this machine cannot tell: another system than Linux, or another host.
     """
     peer, own = connection.getpeername()[:2], connection.getsockname()[:2]
     if not ipaddress.ip_address(peer[0]).is_loopback or not can_tell() or not cluster.has_gateway:

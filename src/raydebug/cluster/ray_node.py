@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import psutil
 
@@ -46,15 +46,11 @@ _SERVERS = {RAYLET: ("ray::DashboardAgent", "/dashboard/agent.py"), GCS: ("/dash
 
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 Answer = Literal["ok", "none", "refused"]
+_Fact = TypeVar("_Fact")
 
 
 def ask(url: str, token: str = "", timeout_s: float = PROBE_TIMEOUT_S) -> Answer:
-    """Ask a health page once.
-
-    Args:
-        url: of the page.
-        token: the cluster's, where the page wants one.
-        timeout_s: limit in seconds.
+    """Ask a health page once, with the cluster's token where the page wants one.
 
     Returns:
         `ok` for status 200, `refused` where nothing listens, `none` for all else: no answer in time, or the page says
@@ -72,12 +68,7 @@ def ask(url: str, token: str = "", timeout_s: float = PROBE_TIMEOUT_S) -> Answer
 
 
 class Part:
-    """The results of the probes of one part of a node.
-
-    Args:
-        name: of the part, as messages say it.
-        clock: returns a monotonic time in seconds.
-    """
+    """The results of the probes of one part of a node, by its name; `clock` is a monotonic time in seconds."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
@@ -118,12 +109,7 @@ class Condition:
 
 
 def judge(ended: list[str], parts: list[Part]) -> Condition:
-    """Return the condition of a node from its processes and probes. Pure.
-
-    Args:
-        ended: the names of its processes that have ended.
-        parts: the results of its health pages.
-    """
+    """Return the condition of a node from its processes that have ended and the probes of its parts. Pure."""
     if ended:  # the raylet's end ends the others, so both names are possible
         return Condition("dead", f"{' and '.join(ended)} {'has' if len(ended) == 1 else 'have'} ended")
     for part in parts:
@@ -148,7 +134,7 @@ class RayNode:
 
     def __init__(self, ray_pid: int, pages: Mapping[str, str]) -> None:
         self._ray = psutil.Process(ray_pid)
-        self._programs = {PROGRAMS[name]: one for one in _below(self._ray) if (name := _name(one)) in PROGRAMS}
+        self._programs = {PROGRAMS[name]: one for one in below(self._ray) if (name := _known(one.name, "")) in PROGRAMS}
         self._parts = [Part(name) for name in pages]
         self._closed = threading.Event()
         self._stack = ""
@@ -161,7 +147,7 @@ class RayNode:
 
     def look(self) -> Condition:
         """Return the node's condition now. Fast, except the first time that it is hung."""
-        found = judge([name for name, one in self._programs.items() if not _is_alive(one)], self._parts)
+        found = judge([name for name, one in self._programs.items() if not runs(one)], self._parts)
         if found.state != "hung":
             self._stack = ""
             return found
@@ -177,8 +163,9 @@ class RayNode:
         """Return the state of the processes behind the silent part, and the stack of the one that is Python."""
         part = max(self._parts, key=lambda part: part.silent_s).name
         said = [f"{part}: {_state(self._programs[part])}"] if part in self._programs else []
-        for one in _below(self._ray):
-            if _serves(one, _SERVERS[part]):
+        for one in below(self._ray):
+            arguments: list[str] = _known(one.cmdline, [])
+            if any(argument.endswith(_SERVERS[part]) for argument in arguments):
                 said.append(f"stack of its page's process ({_state(one)}): {stack_of(one.pid)}")
                 break
         return "; ".join(said)
@@ -187,9 +174,7 @@ class RayNode:
 class Startup:
     """How long to wait for a starting node: as long as Ray's logs grow, up to a limit.
 
-    Args:
-        logs: folder of Ray's logs; it may not exist yet.
-        clock: returns a monotonic time in seconds.
+    The folder of the logs may not exist yet.
     """
 
     def __init__(self, logs: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -240,39 +225,26 @@ def stack_of(pid: int) -> str:
     return " < ".join(frames[:STACK_FRAMES])
 
 
-def _is_alive(one: psutil.Process) -> bool:
+def runs(program: psutil.Process) -> bool:
+    """Return whether a process runs; a zombie has ended."""
+    return _known(lambda: program.is_running() and program.status() != psutil.STATUS_ZOMBIE, False)
+
+
+def below(ancestor: psutil.Process) -> list[psutil.Process]:
+    """Return all descendants of a process; none if it has ended."""
+    return _known(lambda: list(ancestor.children(recursive=True)), [])
+
+
+def _known(read: Callable[[], _Fact], otherwise: _Fact) -> _Fact:
+    """Return a fact of a process; `otherwise` if it has ended."""
     try:
-        return one.is_running() and one.status() != psutil.STATUS_ZOMBIE
+        return read()
     except psutil.Error:
-        return False
+        return otherwise
 
 
-def _below(ray: psutil.Process) -> list[psutil.Process]:
-    try:
-        return list(ray.children(recursive=True))
-    except psutil.Error:  # it has ended
-        return []
-
-
-def _name(one: psutil.Process) -> str:
-    try:
-        return one.name()
-    except psutil.Error:
-        return ""
-
-
-def _serves(one: psutil.Process, programs: tuple[str, ...]) -> bool:
-    try:
-        return any(argument.endswith(programs) for argument in one.cmdline())
-    except psutil.Error:
-        return False
-
-
-def _state(one: psutil.Process) -> str:
-    try:
-        return f"pid {one.pid}, {one.status()}"
-    except psutil.Error:
-        return f"pid {one.pid}, gone"
+def _state(program: psutil.Process) -> str:
+    return f"pid {program.pid}, {_known(program.status, 'gone')}"
 
 
 def _size_bytes(folder: Path) -> int:

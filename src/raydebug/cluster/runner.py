@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from raydebug import process
 from raydebug.cluster.state import Cluster, name_option
@@ -20,47 +19,9 @@ IMAGE_PYTHON = "/opt/venv/bin/python"  # Dockerfile
 PYTHON_TIMEOUT_S = 30.0
 
 
-class Runner(Protocol):
-    """Where a job will run, for `run`, `check` and the profiles."""
-
-    def folder(self, here: Path) -> str:
-        """Return the path there of a folder of this machine.
-
-        Raises:
-            RaydebugError: it does not exist there.
-        """
-
-    def here(self, there: str) -> Path:
-        """Return where a file of the cluster is on this machine, the inverse of `folder`."""
-
-    def has_program(self, name: str, working_dir: Path) -> bool:
-        """Return whether a job started in this folder finds the program."""
-
-    def run_python(
-        self,
-        arguments: list[str],
-        working_dir: Path,
-        *,
-        environ: Mapping[str, str] | None = None,
-        timeout_s: float = PYTHON_TIMEOUT_S,
-    ) -> str:
-        """Run code of ours in the cluster's Python there and return what it printed.
-
-        Args:
-            arguments: what follows the interpreter and `-P`: the folder is not on the path.
-            working_dir: a folder of this machine; the program runs in the same folder there.
-            environ: its whole environment on this machine; containers have their own.
-            timeout_s: limit in seconds on this machine.
-        """
-
-
 @dataclass(frozen=True)
 class LocalRunner:
-    """This machine.
-
-    Args:
-        python: the cluster's interpreter.
-    """
+    """This machine, with the cluster's interpreter."""
 
     python: str
 
@@ -69,7 +30,7 @@ class LocalRunner:
         return str(here)
 
     def here(self, there: str) -> Path:
-        """Return the file itself."""
+        """Return the file itself; the inverse of `folder`."""
         return Path(there)
 
     def has_program(self, name: str, working_dir: Path) -> bool:
@@ -87,18 +48,20 @@ class LocalRunner:
         environ: Mapping[str, str] | None = None,
         timeout_s: float = PYTHON_TIMEOUT_S,
     ) -> str:
-        """Run the cluster's Python in a folder."""
+        """Run code of ours in the cluster's Python in a folder, and return what it printed.
+
+        Args:
+            arguments: what follows the interpreter and `-P`: the folder is not on the path.
+            working_dir: of this machine.
+            environ: its whole environment.
+            timeout_s: limit in seconds.
+        """
         return process.run([self.python, SAFE_PATH, *arguments], cwd=working_dir, env=environ, timeout_s=timeout_s)
 
 
 @dataclass(frozen=True)
 class ContainerRunner:
-    """The containers of a cluster, where the user's project is mounted.
-
-    Args:
-        cluster: a cluster in containers.
-        container: name of the one in which programs run; None for the head.
-    """
+    """A container of a cluster, the head's for None, where the user's project is mounted."""
 
     cluster: Cluster
     container: str | None = None
@@ -120,7 +83,7 @@ class ContainerRunner:
         )
 
     def here(self, there: str) -> Path:
-        """Return a file of the project on this machine; any other path as it is."""
+        """Return a file of the project on this machine, the inverse of `folder`; any other path as it is."""
         path = Path(there)
         return self.cluster.project / path.relative_to(WORKSPACE) if path.is_relative_to(WORKSPACE) else path
 
@@ -138,7 +101,7 @@ class ContainerRunner:
         environ: Mapping[str, str] | None = None,
         timeout_s: float = PYTHON_TIMEOUT_S,
     ) -> str:
-        """Run the image's Python in the container, whose environment the jobs have too."""
+        """Run the image's Python in the container, whose environment the jobs have too; there is no limit."""
         code, printed = self._run(arguments, working_dir)
         if code != 0:
             raise process.CommandFailed([IMAGE_PYTHON, SAFE_PATH, *arguments], code, printed, fix="see `raydebug ps`")
@@ -161,3 +124,7 @@ class ContainerRunner:
                 exit_code=Exit.SESSION_LOST,
             )
         return found.run_in(fitting[0], [IMAGE_PYTHON, SAFE_PATH, *arguments], self.folder(working_dir))
+
+
+Runner = LocalRunner | ContainerRunner
+"""Where a job will run, for `run`, `check` and the profiles."""

@@ -1,9 +1,4 @@
-"""The record of each cluster, by name, in the user's state folder: what another command needs to reach it.
-
-The folders of a cluster are private: no other user of the host can read or replace them, with any umask. Ray makes its
-temp dir and session folders 0777 without the sticky bit (ray 2.60.0 _common/utils.py try_to_create_directory): another
-user could replace the code of a job. Inside a private folder that does no harm.
-"""
+"""The record of each cluster, by name, in the user's state folder: what another command needs to reach it."""
 
 from __future__ import annotations
 
@@ -12,13 +7,11 @@ import dataclasses
 import json
 import os
 import re
-import shutil
-import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from raydebug.cluster.private_folders import make_private
 from raydebug.errors import Exit, RaydebugError
 from raydebug.settings.files import atomic_write, state_dir
 
@@ -33,14 +26,12 @@ class Cluster:
     """A cluster, and how to reach it.
 
     Args:
-        name: the user's name for it.
         id: unique; every process of the cluster carries it in its environment.
         kind: `local` or `compose`; without a record (find.py) `joined`, `by-hand` or `stock`.
         folder: its folder in the state directory: token, logs, status.
         temp_dir: private folder of a local cluster for Ray's temp dir and sockets, removed when the cluster ends.
         python: the interpreter whose environment Ray runs in.
         ports: by purpose; see up.PURPOSES.
-        debugger: its debugger mode.
         supervisor_pid, supervisor_birth: the supervisor of a local one (process.birth_of).
         supervisor_started: when it started, by psutil: for records of raydebug 0.1, and where there is no /proc.
         owner: pid of the `run` that started a local one, which ends with the last `run` that uses it; 0: it stays.
@@ -48,9 +39,7 @@ class Cluster:
         user: `UID:GID` that its containers run as.
         files: its compose files.
         settings: variables of the compose files that `up` chose for it.
-        workers: how many worker nodes a compose cluster has.
         end_when_hung: whether a local one ends when Ray has not answered for ray_node.HUNG_AFTER_S.
-        prefork: whether it keeps pre-forked processes with the heavy imports done.
         joined: for a cluster without a record: its `dashboard`, `gateway` (empty: none) and `token_file`.
         ray: the version of Ray in a local cluster's Python, or in the lock of containers; empty where it is not known.
     """
@@ -177,8 +166,7 @@ class Cluster:
 def clusters_dir(*, make: bool = False) -> Path:
     """Return the folder that holds a folder per cluster; one that is there is made private.
 
-    Args:
-        make: make it where it is missing. Only what writes needs it: a verb that only reads works without.
+    Only what writes has it made where it is missing: a verb that only reads works without.
     """
     folder = state_dir() / "clusters"
     if make or os.path.isdir(folder):  # noqa: PTH112 - False, not an error, in a folder that is closed to us
@@ -336,80 +324,3 @@ def read_status(cluster: Cluster) -> dict[str, Any]:
 def _write_json(path: Path, document: dict[str, Any]) -> None:
     with writing(path):
         atomic_write(path, json.dumps(document, indent=2))
-
-
-def make_temporary(prefix: str, most_bytes: int) -> Path:
-    """Return a new private folder with an unpredictable name, in TMPDIR, or in /tmp where that makes its path too long.
-
-    Args:
-        prefix: how its name begins.
-        most_bytes: length limit of its path, in bytes.
-
-    Raises:
-        RaydebugError: another user could replace a folder made there.
-    """
-    base = Path(tempfile.gettempdir())
-    if len(os.fsencode(base / f"{prefix}12345678")) > most_bytes:
-        base = Path("/tmp")  # noqa: S108 - mkdtemp makes a private folder in it
-    _check_ancestors(base / prefix)
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=base))
-
-
-def make_private(path: Path) -> None:
-    """Make a folder, and every missing folder above it, private; one that exists is made private.
-
-    Raises:
-        OSError: it cannot be made.
-        RaydebugError: it is a link or another user's, or another user could replace it.
-    """
-    for folder in [*reversed(path.parents), path]:
-        if not folder.exists():
-            folder.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
-    if found.st_uid == os.geteuid() and stat.S_ISDIR(found.st_mode) and found.st_mode & 0o077:
-        path.chmod(0o700)
-    check_private(path)
-
-
-def check_private(path: Path) -> None:
-    """Check that a path is our folder, not a link, closed to other users, and that no other user can replace it.
-
-    Raises:
-        RaydebugError: one of these does not hold.
-    """
-    try:
-        found = path.lstat()
-    except OSError as error:
-        raise _refuse(path, f"{error.strerror}", "take the cluster down and start it again") from error
-    if stat.S_ISLNK(found.st_mode):
-        raise _refuse(path, f"it is a link to {path.readlink()}", f"remove the link {path}")
-    if not stat.S_ISDIR(found.st_mode):
-        raise _refuse(path, "it is not a folder", f"remove {path}")
-    if found.st_uid != os.geteuid():
-        raise _refuse(path, f"it belongs to uid {found.st_uid}, not to {os.geteuid()}", f"remove the folder {path}")
-    if found.st_mode & 0o077:
-        raise _refuse(path, f"its mode is {found.st_mode & 0o7777:04o}, not 0700", f"chmod 700 {path}")
-    _check_ancestors(path)
-
-
-def remove_private(path: Path) -> None:
-    """Remove a folder with its contents; a link, or another user's folder in its place, is left alone."""
-    with contextlib.suppress(OSError):
-        found = path.lstat()
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _check_ancestors(path: Path) -> None:
-    """Refuse a path with a folder above it in which another user can rename what is not theirs."""
-    for folder in path.resolve().parents:
-        found = folder.stat()
-        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-            cause = f"every user may replace what is in {folder} (mode {found.st_mode & 0o7777:04o}, no sticky bit)"
-            raise _refuse(path, cause, f"chmod o-w {folder}, or use another folder (TMPDIR, XDG_STATE_HOME)")
-
-
-def _refuse(path: Path, cause: str, fix: str) -> RaydebugError:
-    return RaydebugError(
-        f"{path} is not private to you", cause=cause, fix=fix, code="state.not-private", exit_code=Exit.USAGE
-    )

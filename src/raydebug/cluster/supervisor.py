@@ -20,8 +20,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from raydebug import process
-from raydebug.cluster import audit_log, locks, ray_node, state
+from raydebug.cluster import audit_log, locks, private_folders, ray_node, state
 from raydebug.cluster.environment import cluster_environment, ray_command
 from raydebug.cluster.find import load_cluster
 from raydebug.cluster.port_owner import stranger_listening
@@ -42,13 +44,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class Restarts:
-    """A limit on restarts within a sliding window of time.
-
-    Args:
-        limit: how many restarts are allowed within the window.
-        window_s: length of the window, in seconds.
-        clock: returns a monotonic time in seconds.
-    """
+    """A limit on restarts within a sliding window of time; `clock` is a monotonic time in seconds."""
 
     def __init__(self, limit: int, window_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._limit, self._window_s, self._clock = limit, window_s, clock
@@ -134,7 +130,7 @@ class Supervisor:
         """Return why another user could access the cluster's folders; None if no other user can."""
         try:
             for folder in (self.cluster.folder, self.cluster.temp_dir):
-                state.check_private(folder)
+                private_folders.check_private(folder)
         except RaydebugError as failure:
             return f"{failure.what}: {failure.cause}"
         return None
@@ -142,8 +138,7 @@ class Supervisor:
     def _take_ports(self) -> str | None:
         """Listen on the gateway's ports for its whole life: between two of its lives no other user can take them.
 
-        Returns:
-            Why that is impossible; None if they are ours.
+        Return why that is impossible; None if they are ours.
         """
         for purpose in ("gateway", "dial"):
             address = (self.cluster.host, self.cluster.ports[purpose])
@@ -319,8 +314,6 @@ class Supervisor:
 
     def _reap_adopted(self) -> None:
         """Reap zombie descendants that were reparented to us."""
-        import psutil
-
         own = {child.pid for child in self._started}  # Popen reaps these itself
         for one in psutil.Process().children():
             if one.pid not in own:
@@ -338,12 +331,10 @@ class Supervisor:
         while time.monotonic() < deadline and any(child.poll() is None for child in self._started):
             time.sleep(0.02)
         self._end_children()
-        state.remove_private(self.cluster.temp_dir)
+        private_folders.remove_private(self.cluster.temp_dir)
 
     def _end_children(self, but: int | None = None) -> None:
         """Kill all descendants, also those whose parents have ended, but for one child."""
-        import psutil
-
         for _ in range(20):  # a process that ends may still start another
             left = [one for one in psutil.Process().children(recursive=True) if one.pid != but]
             if not left:

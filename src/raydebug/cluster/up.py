@@ -46,15 +46,12 @@ class UpOptions:
     """The options of `up`, for a cluster of either kind; None leaves the choice to raydebug.
 
     Args:
-        name: the cluster's name.
         cpus, gpus: logical CPUs and GPUs of a node.
-        debugger: debugger mode.
         dashboard_port, gateway_port: ports on this machine; 0 takes a free one.
         python: local: the interpreter whose environment Ray runs in; None for this one.
         owner: local: pid of the `run` that the cluster is for; it ends with the last `run` that uses it.
         prefork: local: keep pre-forked processes with the heavy imports done.
         end_when_hung: local: end the cluster when Ray has not answered for ray_node.HUNG_AFTER_S.
-        flavour: compose: one of FLAVOURS.
         workers: compose: number of worker nodes.
         project: compose: folder of this machine that the containers have as /workspace.
         mounts: compose: SOURCE:TARGET[:ro] of further folders.
@@ -87,9 +84,9 @@ class UpOptions:
         return {"dashboard": self.dashboard_port, "gateway": self.gateway_port}
 
 
-def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Return whether a port is free on this address and on the wildcard address, which another server may hold."""
-    for address in (host, ""):
+def is_free(port: int) -> bool:
+    """Return whether a port is free on loopback and on the wildcard address, which another server may hold."""
+    for address in ("127.0.0.1", ""):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

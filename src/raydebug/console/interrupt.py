@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+RESPONSE_TIMEOUT_S = 1.5  # of an evaluation that was interrupted
 GAVE_UP = "*** stopped waiting; the code still runs in the process, and the next command waits for it"
 
 
@@ -46,15 +47,12 @@ def ignore_interrupts() -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)
 
 
-async def interruptible_there(
-    running: asyncio.Future[T], interrupt: Callable[[], Awaitable[None]], *, timeout_s: float = 1.5
-) -> T:
+async def interruptible_there(running: asyncio.Future[T], interrupt: Callable[[], Awaitable[None]]) -> T:
     """Wait for a command that runs in a paused process; Ctrl-C interrupts it there, and its response is returned.
 
     Args:
         running: the command.
         interrupt: raises KeyboardInterrupt in the process.
-        timeout_s: limit of the response after that, in seconds.
 
     Raises:
         Interrupted: the code did not end; the command is cancelled on this side only.
@@ -63,7 +61,7 @@ async def interruptible_there(
         return await interruptible(asyncio.shield(running))
     except Interrupted:
         await interrupt()
-        await asyncio.wait([running], timeout=timeout_s)
+        await asyncio.wait([running], timeout=RESPONSE_TIMEOUT_S)
         if not running.done():
             running.cancel()
             raise

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from raydebug.console import probes
 from raydebug.console.frames import Stack
-from raydebug.dap import OUT_OF_REACH, ConnectionLost, DapSession, RequestFailed
+from raydebug.dap import ConnectionLost, DapSession, RequestFailed
 from raydebug.errors import Exit, RaydebugError
 from raydebug.gateway.gateway_client import unproven
 from raydebug.protocol.client_handshake import NotProven
+from raydebug.protocol.lost_peers import OUT_OF_REACH
 from raydebug.protocol.wire import Message
 
 _REFUSALS = {

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING
 from raydebug.cluster.find import load_cluster
 from raydebug.cluster.state import DEFAULT_NAME
 from raydebug.console.session import GatewayAddress
-from raydebug.dap import OUT_OF_REACH, READ_BYTES, open_proven, reduce_latency, watch_peer
+from raydebug.dap import READ_BYTES, open_proven, reduce_latency
 from raydebug.errors import RaydebugError
 from raydebug.protocol import wire
 from raydebug.protocol.client_handshake import NotProven
+from raydebug.protocol.lost_peers import OUT_OF_REACH, watch_peer
 from raydebug.protocol.wire import Message
 
 if TYPE_CHECKING:
@@ -54,11 +55,7 @@ def find_address(arguments: Message) -> GatewayAddress:
 
 
 def serve(snapshot: str | None = None) -> None:
-    """Speak DAP on stdin and stdout until either side disconnects.
-
-    Args:
-        snapshot: a file or a run to open in place of what the editor asks for.
-    """
+    """Speak DAP on stdin and stdout until either side disconnects; a snapshot is opened in place of what is asked."""
     asyncio.run(_serve(snapshot))
 
 

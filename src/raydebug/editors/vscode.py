@@ -1,57 +1,36 @@
-r"""VS Code's launch.json: one configuration with which F5 opens every pause of a cluster.
+"""VS Code's launch.json: one configuration with which F5 opens every pause of a cluster.
 
 It contains no token. VS Code's Python debugger starts the program of `debugAdapterPath` as its adapter, which finds the
 cluster and reads the token (adapter.py). Source: microsoft/vscode-python-debugger accf683 (2026.7),
 src/extension/debugger/adapter/factory.ts:60-100: an `attach` with `listen` and without `connect` uses the adapter's
 stdin and stdout, and `listen` has no other effect.
-
-A launch.json is JSON with comments and trailing commas. `parse_jsonc` returns the position of each value, so that the
-rest of the file stays as it is:
-
->>> text = '{\n  // mine\n  "a": [1, 2,],\n}'
->>> root = parse_jsonc(text)
->>> root.value
-{'a': [1, 2]}
->>> items = root.members["a"].items
->>> text[items[1].start : items[1].end]
-'2'
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from raydebug.cluster.state import Cluster
 from raydebug.editors import adapter
+from raydebug.editors.jsonc import JsoncError, Node, parse_jsonc
 from raydebug.errors import Exit, RaydebugError
 from raydebug.settings.files import atomic_write, decode, read_bounded, require_own
 
 FILE = Path(".vscode") / "launch.json"
 MAX_FILE_BYTES = 1024 * 1024
 INDENT = 2
-MAX_DEPTH = 100
-_BLANK = re.compile(r"(?:[ \t\r\n]+|//[^\r\n]*|/\*[\s\S]*?\*/)*")
-_STRING = re.compile(r'"(?:[^"\\\r\n]|\\.)*"')
-_WORD = re.compile(r"[-+.\w]+")
 # What a user may set in a configuration of ours (docs/02-attach.md). Any other key of it is replaced: who made the
 # folder may have put a task or another interpreter there.
 KEPT = ("justMyCode", "ranks", "job", "target")
 
 
 def configuration_for(cluster: Cluster, folder: Path) -> dict[str, object]:
-    """Return the configuration that attaches to a cluster.
-
-    Args:
-        cluster: the cluster.
-        folder: the folder that the editor has open.
+    """Return the configuration that attaches to a cluster from an editor with this folder open.
 
     Raises:
         RaydebugError: the folder is not mounted in the containers of the cluster.
@@ -66,11 +45,7 @@ def configuration_for(cluster: Cluster, folder: Path) -> dict[str, object]:
 
 
 def configuration_for_snapshot(target: str) -> dict[str, object]:
-    """Return the configuration that opens what a crash left.
-
-    Args:
-        target: a file, or a run: its id or `last`.
-    """
+    """Return the configuration that opens what a crash left: a file, or a run, by its id or `last`."""
     return _configuration("crash", snapshot=str(Path(target).resolve()) if Path(target).exists() else target)
 
 
@@ -88,10 +63,9 @@ def _configuration(name: str, **what: object) -> dict[str, object]:
 
 
 def write_configuration(configuration: Mapping[str, object], folder: Path) -> tuple[Path, bool]:
-    """Write the configuration into the launch.json of a folder; the rest of the file stays as it is.
+    """Write the configuration into the launch.json of a folder; return the file, and whether it had to be changed.
 
-    Returns:
-        The file, and whether it had to be changed.
+    The rest of the file stays as it is.
 
     Raises:
         RaydebugError: the existing file is not a launch.json, or cannot be written.
@@ -118,9 +92,7 @@ def write_configuration(configuration: Mapping[str, object], folder: Path) -> tu
 def merge(text: str, configuration: Mapping[str, object]) -> str:
     """Return the text of a launch.json with the configuration in it.
 
-    Args:
-        text: the present content; empty if there is no file.
-        configuration: appended to the list, or put in place of the one with the same name, whose KEPT keys stay.
+    It is appended to the list, or put in place of the one with the same name, whose KEPT keys stay.
 
     Raises:
         JsoncError: the text is not a launch.json.
@@ -183,105 +155,3 @@ def _bad_file(path: Path, cause: str) -> RaydebugError:
         code="vscode.bad-file",
         exit_code=Exit.USAGE,
     )
-
-
-# JSON with comments
-
-
-class JsoncError(ValueError):
-    """Text that is not JSON, with the line (from 1) of the error."""
-
-    def __init__(self, line: int, what: str) -> None:
-        super().__init__(f"line {line}: {what}")
-        self.line = line
-
-
-@dataclass
-class Node:
-    """A value and its position: text[start:end]."""
-
-    value: Any
-    start: int
-    end: int
-    members: dict[str, Node] = field(default_factory=dict)
-    items: list[Node] = field(default_factory=list)
-
-
-def parse_jsonc(text: str) -> Node:
-    """Parse a document.
-
-    Raises:
-        JsoncError: it is not JSON.
-    """
-    parser = _Parser(text)
-    node = parser.value(parser.skip(0), 0)
-    rest = parser.skip(node.end)
-    if rest != len(text):
-        raise parser.error(rest, "text after the end of the document")
-    return node
-
-
-class _Parser:
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def error(self, at: int, what: str) -> JsoncError:
-        return JsoncError(self._text.count("\n", 0, at) + 1, what)
-
-    def skip(self, at: int) -> int:
-        found = _BLANK.match(self._text, at)
-        assert found is not None
-        if self._text.startswith("/*", found.end()):
-            raise self.error(found.end(), "an unterminated comment")
-        return found.end()
-
-    def value(self, at: int, depth: int) -> Node:
-        if depth > MAX_DEPTH:
-            raise self.error(at, f"nested deeper than {MAX_DEPTH}")
-        first = self._text[at : at + 1]
-        if first == "{":
-            return self._object(at, depth)
-        if first == "[":
-            return self._array(at, depth)
-        found = (_STRING if first == '"' else _WORD).match(self._text, at)
-        if found is None:
-            raise self.error(at, f"a value is expected, not {first!r}" if first else "unexpected end")
-        try:
-            return Node(json.loads(found[0]), at, found.end())
-        except ValueError as error:
-            raise self.error(at, f"{found[0][:40]} is not a value") from error
-
-    def _object(self, at: int, depth: int) -> Node:
-        node = Node({}, at, at)
-        at = self.skip(at + 1)
-        while not self._text.startswith("}", at):
-            name = self.value(at, depth)
-            if not isinstance(name.value, str):
-                raise self.error(at, "a name in quotes is expected")
-            at = self.skip(name.end)
-            if not self._text.startswith(":", at):
-                raise self.error(at, f'a colon is expected after "{name.value[:40]}"')
-            member = self.value(self.skip(at + 1), depth + 1)
-            node.members[name.value], node.value[name.value] = member, member.value
-            at = self._comma(member.end, "}")
-        node.end = at + 1
-        return node
-
-    def _array(self, at: int, depth: int) -> Node:
-        node = Node([], at, at)
-        at = self.skip(at + 1)
-        while not self._text.startswith("]", at):
-            item = self.value(at, depth + 1)
-            node.items.append(item)
-            node.value.append(item.value)
-            at = self._comma(item.end, "]")
-        node.end = at + 1
-        return node
-
-    def _comma(self, at: int, closing: str) -> int:
-        at = self.skip(at)
-        if self._text.startswith(",", at):
-            return self.skip(at + 1)
-        if not self._text.startswith(closing, at):
-            raise self.error(at, f"a comma or {closing} is expected")
-        return at

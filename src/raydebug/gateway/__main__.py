@@ -20,29 +20,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raydebug.dap import ConnectionLost, RequestFailed, watch_peer
+from raydebug.dap import ConnectionLost, RequestFailed
 from raydebug.gateway import logs
 from raydebug.gateway.board import Board
 from raydebug.gateway.client import AUTHENTICATION_TIMEOUT_S, MAX_UNPROVEN_BYTES, Client, Services
 from raydebug.gateway.control import Control
+from raydebug.gateway.handshake import ClientAuthentication, ProcessAuthentication
 from raydebug.gateway.http import HttpApi
-from raydebug.gateway.listener import (
-    AuthThrottle,
-    ClientAuthentication,
-    Listener,
-    Pieces,
-    ProcessAuthentication,
-    Unproven,
-    raise_file_limit,
-    streams_of,
-)
+from raydebug.gateway.listener import Listener, Pieces, Unproven, raise_file_limit, streams_of
 from raydebug.gateway.numbers import Numbers
 from raydebug.gateway.pause_lifecycle import LIMIT_S, Expiry, ProcessEvents
 from raydebug.gateway.pause_requests import PauseRequests
 from raydebug.gateway.processes import Process
 from raydebug.gateway.snapshots import Snapshots
+from raydebug.gateway.throttle import AuthThrottle
 from raydebug.protocol import client_handshake, messages, variables, wire
 from raydebug.protocol.listings import GatewayTask
+from raydebug.protocol.lost_peers import watch_peer
 
 log = logging.getLogger("raydebug.gateway")
 

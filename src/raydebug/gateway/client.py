@@ -10,10 +10,11 @@ from raydebug.dap import READ_BYTES
 from raydebug.gateway import logs, requests
 from raydebug.gateway.board import Board, Pause
 from raydebug.gateway.forwarding import Connection, Forwarder
-from raydebug.gateway.listener import AuthThrottle, Pieces
+from raydebug.gateway.listener import Pieces
 from raydebug.gateway.pause_requests import PauseRequests
 from raydebug.gateway.requests import LOOK, PathMap, Refused
 from raydebug.gateway.root_session import ROOT, TARGET, RootSession
+from raydebug.gateway.throttle import AuthThrottle
 from raydebug.protocol import messages, wire
 from raydebug.protocol.wire import Message
 

@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from raydebug.dap import OUT_OF_REACH, ConnectionLost, DapSession, RequestFailed
+from raydebug.dap import ConnectionLost, DapSession, RequestFailed
 from raydebug.protocol import records, wire
+from raydebug.protocol.lost_peers import OUT_OF_REACH
 from raydebug.protocol.records import BadRecord, Frame
 from raydebug.protocol.wire import Message
 

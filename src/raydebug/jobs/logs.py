@@ -272,11 +272,11 @@ async def follow_lines(
                 on_line(source, line)
 
 
-def wait_until(is_true: Callable[[], bool], timeout_s: float | None, every_s: float = LOOK_EVERY_S) -> bool:
+def wait_until(is_true: Callable[[], bool], timeout_s: float | None) -> bool:
     """Wait until a condition is true; return False after the time limit."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while not is_true():
         if deadline is not None and time.monotonic() >= deadline:
             return False
-        time.sleep(every_s)
+        time.sleep(LOOK_EVERY_S)
     return True

@@ -62,14 +62,13 @@ class Phases:
     steps: list[Step] = field(default_factory=list)
     step_count: int = 0  # those left out too
     trainer: Trainer | None = None  # whose steps they are
-    paused_s: float = 0.0  # time spent paused, which `rows` leaves out
     _every: int = 1  # of the steps between the first and the last ones, those with a multiple of this number are kept
 
     def take(self, line: str, now: float) -> None:
         """Record the phase that a line of the log ends."""
         for name, pattern in ENDS:
             if name not in self.ended and pattern.search(line):
-                self.ended[name] = now - self.paused_s
+                self.ended[name] = now
         for name, pattern in TAKEN:
             if (found := pattern.search(line)) and len(self.taken) < MOST_TAKEN:
                 seconds = float(found[1])
@@ -80,15 +79,17 @@ class Phases:
             if (reported := trainer.step_of(line)) is not None:
                 self.trainer = trainer
                 if reported["step"] == 1:
-                    self.ended.setdefault(FIRST_STEP, now - self.paused_s)
+                    self.ended.setdefault(FIRST_STEP, now)
                 kept = {name: value for name, value in reported["metrics"].items() if name in trainer.metrics}
                 self._take_step(reported["step"], kept, kept.get(trainer.step_seconds), now - self.started)
 
     def _take_step(self, step: int, metrics: dict[str, float], seconds: float | None, end_s: float) -> None:
         if self.steps and step <= self.steps[-1]["step"]:  # a copy of the same line
             return
-        before_s = self.steps[-1]["end_s"] if self.steps else self.rows()[-1][1] if self.ended else 0.0
-        seconds = max(0.0, end_s - before_s) if seconds is None else seconds
+        if seconds is None:
+            phases_s = (moment - self.started for name, moment in self.ended.items() if name != FIRST_STEP)
+            before_s = self.steps[-1]["end_s"] if self.steps else max(phases_s, default=0.0)
+            seconds = max(0.0, end_s - before_s)
         self.steps.append({"step": step, "end_s": round(end_s, 3), "seconds": round(seconds, 3), "metrics": metrics})
         self.step_count += 1
         if len(self.steps) > MOST_STEPS:
@@ -99,15 +100,6 @@ class Phases:
         while (kept := [one for one in middle if one["step"] % self._every == 0])[MOST_STEPS // 2 :]:
             self._every *= 2
         self.steps[FIRST_STEPS:-LAST_STEPS] = kept
-
-    def rows(self) -> list[tuple[str, float]]:
-        """Return each phase with its seconds, in the order in which they ended; time spent paused is left out."""
-        rows = []
-        before = self.started
-        for name, moment in sorted(self.ended.items(), key=lambda item: item[1]):
-            rows.append((name, moment - before))
-            before = moment
-        return rows + [("second step", step["seconds"]) for step in self.steps if step["step"] == 2]
 
     def spans(self, end_s: float | None) -> list[Span]:
         """Return the phases with their places in time, in seconds since the start.
@@ -125,8 +117,3 @@ class Phases:
             end_s = None if end_s is None else round(end_s, 3)
             spans.append({"name": rest, "start_s": round(before_s, 3), "end_s": end_s})
         return spans + self.taken
-
-    @property
-    def training_s(self) -> float:
-        """Seconds from submission to the end of the second step, pauses not counted; 0 before it has ended."""
-        return next((step["end_s"] - self.paused_s for step in self.steps if step["step"] == 2), 0.0)

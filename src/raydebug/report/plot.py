@@ -137,11 +137,11 @@ def _y(value: float, low: float, high: float) -> str:
     return number(_HEIGHT * (1 - (value - low) / ((high - low) or 1.0)))
 
 
-def scale_labels(top: str, bottom: str = "0") -> Markup:
+def scale_labels(top: str) -> Markup:
     """Return labels for the upper and the lower edge of a plot."""
     return join([
         tag("text", top, x="4", y="13", class_="scale"),
-        tag("text", bottom, x="4", y="100%", dy="-4", class_="scale"),
+        tag("text", "0", x="4", y="100%", dy="-4", class_="scale"),
     ])  # fmt: skip
 
 
@@ -209,9 +209,9 @@ def downsample(points: Points, columns: int = COLUMNS) -> Downsampled:
     return Downsampled(middle, low, high)
 
 
-def peak(samples: Sequence[tuple[float, ...]], column: int = 1) -> float:
-    """Return the highest value in a column of samples; 0 if none is known."""
-    return max((value for sample in samples if (value := sample[column]) >= 0), default=0.0)
+def peak(samples: Sequence[tuple[float, ...]]) -> float:
+    """Return the highest value of samples, which follows their time; 0 if none is known."""
+    return max((value for sample in samples if (value := sample[1]) >= 0), default=0.0)
 
 
 def merge(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from raydebug.errors import Exit, RaydebugError
-from raydebug.settings.files import NotPlainText, environment_dir, read_plain, write_named
+from raydebug.settings.files import NotPlainText, environment_dir, read_plain
 
 FLAVOURS = ("core", "cpu", "cuda", "cuda-verl04")
 GPU_FLAVOURS = ("cuda", "cuda-verl04")  # their containers get the host's NVIDIA GPUs
@@ -22,8 +22,8 @@ VLLM_LEAST = (0, 9)
 # Source: ray 2.52.1 _private/authentication/; with 2.49.2 and older /api/jobs/ answers 200 without a token (run).
 TOKEN_SINCE = (2, 52)
 LOCK_BYTES_MAX = 4 * 1024 * 1024  # the largest lock is about 0.4 MB; a bigger file is no lock
-_TITLE = "# raydebug lock, made by `nox -s lock`: change the .in file, not this one"
-_HEADER_FIELDS = ("flavour", "python", "inputs", "body")
+TITLE = "# raydebug lock, made by `nox -s lock`: change the .in file, not this one"
+HEADER_FIELDS = ("flavour", "python", "inputs", "body")
 _PIN = re.compile(r"(?P<name>[a-z0-9][a-z0-9._-]*)==(?P<version>[^\s;\\]+)(?: ; (?P<marker>[^\\]+?))?(?P<more> \\)?")
 _HASH = re.compile(r" {4}--hash=sha256:(?P<sha256>[0-9a-f]{64})(?P<more> \\)?")
 
@@ -100,42 +100,6 @@ def digest(lines: Iterable[str]) -> str:
     return "sha256:" + hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
 
 
-def read_inputs(flavour: str, env: Path, dependencies: Iterable[str] = (), options: Iterable[str] = ()) -> list[str]:
-    """Return every line that decides what a flavour's lock holds; comments and blank lines decide nothing.
-
-    Args:
-        flavour: which `<flavour>.in`, with the files it includes and its `<flavour>.overrides`.
-        env: the folder of the pins.
-        dependencies: raydebug's own dependencies, from pyproject.toml.
-        options: further options of the resolver, such as the Python version.
-
-    Raises:
-        RaydebugError: `lock.unreadable`, a file is missing or is not plain text.
-    """
-    lines = [*(f"option {option}" for option in options), *(f"project {line}" for line in sorted(dependencies))]
-    lines += _meaning(env / f"{flavour}.in")
-    for extra in (env / f"{flavour}.overrides", env / "uv.toml"):
-        if extra.exists():
-            lines += [f"{extra.name} {line}" for line in _meaning(extra)]
-    return lines
-
-
-def asked_pins(lines: Iterable[str]) -> dict[str, str]:
-    """Return the exact pins among the lines of `read_inputs`: normalised name -> version."""
-    found = {}
-    for line in lines:
-        if pin := re.fullmatch(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;]+)", line):
-            found[normalise(pin[1])] = pin[2]
-    return found
-
-
-def write_lock(path: Path, *, flavour: str, python: str, inputs: Iterable[str], body: str) -> None:
-    """Write a lock with its header, in one step."""
-    fields = {"flavour": flavour, "python": python, "inputs": digest(inputs), "body": digest(body.splitlines())}
-    header = "".join(f"# {name}: {fields[name]}\n" for name in _HEADER_FIELDS)
-    write_named(path, f"{_TITLE}\n{header}{body}", mode=None)
-
-
 def read_lock(path: Path) -> Lock:
     """Read a lock strictly.
 
@@ -143,14 +107,14 @@ def read_lock(path: Path) -> Lock:
         RaydebugError: `lock.unreadable` (missing, empty, too big, not plain text) or `lock.malformed` (a line that
             `nox -s lock` does not write, a package pinned twice, a pin without hash), with the line's number.
     """
-    lines = _plain_text(path).removesuffix("\n").split("\n")
+    lines = plain_text(path).removesuffix("\n").split("\n")
     fields = _read_header(path, lines)
-    body = lines[1 + len(_HEADER_FIELDS) :]
+    body = lines[1 + len(HEADER_FIELDS) :]
     pins: dict[str, str] = {}
     pinned_at: dict[str, int] = {}
     hashes: dict[str, list[str]] = {}
     name, more = "", False
-    for number, line in enumerate(body, start=2 + len(_HEADER_FIELDS)):
+    for number, line in enumerate(body, start=2 + len(HEADER_FIELDS)):
         if more:
             if not (found := _HASH.fullmatch(line)):
                 raise _malformed(path, number, f"expected a --hash of {name}, found {line!r}")
@@ -171,38 +135,6 @@ def read_lock(path: Path) -> Lock:
     return Lock(**fields, pins=pins, hashes=sha256s, body_now=digest(body))
 
 
-def verify_lock(path: Path, inputs: Iterable[str] | None = None) -> Lock:
-    """Read a lock and hold it against what it was made from.
-
-    Args:
-        path: the lock.
-        inputs: the lines of `read_inputs`; None where they are not at hand (an installed raydebug).
-
-    Raises:
-        RaydebugError: `lock.edited`, its lines are not those that were made; `lock.stale`, its inputs have changed;
-            and what `read_lock` raises.
-    """
-    lock = read_lock(path)
-    if lock.body_now != lock.body:
-        raise RaydebugError(
-            f"{path} was edited by hand",
-            cause=f"its pins and hashes have {_short(lock.body_now)}, its header says {_short(lock.body)}",
-            fix=f"git checkout -- {path}; to change a pin, change {path.with_suffix('.in').name} and run: nox -s lock",
-            code="lock.edited",
-            exit_code=Exit.USAGE,
-        )
-    if inputs is not None and (now := digest(inputs)) != lock.inputs:
-        raise RaydebugError(
-            f"{path} no longer fits what it was made from",
-            cause=f"{path.with_suffix('.in').name}, a file it includes, or pyproject.toml's dependencies changed: "
-            f"they have {_short(now)}, the lock says {_short(lock.inputs)}",
-            fix="nox -s lock",
-            code="lock.stale",
-            exit_code=Exit.USAGE,
-        )
-    return lock
-
-
 def digest_of(flavour: str) -> str:
     """Return the digest of a flavour's lock as it lies there; empty where it cannot be read."""
     with contextlib.suppress(RaydebugError):
@@ -211,10 +143,10 @@ def digest_of(flavour: str) -> str:
 
 
 def _read_header(path: Path, lines: list[str]) -> dict[str, str]:
-    if lines[0] != _TITLE:
-        raise _malformed(path, 1, f"expected {_TITLE!r}, found {lines[0]!r}")
+    if lines[0] != TITLE:
+        raise _malformed(path, 1, f"expected {TITLE!r}, found {lines[0]!r}")
     fields = {}
-    for number, name in enumerate(_HEADER_FIELDS, start=2):
+    for number, name in enumerate(HEADER_FIELDS, start=2):
         line = lines[number - 1] if number <= len(lines) else ""
         if not line.startswith(f"# {name}: "):
             raise _malformed(path, number, f"expected '# {name}: ...', found {line!r}")
@@ -222,35 +154,20 @@ def _read_header(path: Path, lines: list[str]) -> dict[str, str]:
     return fields
 
 
-def _meaning(path: Path, seen: frozenset[Path] = frozenset()) -> list[str]:
-    lines = []
-    for number, raw in enumerate(_plain_text(path).split("\n"), start=1):
-        line = re.sub(r"(^|\s)#.*", "", raw).strip()
-        include, _, target = line.partition(" ")
-        if include == "-r":
-            included = path.parent / target
-            if included in seen | {path}:
-                raise _unreadable(path, f"line {number}: {target} includes itself")
-            lines += _meaning(included, seen | {path})
-        elif include == "-c":
-            lines += [f"-c {constraint}" for constraint in _meaning(path.parent / target)]
-        elif line:
-            lines.append(line)
-    return lines
+def plain_text(path: Path) -> str:
+    """Return the text of a file of pins.
 
-
-def _plain_text(path: Path) -> str:
+    Raises:
+        RaydebugError: `lock.unreadable`, it is missing or is not plain text.
+    """
     try:
         return read_plain(path, bytes_max=LOCK_BYTES_MAX, what="a file of pins")
     except NotPlainText as error:
-        raise _unreadable(path, str(error)) from error
+        raise unreadable(path, str(error)) from error
 
 
-def _short(sha256: str) -> str:
-    return sha256[:19]
-
-
-def _unreadable(path: Path, cause: str) -> RaydebugError:
+def unreadable(path: Path, cause: str) -> RaydebugError:
+    """Return the error of a file of pins that cannot be read."""
     return RaydebugError(
         f"cannot read {path}",
         cause=cause,

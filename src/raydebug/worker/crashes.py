@@ -30,9 +30,7 @@ _seen: set[str] = set()  # kinds of crash
 def note_crash(error: BaseException | None, *, ends: bool = False) -> None:
     """Send a snapshot of an uncaught exception of a task, a thread or the program. Never raises.
 
-    Args:
-        error: the exception. An exit, an interrupt, and an error that another task raised are no crashes.
-        ends: whether the process ends after it.
+    An exit, an interrupt, and an error that another task raised are no crashes. `ends`: the process ends after it.
     """
     if not worker.snapshots_are_on() or error is None or not _is_crash(error):
         return
@@ -40,7 +38,7 @@ def note_crash(error: BaseException | None, *, ends: bool = False) -> None:
     try:
         with worker.fork_guard:
             from raydebug.worker import snapshot  # not at the start of every process
-        frames = snapshot.frames_of(BaseException.__dict__["__traceback__"].__get__(error))
+        frames = snapshot.frames_of(error)
         summary = snapshot.summarize(error, frames, "crash")
         with _lock:
             if summary["same"] in _seen or len(_seen) >= MAX_OF_PROCESS:
@@ -71,19 +69,16 @@ def _is_crash(error: BaseException) -> bool:
 
 
 def save_pause(snapshot_id: str, thread_id: int) -> None:
-    """Send a snapshot of a paused thread, which the gateway has requested. Never raises.
-
-    Args:
-        snapshot_id: its id.
-        thread_id: the thread, as DAP numbers it.
-    """
+    """Send a snapshot of a paused thread, by its number in DAP; the gateway has requested it. Never raises."""
     try:
         with worker.fork_guard:
-            from raydebug.worker import snapshot, suspended_threads
+            from raydebug.worker import pause, snapshot, suspended_threads
         (thread,) = (one for one in threading.enumerate() if suspended_threads.dap_id(one) == thread_id)
-        error, frames = _paused_at(sys._current_frames()[thread.ident or 0])
-        if error is not None:
-            frames = snapshot.frames_of(BaseException.__dict__["__traceback__"].__get__(error))
+        error = pause.shown_errors.get(thread.ident or 0)
+        if error is None:
+            frames = _paused_frames(sys._current_frames()[thread.ident or 0])
+        else:
+            frames = snapshot.frames_of(error)
         summary = snapshot.summarize(error, frames, "pause")
         summary["id"] = snapshot_id
         _Delivery(summary).give(snapshot.write(error, frames, summary, thread.name))
@@ -91,30 +86,24 @@ def save_pause(snapshot_id: str, thread_id: int) -> None:
         worker.log(f"no snapshot of this pause: {type(failure).__name__}")
 
 
-def _paused_at(frame: FrameType | None) -> tuple[BaseException | None, list[tuple[FrameType, int]]]:
-    """Return the exception of a post-mortem pause; of any other pause the frames without the debugger's."""
+def _paused_frames(frame: FrameType | None) -> list[tuple[FrameType, int]]:
+    """Return the frames of a paused thread, innermost first, without the debugger's."""
     with worker.fork_guard:
-        from raydebug.worker import pause, pause_requests
+        from raydebug.worker import pause_requests
     frames: list[tuple[FrameType, int]] = []
     is_inside = True
     while frame is not None:
-        if is_inside and frame.f_code is pause.pause_on_error.__code__:
-            return frame.f_locals["error"], []
         if is_inside and pause_requests.is_debuggers(frame):
             frames.clear()  # the debugger called these
         else:
             is_inside = is_inside and not pause_requests.is_users(frame)
             frames.append((frame, frame.f_lineno))
         frame = frame.f_back
-    return None, frames[:60]
+    return frames[:60]
 
 
 class _Delivery:
-    """Sends one snapshot to the gateway, in its own thread.
-
-    Args:
-        summary: of the snapshot.
-    """
+    """Sends one snapshot to the gateway, in its own thread."""
 
     def __init__(self, summary: SnapshotSummary) -> None:
         self._summary, self._file = summary, b""

@@ -16,7 +16,7 @@ TYPE_CHECKING = False  # as in startup.py
 if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
+    from types import ModuleType, TracebackType
     from typing import Any
 
 
@@ -61,14 +61,20 @@ def watch_threads(module: ModuleType) -> None:
     previous = module.excepthook
 
     def excepthook(arguments: Any) -> None:
-        _note_crash(arguments.exc_value)
-        if worker.post_mortem_is_on() and arguments.exc_value is not None:
-            with worker.fork_guard:
-                from raydebug.worker import pause
-            pause.pause_on_error(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
+        if arguments.exc_value is not None:
+            note_uncaught(arguments.exc_value, arguments.exc_traceback)
         previous(arguments)
 
     module.excepthook = excepthook  # type: ignore[attr-defined]
+
+
+def note_uncaught(error: BaseException, trace: TracebackType | None, *, ends: bool = False) -> None:
+    """Send a snapshot of an error that ends a thread or the program, and pause."""
+    _note_crash(error, ends=ends)
+    if worker.post_mortem_is_on():
+        with worker.fork_guard:
+            from raydebug.worker import pause
+        pause.pause_on_error(type(error), error, trace)
 
 
 def _note_crash(error: BaseException | None, *, ends: bool = False) -> None:

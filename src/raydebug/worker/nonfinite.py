@@ -31,8 +31,7 @@ _has_stopped = False
 def watch_trainers(module: ModuleType) -> None:
     """Watch all modules of a process from the moment when it creates an optimizer; inference engines create none.
 
-    Args:
-        module: torch.optim.optimizer, just imported.
+    The module is torch.optim.optimizer, just imported.
     """
     original = module.Optimizer.__init__
 

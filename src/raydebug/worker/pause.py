@@ -23,6 +23,8 @@ from raydebug.worker.dial_in import NoGateway
 
 _pausing = threading.local()
 _pauses = itertools.count(1)
+shown_errors: dict[int, BaseException] = {}
+"""The exceptions at which threads are paused, by the thread's ident."""
 
 
 def pause_at(
@@ -35,7 +37,7 @@ def pause_at(
     tripwire: TripwireRecord | None = None,
     refuse: Callable[[str], None] = lambda _: None,
 ) -> bool:
-    """Pause at a frame; if that is impossible, log the reason and return at once.
+    """Pause at a frame, and return whether it has paused; if that is impossible, log the reason and return at once.
 
     Args:
         frame: the user's frame.
@@ -45,9 +47,6 @@ def pause_at(
         request: the request that it answers.
         tripwire: why a tripwire tripped.
         refuse: receives the reason too if it does not pause.
-
-    Returns:
-        Whether it has paused.
     """
 
     def describe() -> PauseRecord:
@@ -64,13 +63,10 @@ def pause_at(
 
 
 def pause_on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> bool:
-    """Pause at the frame that raised; cancellations and errors that another task has passed on are let through.
+    """Pause at the frame that raised, and return whether it has paused.
 
-    Of a group, as asyncio's TaskGroup raises it, the first exception in it is shown: the group itself has only the
-    frames that have waited.
-
-    Returns:
-        Whether it has paused.
+    Cancellations and errors that another task has passed on are let through. Of a group, as asyncio's TaskGroup raises
+    it, the first exception in it is shown: the group itself has only the frames that have waited.
     """
     while issubclass(kind, BaseExceptionGroup):
         group: BaseExceptionGroup[Any] = error  # type: ignore[assignment]
@@ -84,7 +80,11 @@ def pause_on_error(kind: type[BaseException], error: BaseException, trace: Trace
         return False
 
     def suspend(debugger: Any, thread: threading.Thread, info: Any) -> None:
-        debugger.stop_on_unhandled_exception(debugger, thread, info, (kind, error, trace))
+        shown_errors[threading.get_ident()] = error
+        try:
+            debugger.stop_on_unhandled_exception(debugger, thread, info, (kind, error, trace))
+        finally:
+            shown_errors.pop(threading.get_ident(), None)
 
     return _pause(
         lambda: records.describe_pause(trace.tb_frame, "post-mortem", error=error, trace=trace), suspend, lambda _: None
@@ -121,15 +121,9 @@ def _pause(
     suspend: Callable[[Any, threading.Thread, Any], None],
     refuse: Callable[[str], None],
 ) -> bool:
-    """Announce a pause of the calling thread and suspend it.
+    """Announce a pause of the calling thread and suspend it; return whether it has paused.
 
-    Args:
-        describe: makes its record.
-        suspend: waits in pydevd; gets the debugger, the thread, and pydevd's info about it.
-        refuse: receives the reason if it does not pause.
-
-    Returns:
-        Whether it has paused.
+    `suspend` waits in pydevd; it gets the debugger, the thread, and pydevd's info about it.
     """
     with suspended_threads.programs_tracer_kept(), _guard(refuse) as may_pause:
         if not may_pause:
@@ -235,6 +229,7 @@ def _announce(debugger: Any, thread: threading.Thread, record: PauseRecord) -> N
 
 def _forget_pauses_of_parent() -> None:
     _pausing.now = False
+    shown_errors.clear()
 
 
 os.register_at_fork(after_in_child=_forget_pauses_of_parent)

@@ -18,7 +18,8 @@ from typing import Any
 
 from raydebug import worker
 from raydebug.worker import suspended_threads
-from raydebug.worker.dial_in import Backoff, ReconnectingSocket, Unreachable, patience_s, proven_connection
+from raydebug.worker.dial_in import Unreachable, proven_connection
+from raydebug.worker.reconnecting_socket import Backoff, ReconnectingSocket, patience_s
 
 # The first version whose pydevd has what this file and suspended_threads.py use (`PYDEVD_USE_SYS_MONITORING`,
 # `notify_event.wait`): tests/ray/test_contracts.py. Ray itself asks for 1.8.0 (2.60.0, util/debugpy.py:19).
@@ -39,9 +40,6 @@ about_to_pause: set[int] = set()
 
 def connected_debugger(say: Callable[[str], None] = worker.log) -> Any:
     """Return this process's pydevd; if needed, dial the gateway first, and retry for RAYDEBUG_PATIENCE_S.
-
-    Args:
-        say: writes a line to the job's log.
 
     Raises:
         NoGateway: there is none.

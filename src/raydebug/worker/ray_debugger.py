@@ -174,8 +174,7 @@ def _correct_location(module: ModuleType, pdb: Any, frame: FrameType) -> None:
 def _wait_for_either(pdb: Any, frame: FrameType, error: Any) -> str:
     """Pause until a debugger resumes the thread, or `ray debug` connects.
 
-    Returns:
-        `raydebug`; or `ray debug` if it has connected, or if the thread cannot be paused.
+    Return `raydebug`; or `ray debug` if it has connected, or if the thread cannot be paused.
     """
     with worker.fork_guard:
         from raydebug.worker import pause

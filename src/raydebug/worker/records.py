@@ -6,13 +6,14 @@ import json
 import os
 import sys
 import threading
-from types import FrameType, GetSetDescriptorType, TracebackType
+from types import FrameType, TracebackType
 from typing import Any, TypedDict, cast
 
 from raydebug.protocol import variables
 from raydebug.protocol.records import PauseRecord, ProcessRecord, TripwireRecord, WorkRecord
 from raydebug.protocol.secrets import scrubbed, without_secret_arguments
 from raydebug.worker import torch_hooks
+from raydebug.worker.training_step import step_of
 
 STARTS_DRIVERS = "ray.dashboard.modules.job.job_supervisor"  # Ray 2.60: an actor, whose child is the job's driver
 MAX_NAME = 250  # characters of a function, thread, task or actor; the gateway accepts 1 KB (protocol/records.py)
@@ -247,77 +248,3 @@ def _quietly(read: Any) -> Any:
         return read()
     except Exception:  # noqa: BLE001 - see the module's first line
         return None
-
-
-# The training step, in plain attributes of the callers: no user code runs
-
-# verl 0.9.1 counts in `self.global_steps` of its trainer and passes it along with the batch: in a DataProto's
-# `meta_info["global_steps"]`, in a TensorDict's "global_steps", once for the batch or once for each of its rows
-# (tensordict 0.10 NonTensorData, NonTensorStack). transformers 5.9 Trainer counts in `self.state.global_step`.
-STEP_NAMES = ("global_steps", "global_step")
-MAX_FRAMES = 60
-CO_OPTIMIZED = 1  # inspect.CO_OPTIMIZED: of functions
-
-
-def step_of(frame: FrameType | None) -> int | None:
-    """Return the step in the nearest caller that has one, or None."""
-    for _ in range(MAX_FRAMES):
-        if frame is None:
-            return None
-        if not frame.f_code.co_flags & CO_OPTIMIZED and frame.f_code.co_name != "<module>":
-            frame = frame.f_back  # the body of a class: its namespace may be an object of the user's
-            continue
-        local = frame.f_locals
-        found = _number_in(local)
-        if found is None:
-            found = _of_object(local.get("self"))
-        if found is None:
-            found = next((n for value in list(local.values()) if (n := _of_batch(value)) is not None), None)
-        if found is not None:
-            return found
-        frame = frame.f_back
-    return None
-
-
-def _number_in(names: Any) -> int | None:
-    if type(names) is not dict and not hasattr(names, "get"):
-        return None
-    for name in STEP_NAMES:
-        value = names.get(name)
-        if type(value) is int:
-            return value
-    return None
-
-
-def _attributes(instance: Any) -> dict[str, object]:
-    for base in type.__dict__["__mro__"].__get__(type(instance)):
-        member = type.__dict__["__dict__"].__get__(base).get("__dict__")
-        if member is not None:  # a property of the user's is not called
-            attributes = member.__get__(instance) if type(member) is GetSetDescriptorType else None
-            return attributes if type(attributes) is dict else {}
-    return {}
-
-
-def _of_object(instance: Any) -> int | None:
-    if instance is None:
-        return None
-    attributes = _attributes(instance)
-    found = _number_in(attributes)
-    return _number_in(_attributes(attributes.get("state"))) if found is None else found
-
-
-def _of_batch(value: Any) -> int | None:
-    attributes = _attributes(value)
-    about = attributes.get("meta_info")
-    if type(about) is dict:
-        return _number_in(about)
-    fields = attributes.get("_tensordict")
-    if type(fields) is not dict:
-        return None
-    found = next((fields[name] for name in STEP_NAMES if name in fields), None)
-    rows = _attributes(found).get("tensordicts")
-    if type(rows) is list and rows:
-        found = rows[0]
-    held = _attributes(found).get("_non_tensordict")
-    number = held.get("data") if type(held) is dict else None
-    return number if type(number) is int else None

@@ -170,9 +170,7 @@ class Values:
     def add(self, named: Iterable[tuple[str, object]], depth: int) -> dict[str, int]:
         """Read variables, breadth first, and return their indices.
 
-        Args:
-            named: names and values.
-            depth: levels of containers and attributes to open; with 1 fewer items are saved.
+        `depth` is how many levels of containers and attributes to open; with 1 fewer items are saved.
         """
         self._items, self._sampled = (MAX_ITEMS, SAMPLED) if depth > 1 else (FEW_ITEMS, FEW_SAMPLED)
         found = {name: self._place(value, depth, name) for name, value in named}

@@ -35,7 +35,7 @@ from raydebug.protocol.snapshot import (
     SnapshotDocument,
     SnapshotSummary,
 )
-from raydebug.worker import dial_in, records, source
+from raydebug.worker import dial_in, records, source, training_step
 from raydebug.worker.saved_values import MAX_CHARS, Values, attributes_of, type_name
 
 LIMIT_S = 0.25
@@ -65,14 +65,15 @@ _TEXT_OF: dict[int, tuple[str, ...]] = {
 # Exceptions
 
 
-def frames_of(trace: TracebackType | None) -> list[_Place]:
-    """Return the frames of a traceback, innermost first; the middle of a very deep one is left out."""
-    found = _all_frames_of(trace)
+def frames_of(error: BaseException) -> list[_Place]:
+    """Return the frames of an exception, innermost first; the middle of a very deep traceback is left out."""
+    found = _all_frames_of(error)
     return found if len(found) <= MAX_INNER + MAX_OUTER else found[:MAX_INNER] + found[-MAX_OUTER:]
 
 
-def _all_frames_of(trace: TracebackType | None) -> list[_Place]:
+def _all_frames_of(error: BaseException) -> list[_Place]:
     found: list[_Place] = []
+    trace: TracebackType | None = _TRACE.__get__(error)
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.endswith(".pyx"):  # Cython's have neither locals nor source
             found.append((trace.tb_frame, trace.tb_lineno))
@@ -135,12 +136,9 @@ def is_cuda_error(error: BaseException) -> bool:
 
 
 def summarize(error: BaseException | None, frames: list[_Place], kind: str) -> SnapshotSummary:
-    """Return the summary of a snapshot; its message may contain secrets until `document_of` has hidden them.
+    """Return the summary of a snapshot, of the kind "crash" or "pause"; the frames are innermost first.
 
-    Args:
-        error: the exception; None for a paused thread.
-        frames: its frames, innermost first.
-        kind: "crash" or "pause".
+    Its message may contain secrets until `document_of` has hidden them.
     """
     name = "" if error is None else type_name(type(error))
     functions = "|".join(frame.f_code.co_qualname for frame, _ in frames)
@@ -191,13 +189,8 @@ def document_of(
 ) -> SnapshotDocument:
     """Return the snapshot of an exception, or of a paused thread, within LIMIT_S and MAX_BYTES.
 
-    The raised exception is read first, then the chain: the limits cut causes before anything else.
-
-    Args:
-        error: the exception; None for a paused thread.
-        frames: its frames, innermost first.
-        summary: as `summarize` has returned it.
-        thread: name of the thread.
+    The raised exception is read first, then the chain: the limits cut causes before anything else. The frames are
+    innermost first, the summary is that of `summarize`.
     """
     chain = [] if error is None else _chain(error)
     reads = error is None or not is_cuda_error(error)
@@ -212,14 +205,14 @@ def document_of(
                 saved.append(_frame((frame, line), values, DEEP if number < DEEP_FRAMES else SHALLOW))
         return [known[id(frame), line] for frame, line in places]
 
-    indices = [save(frames), *(save(frames_of(_TRACE.__get__(one))) for one, _, _ in chain[1:])]
+    indices = [save(frames), *(save(frames_of(one)) for one, _, _ in chain[1:])]
     document: SnapshotDocument = {
         "format": FORMAT,
         "version": VERSION,
         "summary": summary,
         "process": {**records.describe_process(), **records.describe_work()},
         "thread": thread,
-        "step": records.step_of(frames[0][0]) if frames else None,
+        "step": training_step.step_of(frames[0][0]) if frames else None,
         "argv": [*getattr(sys, "orig_argv", [])],
         "versions": _versions(),
         "exceptions": [_exception(*one, its_frames) for one, its_frames in zip(chain, indices, strict=False)],
@@ -244,7 +237,7 @@ def compress(document: SnapshotDocument) -> bytes:
 def _exception(error: BaseException, relation: str, parent: int, frames: list[int]) -> SavedException:
     saved: SavedException = {"type": type_name(type(error)), "text": text_of(error), "relation": relation}
     saved["frames"] = frames
-    if (left_out := len(_all_frames_of(_TRACE.__get__(error))) - len(frames)) > 0:
+    if (left_out := len(_all_frames_of(error)) - len(frames)) > 0:
         saved["left_out"] = left_out
     if parent >= 0:
         saved["parent"] = parent
@@ -278,7 +271,7 @@ def _frame(place: _Place, values: Values, depth: int) -> SavedFrame:
 
 
 def _locals(frame: FrameType) -> Iterator[tuple[str, object]]:
-    is_function = frame.f_code.co_flags & records.CO_OPTIMIZED
+    is_function = frame.f_code.co_flags & training_step.CO_OPTIMIZED
     if not is_function and frame.f_code.co_name != "<module>":
         return  # a class body, whose namespace may be an object of a user's class
     variables: Any = frame.f_locals if is_function else frame.f_globals

@@ -18,8 +18,7 @@ _scrub = Scrubber(()).scrub
 def lines_of(path: str) -> list[str]:
     """Return the lines of a source file; none if it is no regular file or a very large one.
 
-    Args:
-        path: as a code object has it; any text, as `compile` accepts any.
+    The path may be any text, as `compile` accepts any.
     """
     if path not in linecache.cache:
         try:

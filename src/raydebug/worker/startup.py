@@ -12,6 +12,7 @@ import sys
 import raydebug
 from raydebug import worker
 from raydebug.protocol import variables
+from raydebug.worker import import_hooks
 
 TYPE_CHECKING = False  # typing.TYPE_CHECKING would cost 17 ms of imports
 if TYPE_CHECKING:
@@ -96,21 +97,10 @@ _uncaught: BaseException | None = None  # the error that excepthook has seen
 
 def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Stand in for `sys.excepthook`: send a snapshot of the error that ends the program, and pause."""
-    _note_uncaught(kind, error, trace)
-    _plain_excepthook(kind, error, trace)
-
-
-def _note_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     global _uncaught
     _uncaught = error
-    if worker.snapshots_are_on():
-        with worker.fork_guard:
-            from raydebug.worker import crashes
-        crashes.note_crash(error, ends=True)
-    if worker.post_mortem_is_on():
-        with worker.fork_guard:
-            from raydebug.worker import pause
-        pause.pause_on_error(kind, error, trace)
+    import_hooks.note_uncaught(error, trace, ends=True)
+    _plain_excepthook(kind, error, trace)
 
 
 def _at_exit() -> None:
@@ -120,7 +110,7 @@ def _at_exit() -> None:
     """
     error: BaseException | None = getattr(sys, "last_value", None)
     if sys.excepthook is not excepthook and error is not None and error is not _uncaught:
-        _note_uncaught(type(error), error, sys.last_traceback)
+        import_hooks.note_uncaught(error, sys.last_traceback, ends=True)
     session = sys.modules.get("raydebug.worker.pydevd_session")
     if session is not None:
         session.end()
@@ -187,8 +177,6 @@ def install() -> None:
     # For children without our hook.
     os.environ.setdefault("PYTHONBREAKPOINT", "raydebug.worker.pause.fallback_breakpoint")
     raydebug.breakpoint = code_breakpoint
-    from raydebug.worker import import_hooks
-
     import_hooks.install()
     if "raydebug.prefork.forked_process" in sys.modules:  # forked from a process with the heavy imports done
         import_hooks.catch_up()

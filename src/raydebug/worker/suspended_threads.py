@@ -26,11 +26,7 @@ from raydebug.worker import records
 
 
 class SuspendedThreads:
-    """The suspended threads of this process.
-
-    Args:
-        debugger: this process's pydevd.
-    """
+    """The suspended threads of this process, by its pydevd."""
 
     def __init__(self, debugger: Any) -> None:
         self._debugger = debugger
@@ -206,8 +202,7 @@ _lock = threading.Lock()  # from Python 3.12 on one switch turns the tracing of 
 def not_traced(info: Any) -> Iterator[None]:
     """Keep pydevd from stopping in our own calls on the way to the user's frame, and in what is evaluated at a pause.
 
-    Args:
-        info: what pydevd knows of the calling thread.
+    `info` is what pydevd knows of the calling thread.
     """
     from _pydevd_bundle.pydevd_constants import PYDEVD_USE_SYS_MONITORING
 
@@ -229,9 +224,7 @@ def not_traced(info: Any) -> Iterator[None]:
 def trace_only_while_needed(debugger: Any, info: Any) -> None:
     """Trace the calling thread for a step or for line breakpoints, and let it run at full speed otherwise.
 
-    Args:
-        debugger: this process's pydevd.
-        info: what pydevd knows of the calling thread.
+    `info` is what pydevd knows of the calling thread.
     """
     needed = not debugger.pydb_disposed and (info.pydev_step_cmd != -1 or bool(debugger.breakpoints))
     from _pydevd_bundle.pydevd_constants import PYDEVD_USE_SYS_MONITORING

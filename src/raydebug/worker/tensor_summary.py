@@ -22,13 +22,7 @@ AFTER_CUDA_ERROR = "after a CUDA error"
 
 
 def summarize(value: Any, kind: Any, limit: int) -> TensorSummary:
-    """Return the summary of a tensor or an array.
-
-    Args:
-        value: the tensor or array.
-        kind: its type.
-        limit: the most values to read; 0 if none may be read.
-    """
+    """Return the summary of a tensor or an array; `limit` is the most values to read, 0 if none may be read."""
     numpy: Any = sys.modules.get("numpy")
     if hasattr(numpy, "ndarray") and issubclass(kind, numpy.ndarray):
         return _of_array(numpy, value, kind, limit)
@@ -121,12 +115,9 @@ def _sample_of(shape: list[int], limit: int) -> tuple[list[int], list[int]]:
 
 
 def _add_values(summary: TensorSummary, pick: Callable[[list[int], list[int]], list[Any]], limit: int) -> None:
-    """Add the first values, and the statistics of a sample.
+    """Add the first values to a summary, and the statistics of a sample of at most `limit` values.
 
-    Args:
-        summary: changed in place.
-        pick: returns values, given their number in each dimension and the step between them.
-        limit: the most values to read.
+    `pick` returns values, given their number in each dimension and the step between them.
     """
     shape = summary["shape"]
     if 0 in shape:

@@ -24,11 +24,7 @@ VALIDATION = "val"  # verl 0.9.1 logs the metrics of a validation by themselves:
 
 
 class Tripwires:
-    """The conditions of this job, with the history of their metrics in this process.
-
-    Args:
-        conditions: as `--stop-when` gives them.
-    """
+    """The conditions of this job, with the history of their metrics in this process."""
 
     def __init__(self, conditions: list[Condition]) -> None:
         self._held = dict.fromkeys(conditions, 0)  # for how many steps in a row
@@ -36,16 +32,9 @@ class Tripwires:
         self._said = False
 
     def take(self, step: int, metrics: Mapping[str, Any]) -> tuple[str, TripwireRecord] | None:
-        """Evaluate the conditions whose metrics this step has.
+        """Return the conditions that trip with this step's metrics, and the record for the pause; None if none trips.
 
         A condition trips when it begins to hold, and again only after a step in which it did not hold.
-
-        Args:
-            step: the training step.
-            metrics: their values in this step.
-
-        Returns:
-            The conditions that trip and the record for the pause; None if none trips.
         """
         values = {name: value for name in self._history if (value := _value(name, metrics)) is not None}
         if not self._said and step > 0 and not all(name.startswith(VALIDATION) for name in metrics):
@@ -106,10 +95,7 @@ def _text(value: float) -> str:
 def watch(module: ModuleType, function: str) -> None:
     """Evaluate the conditions whenever the trainer logs the metrics of a step, and pause in its frame if one trips.
 
-    Args:
-        module: the trainer's, just imported.
-        function: the one that logs the metrics, with the names of its parameters for the step and the metrics:
-            `Tracking.log(step,data)`.
+    The function that logs them has the names of its parameters for the step and the metrics: `Tracking.log(step,data)`.
     """
     name, _, parameters = function.rstrip(")").partition("(")
     class_name, _, method = name.partition(".")

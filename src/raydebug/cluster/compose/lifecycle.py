@@ -14,16 +14,9 @@ from typing import Any
 from raydebug import process, render
 from raydebug.cluster import audit_log, state
 from raydebug.cluster.compose import engine, preflight
+from raydebug.cluster.compose.container_user import choose_user
 from raydebug.cluster.compose.engine import Container, Engine
-from raydebug.cluster.compose.plan import (
-    ENV_FILE_VARIABLE,
-    Given,
-    as_compose,
-    choose_user,
-    files_for,
-    read_given,
-    sizes_of,
-)
+from raydebug.cluster.compose.plan import ENV_FILE_VARIABLE, Given, as_compose, files_for, read_given, sizes_of
 from raydebug.cluster.compose.project import UP_TIMEOUT_S, keep_audit_lines, project_of, run_compose, settings_of
 from raydebug.cluster.compose.project_file import foreign_rights, mounts_of, of_project, refuse_foreign_rights
 from raydebug.cluster.compose.sizing import Setting
@@ -56,10 +49,9 @@ ENGINE_AWAY_S = 20.0  # an engine that restarts is back by then
 
 
 def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda phase: None) -> tuple[Cluster, bool]:
-    """Start a cluster of containers and return it when every node is healthy; a running one is returned as it is.
+    """Start a cluster of containers; return it when all nodes are healthy, and whether this call started it.
 
-    Returns:
-        The cluster, and whether this call started it.
+    A running one is returned as it is.
 
     Raises:
         RaydebugError: something is missing or taken; nothing is left behind then.

@@ -1,15 +1,12 @@
-"""Inputs of a cluster in containers, decided before anything is created: sizes, files, mounts, keys, their user."""
+"""Inputs of a cluster in containers, decided before anything is created: sizes, files, mounts, keys."""
 
 from __future__ import annotations
 
-import grp
-import hashlib
 import json
 import os
-import pwd
 import re
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,8 +38,6 @@ _OURS = tuple(
 )  # fmt: skip
 # On this machine. Docker's socket is in /run, and /var/run is a link to it.
 _NEVER = ("/", "/proc", "/sys", "/dev", "/run", "/var/run")
-# No distribution and no program assigns these. Source: https://systemd.io/UIDS-GIDS (table "Summary").
-UNUSED_IDS = range(60706, 61184)
 
 
 @dataclass(frozen=True)
@@ -64,7 +59,7 @@ class Given:
     Args:
         variables: .env of a checkout, and above it the environment.
         mounts: folders of this machine.
-        env_file: a file with keys and proxies for the nodes; None for none.
+        env_file: a file with keys and proxies for the nodes.
     """
 
     variables: Mapping[str, str]
@@ -146,11 +141,7 @@ def _bad_keys(path: Path, cause: str, fix: str) -> RaydebugError:
 
 
 def parse_mounts(options: list[str], variable: str) -> list[Mount]:
-    """Return the mounts that the user named.
-
-    Args:
-        options: values of `--mount`.
-        variable: the value of RAYDEBUG_MOUNTS.
+    """Return the mounts that the user named: values of `--mount`, and the value of RAYDEBUG_MOUNTS.
 
     Raises:
         RaydebugError: one cannot be mounted, or its folder is missing (exit 2).
@@ -213,12 +204,7 @@ def _parse_mount(where: str, text: str) -> Mount:
 
 
 def why_no_mount(source: str | None, target: str) -> str | None:
-    """Return why a folder of this machine may not be mounted in containers; None if it may.
-
-    Args:
-        source: on this machine; None to look at the target only.
-        target: in the containers.
-    """
+    """Return why a folder of this machine may not be mounted in containers; None if it may, or for a target alone."""
     if _tidy(target) in _OURS or _tidy(target).startswith(("/proc/", "/sys/", "/dev/", "/run/", "/opt/raydebug")):
         return f"the containers have {target} for themselves"
     real = "" if source is None else _tidy(os.path.realpath(source))
@@ -234,74 +220,3 @@ def _tidy(path: str) -> str:
 
 def _no_mount(what: str, cause: str, fix: str) -> RaydebugError:
     return RaydebugError(what, cause=cause, fix=fix, code="mount.invalid", exit_code=Exit.USAGE)
-
-
-# The user that containers run as: never root, and never another account of this machine by accident. A host user with
-# that uid may read the containers' files through /proc, the token included, and debug their processes.
-
-
-def choose_user(name: str, project: Path) -> tuple[int, int]:
-    """Return the uid and gid for the containers of a cluster.
-
-    A user's containers run as that user. Root's run as the owner of the project, or, where that is root too, as an id
-    that no account on this machine has.
-
-    Args:
-        name: the cluster's; the same name gets the same unused id again, so that its caches stay writable.
-        project: the folder that the containers have as /workspace.
-
-    Raises:
-        RaydebugError: root's project belongs to root, and every id of the range is taken (exit 3).
-    """
-    caller = (os.getuid(), os.getgid())
-    if caller[0]:
-        return caller
-    owner = project.stat()
-    if owner.st_uid:
-        return owner.st_uid, owner.st_gid or owner.st_uid
-    running = ids_of_processes()
-    unused = first_unused(name, lambda one: one in running or has_account(one))
-    return unused, unused
-
-
-def first_unused(name: str, is_taken: Callable[[int], bool]) -> int:
-    """Return the first free id of the range, from a place on that depends on the name.
-
-    Raises:
-        RaydebugError: none is free (exit 3).
-    """
-    start = int(hashlib.sha256(name.encode()).hexdigest(), 16) % len(UNUSED_IDS)
-    for step in range(len(UNUSED_IDS)):
-        candidate = UNUSED_IDS[(start + step) % len(UNUSED_IDS)]
-        if not is_taken(candidate):
-            return candidate
-    raise RaydebugError(
-        "there is no unused user id for the containers",
-        cause=f"accounts or processes of this machine have all of {UNUSED_IDS[0]} to {UNUSED_IDS[-1]}",
-        fix="give the project's folder to a user of its own: `chown -R USER .`; the containers run as its owner then",
-        code="user.none-unused",
-        exit_code=Exit.TAKEN,
-    )
-
-
-def has_account(number: int) -> bool:
-    """Return whether a user or a group of this machine has this id, in any source of its NSS."""
-    for look_up in (pwd.getpwuid, grp.getgrgid):
-        try:
-            look_up(number)
-        except KeyError:
-            continue
-        return True
-    return False
-
-
-def ids_of_processes() -> set[int]:
-    """Return every uid that a process of this machine has, those of other containers included."""
-    found: set[int] = set()
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            line = next(ln for ln in status.read_text(errors="replace").splitlines() if ln.startswith("Uid:"))
-        except (OSError, StopIteration):  # it has ended
-            continue
-        found.update(int(part) for part in line.split()[1:])
-    return found

@@ -45,7 +45,6 @@ class Host:
     """The resources of a machine. Not its /dev/shm: each container gets its own, bounded by SHM_SIZE and its memory.
 
     Args:
-        cores: of the CPU.
         memory_bytes: that the engine's containers can have together.
         gpus_bytes: memory of each GPU.
         pids: maximum of processes and threads; 0 if unknown.
@@ -59,13 +58,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Setting:
-    """One variable of the compose files.
-
-    Args:
-        name: the variable.
-        value: as docker compose reads it.
-        why: the arithmetic, for the reader.
-    """
+    """One variable of the compose files, its value as docker compose reads it, and the arithmetic for the reader."""
 
     name: str
     value: str
@@ -75,10 +68,7 @@ class Setting:
 def look_at_host(*, with_gpus: bool, engine: tuple[int, int] | None = None) -> Host:
     """Return the resources of this machine.
 
-    Args:
-        with_gpus: ask the NVIDIA driver for GPUs.
-        engine: cores and bytes of memory as the Docker engine has them (it may run in a virtual machine); None asks
-            this machine.
+    `engine` has the cores and bytes of memory of the Docker engine (it may run in a virtual machine).
     """
     cores, memory_bytes = engine or (os.cpu_count() or 1, _memory_bytes())
     return Host(
@@ -114,12 +104,9 @@ def _gpus_bytes() -> tuple[int, ...]:
 
 
 def settings_for(host: Host, *, workers: int = 1, logical_gpus: int = 0) -> list[Setting]:
-    """Return the settings of a cluster that may use the whole host.
+    """Return the settings of a cluster that may use the whole host, which its workers share.
 
-    Args:
-        host: the machine.
-        workers: worker containers on it, which share the rest.
-        logical_gpus: of each worker without real GPUs.
+    `logical_gpus` are those of each worker without real GPUs.
     """
     total = max(1, host.memory_bytes // GIB)
     ranks = len(host.gpus_bytes) or logical_gpus

@@ -27,13 +27,8 @@ class NoSuchPlace(ValueError):
 def compile_with(source: bytes, path: str, specs: list[BreakpointSpec], *, as_script: bool = False) -> CodeType:
     """Return the code of a module with a call to each breakpoint before its statement.
 
-    A breakpoint that cannot be compiled in is left out, and the job's log says why.
-
-    Args:
-        source: the module's source.
-        path: its file.
-        specs: the breakpoints; `function` is a qualified name inside the module.
-        as_script: give the module the empty `__spec__` of a script, on which multiprocessing's spawn relies.
+    A breakpoint that cannot be compiled in is left out, and the job's log says why. A script gets the empty `__spec__`
+    of one, on which multiprocessing's spawn relies.
 
     Raises:
         SyntaxError: the source does not parse.

@@ -163,11 +163,9 @@ def build_in_pending() -> None:
 
 
 def build_in(specs: list[BreakpointSpec]) -> list[BreakpointReport]:
-    """Build breakpoints into the loaded functions of their files.
+    """Build breakpoints into the loaded functions of their files, and return the state of each.
 
-    Returns:
-        The state of each breakpoint: `set` in loaded functions, `waiting` for its file to be loaded, or `failed` with
-        the reason.
+    It is `set` in loaded functions, `waiting` for its file to be loaded, or `failed` with the reason.
     """
     functions = _functions_by_file({os.path.basename(spec["source"]) for spec in specs})
     reports: list[BreakpointReport] = []

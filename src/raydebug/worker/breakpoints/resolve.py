@@ -32,11 +32,7 @@ class NotResolved(Exception):
 
 
 def resolve(where: str, search: list[str]) -> BreakpointSpec:
-    """Return the breakpoint that a WHERE describes.
-
-    Args:
-        where: `file.py:LINE`, `file.py:function`, `package.module:function` or `package.module:Class.method`.
-        search: folders to search for a file or a module, first to last.
+    """Return the breakpoint that a WHERE describes; folders are searched first to last for its file or module.
 
     Raises:
         NotResolved: it describes none.

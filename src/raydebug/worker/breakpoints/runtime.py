@@ -26,11 +26,7 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
 
 
 class Site:
-    """One breakpoint in this process.
-
-    Args:
-        spec: "id", "where" and "policy" of the breakpoint.
-    """
+    """One breakpoint in this process, by its "id", "where" and "policy"."""
 
     __slots__ = ("_every", "_logged", "armed", "misses", "spec", "stops")
 
@@ -116,8 +112,8 @@ class Site:
 
     def _is_step(self, wanted: list[list[Any]], frame: FrameType) -> bool:
         with worker.fork_guard:
-            from raydebug.worker import records
-        step = records.step_of(frame)
+            from raydebug.worker import training_step
+        step = training_step.step_of(frame)
         if step is None:
             self._log_once("the training step is not known here, so step never holds; use if= on a variable")
             return False
@@ -183,17 +179,9 @@ def call_in_code(
     timeout_s: float | None,
     log: str | None,
 ) -> None:
-    """Do what `raydebug.breakpoint()` asks for in the frame that calls it.
+    """Do what `raydebug.breakpoint()` asks for (raydebug/__init__.py) in the frame that calls it.
 
-    Args:
-        frame: the calling frame.
-        skips: by N, the calls that `raydebug.breakpoint()` skips itself.
-        every: pause at each N-th call only.
-        rank: only in this rank, or in these.
-        once: at most once in this process.
-        maximum: at most so often in this process.
-        timeout_s: seconds without a client after which it resumes.
-        log: a line to log instead of pausing.
+    `skips` has, by N, the calls that `raydebug.breakpoint()` skips itself.
     """
     place = id(frame.f_code) + frame.f_lasti  # the address of the instruction; hashing a code object is slow
     site = _in_code.get(place)

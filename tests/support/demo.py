@@ -58,6 +58,7 @@ class Training:
         self.log = folder / "job.log"
         self.steps: list[str] = []
         self.phases = Phases(time.monotonic())
+        self.paused_s = 0.0  # not counted in the phases
         self._last = "(nothing yet)"
         with self.log.open("wb") as output:
             argv = [sys.executable, process.SAFE_PATH, "-m", "raydebug", "run", *arguments]
@@ -74,6 +75,17 @@ class Training:
     def last_line(self) -> str:
         """What the log said last."""
         return self._last
+
+    @property
+    def training_s(self) -> float:
+        """Seconds from submission to the end of the second step; 0 before it has ended."""
+        return next((step["end_s"] for step in self.phases.steps if step["step"] == 2), 0.0)
+
+    def rows(self) -> list[tuple[str, float]]:
+        """Return each phase that has ended with its seconds, and the second step."""
+        spans = [span for span in self.phases.spans(None) if span not in self.phases.taken]
+        rows = [(span["name"], span["end_s"] - span["start_s"]) for span in spans if span["end_s"] is not None]
+        return rows + [("second step", step["seconds"]) for step in self.phases.steps if step["step"] == 2]
 
     def wait(self, limit_s: float) -> int:
         """Wait for the end of the job and return its exit code.
@@ -116,7 +128,7 @@ class Training:
                 self._take(without_ansi(line))
 
     def _take(self, line: str) -> None:
-        self.phases.take(line, time.monotonic())
+        self.phases.take(line, time.monotonic() - self.paused_s)
         if line.strip():
             self._last = line.strip()[:160]
         found = STEP.search(line)
@@ -208,7 +220,7 @@ class Demo:
         paused_since = time.monotonic() - max(p["since_s"] or 0.0 for p in waiting)
         for pause in waiting:
             self.look_at(pause)
-        training.phases.paused_s += time.monotonic() - paused_since
+        training.paused_s += time.monotonic() - paused_since
 
     def look_at(self, pause: ListedPause) -> None:
         """Attach to one pause."""
@@ -258,11 +270,11 @@ class Demo:
                 or (self.vision and CORRELATION.match(m))
             ]
             render.out("job log: " + "  ".join(metrics))
-        rows = [*self.seconds[:3], *training.phases.rows(), *self.seconds[3:]]
+        rows = [*self.seconds[:3], *training.rows(), *self.seconds[3:]]
         attach = sorted(self.attach_s)[len(self.attach_s) // 2]
-        rows += [("training up to step 2", training.phases.training_s), ("attach and look (whole command)", attach)]
+        rows += [("training up to step 2", training.training_s), ("attach and look (whole command)", attach)]
         table = [[what, f"{seconds:.1f}"] for what, seconds in rows]
-        table += [["pauses seen", str(self.pauses)], ["paused", f"{training.phases.paused_s:.1f}"], ["exit", "0"]]
+        table += [["pauses seen", str(self.pauses)], ["paused", f"{training.paused_s:.1f}"], ["exit", "0"]]
         render.table("nox -s demo (seconds; time paused is not counted in the phases)", ["phase", "seconds"], table)
 
 

@@ -1,0 +1,90 @@
+"""The folders of a cluster are private: no other user of the host can read or replace them, with any umask.
+
+Ray makes its temp dir and session folders 0777 without the sticky bit (ray 2.60.0 _common/utils.py
+try_to_create_directory): another user could replace the code of a job. Inside a private folder that does no harm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from raydebug.errors import Exit, RaydebugError
+
+
+def make_temporary(prefix: str, most_bytes: int) -> Path:
+    """Return a new private folder with an unpredictable name, in TMPDIR, or in /tmp where its path would be too long.
+
+    Raises:
+        RaydebugError: another user could replace a folder made there.
+    """
+    import tempfile  # with `random`; most commands only read a record
+
+    base = Path(tempfile.gettempdir())
+    if len(os.fsencode(base / f"{prefix}12345678")) > most_bytes:
+        base = Path("/tmp")  # noqa: S108 - mkdtemp makes a private folder in it
+    _check_ancestors(base / prefix)
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+
+
+def make_private(path: Path) -> None:
+    """Make a folder, and every missing folder above it, private; one that exists is made private.
+
+    Raises:
+        OSError: it cannot be made.
+        RaydebugError: it is a link or another user's, or another user could replace it.
+    """
+    for folder in [*reversed(path.parents), path]:
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if found.st_uid == os.geteuid() and stat.S_ISDIR(found.st_mode) and found.st_mode & 0o077:
+        path.chmod(0o700)
+    check_private(path)
+
+
+def check_private(path: Path) -> None:
+    """Check that a path is our folder, not a link, closed to other users, and that no other user can replace it.
+
+    Raises:
+        RaydebugError: one of these does not hold.
+    """
+    try:
+        found = path.lstat()
+    except OSError as error:
+        raise _refuse(path, f"{error.strerror}", "take the cluster down and start it again") from error
+    if stat.S_ISLNK(found.st_mode):
+        raise _refuse(path, f"it is a link to {path.readlink()}", f"remove the link {path}")
+    if not stat.S_ISDIR(found.st_mode):
+        raise _refuse(path, "it is not a folder", f"remove {path}")
+    if found.st_uid != os.geteuid():
+        raise _refuse(path, f"it belongs to uid {found.st_uid}, not to {os.geteuid()}", f"remove the folder {path}")
+    if found.st_mode & 0o077:
+        raise _refuse(path, f"its mode is {found.st_mode & 0o7777:04o}, not 0700", f"chmod 700 {path}")
+    _check_ancestors(path)
+
+
+def remove_private(path: Path) -> None:
+    """Remove a folder with its contents; a link, or another user's folder in its place, is left alone."""
+    with contextlib.suppress(OSError):
+        found = path.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _check_ancestors(path: Path) -> None:
+    """Refuse a path with a folder above it in which another user can rename what is not theirs."""
+    for folder in path.resolve().parents:
+        found = folder.stat()
+        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+            cause = f"every user may replace what is in {folder} (mode {found.st_mode & 0o7777:04o}, no sticky bit)"
+            raise _refuse(path, cause, f"chmod o-w {folder}, or use another folder (TMPDIR, XDG_STATE_HOME)")
+
+
+def _refuse(path: Path, cause: str, fix: str) -> RaydebugError:
+    return RaydebugError(
+        f"{path} is not private to you", cause=cause, fix=fix, code="state.not-private", exit_code=Exit.USAGE
+    )
