@@ -13,11 +13,11 @@ import pytest
 
 from gateway_under_test import visit
 from raydebug.cluster.runner import LocalRunner
+from raydebug.commands.trainings import python_path_of
 from raydebug.errors import RaydebugError
 from raydebug.gateway.breakpoint_specs import resolve_breaks
 from raydebug.gateway.gateway_client import fetch_breaks
 from raydebug.jobs import submit
-from raydebug.profile.script import python_path_of
 from raydebug.worker.breakpoints import registry
 from raydebug.worker.breakpoints.compile import NoSuchPlace, compile_with, find_statement
 

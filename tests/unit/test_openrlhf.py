@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from raydebug.commands.trainings import find_trainings
 from raydebug.errors import RaydebugError
 from raydebug.jobs.phases import Phases
 from raydebug.profile.apply_profile import AppliedProfile, apply_profile
-from raydebug.profile.script import find_trainings
 from raydebug.trainers.openrlhf import OPENRLHF
 from raydebug.trainers.openrlhf.options import Options, declared_defaults
 from raydebug.trainers.registry import column_of, recognise

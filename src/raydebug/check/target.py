@@ -148,7 +148,7 @@ def _in_script(command: list[str], folder: Path) -> tuple[list[str], Path, dict[
     Raises:
         RaydebugError: the script cannot be read, or has several trainings.
     """
-    from raydebug.profile.script import find_trainings
+    from raydebug.commands.trainings import find_trainings
 
     found = find_trainings(command, os.environ, folder)
     if not found:

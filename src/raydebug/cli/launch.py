@@ -81,11 +81,11 @@ def _launch(options: RunOptions, use: Use) -> int:
     from raydebug.cluster.kinds import find_running, kind_of
     from raydebug.cluster.runner import LocalRunner
     from raydebug.cluster.state import read_status
+    from raydebug.commands.trainings import python_path_of
     from raydebug.gateway.breakpoint_specs import resolve_breaks
     from raydebug.jobs.stop_options import tripwire_variables
     from raydebug.jobs.submit import Job, find_program
     from raydebug.profile.load import BASE, load_profile
-    from raydebug.profile.script import python_path_of
     from raydebug.profile.swap import require_parts
     from raydebug.settings.debugger import choose_mode
 
@@ -174,7 +174,7 @@ def find_command(options: RunOptions, again: str | None) -> RunOptions:
 
 def _is_training(command: list[str], folder: Path) -> bool | None:
     """Return whether a command starts a training that raydebug knows; None where its script cannot be read."""
-    from raydebug.profile.script import find_trainings
+    from raydebug.commands.trainings import find_trainings
 
     try:
         return bool(find_trainings(command, os.environ, folder))

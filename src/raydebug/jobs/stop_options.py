@@ -8,8 +8,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from raydebug.commands.trainings import find_trainings
 from raydebug.errors import Exit, RaydebugError
-from raydebug.profile.script import find_trainings
 from raydebug.protocol import variables
 from raydebug.protocol.tripwires import MEMORY, BadCondition, Condition, parse
 from raydebug.trainers.registry import TRAINERS, recognise

@@ -15,9 +15,9 @@ from pathlib import Path
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.runner import Runner
 from raydebug.cluster.state import Cluster
+from raydebug.commands.trainings import python_path_of
 from raydebug.errors import Exit, RaydebugError
 from raydebug.gateway.gateway_client import remove_break, set_breaks
-from raydebug.profile.script import python_path_of
 from raydebug.protocol import variables
 from raydebug.protocol.records import BreakpointSpec
 from raydebug.protocol.secrets import is_secret, without_secrets_in_line

@@ -212,7 +212,7 @@ def explain(
     Raises:
         RaydebugError: it runs no known training, its script cannot be read, or the profile cannot be applied.
     """
-    from raydebug.profile.script import find_trainings
+    from raydebug.commands.trainings import find_trainings
 
     trainings = find_trainings(command, environ, folder)
     if not trainings:

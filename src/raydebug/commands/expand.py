@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raydebug.profile.shell_tokens import (
+from raydebug.commands.tokens import (
     NESTED_AT_MOST,
     Arithmetic,
     Operator,

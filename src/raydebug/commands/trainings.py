@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from raydebug.commands.expand import Values
+from raydebug.commands.statements import Statements
+from raydebug.commands.tokens import Unreadable, read_tokens
 from raydebug.errors import Exit, RaydebugError
-from raydebug.profile.shell_expand import Values
-from raydebug.profile.shell_statements import Statements
-from raydebug.profile.shell_tokens import Unreadable, read_tokens
 from raydebug.settings.files import NotPlainText, decode, read_bounded
 from raydebug.trainers.config import is_file
 from raydebug.trainers.registry import recognise

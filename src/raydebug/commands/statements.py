@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from raydebug.profile.shell_expand import Expander, Values
-from raydebug.profile.shell_tokens import Array, Operator, Text, Token, Unreadable, Word, read_tokens
+from raydebug.commands.expand import Expander, Values
+from raydebug.commands.tokens import Array, Operator, Text, Token, Unreadable, Word, read_tokens
 
 EVALS_AT_MOST = 8
 _OPEN, _CLOSE = ("if", "for", "while", "until", "select", "case", "{"), ("fi", "done", "esac", "}")
