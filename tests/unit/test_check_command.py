@@ -15,10 +15,11 @@ from raydebug.check.model_fit import Estimate, estimate
 from raydebug.check.model_fit import judge as judge_fit
 from raydebug.check.probes.plan import require_plain_files
 from raydebug.check.stages import Fixed, apply_fixes
-from raydebug.check.target import NoAnswer, Target, facts_of, find_program, find_target
+from raydebug.check.target import NoAnswer, Target, facts_of, find_target
 from raydebug.cluster.runner import LocalRunner
 from raydebug.errors import RaydebugError
 from raydebug.findings import Finding, error, warning
+from raydebug.trainers.registry import recognise
 from raydebug.trainers.verl.batch_sizes import judge_batch
 
 GIB = 1024**3
@@ -109,7 +110,7 @@ def test_batches_that_fit() -> None:
 def target(*overrides: str, gpus: int | None = None) -> Target:
     """Return a command under check."""
     argv = ["python", "-m", "verl.trainer.main_ppo", *overrides]
-    return Target(tuple(argv), find_program(argv), Path(), LocalRunner("python"), {"A": "1"}, {"A": "1"}, gpus=gpus)
+    return Target(tuple(argv), recognise(argv), Path(), LocalRunner("python"), {"A": "1"}, {"A": "1"}, gpus=gpus)
 
 
 def judge(changed: dict[str, Any], *, gpus: int | None = None, **variables: str) -> list[Finding]:

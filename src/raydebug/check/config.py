@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.check.probes import Facts
-from raydebug.check.target import NoAnswer, Target, find_target, run_probe
+from raydebug.check.target import NoAnswer, Target, only_training, run_probe, target_of
+from raydebug.cluster.state import Cluster
+from raydebug.commands.trainings import Reading
 from raydebug.errors import RaydebugError
 from raydebug.findings import Finding, error
 from raydebug.profile.load import load_profile
@@ -93,29 +95,25 @@ class Need:
     Args:
         gpus: logical GPUs over all nodes, with the profile applied.
         on_cpu: whether it trains on the CPU (VERL_PLATFORM=cpu), where a logical GPU is a number and no device.
+        keys: the trainer's own, for the GPUs of a node and the number of nodes.
     """
 
     gpus: int
     on_cpu: bool
+    keys: tuple[str, str]
 
 
-def find_need(command: list[str], folder: Path, name: str, profile: str | None) -> Need | None:
-    """Return the demand of a command; None if it is no known training or its config cannot be read.
-
-    Args:
-        command: the user's.
-        folder: where it runs.
-        name: of the cluster that it would join.
-        profile: the profile that is applied to it.
-    """
+def find_need(reading: Reading, folder: Path, cluster: Cluster | None, profile: str | None) -> Need | None:
+    """Return the demand of a command under a profile; None if it is no known training or its config is unreadable."""
     try:
-        target = find_target(command, folder, name, profile)
+        target = target_of(only_training(reading), folder, cluster, profile)
         facts = plan(target, profile, with_files=False)
     except (RaydebugError, NoAnswer):
         return None  # the run itself says what is wrong
-    if target.program is None or "gpus" not in facts:
+    if "gpus" not in facts:
         return None
-    return Need(int(facts["gpus"]), is_on_cpu(target.environ or {}))
+    keys = target.checks.keys
+    return Need(int(facts["gpus"]), is_on_cpu(target.environ or {}), (keys["gpus_per_node"], keys["nodes"]))
 
 
 def plan(target: Target, profile: str | None, *, with_files: bool) -> Facts:

@@ -121,7 +121,8 @@ def run(
       raydebug run --break 'my.reward:compute_score,rank=0,once' -- python train.py
       raydebug run --again last
     """
-    from raydebug.cli.launch import RunOptions, find_command, launch
+    from raydebug.cli.launch import find_command, launch
+    from raydebug.cli.run_plan import RunOptions
 
     options = RunOptions(
         command=command or [],
@@ -171,7 +172,8 @@ def try_(
     Example: raydebug try -- bash train.sh
     """
     from raydebug.check.output import Tried, next_steps
-    from raydebug.cli.launch import RunOptions, launch
+    from raydebug.cli.launch import launch
+    from raydebug.cli.run_plan import RunOptions
 
     command = needed_command_of(ctx, "to try")
     tiny = tiny_kinds(model, data)

@@ -15,7 +15,7 @@ from pathlib import Path
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.runner import Runner
 from raydebug.cluster.state import Cluster
-from raydebug.commands.trainings import python_path_of
+from raydebug.commands.trainings import read_command
 from raydebug.errors import Exit, RaydebugError
 from raydebug.gateway.gateway_client import remove_break, set_breaks
 from raydebug.protocol import variables
@@ -159,10 +159,10 @@ def python_path_of_jobs(cluster: Cluster, job: str | None = None) -> list[str]:
     """
     found: list[str] = []
     with contextlib.suppress(RaydebugError):
-        for one in Dashboard(cluster).submitted_jobs():
-            folder = folder_of(one["entrypoint"])
-            if folder is not None and one["status"] == "RUNNING" and job in (None, one["submission_id"]):
-                found += python_path_of(words_of(one["entrypoint"]), os.environ, Path(folder))
+        for row in Dashboard(cluster).submitted_jobs():
+            folder = folder_of(row["entrypoint"])
+            if folder is not None and row["status"] == "RUNNING" and job in (None, row["submission_id"]):
+                found += read_command(words_of(row["entrypoint"]), os.environ, Path(folder)).python_path
     return list(dict.fromkeys(found))
 
 
