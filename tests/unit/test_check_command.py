@@ -17,6 +17,7 @@ from raydebug.check.probes.plan import require_plain_files
 from raydebug.check.stages import Fixed, apply_fixes
 from raydebug.check.target import NoAnswer, Target, facts_of, find_target
 from raydebug.cluster.runner import LocalRunner
+from raydebug.commands import trainings
 from raydebug.errors import RaydebugError
 from raydebug.findings import Finding, error, warning
 from raydebug.trainers.registry import recognise
@@ -251,6 +252,18 @@ def test_the_training_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "run.sh").write_text(line + line)
     with pytest.raises(RaydebugError, match="runs 2 trainings"):
         find_target(["bash", "run.sh"], tmp_path, "default", None)
+
+
+def test_a_command_is_recognised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is a training itself or in a script, a check looks for the trainer's program in it once."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    calls: list[object] = []
+    monkeypatch.setattr(trainings, "recognise", lambda argv: calls.append(argv) or recognise(argv))
+    words = ["python", "-m", "verl.trainer.main_ppo", "a=1"]
+    (tmp_path / "run.sh").write_text(f"set -x\n{shlex.join(words)}\n")
+    for command in (words, ["bash", "run.sh"]):
+        assert find_target(command, tmp_path, "default", None).arguments == ["a=1"]
+    assert calls == [words, words]
 
 
 def test_the_environment_of_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from raydebug.check.target import StageResult, Target, run_probe
 from raydebug.findings import Finding, error, note, warning
 from raydebug.settings.flavours import numbers
 from raydebug.trainers.config import TrainingConfig
-from raydebug.trainers.settings import as_hydra_reads
+from raydebug.trainers.verl.config_files import as_hydra_reads
 
 BUDGET_S = 10.0
 # The columns that a reward needs. Source: verl 0.9.1 experimental/reward_loop/reward_manager/naive.py.

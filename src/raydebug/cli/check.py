@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Json, Name, command_of, needed_command_of
+from raydebug.cli.options import Json, Name, command_of
 from raydebug.errors import Exit, RaydebugError
 from raydebug.settings.files import write_named
 
@@ -100,11 +100,11 @@ def _subject(ctx: typer.Context, name: str, profile: str | None, *, needs_comman
     from raydebug.check.target import find_target
     from raydebug.profile.load import load_profile
 
-    if needs_command:
-        needed_command_of(ctx, "to check", or_else="; `raydebug check env` needs none")
+    purpose = "to check" if needs_command else ""
+    command = command_of(ctx, purpose, or_else="; `raydebug check env` needs none")
     if profile is not None:
         load_profile(profile)
-    return find_target(command_of(ctx), Path.cwd(), name, profile)
+    return find_target(command, Path.cwd(), name, profile)
 
 
 def _write(path: Path, text: str) -> None:
@@ -136,7 +136,7 @@ def prefetch(
     """
     from raydebug.check.target import find_target
 
-    command = needed_command_of(ctx, "to read ahead for")
+    command = command_of(ctx, "to read ahead for")
     target = find_target(command, Path.cwd(), name, profile)
     request = json.dumps(target.as_request())
     with render.waiting("reading what the command will read"):

@@ -78,25 +78,19 @@ class PassThrough(TyperCommand):
         return super().parse_args(ctx, args[:at])
 
 
-def command_of(ctx: typer.Context) -> list[str]:
-    """Return the user's command; empty without one."""
-    command: list[str] = ctx.meta[_COMMAND]
-    return command
-
-
-def needed_command_of(ctx: typer.Context, purpose: str, *, or_else: str = "") -> list[str]:
-    """Return the user's command.
+def command_of(ctx: typer.Context, purpose: str = "", *, or_else: str = "") -> list[str]:
+    """Return the user's command; empty without one.
 
     Args:
         ctx: of the verb.
-        purpose: what the command is needed for, such as `to try`.
+        purpose: what the command is needed for, such as `to try`; empty where it may be left out.
         or_else: what works without one, added to the fix.
 
     Raises:
-        RaydebugError: there is none.
+        RaydebugError: there is none, and it is needed.
     """
-    command = command_of(ctx)
-    if not command:
+    command: list[str] = ctx.meta[_COMMAND]
+    if purpose and not command:
         raise RaydebugError(
             f"there is no command {purpose}",
             cause="the training command comes after `--`, as for `raydebug run`",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from raydebug import render
-from raydebug.cli.options import GPUS_HELP, Debugger, Name, TinyData, TinyModel, needed_command_of, tiny_kinds
+from raydebug.cli.options import GPUS_HELP, Debugger, Name, TinyData, TinyModel, command_of, tiny_kinds
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol.secrets import without_secret_arguments
 
@@ -175,7 +175,7 @@ def try_(
     from raydebug.cli.launch import launch
     from raydebug.cli.run_plan import RunOptions
 
-    command = needed_command_of(ctx, "to try")
+    command = command_of(ctx, "to try")
     tiny = tiny_kinds(model, data)
     if debugger is None and sys.stdin.isatty():
         debugger = "post-mortem"

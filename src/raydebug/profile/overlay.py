@@ -10,7 +10,7 @@ from raydebug.errors import Exit, RaydebugError
 from raydebug.profile.load import Profile, Rule
 from raydebug.protocol import variables
 from raydebug.trainers.registry import column_of, columns, known_versions, nearest_column
-from raydebug.trainers.settings import Change, Missing, Settings, sweeps_of
+from raydebug.trainers.settings import Change, Missing, Settings
 from raydebug.trainers.trainer import Arguments, Column, Installed, Program
 
 AGREES_AT_LEAST = 0.6  # of a version's keys, for a config of unknown version to be read by them
@@ -83,7 +83,7 @@ def overlay_profile(
         if rule.only_on in (None, platform):
             _obey(settings, _as_many_as_the_node_has(rule, environ))
     program.trainer.fit_batches(program.name, settings)
-    if sweeps := [*sweeps_of(command)]:
+    if sweeps := command.swept_keys():
         notes = [*notes, f"the command sweeps {', '.join(sweeps)}: the small run is made once for each value"]
     return Overlay(settings.changes, command.arguments, command.launcher, settings.missing, notes, version, settings)
 

@@ -19,7 +19,8 @@ from raydebug import render
 from raydebug.errors import Exit, RaydebugError
 from raydebug.profile.load import Rule
 from raydebug.settings.files import read_json
-from raydebug.trainers.settings import Settings, as_hydra_reads
+from raydebug.trainers.settings import Settings
+from raydebug.trainers.verl.config_files import as_hydra_reads
 
 RECORD = "raydebug-record.json"
 VERSION = 1

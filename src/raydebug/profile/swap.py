@@ -18,7 +18,7 @@ from raydebug.process import SAFE_PATH
 from raydebug.profile.load import Rule
 from raydebug.tiny.model import HEADS
 from raydebug.trainers.config import expand_home, is_file
-from raydebug.trainers.settings import Settings, as_hydra_reads
+from raydebug.trainers.settings import Settings
 from raydebug.trainers.trainer import Program
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _swap_model(settings: Settings, folder: Path, tiny: Path) -> Build:
         why = "random weights, the same architecture with every size small"
     for word in ("model", "critic_model"):
         if settings.has(word):
-            settings.change(word, as_hydra_reads(target), why)
+            settings.change(word, settings.command.quoted(target), why)
     return Build("model", target, () if like is None else ("--like", str(like)))
 
 
@@ -180,9 +180,9 @@ def _swap_data(settings: Settings, program: Program, folder: Path, tiny: Path) -
         target = tiny / f"data-{_digest(*files, salt=str(rows))}"
         like = ["--rows", str(rows), "--like", str(train), *(["--test-like", str(test)] if test else [])]
         why = f"the first {rows} rows"
-    settings.change("train_data", as_hydra_reads(target / "train.parquet"), why)
+    settings.change("train_data", settings.command.quoted(target / "train.parquet"), why)
     if settings.has("val_data") and settings.text("val_data") is not None:
-        settings.change("val_data", as_hydra_reads(target / "test.parquet"), why)
+        settings.change("val_data", settings.command.quoted(target / "test.parquet"), why)
     return Build("dataset", target, tuple(like))
 
 
@@ -196,13 +196,13 @@ def _judge_additions(settings: Settings, program: Program, target: Path, why: st
         raise RaydebugError(
             f"there is no tiny data for {program.module}",
             cause=f"{settings.text('train_data')} is not on this machine, and no other rows have the columns it reads",
-            fix="give data that is there: data.train_files=PATH",
+            fix=f"give data that is there: {settings.column['train_data'].path}=PATH",
             code="profile.no-tiny-data",
             exit_code=Exit.USAGE,
         )
     settings.change("prompt_column", "prompt", why)
     if settings.has("reward_function"):
-        settings.change("reward_function", as_hydra_reads(target / "reward.py"), "it judges additions")
+        settings.change("reward_function", settings.command.quoted(target / "reward.py"), "it judges additions")
         settings.change("reward_function_name", "compute_score", "it judges additions")
 
 
