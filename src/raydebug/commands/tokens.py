@@ -10,7 +10,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 _META = " \t\n;&|()<>"  # what ends a word
 _SKIPPED, _SKIPPED_IN_ARRAY = re.compile(r"(?:[ \t]|\\\n|#[^\n]*)+"), re.compile(r"(?:[ \t\n]|\\\n|#[^\n]*)+")
@@ -102,6 +102,7 @@ class Array:
     appends: bool
     words: tuple[Word, ...]
     line: int
+    plain: ClassVar[None] = None  # no keyword
 
 
 @dataclass(frozen=True)
