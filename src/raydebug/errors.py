@@ -47,13 +47,7 @@ class RaydebugError(Exception):
 
 
 class UsageError(RaydebugError):
-    """A command line that says what cannot be meant; its code for scripts is `usage`.
+    """A failure that the user's command, files or variables cause before anything is done; its exit code is 2."""
 
-    Args:
-        what: what is wrong with it; no full stop.
-        cause: why.
-        fix: a command line, or what to change.
-    """
-
-    def __init__(self, what: str, *, cause: str, fix: str) -> None:
-        super().__init__(what, cause=cause, fix=fix, code="usage", exit_code=Exit.USAGE)
+    def __init__(self, what: str, *, cause: str, fix: str, code: str = "usage") -> None:
+        super().__init__(what, cause=cause, fix=fix, code=code, exit_code=Exit.USAGE)

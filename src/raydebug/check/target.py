@@ -17,7 +17,7 @@ from raydebug.cluster.kinds import find_running, kind_of
 from raydebug.cluster.runner import LocalRunner, Runner
 from raydebug.cluster.state import Cluster
 from raydebug.commands.trainings import Reading, Training, find_trainings
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import UsageError
 from raydebug.findings import Finding, error
 from raydebug.protocol.secrets import without_secret_arguments
 from raydebug.settings.flavours import flavour_here, flavour_variables
@@ -107,23 +107,21 @@ def only_training(reading: Reading) -> Training:
         RaydebugError: it runs none that raydebug can check, or several.
     """
     if len(reading.trainings) > 1:
-        raise RaydebugError(
+        raise UsageError(
             f"'{' '.join(reading.command)[:120]}' runs {len(reading.trainings)} trainings",
             cause="; ".join(" ".join(training.argv)[:60] for training in reading.trainings[:4]),
             fix=f"check each by itself: raydebug check -- {TRAINERS[0].example} ...",
             code="check.several",
-            exit_code=Exit.USAGE,
         )
     training = reading.trainings[0] if reading.trainings else None
     if training is not None and training.program.trainer.checks(training.program.name) is not None:
         return training
     command = reading.command if training is None else training.argv
-    raise RaydebugError(
+    raise UsageError(
         f"'{' '.join(without_secret_arguments(command))[:120]}' is no training that raydebug can check",
         cause=f"it does not run {TRAINERS[0].example.split()[-1]}",
         fix=f"raydebug check -- {TRAINERS[0].example} data.train_files=... ; `raydebug check env` needs none",
         code="check.no-training",
-        exit_code=Exit.USAGE,
     )
 
 

@@ -11,7 +11,7 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Json, Name, command_of
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, UsageError
 from raydebug.settings.files import write_named
 
 if TYPE_CHECKING:
@@ -111,12 +111,11 @@ def _write(path: Path, text: str) -> None:
     try:
         write_named(path, text, mode=None)
     except OSError as failure:
-        raise RaydebugError(
+        raise UsageError(
             f"cannot write {path}",
             cause=str(failure),
             fix="name another file with --junit",
             code="check.junit",
-            exit_code=Exit.USAGE,
         ) from failure
 
 
@@ -156,12 +155,11 @@ def _prefetched(printed: str) -> dict[str, Any]:
     lines = [line for line in printed.splitlines() if line.startswith(MARK)]
     document: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK))
     if "refused" in document:
-        raise RaydebugError(
+        raise UsageError(
             "the command is not understood",
             cause=str(document["refused"]).splitlines()[0],
             fix="raydebug check data -- COMMAND... says more",
             code="prefetch.refused",
-            exit_code=Exit.USAGE,
         )
     return document
 

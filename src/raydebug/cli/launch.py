@@ -20,7 +20,7 @@ from raydebug.cluster.runner import LocalRunner
 from raydebug.cluster.state import Cluster
 from raydebug.cluster.up import UpOptions
 from raydebug.commands.trainings import read_command
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.gateway.breakpoint_specs import resolve_breaks
 from raydebug.jobs import submit
 from raydebug.jobs.follow import follow_job
@@ -93,12 +93,11 @@ def find_command(options: RunOptions, again: str | None) -> RunOptions:
         return options
     if again is None or options.command:
         given = " ".join(without_secret_arguments(options.command))
-        raise RaydebugError(
+        raise UsageError(
             "there is no command to run" if again is None else "--again has the command of the run, and one is given",
             cause="the command comes after `--`" if again is None else f"after `--`: {given[:120]}",
             fix="raydebug run -- COMMAND, or raydebug run --again RUN",
             code="run.no-command" if again is None else "run.two-commands",
-            exit_code=Exit.USAGE,
         )
     from raydebug.diagnose.run_diagnosis import plan_again  # google-re2 and the rules: 0.2 s
 

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from raydebug import render
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import UsageError
 
 _COMMAND = "raydebug.command"
 GPUS_HELP = (
@@ -57,12 +57,11 @@ def tiny_kinds(model: str | None, data: str | None) -> list[str]:
         if said is None:
             continue
         if said != "tiny":
-            raise RaydebugError(
+            raise UsageError(
                 f"there is no {kind} '{said}' to swap in",
                 cause=f"--{kind} knows one word: tiny",
                 fix=f"--{kind} tiny, or name your own in the command itself",
                 code="profile.unknown-swap",
-                exit_code=Exit.USAGE,
             )
         kinds.append(kind)
     return kinds
@@ -91,11 +90,10 @@ def command_of(ctx: typer.Context, purpose: str = "", *, or_else: str = "") -> l
     """
     command: list[str] = ctx.meta[_COMMAND]
     if purpose and not command:
-        raise RaydebugError(
+        raise UsageError(
             f"there is no command {purpose}",
             cause="the training command comes after `--`, as for `raydebug run`",
             fix=f"{ctx.command_path} -- python -m verl.trainer.main_ppo ...{or_else}",
             code=f"{ctx.info_name}.no-command",
-            exit_code=Exit.USAGE,
         )
     return command

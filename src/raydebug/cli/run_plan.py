@@ -11,7 +11,7 @@ from raydebug.check.config import Need
 from raydebug.cluster.runner import Runner
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.commands.trainings import Reading
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.jobs.stop_options import WITH_PAUSES, tripwire_variables
 from raydebug.jobs.submit import Job
 from raydebug.profile.load import BASE
@@ -159,12 +159,11 @@ def fit_gpus(
     else:
         why, fix = "its nodes have no more", f"`raydebug down{named}`, then `raydebug up{named} --gpus N`"
     per_node, nodes = need.keys
-    raise RaydebugError(
+    raise UsageError(
         f"the command asks for {need.gpus} GPUs, cluster '{options.name}' has {there}",
         cause=f"{per_node} times {nodes} is {need.gpus}; {why}",
         fix=f"{fix}, or a smaller {per_node}",
         code="run.gpus",
-        exit_code=Exit.USAGE,
     )
 
 
@@ -175,9 +174,9 @@ def _watch_for_hangs(options: RunOptions, there: Surroundings, mode: str) -> Han
     if after_s == 0 or (after_s is None and (refusal is not None or not by_steps)):
         return None
     if refusal is not None:
-        raise RaydebugError(
+        raise UsageError(
             "--hang-after is not possible here", cause=refusal, fix="leave --hang-after out, or change that",
-            code="run.hang-after", exit_code=Exit.USAGE,
+            code="run.hang-after",
         )  # fmt: skip
     return HangWatch(DEFAULT_S if after_s is None else after_s, options.on_hang, by_steps=by_steps)
 
@@ -198,10 +197,9 @@ def _detached_alone(name: str, cluster: Cluster | None) -> RaydebugError:
         if cluster is None
         else f"a `run` (pid {cluster.owner}) has started cluster '{name}', which ends with the last `run` that uses it"
     )
-    return RaydebugError(
+    return UsageError(
         "--detach needs a cluster that stays",
         cause=there,
         fix=f"raydebug up{name_option(name)}, then the same command again",
         code="run.detach-alone",
-        exit_code=Exit.USAGE,
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from raydebug.commands.expand import Values
 from raydebug.commands.statements import Statements
 from raydebug.commands.tokens import Unreadable, read_tokens
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.files import NotPlainText, decode, read_bounded
 from raydebug.trainers.config import is_file
 from raydebug.trainers.registry import recognise
@@ -185,10 +185,9 @@ def _environ_of(prefix: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
 
 
 def _cannot_read(file: Path, line: int | None, why: str) -> RaydebugError:
-    return RaydebugError(
+    return UsageError(
         f"the script '{file}' cannot be read without running it",
         cause=f"{file}:{line}: {why}" if line else f"{file}: {why}",
         fix="give the training command itself, as `set -x` prints it; `raydebug run` reads no script, and takes it",
         code="profile.unreadable-script",
-        exit_code=Exit.USAGE,
     )

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 
 from raydebug.commands.trainings import Reading
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.protocol import variables
 from raydebug.protocol.tripwires import MEMORY, BadCondition, Condition, parse
 from raydebug.trainers.registry import modules_known
@@ -83,4 +83,4 @@ def _notes(conditions: Sequence[Condition], programs: Sequence[Program]) -> list
 
 
 def _refused(what: str, cause: str, fix: str) -> RaydebugError:
-    return RaydebugError(what, cause=cause, fix=fix, code="run.tripwire", exit_code=Exit.USAGE)
+    return UsageError(what, cause=cause, fix=fix, code="run.tripwire")

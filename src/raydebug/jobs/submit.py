@@ -16,7 +16,7 @@ from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.runner import Runner
 from raydebug.cluster.state import Cluster
 from raydebug.commands.trainings import read_command
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.gateway.gateway_client import remove_break, set_breaks
 from raydebug.protocol import variables
 from raydebug.protocol.records import BreakpointSpec
@@ -175,12 +175,11 @@ def find_program(command: list[str], working_dir: Path, runner: Runner) -> None:
     program = command[0]
     if not runner.has_program(program, working_dir):
         looked = f"no file {program} in {working_dir}" if "/" in program else f"no '{program}' on the cluster's PATH"
-        raise RaydebugError(
+        raise UsageError(
             f"the command '{program}' was not found",
             cause=looked,
             fix="check its name; everything after `--` is the command: raydebug run -- python train.py",
             code="run.command-not-found",
-            exit_code=Exit.USAGE,
         )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydebug import render
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.profile.load import Profile, load_profile
 from raydebug.profile.overlay import Overlay, overlay_profile
 from raydebug.profile.rollouts import Rollouts
@@ -179,12 +179,11 @@ def _record(changes: Sequence[Change]) -> None:
 
 def no_training(argv: Sequence[str]) -> RaydebugError:
     """Return the error for a command that is no training."""
-    return RaydebugError(
+    return UsageError(
         f"'{' '.join(argv)[:120]}' is no training command that raydebug knows",
         cause=f"those are python or torchrun with -m {modules_known()}",
         fix=f"raydebug profile show debug -- {TRAINERS[0].example} ...",
         code="profile.no-training",
-        exit_code=Exit.USAGE,
     )
 
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.profile.load import Profile, Rule
 from raydebug.protocol import variables
 from raydebug.trainers.registry import column_of, columns, known_versions, nearest_column
@@ -143,13 +143,12 @@ def _check_spelling(command: Arguments, program: Program, installed: Installed) 
             continue
         nearest = max(installed.values, key=lambda known: _closeness(key, known), default="")
         if _closeness(key, nearest) >= TYPO_CLOSENESS:
-            raise RaydebugError(
+            raise UsageError(
                 f"{program.module} has no setting '{key}'",
                 cause=f"the config of {program.trainer.name} {installed.version or '(no version)'} has no such key; "
                 f"the nearest is {nearest}",
                 fix=f"write {nearest}=..., or +{key}=... to add a key of your own",
                 code="profile.typo",
-                exit_code=Exit.USAGE,
             )
 
 
@@ -186,20 +185,18 @@ def _unknown_version(profile: Profile, program: Program, installed: Installed) -
             f" known: {known_versions(program.name)}"
         )
         fix = "install a known version, or run without --profile"
-    return RaydebugError(
+    return UsageError(
         f"the profile '{profile.name}' cannot be applied to {program.module}",
         cause=cause,
         fix=fix,
         code="profile.version",
-        exit_code=Exit.USAGE,
     )
 
 
 def _not_for(profile: Profile, program: Program) -> RaydebugError:
-    return RaydebugError(
+    return UsageError(
         f"the profile '{profile.name}' is not for {program.module}",
         cause=f"{profile.summary}: that is for {', '.join(profile.trainers)}, and this is {program.name}",
         fix="--profile debug",
         code="profile.not-for",
-        exit_code=Exit.USAGE,
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raydebug import process
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.process import SAFE_PATH
 from raydebug.profile.load import Rule
 from raydebug.tiny.model import HEADS
@@ -107,12 +107,11 @@ def require_parts(kinds: Sequence[str], runner: Runner, folder: Path) -> None:
     missing = runner.run_python(["-c", ask, *wanted], folder).split()
     if missing:
         kind = next(kind for kind in kinds if set(missing) & set(_PARTS[kind]))
-        raise RaydebugError(
+        raise UsageError(
             f"a tiny {kind} cannot be made on this cluster",
             cause=f"its Python has no {' and no '.join(missing)} (the core flavour has none)",
             fix="run it on a cluster of the flavour cpu or cuda: docs/04-pins.md",
             code="profile.no-tiny",
-            exit_code=Exit.USAGE,
         )
 
 
@@ -193,12 +192,11 @@ def _judge_additions(settings: Settings, program: Program, target: Path, why: st
         RaydebugError: this trainer reads other columns.
     """
     if not settings.has("prompt_column"):
-        raise RaydebugError(
+        raise UsageError(
             f"there is no tiny data for {program.module}",
             cause=f"{settings.text('train_data')} is not on this machine, and no other rows have the columns it reads",
             fix=f"give data that is there: {settings.column['train_data'].path}=PATH",
             code="profile.no-tiny-data",
-            exit_code=Exit.USAGE,
         )
     settings.change("prompt_column", "prompt", why)
     if settings.has("reward_function"):

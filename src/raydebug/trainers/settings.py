@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import UsageError
 from raydebug.trainers.config import is_number
 from raydebug.trainers.trainer import Arguments, Column, Key, Trainer, Value
 
@@ -119,12 +119,11 @@ class Settings:
         current = self.number(word)
         key, text = self.column[word], self.text(word) or ""
         if current is None and not key.is_launcher_option and _WORD.fullmatch(text) and not is_number(text):
-            raise RaydebugError(
+            raise UsageError(
                 f"{key.path}={text} is not a number",
                 cause=f"{self.trainer.name} takes a number there, and so does the profile",
                 fix=f"write {key.path}=N",
                 code="profile.not-a-number",
-                exit_code=Exit.USAGE,
             )
         if current is None or current == UNLIMITED or current > limit:
             why = f"{why}; one value in place of the sweep" if self.command.is_sweep(key.path) else why
