@@ -19,16 +19,9 @@ TYPO_CLOSENESS = 0.8  # of each part of two keys, for one key to be taken for th
 
 @dataclass(frozen=True)
 class Overlay:
-    """The arguments of a command with a profile applied.
+    """The arguments of a command with a profile applied: the trainer's own, and torchrun's as `launcher`.
 
-    Args:
-        changes: the changed settings.
-        argv: the trainer's new arguments.
-        launcher: torchrun's new options.
-        missing: settings of the profile that the trainer has no key for.
-        notes: further notes for the user.
-        version: of the keys that were used.
-        settings: the settings after the profile, which may be changed further.
+    `missing` are settings of the profile that the trainer has no key for; `version` is that of the keys that were used.
     """
 
     changes: list[Change]
@@ -49,16 +42,10 @@ def overlay_profile(
     installed: Installed,
     launcher: Sequence[str] = (),
 ) -> Overlay:
-    """Apply a profile to a program's arguments.
+    """Apply a profile to a program's arguments: Hydra overrides, and Hydra's own options, which pass as they are.
 
-    Args:
-        profile: to apply.
-        program: whose arguments they are.
-        overrides: its arguments: Hydra overrides, and Hydra's own options, which pass as they are.
-        environ: VERL_PLATFORM decides which parts of the profile hold, the node's GPUs how many ranks it
-            has at most.
-        installed: the trainer's version and config, as far as they are known.
-        launcher: torchrun's options.
+    In `environ` VERL_PLATFORM decides which parts of the profile hold, the node's GPUs how many ranks it has at most;
+    `launcher` has torchrun's options.
 
     Raises:
         RaydebugError: the profile is not for this trainer, the trainer's keys are not known, or an override is

@@ -42,13 +42,7 @@ MODEL_RULES = (
 
 @dataclass(frozen=True)
 class Build:
-    """Something tiny to be made before the training starts.
-
-    Args:
-        what: `model` or `dataset`, as `raydebug tiny` calls it.
-        target: its folder.
-        like: the options that say what it is to be like.
-    """
+    """Something tiny to be made before the training starts, by `raydebug tiny WHAT TARGET` with the options `like`."""
 
     what: str
     target: Path
@@ -87,8 +81,7 @@ def _as_said(failure: process.CommandFailed) -> RaydebugError:
     """Return the error that `raydebug tiny --json` printed."""
     for line in failure.output.splitlines():
         try:
-            said = json.loads(line)["error"]
-            return RaydebugError(said["message"], cause=said["cause"], fix=said["fix"], code=said["code"])
+            return RaydebugError.of_json(json.loads(line))
         except (ValueError, KeyError, TypeError):
             continue
     return failure
@@ -117,12 +110,6 @@ def require_parts(kinds: Sequence[str], runner: Runner, folder: Path) -> None:
 
 def swap_in(kinds: Sequence[str], settings: Settings, program: Program, folder: Path) -> list[Build]:
     """Replace the user's model or data by tiny ones, and return what has to be made.
-
-    Args:
-        kinds: `model`, `data` or both.
-        settings: the command's, after the profile.
-        program: recognised in the command.
-        folder: where it runs.
 
     Raises:
         RaydebugError: nothing tiny can replace the user's data.

@@ -33,14 +33,7 @@ class NotComposed(Exception):
 
 
 def read_config(program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Installed:
-    """Read verl's version and config.
-
-    Args:
-        program: recognised in the command.
-        argv: the command; Hydra's options in it select the config.
-        folder: its working directory.
-        search: where Python looks for modules, in order.
-    """
+    """Read verl's version and config; Hydra's options in the command select the config."""
     package = program.module.partition(".")[0]
     file = find_program_file(program.module, argv[program.arguments_at - 1], folder, search)
     if file is None:
