@@ -16,6 +16,7 @@ from raydebug.trainers.openrlhf import OPENRLHF
 from raydebug.trainers.openrlhf.options import Options, declared_defaults
 from raydebug.trainers.registry import column_of, recognise
 from raydebug.trainers.trainer import Program
+from raydebug.trainers.verl.trainer import VERL
 
 # Every option and its default, as `declared_defaults` reads them in openrlhf/cli/train_ppo_ray.py of these releases
 # (github.com/OpenRLHF/OpenRLHF, tags v0.8.0 to v0.9.10; ed62d0e2 is 0.10.2, 3c3be623 is 0.11.0).
@@ -213,3 +214,17 @@ def test_its_log_is_phases_and_steps() -> None:
         "policy_loss": -0.25, "kl": 1e-05, "timing/ppo_train": 2.5, "timing/step_total": 9.5,
     }  # fmt: skip
     assert str(phases.steps[1]["metrics"]["policy_loss"]) == "nan"
+
+
+def test_paths_are_written_as_the_trainer_reads_them() -> None:
+    """Where Hydra would read more into a path than text, verl gets it in quotes; argparse takes it as it is."""
+    path = Path("/data/a b,c.parquet")
+    assert VERL.parse([], []).quoted(path) == "'/data/a b,c.parquet'"
+    assert OPENRLHF.parse([], []).quoted(path) == "/data/a b,c.parquet"
+
+
+def test_only_hydra_sweeps() -> None:
+    """Several values of a key are a sweep for verl with --multirun; OpenRLHF has none."""
+    assert VERL.parse(["-m", "a.b=1,2", "c=[1,2]"], []).swept_keys() == ["a.b"]
+    assert VERL.parse(["a.b=1,2"], []).swept_keys() == []
+    assert OPENRLHF.parse(["--a.b", "1,2"], []).swept_keys() == []

@@ -31,12 +31,15 @@ from raydebug.protocol.secrets import without_secret_arguments
 from raydebug.stacks.hang_watch import HangWatch
 
 
-def launch(options: RunOptions) -> int:
+def launch(options: RunOptions, again: str | None = None) -> int:
     """Run a command as a job, on the running cluster of this name or on one of its own, and return its exit code.
+
+    With `again` the command is that of a recorded run (`find_command`).
 
     Raises:
         RaydebugError: the command cannot be run there, or one of the options is not possible there.
     """
+    options = find_command(options, again)
     with Use(options.name) as use:
         there = _look(options)
         plan = plan_run(options, there, os.environ)
@@ -48,7 +51,7 @@ def launch(options: RunOptions) -> int:
         search = there.reading.python_path
         breaks = resolve_breaks(options.breaks, runner=runner, working_dir=folder, search=search)
         for note in plan.notes:
-            render.say(render.visible(note))
+            render.say(note)
         if cluster is None or (cluster.is_local and state.read_status(cluster)["phase"] != "up"):
             cluster = _start_cluster(options.name, gpus, plan.mode)
         try:

@@ -121,7 +121,7 @@ def run(
       raydebug run --break 'my.reward:compute_score,rank=0,once' -- python train.py
       raydebug run --again last
     """
-    from raydebug.cli.launch import find_command, launch
+    from raydebug.cli.launch import launch
     from raydebug.cli.run_plan import RunOptions
 
     options = RunOptions(
@@ -141,7 +141,7 @@ def run(
         detach=detach,
         gpus=gpus,
     )
-    raise typer.Exit(launch(find_command(options, again)))
+    raise typer.Exit(launch(options, again))
 
 
 def _rollouts(record: Path | None, replay: Path | None, only: str | None) -> Rollouts | None:
@@ -200,7 +200,7 @@ def try_(
         warnings=0 if code is None else _warnings_of_last_run(),
     )
     for line in next_steps(tried):
-        render.say(render.visible(line))
+        render.say(line)
     raise typer.Exit(Exit.FAILED if code is None else code)
 
 
@@ -237,7 +237,7 @@ def _check(target: Target, tiny: list[str]) -> list[Outcome]:
 
     def show(outcome: Outcome) -> None:
         for line in output.as_lines(outcome):
-            render.say(render.visible(line))
+            render.say(line)
 
     started = time.time()
     outcomes = run_stages(target, choose_stages(words), cache=Cache(), on_outcome=show)
