@@ -9,17 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raydebug.check.probes import Facts
 from raydebug.check.target import NoAnswer, Target, only_training, run_probe, target_of
-from raydebug.cluster.state import Cluster
-from raydebug.commands.trainings import Reading
 from raydebug.errors import RaydebugError
 from raydebug.findings import Finding, as_settings, error
 from raydebug.profile.load import load_profile
 from raydebug.trainers.config import TrainingConfig, value_at
 from raydebug.trainers.registry import TRAINERS, newest_column
+
+if TYPE_CHECKING:
+    from raydebug.cluster.state import Cluster
+    from raydebug.commands.trainings import Reading
 
 # The words of the `cpu` part of the profile `debug` without which a training fails on a CPU; the others only make it
 # smaller. Values and reasons are in the profile.

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raydebug import process
 from raydebug.check.probes import BUSY_TIMES, MARK, Facts
@@ -16,7 +16,6 @@ from raydebug.cluster.environment import DROPPED
 from raydebug.cluster.kinds import find_running, kind_of
 from raydebug.cluster.runner import LocalRunner, Runner
 from raydebug.cluster.state import Cluster
-from raydebug.commands.trainings import Reading, Training, find_trainings
 from raydebug.errors import UsageError
 from raydebug.findings import Finding, error
 from raydebug.protocol.secrets import without_secret_arguments
@@ -24,6 +23,9 @@ from raydebug.settings.flavours import flavour_here, flavour_variables
 from raydebug.trainers.config import TrainingConfig
 from raydebug.trainers.registry import TRAINERS
 from raydebug.trainers.trainer import Checks, Program
+
+if TYPE_CHECKING:
+    from raydebug.commands.trainings import Reading, Training
 
 KILL_AFTER_BUDGETS = 3
 LIMIT_LEAST_S = 15.0  # a machine under load is no finding: starting Python alone may take seconds there
@@ -96,6 +98,8 @@ def find_target(command: list[str], folder: Path, name: str, profile: str | None
     """
     training = None
     if command:
+        from raydebug.commands.trainings import Reading, find_trainings  # `check env` needs no command: 30 ms
+
         training = only_training(Reading(command, find_trainings(command, os.environ, folder)))
     return target_of(training, folder, find_running(name), profile)
 

@@ -23,7 +23,6 @@ from raydebug.commands.trainings import read_command
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.gateway.breakpoint_specs import resolve_breaks
 from raydebug.jobs import submit
-from raydebug.jobs.follow import follow_job
 from raydebug.jobs.submit import Job
 from raydebug.profile.load import load_profile
 from raydebug.profile.swap import require_parts
@@ -145,6 +144,8 @@ def _run_job(cluster: Cluster, job: Job, watch: HangWatch | None, *, detach: boo
     if detach:
         render.out(submission_id)
         return Exit.OK
+    from raydebug.jobs.follow import follow_job  # while the job starts
+
     return follow_job(cluster, submission_id, None if watch is None else watch.watch, _explain)
 
 
