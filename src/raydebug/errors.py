@@ -45,15 +45,20 @@ class RaydebugError(Exception):
         """Return the document that `--json` prints for this error."""
         return {"error": {"code": self.code, "message": self.what, "cause": self.cause, "fix": self.fix}}
 
+    @classmethod
+    def of_json(cls, document: dict[str, dict[str, str]], exit_code: Exit = Exit.FAILED) -> RaydebugError:
+        """Return the error in a document of `as_json`.
+
+        Raises:
+            KeyError, TypeError: there is none in it.
+        """
+        given = document["error"]
+        texts = {name: given[name] for name in ("cause", "fix", "code")}
+        return RaydebugError(given["message"], **texts, exit_code=exit_code)
+
 
 class UsageError(RaydebugError):
-    """A command line that says what cannot be meant; its code for scripts is `usage`.
+    """A failure that the user's command, files or variables cause before anything is done; its exit code is 2."""
 
-    Args:
-        what: what is wrong with it; no full stop.
-        cause: why.
-        fix: a command line, or what to change.
-    """
-
-    def __init__(self, what: str, *, cause: str, fix: str) -> None:
-        super().__init__(what, cause=cause, fix=fix, code="usage", exit_code=Exit.USAGE)
+    def __init__(self, what: str, *, cause: str, fix: str, code: str = "usage") -> None:
+        super().__init__(what, cause=cause, fix=fix, code=code, exit_code=Exit.USAGE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 # Every code and its meaning: stable words for scripts. docs/03-profiles-and-checks.md lists them.
@@ -167,19 +167,24 @@ class Finding:
         return {**self.as_json(), "overrides": dict(self.overrides), "variables": dict(self.variables)}
 
 
-def error(code: str, what: str, *, why: str, fix: str, **fixes: Mapping[str, str | None]) -> Finding:
-    """Return a finding that fails its stage."""
-    return Finding(code, "error", what, why, fix, **fixes)
+def error(code: str, what: str, *, why: str, fix: str = "", **fixes: Mapping[str, str | None]) -> Finding:
+    """Return a finding that fails its stage; without other words its fix is the overrides."""
+    return Finding(code, "error", what, why, fix or as_settings(fixes.get("overrides", {})), **fixes)
 
 
-def warning(code: str, what: str, *, why: str, fix: str, **fixes: Mapping[str, str | None]) -> Finding:
-    """Return a finding that lets its stage pass."""
-    return Finding(code, "warning", what, why, fix, **fixes)
+def warning(code: str, what: str, *, why: str, fix: str = "", **fixes: Mapping[str, str | None]) -> Finding:
+    """Return a finding that lets its stage pass; its fix as in `error`."""
+    return replace(error(code, what, why=why, fix=fix, **fixes), severity="warning")
 
 
 def note(code: str, what: str, *, why: str, fix: str) -> Finding:
     """Return a finding that is only to know."""
     return Finding(code, "note", what, why, fix)
+
+
+def as_settings(overrides: Mapping[str, str | None]) -> str:
+    """Return overrides as the words of a command."""
+    return " ".join(f"{key}={value}" for key, value in overrides.items())
 
 
 def describe_exception(failure: BaseException) -> dict[str, str]:

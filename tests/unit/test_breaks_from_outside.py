@@ -13,11 +13,11 @@ import pytest
 
 from gateway_under_test import visit
 from raydebug.cluster.runner import LocalRunner
+from raydebug.commands.trainings import read_command
 from raydebug.errors import RaydebugError
 from raydebug.gateway.breakpoint_specs import resolve_breaks
 from raydebug.gateway.gateway_client import fetch_breaks
 from raydebug.jobs import submit
-from raydebug.profile.script import python_path_of
 from raydebug.worker.breakpoints import registry
 from raydebug.worker.breakpoints.compile import NoSuchPlace, compile_with, find_statement
 
@@ -155,13 +155,13 @@ def test_a_fork_on_the_jobs_path(project, tmp_path_factory):
     (fork / "json" / "decoder.py").write_text("def decode(text):\n    return text\n")
     (fork / "json" / "__init__.py").write_text("")
     (project / "run.sh").write_text(f"export PYTHONPATH={fork}\npython -m verl.trainer.main_ppo a=b\n")
-    search = python_path_of(["bash", "run.sh"], {}, project)
+    search = read_command(["bash", "run.sh"], {}, project).python_path
     assert search == [str(fork)]
     runner = LocalRunner(sys.executable)
     for where in ("json/decoder.py:decode", "json.decoder:decode"):
         (found,) = resolve_breaks([where], runner=runner, working_dir=project, search=search)
         assert found["source"] == str(fork / "json" / "decoder.py")
-    assert python_path_of(["bash", "no.sh"], {}, project) == []
+    assert read_command(["bash", "no.sh"], {}, project).python_path == []
 
 
 def test_what_resolves(project):

@@ -15,10 +15,12 @@ from raydebug.check.model_fit import Estimate, estimate
 from raydebug.check.model_fit import judge as judge_fit
 from raydebug.check.probes.plan import require_plain_files
 from raydebug.check.stages import Fixed, apply_fixes
-from raydebug.check.target import NoAnswer, Target, facts_of, find_program, find_target
+from raydebug.check.target import NoAnswer, Target, facts_of, find_target
 from raydebug.cluster.runner import LocalRunner
+from raydebug.commands import trainings
 from raydebug.errors import RaydebugError
 from raydebug.findings import Finding, error, warning
+from raydebug.trainers.registry import recognise
 from raydebug.trainers.verl.batch_sizes import judge_batch
 
 GIB = 1024**3
@@ -109,7 +111,7 @@ def test_batches_that_fit() -> None:
 def target(*overrides: str, gpus: int | None = None) -> Target:
     """Return a command under check."""
     argv = ["python", "-m", "verl.trainer.main_ppo", *overrides]
-    return Target(tuple(argv), find_program(argv), Path(), LocalRunner("python"), {"A": "1"}, {"A": "1"}, gpus=gpus)
+    return Target(tuple(argv), recognise(argv), Path(), LocalRunner("python"), {"A": "1"}, {"A": "1"}, gpus=gpus)
 
 
 def judge(changed: dict[str, Any], *, gpus: int | None = None, **variables: str) -> list[Finding]:
@@ -250,6 +252,18 @@ def test_the_training_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "run.sh").write_text(line + line)
     with pytest.raises(RaydebugError, match="runs 2 trainings"):
         find_target(["bash", "run.sh"], tmp_path, "default", None)
+
+
+def test_a_command_is_recognised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it is a training itself or in a script, a check looks for the trainer's program in it once."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    calls: list[object] = []
+    monkeypatch.setattr(trainings, "recognise", lambda argv: calls.append(argv) or recognise(argv))
+    words = ["python", "-m", "verl.trainer.main_ppo", "a=1"]
+    (tmp_path / "run.sh").write_text(f"set -x\n{shlex.join(words)}\n")
+    for command in (words, ["bash", "run.sh"]):
+        assert find_target(command, tmp_path, "default", None).arguments == ["a=1"]
+    assert calls == [words, words]
 
 
 def test_the_environment_of_env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

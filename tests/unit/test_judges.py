@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from raydebug.check import data, engine, images, model
-from raydebug.check.target import Target, find_program
+from raydebug.check.target import Target
 from raydebug.cluster.runner import LocalRunner
 from raydebug.findings import Finding, error, note, warning
 from raydebug.trainers.config import TrainingConfig
+from raydebug.trainers.registry import recognise
 
 COMMAND = ["python", "-m", "verl.trainer.main_ppo"]
-TARGET = Target(tuple(COMMAND), find_program(COMMAND), Path(), LocalRunner("python"), {}, {})
+TARGET = Target(tuple(COMMAND), recognise(COMMAND), Path(), LocalRunner("python"), {}, {})
 CONFIG: dict[str, Any] = {
     "data": {
         "train_batch_size": 8,

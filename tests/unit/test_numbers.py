@@ -12,14 +12,14 @@ from typing import cast
 import pytest
 
 from raydebug.check import train
-from raydebug.check.target import Target, find_program
+from raydebug.check.target import Target
 from raydebug.cluster.dashboard import JobInfo
 from raydebug.cluster.runner import LocalRunner
 from raydebug.cluster.state import Cluster
 from raydebug.jobs.recorder import Recorder
 from raydebug.jobs.run_folder import load_run
 from raydebug.protocol.tripwires import parse
-from raydebug.trainers.registry import TRAINERS
+from raydebug.trainers.registry import TRAINERS, recognise
 from raydebug.trainers.trainer import StepMetrics
 from raydebug.trainers.verl import numbers
 from raydebug.trainers.verl.numbers import judge
@@ -298,7 +298,7 @@ def test_record_of_a_run(cluster: Cluster, variables: dict[str, str], severity: 
 def target() -> Target:
     """Return a command under check."""
     argv = ["python", "-m", "verl.trainer.main_ppo"]
-    return Target(tuple(argv), find_program(argv), Path(), LocalRunner("python"), {}, {})
+    return Target(tuple(argv), recognise(argv), Path(), LocalRunner("python"), {}, {})
 
 
 def test_check_train(cluster: Cluster) -> None:

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
+from raydebug.commands.trainings import find_trainings
 from raydebug.errors import RaydebugError
 from raydebug.jobs.phases import Phases
 from raydebug.profile.apply_profile import AppliedProfile, apply_profile
-from raydebug.profile.script import find_trainings
 from raydebug.trainers.openrlhf import OPENRLHF
 from raydebug.trainers.openrlhf.options import Options, declared_defaults
 from raydebug.trainers.registry import column_of, recognise
 from raydebug.trainers.trainer import Program
+from raydebug.trainers.verl.trainer import VERL
 
 # Every option and its default, as `declared_defaults` reads them in openrlhf/cli/train_ppo_ray.py of these releases
 # (github.com/OpenRLHF/OpenRLHF, tags v0.8.0 to v0.9.10; ed62d0e2 is 0.10.2, 3c3be623 is 0.11.0).
@@ -221,3 +222,17 @@ def test_a_step_without_its_duration() -> None:
     for at, line in enumerate(LOG):
         phases.take(line.replace("timing/step_total", "other"), 110.0 + 10 * at)
     assert [(step["step"], step["seconds"]) for step in phases.steps] == [(1, 10.0), (2, 10.0)]
+
+
+def test_paths_are_written_as_the_trainer_reads_them() -> None:
+    """Where Hydra would read more into a path than text, verl gets it in quotes; argparse takes it as it is."""
+    path = Path("/data/a b,c.parquet")
+    assert VERL.parse([], []).quoted(path) == "'/data/a b,c.parquet'"
+    assert OPENRLHF.parse([], []).quoted(path) == "/data/a b,c.parquet"
+
+
+def test_only_hydra_sweeps() -> None:
+    """Several values of a key are a sweep for verl with --multirun; OpenRLHF has none."""
+    assert VERL.parse(["-m", "a.b=1,2", "c=[1,2]"], []).swept_keys() == ["a.b"]
+    assert VERL.parse(["a.b=1,2"], []).swept_keys() == []
+    assert OPENRLHF.parse(["--a.b", "1,2"], []).swept_keys() == []

@@ -41,3 +41,5 @@ def test_error_in_three_lines():
     assert failure.as_json() == {
         "error": {"code": "x.y", "message": "it failed", "cause": "that was it", "fix": "do this"}
     }
+    again = RaydebugError.of_json(failure.as_json(), Exit.TAKEN)  # as another process has printed it
+    assert (str(again), again.code, again.exit_code) == (str(failure), failure.code, Exit.TAKEN)

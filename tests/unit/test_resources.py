@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from raydebug.check.config import Need
-from raydebug.cli.launch import fit_gpus
 from raydebug.cluster import environment
 from raydebug.cluster.compose.image import flash_attn_archs
 from raydebug.cluster.environment import Gpu, list_gpus
@@ -74,28 +72,6 @@ def test_cpus_follow_from_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [environment.cpus_for(gpus) for gpus in (0, 1, 2, 8)] == [16, 16, 18, 36]
     monkeypatch.setattr("os.cpu_count", lambda: 192)
     assert environment.cpus_for(8) == 192
-
-
-def test_more_gpus_than_there_are() -> None:
-    """A training that asks for more GPUs than its cluster will have is refused before it starts; exit code 2."""
-    with pytest.raises(RaydebugError) as refused:
-        fit_gpus(Need(8, on_cpu=True), None, 2, "mine")
-    assert str(refused.value) == (
-        "error: the command asks for 8 GPUs, cluster 'mine' has 2\n"
-        "cause: trainer.n_gpus_per_node times trainer.nnodes is 8; --gpus is 2\n"
-        "fix: --gpus 8, or `raydebug up --name mine --gpus 8` first, or a smaller trainer.n_gpus_per_node"
-    )
-    assert refused.value.exit_code == Exit.USAGE
-    assert fit_gpus(Need(8, on_cpu=True), None, None, "mine") == 8  # logical ones, as many as it asks for
-    assert fit_gpus(None, None, 2, "mine") == 2
-    with pytest.raises(RaydebugError) as refused:
-        fit_gpus(Need(8, on_cpu=False), None, 2, "mine")
-    assert refused.value.fix.startswith(
-        "run it where there are as many GPUs, or for logical ones --gpus 8, or `raydebug up"
-    )
-    with pytest.raises(RaydebugError) as refused:  # `down` would end the other job
-        fit_gpus(Need(8, on_cpu=True), cluster_of_a_run(), None, "mine")
-    assert refused.value.fix.startswith("another name (--name NAME) for a cluster of its own, ")
 
 
 def cluster_of_a_run() -> Cluster:

@@ -314,15 +314,16 @@ def place_jobs(text: str, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp
 
 def place_errors(text: str, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp: object, capsys: Any) -> str:
     from raydebug import render
-    from raydebug.check.target import find_program
-    from raydebug.cli.launch import RunOptions, find_command
+    from raydebug.check.target import find_target
+    from raydebug.cli.launch import find_command
+    from raydebug.cli.run_plan import RunOptions
 
     failures = [
         RaydebugError(f"'{text}' failed", cause=text, fix=f"x {text}", code="x"),
         process.CommandFailed(words, 1, text, fix="y"),
     ]
     with pytest.raises(RaydebugError) as refused:
-        find_program(words)
+        find_target(words, Path(), "default", None)
     failures.append(refused.value)
     options = RunOptions.__new__(RunOptions)
     object.__setattr__(options, "command", words)

@@ -198,15 +198,6 @@ def test_last_run_ends_its_cluster(owner, ends, monkeypatch, capsys):
     assert ended == (["mine"] if ends else [])
 
 
-def test_detached_run_on_the_cluster_of_another_run():
-    """`run --detach` is refused on a cluster that ends with another `run`, with what makes it stay."""
-    refused = launch._detached_alone("mine", cluster("mine", owner=4711))
-    assert refused.cause == (
-        "a `run` (pid 4711) has started cluster 'mine', which ends with the last `run` that uses it"
-    )
-    assert refused.fix == "raydebug up --name mine, then the same command again"
-
-
 def test_stopped_containers_keep_their_record(monkeypatch):
     """A local cluster does not take the name, nor the record, of a cluster in containers whose head is stopped."""
     monkeypatch.setattr(ComposeKind, "_containers", lambda self: [])  # as an engine says; this test needs none

@@ -11,6 +11,7 @@ import pytest
 
 from gateway_under_test import open_gateway, visit
 from paused_programs import PausedProgram
+from raydebug.commands.trainings import read_command
 from raydebug.console.view import heading
 from raydebug.errors import RaydebugError
 from raydebug.gateway.gateway_client import name_reason
@@ -201,8 +202,8 @@ VERL = ["python", "-m", "verl.trainer.main_ppo", "x=1"]
 
 
 def variables_of(stop_when: list[str], folder: Path, command: list[str] = VERL, **options: Any) -> tuple[Any, Any]:
-    given = {"stop_on": None, "environ": {}, "mode": "breakpoint", **options}
-    return tripwire_variables(stop_when, command=command, folder=folder, **given)
+    given = {"stop_on": None, "mode": "breakpoint", **options}
+    return tripwire_variables(stop_when, reading=read_command(command, {}, folder), **given)
 
 
 def test_variables(tmp_path: Path) -> None:

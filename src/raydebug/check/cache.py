@@ -34,14 +34,7 @@ OF_A_TERMINAL = (
 
 @dataclass(frozen=True)
 class Record:
-    """A stage that passed.
-
-    Args:
-        at: when it passed, in seconds since the epoch.
-        seconds: how long it took.
-        findings: its warnings and notes.
-        files: the files that it read: path -> fingerprint.
-    """
+    """A stage that passed: when (Unix time), in how many seconds, and the files that it read: path -> fingerprint."""
 
     at: float
     seconds: float

@@ -9,15 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raydebug.check.probes import Facts
-from raydebug.check.target import NoAnswer, Target, find_target, run_probe
+from raydebug.check.target import NoAnswer, Target, only_training, run_probe, target_of
 from raydebug.errors import RaydebugError
-from raydebug.findings import Finding, error
+from raydebug.findings import Finding, as_settings, error
 from raydebug.profile.load import load_profile
 from raydebug.trainers.config import TrainingConfig, value_at
 from raydebug.trainers.registry import TRAINERS, newest_column
+
+if TYPE_CHECKING:
+    from raydebug.cluster.state import Cluster
+    from raydebug.commands.trainings import Reading
 
 # The words of the `cpu` part of the profile `debug` without which a training fails on a CPU; the others only make it
 # smaller. Values and reasons are in the profile.
@@ -81,7 +85,7 @@ def _on_cpu(target: Target, config: TrainingConfig) -> Iterator[Finding]:
             "command.cpu",
             f"{len(changes)} settings of the command cannot work on a CPU (VERL_PLATFORM=cpu)",
             why="; ".join(reasons),
-            fix=" ".join(f"{key}={value}" for key, value in changes.items()) + " (or --profile debug, which sets them)",
+            fix=as_settings(changes) + " (or --profile debug, which sets them)",
             overrides=changes,
         )
 
@@ -93,29 +97,25 @@ class Need:
     Args:
         gpus: logical GPUs over all nodes, with the profile applied.
         on_cpu: whether it trains on the CPU (VERL_PLATFORM=cpu), where a logical GPU is a number and no device.
+        keys: the trainer's own, for the GPUs of a node and the number of nodes.
     """
 
     gpus: int
     on_cpu: bool
+    keys: tuple[str, str]
 
 
-def find_need(command: list[str], folder: Path, name: str, profile: str | None) -> Need | None:
-    """Return the demand of a command; None if it is no known training or its config cannot be read.
-
-    Args:
-        command: the user's.
-        folder: where it runs.
-        name: of the cluster that it would join.
-        profile: the profile that is applied to it.
-    """
+def find_need(reading: Reading, folder: Path, cluster: Cluster | None, profile: str | None) -> Need | None:
+    """Return the demand of a command under a profile; None if it is no known training or its config is unreadable."""
     try:
-        target = find_target(command, folder, name, profile)
+        target = target_of(only_training(reading), folder, cluster, profile)
         facts = plan(target, profile, with_files=False)
     except (RaydebugError, NoAnswer):
         return None  # the run itself says what is wrong
-    if target.program is None or "gpus" not in facts:
+    if "gpus" not in facts:
         return None
-    return Need(int(facts["gpus"]), is_on_cpu(target.environ or {}))
+    keys = target.checks.keys
+    return Need(int(facts["gpus"]), is_on_cpu(target.environ or {}), (keys["gpus_per_node"], keys["nodes"]))
 
 
 def plan(target: Target, profile: str | None, *, with_files: bool) -> Facts:

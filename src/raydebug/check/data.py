@@ -13,7 +13,7 @@ from raydebug.check.target import StageResult, Target, run_probe
 from raydebug.findings import Finding, error, note, warning
 from raydebug.settings.flavours import numbers
 from raydebug.trainers.config import TrainingConfig
-from raydebug.trainers.settings import as_hydra_reads
+from raydebug.trainers.verl.config_files import as_hydra_reads
 
 BUDGET_S = 10.0
 # The columns that a reward needs. Source: verl 0.9.1 experimental/reward_loop/reward_manager/naive.py.
@@ -187,9 +187,7 @@ def _rows(config: TrainingConfig, facts: Facts) -> Iterator[Finding]:
             f"{left} rows of training data, and a batch takes {wanted}",
             why=(f"{dropped} of {train} are longer than max_prompt_length and filtered out; " if left != train else "")
             + "the loader drops what does not fill a batch: it yields nothing (StopIteration, or 0 steps)",
-            fix=" ".join(f"{key}={value}" for key, value in smaller.items())
-            if smaller
-            else f"more rows, or a smaller {config.keys['train_batch_size']}",
+            fix="" if smaller else f"more rows, or a smaller {config.keys['train_batch_size']}",
             overrides=smaller,
         )
     if rows["val"] == 0 and not remote["val"]:
@@ -269,12 +267,7 @@ def _of_long_prompts(version: str, config: TrainingConfig) -> str:
 
 
 def judge_reward(tried: Mapping[str, Any], keys: Mapping[str, str]) -> Iterator[Finding]:
-    """Return the findings about a reward function. Pure.
-
-    Args:
-        tried: facts of a trial on the first rows (`probes/data.py`).
-        keys: our words in the trainer's keys.
-    """
+    """Return the findings about a reward function that was tried on the first rows (`probes/data.py`). Pure."""
     file_key, name_key = keys["reward_file"], keys["reward_name"]
     where = f"{tried['path']}:{tried['name']}" if tried["path"] else "verl's own reward"
     if "missing" in tried:

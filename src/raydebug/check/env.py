@@ -25,6 +25,11 @@ from raydebug.settings.flavours import Lock, flavour_of, is_tested, normalise, n
 from raydebug.trainers.config import is_number
 
 BUDGET_S = 0.3
+SLOW_FLAGS = {
+    "CUDA_LAUNCH_BLOCKING": ("each kernel is waited for: a training runs several times slower",
+                             ", unless you are looking for a failing kernel"),
+    "VLLM_TRACE_FUNCTION": ("vLLM writes down each Python call: a start takes hours", ""),
+}  # fmt: skip
 # What every training of verl imports, whatever its config says.
 TRAINING_NEEDS = ("ray", "verl", "torch", "transformers", "tensordict")
 # verl 0.9's default trainer imports it, and plain `pip install verl` leaves it out. Source: verl 0.9.1 main_ppo.py,
@@ -47,12 +52,7 @@ def check(target: Target) -> StageResult:
 
 
 def compare(facts: Facts, others: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Return the differences between the nodes of a cluster. Pure.
-
-    Args:
-        facts: of the node that was looked at.
-        others: of the others, by name.
-    """
+    """Return the differences between the nodes of a cluster. Pure."""
     for node, other in others.items():
         mine, theirs = ({"Python": f["python"], **f["packages"]} for f in (facts, other))
         different = [n for n in sorted({*mine, *theirs}) if mine.get(n) != theirs.get(n)]
@@ -68,12 +68,7 @@ def compare(facts: Facts, others: Mapping[str, Facts]) -> Iterator[Finding]:
 
 
 def judge(target: Target, facts: Facts) -> list[Finding]:
-    """Return the findings about an environment. Pure.
-
-    Args:
-        target: its command says what is needed; its caller's environment is that of the debugger's flags.
-        facts: of `probes/env.py`.
-    """
+    """Return the findings about an environment, by the facts of `probes/env.py`. Pure."""
     on_cpu = is_on_cpu(facts["variables"])
     return [
         *judge_packages(facts, trainer=target.program.trainer.name if target.program else None),
@@ -220,22 +215,15 @@ def judge_variables(facts: Mapping[str, Any], caller: Mapping[str, str], keys: M
             fix="unset LD_PRELOAD, or install what it names",
             variables={"LD_PRELOAD": None},
         )
-    if variables.get("CUDA_LAUNCH_BLOCKING") == "1":
-        yield warning(
-            "env.slow-flag",
-            "CUDA_LAUNCH_BLOCKING=1 is left over from a debugging session",
-            why="each kernel is waited for: a training runs several times slower",
-            fix="unset CUDA_LAUNCH_BLOCKING, unless you are looking for a failing kernel",
-            variables={"CUDA_LAUNCH_BLOCKING": None},
-        )
-    if variables.get("VLLM_TRACE_FUNCTION") == "1":
-        yield warning(
-            "env.slow-flag",
-            "VLLM_TRACE_FUNCTION=1 is left over from a debugging session",
-            why="vLLM writes down each Python call: a start takes hours",
-            fix="unset VLLM_TRACE_FUNCTION",
-            variables={"VLLM_TRACE_FUNCTION": None},
-        )
+    for name, (why, unless) in SLOW_FLAGS.items():
+        if variables.get(name) == "1":
+            yield warning(
+                "env.slow-flag",
+                f"{name}=1 is left over from a debugging session",
+                why=why,
+                fix=f"unset {name}{unless}",
+                variables={name: None},
+            )
     hub = facts["hf"]
     if not hub["writable"]:
         yield error(

@@ -45,16 +45,10 @@ class Estimate:
 
 
 def estimate(config: TrainingConfig, trained_bytes: int, sizes: Sizes, parameters: int, *, stateful: bool) -> Estimate:
-    """Return the large parts of what a training takes on each GPU.
+    """Return the large parts of what a training takes on each GPU, beside what the trainer shards (trained_bytes).
 
-    Source: vLLM keeps weights and KV cache inside gpu_memory_utilization of each GPU, split by tensor parallelism.
-
-    Args:
-        config: of the command.
-        trained_bytes: of parameters, gradients and optimizer, as the trainer shards them.
-        sizes: of the model, as its config names them.
-        parameters: of the model.
-        stateful: whether some of its layers keep a state instead of a cache.
+    Source: vLLM keeps weights and KV cache inside gpu_memory_utilization of each GPU, split by tensor parallelism;
+    stateful layers keep a state instead of a cache.
     """
     split = config.get("tensor_parallel")
     return Estimate(
@@ -66,13 +60,7 @@ def estimate(config: TrainingConfig, trained_bytes: int, sizes: Sizes, parameter
 
 
 def judge(target: Target, facts: Mapping[str, Any], variables: Mapping[str, str]) -> Iterator[Finding]:
-    """Return what does not fit.
-
-    Args:
-        target: whose command it is.
-        facts: of `probes/model.py`, with the model's sizes.
-        variables: of the training.
-    """
+    """Return what does not fit, by the facts of `probes/model.py`."""
     config, sizes = target.config(facts["config"]), facts["sizes"]
     on_cpu = is_on_cpu(variables)
     yield from _context(config, sizes)
@@ -99,7 +87,6 @@ def _context(config: TrainingConfig, sizes: Sizes) -> Iterator[Finding]:
             "model.context",
             f"{key}={asked}, and the model has {limit} positions",
             why="verl 0.9.1 refuses it (vllm_async_server.py:1107), after the workers are up",
-            fix=f"{key}={min(limit, prompt + answer)}",
             overrides={key: str(min(limit, prompt + answer))},
         )
         return
@@ -119,7 +106,6 @@ def _context(config: TrainingConfig, sizes: Sizes) -> Iterator[Finding]:
             "model.context",
             f"a prompt of {prompt} and an answer of {answer} tokens do not fit a context of {room} together",
             why="answers to the longest prompts are cut short",
-            fix=f"{answer_key}={room - prompt}",
             overrides={answer_key: str(room - prompt)},
         )
 
@@ -133,7 +119,6 @@ def _heads(config: TrainingConfig, sizes: Sizes) -> Iterator[Finding]:
             "model.heads",
             f"{key.rpartition('.')[2]}={split} does not divide the model's {heads} attention heads",
             why="vLLM: 'Total number of attention heads must be divisible by tensor parallel size'",
-            fix=f"{key}={fitting}",
             overrides={key: str(fitting)},
         )
 

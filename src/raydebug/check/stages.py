@@ -11,7 +11,7 @@ from typing import Any
 
 from raydebug.check.cache import Cache
 from raydebug.check.target import NoAnswer, StageResult, Target
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import UsageError
 from raydebug.findings import Finding
 from raydebug.protocol.secrets import without_secret
 from raydebug.render import duration
@@ -22,12 +22,7 @@ ROUNDS = 5  # a fix may bring to light what it covered
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the check: the module of this folder with its name, which is imported at its first use.
-
-    Args:
-        name: its name on the command line.
-        needs_command: whether it needs a training command.
-    """
+    """One stage of the check: the module of this folder with its name, which is imported at its first use."""
 
     name: str
     needs_command: bool = True
@@ -54,16 +49,7 @@ CLUSTER = Stage("cluster", needs_command=False)  # runs only if it is named
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one stage.
-
-    Args:
-        stage: its name.
-        status: `passed`, `failed` or `skipped`.
-        seconds: how long it took.
-        budget_s: how long it should take.
-        findings: what it found; of a skipped stage, what it found when it passed.
-        reason: why it was skipped.
-    """
+    """The outcome of one stage; a skipped one has the reason, and what it found when it passed."""
 
     stage: str
     status: str
@@ -92,12 +78,11 @@ def choose_stages(names: Sequence[str]) -> list[Stage]:
     """
     for name in names:
         if name not in (*NAMES, CLUSTER.name):
-            raise RaydebugError(
+            raise UsageError(
                 f"there is no stage '{name}'",
                 cause=f"the stages are: {', '.join(NAMES)}, and {CLUSTER.name}; put the training command after `--`",
                 fix="raydebug check env data -- python -m verl.trainer.main_ppo ...",
                 code="check.unknown-stage",
-                exit_code=Exit.USAGE,
             )
     chosen = [stage for stage in STAGES if not names or stage.name in names]
     return [CLUSTER, *chosen] if CLUSTER.name in names else chosen
@@ -114,13 +99,8 @@ def run_stages(
 ) -> list[Outcome]:
     """Run the stages until one fails.
 
-    Args:
-        target: what is result.
-        stages: in their order.
-        cache: of stages that passed; None runs each stage and stores nothing.
-        keep_going: run the remaining stages after a failure too.
-        on_stage: called when a stage starts.
-        on_outcome: called with the outcome of each stage.
+    Without a cache each stage is run, and nothing is stored; with keep_going the remaining ones are run after a failure
+    too.
     """
     outcomes: list[Outcome] = []
     for stage in stages:
@@ -173,12 +153,7 @@ def _unique(findings: list[Finding]) -> list[Finding]:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A target with fixes applied.
-
-    Args:
-        target: the new one.
-        changes: what was changed, in words.
-    """
+    """A target with fixes applied, and what was changed, in words."""
 
     target: Target
     changes: tuple[str, ...] = ()
@@ -195,16 +170,7 @@ class Fixed:
 def fix_until_done(
     target: Target, attempt: Callable[[Target], list[Outcome]], on_change: Callable[[str], None]
 ) -> tuple[Fixed, list[Outcome]]:
-    """Check, apply the fixes, and check again, until no finding has a fix left.
-
-    Args:
-        target: what is checked first.
-        attempt: checks a target.
-        on_change: called with a description of each change.
-
-    Returns:
-        The fixed target, and how its last check went.
-    """
+    """Check, apply the fixes, and check again until no finding has a fix left; return how the last check went."""
     fixed, outcomes = Fixed(target), attempt(target)
     for _ in range(ROUNDS):
         after = apply_fixes(fixed, [finding for outcome in outcomes for finding in outcome.findings])

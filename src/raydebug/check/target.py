@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raydebug import process
 from raydebug.check.probes import BUSY_TIMES, MARK, Facts
@@ -16,13 +16,16 @@ from raydebug.cluster.environment import DROPPED
 from raydebug.cluster.kinds import find_running, kind_of
 from raydebug.cluster.runner import LocalRunner, Runner
 from raydebug.cluster.state import Cluster
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import UsageError
 from raydebug.findings import Finding, error
 from raydebug.protocol.secrets import without_secret_arguments
 from raydebug.settings.flavours import flavour_here, flavour_variables
 from raydebug.trainers.config import TrainingConfig
-from raydebug.trainers.registry import TRAINERS, recognise
+from raydebug.trainers.registry import TRAINERS
 from raydebug.trainers.trainer import Checks, Program
+
+if TYPE_CHECKING:
+    from raydebug.commands.trainings import Reading, Training
 
 KILL_AFTER_BUDGETS = 3
 LIMIT_LEAST_S = 15.0  # a machine under load is no finding: starting Python alone may take seconds there
@@ -86,46 +89,67 @@ class Target:
         return {"command": list(self.command), "profile": self.profile}
 
 
-def find_program(command: list[str]) -> Program:
-    """Return the program that a command runs.
-
-    Raises:
-        RaydebugError: it is no training that raydebug can check.
-    """
-    program = recognise(command)
-    if program is not None and program.trainer.checks(program.name) is not None:
-        return program
-    shown = " ".join(without_secret_arguments(command))
-    raise RaydebugError(
-        f"'{shown[:120]}' is no training that raydebug can check",
-        cause=f"it does not run {TRAINERS[0].example.split()[-1]}",
-        fix=f"raydebug check -- {TRAINERS[0].example} data.train_files=... ; `raydebug check env` needs none",
-        code="check.no-training",
-        exit_code=Exit.USAGE,
-    )
-
-
 def find_target(command: list[str], folder: Path, name: str, profile: str | None) -> Target:
     """Return the target: a command as it would run on the cluster of this name, or on one that `run` would start.
 
     Raises:
-        RaydebugError: the command is no training, or the cluster cannot run it from here.
+        RaydebugError: the command does not run one training that can be checked, or the cluster cannot run it from
+            here.
     """
-    changed: Mapping[str, str | None] = {}
-    if command and recognise(command) is None:
-        command, folder, changed = _in_script(command, folder)
-    program = find_program(command) if command else None
-    cluster = find_running(name)
-    nodes = _nodes(cluster)
+    training = None
+    if command:
+        from raydebug.commands.trainings import Reading, find_trainings  # `check env` needs no command: 30 ms
+
+        training = only_training(Reading(command, find_trainings(command, os.environ, folder)))
+    return target_of(training, folder, find_running(name), profile)
+
+
+def only_training(reading: Reading) -> Training:
+    """Return the training that a command runs.
+
+    Raises:
+        RaydebugError: it runs none that raydebug can check, or several.
+    """
+    if len(reading.trainings) > 1:
+        raise UsageError(
+            f"'{' '.join(reading.command)[:120]}' runs {len(reading.trainings)} trainings",
+            cause="; ".join(" ".join(training.argv)[:60] for training in reading.trainings[:4]),
+            fix=f"check each by itself: raydebug check -- {TRAINERS[0].example} ...",
+            code="check.several",
+        )
+    training = reading.trainings[0] if reading.trainings else None
+    if training is not None and training.program.trainer.checks(training.program.name) is not None:
+        return training
+    command = reading.command if training is None else training.argv
+    raise UsageError(
+        f"'{' '.join(without_secret_arguments(command))[:120]}' is no training that raydebug can check",
+        cause=f"it does not run {TRAINERS[0].example.split()[-1]}",
+        fix=f"raydebug check -- {TRAINERS[0].example} data.train_files=... ; `raydebug check env` needs none",
+        code="check.no-training",
+    )
+
+
+def target_of(training: Training | None, folder: Path, cluster: Cluster | None, profile: str | None) -> Target:
+    """Return the target for a training, or for an environment alone, on a cluster or on one that `run` would start.
+
+    Raises:
+        RaydebugError: the cluster cannot run it from here.
+    """
+    nodes = [("this machine", LocalRunner(sys.executable))] if cluster is None else kind_of(cluster).runners()
     runner = nodes[-1][1]  # a worker where there is one: it has the GPUs
+    folder = training.folder if training else folder
     runner.folder(folder)
+    changed: dict[str, str | None] = {}
+    if training is not None:
+        changed = dict.fromkeys(set(os.environ) - set(training.environ))
+        changed.update((name, it) for name, it in training.environ.items() if os.environ.get(name) != it)
     environ = None
     if isinstance(runner, LocalRunner):
         base = dict(os.environ) if cluster is None else cluster_base(cluster)
         environ = _with_changes(local_environ(base, cluster.flavour if cluster else flavour_here()), changed)
     return Target(
-        command=tuple(command),
-        program=program,
+        command=tuple(training.argv) if training else (),
+        program=training.program if training else None,
         folder=folder,
         runner=runner,
         environ=environ,
@@ -140,38 +164,6 @@ def find_target(command: list[str], folder: Path, name: str, profile: str | None
 
 def _with_changes(environ: Mapping[str, str], changed: Mapping[str, str | None]) -> dict[str, str]:
     return {name: value for name, value in {**environ, **changed}.items() if value is not None}
-
-
-def _in_script(command: list[str], folder: Path) -> tuple[list[str], Path, dict[str, str | None]]:
-    """Return the training that a script or `env` runs, its folder, and the variables changed for it (None: removed).
-
-    Raises:
-        RaydebugError: the script cannot be read, or has several trainings.
-    """
-    from raydebug.profile.script import find_trainings
-
-    found = find_trainings(command, os.environ, folder)
-    if not found:
-        return command, folder, {}
-    if len(found) > 1:
-        raise RaydebugError(
-            f"'{' '.join(command)[:120]}' runs {len(found)} trainings",
-            cause="; ".join(" ".join(one.argv)[:60] for one in found[:4]),
-            fix=f"check each by itself: raydebug check -- {TRAINERS[0].example} ...",
-            code="check.several",
-            exit_code=Exit.USAGE,
-        )
-    (one,) = found
-    changed: dict[str, str | None] = dict.fromkeys(set(os.environ) - set(one.environ))
-    changed.update((name, value) for name, value in one.environ.items() if os.environ.get(name) != value)
-    return one.argv, one.folder, changed
-
-
-def _nodes(cluster: Cluster | None) -> list[tuple[str, Runner]]:
-    """Return where programs can be asked to run on this machine: containers of the cluster, head first."""
-    if cluster is None:
-        return [("this machine", LocalRunner(sys.executable))]
-    return kind_of(cluster).runners()
 
 
 def local_environ(caller: Mapping[str, str], flavour: str) -> dict[str, str]:

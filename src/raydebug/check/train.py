@@ -62,14 +62,14 @@ def judge(code: int | None, log: str, target: Target, recorded: Sequence[Mapping
     again = f"raydebug run --profile debug --debugger post-mortem -- {shown}"
     cause = judge_errors(find_errors("the log", lines)).first
     if code == 0 and steps:
-        return _not_a_number(steps) or [_finding_of(one) for one in recorded if one["code"] in CODES]
+        return _not_a_number(steps, target) or [_finding_of(one) for one in recorded if one["code"] in CODES]
     if code == 0:
         return [
             error(
                 "train.no-step",
                 "the training ended well, and made no step",
                 why=f"no line 'step:1 - ...' is in its log; it printed last: {last_words(log)}",
-                fix="trainer.total_epochs must be 1 or more, and the data hold a batch",
+                fix=f"{target.checks.keys['epochs']} must be 1 or more, and the data hold a batch",
             )
         ]
     if code is None:
@@ -107,7 +107,7 @@ def _finding_of(recorded: Mapping[str, str]) -> Finding:
     return Finding(code, severity, what, why, fix)
 
 
-def _not_a_number(steps: list[StepMetrics]) -> list[Finding]:
+def _not_a_number(steps: list[StepMetrics], target: Target) -> list[Finding]:
     for step in steps:
         bad = [name for name, value in step["metrics"].items() if not math.isfinite(value) and SPOILT.search(name)]
         if bad:
@@ -116,7 +116,7 @@ def _not_a_number(steps: list[StepMetrics]) -> list[Finding]:
                     "train.not-a-number",
                     f"step {step['step']} has no number for {', '.join(bad[:4])}",
                     why="the weights are spoilt from then on; rewards that are nan or a learning rate too high do it",
-                    fix="look at the rewards (trainer.rollout_data_dir=DIR writes them), or lower the rate",
+                    fix=f"look at the rewards ({target.checks.keys['rollouts_to']}=DIR writes them), or lower the rate",
                 )
             ]
     return []

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Json, Name, command_of, needed_command_of
-from raydebug.errors import Exit, RaydebugError
+from raydebug.cli.options import Json, Name, command_of
+from raydebug.errors import Exit, UsageError
 from raydebug.settings.files import write_named
 
 if TYPE_CHECKING:
@@ -100,23 +100,22 @@ def _subject(ctx: typer.Context, name: str, profile: str | None, *, needs_comman
     from raydebug.check.target import find_target
     from raydebug.profile.load import load_profile
 
-    if needs_command:
-        needed_command_of(ctx, "to check", or_else="; `raydebug check env` needs none")
+    purpose = "to check" if needs_command else ""
+    command = command_of(ctx, purpose, or_else="; `raydebug check env` needs none")
     if profile is not None:
         load_profile(profile)
-    return find_target(command_of(ctx), Path.cwd(), name, profile)
+    return find_target(command, Path.cwd(), name, profile)
 
 
 def _write(path: Path, text: str) -> None:
     try:
         write_named(path, text, mode=None)
     except OSError as failure:
-        raise RaydebugError(
+        raise UsageError(
             f"cannot write {path}",
             cause=str(failure),
             fix="name another file with --junit",
             code="check.junit",
-            exit_code=Exit.USAGE,
         ) from failure
 
 
@@ -136,7 +135,7 @@ def prefetch(
     """
     from raydebug.check.target import find_target
 
-    command = needed_command_of(ctx, "to read ahead for")
+    command = command_of(ctx, "to read ahead for")
     target = find_target(command, Path.cwd(), name, profile)
     request = json.dumps(target.as_request())
     with render.waiting("reading what the command will read"):
@@ -156,12 +155,11 @@ def _prefetched(printed: str) -> dict[str, Any]:
     lines = [line for line in printed.splitlines() if line.startswith(MARK)]
     document: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK))
     if "refused" in document:
-        raise RaydebugError(
+        raise UsageError(
             "the command is not understood",
             cause=str(document["refused"]).splitlines()[0],
             fix="raydebug check data -- COMMAND... says more",
             code="prefetch.refused",
-            exit_code=Exit.USAGE,
         )
     return document
 

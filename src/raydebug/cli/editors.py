@@ -11,7 +11,7 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Name
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,12 +68,11 @@ def listen(
         return target != "next" and all(pause["id"] != target for pause in fetch_pauses(cluster))
 
     if target == "all":
-        raise RaydebugError(
+        raise UsageError(
             "`listen` gives out one pause, not all of them",
             cause="a session of its own is needed for each pause, and this port takes one client",
             fix="`raydebug listen next`, or `raydebug vscode` and `raydebug adapter`, which open all of them",
             code="listen.one-pause",
-            exit_code=Exit.USAGE,
         )
     if is_over():
         raise RaydebugError(
@@ -132,11 +131,10 @@ def adapter(
     from raydebug.editors.adapter import serve
 
     if sys.stdin.isatty():
-        raise RaydebugError(
+        raise UsageError(
             "`raydebug adapter` is for editors",
             cause="stdin is a terminal, and a debug adapter speaks DAP there",
             fix="attach from a terminal with `raydebug attach`",
             code="adapter.terminal",
-            exit_code=Exit.USAGE,
         )
     serve(snapshot)

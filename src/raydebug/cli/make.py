@@ -11,7 +11,7 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Json
-from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.errors import UsageError
 
 tiny = typer.Typer(help="Make a tiny model or dataset, offline, in seconds.")
 
@@ -89,12 +89,11 @@ def _write_new(path: Path, text: str) -> None:
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
-        raise RaydebugError(
+        raise UsageError(
             f"cannot write {path}",
             cause=error.strerror or str(error),
             fix="name a file that is not there yet; `raydebug settings` alone prints the lines",
             code="settings.unwritable",
-            exit_code=Exit.USAGE,
         ) from error
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from raydebug.cli.options import Name
-from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.errors import UsageError
 
 
 def mcp(
@@ -36,12 +36,11 @@ def mcp(
     try:
         from mcp.server import MCPServer  # noqa: F401 - 1 s, and only here
     except ImportError as error:
-        raise RaydebugError(
+        raise UsageError(
             "`raydebug mcp` needs the SDK of the Model Context Protocol",
             cause=str(error),
             fix="pip install 'raydebug[mcp]'",
             code="mcp.not-installed",
-            exit_code=Exit.USAGE,
         ) from error
     from raydebug.mcp.tools import serve
 

@@ -125,12 +125,11 @@ def snapshot(
     if not chosen:
         render.say("nothing is paused")
     elif len(chosen) > 1 and (target is None or output is not None):
-        raise RaydebugError(
+        raise UsageError(
             f"{len(chosen)} pauses, and no ID says which one",
             cause=f"paused: {', '.join(chosen[:8])}" + ("; --output names one file" if output is not None else ""),
             fix=f"name one: {render.command('raydebug', 'snapshot', chosen[0])}; all: raydebug snapshot all",
             code="pause.ambiguous",
-            exit_code=Exit.USAGE,
         )
     failed = False
     for pause_id in chosen:

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from raydebug import render
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import UsageError
 
 _COMMAND = "raydebug.command"
 GPUS_HELP = (
@@ -57,12 +57,11 @@ def tiny_kinds(model: str | None, data: str | None) -> list[str]:
         if said is None:
             continue
         if said != "tiny":
-            raise RaydebugError(
+            raise UsageError(
                 f"there is no {kind} '{said}' to swap in",
                 cause=f"--{kind} knows one word: tiny",
                 fix=f"--{kind} tiny, or name your own in the command itself",
                 code="profile.unknown-swap",
-                exit_code=Exit.USAGE,
             )
         kinds.append(kind)
     return kinds
@@ -78,30 +77,23 @@ class PassThrough(TyperCommand):
         return super().parse_args(ctx, args[:at])
 
 
-def command_of(ctx: typer.Context) -> list[str]:
-    """Return the user's command; empty without one."""
-    command: list[str] = ctx.meta[_COMMAND]
-    return command
-
-
-def needed_command_of(ctx: typer.Context, purpose: str, *, or_else: str = "") -> list[str]:
-    """Return the user's command.
+def command_of(ctx: typer.Context, purpose: str = "", *, or_else: str = "") -> list[str]:
+    """Return the user's command; empty without one.
 
     Args:
         ctx: of the verb.
-        purpose: what the command is needed for, such as `to try`.
+        purpose: what the command is needed for, such as `to try`; empty where it may be left out.
         or_else: what works without one, added to the fix.
 
     Raises:
-        RaydebugError: there is none.
+        RaydebugError: there is none, and it is needed.
     """
-    command = command_of(ctx)
-    if not command:
-        raise RaydebugError(
+    command: list[str] = ctx.meta[_COMMAND]
+    if purpose and not command:
+        raise UsageError(
             f"there is no command {purpose}",
             cause="the training command comes after `--`, as for `raydebug run`",
             fix=f"{ctx.command_path} -- python -m verl.trainer.main_ppo ...{or_else}",
             code=f"{ctx.info_name}.no-command",
-            exit_code=Exit.USAGE,
         )
     return command

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Json, Name, PassThrough, TinyData, TinyModel, command_of, needed_command_of, tiny_kinds
+from raydebug.cli.options import Json, Name, PassThrough, TinyData, TinyModel, command_of, tiny_kinds
 
 app = typer.Typer(help="Profiles: how big a run is, and what one would change in your command.")
 
@@ -57,7 +57,7 @@ def show(
     from raydebug.profile.apply_profile import explain
 
     profile, *before = words or [DEFAULT_PROFILE]
-    command = before + (command_of(ctx) if before else needed_command_of(ctx, "to show"))
+    command = before + command_of(ctx, "" if before else "to show")
     environ, elsewhere = _surroundings(name)
     documents = explain(
         command,

@@ -9,7 +9,7 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Json
-from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.errors import UsageError
 from raydebug.render import duration, moment
 
 if TYPE_CHECKING:
@@ -52,12 +52,11 @@ def report(
         return
     names = runs or [LAST]
     if len(names) > 2:
-        raise RaydebugError(
+        raise UsageError(
             f"{len(names)} runs cannot be compared",
             cause="a report is of one run, or of two",
             fix=f"raydebug report {names[0]} {names[1]}",
             code="report.too-many",
-            exit_code=Exit.USAGE,
         )
     documents = [load_run(name) for name in names]
     if as_json:

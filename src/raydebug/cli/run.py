@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from raydebug import render
-from raydebug.cli.options import GPUS_HELP, Debugger, Name, TinyData, TinyModel, needed_command_of, tiny_kinds
+from raydebug.cli.options import GPUS_HELP, Debugger, Name, TinyData, TinyModel, command_of, tiny_kinds
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol.secrets import without_secret_arguments
 
@@ -121,7 +121,8 @@ def run(
       raydebug run --break 'my.reward:compute_score,rank=0,once' -- python train.py
       raydebug run --again last
     """
-    from raydebug.cli.launch import RunOptions, find_command, launch
+    from raydebug.cli.launch import launch
+    from raydebug.cli.run_plan import RunOptions
 
     options = RunOptions(
         command=command or [],
@@ -140,7 +141,7 @@ def run(
         detach=detach,
         gpus=gpus,
     )
-    raise typer.Exit(launch(find_command(options, again)))
+    raise typer.Exit(launch(options, again))
 
 
 def _rollouts(record: Path | None, replay: Path | None, only: str | None) -> Rollouts | None:
@@ -171,9 +172,10 @@ def try_(
     Example: raydebug try -- bash train.sh
     """
     from raydebug.check.output import Tried, next_steps
-    from raydebug.cli.launch import RunOptions, launch
+    from raydebug.cli.launch import launch
+    from raydebug.cli.run_plan import RunOptions
 
-    command = needed_command_of(ctx, "to try")
+    command = command_of(ctx, "to try")
     tiny = tiny_kinds(model, data)
     if debugger is None and sys.stdin.isatty():
         debugger = "post-mortem"
@@ -198,7 +200,7 @@ def try_(
         warnings=0 if code is None else _warnings_of_last_run(),
     )
     for line in next_steps(tried):
-        render.say(render.visible(line))
+        render.say(line)
     raise typer.Exit(Exit.FAILED if code is None else code)
 
 
@@ -235,7 +237,7 @@ def _check(target: Target, tiny: list[str]) -> list[Outcome]:
 
     def show(outcome: Outcome) -> None:
         for line in output.as_lines(outcome):
-            render.say(render.visible(line))
+            render.say(line)
 
     started = time.time()
     outcomes = run_stages(target, choose_stages(words), cache=Cache(), on_outcome=show)

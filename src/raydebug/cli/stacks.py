@@ -109,8 +109,8 @@ def read_saved(path: Path) -> tuple[list[list[ListedStacks]], list[Task]]:
     except (ValueError, LookupError, TypeError) as error:
         raise _no_stacks(path, error) from error
     if version != 1:
-        raise RaydebugError(
-            "the stacks in this file are of another version", code="stacks.version", exit_code=Exit.USAGE,
+        raise UsageError(
+            "the stacks in this file are of another version", code="stacks.version",
             cause=f"{path}: version {version!r}, this raydebug reads 1", fix="use the raydebug that has written it",
         )  # fmt: skip
     return found
@@ -118,7 +118,7 @@ def read_saved(path: Path) -> tuple[list[list[ListedStacks]], list[Task]]:
 
 def _no_stacks(path: Path, error: Exception) -> RaydebugError:
     why = str(error) if isinstance(error, NotPlainText) else f"{type(error).__name__}: {error}"
-    return RaydebugError(
+    return UsageError(
         "this file has no stacks", cause=f"{path}: {why}", code="stacks.no-file",
-        fix="give a file that `raydebug stacks --json` has written", exit_code=Exit.USAGE,
+        fix="give a file that `raydebug stacks --json` has written",
     )  # fmt: skip

@@ -9,7 +9,7 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Json, Name
-from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.errors import Exit, UsageError
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
@@ -177,12 +177,11 @@ def logs(
 
     kind = kind_of(load_cluster(name))
     if service is not None and service not in kind.services:
-        raise RaydebugError(
+        raise UsageError(
             f"there is no service '{service}'",
             cause=f"the services are: {', '.join(kind.services) or 'not to be seen from here'}",
             fix="raydebug logs head",
             code="service.unknown",
-            exit_code=Exit.USAGE,
         )
     raise typer.Exit(kind.show_logs(service, follow=follow))
 

@@ -12,7 +12,7 @@ import typer
 from raydebug import render
 from raydebug.cli.options import Debugger, Json, Name, say_renamed
 from raydebug.cli.status import describe, show_cluster, warn_without_token
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
@@ -207,12 +207,11 @@ def _only(kind: str, given: Mapping[str, object], asked: str | None) -> str | No
         return asked
     if asked in (None, kind):
         return kind
-    raise RaydebugError(
+    raise UsageError(
         f"{' and '.join(named)} {'is' if len(named) == 1 else 'are'} for --cluster {kind}",
         cause=f"this is a cluster of the kind {asked}: {_WHY_ONLY[kind]}",
         fix=f"leave {'it' if len(named) == 1 else 'them'} out, or use --cluster {kind}",
         code="cluster.not-containers" if kind == "compose" else "cluster.not-local",
-        exit_code=Exit.USAGE,
     )
 
 
@@ -235,12 +234,11 @@ def _choose_kind(asked: str | None) -> str:
     if asked in ("local", "compose"):
         return asked
     if asked is not None:
-        raise RaydebugError(
+        raise UsageError(
             f"there is no kind of cluster '{asked}'",
             cause="--cluster takes: local, compose",
             fix="raydebug up --cluster local",
             code="cluster.unknown-kind",
-            exit_code=Exit.USAGE,
         )
     from raydebug.cluster.compose.engine import engine_answers
 

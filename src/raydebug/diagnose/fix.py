@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from raydebug.commands.trainings import Training, find_trainings
 from raydebug.errors import RaydebugError
 from raydebug.profile.apply_profile import AppliedProfile, apply_profile
 from raydebug.profile.load import Profile, Rule, load_profile
-from raydebug.profile.script import Training, find_trainings
 from raydebug.trainers.registry import columns, recognise
 
 # A value of a rule: `old` or a number, and what is done to it: `old * 0.8`, `39.2 / 80`, `old, a divisor of 4`.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.protocol.snapshot import SUFFIX
 from raydebug.settings.files import atomic_write, open_private, read_json, state_dir
 
@@ -127,12 +127,11 @@ def load_run(name: str = LAST) -> dict[str, Any]:
     if len(exact or found) == 1:
         return read_run((exact or found)[0])
     none = f"there is no run '{name}'" if ids else "no run is recorded"
-    raise RaydebugError(
+    raise UsageError(
         f"several runs begin with '{name}'" if found else none,
         cause=f"{runs_dir()} has {', '.join(ids[-5:])}" if ids else f"{runs_dir()} is empty",
         fix="`raydebug report --list` shows them" if ids else "record one: raydebug run -- COMMAND",
         code="run.unknown",
-        exit_code=Exit.USAGE,
     )
 
 
@@ -148,12 +147,11 @@ def read_run(folder: Path) -> dict[str, Any]:
         if document["version"] != VERSION:
             raise ValueError(f"it is of version {document['version']}, and this raydebug reads {VERSION}")
     except (ValueError, KeyError, TypeError) as error:  # NotPlainText is a ValueError
-        raise RaydebugError(
+        raise UsageError(
             f"the record of run '{folder.name}' cannot be read",
             cause=f"{path}: {error}",
             fix="name another run: `raydebug report --list`",
             code="run.bad-record",
-            exit_code=Exit.USAGE,
         ) from error
     return {**document, "folder": str(path.parent)}
 

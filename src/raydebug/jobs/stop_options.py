@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from raydebug.errors import Exit, RaydebugError
-from raydebug.profile.script import find_trainings
+from raydebug.commands.trainings import Reading
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.protocol import variables
 from raydebug.protocol.tripwires import MEMORY, BadCondition, Condition, parse
-from raydebug.trainers.registry import TRAINERS, recognise
+from raydebug.trainers.registry import modules_known
 from raydebug.trainers.trainer import Program
 
 NONFINITE = "nonfinite"
@@ -22,18 +21,9 @@ EXAMPLE = "--stop-when 'actor/grad_norm > 100', --stop-when 'nan(actor/pg_loss)'
 
 
 def tripwire_variables(
-    stop_when: Sequence[str], stop_on: str | None, *, command: Sequence[str], folder: Path, environ: Mapping[str, str],
-    mode: str,
-) -> tuple[dict[str, str], list[str]]:  # fmt: skip
-    """Return the variables of a job with tripwires, and notes for the user.
-
-    Args:
-        stop_when: conditions on metrics.
-        stop_on: `nonfinite`, or None.
-        command: the command of the job.
-        folder: its working directory on this machine.
-        environ: its environment.
-        mode: its debugger mode.
+    stop_when: Sequence[str], stop_on: str | None, reading: Reading, mode: str
+) -> tuple[dict[str, str], list[str]]:
+    """Return the variables of a job with tripwires in this debugger mode, and notes for the user. Pure.
 
     Raises:
         RaydebugError: a condition has a syntax error, the command is no known training, or nothing pauses in this mode.
@@ -50,7 +40,7 @@ def tripwire_variables(
     found = {variables.STOP_ON: stop_on} if stop_on else {}
     if not conditions:
         return found, []
-    programs = _programs(command, folder, environ)
+    programs = _programs(reading)
     loggers = dict.fromkeys(logger for program in programs for logger in program.trainer.step_loggers(program))
     found |= {variables.STOP_WHEN: json.dumps([*stop_when]), variables.STEP_LOGGERS: " ".join(loggers)}
     return found, _notes(conditions, programs)
@@ -63,20 +53,15 @@ def _parsed(text: str) -> Condition:
         raise _refused(f"--stop-when {text!r} cannot be read", str(error), f"for example: {EXAMPLE}") from error
 
 
-def _programs(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> list[Program]:
+def _programs(reading: Reading) -> list[Program]:
     """Return the programs of known trainers that a command runs and that report the metrics of their steps."""
-    why = f"{shlex.join(command)[:100]} runs none"
-    try:
-        found = [recognise(training.argv) for training in find_trainings(command, environ, folder)]
-    except RaydebugError as failure:
-        found, why = [], failure.cause
-    programs = [program for program in found if program is not None and program.trainer.step_loggers(program)]
+    programs = [it.program for it in reading.trainings if it.program.trainer.step_loggers(it.program)]
     if programs:
         return programs
-    known = "; ".join(trainer.modules for trainer in TRAINERS)
+    why = reading.unreadable.cause if reading.unreadable else f"{shlex.join(reading.command)[:100]} runs none"
     raise _refused(
         "--stop-when needs a training that raydebug knows",
-        f"{why}; metrics are read from {known}",
+        f"{why}; metrics are read from {modules_known()}",
         "give the training command itself; in other programs: --break 'train.py:120,if=loss > 100'",
     )
 
@@ -98,4 +83,4 @@ def _notes(conditions: Sequence[Condition], programs: Sequence[Program]) -> list
 
 
 def _refused(what: str, cause: str, fix: str) -> RaydebugError:
-    return RaydebugError(what, cause=cause, fix=fix, code="run.tripwire", exit_code=Exit.USAGE)
+    return UsageError(what, cause=cause, fix=fix, code="run.tripwire")

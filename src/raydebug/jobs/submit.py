@@ -15,9 +15,9 @@ from pathlib import Path
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.runner import Runner
 from raydebug.cluster.state import Cluster
-from raydebug.errors import Exit, RaydebugError
+from raydebug.commands.trainings import read_command
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.gateway.gateway_client import remove_break, set_breaks
-from raydebug.profile.script import python_path_of
 from raydebug.protocol import variables
 from raydebug.protocol.records import BreakpointSpec
 from raydebug.protocol.secrets import is_secret, without_secrets_in_line
@@ -159,10 +159,10 @@ def python_path_of_jobs(cluster: Cluster, job: str | None = None) -> list[str]:
     """
     found: list[str] = []
     with contextlib.suppress(RaydebugError):
-        for one in Dashboard(cluster).submitted_jobs():
-            folder = folder_of(one["entrypoint"])
-            if folder is not None and one["status"] == "RUNNING" and job in (None, one["submission_id"]):
-                found += python_path_of(words_of(one["entrypoint"]), os.environ, Path(folder))
+        for row in Dashboard(cluster).submitted_jobs():
+            folder = folder_of(row["entrypoint"])
+            if folder is not None and row["status"] == "RUNNING" and job in (None, row["submission_id"]):
+                found += read_command(words_of(row["entrypoint"]), os.environ, Path(folder)).python_path
     return list(dict.fromkeys(found))
 
 
@@ -175,12 +175,11 @@ def find_program(command: list[str], working_dir: Path, runner: Runner) -> None:
     program = command[0]
     if not runner.has_program(program, working_dir):
         looked = f"no file {program} in {working_dir}" if "/" in program else f"no '{program}' on the cluster's PATH"
-        raise RaydebugError(
+        raise UsageError(
             f"the command '{program}' was not found",
             cause=looked,
             fix="check its name; everything after `--` is the command: raydebug run -- python train.py",
             code="run.command-not-found",
-            exit_code=Exit.USAGE,
         )
 
 

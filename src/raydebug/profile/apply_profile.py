@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydebug import render
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.profile.load import Profile, load_profile
 from raydebug.profile.overlay import Overlay, overlay_profile
 from raydebug.profile.rollouts import Rollouts
@@ -33,15 +33,7 @@ _DECIDING = ("VERL_PLATFORM", "WORLD_SIZE")
 
 @dataclass(frozen=True)
 class AppliedProfile:
-    """A command with a profile applied.
-
-    Args:
-        program: recognised in the command.
-        installed: the trainer as it is installed.
-        overlay: the changes and their reasons.
-        argv: the new command.
-        builds: tiny models and datasets to be made before it starts.
-    """
+    """A command with a profile applied: what it runs, the changes, the new command, and what is made before it."""
 
     program: Program
     installed: Installed
@@ -84,8 +76,8 @@ def apply_profile(
         folder: its working directory.
         search: where its Python looks for modules, in order.
         tiny: what is replaced by a tiny one: `model`, `data`.
-        rollouts: what is done with rollouts; None for nothing.
-        version: the version to assume, whatever is installed.
+        rollouts: what is done with rollouts.
+        version: of the trainer, to assume whatever is installed.
 
     Raises:
         RaydebugError: it is no known training, or the profile cannot be applied to it.
@@ -121,14 +113,7 @@ def apply_in_driver(
 ) -> list[str] | None:
     """Return the new sys.argv[1:] of a training command, and print the changes into the job's log.
 
-    Args:
-        argv: the whole command, as `sys.orig_argv` has it.
-        profile: the profile's name.
-        tiny: what is replaced by a tiny one: `model`, `data`.
-        rollouts: `Rollouts.as_variable`.
-
-    Returns:
-        The new arguments; None if the command is no known training.
+    None if the command, as `sys.orig_argv` has it, is no known training; `rollouts` is `Rollouts.as_variable`.
 
     Raises:
         RaydebugError: the profile is unknown or cannot be applied to this command, or nothing tiny can be made.
@@ -179,12 +164,11 @@ def _record(changes: Sequence[Change]) -> None:
 
 def no_training(argv: Sequence[str]) -> RaydebugError:
     """Return the error for a command that is no training."""
-    return RaydebugError(
+    return UsageError(
         f"'{' '.join(argv)[:120]}' is no training command that raydebug knows",
         cause=f"those are python or torchrun with -m {modules_known()}",
         fix=f"raydebug profile show debug -- {TRAINERS[0].example} ...",
         code="profile.no-training",
-        exit_code=Exit.USAGE,
     )
 
 
@@ -198,21 +182,15 @@ def explain(
     version: str | None = None,
     elsewhere: Runner | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the document of each training command that a command runs, in their order.
+    """Return the document of each training command that a command or a shell script runs, in their order.
 
-    Args:
-        command: a training command, or a shell script that runs some.
-        profile: the profile's name.
-        environ: the environment that it would run in.
-        folder: where it would run.
-        tiny: what is swapped in: `model`, `data`.
-        version: take the trainer for one of this version of verl.
-        elsewhere: the runner of a cluster that has another Python, or other files, than this process; None for here.
+    Arguments are those of `apply_profile`; `elsewhere` is the runner of a cluster that has another Python, or other
+    files, than this process.
 
     Raises:
         RaydebugError: it runs no known training, its script cannot be read, or the profile cannot be applied.
     """
-    from raydebug.profile.script import find_trainings
+    from raydebug.commands.trainings import find_trainings
 
     trainings = find_trainings(command, environ, folder)
     if not trainings:
@@ -251,14 +229,7 @@ def _ask(runner: Runner, folder: Path, **request: object) -> dict[str, Any]:
     printed = runner.run_python(["-m", "raydebug.profile.apply_profile", json.dumps(request)], folder)
     answer: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
     if "error" in answer:
-        said = answer["error"]
-        raise RaydebugError(
-            said["message"],
-            cause=said["cause"],
-            fix=said["fix"],
-            code=said["code"],
-            exit_code=Exit(answer["exit_code"]),
-        )
+        raise RaydebugError.of_json(answer, Exit(answer["exit_code"]))
     return answer
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.files import NotPlainText, environment_dir, read_plain
 from raydebug.trainers.registry import columns, words
 from raydebug.trainers.trainer import Value
@@ -88,12 +88,11 @@ def load_profile(name: str, folder: Path | None = None) -> Profile:
     known = profile_names(folder)
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
-        raise RaydebugError(
+        raise UsageError(
             f"there is no profile '{name}'",
             cause=f"known are: {', '.join(known) or 'none'} (in {folder})",
             fix=f"--profile {close[0] if close else 'debug'}",
             code="profile.unknown",
-            exit_code=Exit.USAGE,
         )
     profile = _Reader(folder / f"{name}.yaml").read(name)
     if name == BASE or BASE not in known:
@@ -212,10 +211,9 @@ class _Reader:
         raise self._refusal(line, f"unknown word '{word}'", f"write {close[0]!r}" if close else f"known are: {listed}")
 
     def _refusal(self, line: int | None, cause: str, fix: str) -> RaydebugError:
-        return RaydebugError(
+        return UsageError(
             f"the profile '{self._file.stem}' cannot be used",
             cause=f"{self._file}:{line}: {cause}" if line else f"{self._file}: {cause}",
             fix=fix,
             code="profile.invalid",
-            exit_code=Exit.USAGE,
         )

@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.profile.load import Profile, Rule
 from raydebug.protocol import variables
 from raydebug.trainers.registry import column_of, columns, known_versions, nearest_column
-from raydebug.trainers.settings import Change, Missing, Settings, sweeps_of
+from raydebug.trainers.settings import Change, Missing, Settings
 from raydebug.trainers.trainer import Arguments, Column, Installed, Program
 
 AGREES_AT_LEAST = 0.6  # of a version's keys, for a config of unknown version to be read by them
@@ -19,16 +19,9 @@ TYPO_CLOSENESS = 0.8  # of each part of two keys, for one key to be taken for th
 
 @dataclass(frozen=True)
 class Overlay:
-    """The arguments of a command with a profile applied.
+    """The arguments of a command with a profile applied: the trainer's own, and torchrun's as `launcher`.
 
-    Args:
-        changes: the changed settings.
-        argv: the trainer's new arguments.
-        launcher: torchrun's new options.
-        missing: settings of the profile that the trainer has no key for.
-        notes: further notes for the user.
-        version: of the keys that were used.
-        settings: the settings after the profile, which may be changed further.
+    `missing` are settings of the profile that the trainer has no key for; `version` is that of the keys that were used.
     """
 
     changes: list[Change]
@@ -49,16 +42,10 @@ def overlay_profile(
     installed: Installed,
     launcher: Sequence[str] = (),
 ) -> Overlay:
-    """Apply a profile to a program's arguments.
+    """Apply a profile to a program's arguments: Hydra overrides, and Hydra's own options, which pass as they are.
 
-    Args:
-        profile: to apply.
-        program: whose arguments they are.
-        overrides: its arguments: Hydra overrides, and Hydra's own options, which pass as they are.
-        environ: VERL_PLATFORM decides which parts of the profile hold, the node's GPUs how many ranks it
-            has at most.
-        installed: the trainer's version and config, as far as they are known.
-        launcher: torchrun's options.
+    In `environ` VERL_PLATFORM decides which parts of the profile hold, the node's GPUs how many ranks it has at most;
+    `launcher` has torchrun's options.
 
     Raises:
         RaydebugError: the profile is not for this trainer, the trainer's keys are not known, or an override is
@@ -83,7 +70,7 @@ def overlay_profile(
         if rule.only_on in (None, platform):
             _obey(settings, _as_many_as_the_node_has(rule, environ))
     program.trainer.fit_batches(program.name, settings)
-    if sweeps := [*sweeps_of(command)]:
+    if sweeps := command.swept_keys():
         notes = [*notes, f"the command sweeps {', '.join(sweeps)}: the small run is made once for each value"]
     return Overlay(settings.changes, command.arguments, command.launcher, settings.missing, notes, version, settings)
 
@@ -143,13 +130,12 @@ def _check_spelling(command: Arguments, program: Program, installed: Installed) 
             continue
         nearest = max(installed.values, key=lambda known: _closeness(key, known), default="")
         if _closeness(key, nearest) >= TYPO_CLOSENESS:
-            raise RaydebugError(
+            raise UsageError(
                 f"{program.module} has no setting '{key}'",
                 cause=f"the config of {program.trainer.name} {installed.version or '(no version)'} has no such key; "
                 f"the nearest is {nearest}",
                 fix=f"write {nearest}=..., or +{key}=... to add a key of your own",
                 code="profile.typo",
-                exit_code=Exit.USAGE,
             )
 
 
@@ -186,20 +172,18 @@ def _unknown_version(profile: Profile, program: Program, installed: Installed) -
             f" known: {known_versions(program.name)}"
         )
         fix = "install a known version, or run without --profile"
-    return RaydebugError(
+    return UsageError(
         f"the profile '{profile.name}' cannot be applied to {program.module}",
         cause=cause,
         fix=fix,
         code="profile.version",
-        exit_code=Exit.USAGE,
     )
 
 
 def _not_for(profile: Profile, program: Program) -> RaydebugError:
-    return RaydebugError(
+    return UsageError(
         f"the profile '{profile.name}' is not for {program.module}",
         cause=f"{profile.summary}: that is for {', '.join(profile.trainers)}, and this is {program.name}",
         fix="--profile debug",
         code="profile.not-for",
-        exit_code=Exit.USAGE,
     )

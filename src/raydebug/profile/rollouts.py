@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from raydebug import render
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.profile.load import Rule
 from raydebug.settings.files import read_json
-from raydebug.trainers.settings import Settings, as_hydra_reads
+from raydebug.trainers.settings import Settings
+from raydebug.trainers.verl.config_files import as_hydra_reads
 
 RECORD = "raydebug-record.json"
 VERSION = 1
@@ -331,4 +332,4 @@ def require_unshared(folder: Path) -> None:
 
 
 def _refused(what: str, cause: str, fix: str, code: str) -> RaydebugError:
-    return RaydebugError(what, cause=cause, fix=fix, code=code, exit_code=Exit.USAGE)
+    return UsageError(what, cause=cause, fix=fix, code=code)

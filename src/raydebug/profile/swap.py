@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raydebug import process
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.process import SAFE_PATH
 from raydebug.profile.load import Rule
 from raydebug.tiny.model import HEADS
 from raydebug.trainers.config import expand_home, is_file
-from raydebug.trainers.settings import Settings, as_hydra_reads
+from raydebug.trainers.settings import Settings
 from raydebug.trainers.trainer import Program
 
 if TYPE_CHECKING:
@@ -42,13 +42,7 @@ MODEL_RULES = (
 
 @dataclass(frozen=True)
 class Build:
-    """Something tiny to be made before the training starts.
-
-    Args:
-        what: `model` or `dataset`, as `raydebug tiny` calls it.
-        target: its folder.
-        like: the options that say what it is to be like.
-    """
+    """Something tiny to be made before the training starts, by `raydebug tiny WHAT TARGET` with the options `like`."""
 
     what: str
     target: Path
@@ -87,8 +81,7 @@ def _as_said(failure: process.CommandFailed) -> RaydebugError:
     """Return the error that `raydebug tiny --json` printed."""
     for line in failure.output.splitlines():
         try:
-            said = json.loads(line)["error"]
-            return RaydebugError(said["message"], cause=said["cause"], fix=said["fix"], code=said["code"])
+            return RaydebugError.of_json(json.loads(line))
         except (ValueError, KeyError, TypeError):
             continue
     return failure
@@ -107,23 +100,16 @@ def require_parts(kinds: Sequence[str], runner: Runner, folder: Path) -> None:
     missing = runner.run_python(["-c", ask, *wanted], folder).split()
     if missing:
         kind = next(kind for kind in kinds if set(missing) & set(_PARTS[kind]))
-        raise RaydebugError(
+        raise UsageError(
             f"a tiny {kind} cannot be made on this cluster",
             cause=f"its Python has no {' and no '.join(missing)} (the core flavour has none)",
             fix="run it on a cluster of the flavour cpu or cuda: docs/04-pins.md",
             code="profile.no-tiny",
-            exit_code=Exit.USAGE,
         )
 
 
 def swap_in(kinds: Sequence[str], settings: Settings, program: Program, folder: Path) -> list[Build]:
     """Replace the user's model or data by tiny ones, and return what has to be made.
-
-    Args:
-        kinds: `model`, `data` or both.
-        settings: the command's, after the profile.
-        program: recognised in the command.
-        folder: where it runs.
 
     Raises:
         RaydebugError: nothing tiny can replace the user's data.
@@ -149,7 +135,7 @@ def _swap_model(settings: Settings, folder: Path, tiny: Path) -> Build:
         why = "random weights, the same architecture with every size small"
     for word in ("model", "critic_model"):
         if settings.has(word):
-            settings.change(word, as_hydra_reads(target), why)
+            settings.change(word, settings.command.quoted(target), why)
     return Build("model", target, () if like is None else ("--like", str(like)))
 
 
@@ -180,9 +166,9 @@ def _swap_data(settings: Settings, program: Program, folder: Path, tiny: Path) -
         target = tiny / f"data-{_digest(*files, salt=str(rows))}"
         like = ["--rows", str(rows), "--like", str(train), *(["--test-like", str(test)] if test else [])]
         why = f"the first {rows} rows"
-    settings.change("train_data", as_hydra_reads(target / "train.parquet"), why)
+    settings.change("train_data", settings.command.quoted(target / "train.parquet"), why)
     if settings.has("val_data") and settings.text("val_data") is not None:
-        settings.change("val_data", as_hydra_reads(target / "test.parquet"), why)
+        settings.change("val_data", settings.command.quoted(target / "test.parquet"), why)
     return Build("dataset", target, tuple(like))
 
 
@@ -193,16 +179,15 @@ def _judge_additions(settings: Settings, program: Program, target: Path, why: st
         RaydebugError: this trainer reads other columns.
     """
     if not settings.has("prompt_column"):
-        raise RaydebugError(
+        raise UsageError(
             f"there is no tiny data for {program.module}",
             cause=f"{settings.text('train_data')} is not on this machine, and no other rows have the columns it reads",
-            fix="give data that is there: data.train_files=PATH",
+            fix=f"give data that is there: {settings.column['train_data'].path}=PATH",
             code="profile.no-tiny-data",
-            exit_code=Exit.USAGE,
         )
     settings.change("prompt_column", "prompt", why)
     if settings.has("reward_function"):
-        settings.change("reward_function", as_hydra_reads(target / "reward.py"), "it judges additions")
+        settings.change("reward_function", settings.command.quoted(target / "reward.py"), "it judges additions")
         settings.change("reward_function_name", "compute_score", "it judges additions")
 
 

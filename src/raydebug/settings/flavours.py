@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.files import NotPlainText, environment_dir, read_plain
 
 FLAVOURS = ("core", "cpu", "cuda", "cuda-verl04")
@@ -173,17 +173,15 @@ def unreadable(path: Path, cause: str) -> RaydebugError:
         cause=cause,
         fix=f"git checkout -- {path}",
         code="lock.unreadable",
-        exit_code=Exit.USAGE,
     )
 
 
 def _malformed(path: Path, number: int, cause: str) -> RaydebugError:
-    return RaydebugError(
+    return UsageError(
         f"{path} is not a lock that `nox -s lock` made",
         cause=f"line {number}: {cause}",
         fix=f"git checkout -- {path}",
         code="lock.malformed",
-        exit_code=Exit.USAGE,
     )
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import UsageError
 from raydebug.trainers.config import is_number
 from raydebug.trainers.trainer import Arguments, Column, Key, Trainer, Value
 
 UNLIMITED = -1  # "no limit" to verl, not a small number
 _DEPTH_MAX = 8
 _WORD = re.compile(r"[A-Za-z_][\w-]*")  # plain text: no reference, and nothing that a script's reader left as it was
-_SWEEP = re.compile(r"[^\[\](){}$]+,[^\[\](){}$]+")  # a=1,2 of Hydra's --multirun
 # ${a.b} and ${oc.select:a.b,default}; a leading dot means beside the key itself. Source: OmegaConf 2.3, interpolation.
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?(?P<path>\.?[\w.]+)(?:,(?P<default>[^}]*))?\}")
 # What a smaller number reduces; the ratio is computed, not measured.
@@ -121,15 +119,14 @@ class Settings:
         current = self.number(word)
         key, text = self.column[word], self.text(word) or ""
         if current is None and not key.is_launcher_option and _WORD.fullmatch(text) and not is_number(text):
-            raise RaydebugError(
+            raise UsageError(
                 f"{key.path}={text} is not a number",
                 cause=f"{self.trainer.name} takes a number there, and so does the profile",
                 fix=f"write {key.path}=N",
                 code="profile.not-a-number",
-                exit_code=Exit.USAGE,
             )
         if current is None or current == UNLIMITED or current > limit:
-            why = f"{why}; one value in place of the sweep" if _SWEEP.fullmatch(text) else why
+            why = f"{why}; one value in place of the sweep" if self.command.is_sweep(key.path) else why
             self.change(word, text_of(limit), why, saves)
 
     def _is_here(self, word: str) -> bool:
@@ -235,18 +232,6 @@ def text_of(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{','.join(text_of(one) for one in value)}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def sweeps_of(command: Arguments) -> Iterator[str]:
-    """Yield the keys that a command gives several values, with which Hydra's --multirun starts a run for each."""
-    if "-m" in command.arguments or "--multirun" in command.arguments:
-        yield from (key for key in command.set_keys() if _SWEEP.fullmatch(command.get(key) or ""))
-
-
-def as_hydra_reads(path: Path) -> str:
-    """Quote a path where Hydra's grammar would read more into it than text. Source: Hydra 1.3, override grammar."""
-    text = str(path)
-    return text if re.fullmatch(r"[\w./~@%+-]+", text) else "'" + text.replace("'", "\\'") + "'"
 
 
 def _same(one: str, other: str) -> bool:

@@ -102,6 +102,15 @@ class Arguments(Protocol):
     def replace(self, path: str, value: str | None, *, added: bool) -> None:
         """Set a key, or remove it if the value is None."""
 
+    def is_sweep(self, path: str) -> bool:
+        """Return whether the command gives a key several values, to try one after the other."""
+
+    def swept_keys(self) -> list[str]:
+        """Return the keys with several values, for each of which the trainer makes a run."""
+
+    def quoted(self, path: Path) -> str:
+        """Return a path as a value that the trainer reads as this path."""
+
 
 class BatchSettings(Protocol):
     """The part of `settings.Settings` that batch rules need."""

@@ -45,6 +45,18 @@ class Options:
         if value not in (None, "null", "false"):
             self.arguments[at:at] = [f"--{path}"] if value == "true" else [f"--{path}", str(value)]
 
+    def is_sweep(self, path: str) -> bool:
+        """Return False: argparse takes one value."""
+        return False
+
+    def swept_keys(self) -> list[str]:
+        """Return none."""
+        return []
+
+    def quoted(self, path: Path) -> str:
+        """Return the path: argparse reads a value as it is."""
+        return str(path)
+
     def _options(self) -> Iterator[tuple[str, str, int, int]]:
         """Yield name, first value, and the start and end of each option in the arguments."""
         starts = [at for at, argument in enumerate(self.arguments) if argument.startswith("--")]

@@ -24,6 +24,7 @@ LEVELS_MAX = 64  # verl's have 6
 _MAIN = re.compile(r"@hydra\.main\((?P<options>[^)]*)\)")
 _OPTION = re.compile(r"(config_path|config_name)\s*=\s*[\"']([^\"']+)[\"']")
 _CHOICE = re.compile(r"\$\{([\w./@]+)\}")
+_SWEEP = re.compile(r"[^\[\](){}$]+,[^\[\](){}$]+")  # a=1,2 of Hydra's --multirun
 _HEADER = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 
 
@@ -32,14 +33,7 @@ class NotComposed(Exception):
 
 
 def read_config(program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Installed:
-    """Read verl's version and config.
-
-    Args:
-        program: recognised in the command.
-        argv: the command; Hydra's options in it select the config.
-        folder: its working directory.
-        search: where Python looks for modules, in order.
-    """
+    """Read verl's version and config; Hydra's options in the command select the config."""
     package = program.module.partition(".")[0]
     file = find_program_file(program.module, argv[program.arguments_at - 1], folder, search)
     if file is None:
@@ -305,6 +299,19 @@ class Overrides:
             kept.append(f"{'++' if added else ''}{path}={value}")
         self.arguments[:] = [*kept, *self.arguments[end:]]
 
+    def is_sweep(self, path: str) -> bool:
+        """Return whether a key has several values."""
+        return _SWEEP.fullmatch(self.get(path) or "") is not None
+
+    def swept_keys(self) -> list[str]:
+        """Return the keys for whose values Hydra's --multirun starts a run each."""
+        wanted = "-m" in self.arguments or "--multirun" in self.arguments
+        return [key for key in self.set_keys() if self.is_sweep(key)] if wanted else []
+
+    def quoted(self, path: Path) -> str:
+        """Return a path with Hydra's quotes where it needs them."""
+        return as_hydra_reads(path)
+
     def option(self, *names: str) -> str | None:
         """Return the value of one of Hydra's own options, such as `--config-name`; None if it is not given."""
         for at, argument in enumerate(self.arguments):
@@ -320,6 +327,12 @@ class Overrides:
             if said.startswith("--") and said.replace("-", "_") == name.replace("-", "_"):
                 return (at, value, 1) if sign else (at, next(iter(self.launcher[at + 1 :]), ""), 2)
         return None
+
+
+def as_hydra_reads(path: Path) -> str:
+    """Quote a path where Hydra's grammar would read more into it than text. Source: Hydra 1.3, override grammar."""
+    text = str(path)
+    return text if re.fullmatch(r"[\w./~@%+-]+", text) else "'" + text.replace("'", "\\'") + "'"
 
 
 def _is_override(argument: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raydebug.profile.shell_tokens import (
+from raydebug.commands.tokens import (
     NESTED_AT_MOST,
     Arithmetic,
     Operator,
@@ -31,13 +31,9 @@ _CASES: dict[str, Callable[[str], str]] = {
     ",": lambda text: text[:1].lower() + text[1:],
     "^": lambda text: text[:1].upper() + text[1:],
 }
-
-
 # Blanks in what could not be read are held as these, from Unicode's private use area, so that no word is split at them.
 _HELD = {ord(blank): 0xE000 + ord(blank) for blank in " \t\n"}
 _RELEASED = {held: blank for blank, held in _HELD.items()}
-
-
 VALUE_CHARS_MAX = 64 * 1024  # no setting is longer; a value that doubles in each line is cut off here
 VALUE_WORDS_MAX = 4096
 CUT_CHARS_MAX = 4096  # ${NAME%%PATTERN} tries the pattern at each length: 60,000 characters would take half a minute
@@ -50,11 +46,6 @@ _MATH: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Div: operator.floordiv,
     ast.Mod: operator.mod,
 }
-
-
-def held_together(source: str) -> str:
-    """Return the placeholder of what could not be read, with blanks at which no word is split."""
-    return source.translate(_HELD)
 
 
 def readable(text: str) -> str:
@@ -203,7 +194,7 @@ class Expander:
     def _unread(self, source: str, why: str) -> str:
         """Return a placeholder for what could not be read, and note why; it is never split."""
         self._taints.add(why)
-        return held_together(source)
+        return source.translate(_HELD)
 
     def _part(self, part: Part) -> list[str]:
         if isinstance(part, Text):

@@ -7,15 +7,18 @@ as it is written, and gets a note too.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from raydebug.profile.shell_expand import Expander, Values
-from raydebug.profile.shell_tokens import Array, Operator, Text, Token, Unreadable, Word, read_tokens
+from raydebug.commands.expand import Expander, Values
+from raydebug.commands.tokens import Array, Operator, Text, Token, Unreadable, Word, read_tokens
 
 EVALS_AT_MOST = 8
-_OPEN, _CLOSE = ("if", "for", "while", "until", "select", "case", "{"), ("fi", "done", "esac", "}")
+_OPEN, _CLOSE = ("if", "for", "while", "until", "select", "case", "{", "function"), ("fi", "done", "esac", "}")
 _PASSED = ("then", "elif", "else", "do", "!", "time", "exec", "command", "nohup", "builtin")
+_STRUCTURE = frozenset((*_OPEN, *_CLOSE, *_PASSED))
 _BLANK_WORDS = ((Text(" ", quoted=True),), (Text("\t", quoted=True),))  # of a backslash that continues no line
 _DECLARING = ("export", "declare", "local", "readonly", "typeset")
 
@@ -46,16 +49,16 @@ class Statements:
             token = tokens[at]
             at += 1
             if not isinstance(token, Operator):
-                if not command and isinstance(token, Word) and self._is_structure(token):
-                    at = self._structure(str(token.plain), tokens, at)
+                if not command and isinstance(token, Word) and token.plain in _STRUCTURE:
+                    at = self._structure(token.plain, tokens, at)
                 else:
                     command.append(token)
                 continue
-            if token.text == "(" and len(command) == 1 and at < len(tokens) and _is(tokens[at], ")"):
+            if token.text == "(" and len(command) == 1 and _is(tokens[at : at + 1], ")"):
                 command, at = [], at + 1  # NAME () { ... }
                 self._open.append("function")
-                at += at < len(tokens) and _is(tokens[at], "\n")
-                at += at < len(tokens) and isinstance(tokens[at], Word) and tokens[at].plain == "{"  # type: ignore[union-attr]
+                at += _is(tokens[at : at + 1], "\n")
+                at += _is(tokens[at : at + 1], "{")
                 continue
             self._finish(command)
             command = []
@@ -64,59 +67,43 @@ class Statements:
                 at = _past_pattern(tokens, at)
         self._finish(command)
 
-    def _is_structure(self, word: Word) -> bool:
-        return word.plain in (*_OPEN, *_CLOSE, *_PASSED, "function")
-
     def _structure(self, word: str, tokens: list[Token], at: int) -> int:
         """Open or close a block of the script; return the index of the next statement."""
         if word in _CLOSE:
-            if self._open:
-                self._open.pop()
-        elif word == "function":
-            self._open.append("function")
-            while at < len(tokens) and not (isinstance(tokens[at], Word) and getattr(tokens[at], "plain", "") == "{"):
-                at += 1
-            return at + 1
+            del self._open[-1:]
         elif word in _OPEN:
             self._open.append(word)
-            if word == "case":
-                while at < len(tokens) and not (
-                    isinstance(tokens[at], Word) and getattr(tokens[at], "plain", "") == "in"
-                ):
-                    at += 1
-                return _past_pattern(tokens, at + 1)
-            if word in ("for", "select"):
-                return self._loop(tokens, at)
-        return at
+        if word == "function":
+            return _past(tokens, at, "{")
+        if word == "case":
+            return _past_pattern(tokens, _past(tokens, at, "in"))
+        return self._loop(tokens, at) if word in ("for", "select") else at
 
     def _loop(self, tokens: list[Token], at: int) -> int:
         """Give a loop's variable its first value."""
-        head: list[Word] = []
-        while at < len(tokens) and not isinstance(tokens[at], Operator):
-            token = tokens[at]
-            at += 1
-            if isinstance(token, Word):
-                head.append(token)
-        name = head[0].plain if head else None
-        if name:
-            values = [one for word in head[2:] for one in self._expand.fields(word)]
+        end = next((n for n in range(at, len(tokens)) if isinstance(tokens[n], Operator)), len(tokens))
+        head = [token for token in tokens[at:end] if isinstance(token, Word)]
+        if head and (name := head[0].plain):
+            values = [field for word in head[2:] for field in self._expand.fields(word)]
             note = f"{name} is a loop's: its first value is shown"
             self._values.assign(name, values[0] if values else "", {note})
-        return at
+        return end
 
     @property
     def _is_conditional(self) -> bool:
         return self._after_condition or any(block != "{" for block in self._open)
 
     def _finish(self, command: list[Word | Array]) -> None:
-        """Follow one simple command."""
+        """Follow one simple command. Assignments before a program hold for it alone."""
         before = self._values.overlay
-        assigned = self._assignments(command)
-        words = [word for word in command[assigned:] if isinstance(word, Word)]
+        assignments = [*itertools.takewhile(bool, map(_assignment, command))]
+        for assignment in assignments:
+            self._assign(assignment, alone=len(assignments) == len(command))
+        words = [word for word in command[len(assignments) :] if isinstance(word, Word)]
         if not words:
             return
         if words[0].plain in _DECLARING:
-            self._declare(command[assigned + 1 :], exported=words[0].plain == "export")
+            self._declare(command[len(assignments) + 1 :], exported=words[0].plain == "export")
             return
         argv, notes = self._expand.argv(words)
         if not argv:
@@ -124,54 +111,30 @@ class Statements:
         self._built_in(argv, words, notes)
         self._values.overlay = before
 
-    def _assignments(self, command: list[Word | Array]) -> int:
-        """Evaluate the assignments at the start of a command; return their number.
-
-        Those before a program hold for it alone.
-        """
-        count = 0
-        pairs = []
-        for word in command:
-            pair = (word.name, None) if isinstance(word, Array) else _assignment(word)
-            if pair is None:
-                break
-            pairs.append((word, pair))
-            count += 1
-        alone = count == len(command)
-        for word, pair in pairs:
-            self._assign(word, pair, alone=alone)
-        return count
-
-    def _assign(self, word: Word | Array, pair: tuple[str, Word | None], *, alone: bool) -> None:
-        name = pair[0].removesuffix("+")
-        if isinstance(word, Array):
-            fields = [one for inner in word.words for one in self._expand.fields(inner)]
+    def _assign(self, assigned: Array | _Assignment | None, *, alone: bool) -> None:
+        """Evaluate an assignment that stands alone, or one before a program."""
+        assert assigned is not None
+        name, condition = assigned.name, f"line {assigned.line}" if self._is_conditional else ""
+        if isinstance(assigned, Array):
+            fields = [field for word in assigned.words for field in self._expand.fields(word)]
             taken = self._expand.taken()
-            self._values.assign_array(
-                name, fields, taken, appends=word.appends, conditional=self._conditional(word.line)
-            )
+            self._values.assign_array(name, fields, taken, appends=assigned.appends, conditional=condition)
             return
-        assert pair[1] is not None
-        value = self._expand.one(pair[1])
+        value = self._expand.one(assigned.value)
         taken = self._expand.taken()
         if not alone:
             self._values.overlay = {**self._values.overlay, name: value}
-        elif pair[0].endswith("+"):
-            self._values.append(name, value, taken, conditional=self._conditional(word.line))
+        elif assigned.appends:
+            self._values.append(name, value, taken, conditional=condition)
         else:
-            self._values.assign(name, value, taken, conditional=self._conditional(word.line))
-
-    def _conditional(self, line: int) -> str:
-        return f"line {line}" if self._is_conditional else ""
+            self._values.assign(name, value, taken, conditional=condition)
 
     def _declare(self, words: list[Word | Array], *, exported: bool) -> None:
         for word in words:
-            pair = (word.name, None) if isinstance(word, Array) else _assignment(word)
-            if pair is not None:
-                self._assign(word, pair, alone=True)
-                name = pair[0].removesuffix("+")
-            else:
-                name = (word.plain if isinstance(word, Word) else None) or ""
+            assigned = _assignment(word)
+            if assigned is not None:
+                self._assign(assigned, alone=True)
+            name = assigned.name if assigned else word.plain
             if exported and name:
                 self._values.exported.add(name)
 
@@ -213,28 +176,44 @@ class Statements:
             self._values.exports_all = True
 
 
-def _assignment(word: Word) -> tuple[str, Word] | None:
-    """Return the name (with a `+` where it appends) and the value of `NAME=VALUE`; None for another word."""
-    first = word.parts[0] if word.parts else None
-    if not isinstance(first, Text) or first.quoted:
-        return None
-    name, sign, rest = first.text.partition("=")
-    if not sign or not name.removesuffix("+").isidentifier():
-        return None
-    return name, Word((Text(rest, quoted=False), *word.parts[1:]) if rest else word.parts[1:], word.line)
+@dataclass(frozen=True)
+class _Assignment:
+    """`NAME=VALUE` or `NAME+=VALUE`."""
+
+    name: str
+    appends: bool
+    value: Word
+    line: int
 
 
-def _is(token: Token, text: str) -> bool:
-    return isinstance(token, Operator) and token.text == text
+def _assignment(word: Word | Array) -> Array | _Assignment | None:
+    """Return what a word assigns; None for another word."""
+    first = word.parts[0] if isinstance(word, Word) and word.parts else None
+    if isinstance(word, Array) or not isinstance(first, Text) or first.quoted:
+        return word if isinstance(word, Array) else None
+    target, sign, rest = first.text.partition("=")
+    name = target.removesuffix("+")
+    if not sign or not name.isidentifier():
+        return None
+    value = Word((Text(rest, quoted=False), *word.parts[1:]) if rest else word.parts[1:], word.line)
+    return _Assignment(name, target != name, value, word.line)
+
+
+def _is(tokens: list[Token], text: str) -> bool:
+    """Return whether the first of these tokens is an operator, or a plain word."""
+    return any((token.text if isinstance(token, Operator) else token.plain) == text for token in tokens[:1])
+
+
+def _past(tokens: list[Token], at: int, text: str) -> int:
+    """Return the index behind the next operator or plain word of this text."""
+    return next((n + 1 for n in range(at, len(tokens)) if _is(tokens[n : n + 1], text)), len(tokens))
 
 
 def _past_pattern(tokens: list[Token], at: int) -> int:
     """Return where the commands behind a pattern of `case` begin; at `esac` there is none."""
-    while at < len(tokens):
-        token = tokens[at]
-        if isinstance(token, Word) and token.plain == "esac":
-            return at
-        at += 1
-        if _is(token, ")"):
-            return at
-    return at
+    for n in range(at, len(tokens)):
+        if _is(tokens[n : n + 1], "esac"):
+            return n
+        if _is(tokens[n : n + 1], ")"):
+            return n + 1
+    return len(tokens)

@@ -7,16 +7,21 @@ arrays, substitutions, redirections and here-documents. Source: POSIX.1-2024 XCU
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
-_BLANK, _META = " \t", " \t\n;&|()<>"
-_OPERATORS = (";;&", ";;", ";&", "&&", "||", "|&", ";", "&", "|", "(", ")")
-_REDIRECTIONS = ("<<<", "<<-", "<<", "&>>", "&>", ">>", ">&", ">|", "<&", "<>", ">", "<")
-_ORDINARY, _ORDINARY_IN_QUOTES = re.compile(r"[^\s\\'\"$`;&|()<>]+"), re.compile(r"[^\"\\$`]+")
-_NAME = re.compile(r"[A-Za-z_]\w*")
-_SPECIAL = "@*#?$!-0123456789"
-_ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=")
+_META = " \t\n;&|()<>"  # what ends a word
+_SKIPPED, _SKIPPED_IN_ARRAY = re.compile(r"(?:[ \t]|\\\n|#[^\n]*)+"), re.compile(r"(?:[ \t\n]|\\\n|#[^\n]*)+")
+_OPERATOR = re.compile(r";;&|;;|;&|&&|\|\||\|&|[;&|()]")
+_REDIRECTION = re.compile(r"<<<|<<-|<<|&>>|&>|>>|>&|>\||<&|<>|[<>]")
+# A run of ordinary characters, or the one that is there.
+_ORDINARY = re.compile(r"[^\s\\'\"$`;&|()<>]+|.", re.DOTALL)
+_ORDINARY_IN_QUOTES = re.compile(r"[^\"\\$`]+|.", re.DOTALL)
+_QUOTE, _BLANKS, _LINE = re.compile(r"\$?'"), re.compile(r"[ \t]*"), re.compile(r"[^\n]*")
+_VARIABLE = re.compile(r"\$([A-Za-z_]\w*|[@*#?$!0-9-])")
+_ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\(")
 _BRACED = re.compile(r"(?P<name>[A-Za-z_]\w*|[@*#?$!0-9-]|\d+)(?:\[(?P<index>[^\]]*)\])?(?P<rest>.*)", re.DOTALL)
 NESTED_AT_MOST = 32  # quotes in $(...) in quotes, and expansions in expansions: scripts have three or four
 _BRACED_OPERATORS = (*(":-", ":=", ":+", ":?", "##", "%%", ",,", "^^"), *("-", "=", "+", "?", "#", "%", ",", "^", ":"))
@@ -97,6 +102,7 @@ class Array:
     appends: bool
     words: tuple[Word, ...]
     line: int
+    plain: ClassVar[None] = None  # no keyword
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,7 @@ def read_tokens(text: str) -> list[Token]:
 
 def read_parts(text: str) -> tuple[Part, ...]:
     """Return the parts of a single word, such as the default in `${NAME:-default}`."""
-    return _Reader(text).word(until="", quoted=False)
+    return _Reader(text).word(until="")
 
 
 class _Reader:
@@ -132,85 +138,71 @@ class _Reader:
         self._at = 0
         self._waiting: list[tuple[str, bool]] = []  # here-documents whose bodies begin at the next line
         self._quotes = 0  # open ones
-        self._counted = (0, 1)  # a place in the text, and the line that it is on
+        self._newlines = [found.start() for found in re.finditer("\n", text)]
 
     def tokens(self) -> list[Token]:
-        found: list[Token] = []
-        while self._at < len(self._text):
-            line, rest = self._line(), self._text[self._at]
-            if rest in _BLANK:
-                self._at += 1
-            elif self._text.startswith("\\\n", self._at):
-                self._at += 2
-            elif rest == "#":
-                self._skip_to("\n")
-            elif rest == "\n":
-                self._at += 1
-                found.append(Operator("\n", line))
+        tokens: list[Token] = []
+        while self._match(_SKIPPED) or self._at < len(self._text):
+            line = self._line()
+            if self._take("\n"):
+                tokens.append(Operator("\n", line))
                 self._skip_documents()
-            elif self._text.startswith("((", self._at):
-                self._at += 2
+            elif self._take("(("):
                 self._bracketed("((", "))")
-            elif redirection := next((r for r in _REDIRECTIONS if self._text.startswith(r, self._at)), None):
-                self._redirect(redirection, found)
-            elif operator := next((o for o in _OPERATORS if self._text.startswith(o, self._at)), None):
-                self._at += len(operator)
-                found.append(Operator(operator, line))
-            else:
-                found.append(self._word_or_array(line))
-        return found
+            elif redirection := self._match(_REDIRECTION):
+                self._redirect(redirection, tokens)
+            elif operator := self._match(_OPERATOR):
+                tokens.append(Operator(operator, line))
+            elif self._at < len(self._text):
+                tokens.append(self._word_or_array(line))
+        return tokens
+
+    def _match(self, pattern: re.Pattern[str]) -> str:
+        """Move behind what a pattern matches here, and return it; empty if it does not match."""
+        found = pattern.match(self._text, self._at)
+        self._at += len(found[0]) if found else 0
+        return found[0] if found else ""
+
+    def _take(self, text: str) -> bool:
+        """Move behind a text, if it is here."""
+        is_here = self._text.startswith(text, self._at)
+        self._at += len(text) if is_here else 0
+        return is_here
+
+    def _line(self) -> int:
+        return bisect_left(self._newlines, self._at) + 1
 
     def _word_or_array(self, line: int) -> Token:
-        array = _ARRAY.match(self._text, self._at)
-        if array and self._text.startswith("(", array.end()):
-            self._at = array.end() + 1
-            return Array(array[1], bool(array[2]), self._array_words(), line)
-        word = Word(self.word(until=_META, quoted=False), line)
+        if array := _ARRAY.match(self._text, self._at):
+            self._at = array.end()
+            return Array(array[1], bool(array[2]), tuple(self._array_words()), line)
+        word = Word(self.word(until=_META), line)
         if word.plain == "[[":
             self._find("]]", "[[")
         return word
 
-    def _array_words(self) -> tuple[Word, ...]:
-        words: list[Word] = []
-        while True:
+    def _array_words(self) -> Iterator[Word]:
+        while self._match(_SKIPPED_IN_ARRAY) or not self._take(")"):
             if self._at >= len(self._text):
                 raise Unreadable(self._line(), "an array is not closed")
-            here = self._text[self._at]
-            if here == ")":
-                self._at += 1
-                return tuple(words)
-            if here in " \t\n":
-                self._at += 1
-            elif self._text.startswith("\\\n", self._at):
-                self._at += 2
-            elif here == "#":
-                self._skip_to("\n")
-            else:
-                before = self._at
-                words.append(Word(self.word(until=" \t\n)", quoted=False), self._line()))
-                if self._at == before:
-                    raise Unreadable(self._line(), f"{here!r} in an array")
+            if self._text[self._at] != ")":
+                yield Word(self.word(until=" \t\n)"), self._line())
 
-    def word(self, *, until: str, quoted: bool) -> tuple[Part, ...]:
+    def word(self, *, until: str) -> tuple[Part, ...]:
         """Read a word up to one of these characters; the end of the text ends one too."""
         parts: list[Part] = []
         while self._at < len(self._text) and self._text[self._at] not in until:
             here = self._text[self._at]
             if here == "\\":
                 self._escaped(parts)
-            elif here == "'":
-                self._at += 1
-                parts.append(Text(self._find("'", "'"), quoted=True))
-            elif self._text.startswith("$'", self._at):
-                self._at += 2
-                parts.append(Text(self._find("'", "$'"), quoted=True))
-            elif here == '"':
-                self._at += 1
+            elif quote := self._match(_QUOTE):
+                parts.append(Text(self._find("'", quote), quoted=True))
+            elif self._take('"'):
                 parts += self._in_quotes()
             elif here in "$`":
-                parts.append(self._expansion(quoted))
+                parts.append(self._expansion(quoted=False))
             else:
-                parts.append(Text(self._run(_ORDINARY), quoted))
+                parts.append(Text(self._match(_ORDINARY), quoted=False))
         return tuple(_joined(parts))
 
     def _escaped(self, parts: list[Part]) -> None:
@@ -227,83 +219,61 @@ class _Reader:
         self._quotes += 1
         while self._at < len(self._text):
             here = self._text[self._at]
-            if here == '"':
-                self._at += 1
+            if self._take('"'):
                 self._quotes -= 1
                 return parts or [Text("", quoted=True)]  # "" is a word too
             if here == "\\" and self._text[self._at + 1 : self._at + 2] in ("$", "`", '"', "\\", "\n"):
                 self._escaped(parts)
             elif here in "$`":
-                parts.append(self._expansion(True))
+                parts.append(self._expansion(quoted=True))
             else:
-                parts.append(Text(self._run(_ORDINARY_IN_QUOTES), quoted=True))
+                parts.append(Text(self._match(_ORDINARY_IN_QUOTES), quoted=True))
         raise Unreadable(begun, "a quote is not closed")
 
-    def _expansion(self, quoted: bool) -> Part:
-        text, at = self._text, self._at
-        if text[at] == "`":
-            self._at += 1
+    def _expansion(self, *, quoted: bool) -> Part:
+        if self._take("`"):
             return Output(self._find("`", "`"), quoted)
-        if text.startswith("$((", at):
-            self._at += 3
+        if self._take("$(("):
             return Arithmetic(self._bracketed("$((", "))"), quoted)
-        if text.startswith("$(", at):
-            self._at += 2
+        if self._take("$("):
             return Output(self._bracketed("$(", ")"), quoted)
-        if text.startswith("${", at):
-            self._at += 2
+        if self._take("${"):
             return _braced(self._bracketed("${", "}"), quoted)
-        name = _NAME.match(text, at + 1)
-        if name:
-            self._at = name.end()
-            return Variable(name[0], quoted, source=f"${name[0]}")
-        if text[at + 1 : at + 2] and text[at + 1] in _SPECIAL:
-            self._at += 2
-            return Variable(text[at + 1], quoted, source=text[at : at + 2])
+        if source := self._match(_VARIABLE):
+            return Variable(source[1:], quoted, source=source)
         self._at += 1
         return Text("$", quoted)
 
     def _bracketed(self, opening: str, closing: str) -> str:
         """Return the text up to the matching closing bracket."""
         begun, line, depth = self._at, self._line(), 0
-        pairs = {"(": ")", "{": "}"}
-        inner = opening[-1]
         while self._at < len(self._text):
             here = self._text[self._at]
-            if depth == 0 and self._text.startswith(closing, self._at):
-                found = self._text[begun : self._at]
-                self._at += len(closing)
-                return found
+            if depth == 0 and self._take(closing):
+                return self._text[begun : self._at - len(closing)]
+            if self._take('"'):
+                self._in_quotes()
+                continue
             if here == "\\":
                 self._at += 1
-            elif here == "'" and inner != "{":
+            elif here == "'" and opening[-1] != "{":
                 self._at = self._text.find("'", self._at + 1)
                 if self._at < 0:
                     break
-            elif here == '"':
-                self._at += 1
-                self._in_quotes()
-                continue
-            elif here == inner:
-                depth += 1
-            elif here == pairs[inner]:
-                depth -= 1
+            depth += (here == opening[-1]) - (here == closing[-1])
             self._at += 1
         raise Unreadable(line, f"{opening} is not closed")
 
-    def _redirect(self, redirection: str, found: list[Token]) -> None:
+    def _redirect(self, redirection: str, tokens: list[Token]) -> None:
         """Leave out a redirection: its number, its sign and its file."""
-        last = found[-1] if found else None
-        if isinstance(last, Word) and (last.plain or "").isdigit() and self._text[self._at - 1].isdigit():
-            found.pop()
-        self._at += len(redirection)
-        while self._text[self._at : self._at + 1] and self._text[self._at] in _BLANK:
-            self._at += 1
-        if self._text.startswith("(", self._at):  # <(COMMAND)
-            self._at += 1
+        last, before = tokens[-1] if tokens else None, self._text[self._at - len(redirection) - 1]
+        if isinstance(last, Word) and (last.plain or "").isdigit() and before.isdigit():
+            tokens.pop()
+        self._match(_BLANKS)
+        if self._take("("):  # <(COMMAND)
             self._bracketed("(", ")")
             return
-        word = self.word(until=_META, quoted=False)
+        word = self.word(until=_META)
         if redirection in ("<<", "<<-"):
             end = "".join(part.text for part in word if isinstance(part, Text))
             self._waiting.append((end, redirection == "<<-"))
@@ -311,20 +281,11 @@ class _Reader:
     def _skip_documents(self) -> None:
         for end, tabs in self._waiting:
             while self._at < len(self._text):
-                begun = self._at
-                self._skip_to("\n")
-                line = self._text[begun : self._at]
+                line = self._match(_LINE)
                 self._at += 1
                 if (line.lstrip("\t") if tabs else line) == end:
                     break
         self._waiting.clear()
-
-    def _run(self, ordinary: re.Pattern[str]) -> str:
-        """Return the ordinary characters here, or the one that is here."""
-        found = ordinary.match(self._text, self._at)
-        run = found[0] if found else self._text[self._at]
-        self._at += len(run)
-        return run
 
     def _find(self, end: str, opening: str) -> str:
         found = self._text.find(end, self._at)
@@ -333,17 +294,6 @@ class _Reader:
         text = self._text[self._at : found]
         self._at = found + len(end)
         return text
-
-    def _skip_to(self, end: str) -> None:
-        found = self._text.find(end, self._at)
-        self._at = len(self._text) if found < 0 else found
-
-    def _line(self) -> int:
-        place, line = self._counted
-        if self._at >= place:
-            self._counted = (self._at, line + self._text.count("\n", place, self._at))
-            return self._counted[1]
-        return self._text.count("\n", 0, self._at) + 1
 
 
 def _braced(inner: str, quoted: bool) -> Variable:

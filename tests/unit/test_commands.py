@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from raydebug.commands import trainings
+from raydebug.commands.trainings import SCRIPT_BYTES_MAX, Training, find_trainings
 from raydebug.errors import RaydebugError
-from raydebug.profile import script
-from raydebug.profile.script import SCRIPT_BYTES_MAX, Training, find_trainings
 
 # As verl's examples were written up to 0.8: one long command, "$@" at its end.
 CLASSIC = r"""set -x
@@ -374,4 +374,4 @@ def test_shift_in_a_loop(project: Path) -> None:
 
 def test_the_example_of_env() -> None:
     """The example in the docstring of `_environ_of` is true."""
-    assert doctest.testmod(script).failed == 0
+    assert doctest.testmod(trainings).failed == 0

@@ -6,17 +6,18 @@ A run needs none of this: the profile is applied where the trainer starts.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raydebug.errors import Exit, RaydebugError
-from raydebug.profile.shell_expand import Values
-from raydebug.profile.shell_statements import Statements
-from raydebug.profile.shell_tokens import Unreadable, read_tokens
+from raydebug.commands.expand import Values
+from raydebug.commands.statements import Statements
+from raydebug.commands.tokens import Unreadable, read_tokens
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.files import NotPlainText, decode, read_bounded
 from raydebug.trainers.config import is_file
 from raydebug.trainers.registry import recognise
+from raydebug.trainers.trainer import Program
 
 SCRIPT_BYTES_MAX = 256 * 1024
 NESTED_AT_MOST = 4
@@ -30,15 +31,38 @@ class Training:
 
     Args:
         argv: the command as it would run; what could not be read is left as it is written.
+        program: the trainer's program that it runs.
         environ: the environment that it would run in, as far as it was read.
         folder: where it would run.
         notes: what of it could not be read, and why.
     """
 
     argv: list[str]
+    program: Program
     environ: dict[str, str]
     folder: Path
     notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A command, and the training commands that it runs, itself or by a shell script, in their order.
+
+    Args:
+        command: the words of the command.
+        trainings: as far as its script was read.
+        unreadable: why a script cannot be read; None if it was.
+    """
+
+    command: list[str]
+    trainings: list[Training]
+    unreadable: RaydebugError | None = None
+
+    @property
+    def python_path(self) -> list[str]:
+        """The folders that its trainings have in PYTHONPATH."""
+        entries = [entry for it in self.trainings for entry in it.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        return [entry for entry in dict.fromkeys(entries) if entry]
 
 
 def find_trainings(command: Sequence[str], environ: Mapping[str, str], folder: Path) -> list[Training]:
@@ -47,36 +71,34 @@ def find_trainings(command: Sequence[str], environ: Mapping[str, str], folder: P
     Raises:
         RaydebugError: a script cannot be read.
     """
-    reading = _Reading(dict(environ), folder)
-    reading.run(list(command), frozenset())
-    return reading.found
+    follower = _Follower(dict(environ), folder)
+    follower.run(list(command), frozenset())
+    return follower.trainings
 
 
-def python_path_of(command: Sequence[str], environ: Mapping[str, str], folder: Path) -> list[str]:
-    """Return the PYTHONPATH of the training that a command runs; empty for another command or an unreadable script."""
+def read_command(command: list[str], environ: Mapping[str, str], folder: Path) -> Reading:
+    """Return what `find_trainings` does; a script that cannot be read has no trainings."""
     try:
-        trainings = find_trainings(command, environ, folder)
-    except RaydebugError:
-        return []
-    found = [entry for one in trainings for entry in one.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    return [entry for entry in dict.fromkeys(found) if entry]
+        return Reading(command, find_trainings(command, environ, folder))
+    except RaydebugError as failure:
+        return Reading(command, [], failure)
 
 
-class _Reading:
+class _Follower:
     """Follows commands; a script that it names is read in turn."""
 
     def __init__(self, environ: dict[str, str], folder: Path, depth: int = 0) -> None:
-        self.found: list[Training] = []
+        self.trainings: list[Training] = []
         self._environ = environ
         self._folder = folder
         self._depth = depth
 
     def run(self, argv: list[str], notes: frozenset[str]) -> None:
         """Follow one command: a training is noted, a shell's script is read."""
-        start = next(_training_starts(argv), None)
-        if start is not None:
+        if training := _training_in(argv):
+            start, program = training
             environ = _environ_of(argv[: len(argv) - len(start)], self._environ)
-            self.found.append(Training(start, environ, self._folder, sorted(notes)))
+            self.trainings.append(Training(start, program, environ, self._folder, sorted(notes)))
             return
         for at, word in enumerate(argv):
             if Path(word).name in SHELLS:
@@ -123,23 +145,21 @@ class _Reading:
 
     def _inside(self, values: Values, argv: list[str], notes: frozenset[str]) -> None:
         """Follow a command of a script: it has the script's environment and folder."""
-        inner = _Reading(values.environ(), values.folder, self._depth + 1)
-        inner.found = self.found
+        inner = _Follower(values.environ(), values.folder, self._depth + 1)
+        inner.trainings = self.trainings
         inner.run(argv, notes)
 
 
-def _training_starts(argv: list[str]) -> Iterator[list[str]]:
-    """Yield the command from its interpreter or launcher on: env, nohup, uv run and the like may precede it."""
+def _training_in(argv: list[str]) -> tuple[list[str], Program] | None:
+    """Return a training from its interpreter or launcher on: env, nohup, uv run and the like may precede it."""
     if not argv or Path(argv[0]).name in _TALK:
-        return
-    for at, word in enumerate(argv):
-        program = Path(word).name
-        if (program.startswith("python") or program == "torchrun") and recognise(argv[at:]):
-            yield argv[at:]
-    # An interpreter whose name could not be read.
-    at = argv.index("-m") if "-m" in argv else -1
-    if at >= 0 and recognise(["python", *argv[at:]]):
-        yield ["python", *argv[at:]]
+        return None
+    names = [Path(word).name for word in argv]
+    starts = [argv[at:] for at, name in enumerate(names) if name.startswith("python") or name == "torchrun"]
+    if "-m" in argv:  # an interpreter of another name, or whose name could not be read
+        at = argv.index("-m")
+        starts.append([argv[0] if at == 1 and "$" not in argv[0] else "python", *argv[at:]])
+    return next(((start, program) for start in starts if (program := recognise(start)) is not None), None)
 
 
 def _environ_of(prefix: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -165,10 +185,9 @@ def _environ_of(prefix: Sequence[str], environ: Mapping[str, str]) -> dict[str, 
 
 
 def _cannot_read(file: Path, line: int | None, why: str) -> RaydebugError:
-    return RaydebugError(
+    return UsageError(
         f"the script '{file}' cannot be read without running it",
         cause=f"{file}:{line}: {why}" if line else f"{file}: {why}",
         fix="give the training command itself, as `set -x` prints it; `raydebug run` reads no script, and takes it",
         code="profile.unreadable-script",
-        exit_code=Exit.USAGE,
     )

@@ -1,0 +1,205 @@
+"""What `raydebug run` will do, decided from its options and from what is there. Nothing here looks or acts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from raydebug.check.config import Need
+from raydebug.cluster.runner import Runner
+from raydebug.cluster.state import Cluster, name_option
+from raydebug.commands.trainings import Reading
+from raydebug.errors import RaydebugError, UsageError
+from raydebug.jobs.stop_options import WITH_PAUSES, tripwire_variables
+from raydebug.jobs.submit import Job
+from raydebug.profile.load import BASE
+from raydebug.profile.rollouts import Rollouts
+from raydebug.protocol import variables
+from raydebug.settings.debugger import WIDE_S, choose_mode, recorder_variables, widened
+from raydebug.stacks.hang_watch import DEFAULT_S, HangWatch
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """A command, and how it is run; the fields are the options of `raydebug run`.
+
+    Args:
+        command: the command's words.
+        name: of the cluster.
+        folder: where it runs; None for the current one.
+        tiny: what a tiny version replaces: `model`, `data`.
+        debugger: the mode; None for the cluster's or the environment's.
+        breaks: where to stop, as `--break` takes them.
+        hang_after_s: without progress for so long, the job hangs; 0 for never, None for the default.
+        gpus: logical GPUs of a cluster that is started for the command.
+    """
+
+    command: list[str]
+    name: str
+    folder: Path | None = None
+    profile: str | None = None
+    tiny: list[str] = field(default_factory=list)
+    rollouts: Rollouts | None = None
+    debugger: str | None = None
+    breaks: list[str] = field(default_factory=list)
+    stop_when: list[str] = field(default_factory=list)
+    stop_on: str | None = None
+    keep_watchdogs: bool = False
+    hang_after_s: float | None = None
+    on_hang: Literal["report", "pause", "stop"] = "report"
+    snapshots: bool = True
+    detach: bool = False
+    gpus: int | None = None
+
+    @property
+    def profile_in_force(self) -> str | None:
+        """The name of the profile that is applied: what is tiny or recorded needs one, if it changes nothing else."""
+        return BASE if self.profile is None and (self.tiny or self.rollouts) else self.profile
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What is there when a command is to be run.
+
+    Args:
+        reading: the command with its trainings.
+        folder: where it runs, on this machine.
+        working_dir: the same folder as the cluster calls it.
+        cluster: the running one of this name.
+        runner: runs the cluster's Python.
+    """
+
+    reading: Reading
+    folder: Path
+    working_dir: str
+    cluster: Cluster | None
+    runner: Runner
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What `run` will do.
+
+    Args:
+        mode: the debugger's, of a cluster that is started for the command.
+        job: all of it but its breakpoints, which the cluster's Python finds.
+        watch: for a job that hangs.
+        notes: lines for the user before it starts.
+    """
+
+    mode: str
+    job: Job
+    watch: HangWatch | None
+    notes: list[str]
+
+
+def plan_run(options: RunOptions, there: Surroundings, environ: Mapping[str, str]) -> RunPlan:
+    """Return the plan for a command.
+
+    Raises:
+        RaydebugError: one of the options is not possible there.
+    """
+    mode, origin = choose_mode(options.debugger, environ)
+    in_force = mode if there.cluster is None or origin != "default" else there.cluster.debugger
+    tripwires, notes = tripwire_variables(options.stop_when, options.stop_on, there.reading, in_force)
+    if options.detach and (there.cluster is None or there.cluster.owner):
+        raise _detached_alone(options.name, there.cluster)
+    watch = _watch_for_hangs(options, there, in_force)
+    debugging: dict[str, str] = {}
+    if in_force != "off":
+        limits = {} if options.keep_watchdogs else widened(environ)
+        if limits:
+            notes.append(f"watchdogs widened to {WIDE_S // 3600} h (--keep-watchdogs: not): {', '.join(limits)}")
+        users = {name: environ[name] for name in (variables.WATCHDOG,) if name in environ}
+        debugging = limits | recorder_variables(environ) | users
+    job = Job(
+        command=options.command,
+        working_dir=there.working_dir,
+        debugger=None if origin == "default" else mode,
+        profile=options.profile_in_force,
+        tiny=options.tiny,
+        rollouts="" if options.rollouts is None else options.rollouts.as_variable(),
+        variables=debugging | tripwires,
+        snapshots=options.snapshots,
+    )
+    return RunPlan(mode, job, watch, notes)
+
+
+def fit_gpus(
+    need: Need | None, cluster: Cluster | None, options: RunOptions, there: int | None, why_so_many: str
+) -> int:
+    """Return how many logical GPUs the cluster has, or is to have where this starts it.
+
+    Args:
+        need: of the command; None where it is not known.
+        cluster: the one that runs.
+        options: the user's.
+        there: the GPUs of that cluster, or of this machine without one; None where they are not known.
+        why_so_many: the reason for their number, without a cluster.
+
+    Raises:
+        RaydebugError: the command asks for more.
+    """
+    if need is None:
+        return there or 0
+    if cluster is None and options.gpus is None and need.on_cpu:
+        return need.gpus
+    if there is None or need.gpus <= there:
+        return there or 0
+    named = name_option(options.name)
+    if cluster is None:
+        why = why_so_many
+        more = f"--gpus {need.gpus}, or `raydebug up{named} --gpus {need.gpus}` first"
+        fix = more if need.on_cpu else f"run it where there are as many GPUs, or for logical ones {more}"
+    elif cluster.owner:  # `down` would end the job of that run
+        why = f"it was started for another `raydebug run` (pid {cluster.owner})"
+        fix = "another name (--name NAME) for a cluster of its own"
+    else:
+        why, fix = "its nodes have no more", f"`raydebug down{named}`, then `raydebug up{named} --gpus N`"
+    per_node, nodes = need.keys
+    raise UsageError(
+        f"the command asks for {need.gpus} GPUs, cluster '{options.name}' has {there}",
+        cause=f"{per_node} times {nodes} is {need.gpus}; {why}",
+        fix=f"{fix}, or a smaller {per_node}",
+        code="run.gpus",
+    )
+
+
+def _watch_for_hangs(options: RunOptions, there: Surroundings, mode: str) -> HangWatch | None:
+    """Return the watch for a job that makes no progress; by default only a training, whose steps are known, has one."""
+    after_s, by_steps = options.hang_after_s, bool(there.reading.trainings)
+    refusal = _why_unwatched(mode, there.cluster, detach=options.detach)
+    if after_s == 0 or (after_s is None and (refusal is not None or not by_steps)):
+        return None
+    if refusal is not None:
+        raise UsageError(
+            "--hang-after is not possible here", cause=refusal, fix="leave --hang-after out, or change that",
+            code="run.hang-after",
+        )  # fmt: skip
+    return HangWatch(DEFAULT_S if after_s is None else after_s, options.on_hang, by_steps=by_steps)
+
+
+def _why_unwatched(mode: str, cluster: Cluster | None, *, detach: bool) -> str | None:
+    if detach:
+        return "with --detach nobody follows the job"
+    if mode not in WITH_PAUSES:
+        return f"processes answer `raydebug stacks` in the modes breakpoint and post-mortem; the debugger is '{mode}'"
+    if cluster is not None and not cluster.has_gateway:
+        return "the cluster has no gateway, so its processes cannot be asked for their stacks"
+    return None
+
+
+def _detached_alone(name: str, cluster: Cluster | None) -> RaydebugError:
+    there = (
+        f"no cluster '{name}' runs, and the one that `run` brings up ends with it"
+        if cluster is None
+        else f"a `run` (pid {cluster.owner}) has started cluster '{name}', which ends with the last `run` that uses it"
+    )
+    return UsageError(
+        "--detach needs a cluster that stays",
+        cause=there,
+        fix=f"raydebug up{name_option(name)}, then the same command again",
+        code="run.detach-alone",
+    )
