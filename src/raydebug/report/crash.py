@@ -12,9 +12,9 @@ from raydebug.errors import RaydebugError
 from raydebug.jobs import run_folder
 from raydebug.protocol.snapshot import SUFFIX, SavedFrame, SnapshotDocument
 from raydebug.render import moment
-from raydebug.report import write_page
 from raydebug.report.document import read_run
 from raydebug.report.page import Child, Markup, page, table_head, tag, wide_table
+from raydebug.report.write import write_page
 from raydebug.snapshot.console import exception_lines, raised_frames
 from raydebug.snapshot.values import Values, tensor_facts
 
