@@ -98,11 +98,12 @@ def _narration(*, as_json: bool) -> tuple[Callable[[Stage], None], Callable[[Out
 
 def _subject(ctx: typer.Context, name: str, profile: str | None, *, needs_command: bool) -> Target:
     from raydebug.check.target import find_target
-    from raydebug.profile.load import load_profile
 
     if needs_command:
         needed_command_of(ctx, "to check", or_else="; `raydebug check env` needs none")
     if profile is not None:
+        from raydebug.profile.load import load_profile
+
         load_profile(profile)
     return find_target(command_of(ctx), Path.cwd(), name, profile)
 
