@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -348,6 +347,8 @@ def make_temporary(prefix: str, most_bytes: int) -> Path:
     Raises:
         RaydebugError: another user could replace a folder made there.
     """
+    import tempfile  # with `random`; most commands only read a record
+
     base = Path(tempfile.gettempdir())
     if len(os.fsencode(base / f"{prefix}12345678")) > most_bytes:
         base = Path("/tmp")  # noqa: S108 - mkdtemp makes a private folder in it
