@@ -17,11 +17,9 @@ PAGE = "report.html"
 
 
 def write_report(runs: Sequence[Mapping[str, object]], output: Path | None = None) -> Path:
-    """Write the page and return its path, which is absolute.
+    """Write the page of one run, or of two compared, and return its path, which is absolute.
 
-    Args:
-        runs: documents of `load_run`; one, or two that are compared.
-        output: the file; by default in the folder of the run, of the second one when there are two.
+    Without `output` it is in the folder of the run, of the second one when there are two.
 
     Raises:
         RaydebugError: the file cannot be written.
@@ -43,11 +41,7 @@ def write_report(runs: Sequence[Mapping[str, object]], output: Path | None = Non
 def write_page(path: Path, page: str, *, named: bool, fix: str) -> Path:
     """Write a page, which only its owner can read, and return its path, which is absolute.
 
-    Args:
-        path: of the file.
-        page: its text.
-        named: the user has named this file; otherwise its place is a folder that may be somebody else's.
-        fix: what helps where it cannot be written.
+    Unless the user has `named` this file, its place is a folder that may be somebody else's.
 
     Raises:
         RaydebugError: it cannot be written.
