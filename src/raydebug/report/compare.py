@@ -157,37 +157,25 @@ def _mark(letter: str) -> Markup:
 
 def _figures(runs: Sequence[Run]) -> Markup:
     """Return the table of key figures."""
-
-    def paused(run: Run) -> float:
-        return covered(spans_of(run.pauses, run.length_s))
-
-    def most_memory(run: Run) -> float | None:
-        return max((y for _, y in memory_sum(run, Axis(run.length_s))), default=None)
-
-    def most_gpu_memory(run: Run) -> float | None:
-        return max((peak(gpu.samples) for gpu in run.gpus), default=None)
-
-    def bad(run: Run) -> float:
-        return float(sum(finding.get("severity") in ("error", "warning") for finding in run.findings))
-
+    memory = [[y for _, y in memory_sum(run, Axis(run.length_s))] for run in runs]
+    gpus = [[peak(gpu.samples) for gpu in run.gpus] for run in runs]
+    bad = [[finding for finding in run.findings if finding.get("severity") in ("error", "warning")] for run in runs]
     rows: list[tuple[str, list[float | None], Callable[[float | None], str]]] = [
         ("took", [run.took_s for run in runs], duration),
-        ("of it paused", [paused(run) for run in runs], duration),
+        ("of it paused", [covered(spans_of(run.pauses, run.length_s)) for run in runs], duration),
         ("pauses", [float(len(run.pauses)) for run in runs], _count),
         ("steps", [float(run.step_count) for run in runs], _count),
         ("median step", [run.median_step_s for run in runs], duration),
-        ("memory, at most", [most_memory(run) for run in runs], units.mebibytes),
-        ("memory of a GPU, at most", [most_gpu_memory(run) for run in runs], units.mebibytes),
-        ("errors and warnings found", [bad(run) for run in runs], _count),
+        ("memory, at most", [max(values, default=None) for values in memory], units.mebibytes),
+        ("memory of a GPU, at most", [max(peaks, default=None) for peaks in gpus], units.mebibytes),
+        ("errors and warnings found", [float(len(findings)) for findings in bad], _count),
     ]
     body = [
         tag("tr", tag("th", name, scope="row"), [tag("td", show(value)) for value in values], _apart(values, show))
         for name, values, show in rows
         if any(values)
     ]
-    head = [tag("th", "figure", scope="col"), [tag("th", letter, scope="col") for letter in LETTERS],
-            tag("th", "B against A", scope="col", colspan="2")]  # fmt: skip
-    table = wide_table("figures of both runs", "figures", tag("thead", tag("tr", head)), body)
+    table = wide_table("figures of both runs", "figures", ["figure", *LETTERS, "B against A"], body, last_spans=2)
     return section("In figures", table, id="figures")
 
 

@@ -13,7 +13,7 @@ from raydebug.jobs import run_folder
 from raydebug.protocol.snapshot import SUFFIX, SavedFrame, SnapshotDocument
 from raydebug.render import moment
 from raydebug.report.document import read_run
-from raydebug.report.page import Child, Markup, facts, page, section, table_head, table_row, tag, wide_table
+from raydebug.report.page import Child, Markup, facts, page, section, table_row, tag, wide_table
 from raydebug.report.write import write_page
 from raydebug.snapshot.console import exception_lines, raised_frames
 from raydebug.snapshot.values import Values, tensor_facts
@@ -81,7 +81,7 @@ def _frame(frame: SavedFrame, values: Values, *, is_open: bool) -> Markup:
         tag("tr", tag("td", tag("code", name)), tag("td", tag("code", values.text(at, VALUE_CHARS)), class_="value"))
         for name, at in frame.get("locals", {}).items()
     ]
-    table = wide_table(f"locals of {frame.get('function', '?')}", "locals", table_head(["name", "value"]), rows)
+    table = wide_table(f"locals of {frame.get('function', '?')}", "locals", ["name", "value"], rows)
     summary = tag("summary", tag("b", frame.get("function", "?")), " ", tag("code", place))
     return tag("details", summary, _source(frame), table if rows else None, open=is_open)
 
@@ -113,7 +113,7 @@ def _tensors(document: SnapshotDocument, values: Values) -> Markup | None:
             rows.append(table_row(*cells, saved.get("storage", ""), saved.get("note", "")))
     if not rows:
         return None
-    head = table_head(["name", "in", "shape", "device", "min", "max", "mean", "NaN", "Inf", "memory", "note"])
+    head = ["name", "in", "shape", "device", "min", "max", "mean", "NaN", "Inf", "memory", "note"]
     note = "Tensors with equal entries under memory share their memory."
     return section("Tensors", wide_table("tensors", "tensors", head, rows), note=note)
 

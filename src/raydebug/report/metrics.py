@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from raydebug.render import duration
 from raydebug.report import units
 from raydebug.report.document import Run, Step
-from raydebug.report.page import Markup, section, span, table_head, tag, wide_table
+from raydebug.report.page import Markup, section, span, tag, wide_table
 from raydebug.report.plot import Axis, draw_curve, stretched
 
 LAST_STEPS = 12
@@ -114,4 +114,4 @@ def _table(run: Run, names: Sequence[str]) -> Markup:
         for step in shown
     ]  # fmt: skip
     caption = f"The last {len(shown)} of {run.step_count:,} steps" if run.step_count > len(shown) else "All steps"
-    return wide_table(caption, "numbers", tag("caption", caption), table_head(head), rows)
+    return wide_table(caption, "numbers", head, rows, caption=caption)

@@ -15,6 +15,7 @@ import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
+from itertools import zip_longest
 from typing import TypeAlias
 
 import raydebug
@@ -65,9 +66,9 @@ def span(class_: str, *children: Child) -> Markup:
     return tag("span", *children, class_=class_)
 
 
-def table_row(*cells: Child) -> Markup:
-    """Return a row of a table."""
-    return tag("tr", [tag("td", cell) for cell in cells])
+def table_row(*cells: Child, classes: Sequence[str] = ()) -> Markup:
+    """Return a row of a table; a class may be given for each cell."""
+    return tag("tr", [tag("td", cell, class_=class_) for cell, class_ in zip_longest(cells, classes)])
 
 
 def facts(pairs: Iterable[tuple[Child, str]], class_: str = "facts") -> Markup | None:
@@ -76,15 +77,23 @@ def facts(pairs: Iterable[tuple[Child, str]], class_: str = "facts") -> Markup |
     return tag("dl", rows, class_=class_) if rows else None
 
 
-def wide_table(label: str, class_: str, *parts: Child) -> Markup:
-    """Return a table that scrolls by itself where it is wider than the page; the last part is its body."""
-    table = tag("table", *parts[:-1], tag("tbody", parts[-1]), class_=class_)
+def wide_table(
+    label: str,
+    class_: str,
+    head: Sequence[str],
+    rows: Child,
+    *,
+    caption: str | None = None,
+    last_spans: int | None = None,
+) -> Markup:
+    """Return a table that scrolls by itself where it is wider than the page.
+
+    `head` has a word for each column; the last one may stand above several.
+    """
+    words = [tag("th", word, scope="col", colspan=last_spans if word == head[-1] else None) for word in head]
+    above = None if caption is None else tag("caption", caption)
+    table = tag("table", above, tag("thead", tag("tr", words)), tag("tbody", rows), class_=class_)
     return tag("div", table, class_="wide", tabindex="0", role="region", aria_label=label)
-
-
-def table_head(words: Sequence[str]) -> Markup:
-    """Return the head of a table with a word for each column."""
-    return tag("thead", tag("tr", [tag("th", word, scope="col") for word in words]))
 
 
 def number(value: float) -> str:

@@ -13,7 +13,7 @@ from raydebug.render import duration
 from raydebug.report import curves, units
 from raydebug.report.document import Change, Pause, Run, read_run
 from raydebug.report.metrics import steps_section
-from raydebug.report.page import Markup, facts, page, section, span, table_head, tag, wide_table
+from raydebug.report.page import Child, Markup, facts, page, section, span, table_row, tag, wide_table
 from raydebug.report.plot import COLUMNS, Axis, covered, hatches, merge
 from raydebug.report.waterfall import bands, is_dense, pause_rows, phase_rows, rows_of, spans_of, timeline
 
@@ -187,18 +187,19 @@ def _crashes(run: Run) -> Markup | None:
     if not run.crashes:
         return None
     rows = [
-        _row([
-            ("kind", _kind(crash.get("exception", ""), crash.get("message", "").partition("\n")[0])),
-            ("where", tag("code", crash.get("where", ""))),
-            ("who", crash.get("who", "")),
-            ("at", f"{crash.get('at', '')}{', first' if crash is run.crashes[0] else ''}"),
-            ("open", tag("code", render.command("raydebug", "open", run.id, "--pick", crash.get("pick", "")))),
-        ])
+        table_row(
+            _kind(crash.get("exception", ""), crash.get("message", "").partition("\n")[0]),
+            tag("code", crash.get("where", "")),
+            crash.get("who", ""),
+            f"{crash.get('at', '')}{', first' if crash is run.crashes[0] else ''}",
+            tag("code", render.command("raydebug", "open", run.id, "--pick", crash.get("pick", ""))),
+            classes=["kind", "where", "who", "at", "open"],
+        )
         for crash in run.crashes
-    ]  # fmt: skip
+    ]
     kinds = units.counted(len(run.crashes), "kind of crash", "kinds of crashes")
     note = f"{kinds}. Frames, locals and tensors were saved; they open on any machine, without Ray or torch."
-    table = wide_table("crashes", "pauses", table_head(["exception", "where", "who", "at", "open"]), rows)
+    table = wide_table("crashes", "pauses", ["exception", "where", "who", "at", "open"], rows)
     return section("Crashes", table, id="crashes", note=note)
 
 
@@ -277,34 +278,28 @@ def _places(pauses: Sequence[Pause], length: float) -> list[Markup | None]:
         groups.setdefault((pause.where, pause.kind, pause.exception), []).append(pause)
     rows = []
     for (where, kind, exception), same in sorted(groups.items(), key=lambda group: -len(group[1]))[:MOST_PLACES]:
-        spans = spans_of(same, length)
-        longest = max(end - start for start, end in spans)
-        rows.append(_row([
-            ("where", tag("code", where)),
-            ("kind", _kind(kind, exception)),
-            ("count", f"{len(same):,}"),
-            ("waited", duration(sum(end - start for start, end in spans))),
-            ("longest", duration(longest)),
-            ("by", units.counted(len({pause.who for pause in same}), "process", "processes")),
-        ]))  # fmt: skip
+        waited = [end - start for start, end in spans_of(same, length)]
+        by = units.counted(len({pause.who for pause in same}), "process", "processes")
+        times = [f"{len(same):,}", duration(sum(waited)), duration(max(waited))]
+        rows.append([tag("code", where), _kind(kind, exception), *times, by])
     left_out = len(groups) - len(rows)
     more = tag("p", f"{units.counted(left_out, 'place')} with fewer are in the list below.", class_="note")
-    return [_table("By place", rows, ["where", "kind", "count", "waited in all", "longest", "by"]),
-            more if left_out else None]  # fmt: skip
+    table = _table("By place", rows, ["where", "kind", "count", "waited in all", "longest", "by"])
+    return [table, more if left_out else None]
 
 
 def _list(pauses: Sequence[Pause], length: float) -> Markup:
     rows = [
-        _row([
-            ("id", pause.id),
-            ("where", tag("code", pause.where)),
-            ("kind", _kind(pause.kind, pause.exception)),
-            ("who", pause.who),
-            ("at", units.since_start(pause.start_s)),
-            ("waited", _waited(pause, length)),
-        ])
-        for pause in pauses
-    ]  # fmt: skip
+        [
+            p.id,
+            tag("code", p.where),
+            _kind(p.kind, p.exception),
+            p.who,
+            units.since_start(p.start_s),
+            _waited(p, length),
+        ]
+        for p in pauses
+    ]
     return _table("One by one", rows, ["id", "where", "kind", "who", "at", "waited"])
 
 
@@ -314,13 +309,11 @@ def _kind(kind: str, exception: str) -> Markup | str:
 
 def _waited(pause: Pause, length: float) -> str | Markup:
     if pause.end_s is None:
-        return tag("span", f"{duration(length - pause.start_s)}, not resumed", class_="state")
+        return span("state", f"{duration(length - pause.start_s)}, not resumed")
     return duration(pause.end_s - pause.start_s)
 
 
-def _row(cells: list[tuple[str, Markup | str]]) -> Markup:
-    return tag("tr", [tag("td", cell, class_=name) for name, cell in cells])
-
-
-def _table(caption: str, rows: list[Markup], head: list[str]) -> Markup:
-    return wide_table(f"pauses, {caption.lower()}", "pauses", tag("caption", caption), table_head(head), rows)
+def _table(caption: str, rows: Sequence[Sequence[Child]], head: list[str]) -> Markup:
+    classes = [word.partition(" ")[0] for word in head]
+    shown = [table_row(*cells, classes=classes) for cells in rows]
+    return wide_table(f"pauses, {caption.lower()}", "pauses", head, shown, caption=caption)

@@ -30,7 +30,7 @@ VARIABLES = (
     *("TORCHDYNAMO_DISABLE", "HF_HOME", "WANDB_MODE", "TRANSFORMERS_OFFLINE"),
 )
 PREFIXES = ("VLLM_", "NCCL_", "GLOO_", "CUDA_", "HF_HUB_", "RAY_DEBUG", "VERL_", "PYTORCH_")
-_DEMAND = re.compile(r"([\w.-]*)(?: ?\(?>= ?(\d+(?:\.\d+)*)\)?$)?")
+_LEAST = re.compile(r" ?\(?>= ?(\d+(?:\.\d+)*)\)?")
 _RELEASE = re.compile(r"\d+(?:\.\d+)*")
 SMI_TIMEOUT_S = 20.0  # without persistence mode the driver loads first
 GPU_FIELDS = "index,name,driver_version,compute_cap,memory.total,memory.used,uuid"
@@ -156,11 +156,12 @@ def _conflicts(found: dict[str, Package]) -> list[dict[str, str]]:
 
 def _is_met(demand: str, versions: dict[str, str]) -> bool:
     """Return whether a requirement certainly holds: of no package that is looked at, or `NAME>=1.2` of a newer one."""
-    name, least = _DEMAND.match(demand).groups()  # type: ignore[union-attr] - it matches any text
+    name = re.split(r"[^\w.-]", demand, maxsplit=1)[0]
     has = versions.get(_normal(name))
     if has is None:
         return True
-    return least is not None and _RELEASE.fullmatch(has) is not None and _numbers(has) >= _numbers(least)
+    least = _LEAST.fullmatch(demand.removeprefix(name))
+    return least is not None and _RELEASE.fullmatch(has) is not None and _numbers(has) >= _numbers(least[1])
 
 
 def _numbers(release: str) -> tuple[int, ...]:
