@@ -42,7 +42,7 @@ def main() -> None:
         from raydebug.jobs.memory_samples import SAMPLE_EVERY_S
         from raydebug.jobs.recorder import Recorder
         from raydebug.jobs.run_folder import load_run
-        from raydebug.report import write_report
+        from raydebug.report.write import write_report
         from raydebug.trainers.verl.trainer import Verl
 
         place = Path(folder)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import UsageError
 from raydebug.settings.files import write_named
 from raydebug.settings.flavours import HEADER_FIELDS, TITLE, Lock, digest, normalise, plain_text, read_lock, unreadable
 
@@ -60,21 +60,19 @@ def verify_lock(path: Path, inputs: Iterable[str] | None = None) -> Lock:
     """
     lock = read_lock(path)
     if lock.body_now != lock.body:
-        raise RaydebugError(
+        raise UsageError(
             f"{path} was edited by hand",
             cause=f"its pins and hashes have {_short(lock.body_now)}, its header says {_short(lock.body)}",
             fix=f"git checkout -- {path}; to change a pin, change {path.with_suffix('.in').name} and run: nox -s lock",
             code="lock.edited",
-            exit_code=Exit.USAGE,
         )
     if inputs is not None and (now := digest(inputs)) != lock.inputs:
-        raise RaydebugError(
+        raise UsageError(
             f"{path} no longer fits what it was made from",
             cause=f"{path.with_suffix('.in').name}, a file it includes, or pyproject.toml's dependencies changed: "
             f"they have {_short(now)}, the lock says {_short(lock.inputs)}",
             fix="nox -s lock",
             code="lock.stale",
-            exit_code=Exit.USAGE,
         )
     return lock
 

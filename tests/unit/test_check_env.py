@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,35 @@ def test_a_fork_in_the_folder_of_the_command(tmp_path: Path) -> None:
     (own,) = [finding["what"] for finding in found if finding["code"] == "env.own-trainer"]
     assert own.startswith("the command runs a verl of its own, 0.3.1.dev; the environment has ")
     assert "verl is not installed in the cluster's Python" not in [finding["what"] for finding in found]
+
+
+def test_packages_are_those_of_importlib_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions and folders of installed packages are read as `importlib.metadata` reads them."""
+    names = sorted({one.metadata["Name"] for one in metadata.distributions()})
+    monkeypatch.setattr(inside, "PACKAGES", tuple(names))
+    found = inside.find_packages()
+    assert {name: (package.version, package.folder) for name, package in found.items()} == {
+        name: (metadata.version(name), str(metadata.distribution(name).locate_file(""))) for name in names
+    }
+
+
+@pytest.mark.parametrize(
+    ("demand", "has", "met"),
+    [
+        ("numpy", "2.3", False),
+        ("numpy>=1.21", "2.3", True),
+        ("numpy (>=1.21)", "2.3.5", True),
+        ("numpy>=2.3.1", "2.3", False),
+        ("numpy>=2.3", "2.3.0rc1", False),
+        ("numpy<3,>=1.21", "2.3", False),
+        ("numpy>=1.21; python_version < '3.12'", "2.3", False),
+        ("numpy[extra]>=1.21", "2.3", False),
+        ("scipy>=1", "2.3", True),
+    ],
+)
+def test_demand_that_needs_no_parser(demand: str, has: str, met: bool) -> None:
+    """Only a requirement that certainly holds is not given to `packaging`, whose import is slow."""
+    assert inside._is_met(demand, {"numpy": has}) is met
 
 
 def test_few_open_files_for_real(tmp_path: Path) -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import itertools
+import subprocess
+import sys
+
 import pytest
 
+from raydebug import render
 from raydebug.errors import Exit, RaydebugError
 from raydebug.render import visible, visible_log
 
@@ -43,3 +49,47 @@ def test_error_in_three_lines():
     }
     again = RaydebugError.of_json(failure.as_json(), Exit.TAKEN)  # as another process has printed it
     assert (str(again), again.code, again.exit_code) == (str(failure), failure.code, Exit.TAKEN)
+
+
+CELLS = [
+    "",
+    "a",
+    "waiting",
+    "two words ",
+    " lead",
+    "[red]b[/]",
+    "<module>",
+    "q" * 60,
+    "k" * 190,
+    "été",
+    "a\nb",
+    "\x1b[31m",
+]
+
+
+@pytest.mark.parametrize("columns", [["id"], ["id", "where"], ["id", "", "a longer name"], ["kind", "é"]])
+@pytest.mark.parametrize("rows", [0, 1, 7])
+def test_a_table_on_a_pipe_is_as_rich_draws_it(columns, rows, monkeypatch):
+    """A table that needs no folding is drawn without rich, and not one byte is different."""
+    cells = itertools.cycle(CELLS)
+    for _ in CELLS:  # each value is in each place once
+        next(cells)
+        table = [[next(cells) for _ in columns] for _ in range(rows)]
+        printed = []
+        for plain in (render._plain_table, lambda lines: None):
+            stream = io.StringIO()
+            monkeypatch.setattr(sys, "stdout", stream)
+            monkeypatch.setattr(render, "_plain_table", plain)
+            render.table(None, columns, table)
+            monkeypatch.undo()
+            printed.append(stream.getvalue())
+        assert printed[0] == printed[1], table
+
+
+def test_a_table_on_a_pipe_does_not_load_rich():
+    """A list of pauses in a script does not pay 40 ms for rich."""
+    program = (
+        "import sys; from raydebug import render; render.table(None, ['id'], [['1']]); print('rich' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "    \n id \n ── \n 1  \n    \nFalse\n"

@@ -25,7 +25,7 @@ from raydebug.jobs.memory_samples import Memory
 from raydebug.jobs.phases import MOST_STEPS, Phases
 from raydebug.jobs.recorder import Recorder
 from raydebug.jobs.run_folder import RunFolder, list_runs, load_run
-from raydebug.report import write_report
+from raydebug.report.write import write_report
 
 if TYPE_CHECKING:
     from raydebug.cluster.dashboard import Dashboard

@@ -7,6 +7,7 @@ Facts come from `probes/env.py`. The rules about packages and variables are here
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -70,9 +71,11 @@ def compare(facts: Facts, others: Mapping[str, Facts]) -> Iterator[Finding]:
 def judge(target: Target, facts: Facts) -> list[Finding]:
     """Return the findings about an environment, by the facts of `probes/env.py`. Pure."""
     on_cpu = is_on_cpu(facts["variables"])
+    # The trainer's rules take 10 ms to import, and only this variable's text names a key.
+    keys = target.checks.keys if BACKEND in facts["variables"] else {}
     return [
         *judge_packages(facts, trainer=target.program.trainer.name if target.program else None),
-        *judge_variables(facts, target.caller, target.checks.keys),
+        *judge_variables(facts, target.caller, keys),
         *env_machine.judge_limits(facts),
         *([] if on_cpu else env_machine.judge_nccl(facts)),
         *env_machine.judge_gpus(facts, on_cpu=on_cpu, wants_training=target.program is not None),
@@ -191,6 +194,7 @@ def _wrong_python(python: str, flavour: str) -> Iterator[Finding]:
         )
 
 
+@functools.cache
 def _lock(flavour: str) -> Lock:
     return read_lock(Path(environment_dir()) / f"{flavour}.lock")
 
@@ -205,7 +209,7 @@ def judge_variables(facts: Mapping[str, Any], caller: Mapping[str, str], keys: M
     """
     variables: dict[str, str] = facts["variables"]
     yield from _debugger(caller)
-    yield from _vllm(variables, facts["vllm"], facts["packages"], keys["attention_backend"])
+    yield from _vllm(variables, facts["vllm"], facts["packages"], keys.get("attention_backend", ""))
     yield from _interfaces(variables, facts["interfaces"])
     for path in facts["missing_preloads"]:
         yield error(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from xml.etree import ElementTree
 
 from raydebug.check.stages import FAILED, SKIPPED, Outcome
 from raydebug.check.target import Target
@@ -51,6 +50,8 @@ def _finding(finding: Finding) -> Iterator[str]:
 
 def as_junit(outcomes: Sequence[Outcome]) -> str:
     """Return the outcome as JUnit's XML: one test case for each stage, one failure for each error."""
+    from xml.etree import ElementTree
+
     suite = ElementTree.Element(
         "testsuite",
         name="raydebug check",
@@ -89,7 +90,7 @@ def record(target: Target, outcomes: Sequence[Outcome], started: float) -> None:
     moment = datetime.fromtimestamp(started).strftime("%H%M%S")  # noqa: DTZ006 - as the user's clock has it
     document = {
         "kind": CHECK,
-        "id": f"{CHECK}-{moment}-{secrets.token_hex(3)}",
+        "id": f"{CHECK}-{moment}-{os.urandom(3).hex()}",
         "command": without_secret_arguments(target.command),
         "cluster": {name: getattr(cluster, name) for name in ("name", "kind", "flavour", "debugger")}
         if cluster

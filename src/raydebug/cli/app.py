@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Annotated, Any
@@ -113,8 +113,10 @@ class Program(Group):
 def app_for(arguments: Sequence[str]) -> typer.Typer:
     """Return the app with the asked verb alone, or whole where the first word is none of them.
 
-    The modules and parsers of all verbs take 60 ms.
+    The modules of all verbs take 20 ms, their parameters 50 ms; the help of the program shows no parameters.
     """
+    if arguments and set(arguments) <= {"--help", "--debug"}:
+        return _build(_verbs(), outlined=True)
     word = next((one for one in arguments if one != "--debug"), None)
     found = [verb for verb in _verbs() if verb.name == word]
     return _build(found) if found else whole_app()
@@ -130,7 +132,7 @@ def _verbs() -> list[Verb]:
     return [verb for verbs in HEADINGS.values() for verb in verbs]
 
 
-def _build(verbs: Sequence[Verb]) -> typer.Typer:
+def _build(verbs: Sequence[Verb], *, outlined: bool = False) -> typer.Typer:
     app = typer.Typer(
         cls=Program,
         add_completion=True,
@@ -140,12 +142,22 @@ def _build(verbs: Sequence[Verb]) -> typer.Typer:
     )
     app.callback()(_options)
     for verb in verbs:
-        loaded = verb.load()
+        loaded = _outline(verb.load()) if outlined else verb.load()
         if isinstance(loaded, typer.Typer):
             app.add_typer(loaded, name=verb.name, cls=Group)
         else:
             app.command(verb.name, cls=PassThrough if verb.takes_command else None)(loaded)
     return app
+
+
+def _outline(loaded: Any) -> Callable[[], None]:
+    """Return a verb without parameters that has the help of a verb, or of a group."""
+
+    def verb() -> None:
+        pass
+
+    verb.__doc__ = loaded.info.help if isinstance(loaded, typer.Typer) else loaded.__doc__
+    return verb
 
 
 def _version(wanted: bool) -> None:

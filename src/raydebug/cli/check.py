@@ -98,11 +98,12 @@ def _narration(*, as_json: bool) -> tuple[Callable[[Stage], None], Callable[[Out
 
 def _subject(ctx: typer.Context, name: str, profile: str | None, *, needs_command: bool) -> Target:
     from raydebug.check.target import find_target
-    from raydebug.profile.load import load_profile
 
     purpose = "to check" if needs_command else ""
     command = command_of(ctx, purpose, or_else="; `raydebug check env` needs none")
     if profile is not None:
+        from raydebug.profile.load import load_profile
+
         load_profile(profile)
     return find_target(command, Path.cwd(), name, profile)
 

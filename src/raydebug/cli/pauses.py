@@ -46,7 +46,6 @@ def paused(
     Example: raydebug paused --watch
     """
     from raydebug.gateway.gateway_client import fetch_pauses
-    from raydebug.protocol.tripwires import history_lines
 
     cluster, option = _find(name, address)
 
@@ -58,8 +57,11 @@ def paused(
             render.say("nothing is paused")
             return
         _show_table(pauses)
-        for line in [f"{p['id']}: {line}" for p in pauses for line in history_lines(p.get("tripwire"))]:
-            render.say(render.visible(line, keep=""))
+        if any(p.get("tripwire") for p in pauses):
+            from raydebug.protocol.tripwires import history_lines
+
+            for line in [f"{p['id']}: {line}" for p in pauses for line in history_lines(p.get("tripwire"))]:
+                render.say(render.visible(line, keep=""))
         waiting = [p for p in pauses if p["state"] == "waiting"]
         if waiting:
             render.say(f"next: {render.command('raydebug', 'attach', waiting[0]['id'])}{option}")

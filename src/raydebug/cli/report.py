@@ -39,7 +39,6 @@ def report(
       raydebug report raydebug-0629 raydebug-0712 --output compared.html
     """
     from raydebug.jobs.run_folder import LAST, list_runs, load_run
-    from raydebug.report import write_report
 
     if lists and runs:
         raise UsageError(
@@ -62,6 +61,8 @@ def report(
     if as_json:
         render.out_json(_document(documents))
         return
+    from raydebug.report.write import write_report
+
     with render.waiting(
         f"making the page of {' and '.join(render.visible(str(one.get('id')), keep='') for one in documents)}"
     ):

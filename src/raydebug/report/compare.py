@@ -13,7 +13,7 @@ from raydebug.report import units
 from raydebug.report.curves import memory_sum
 from raydebug.report.document import SECONDS, Run, read_run
 from raydebug.report.metrics import charts, metric_names
-from raydebug.report.page import Markup, page, tag, wide_table
+from raydebug.report.page import Markup, page, section, span, tag, wide_table
 from raydebug.report.plot import (
     Axis,
     Interval,
@@ -28,7 +28,7 @@ from raydebug.report.plot import (
     stretched,
 )  # fmt: skip
 from raydebug.report.run import first_error, log_link, outcome, sign
-from raydebug.report.waterfall import MOST_ROWS, Row, draw_spans, rows_of, spans_of, timeline, track
+from raydebug.report.waterfall import MOST_ROWS, Row, draw_spans, rows_of, span_words, spans_of, timeline, track
 
 LETTERS = "AB"
 # Hydra overrides and options: the text before = names a setting, at any position of the command.
@@ -38,22 +38,10 @@ _SETTING = re.compile(r"(?P<key>[\w.+~@/-]+)=(?P<value>.*)", re.DOTALL)
 def comparison_page(
     first: Mapping[str, object], second: Mapping[str, object], folders: tuple[str, str] = ("", "")
 ) -> str:
-    """Return the page that compares two runs.
-
-    Args:
-        first: the document of run A.
-        second: the document of run B.
-        folders: relative path from the page to the folder of each run, with a final slash.
-    """
+    """Return the page that compares two runs; `folders` are the ways to their folders, with a final slash."""
     runs = [read_run(first), read_run(second)]
     axis = Axis(max(run.length_s for run in runs))
-    sections = [
-        _figures(runs),
-        _differences(runs),
-        _phases(runs, axis),
-        _curves(runs, axis),
-        _metrics(runs),
-    ]
+    sections = [_figures(runs), _differences(runs), _phases(runs, axis), _curves(runs, axis), _metrics(runs)]
     title = f"{runs[0].id} and {runs[1].id} compared"
     return page(title, _head(runs, folders), tag("main", sections))
 
@@ -91,18 +79,17 @@ def _verdict(runs: Sequence[Run]) -> str:
 
 def _differences(runs: Sequence[Run]) -> Markup:
     found = find_differences(*runs)
-    title = tag("h2", "What differs", id="differences")
     if not found:
-        return tag("section", title, tag("p", "Nothing that was recorded: command, cluster, profile, changes, lock and"
-                   " variables are the same.", class_="note"))  # fmt: skip
+        nothing = "Nothing that was recorded: command, cluster, profile, changes, lock and variables are the same."
+        return section("What differs", id="differences", note=nothing)
     groups = list(dict.fromkeys(one.group for one in found))
     same = [word for word in ("command", "cluster", "profile", "changes", "lock", "variables") if word not in groups]
-    note = tag("p", f"The same in both: {', '.join(same)}.", class_="note") if same else None
+    note = f"The same in both: {', '.join(same)}." if same else None
     lists = [
         [tag("h3", group), tag("ul", [_difference(one) for one in found if one.group == group], class_="differences")]
         for group in groups
     ]
-    return tag("section", title, note, lists)
+    return section("What differs", lists, id="differences", note=note)
 
 
 def _difference(one: Difference) -> Markup:
@@ -117,24 +104,17 @@ def _metrics(runs: Sequence[Run]) -> Markup | None:
     names = metric_names([step for run in runs for step in run.steps])
     if not names:
         return None
-    note = tag("p", "By step. A is solid, B is dashed.", class_="note")
-    return tag("section", tag("h2", "Metrics", id="metrics"), note, charts(names, [run.steps for run in runs]))
+    drawn = charts(names, [run.steps for run in runs])
+    return section("Metrics", drawn, id="metrics", note="By step. A is solid, B is dashed.")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference between two runs.
+    """One difference between two runs."""
 
-    Args:
-        group: command, cluster, profile, changes, lock or variables.
-        key: its name; empty for words of a command without a name.
-        first: its value in the first run; None if it is absent there.
-        second: its value in the second run; None if it is absent there.
-    """
-
-    group: str
-    key: str
-    first: str | None
+    group: str  # command, cluster, profile, changes, lock or variables
+    key: str  # empty for words of a command without a name
+    first: str | None  # None if it is absent there
     second: str | None
 
 
@@ -172,43 +152,31 @@ def _values(group: str, first: Mapping[str, str], second: Mapping[str, str]) -> 
 
 def _mark(letter: str) -> Markup:
     """Return the letter of a run, in its colour."""
-    return tag("span", letter, class_=f"mark-{letter.lower()}")
+    return span(f"mark-{letter.lower()}", letter)
 
 
 def _figures(runs: Sequence[Run]) -> Markup:
     """Return the table of key figures."""
-
-    def paused(run: Run) -> float:
-        return covered(spans_of(run.pauses, run.length_s))
-
-    def most_memory(run: Run) -> float | None:
-        return max((y for _, y in memory_sum(run, Axis(run.length_s))), default=None)
-
-    def most_gpu_memory(run: Run) -> float | None:
-        return max((peak(gpu.samples) for gpu in run.gpus), default=None)
-
-    def bad(run: Run) -> float:
-        return float(sum(finding.get("severity") in ("error", "warning") for finding in run.findings))
-
+    memory = [[y for _, y in memory_sum(run, Axis(run.length_s))] for run in runs]
+    gpus = [[peak(gpu.samples) for gpu in run.gpus] for run in runs]
+    bad = [[finding for finding in run.findings if finding.get("severity") in ("error", "warning")] for run in runs]
     rows: list[tuple[str, list[float | None], Callable[[float | None], str]]] = [
         ("took", [run.took_s for run in runs], duration),
-        ("of it paused", [paused(run) for run in runs], duration),
+        ("of it paused", [covered(spans_of(run.pauses, run.length_s)) for run in runs], duration),
         ("pauses", [float(len(run.pauses)) for run in runs], _count),
         ("steps", [float(run.step_count) for run in runs], _count),
         ("median step", [run.median_step_s for run in runs], duration),
-        ("memory, at most", [most_memory(run) for run in runs], units.mebibytes),
-        ("memory of a GPU, at most", [most_gpu_memory(run) for run in runs], units.mebibytes),
-        ("errors and warnings found", [bad(run) for run in runs], _count),
+        ("memory, at most", [max(values, default=None) for values in memory], units.mebibytes),
+        ("memory of a GPU, at most", [max(peaks, default=None) for peaks in gpus], units.mebibytes),
+        ("errors and warnings found", [float(len(findings)) for findings in bad], _count),
     ]
     body = [
         tag("tr", tag("th", name, scope="row"), [tag("td", show(value)) for value in values], _apart(values, show))
         for name, values, show in rows
         if any(values)
     ]
-    head = [tag("th", "figure", scope="col"), [tag("th", letter, scope="col") for letter in LETTERS],
-            tag("th", "B against A", scope="col", colspan="2")]  # fmt: skip
-    return tag("section", tag("h2", "In figures", id="figures"),
-               wide_table("figures of both runs", "figures", tag("thead", tag("tr", head)), body))  # fmt: skip
+    table = wide_table("figures of both runs", "figures", ["figure", *LETTERS, "B against A"], body, last_spans=2)
+    return section("In figures", table, id="figures")
 
 
 def _count(value: float | None) -> str:
@@ -237,7 +205,7 @@ def _phases(runs: Sequence[Run], axis: Axis) -> Markup | None:
     rows = [_phase(name, [side.get(name) for side in named], axis) for name in names]
     note = "Each from its own start, on one scale: A is the upper bar, B the lower one."
     note += f" {left_out:,} shorter phases are not shown." if left_out else ""
-    return tag("section", tag("h2", "Phases", id="phases"), tag("p", note, class_="note"), timeline(rows, axis))
+    return section("Phases", timeline(rows, axis), id="phases", note=note)
 
 
 def _phase(name: str, sides: Sequence[Row | None], axis: Axis) -> Markup:
@@ -246,26 +214,25 @@ def _phase(name: str, sides: Sequence[Row | None], axis: Axis) -> Markup:
         if row is not None:
             bars += draw_spans(row.spans, axis, _describer(letter, name), top=top, height=0.34)
     took = [None if row is None else row.took_s for row in sides]
-    shown = [tag("span", tag("span", f"{letter} ", class_="unit"), tag("b", duration(value)))
-             for letter, value in zip(LETTERS, took, strict=True) if value is not None]  # fmt: skip
+    known = [(letter, value) for letter, value in zip(LETTERS, took, strict=True) if value is not None]
+    shown = [tag("span", span("unit", f"{letter} "), tag("b", duration(value))) for letter, value in known]
     if took[0] is not None and took[1] is not None:
         apart = took[1] - took[0]
         sign = "+" if apart > 0 else ""
         change = units.change(took[0], took[1])
-        shown.append(tag("span", f"{sign}{duration(apart)}", f" ({change})" if change else "", class_="apart"))
+        shown.append(span("apart", f"{sign}{duration(apart)}", f" ({change})" if change else ""))
     else:
-        shown.append(tag("span", f"only in {'A' if took[1] is None else 'B'}", class_="apart"))
+        shown.append(span("apart", f"only in {'A' if took[1] is None else 'B'}"))
     still = [letter for letter, row in zip(LETTERS, sides, strict=True) if row is not None and row.is_open]
     if still:
-        shown.append(tag("span", f"not ended in {' and '.join(still)}", class_="state"))
+        shown.append(span("state", f"not ended in {' and '.join(still)}"))
     label = f"{name}: A {duration(took[0])}, B {duration(took[1])}"
     return track(name, plot(axis, bars, label=label, class_="bar two", bands=False), shown, "compared")
 
 
 def _describer(letter: str, name: str) -> Callable[[Interval], tuple[str, str]]:
     def describe(bar: Interval) -> tuple[str, str]:
-        span = f"{duration(bar[1] - bar[0])}, from {units.since_start(bar[0])} to {units.since_start(bar[1])}"
-        return f"{letter}: {name}, {span}", f"phase {letter.lower()}"
+        return f"{letter}: {name}, {span_words(bar)}", f"phase {letter.lower()}"
 
     return describe
 
@@ -279,9 +246,8 @@ def _curves(runs: Sequence[Run], axis: Axis) -> Markup | None:
         most = [max((y for _, y in points), default=None) for points in memory]
         drawn = _two([[point for point in points if point[1] > 0] for points in memory], axis, high)
         label = f"memory: at most A {units.mebibytes(most[0])}, B {units.mebibytes(most[1])}"
-        drawing = plot(
-            axis, stretched(drawn), scale_labels(units.round_size(high)), label=label, class_="curves", bands=False
-        )
+        scale = scale_labels(units.round_size(high))
+        drawing = plot(axis, stretched(drawn), scale, label=label, class_="curves", bands=False)
         rows.append(track("memory of all processes", drawing, _key(most, units.mebibytes), "curved tall"))
     took = [
         [(float(step.step), step.seconds, *step.spreads.get(SECONDS, ())[:2])
@@ -295,13 +261,12 @@ def _curves(runs: Sequence[Run], axis: Axis) -> Markup | None:
         label = f"duration of steps, by number: median A {duration(medians[0])}, B {duration(medians[1])}"
         drawn = _two(took, steps, high)
         drawing = plot(steps, stretched(drawn), scale_labels(duration(high)), label=label, class_="curves", bands=False)
-        name = ["step duration", tag("span", f" by number, 0 to {steps.length:,.0f}", class_="where")]
+        name = ["step duration", span("where", f" by number, 0 to {steps.length:,.0f}")]
         rows.append(track(name, drawing, _key(medians, duration, "median"), "curved tall"))
     if not rows:
         return None
     note = f"Memory over the time since the start, {duration(axis.length)} wide. A is solid, B is dashed."
-    return tag("section", tag("h2", "Curves", id="curves"), tag("p", note, class_="note"),
-               tag("ul", rows, class_="tracks timeline"))  # fmt: skip
+    return section("Curves", tag("ul", rows, class_="tracks timeline"), id="curves", note=note)
 
 
 def _two(curves_of: Sequence[Points], axis: Axis, high: float) -> list[list[Markup]]:
@@ -310,5 +275,5 @@ def _two(curves_of: Sequence[Points], axis: Axis, high: float) -> list[list[Mark
 
 
 def _key(values: Sequence[float | None], show: Callable[[float | None], str], what: str = "at most") -> list[Markup]:
-    return [tag("span", _mark(letter), tag("b", show(value)), tag("span", f" {what}", class_="unit"))
-            for letter, value in zip(LETTERS, values, strict=True) if value is not None]  # fmt: skip
+    known = [(letter, value) for letter, value in zip(LETTERS, values, strict=True) if value is not None]
+    return [tag("span", _mark(letter), tag("b", show(value)), span("unit", f" {what}")) for letter, value in known]

@@ -12,9 +12,9 @@ from raydebug.errors import RaydebugError
 from raydebug.jobs import run_folder
 from raydebug.protocol.snapshot import SUFFIX, SavedFrame, SnapshotDocument
 from raydebug.render import moment
-from raydebug.report import write_page
 from raydebug.report.document import read_run
-from raydebug.report.page import Child, Markup, page, table_head, tag, wide_table
+from raydebug.report.page import Child, Markup, facts, page, section, table_row, tag, wide_table
+from raydebug.report.write import write_page
 from raydebug.snapshot.console import exception_lines, raised_frames
 from raydebug.snapshot.values import Values, tensor_facts
 
@@ -24,12 +24,7 @@ _COLUMNS = ("min", "max", "mean", "nan", "inf")
 
 
 def write_crash_page(document: SnapshotDocument, snapshot: Path, output: Path | None = None) -> Path:
-    """Write the page of a snapshot and return its path, which is absolute.
-
-    Args:
-        document: the snapshot.
-        snapshot: its file; without `output` the page is written beside it.
-        output: the file of the page.
+    """Write the page of a snapshot, by default beside its file, and return its path, which is absolute.
 
     Raises:
         RaydebugError: the page cannot be written.
@@ -50,20 +45,17 @@ def _command(document: SnapshotDocument, snapshot: Path) -> str:
 
 
 def crash_page(document: SnapshotDocument, command: str = "") -> str:
-    """Return the page: the chain of exceptions, frames with source and locals, tensors, the process.
-
-    Args:
-        document: the snapshot.
-        command: of the job, if that is known.
-    """
+    """Return the page: the chain of exceptions, frames with source and locals, tensors, the process."""
     summary, values = document["summary"], Values(document["values"])
     lines = exception_lines(document)
     title = f"{summary.get('exception') or summary.get('kind', 'snapshot')} in {summary.get('function', '?')}"
     chain = tag("section", [tag("p", line, class_="title") for line in lines], class_="error") if lines else None
     known = {**document.get("process", {}), **summary, "thread": document.get("thread")}
-    about = tag("p", tag("span", "raydebug snapshot ", tag("code", summary.get("id", ""))),
-                tag("span", moment(summary.get("at"))), class_="kicker")  # fmt: skip
-    head = tag("header", about, tag("h1", title), tag("p", ", ".join(who(known))), chain)
+    about = [
+        tag("span", "raydebug snapshot ", tag("code", summary.get("id", ""))),
+        tag("span", moment(summary.get("at"))),
+    ]
+    head = tag("header", tag("p", about, class_="kicker"), tag("h1", title), tag("p", ", ".join(who(known))), chain)
     shown = raised_frames(document)
     others = sorted({*range(len(document["frames"]))} - {*shown})
     parts = [
@@ -78,10 +70,9 @@ def crash_page(document: SnapshotDocument, command: str = "") -> str:
 def _frames(
     document: SnapshotDocument, values: Values, indices: Sequence[int], title: str, *, is_open: bool = False
 ) -> Markup:
-    frames = [
-        _frame(document["frames"][index], values, is_open=is_open and at == 0) for at, index in enumerate(indices)
-    ]
-    return tag("section", tag("h2", title), tag("p", "Innermost first.", class_="note"), frames)
+    frames = [document["frames"][index] for index in indices]
+    shown = [_frame(frame, values, is_open=is_open and at == 0) for at, frame in enumerate(frames)]
+    return section(title, shown, note="Innermost first.")
 
 
 def _frame(frame: SavedFrame, values: Values, *, is_open: bool) -> Markup:
@@ -90,7 +81,7 @@ def _frame(frame: SavedFrame, values: Values, *, is_open: bool) -> Markup:
         tag("tr", tag("td", tag("code", name)), tag("td", tag("code", values.text(at, VALUE_CHARS)), class_="value"))
         for name, at in frame.get("locals", {}).items()
     ]
-    table = wide_table(f"locals of {frame.get('function', '?')}", "locals", table_head(["name", "value"]), rows)
+    table = wide_table(f"locals of {frame.get('function', '?')}", "locals", ["name", "value"], rows)
     summary = tag("summary", tag("b", frame.get("function", "?")), " ", tag("code", place))
     return tag("details", summary, _source(frame), table if rows else None, open=is_open)
 
@@ -115,30 +106,20 @@ def _tensors(document: SnapshotDocument, values: Values) -> Markup | None:
             if index in seen:
                 continue
             seen.add(index)
-            facts = tensor_facts(values[index])
-            cells = [
-                tag("code", name),
-                frame.get("function", "?"),
-                f"{shape(facts['shape'])} {facts['dtype']}",
-                facts["device"],
-            ]
-            cells += [number(facts[column]) if column in facts else "" for column in _COLUMNS]
-            rows.append(
-                tag("tr", [tag("td", cell) for cell in (*cells, facts.get("storage", ""), facts.get("note", ""))])
-            )
+            saved = tensor_facts(values[index])
+            kind = f"{shape(saved['shape'])} {saved['dtype']}"
+            cells = [tag("code", name), frame.get("function", "?"), kind, saved["device"]]
+            cells += [number(saved[column]) if column in saved else "" for column in _COLUMNS]
+            rows.append(table_row(*cells, saved.get("storage", ""), saved.get("note", "")))
     if not rows:
         return None
-    head = table_head(["name", "in", "shape", "device", "min", "max", "mean", "NaN", "Inf", "memory", "note"])
+    head = ["name", "in", "shape", "device", "min", "max", "mean", "NaN", "Inf", "memory", "note"]
     note = "Tensors with equal entries under memory share their memory."
-    return tag(
-        "section", tag("h2", "Tensors"), tag("p", note, class_="note"), wide_table("tensors", "tensors", head, rows)
-    )
+    return section("Tensors", wide_table("tensors", "tensors", head, rows), note=note)
 
 
 def _process(document: SnapshotDocument, command: str) -> Markup:
-    facts = [("job", document["summary"].get("job")), ("command", command), ("step", document.get("step"))]
-    facts += sorted(document.get("versions", {}).items())
-    rows = [
-        tag("div", tag("dt", name), tag("dd", tag("code", str(fact)))) for name, fact in facts if fact not in (None, "")
-    ]
-    return tag("section", tag("h2", "Process"), tag("dl", rows, class_="facts"))
+    known = [("job", document["summary"].get("job")), ("command", command), ("step", document.get("step"))]
+    known += sorted(document.get("versions", {}).items())
+    shown = facts((name, str(fact)) for name, fact in known if fact not in (None, ""))
+    return section("Process", shown or tag("dl", class_="facts"))

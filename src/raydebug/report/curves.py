@@ -10,7 +10,7 @@ from raydebug.jobs.memory_samples import NODE
 from raydebug.render import duration
 from raydebug.report import units
 from raydebug.report.document import SECONDS, Gpu, Process, Run, Spread
-from raydebug.report.page import SERIES, Markup, join, number, percent, tag
+from raydebug.report.page import SERIES, Markup, join, number, percent, span, tag
 from raydebug.report.plot import (
     COLUMNS,
     Axis,
@@ -51,8 +51,7 @@ def step_row(run: Run, axis: Axis) -> list[Markup]:
         drawn = stretched(draw_curve(axis, points, 0.0, high, "s1"))
     median = duration(run.median_step_s)
     label = f"duration of {units.counted(run.step_count, 'step')}: median {median}"
-    how = [tag("b", median), tag("span", "median", class_="unit"),
-           tag("span", f"{duration(shortest)} to {duration(longest)}", class_="range")]  # fmt: skip
+    how = [tag("b", median), span("unit", "median"), span("range", f"{duration(shortest)} to {duration(longest)}")]
     drawing = plot(axis, drawn, scale_labels(duration(high)), label=label, class_="curves low")
     return [track(["step duration", times(run.step_count)], drawing, how, "curved")]
 
@@ -79,9 +78,8 @@ def _gpu_row(gpu: Gpu, axis: Axis) -> Markup:
     mean_words = "? busy" if mean is None else f"{number(round(mean))} % busy"
     label = f"{gpu.name}: memory at most {units.mebibytes(most)}{of}, {mean_words} on average"
     drawing = plot(axis, stretched(shapes), scale_labels("100 %"), label=label, class_="curves low")
-    how = [tag("b", units.mebibytes(most)), tag("span", f"at most{of}", class_="unit"),
-           tag("span", f"{mean_words} (line)", class_="range")]  # fmt: skip
-    return track([gpu.name, tag("span", f" {gpu.node}", class_="where") if gpu.node else None], drawing, how, "curved")
+    how = [tag("b", units.mebibytes(most)), span("unit", f"at most{of}"), span("range", f"{mean_words} (line)")]
+    return track([gpu.name, span("where", f" {gpu.node}") if gpu.node else None], drawing, how, "curved")
 
 
 MOST_NODES = 8
@@ -92,21 +90,13 @@ _COLUMNS_OF_A_LETTER = 12
 
 @dataclass(frozen=True)
 class Node:
-    """A node's memory.
-
-    Args:
-        name: its address.
-        processes: of the run, the largest first.
-        bands: the band of each process in the plot; the last band is for all others.
-        columns: memory of each band over time.
-        whole: memory of all processes of the node, also of other programs; empty if unknown.
-    """
+    """A node's memory."""
 
     name: str
-    processes: list[Process]
-    bands: list[int]
-    columns: list[tuple[float, list[float]]]
-    whole: list[Point]
+    processes: list[Process]  # of the run, the largest first
+    bands: list[int]  # of each process in the plot; the last band is for all others
+    columns: list[tuple[float, list[float]]]  # memory of each band over time
+    whole: list[Point]  # memory of all processes of the node, also of other programs; empty if unknown
 
     @property
     def most(self) -> float:
@@ -155,18 +145,18 @@ def _node(name: str, found: Sequence[Process], axis: Axis) -> Node:
 def _memory_row(node: Node, axis: Axis, high: float) -> Markup:
     shapes, letters = _bands(node, axis, high)
     line = [draw_curve(axis, node.whole, 0.0, high, style)[-1] for style in ("halo", "whole")] if node.whole else []
-    whole = f"; all of the node {units.mebibytes(max(y for _, y in node.whole))}" if node.whole else ""
+    most = units.mebibytes(max((y for _, y in node.whole), default=0.0))
+    whole = f"; all of the node {most}" if node.whole else ""
     count = units.counted(len(node.processes), "process", "processes")
     label = f"memory of {count}: at most {units.mebibytes(node.most)} at once{whole}"
     scale = scale_labels(units.round_size(high))
     drawing = plot(axis, stretched(shapes, line), letters, scale, label=label, class_="curves")
     how = [
-        [tag("b", units.mebibytes(node.most)), tag("span", "at most", class_="unit")] if node.processes else None,
-        tag("span", f"whole node (line) {units.mebibytes(max(y for _, y in node.whole))}", class_="range")
-        if node.whole else None,
+        [tag("b", units.mebibytes(node.most)), span("unit", "at most")] if node.processes else None,
+        span("range", f"whole node (line) {most}") if node.whole else None,
         _legend(node) if node.processes else None,
-    ]  # fmt: skip
-    what = ["memory", tag("span", f" {node.name}", class_="where") if node.name else None]
+    ]
+    what = ["memory", span("where", f" {node.name}") if node.name else None]
     return track(what, drawing, how, "curved tall")
 
 
@@ -209,6 +199,6 @@ def _legend(node: Node) -> Markup:
         name = inside[0].name if len(inside) == 1 else f"{len(inside)} others"
         most = units.mebibytes(max(peak(process.samples) for process in inside))
         size = most if len(inside) == 1 else f"each up to {most}"
-        swatch = tag("span", _LETTERS[band], class_=f"swatch {_colour(band, node.bands)}")
-        entries.append(tag("li", swatch, tag("span", name, class_="name"), tag("span", size, class_="size")))
+        swatch = span(f"swatch {_colour(band, node.bands)}", _LETTERS[band])
+        entries.append(tag("li", swatch, span("name", name), span("size", size)))
     return tag("ul", entries, class_="legend", aria_label="processes")

@@ -37,21 +37,13 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """A training step; metrics may be NaN or infinite. Of a very long run it may stand for several steps in a row.
+    """A training step; metrics may be NaN or infinite. Of a very long run it may stand for several steps in a row."""
 
-    Args:
-        step: its number; of several the last one's.
-        end_s: when it ended; of several when the last one did.
-        seconds: how long it took; of several the mean.
-        metrics: by name; of several the mean of the finite values.
-        spreads: of several, by name of the metric; the seconds have the name SECONDS.
-    """
-
-    step: int
-    end_s: float
-    seconds: float
-    metrics: dict[str, float]
-    spreads: Mapping[str, Spread] = field(default_factory=dict)
+    step: int  # of several the last one's
+    end_s: float  # of several the last one's
+    seconds: float  # of several the mean
+    metrics: dict[str, float]  # of several the mean of the finite values
+    spreads: Mapping[str, Spread] = field(default_factory=dict)  # of several; the seconds have the name SECONDS
 
 
 @dataclass(frozen=True)
@@ -191,12 +183,8 @@ def read_run(document: Mapping[str, object]) -> Run:
 
 def _change(one: Mapping[str, object]) -> Change:
     key = _text(one.get("key"))
-    return Change(
-        key,
-        without_secret(key, _value(one.get("old"))),
-        without_secret(key, _value(one.get("new"))),
-        _text(one.get("why")),
-    )
+    old, new = (without_secret(key, _value(one.get(side))) for side in ("old", "new"))
+    return Change(key, old, new, _text(one.get("why")))
 
 
 def _phases(found: object) -> list[Phase]:
@@ -297,10 +285,10 @@ def _memory(found: object) -> list[Process]:
 
 
 def _gpus(found: object) -> list[Gpu]:
-    read = ((one, _samples(one.get("samples"), 3)) for one in _mappings(found))
+    read = ((gpu, _samples(gpu.get("samples"), 3)) for gpu in _mappings(found))
     return [
-        Gpu(_text(one.get("name")) or "GPU", _text(one.get("node")), _number(one.get("total_mib")) or 0.0, samples)
-        for one, samples in read
+        Gpu(_text(gpu.get("name")) or "GPU", _text(gpu.get("node")), _number(gpu.get("total_mib")) or 0.0, samples)
+        for gpu, samples in read
         if samples
     ]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from raydebug.render import duration
 from raydebug.report import units
 from raydebug.report.document import Run, Step
-from raydebug.report.page import Markup, table_head, tag, wide_table
+from raydebug.report.page import Markup, section, span, tag, wide_table
 from raydebug.report.plot import Axis, draw_curve, stretched
 
 LAST_STEPS = 12
@@ -42,12 +42,8 @@ def steps_section(run: Run) -> Markup | None:
         over += f" The record of this long run has {run.steps_kept:,} of its {run.step_count:,} steps."
     if run.steps_kept > 2 * _COLUMNS:
         over += f" {run.steps_kept:,} values are drawn as {_COLUMNS} means, shaded from lowest to highest."
-    return tag(
-        "section",
-        tag("h2", "Steps", id="steps"),
-        _table(run, names[:TABLE_METRICS]),
-        [tag("h3", "Metrics"), tag("p", over, class_="note"), charts(names, [run.steps])] if names else None,
-    )
+    drawn = [tag("h3", "Metrics"), tag("p", over, class_="note"), charts(names, [run.steps])] if names else None
+    return section("Steps", _table(run, names[:TABLE_METRICS]), drawn, id="steps")
 
 
 def charts(names: Sequence[str], runs: Sequence[Sequence[Step]]) -> list[Markup | None]:
@@ -82,17 +78,13 @@ def _chart(name: str, runs: Sequence[Sequence[Step]]) -> Markup:
     values = [units.figure(points[-1][1]) if points else "-" for points in curves]
     label = f"{name}: {' and '.join(values)} at the end, from {units.figure(low)} to {units.figure(high)}"
     letters = [""] if len(runs) == 1 else list("AB")
-    last_values = [
-        tag("b", tag("span", letter and f"{letter} ", class_="unit"), value)
-        for letter, value in zip(letters, values, strict=True)
-    ]
+    pairs = zip(letters, values, strict=True)
+    last_values = [tag("b", span("unit", letter and f"{letter} "), value) for letter, value in pairs]
     odd = [_odd(steps, name, letter and f"{letter}: ") for letter, steps in zip(letters, having, strict=True)]
     drawing = tag("svg", stretched(drawn), class_="plot small", role="img", aria_label=label)
     spread = f"{units.figure(low)} to {units.figure(high)}" if low < high else "always" if known else "no finite value"
-    return tag(
-        "li", tag("div", name, class_="name"), drawing,
-        tag("div", last_values, tag("span", spread, class_="range"), class_="values"), odd,
-    )  # fmt: skip
+    below = tag("div", last_values, span("range", spread), class_="values")
+    return tag("li", tag("div", name, class_="name"), drawing, below, odd)
 
 
 def _odd(steps: Sequence[Step], name: str, whose: str) -> Markup | None:
@@ -122,4 +114,4 @@ def _table(run: Run, names: Sequence[str]) -> Markup:
         for step in shown
     ]  # fmt: skip
     caption = f"The last {len(shown)} of {run.step_count:,} steps" if run.step_count > len(shown) else "All steps"
-    return wide_table(caption, "numbers", tag("caption", caption), table_head(head), rows)
+    return wide_table(caption, "numbers", head, rows, caption=caption)

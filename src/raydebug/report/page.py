@@ -15,6 +15,7 @@ import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
+from itertools import zip_longest
 from typing import TypeAlias
 
 import raydebug
@@ -37,13 +38,7 @@ def text(value: str) -> Markup:
 
 
 def tag(name: str, /, *children: Child, **attributes: str | float | bool | None) -> Markup:
-    """Return an element.
-
-    Args:
-        name: its tag.
-        children: text (escaped here), elements, or sequences of both; None is skipped.
-        attributes: `class_` is class, `aria_label` is aria-label; None and False are skipped.
-    """
+    """Return an element; text in it is escaped here. `aria_label` is aria-label; None and False are skipped."""
     words = "".join(_attribute(key, value) for key, value in attributes.items() if value is not None)
     if name in _VOID:
         return Markup(f"<{name}{words}>")
@@ -61,15 +56,44 @@ def join(children: Child) -> Markup:
     return Markup("".join(join(child) for child in children))
 
 
-def wide_table(label: str, class_: str, *parts: Child) -> Markup:
-    """Return a table that scrolls by itself where it is wider than the page; the last part is its body."""
-    table = tag("table", *parts[:-1], tag("tbody", parts[-1]), class_=class_)
+def section(title: str, *parts: Child, id: str | None = None, note: Child = None) -> Markup:  # noqa: A002 - HTML's word
+    """Return a section below its title and a note on what it shows."""
+    return tag("section", tag("h2", title, id=id), tag("p", note, class_="note") if note is not None else None, *parts)
+
+
+def span(class_: str, *children: Child) -> Markup:
+    """Return a span with a class."""
+    return tag("span", *children, class_=class_)
+
+
+def table_row(*cells: Child, classes: Sequence[str] = ()) -> Markup:
+    """Return a row of a table; a class may be given for each cell."""
+    return tag("tr", [tag("td", cell, class_=class_) for cell, class_ in zip_longest(cells, classes)])
+
+
+def facts(pairs: Iterable[tuple[Child, str]], class_: str = "facts") -> Markup | None:
+    """Return names with their values as a list; None if there are none."""
+    rows = [tag("div", tag("dt", name), tag("dd", tag("code", value))) for name, value in pairs]
+    return tag("dl", rows, class_=class_) if rows else None
+
+
+def wide_table(
+    label: str,
+    class_: str,
+    head: Sequence[str],
+    rows: Child,
+    *,
+    caption: str | None = None,
+    last_spans: int | None = None,
+) -> Markup:
+    """Return a table that scrolls by itself where it is wider than the page.
+
+    `head` has a word for each column; the last one may stand above several.
+    """
+    words = [tag("th", word, scope="col", colspan=last_spans if word == head[-1] else None) for word in head]
+    above = None if caption is None else tag("caption", caption)
+    table = tag("table", above, tag("thead", tag("tr", words)), tag("tbody", rows), class_=class_)
     return tag("div", table, class_="wide", tabindex="0", role="region", aria_label=label)
-
-
-def table_head(words: Sequence[str]) -> Markup:
-    """Return the head of a table with a word for each column."""
-    return tag("thead", tag("tr", [tag("th", word, scope="col") for word in words]))
 
 
 def number(value: float) -> str:
@@ -113,13 +137,7 @@ def policy() -> str:
 
 
 def page(title: str, *body: Child, data: Mapping[str, object] | None = None) -> str:
-    """Return a whole page.
-
-    Args:
-        title: of the window.
-        body: its content, complete without the program.
-        data: input of the program; None: no program.
-    """
+    """Return a whole page: title of the window, content, and the input of the program; without input no program."""
     style, program = _parts()
     head = [
         tag("meta", charset="utf-8"),
@@ -145,50 +163,29 @@ def as_script_data(data: object) -> str:
 
 SERIES = 6  # curves with a colour of their own; the last one is for all others
 
-LIGHT = {
-    "paper": "#ffffff",
-    "plot": "#f5f6f8",
-    "ink": "#15191f",
-    "quiet": "#535c69",
-    "line": "#d5d9df",
-    "grid": "#e2e5ea",
-    "link": "#0b57a4",
-    "bad": "#a61b1b",
-    "bad-paper": "#fdf1f0",
-    "warn": "#7d4e00",
-    "good": "#1a6b3c",
-    "phase": "#40648f",
-    "pause": "#7a3e9d",
-    "s1": "#2468a8",
-    "s2": "#b45309",
-    "s3": "#0f766e",
-    "s4": "#9d3c86",
-    "s5": "#6b6a12",
-    "s6": "#667080",
-    "on-series": "#ffffff",
+COLOURS = {  # in the light scheme, in the dark one
+    "paper": ("#ffffff", "#14171c"),
+    "plot": ("#f5f6f8", "#1b1f26"),
+    "ink": ("#15191f", "#e8eaee"),
+    "quiet": ("#535c69", "#a6afbc"),
+    "line": ("#d5d9df", "#353c47"),
+    "grid": ("#e2e5ea", "#2a303a"),
+    "link": ("#0b57a4", "#86bdf7"),
+    "bad": ("#a61b1b", "#ff9d94"),
+    "bad-paper": ("#fdf1f0", "#2b1a1b"),
+    "warn": ("#7d4e00", "#eab866"),
+    "good": ("#1a6b3c", "#7fd3a0"),
+    "phase": ("#40648f", "#7ea6d6"),
+    "pause": ("#7a3e9d", "#cda0e8"),
+    "s1": ("#2468a8", "#6fb0ee"),
+    "s2": ("#b45309", "#f0a259"),
+    "s3": ("#0f766e", "#4fc4b4"),
+    "s4": ("#9d3c86", "#e692cd"),
+    "s5": ("#6b6a12", "#cfc760"),
+    "s6": ("#667080", "#9aa5b4"),
+    "on-series": ("#ffffff", "#14171c"),
 }
-DARK = {
-    "paper": "#14171c",
-    "plot": "#1b1f26",
-    "ink": "#e8eaee",
-    "quiet": "#a6afbc",
-    "line": "#353c47",
-    "grid": "#2a303a",
-    "link": "#86bdf7",
-    "bad": "#ff9d94",
-    "bad-paper": "#2b1a1b",
-    "warn": "#eab866",
-    "good": "#7fd3a0",
-    "phase": "#7ea6d6",
-    "pause": "#cda0e8",
-    "s1": "#6fb0ee",
-    "s2": "#f0a259",
-    "s3": "#4fc4b4",
-    "s4": "#e692cd",
-    "s5": "#cfc760",
-    "s6": "#9aa5b4",
-    "on-series": "#14171c",
-}
+LIGHT, DARK = ({name: both[scheme] for name, both in COLOURS.items()} for scheme in (0, 1))
 
 
 def stylesheet() -> str:

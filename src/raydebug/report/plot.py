@@ -63,14 +63,9 @@ def round_mib(value: float) -> float:
 
 
 def plot(axis: Axis, *marks: Child, label: str, class_: str = "", bands: bool = True) -> Markup:
-    """Return a plot: grid, bands of the pauses, and marks.
+    """Return a plot: grid, behind it the pauses that the page defines once with the id `bands`, and marks.
 
-    Args:
-        axis: the time axis.
-        marks: its content.
-        label: its text alternative.
-        class_: sets its height.
-        bands: whether to show pauses behind it; the page defines them once, with the id `bands`.
+    `label` is its text alternative, `class_` sets its height.
     """
     grid = [tag("line", x1=axis.at(at), x2=axis.at(at), y1="0", y2="100%") for at in axis.ticks()[1]]
     behind = tag("use", href="#bands") if bands else None
@@ -175,25 +170,17 @@ def _hatch(name: str, *shapes: Child) -> Markup:
 
 @dataclass(frozen=True)
 class Downsampled:
-    """A curve with a limited number of points.
+    """A curve with a limited number of points."""
 
-    Args:
-        middle: the original points, or the mean of each column.
-        low: the lowest value of each column; empty for the original points.
-        high: the highest value of each column; empty for the original points.
-    """
-
-    middle: list[Point]
-    low: list[Point]
+    middle: list[Point]  # the original points, or the mean of each column
+    low: list[Point]  # the lowest value of each column; empty for the original points
     high: list[Point]
 
 
 def downsample(points: Points, columns: int = COLUMNS) -> Downsampled:
     """Return mean, lowest and highest value of each column; up to two points a column stay as they are.
 
-    Args:
-        points: ordered by x; y may be NaN or infinite. A column without a finite y is NaN: a gap in the curve.
-        columns: their number.
+    Points are ordered by x; y may be NaN or infinite. A column without a finite y is NaN: a gap in the curve.
     """
     if len(points) <= 2 * columns:
         return Downsampled([(point[0], point[1]) for point in points], [], [])
@@ -215,12 +202,7 @@ def peak(samples: Sequence[tuple[float, ...]]) -> float:
 
 
 def merge(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
-    """Return intervals, with those joined that overlap or have a smaller distance than `gap`.
-
-    Args:
-        intervals: (start, end), in any order.
-        gap: largest invisible distance, in the unit of the intervals.
-    """
+    """Return intervals in order, with those joined that overlap or have a smaller distance than `gap`."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1] + gap:
@@ -264,10 +246,7 @@ def stack(
         series: points of each, ordered by x, without NaN.
         bands: the band that each series is added to, from 0.
         length: the end of the last column, on x.
-        columns: their number.
-
-    Returns:
-        The middle of each column, and the value of each band.
+        columns: their number; returned is the middle of each, and the value of each band.
     """
     width = length / columns
     events = [event for index, points in enumerate(series) for event in _events(index, points, width)]

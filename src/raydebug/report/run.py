@@ -13,7 +13,7 @@ from raydebug.render import duration
 from raydebug.report import curves, units
 from raydebug.report.document import Change, Pause, Run, read_run
 from raydebug.report.metrics import steps_section
-from raydebug.report.page import Markup, page, table_head, tag, wide_table
+from raydebug.report.page import Child, Markup, facts, page, section, span, table_row, tag, wide_table
 from raydebug.report.plot import COLUMNS, Axis, covered, hatches, merge
 from raydebug.report.waterfall import bands, is_dense, pause_rows, phase_rows, rows_of, spans_of, timeline
 
@@ -33,11 +33,9 @@ _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
 def run_page(document: Mapping[str, object], folder: str = "") -> str:
-    """Return the page of a run.
+    """Return the page of a run; missing parts of its document are left out.
 
-    Args:
-        document: run.json, version 1; missing parts are left out.
-        folder: relative path from the page to the run's folder, with a final slash; empty if the page is in it.
+    `folder` is the relative path from the page to the run's folder, with a final slash; empty if the page is in it.
     """
     run = read_run(document)
     axis = Axis(run.length_s)
@@ -60,15 +58,9 @@ def _timeline(run: Run, axis: Axis) -> Markup:
         *curves.memory_rows(run, axis), *curves.gpu_rows(run, axis),
     ]  # fmt: skip
     if not rows:
-        return tag("section", tag("h2", "Timeline", id="timeline"), tag("p", "Nothing was recorded.", class_="note"))
+        return section("Timeline", id="timeline", note="Nothing was recorded.")
     definitions = tag("svg", tag("defs", bands(run, axis), hatches()), class_="defs", aria_hidden="true")
-    return tag(
-        "section",
-        tag("h2", "Timeline", id="timeline"),
-        tag("p", " ".join(_notes(run)), class_="note"),
-        definitions,
-        timeline(rows, axis),
-    )
+    return section("Timeline", definitions, timeline(rows, axis), id="timeline", note=" ".join(_notes(run)))
 
 
 def _notes(run: Run) -> list[str]:
@@ -129,13 +121,7 @@ def sign(run: Run) -> Markup:
 
 
 def log_link(run: Run, folder: str, title: str = "") -> Markup | None:
-    """Return a link to the job's log, relative to the page.
-
-    Args:
-        run: the run.
-        folder: relative path from the page to the run's folder, with a final slash; empty if the page is in it.
-        title: text of the link; default: the file's name.
-    """
+    """Return a link to the job's log, which begins with `folder`, the way from the page to the run's folder."""
     if not _FILE.fullmatch(run.log):
         return None
     return tag("a", title or run.log, href=quote(folder) + run.log)
@@ -182,21 +168,15 @@ def _findings(run: Run) -> Markup | None:
     ordered = sorted(run.findings, key=lambda finding: order.get(finding.get("severity", ""), len(order)))
     counts = [units.counted(count, word) for word in _SEVERITIES
               if (count := sum(finding.get("severity") == word for finding in ordered))]  # fmt: skip
-    items = [_finding(finding) for finding in ordered]
-    return tag("section", tag("h2", "Findings", id="findings"), tag("p", ", ".join(counts), class_="note"),
-               tag("ul", items, class_="findings"))  # fmt: skip
+    items = tag("ul", [_finding(finding) for finding in ordered], class_="findings")
+    return section("Findings", items, id="findings", note=", ".join(counts))
 
 
 def _finding(finding: Mapping[str, str]) -> Markup:
     severity = finding.get("severity", "note")
     stage = finding.get("stage", "")
-    mark = tag(
-        "p",
-        tag("span", severity, class_=f"severity {severity}"),
-        tag("span", f"stage {stage}") if stage else None,
-        tag("code", finding.get("code", "")),
-        class_="mark",
-    )
+    marks = [span(f"severity {severity}", severity), tag("span", f"stage {stage}") if stage else None]
+    mark = tag("p", marks, tag("code", finding.get("code", "")), class_="mark")
     parts = [tag("div", tag("dt", word), tag("dd", finding[key])) for word, key in _FINDING if finding.get(key)]
     body = tag("div", tag("p", finding.get("what", ""), class_="title"), tag("dl", parts) if parts else None)
     return tag("li", mark, body)
@@ -207,19 +187,20 @@ def _crashes(run: Run) -> Markup | None:
     if not run.crashes:
         return None
     rows = [
-        _row([
-            ("kind", _kind(crash.get("exception", ""), crash.get("message", "").partition("\n")[0])),
-            ("where", tag("code", crash.get("where", ""))),
-            ("who", crash.get("who", "")),
-            ("at", f"{crash.get('at', '')}{', first' if crash is run.crashes[0] else ''}"),
-            ("open", tag("code", render.command("raydebug", "open", run.id, "--pick", crash.get("pick", "")))),
-        ])
+        table_row(
+            _kind(crash.get("exception", ""), crash.get("message", "").partition("\n")[0]),
+            tag("code", crash.get("where", "")),
+            crash.get("who", ""),
+            f"{crash.get('at', '')}{', first' if crash is run.crashes[0] else ''}",
+            tag("code", render.command("raydebug", "open", run.id, "--pick", crash.get("pick", ""))),
+            classes=["kind", "where", "who", "at", "open"],
+        )
         for crash in run.crashes
-    ]  # fmt: skip
+    ]
     kinds = units.counted(len(run.crashes), "kind of crash", "kinds of crashes")
     note = f"{kinds}. Frames, locals and tensors were saved; they open on any machine, without Ray or torch."
-    table = wide_table("crashes", "pauses", table_head(["exception", "where", "who", "at", "open"]), rows)
-    return tag("section", tag("h2", "Crashes", id="crashes"), tag("p", note, class_="note"), table)
+    table = wide_table("crashes", "pauses", ["exception", "where", "who", "at", "open"], rows)
+    return section("Crashes", table, id="crashes", note=note)
 
 
 def _changes(changes: Sequence[Change], profile: str) -> Markup | None:
@@ -227,32 +208,30 @@ def _changes(changes: Sequence[Change], profile: str) -> Markup | None:
     if not changes and not profile:
         return None
     items = [
-        tag("li", tag("code", change.key, class_="key"), tag("span", tag("del", change.old), " \N{RIGHTWARDS ARROW} ",
-            tag("ins", change.new), class_="move"), tag("span", change.why, class_="why"))
-        for change in changes
+        tag("li", tag("code", c.key, class_="key"),
+            span("move", tag("del", c.old), " \N{RIGHTWARDS ARROW} ", tag("ins", c.new)), span("why", c.why))
+        for c in changes
     ]  # fmt: skip
     note = f"The profile {profile} " if profile else "A profile "
     note += f"changed {units.counted(len(changes), 'setting')} of the command below." if changes else "changed nothing."
-    return tag("section", tag("h2", "Changes of the profile", id="changes"), tag("p", note, class_="note"),
-               tag("ul", items, class_="changes") if items else None)  # fmt: skip
+    listed = tag("ul", items, class_="changes") if items else None
+    return section("Changes of the profile", listed, id="changes", note=note)
 
 
 def _environment(run: Run) -> Markup:
     """Return command, cluster, lock and variables of the run."""
     cluster = {"name": "cluster", "kind": "where", "flavour": "flavour", "debugger": "debugger"}
-    facts = [(word, run.cluster[key]) for key, word in cluster.items() if run.cluster.get(key)]
+    known = [(word, run.cluster[key]) for key, word in cluster.items() if run.cluster.get(key)]
     if run.lock.get("sha256"):
-        facts.append(("lock", f"{run.lock.get('flavour', '')} sha256:{run.lock['sha256']}".strip()))
-    rows = [tag("div", tag("dt", word), tag("dd", tag("code", value))) for word, value in facts]
-    variables = [tag("div", tag("dt", tag("code", name)), tag("dd", tag("code", value)))
-                 for name, value in sorted(run.variables.items())]  # fmt: skip
+        known.append(("lock", f"{run.lock.get('flavour', '')} sha256:{run.lock['sha256']}".strip()))
+    variables = facts(((tag("code", name), run.variables[name]) for name in sorted(run.variables)), "facts variables")
     command = tag("pre", tag("code", " \\\n  ".join(command_lines(run.command))))
-    return tag(
-        "section",
-        tag("h2", "What ran", id="environment"),
-        tag("dl", rows, class_="facts") if rows else None,
+    return section(
+        "What ran",
+        facts(known),
         [tag("h3", "Command"), command] if run.command else None,
-        [tag("h3", "Variables"), tag("dl", variables, class_="facts variables")] if variables else None,
+        [tag("h3", "Variables"), variables] if variables else None,
+        id="environment",
     )
 
 
@@ -290,7 +269,7 @@ def _pauses(run: Run) -> Markup | None:
         said = f"{'All' if left_out <= 0 else 'Of'} {len(run.pauses):,} pauses, one by one"
         every = tag("details", tag("summary", said), cut if left_out > 0 else None, every)
     places = _places(run.pauses, length) if len(run.pauses) > FEW else None
-    return tag("section", tag("h2", "Pauses", id="pauses"), tag("p", note, class_="note"), places, every)
+    return section("Pauses", places, every, id="pauses", note=note)
 
 
 def _places(pauses: Sequence[Pause], length: float) -> list[Markup | None]:
@@ -299,50 +278,42 @@ def _places(pauses: Sequence[Pause], length: float) -> list[Markup | None]:
         groups.setdefault((pause.where, pause.kind, pause.exception), []).append(pause)
     rows = []
     for (where, kind, exception), same in sorted(groups.items(), key=lambda group: -len(group[1]))[:MOST_PLACES]:
-        spans = spans_of(same, length)
-        longest = max(end - start for start, end in spans)
-        rows.append(_row([
-            ("where", tag("code", where)),
-            ("kind", _kind(kind, exception)),
-            ("count", f"{len(same):,}"),
-            ("waited", duration(sum(end - start for start, end in spans))),
-            ("longest", duration(longest)),
-            ("by", units.counted(len({pause.who for pause in same}), "process", "processes")),
-        ]))  # fmt: skip
+        waited = [end - start for start, end in spans_of(same, length)]
+        by = units.counted(len({pause.who for pause in same}), "process", "processes")
+        times = [f"{len(same):,}", duration(sum(waited)), duration(max(waited))]
+        rows.append([tag("code", where), _kind(kind, exception), *times, by])
     left_out = len(groups) - len(rows)
     more = tag("p", f"{units.counted(left_out, 'place')} with fewer are in the list below.", class_="note")
-    return [_table("By place", rows, ["where", "kind", "count", "waited in all", "longest", "by"]),
-            more if left_out else None]  # fmt: skip
+    table = _table("By place", rows, ["where", "kind", "count", "waited in all", "longest", "by"])
+    return [table, more if left_out else None]
 
 
 def _list(pauses: Sequence[Pause], length: float) -> Markup:
     rows = [
-        _row([
-            ("id", pause.id),
-            ("where", tag("code", pause.where)),
-            ("kind", _kind(pause.kind, pause.exception)),
-            ("who", pause.who),
-            ("at", units.since_start(pause.start_s)),
-            ("waited", _waited(pause, length)),
-        ])
-        for pause in pauses
-    ]  # fmt: skip
+        [
+            p.id,
+            tag("code", p.where),
+            _kind(p.kind, p.exception),
+            p.who,
+            units.since_start(p.start_s),
+            _waited(p, length),
+        ]
+        for p in pauses
+    ]
     return _table("One by one", rows, ["id", "where", "kind", "who", "at", "waited"])
 
 
 def _kind(kind: str, exception: str) -> Markup | str:
-    return tag("span", tag("span", kind, class_="crash"), f": {exception}") if exception else kind
+    return tag("span", span("crash", kind), f": {exception}") if exception else kind
 
 
 def _waited(pause: Pause, length: float) -> str | Markup:
     if pause.end_s is None:
-        return tag("span", f"{duration(length - pause.start_s)}, not resumed", class_="state")
+        return span("state", f"{duration(length - pause.start_s)}, not resumed")
     return duration(pause.end_s - pause.start_s)
 
 
-def _row(cells: list[tuple[str, Markup | str]]) -> Markup:
-    return tag("tr", [tag("td", cell, class_=name) for name, cell in cells])
-
-
-def _table(caption: str, rows: list[Markup], head: list[str]) -> Markup:
-    return wide_table(f"pauses, {caption.lower()}", "pauses", tag("caption", caption), table_head(head), rows)
+def _table(caption: str, rows: Sequence[Sequence[Child]], head: list[str]) -> Markup:
+    classes = [word.partition(" ")[0] for word in head]
+    shown = [table_row(*cells, classes=classes) for cells in rows]
+    return wide_table(f"pauses, {caption.lower()}", "pauses", head, shown, caption=caption)

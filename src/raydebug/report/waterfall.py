@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from raydebug.render import duration
 from raydebug.report import units
 from raydebug.report.document import Pause, Phase, Run
-from raydebug.report.page import Child, Markup, percent, tag
+from raydebug.report.page import Child, Markup, percent, span, tag
 from raydebug.report.plot import (
     Axis,
     Interval,
@@ -35,17 +35,11 @@ _UNTRUE = 0.02  # of the width: largest uncovered time that bars may hide
 
 @dataclass(frozen=True)
 class Row:
-    """All phases of one name.
-
-    Args:
-        name: their name.
-        spans: start and end of each; an open one ends with the run.
-        is_open: whether the last one is open.
-    """
+    """All phases of one name."""
 
     name: str
-    spans: list[Interval]
-    is_open: bool
+    spans: list[Interval]  # an open one ends with the run
+    is_open: bool  # the last one
 
     @property
     def took_s(self) -> float:
@@ -58,19 +52,17 @@ def rows_of(phases: Iterable[Phase], length_s: float) -> list[Row]:
     named: dict[str, list[Phase]] = {}
     for phase in phases:
         named.setdefault(phase.name, []).append(phase)
-    return [
-        Row(
-            name,
-            [(p.start_s, length_s if p.end_s is None else p.end_s) for p in same],
-            any(p.end_s is None for p in same),
-        )
-        for name, same in named.items()
-    ]
+    return [Row(name, spans_of(same, length_s), any(p.end_s is None for p in same)) for name, same in named.items()]
 
 
-def spans_of(pauses: Iterable[Pause], length_s: float) -> list[Interval]:
-    """Return start and end of pauses; one that was not resumed ends with the run."""
-    return [(pause.start_s, length_s if pause.end_s is None else pause.end_s) for pause in pauses]
+def spans_of(lasting: Iterable[Phase | Pause], length_s: float) -> list[Interval]:
+    """Return start and end of phases or pauses; one without an end lasts as long as the run."""
+    return [(each.start_s, length_s if each.end_s is None else each.end_s) for each in lasting]
+
+
+def span_words(bar: Interval) -> str:
+    """Return how long a span lasted, and from when to when."""
+    return f"{duration(bar[1] - bar[0])}, from {units.since_start(bar[0])} to {units.since_start(bar[1])}"
 
 
 def is_dense(spans: Sequence[Interval], length_s: float) -> bool:
@@ -84,12 +76,7 @@ def draw_spans(
 ) -> list[Markup]:
     """Return bars; for dense spans, columns whose height is the covered share of their time.
 
-    Args:
-        spans: start and end of each.
-        axis: the time axis.
-        text: returns title and class of a bar.
-        top: of the lane in the drawing, from 0 to 1.
-        height: of the lane.
+    `text` returns title and class of a bar; the lane's `top` and `height` are fractions of the drawing.
     """
     if is_dense(spans, axis.length):
         path = tag("path", d=columns_of(density(spans, axis.length)), class_=text((0.0, 0.0))[1])
@@ -137,14 +124,12 @@ def phase_rows(run: Run, axis: Axis) -> list[Markup]:
 def _phase_row(row: Row, axis: Axis, name: str) -> Markup:
     def text(bar: Interval) -> tuple[str, str]:
         is_open = row.is_open and bar[1] >= axis.length
-        span = f"{duration(bar[1] - bar[0])}, from {units.since_start(bar[0])} to {units.since_start(bar[1])}"
-        return f"{name}: {span}" + (", not ended" if is_open else ""), "phase open" if is_open else "phase"
+        return f"{name}: {span_words(bar)}" + (", not ended" if is_open else ""), "phase open" if is_open else "phase"
 
     drawing = plot(axis, draw_spans(row.spans, axis, text, top=0.2, height=0.6), label=_label(row, name), class_="bar")
-    state = tag("span", " not ended", class_="state") if row.is_open else None
-    return track(
-        [name, times(len(row.spans)) if len(row.spans) > 1 else None, state], drawing, took(row.took_s, axis.length)
-    )
+    what = [name, times(len(row.spans)) if len(row.spans) > 1 else None]
+    state = span("state", " not ended") if row.is_open else None
+    return track([*what, state], drawing, took(row.took_s, axis.length))
 
 
 def _label(row: Row, name: str) -> str:
@@ -154,12 +139,12 @@ def _label(row: Row, name: str) -> str:
 
 def took(part_s: float, whole_s: float) -> list[Markup]:
     """Return a time span and its share, for the column beside a plot."""
-    return [tag("b", duration(part_s)), tag("span", units.share(part_s, whole_s), class_="share")]
+    return [tag("b", duration(part_s)), span("share", units.share(part_s, whole_s))]
 
 
 def times(count: int) -> Markup:
     """Return how many spans or steps a row has, for its name."""
-    return tag("span", f" \N{MULTIPLICATION SIGN}{count:,}", class_="times")
+    return span("times", f" \N{MULTIPLICATION SIGN}{count:,}")
 
 
 def _gap_row(missing: Sequence[Interval], missing_s: float, axis: Axis) -> Markup:
@@ -184,18 +169,18 @@ def _pause_row(kind: str, pauses: Sequence[Pause], axis: Axis) -> Markup:
 
     def text(bar: Interval) -> tuple[str, str]:
         inside = [p for p, (start, end) in zip(pauses, spans, strict=True) if bar[0] <= start and end <= bar[1]]
-        span = f"{duration(bar[1] - bar[0])}, from {units.since_start(bar[0])}"
-        if len(inside) == 1:
-            return f"{inside[0].where}, {inside[0].who}: {span}", class_
         first = f", the first at {inside[0].where}" if inside else ""
-        return f"{units.counted(len(inside), 'pause')}{first}: {span}", class_
+        which = f"{units.counted(len(inside), 'pause')}{first}"
+        if len(inside) == 1:
+            which = f"{inside[0].where}, {inside[0].who}"
+        return f"{which}: {duration(bar[1] - bar[0])}, from {units.since_start(bar[0])}", class_
 
     still = sum(pause.end_s is None for pause in pauses)
     title = f"paused {KINDS.get(kind, kind)}"
     held = covered(spans)
     label = f"{title}: {units.counted(len(pauses), 'pause')}, {duration(held)} in all"
     drawing = plot(axis, draw_spans(spans, axis, text, top=0.14, height=0.72), label=label, class_="bar", bands=False)
-    name = [title, times(len(pauses)), tag("span", f" {still:,} not resumed", class_="state") if still else None]
+    name = [title, times(len(pauses)), span("state", f" {still:,} not resumed") if still else None]
     return track(name, drawing, took(held, axis.length), "pauses")
 
 

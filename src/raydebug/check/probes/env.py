@@ -14,7 +14,6 @@ import sys
 import sysconfig
 import tempfile
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from raydebug.check.probes import Facts
@@ -31,13 +30,15 @@ VARIABLES = (
     *("TORCHDYNAMO_DISABLE", "HF_HOME", "WANDB_MODE", "TRANSFORMERS_OFFLINE"),
 )
 PREFIXES = ("VLLM_", "NCCL_", "GLOO_", "CUDA_", "HF_HUB_", "RAY_DEBUG", "VERL_", "PYTORCH_")
+_LEAST = re.compile(r" ?\(?>= ?(\d+(?:\.\d+)*)\)?")
+_RELEASE = re.compile(r"\d+(?:\.\d+)*")
 SMI_TIMEOUT_S = 20.0  # without persistence mode the driver loads first
 GPU_FIELDS = "index,name,driver_version,compute_cap,memory.total,memory.used,uuid"
 
 
 def gather(request: Facts) -> Facts:
     """Return the facts; of a `command` in the request, also the version of its trainer (a fork's, where it has one)."""
-    found = {name: found for name in PACKAGES if (found := _find(name)) is not None}
+    found = find_packages()
     variables = {k: v for k, v in os.environ.items() if k in VARIABLES or k.startswith(PREFIXES)}
     variables = {k: v for k, v in variables.items() if not re.search("TOKEN|KEY|SECRET|PASSWORD", k)}
     return {
@@ -96,33 +97,51 @@ class Package:
     folder: str
 
 
-def _find(name: str) -> Package | None:
-    try:
-        one = distribution(name)
-    except PackageNotFoundError:
-        return None
-    # Read as lines: the parser of `importlib.metadata` takes 4 ms for each of them.
-    head = (one.read_text("METADATA") or one.read_text("PKG-INFO") or "").partition("\n\n")[0]
-    fields = [line.partition(": ") for line in head.splitlines()]
+def find_packages() -> dict[str, Package]:
+    """Return those of PACKAGES that are installed, by their folders of metadata; the first one on the path counts.
+
+    `importlib.metadata` finds the same: its import takes 20 ms, and its parser 4 ms for each package.
+    Source: Python 3.11 importlib/metadata/__init__.py `FastPath`, `Prepared`.
+    """
+    wanted = {_normal(name): name for name in PACKAGES}
+    found: dict[str, Package] = {}
+    for folder in map(Path, sys.path):
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(folder):  # noqa: PTH208 - most of its names are of no interest
+                stem, kind = os.path.splitext(entry)  # noqa: PTH122 - as above
+                if kind in (".dist-info", ".egg-info"):
+                    name = wanted.get(_normal(stem.partition("-")[0]))
+                    if name is not None and name not in found:
+                        found[name] = _read(folder, folder / entry)
+    return {name: found[name] for name in PACKAGES if name in found}
+
+
+def _read(folder: Path, metadata: Path) -> Package:
+    text = ""
+    for file in (metadata / "METADATA", metadata / "PKG-INFO"):
+        with contextlib.suppress(OSError):
+            text = text or file.read_text(encoding="utf-8")
+    fields = [line.partition(": ") for line in text.partition("\n\n")[0].splitlines()]
     return Package(
         version=next((value for name, _, value in fields if name == "Version"), "?"),
         demands=[value for name, _, value in fields if name == "Requires-Dist" and "extra ==" not in value],
-        folder=str(one.locate_file("")),
+        folder=str(folder),
     )
 
 
 def _conflicts(found: dict[str, Package]) -> list[dict[str, str]]:
     """Return the requirements of packages that other packages do not meet."""
+    versions = {_normal(name): one.version for name, one in found.items()}
+    open_demands = {name: [line for line in one.demands if not _is_met(line, versions)] for name, one in found.items()}
+    if not any(open_demands.values()):
+        return []
     try:
-        from packaging.requirements import InvalidRequirement, Requirement
+        from packaging.requirements import InvalidRequirement, Requirement  # 25 ms
     except ImportError:
         return []
-    versions = {_normal(name): one.version for name, one in found.items()}
     conflicts = []
-    for name, one in found.items():
-        for line in one.demands:
-            if _normal(re.split(r"[^\w.-]", line, maxsplit=1)[0]) not in versions:
-                continue
+    for name, lines in open_demands.items():
+        for line in lines:
             with contextlib.suppress(InvalidRequirement):
                 needed = Requirement(line)
                 has = versions[_normal(needed.name)]
@@ -133,6 +152,20 @@ def _conflicts(found: dict[str, Package]) -> list[dict[str, str]]:
                         {"package": name, "needs": f"{needed.name}{needed.specifier}", "of": needed.name, "has": has}
                     )
     return conflicts
+
+
+def _is_met(demand: str, versions: dict[str, str]) -> bool:
+    """Return whether a requirement certainly holds: of no package that is looked at, or `NAME>=1.2` of a newer one."""
+    name = re.split(r"[^\w.-]", demand, maxsplit=1)[0]
+    has = versions.get(_normal(name))
+    if has is None:
+        return True
+    least = _LEAST.fullmatch(demand.removeprefix(name))
+    return least is not None and _RELEASE.fullmatch(has) is not None and _numbers(has) >= _numbers(least[1])
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(map(int, release.split(".")))
 
 
 def _normal(name: str) -> str:

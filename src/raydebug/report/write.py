@@ -1,0 +1,66 @@
+"""The file of a page: where it is, and who can read it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from raydebug.errors import Exit, RaydebugError
+from raydebug.jobs.run_folder import SNAPSHOTS
+from raydebug.report.compare import comparison_page
+from raydebug.report.run import run_page
+from raydebug.settings.files import atomic_write, write_named
+from raydebug.snapshot.load import describe_groups, find_snapshots
+
+PAGE = "report.html"
+
+
+def write_report(runs: Sequence[Mapping[str, object]], output: Path | None = None) -> Path:
+    """Write the page of one run, or of two compared, and return its path, which is absolute.
+
+    Without `output` it is in the folder of the run, of the second one when there are two.
+
+    Raises:
+        RaydebugError: the file cannot be written.
+    """
+    folders = [Path(str(run["folder"])).absolute() for run in runs]
+    name = PAGE if len(runs) == 1 else f"against-{folders[0].name}.html"
+    path = (output or folders[-1] / name).absolute()
+    seen = [seen_from(path.parent, folder) for folder in folders]
+    if len(runs) == 1:
+        crashes = describe_groups(find_snapshots(str(folders[0]))) if (folders[0] / SNAPSHOTS).is_dir() else []
+        page = run_page({**runs[0], "crashes": crashes}, seen[0])
+    else:
+        page = comparison_page(runs[0], runs[1], (seen[0], seen[1]))
+    return write_page(
+        path, page, named=output is not None, fix="name a file that can be: `raydebug report --output FILE`"
+    )
+
+
+def write_page(path: Path, page: str, *, named: bool, fix: str) -> Path:
+    """Write a page, which only its owner can read, and return its path, which is absolute.
+
+    Unless the user has `named` this file, its place is a folder that may be somebody else's.
+
+    Raises:
+        RaydebugError: it cannot be written.
+    """
+    path = path.absolute()
+    try:
+        (write_named if named else atomic_write)(path, page)
+    except OSError as error:
+        raise RaydebugError(
+            f"the {'report' if 'report' in fix else 'page'} cannot be written",
+            cause=f"{path}: {error.strerror or error}",
+            fix=fix,
+            code="report.unwritable",
+            exit_code=Exit.USAGE,
+        ) from error
+    return path
+
+
+def seen_from(place: Path, folder: Path) -> str:
+    """Return the relative path between two folders with a final slash; empty if they are the same."""
+    way = os.path.relpath(folder.resolve(), place.resolve())
+    return "" if way == "." else f"{way}/"
