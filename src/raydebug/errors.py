@@ -47,13 +47,14 @@ class RaydebugError(Exception):
 
 
 class UsageError(RaydebugError):
-    """A command line that says what cannot be meant; its code for scripts is `usage`.
+    """A command line, a setting or a file of the user's that cannot be what is meant: exit code 2.
 
     Args:
         what: what is wrong with it; no full stop.
         cause: why.
         fix: a command line, or what to change.
+        code: as of `RaydebugError`; `usage` of a command line.
     """
 
-    def __init__(self, what: str, *, cause: str, fix: str) -> None:
-        super().__init__(what, cause=cause, fix=fix, code="usage", exit_code=Exit.USAGE)
+    def __init__(self, what: str, *, cause: str, fix: str, code: str = "usage") -> None:
+        super().__init__(what, cause=cause, fix=fix, code=code, exit_code=Exit.USAGE)

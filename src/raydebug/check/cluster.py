@@ -15,7 +15,7 @@ from raydebug.check.target import NoAnswer, StageResult, Target, facts_of
 from raydebug.cluster.dashboard import ENDED, Dashboard
 from raydebug.cluster.locks import Use
 from raydebug.cluster.state import Cluster
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.findings import Finding, error, note
 from raydebug.jobs.submit import Job, submit
 from raydebug.process import SAFE_PATH
@@ -32,12 +32,11 @@ def check(target: Target) -> StageResult:
         RaydebugError: no cluster runs.
     """
     if target.cluster is None:
-        raise RaydebugError(
+        raise UsageError(
             "no cluster runs that could be checked",
             cause="`raydebug check cluster` asks the nodes of a running one",
             fix="`raydebug up` first, or name one that runs with --name",
             code="check.no-cluster",
-            exit_code=Exit.USAGE,
         )
     return StageResult(judge(_ask(target)))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from raydebug.check.cache import Cache
 from raydebug.check.target import NoAnswer, StageResult, Target
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import UsageError
 from raydebug.findings import Finding
 from raydebug.protocol.secrets import without_secret
 from raydebug.render import duration
@@ -92,12 +92,11 @@ def choose_stages(names: Sequence[str]) -> list[Stage]:
     """
     for name in names:
         if name not in (*NAMES, CLUSTER.name):
-            raise RaydebugError(
+            raise UsageError(
                 f"there is no stage '{name}'",
                 cause=f"the stages are: {', '.join(NAMES)}, and {CLUSTER.name}; put the training command after `--`",
                 fix="raydebug check env data -- python -m verl.trainer.main_ppo ...",
                 code="check.unknown-stage",
-                exit_code=Exit.USAGE,
             )
     chosen = [stage for stage in STAGES if not names or stage.name in names]
     return [CLUSTER, *chosen] if CLUSTER.name in names else chosen

@@ -17,7 +17,7 @@ from raydebug.console.selection import Selection, joined
 from raydebug.console.session import GatewayAddress
 from raydebug.console.unmanaged_session import UnmanagedCluster
 from raydebug.console.view import opening
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol.listings import ListedPause
 from raydebug.render import Paint
 from raydebug.settings.files import state_dir
@@ -48,12 +48,11 @@ def choose_pause(pauses: Sequence[ListedPause], suffix: str = "") -> str:
         )
     ids = ", ".join(str(pause["id"]) for pause in waiting[:8])
     one = render.command("raydebug", "attach", str(waiting[0]["id"]))
-    raise RaydebugError(
+    raise UsageError(
         f"{len(waiting)} pauses wait, and no ID says which one",
         cause=f"waiting: {ids}{', ...' if len(waiting) > 8 else ''}",
         fix=f"name one: {one}{suffix}; all at one prompt: raydebug attach all{suffix}",
         code="pause.ambiguous",
-        exit_code=Exit.USAGE,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import UsageError
 from raydebug.protocol.variables import (
     FLIGHT_RECORDER,
     GROUP_TIMEOUT,
@@ -35,12 +35,11 @@ def mode_variables(mode: str) -> dict[str, str]:
         RaydebugError: there is no such word.
     """
     if mode not in MODES:
-        raise RaydebugError(
+        raise UsageError(
             f"there is no debugger '{mode}'",
             cause=f"--debugger takes one of: {', '.join(MODES)}",
             fix="use `--debugger post-mortem` to stop at crashes, `--debugger breakpoint` for breakpoints only",
             code="debugger.unknown",
-            exit_code=Exit.USAGE,
         )
     return dict(MODES[mode])
 
@@ -55,20 +54,18 @@ def mode_of(environ: Mapping[str, str]) -> str:
         if not name.startswith(RAY_DEBUG):
             continue
         if name not in _ALLOWED:
-            raise RaydebugError(
+            raise UsageError(
                 f"{name} is no variable of Ray's",
                 cause=f"{name}={value} is set in your environment, and Ray ignores it silently",
                 fix=f"unset {name}; to stop at crashes use `--debugger post-mortem`",
                 code="debugger.unknown-variable",
-                exit_code=Exit.USAGE,
             )
         if value not in _ALLOWED[name]:
-            raise RaydebugError(
+            raise UsageError(
                 f"{name}={value} is not a value that Ray knows",
                 cause=f"{name} takes {', '.join(_ALLOWED[name])}; with '{value}' Ray's breakpoints silently do nothing",
                 fix=f"unset {name}, or use `--debugger breakpoint`",
                 code="debugger.unknown-value",
-                exit_code=Exit.USAGE,
             )
     wanted = (environ.get(RAY_DEBUG, "1"), environ.get(RAY_DEBUG_POST_MORTEM, "0"))
     for word, variables in MODES.items():
@@ -87,24 +84,22 @@ def choose_mode(flag: str | None, environ: Mapping[str, str]) -> tuple[str, str]
     from_environment = mode_of(environ)
     is_set = RAY_DEBUG in environ or RAY_DEBUG_POST_MORTEM in environ
     if flag is None and from_environment.startswith("legacy"):
-        raise RaydebugError(
+        raise UsageError(
             f"{RAY_DEBUG}=legacy is set in your environment",
             cause="it chooses Ray's legacy debugger: no editor, no --break, one client for each pause",
             fix=f"unset {RAY_DEBUG}; if you want that debugger, add `--debugger {from_environment}`",
             code="debugger.legacy",
-            exit_code=Exit.USAGE,
         )
     if flag is None:
         return (from_environment, "environment") if is_set else (DEFAULT_MODE, "default")
     mode_variables(flag)
     if is_set and from_environment != flag:
         set_ones = " ".join(f"{n}={environ[n]}" for n in _ALLOWED if n in environ)
-        raise RaydebugError(
+        raise UsageError(
             f"--debugger {flag} clashes with your environment",
             cause=f"{set_ones} means '{from_environment}'",
             fix=f"unset {' '.join(n for n in _ALLOWED if n in environ)}",
             code="debugger.clash",
-            exit_code=Exit.USAGE,
         )
     return flag, "flag"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import UsageError
 from raydebug.settings.debugger import MODES
 from raydebug.settings.files import NotPlainText, decode, line_of, read_bounded
 from raydebug.settings.flavours import FLAVOURS
@@ -54,12 +54,11 @@ def check_env_file(path: Path) -> dict[str, str]:
                 raise NotPlainText(f"{key} is set again, first on line {first[key]}", number)
             first[key], values[key] = number, value
     except NotPlainText as error:
-        raise RaydebugError(
+        raise UsageError(
             f"cannot use {path}",
             cause=str(error),
             fix="correct it: KEY=VALUE, one a line, no quotes; .env.example lists the keys",
             code="env.invalid",
-            exit_code=Exit.USAGE,
         ) from error
     return values
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.files import NotPlainText, environment_dir, read_plain, write_named
 
 FLAVOURS = ("core", "cpu", "cuda", "cuda-verl04")
@@ -184,21 +184,19 @@ def verify_lock(path: Path, inputs: Iterable[str] | None = None) -> Lock:
     """
     lock = read_lock(path)
     if lock.body_now != lock.body:
-        raise RaydebugError(
+        raise UsageError(
             f"{path} was edited by hand",
             cause=f"its pins and hashes have {_short(lock.body_now)}, its header says {_short(lock.body)}",
             fix=f"git checkout -- {path}; to change a pin, change {path.with_suffix('.in').name} and run: nox -s lock",
             code="lock.edited",
-            exit_code=Exit.USAGE,
         )
     if inputs is not None and (now := digest(inputs)) != lock.inputs:
-        raise RaydebugError(
+        raise UsageError(
             f"{path} no longer fits what it was made from",
             cause=f"{path.with_suffix('.in').name}, a file it includes, or pyproject.toml's dependencies changed: "
             f"they have {_short(now)}, the lock says {_short(lock.inputs)}",
             fix="nox -s lock",
             code="lock.stale",
-            exit_code=Exit.USAGE,
         )
     return lock
 
@@ -251,22 +249,20 @@ def _short(sha256: str) -> str:
 
 
 def _unreadable(path: Path, cause: str) -> RaydebugError:
-    return RaydebugError(
+    return UsageError(
         f"cannot read {path}",
         cause=cause,
         fix=f"git checkout -- {path}",
         code="lock.unreadable",
-        exit_code=Exit.USAGE,
     )
 
 
 def _malformed(path: Path, number: int, cause: str) -> RaydebugError:
-    return RaydebugError(
+    return UsageError(
         f"{path} is not a lock that `nox -s lock` made",
         cause=f"line {number}: {cause}",
         fix=f"git checkout -- {path}",
         code="lock.malformed",
-        exit_code=Exit.USAGE,
     )
 
 

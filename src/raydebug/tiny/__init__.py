@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 
 
 @contextmanager
@@ -29,12 +29,11 @@ def appearing(target: Path) -> Iterator[Path]:
     """
     target = Path(os.path.abspath(target.expanduser()))
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise RaydebugError(
+        raise UsageError(
             f"'{target}' exists already",
             cause="a folder is built new, and nothing of yours is overwritten",
             fix="name another folder, or remove this one",
             code="tiny.exists",
-            exit_code=Exit.USAGE,
         )
     partial: Path | None = None
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.tiny import appearing
 
 TEST_ROWS = 4
@@ -180,12 +180,11 @@ def _files_of(like: Path) -> tuple[Path, Path]:
         return like, like
     else:
         cause = "there is no such file or folder"
-    raise RaydebugError(
+    raise UsageError(
         f"'{like}' is no dataset",
         cause=cause,
         fix="give --like a parquet file, or a folder with train.parquet in it",
         code="tiny.no-dataset",
-        exit_code=Exit.USAGE,
     )
 
 
@@ -199,12 +198,11 @@ def _first_rows(file: Path, rows: int, parquet: Any) -> Any:
         batches = [] if first is None else [first]
         return pyarrow.Table.from_batches(batches, schema=source.schema_arrow)
     except pyarrow.ArrowException as failure:
-        raise RaydebugError(
+        raise UsageError(
             f"'{file}' cannot be read as parquet",
             cause=str(failure).splitlines()[0],
             fix="give --like a parquet file, or a folder with train.parquet in it",
             code="tiny.no-dataset",
-            exit_code=Exit.USAGE,
         ) from failure
 
 

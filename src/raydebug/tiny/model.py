@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.tiny import appearing
 from raydebug.tiny import vision as images
 
@@ -102,12 +102,11 @@ def build_model(target: Path, *, like: Path | None = None, vision: bool = False,
 
 def _require_config(like: Path) -> None:
     if not (like / "config.json").is_file():
-        raise RaydebugError(
+        raise UsageError(
             f"'{like}' is no model",
             cause=f"there is no file '{like / 'config.json'}'" if like.is_dir() else "there is no such folder",
             fix="give --like the folder of a downloaded model, the one with config.json in it",
             code="tiny.no-config",
-            exit_code=Exit.USAGE,
         )
 
 
@@ -167,12 +166,11 @@ def _likeness(like: Path, transformers: Any) -> tuple[Any, Any]:
     try:
         original = transformers.AutoConfig.from_pretrained(like, local_files_only=True)
     except (ValueError, KeyError, OSError) as failure:
-        raise RaydebugError(
+        raise UsageError(
             f"'{like / 'config.json'}' is no config that transformers {transformers.__version__} knows",
             cause=(str(failure).strip().splitlines() or [repr(failure)])[0],
             fix="give --like a model whose architecture is part of transformers (code of its own is never run)",
             code="tiny.unknown-architecture",
-            exit_code=Exit.USAGE,
         ) from failure
     old_words = _tokenizer_of(like, transformers)
     tokenizer = retrain_tokenizer(old_words) if old_words else train_tokenizer()
@@ -204,12 +202,11 @@ def _random_model(config: Any, transformers: Any) -> Any:
     name = (config.architectures or [""])[0]
     architecture = getattr(transformers, name, None)
     if architecture is None:
-        raise RaydebugError(
+        raise UsageError(
             f"the architecture '{name}' is not part of transformers {transformers.__version__}",
             cause="'architectures' in its config.json",
             fix="give --like a model whose architecture is (code of its own is never run)",
             code="tiny.unknown-architecture",
-            exit_code=Exit.USAGE,
         )
     return architecture(config)
 

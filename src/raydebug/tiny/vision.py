@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 # Messages whose content is text, or a list of texts, images and videos; Qwen2.5-VL's form without a system prompt.
@@ -74,12 +74,11 @@ def processor_like(like: Path, tokenizer: Any, transformers: Any) -> Any:
     try:
         original = transformers.AutoProcessor.from_pretrained(like, local_files_only=True)
     except (OSError, ValueError, TypeError, ImportError) as failure:
-        raise RaydebugError(
+        raise UsageError(
             f"the processor of '{like}' cannot be loaded",
             cause=(str(failure).strip().splitlines() or [repr(failure)])[0],
             fix="copy its processor files again: preprocessor_config.json, chat_template.json",
             code="tiny.no-processor",
-            exit_code=Exit.USAGE,
         ) from failure
     if not hasattr(original, "image_processor"):
         return None

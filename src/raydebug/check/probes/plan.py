@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.check.probes import Facts
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import UsageError
 from raydebug.trainers.config import CannotCompose, TrainingConfig
 from raydebug.trainers.registry import recognise
 from raydebug.trainers.trainer import Checks
@@ -83,12 +83,11 @@ def require_plain_files(folder: Path) -> None:
         if stat.S_ISREG(about.st_mode) and about.st_size <= TEXT_BYTES_MAX:
             continue
         much = f"it has {about.st_size:,} bytes, and no tokenizer has more than {TEXT_BYTES_MAX:,}"
-        raise RaydebugError(
+        raise UsageError(
             f"{file} cannot be read",
             cause=much if stat.S_ISREG(about.st_mode) else "it is no regular file",
             fix="look at what it is; download the model again",
             code="model.not-plain",
-            exit_code=Exit.USAGE,
         )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from raydebug import process, render
 from raydebug.cluster.environment import Gpu, list_gpus
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.settings.flavours import FLAVOURS, Lock, read_lock
 
 # The build's own variables (.env.example): a base, a folder of wheels, a private CA, the way to a package index.
@@ -61,21 +61,19 @@ def build_image(flavour: str, source: Path, extra: list[str], *, dry_run: bool =
         RaydebugError: this is no checkout, there is no such flavour, or buildx is missing.
     """
     if flavour not in FLAVOURS:
-        raise RaydebugError(
+        raise UsageError(
             f"there is no flavour '{flavour}'",
             cause=f"--flavour takes one of: {', '.join(FLAVOURS)}",
             fix="raydebug image --flavour cpu",
             code="flavour.unknown",
-            exit_code=Exit.USAGE,
         )
     path = source / "env" / f"{flavour}.lock"
     if not (source / "Dockerfile").is_file() or not path.is_file():
-        raise RaydebugError(
+        raise UsageError(
             "images are built from a checkout of raydebug",
             cause=f"{source} has no Dockerfile with env/{flavour}.lock beside it",
             fix="run `raydebug image` in the checkout",
             code="image.no-checkout",
-            exit_code=Exit.USAGE,
         )
     try:
         process.run(["docker", "buildx", "version"], timeout_s=20)

@@ -12,7 +12,7 @@ from typing import Any
 from raydebug import process
 from raydebug.cluster import state
 from raydebug.cluster.compose.engine import Engine
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.settings.flavours import FLAVOURS, GPU_FLAVOURS
 
 # Layers of containers and their logs (three files of 20 MB each, docker-compose.yml), with room for a run's own files.
@@ -49,12 +49,11 @@ def choose_flavour(asked: str | None, workers: int, has_gpu: bool) -> str:
     """
     flavour = asked or ("cuda" if has_gpu else "cpu")
     if flavour not in FLAVOURS:
-        raise RaydebugError(
+        raise UsageError(
             f"there is no flavour '{flavour}'",
             cause=f"--flavour takes one of: {', '.join(FLAVOURS)}",
             fix="use `--flavour cpu` on a machine without a GPU",
             code="flavour.unknown",
-            exit_code=Exit.USAGE,
         )
     if flavour in GPU_FLAVOURS and not has_gpu:
         raise RaydebugError(
@@ -65,12 +64,11 @@ def choose_flavour(asked: str | None, workers: int, has_gpu: bool) -> str:
             exit_code=Exit.NO_ENGINE,
         )
     if flavour in GPU_FLAVOURS and workers > 1:
-        raise RaydebugError(
+        raise UsageError(
             f"{workers} workers of flavour {flavour} would share each GPU",
             cause="every worker container of a host sees all of its GPUs, and Ray would hand each of them out again",
             fix="use --workers 1, or join further hosts (docs/07-containers.md)",
             code="gpu.shared",
-            exit_code=Exit.USAGE,
         )
     return flavour
 
@@ -231,12 +229,11 @@ def refuse_small_shared_memory(settings: Mapping[str, Any]) -> None:
         shm = str(service.get("shm_size") or "")
         if not (store.isdecimal() and shm.isdecimal()) or int(store) <= int(shm):  # the entrypoint refuses other words
             continue
-        raise RaydebugError(
+        raise UsageError(
             f"the object store ({store} bytes) does not fit in shared memory",
             cause=f"OBJECT_STORE_BYTES={store}, and SHM_SIZE gives a {name} {shm} bytes",
             fix="a larger SHM_SIZE, or a smaller OBJECT_STORE_BYTES, in your environment or .env",
             code="shm.too-small",
-            exit_code=Exit.USAGE,
         )
 
 
@@ -255,10 +252,9 @@ def refuse_large_memory(settings: Mapping[str, Any], host_bytes: int) -> None:
         if not limit.isdecimal() or int(limit) <= host_bytes:
             continue
         variable = {"head": "HEAD_MEMORY", "worker": "WORKER_MEMORY"}.get(name, "mem_limit")
-        raise RaydebugError(
+        raise UsageError(
             f"{variable} is larger than this machine's memory",
             cause=f"a {name} may take {limit} bytes, and the machine has {host_bytes}",
             fix=f"unset {variable} (environment, .env): `raydebug up` chooses one that fits; `up --dry-run` shows it",
             code="memory.too-large",
-            exit_code=Exit.USAGE,
         )

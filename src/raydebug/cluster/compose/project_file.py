@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.cluster.compose.plan import OVERRIDE_NAMES, why_no_mount
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import UsageError
 from raydebug.settings.files import compose_dir
 
 # What a service may have otherwise than in our files; `environment` and `volumes` are looked at one by one.
@@ -72,12 +72,11 @@ def refuse_foreign_rights(files: list[str], asked: list[str]) -> None:
         RaydebugError: something is asked for (exit 2).
     """
     if asked:
-        raise RaydebugError(
+        raise UsageError(
             f"{', '.join(files)} asks for more than `--mount` gives",
             cause="; ".join(asked),
             fix="read that file; `raydebug up --yes` merges it all the same, COMPOSE_FILE names other files",
             code="compose.foreign-rights",
-            exit_code=Exit.USAGE,
         )
 
 
