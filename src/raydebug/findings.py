@@ -167,14 +167,19 @@ class Finding:
         return {**self.as_json(), "overrides": dict(self.overrides), "variables": dict(self.variables)}
 
 
-def error(code: str, what: str, *, why: str, fix: str, **fixes: Mapping[str, str | None]) -> Finding:
-    """Return a finding that fails its stage."""
-    return Finding(code, "error", what, why, fix, **fixes)
+def error(code: str, what: str, *, why: str, fix: str = "", **fixes: Mapping[str, str | None]) -> Finding:
+    """Return a finding that fails its stage; without words for its fix, these are the settings of `overrides`."""
+    return Finding(code, "error", what, why, fix or as_settings(fixes.get("overrides", {})), **fixes)
 
 
-def warning(code: str, what: str, *, why: str, fix: str, **fixes: Mapping[str, str | None]) -> Finding:
-    """Return a finding that lets its stage pass."""
-    return Finding(code, "warning", what, why, fix, **fixes)
+def warning(code: str, what: str, *, why: str, fix: str = "", **fixes: Mapping[str, str | None]) -> Finding:
+    """Return a finding that lets its stage pass; its fix as of `error`."""
+    return Finding(code, "warning", what, why, fix or as_settings(fixes.get("overrides", {})), **fixes)
+
+
+def as_settings(overrides: Mapping[str, str | None]) -> str:
+    """Return overrides as a command line has them."""
+    return " ".join(f"{key}={value}" for key, value in overrides.items())
 
 
 def note(code: str, what: str, *, why: str, fix: str) -> Finding:

@@ -104,7 +104,6 @@ def _train(sizes: Sizes, config: Mapping[str, Any]) -> Iterator[Finding]:
             "command.batch",
             f"{sizes.train} prompts x {sizes.rollouts} rollouts cannot be spread over {sizes.ranks} ranks",
             why=f"verl asserts that real_train_batch_size is divisible by {sizes.ranks}",
-            fix=f"data.train_batch_size={fitting}",
             overrides={"data.train_batch_size": str(fitting)},
         )
     fetched = config["data"].get("gen_batch_size")
@@ -113,7 +112,6 @@ def _train(sizes: Sizes, config: Mapping[str, Any]) -> Iterator[Finding]:
             "command.batch",
             f"data.gen_batch_size={fetched} does not divide data.train_batch_size={sizes.train}",
             why="the trainer fetches whole pieces: 'num_prompts must be a positive multiple of gen_batch_size'",
-            fix="data.gen_batch_size=null",
             overrides={"data.gen_batch_size": "null"},
         )
 
@@ -130,7 +128,6 @@ def _mini(sizes: Sizes, path: str, part: Mapping[str, Any], *, is_v1: bool) -> I
             "command.batch",
             f"{key}={mini} is larger than data.train_batch_size={sizes.train}",
             why="verl refuses it: a mini batch is a part of the train batch",
-            fix=f"{key}={fitting}",
             overrides={key: str(fitting)},
         )
     elif mini * sizes.rollouts % sizes.shares:
@@ -138,7 +135,6 @@ def _mini(sizes: Sizes, path: str, part: Mapping[str, Any], *, is_v1: bool) -> I
             "command.batch",
             f"a mini batch of {mini} x {sizes.rollouts} rollouts cannot be spread over {sizes.shares} ranks",
             why="each rank asserts it at its first update, after the first rollouts",
-            fix=f"{key}={fitting}",
             overrides={key: str(fitting)},
         )
     elif sizes.train % mini:
@@ -146,7 +142,6 @@ def _mini(sizes: Sizes, path: str, part: Mapping[str, Any], *, is_v1: bool) -> I
             "command.batch",
             f"{key}={mini} does not divide data.train_batch_size={sizes.train}",
             why="the v1 trainer fills the batch up with made-up samples" if is_v1 else "the last mini batch is short",
-            fix=f"{key}={fitting}",
             overrides={key: str(fitting)},
         )
         fitting = mini if is_v1 else fitting
@@ -165,7 +160,6 @@ def _micro(path: str, part: Mapping[str, Any], name: str, whole: int, sizes: Siz
             "command.batch",
             f"neither {key} nor {path} is given",
             why="verl demands one of them unless use_dynamic_bsz=True",
-            fix=f"{key}={fitting}",
             overrides={key: str(fitting)},
         )
     elif older is not None and micro is not None and older != micro:
@@ -182,7 +176,6 @@ def _micro(path: str, part: Mapping[str, Any], name: str, whole: int, sizes: Siz
             "command.batch",
             f"{key}={micro} does not divide the {share} sequences that each rank gets",
             why="verl asserts 'data size must be divisible by force_group_size * micro_batch_size_per_gpu'",
-            fix=f"{key}={fitting}",
             overrides={key: str(fitting)},
         )
 

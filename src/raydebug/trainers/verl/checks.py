@@ -232,7 +232,6 @@ def _values(config: Mapping[str, Any]) -> Iterator[Finding]:
             "command.value-missing",
             "actor_rollout_ref.rollout.name is not given",
             why="it has no default since verl 0.6: MissingMandatoryValue, after the workers have started",
-            fix="actor_rollout_ref.rollout.name=vllm",
             overrides={"actor_rollout_ref.rollout.name": "vllm"},
         )
     if value_at(config, "trainer.total_epochs", 1) in (0, None):
@@ -240,7 +239,6 @@ def _values(config: Mapping[str, Any]) -> Iterator[Finding]:
             "command.value",
             "trainer.total_epochs=0: there is nothing to do",
             why="the trainer ends well without a step (verl 0.9.1 trainer_base.py:467)",
-            fix="trainer.total_epochs=1",
             overrides={"trainer.total_epochs": "1"},
         )
     for path in NUMBERS:
@@ -266,7 +264,6 @@ def _parallel(config: Mapping[str, Any]) -> Iterator[Finding]:
             "command.parallel",
             f"pipeline_model_parallel_size={pipeline}: verl's rollout by vLLM has no pipeline parallelism",
             why="verl 0.9.1 workers/config/rollout.py raises NotImplementedError",
-            fix="actor_rollout_ref.rollout.pipeline_model_parallel_size=1",
             overrides={"actor_rollout_ref.rollout.pipeline_model_parallel_size": "1"},
         )
     if tensor < 1 or ranks % tensor:
@@ -275,7 +272,6 @@ def _parallel(config: Mapping[str, Any]) -> Iterator[Finding]:
             "command.parallel",
             f"tensor_model_parallel_size={tensor} does not divide the {ranks} GPUs of the run",
             why="each engine takes that many GPUs of the pool (verl 0.9.1 workers/rollout/replica.py)",
-            fix=f"{key}={fitting}",
             overrides={key: str(fitting)},
         )
     sequence = value_at(config, "actor_rollout_ref.actor.ulysses_sequence_parallel_size") or 1
@@ -285,7 +281,6 @@ def _parallel(config: Mapping[str, Any]) -> Iterator[Finding]:
             "command.parallel",
             f"ulysses_sequence_parallel_size={sequence} does not divide the {ranks} GPUs of the run",
             why="the ranks are laid out as data parallel by sequence parallel",
-            fix=f"{path}=1",
             overrides={path: "1"},
         )
     if sequence > 1 and value_at(config, "actor_rollout_ref.model.use_remove_padding") is False:
@@ -293,7 +288,6 @@ def _parallel(config: Mapping[str, Any]) -> Iterator[Finding]:
             "command.parallel",
             "sequence parallelism needs use_remove_padding=True",
             why="verl 0.9.1 workers/config/actor.py asserts it",
-            fix="actor_rollout_ref.model.use_remove_padding=True",
             overrides={"actor_rollout_ref.model.use_remove_padding": "True"},
         )
 
