@@ -86,3 +86,26 @@ def _explain(failure: Exception, target: Path) -> RaydebugError | None:
 def _existing(folder: Path) -> Path:
     """Return the folder, or the nearest one above it that exists."""
     return next(place for place in (folder, *folder.parents) if place.exists())
+
+
+@contextmanager
+def needed_for(what: str, package: str, more: str = "") -> Iterator[None]:
+    """Explain an import that fails.
+
+    Args:
+        what: what needs it: `a tiny dataset`.
+        package: what is imported, the first word of it as the error's code has it.
+        more: is said after the cause.
+
+    Raises:
+        RaydebugError: it is not installed.
+    """
+    try:
+        yield
+    except ImportError as failure:
+        raise RaydebugError(
+            f"{what} needs {package}",
+            cause=f"{failure}{more}",
+            fix="install the cpu flavour: pip install --require-hashes -r env/cpu.lock",
+            code=f"tiny.no-{package.partition(' ')[0]}",
+        ) from failure

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raydebug.errors import RaydebugError, UsageError
-from raydebug.tiny import appearing
+from raydebug.errors import UsageError
+from raydebug.tiny import appearing, needed_for
 
 TEST_ROWS = 4
 REWARD_HEAD = '"""The reward of the tiny dataset."""\n\n\n'
@@ -64,7 +64,8 @@ def build_dataset(
         RaydebugError: pyarrow is missing, `like` is no dataset, the target is taken or the disk is full.
     """
     started_s = time.monotonic()
-    parquet = _import_parquet()
+    with needed_for("a tiny dataset", "pyarrow", " (this is the core flavour, which has none)"):
+        from pyarrow import parquet
     if like is None:
         draw = _picture_questions if images else _questions
         tables = {"train": draw("train", rows, seed), "test": draw("test", min(rows, TEST_ROWS), seed)}
@@ -84,19 +85,6 @@ def build_dataset(
         rows={split: table.num_rows for split, table in tables.items()},
         seconds=round(time.monotonic() - started_s, 2),
     )
-
-
-def _import_parquet() -> Any:
-    try:
-        from pyarrow import parquet
-    except ImportError as failure:
-        raise RaydebugError(
-            "a tiny dataset needs pyarrow",
-            cause=f"{failure} (this is the core flavour, which has none)",
-            fix="install the cpu flavour: pip install --require-hashes -r env/cpu.lock",
-            code="tiny.no-pyarrow",
-        ) from failure
-    return parquet
 
 
 def _questions(split: str, rows: int, seed: int) -> Any:
@@ -150,15 +138,8 @@ def _draw_squares(squares: int, width_px: int, draw: random.Random) -> bytes:
     """Return a PNG of up to four squares."""
     import io
 
-    try:
+    with needed_for("a tiny dataset with images", "pillow"):
         from PIL import Image, ImageDraw
-    except ImportError as failure:
-        raise RaydebugError(
-            "a tiny dataset with images needs pillow",
-            cause=str(failure),
-            fix="install the cpu flavour: pip install --require-hashes -r env/cpu.lock",
-            code="tiny.no-pillow",
-        ) from failure
     picture = Image.new("RGB", (width_px, 56), "white")
     pen = ImageDraw.Draw(picture)
     for place in range(squares):
@@ -180,12 +161,7 @@ def _files_of(like: Path) -> tuple[Path, Path]:
         return like, like
     else:
         cause = "there is no such file or folder"
-    raise UsageError(
-        f"'{like}' is no dataset",
-        cause=cause,
-        fix="give --like a parquet file, or a folder with train.parquet in it",
-        code="tiny.no-dataset",
-    )
+    raise _no_dataset(f"'{like}' is no dataset", cause)
 
 
 def _first_rows(file: Path, rows: int, parquet: Any) -> Any:
@@ -198,12 +174,12 @@ def _first_rows(file: Path, rows: int, parquet: Any) -> Any:
         batches = [] if first is None else [first]
         return pyarrow.Table.from_batches(batches, schema=source.schema_arrow)
     except pyarrow.ArrowException as failure:
-        raise UsageError(
-            f"'{file}' cannot be read as parquet",
-            cause=str(failure).splitlines()[0],
-            fix="give --like a parquet file, or a folder with train.parquet in it",
-            code="tiny.no-dataset",
-        ) from failure
+        raise _no_dataset(f"'{file}' cannot be read as parquet", str(failure).splitlines()[0]) from failure
+
+
+def _no_dataset(what: str, cause: str) -> UsageError:
+    fix = "give --like a parquet file, or a folder with train.parquet in it"
+    return UsageError(what, cause=cause, fix=fix, code="tiny.no-dataset")
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_options):  # type: ignore[no-untyped-def]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raydebug.errors import RaydebugError, UsageError
-from raydebug.tiny import appearing
+from raydebug.errors import UsageError
+from raydebug.tiny import appearing, needed_for
 from raydebug.tiny import vision as images
 
 HIDDEN = 64
@@ -111,16 +111,9 @@ def _require_config(like: Path) -> None:
 
 
 def _import_libraries() -> tuple[Any, Any]:
-    try:
+    with needed_for("a tiny model", "torch and transformers", " (this is the core flavour, which has neither)"):
         import torch
         import transformers
-    except ImportError as failure:
-        raise RaydebugError(
-            "a tiny model needs torch and transformers",
-            cause=f"{failure} (this is the core flavour, which has neither)",
-            fix="install the cpu flavour: pip install --require-hashes -r env/cpu.lock",
-            code="tiny.no-torch",
-        ) from failure
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return torch, transformers
