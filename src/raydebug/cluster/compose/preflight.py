@@ -13,7 +13,7 @@ from raydebug import process
 from raydebug.cluster import state
 from raydebug.cluster.compose.engine import Engine
 from raydebug.errors import Exit, RaydebugError, UsageError
-from raydebug.settings.flavours import FLAVOURS, GPU_FLAVOURS
+from raydebug.settings.flavours import GPU_FLAVOURS, require_flavour
 
 # Layers of containers and their logs (three files of 20 MB each, docker-compose.yml), with room for a run's own files.
 ENGINE_FREE_BYTES = 1024**3
@@ -48,13 +48,7 @@ def choose_flavour(asked: str | None, workers: int, has_gpu: bool) -> str:
         RaydebugError: there is no such flavour, or it cannot run here.
     """
     flavour = asked or ("cuda" if has_gpu else "cpu")
-    if flavour not in FLAVOURS:
-        raise UsageError(
-            f"there is no flavour '{flavour}'",
-            cause=f"--flavour takes one of: {', '.join(FLAVOURS)}",
-            fix="use `--flavour cpu` on a machine without a GPU",
-            code="flavour.unknown",
-        )
+    require_flavour(flavour, fix="use `--flavour cpu` on a machine without a GPU")
     if flavour in GPU_FLAVOURS and not has_gpu:
         raise RaydebugError(
             "Docker cannot give a GPU to a container here",
