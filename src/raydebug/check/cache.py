@@ -34,14 +34,7 @@ OF_A_TERMINAL = (
 
 @dataclass(frozen=True)
 class Record:
-    """A stage that passed.
-
-    Args:
-        at: when it passed, in seconds since the epoch.
-        seconds: how long it took.
-        findings: its warnings and notes.
-        files: the files that it read: path -> fingerprint.
-    """
+    """A stage that passed `at`, in seconds since the epoch, with the fingerprints of the files that it read."""
 
     at: float
     seconds: float
@@ -53,7 +46,7 @@ class Cache:
     """Stages that passed, one file each in raydebug's state folder.
 
     Args:
-        folder: of the records; None for raydebug's own.
+        folder: None for raydebug's own.
         fresh: load nothing, but store.
     """
 

@@ -261,12 +261,7 @@ def _of_long_prompts(version: str, config: TrainingConfig) -> str:
 
 
 def judge_reward(tried: Mapping[str, Any], keys: Mapping[str, str]) -> Iterator[Finding]:
-    """Return the findings about a reward function. Pure.
-
-    Args:
-        tried: facts of a trial on the first rows (`probes/data.py`).
-        keys: our words in the trainer's keys.
-    """
+    """Return the findings about a reward function, of the facts of a trial on the first rows (`probes/data.py`)."""
     file_key, name_key = keys["reward_file"], keys["reward_name"]
     where = f"{tried['path']}:{tried['name']}" if tried["path"] else "verl's own reward"
     if "missing" in tried:

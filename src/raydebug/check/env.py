@@ -47,12 +47,7 @@ def check(target: Target) -> StageResult:
 
 
 def compare(facts: Facts, others: Mapping[str, Facts]) -> Iterator[Finding]:
-    """Return the differences between the nodes of a cluster. Pure.
-
-    Args:
-        facts: of the node that was looked at.
-        others: of the others, by name.
-    """
+    """Return the differences of other nodes of a cluster, by name, from the one that was looked at. Pure."""
     for node, other in others.items():
         mine, theirs = ({"Python": f["python"], **f["packages"]} for f in (facts, other))
         different = [n for n in sorted({*mine, *theirs}) if mine.get(n) != theirs.get(n)]
@@ -85,12 +80,7 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
 
 
 def judge_packages(facts: Mapping[str, Any], *, trainer: str | None) -> Iterator[Finding]:
-    """Return what is wrong with the packages. Pure but for the lock, which is raydebug's own file.
-
-    Args:
-        facts: of `probes/env.py`.
-        trainer: the command's; None without a command.
-    """
+    """Return what is wrong with the packages. Pure but for the lock, which is raydebug's own file."""
     has: dict[str, str] = facts["packages"]
     flavour = flavour_of(has)
     own = facts.get("trainer_version", "")
@@ -203,10 +193,7 @@ def _lock(flavour: str) -> Lock:
 def judge_variables(facts: Mapping[str, Any], caller: Mapping[str, str], keys: Mapping[str, str]) -> Iterator[Finding]:
     """Return which variables are ignored silently, mean something else than they say, or point to nothing. Pure.
 
-    Args:
-        facts: of the environment in which the training would run.
-        caller: the user's own environment, in which `raydebug run` reads the debugger's flags.
-        keys: our words in the trainer's keys.
+    `raydebug run` reads the debugger's flags in the caller's own environment, all others are those of the training.
     """
     variables: dict[str, str] = facts["variables"]
     yield from _debugger(caller)

@@ -184,13 +184,7 @@ def _compiler(facts: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def judge_gpus(facts: Mapping[str, Any], *, on_cpu: bool, wants_training: bool) -> Iterator[Finding]:
-    """Return what is wrong with the GPUs.
-
-    Args:
-        facts: of `probes/env.py`.
-        on_cpu: VERL_PLATFORM=cpu: none are used.
-        wants_training: a training is to run, so that one is needed.
-    """
+    """Return what is wrong with the GPUs: none are used on a CPU, one is needed where a training is to run."""
     if on_cpu:
         return
     if facts["smi"] not in (None, "ok"):

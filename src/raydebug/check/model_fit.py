@@ -66,13 +66,7 @@ def estimate(config: TrainingConfig, trained_bytes: int, sizes: Sizes, parameter
 
 
 def judge(target: Target, facts: Mapping[str, Any], variables: Mapping[str, str]) -> Iterator[Finding]:
-    """Return what does not fit.
-
-    Args:
-        target: whose command it is.
-        facts: of `probes/model.py`, with the model's sizes.
-        variables: of the training.
-    """
+    """Return what does not fit, with the facts of `probes/model.py` and the variables of the training."""
     config, sizes = target.config(facts["config"]), facts["sizes"]
     on_cpu = is_on_cpu(variables)
     yield from _context(config, sizes)

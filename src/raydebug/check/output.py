@@ -84,10 +84,7 @@ def _xml(text: str) -> str:
 def record(target: Target, outcomes: Sequence[Outcome], started: float) -> None:
     """Write the outcome into a run folder of its own, as a run does; ignore a full disk.
 
-    Args:
-        target: the command and where it would run.
-        outcomes: of the stages.
-        started: start of the check, in seconds since the epoch.
+    The check was `started` so many seconds after the epoch.
     """
     cluster = target.cluster
     failed = next((outcome for outcome in outcomes if outcome.status == FAILED), None)
@@ -143,13 +140,10 @@ class Tried:
     """The result of `raydebug try`.
 
     Args:
-        command: the training command as the user would type it.
-        outcomes: of the checks.
-        code: the run's exit code; None if nothing was run.
-        seconds: duration of the run, including its own cluster if it had one.
+        code: the exit code of the run; None if nothing was run.
+        seconds: of the run, including its own cluster if it had one.
         debugger: the requested mode; None is the default.
-        cluster: whether a cluster was running before.
-        name: its name.
+        cluster: whether one was running before.
         warnings: how many the numbers of the run gave.
     """
 

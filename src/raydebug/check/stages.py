@@ -23,12 +23,7 @@ ROUNDS = 5  # a fix may bring to light what it covered
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of the check: the module of this folder with its name, which is imported at its first use.
-
-    Args:
-        name: its name on the command line.
-        needs_command: whether it needs a training command.
-    """
+    """One stage of the check: the module of this folder with its name, which is imported at its first use."""
 
     name: str
     needs_command: bool = True
@@ -63,11 +58,9 @@ class Outcome:
     """The outcome of one stage.
 
     Args:
-        stage: its name.
         status: `passed`, `failed` or `skipped`.
-        seconds: how long it took.
         budget_s: how long it should take.
-        findings: what it found; of a skipped stage, what it found when it passed.
+        findings: of a skipped stage, what it found when it passed.
         reason: why it was skipped.
     """
 
@@ -117,16 +110,7 @@ def run_stages(
     on_stage: Callable[[Stage], None] = lambda stage: None,
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """Run the stages until one fails.
-
-    Args:
-        target: what is result.
-        stages: in their order.
-        cache: of stages that passed; None runs each stage and stores nothing.
-        keep_going: run the remaining stages after a failure too.
-        on_stage: called when a stage starts.
-        on_outcome: called with the outcome of each stage.
-    """
+    """Run the stages until one fails, or all of them to keep going; without a cache none is skipped or stored."""
     outcomes: list[Outcome] = []
     for stage in stages:
         failed = next((o.stage for o in outcomes if o.status == FAILED), None)
@@ -178,12 +162,7 @@ def _unique(findings: list[Finding]) -> list[Finding]:
 
 @dataclass(frozen=True)
 class Fixed:
-    """A target with fixes applied.
-
-    Args:
-        target: the new one.
-        changes: what was changed, in words.
-    """
+    """A target with fixes applied, and what was changed, in words."""
 
     target: Target
     changes: tuple[str, ...] = ()
@@ -200,12 +179,7 @@ class Fixed:
 def fix_until_done(
     target: Target, attempt: Callable[[Target], list[Outcome]], on_change: Callable[[str], None]
 ) -> tuple[Fixed, list[Outcome]]:
-    """Check, apply the fixes, and check again, until no finding has a fix left.
-
-    Args:
-        target: what is checked first.
-        attempt: checks a target.
-        on_change: called with a description of each change.
+    """Check, apply the fixes, and check again, until no finding has a fix left; each change is told in words.
 
     Returns:
         The fixed target, and how its last check went.

@@ -59,7 +59,6 @@ class Service:
         cluster: the value of the label that it was found by.
         published: port of the container -> port on this host.
         mounts: path in the container -> path on the engine's host.
-        environ: its environment.
     """
 
     project: str
@@ -86,12 +85,7 @@ def _explained(question: Callable[Concatenate[Engine, _P], _R]) -> Callable[Conc
 
 
 class Engine:
-    """A Docker engine that answers.
-
-    Args:
-        client: the docker SDK's.
-        where: its address, for messages.
-    """
+    """A Docker engine that answers, at an address that messages name."""
 
     def __init__(self, client: docker.DockerClient, where: str) -> None:
         self._client = client

@@ -63,8 +63,7 @@ class Given:
 
     Args:
         variables: .env of a checkout, and above it the environment.
-        mounts: folders of this machine.
-        env_file: a file with keys and proxies for the nodes; None for none.
+        env_file: keys and proxies for the nodes.
     """
 
     variables: Mapping[str, str]
@@ -146,11 +145,7 @@ def _bad_keys(path: Path, cause: str, fix: str) -> RaydebugError:
 
 
 def parse_mounts(options: list[str], variable: str) -> list[Mount]:
-    """Return the mounts that the user named.
-
-    Args:
-        options: values of `--mount`.
-        variable: the value of RAYDEBUG_MOUNTS.
+    """Return the mounts that the user named, with `--mount` and in RAYDEBUG_MOUNTS.
 
     Raises:
         RaydebugError: one cannot be mounted, or its folder is missing (exit 2).
@@ -213,12 +208,7 @@ def _parse_mount(where: str, text: str) -> Mount:
 
 
 def why_no_mount(source: str | None, target: str) -> str | None:
-    """Return why a folder of this machine may not be mounted in containers; None if it may.
-
-    Args:
-        source: on this machine; None to look at the target only.
-        target: in the containers.
-    """
+    """Return why a folder may not be mounted in containers; None if it may. Without a source, of the target alone."""
     if _tidy(target) in _OURS or _tidy(target).startswith(("/proc/", "/sys/", "/dev/", "/run/", "/opt/raydebug")):
         return f"the containers have {target} for themselves"
     real = "" if source is None else _tidy(os.path.realpath(source))

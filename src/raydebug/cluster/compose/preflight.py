@@ -103,11 +103,7 @@ def refuse_foreign_ports(asked: dict[str, int | None], found: Engine) -> None:
 
 
 def check_disk(state_folder: Path, engine_folder: Path | None) -> None:
-    """Check for free space where the engine and raydebug write.
-
-    Args:
-        state_folder: raydebug's own.
-        engine_folder: DockerRootDir of an engine of this machine; None for one elsewhere.
+    """Check for free space where raydebug and an engine of this machine write.
 
     Raises:
         RaydebugError: too little is free (exit 3).
@@ -140,12 +136,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def engine_folder(docker_root: str, docker_host: str) -> Path | None:
-    """Return the engine's folder if it is on this machine, else None.
-
-    Args:
-        docker_root: DockerRootDir of `docker info`.
-        docker_host: DOCKER_HOST; empty: docker's own default, a socket here.
-    """
+    """Return the engine's folder if it is on this machine, else None; an empty DOCKER_HOST is a socket here."""
     folder = Path(docker_root)
     is_here = docker_host in ("", "default") or docker_host.startswith("unix://")
     # Where the engine runs in a virtual machine (Docker Desktop) the socket is here, and its folder is not.
@@ -233,10 +224,6 @@ def refuse_small_shared_memory(settings: Mapping[str, Any]) -> None:
 
 def refuse_large_memory(settings: Mapping[str, Any], host_bytes: int) -> None:
     """Check that no container may take more memory than the machine has: the kernel would end host processes. Pure.
-
-    Args:
-        settings: output of `docker compose config --format json`.
-        host_bytes: memory of the engine's machine.
 
     Raises:
         RaydebugError: a container may (exit 2).

@@ -38,9 +38,7 @@ def mounts_of(ours: Mapping[str, Any], merged: Mapping[str, Any]) -> list[str]:
 def foreign_rights(ours: Mapping[str, Any], merged: Mapping[str, Any]) -> list[str]:
     """Return what the project's file asks for that only the user may give, in words. Pure.
 
-    Args:
-        ours: output of `docker compose config --format json` without the project's file.
-        merged: the same with it.
+    The settings are those of `docker compose config --format json`, without that file and merged with it.
     """
     found = [f"another service '{name}'" for name in merged["services"] if name not in ours["services"]]
     for name, mine in ours["services"].items():
@@ -62,11 +60,7 @@ def foreign_rights(ours: Mapping[str, Any], merged: Mapping[str, Any]) -> list[s
 
 
 def refuse_foreign_rights(files: list[str], asked: list[str]) -> None:
-    """Refuse what a project's file asks for; without anything asked, do nothing.
-
-    Args:
-        files: the project's compose files.
-        asked: the answer of `foreign_rights`.
+    """Refuse what a project's files ask for (`foreign_rights`); without anything asked, do nothing.
 
     Raises:
         RaydebugError: something is asked for (exit 2).

@@ -45,7 +45,6 @@ class Host:
     """The resources of a machine. Not its /dev/shm: each container gets its own, bounded by SHM_SIZE and its memory.
 
     Args:
-        cores: of the CPU.
         memory_bytes: that the engine's containers can have together.
         gpus_bytes: memory of each GPU.
         pids: maximum of processes and threads; 0 if unknown.
@@ -59,13 +58,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Setting:
-    """One variable of the compose files.
-
-    Args:
-        name: the variable.
-        value: as docker compose reads it.
-        why: the arithmetic, for the reader.
-    """
+    """One variable of the compose files, with the arithmetic behind its value, for the reader."""
 
     name: str
     value: str
@@ -73,13 +66,7 @@ class Setting:
 
 
 def look_at_host(*, with_gpus: bool, engine: tuple[int, int] | None = None) -> Host:
-    """Return the resources of this machine.
-
-    Args:
-        with_gpus: ask the NVIDIA driver for GPUs.
-        engine: cores and bytes of memory as the Docker engine has them (it may run in a virtual machine); None asks
-            this machine.
-    """
+    """Return the resources of this machine; cores and bytes of its engine, which may run in a virtual machine, win."""
     cores, memory_bytes = engine or (os.cpu_count() or 1, _memory_bytes())
     return Host(
         cores=cores,
@@ -116,10 +103,7 @@ def _gpus_bytes() -> tuple[int, ...]:
 def settings_for(host: Host, *, workers: int = 1, logical_gpus: int = 0) -> list[Setting]:
     """Return the settings of a cluster that may use the whole host.
 
-    Args:
-        host: the machine.
-        workers: worker containers on it, which share the rest.
-        logical_gpus: of each worker without real GPUs.
+    The workers share what the head leaves; logical GPUs are those of each worker without real ones.
     """
     total = max(1, host.memory_bytes // GIB)
     ranks = len(host.gpus_bytes) or logical_gpus
