@@ -33,6 +33,13 @@ QUEUE = "TransferQueue"
 # raydebug uses private parts of these (env/core.in).
 OURS = ("ray", "debugpy")
 BACKEND = "VLLM_ATTENTION_BACKEND"
+SLOW = {  # why they make everything slow, and when that is wanted
+    "CUDA_LAUNCH_BLOCKING": (
+        "each kernel is waited for: a training runs several times slower",
+        ", unless you are looking for a failing kernel",
+    ),
+    "VLLM_TRACE_FUNCTION": ("vLLM writes down each Python call: a start takes hours", ""),
+}
 TYPO_LIKENESS = 0.86  # VLLM_USE_V2 is like VLLM_USE_V1; VLLM_SERVICE_HOST, which Kubernetes sets, is like nothing
 
 
@@ -207,22 +214,15 @@ def judge_variables(facts: Mapping[str, Any], caller: Mapping[str, str], keys: M
             fix="unset LD_PRELOAD, or install what it names",
             variables={"LD_PRELOAD": None},
         )
-    if variables.get("CUDA_LAUNCH_BLOCKING") == "1":
-        yield warning(
-            "env.slow-flag",
-            "CUDA_LAUNCH_BLOCKING=1 is left over from a debugging session",
-            why="each kernel is waited for: a training runs several times slower",
-            fix="unset CUDA_LAUNCH_BLOCKING, unless you are looking for a failing kernel",
-            variables={"CUDA_LAUNCH_BLOCKING": None},
-        )
-    if variables.get("VLLM_TRACE_FUNCTION") == "1":
-        yield warning(
-            "env.slow-flag",
-            "VLLM_TRACE_FUNCTION=1 is left over from a debugging session",
-            why="vLLM writes down each Python call: a start takes hours",
-            fix="unset VLLM_TRACE_FUNCTION",
-            variables={"VLLM_TRACE_FUNCTION": None},
-        )
+    for name, (why, unless) in SLOW.items():
+        if variables.get(name) == "1":
+            yield warning(
+                "env.slow-flag",
+                f"{name}=1 is left over from a debugging session",
+                why=why,
+                fix=f"unset {name}{unless}",
+                variables={name: None},
+            )
     hub = facts["hf"]
     if not hub["writable"]:
         yield error(

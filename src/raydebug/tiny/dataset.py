@@ -95,15 +95,8 @@ def _questions(split: str, rows: int, seed: int) -> Any:
     table = []
     for index in range(rows):
         first, second = draw.randrange(40), draw.randrange(40)
-        table.append(
-            {
-                "data_source": DATA_SOURCE,
-                "prompt": [{"role": "user", "content": f"What is {first} plus {second}?"}],
-                "ability": "math",
-                "reward_model": {"style": "rule", "ground_truth": str(first + second)},
-                "extra_info": {"split": split, "index": index},
-            }
-        )
+        question = f"What is {first} plus {second}?"
+        table.append(_row(DATA_SOURCE, question, "math", first + second, {"split": split, "index": index}))
     return pyarrow.Table.from_pylist(table)
 
 
@@ -119,19 +112,23 @@ def _picture_questions(split: str, rows: int, seed: int) -> Any:
     for index in range(rows):
         squares = draw.randrange(5)
         question = "<image>How many squares are in the image?" + " What is the answer?" * (index % 3)
-        table.append(
-            {
-                "data_source": PICTURE_SOURCE,
-                "prompt": [{"role": "user", "content": question}],
-                "images": [{"bytes": _draw_squares(squares, 56 + 28 * (index % 2), draw), "path": None}],
-                "ability": "counting",
-                "reward_model": {"style": "rule", "ground_truth": str(squares)},
-                "extra_info": {"split": split, "index": index},
-            }
-        )
+        images = [{"bytes": _draw_squares(squares, 56 + 28 * (index % 2), draw), "path": None}]
+        about = {"split": split, "index": index}
+        table.append(_row(PICTURE_SOURCE, question, "counting", squares, about, images=images))
     schema = pyarrow.Table.from_pylist(table).schema
     image = pyarrow.list_(pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())]))
     return pyarrow.Table.from_pylist(table, schema.set(2, pyarrow.field("images", image)))
+
+
+def _row(source: str, question: str, ability: str, answer: int, about: dict[str, Any], **images: Any) -> dict[str, Any]:
+    return {
+        "data_source": source,
+        "prompt": [{"role": "user", "content": question}],
+        **images,
+        "ability": ability,
+        "reward_model": {"style": "rule", "ground_truth": str(answer)},
+        "extra_info": about,
+    }
 
 
 def _draw_squares(squares: int, width_px: int, draw: random.Random) -> bytes:

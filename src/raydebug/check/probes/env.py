@@ -296,17 +296,10 @@ def list_gpus() -> Facts:
         if len(row) != len(GPU_FIELDS.split(",")):
             continue
         mine = [h for h in holders if h[0] == row[6]] if isinstance(holders, list) else []
-        gpus.append(
-            {
-                "index": row[0],
-                "name": row[1],
-                "driver": row[2],
-                "capability": row[3],
-                "total_mib": _number(row[4]),
-                "used_mib": _number(row[5]),
-                "holders": [{"pid": h[1], "mib": _number(h[2]), "name": h[3]} for h in mine if len(h) == 4],
-            }
-        )
+        gpu: Facts = dict(zip(("index", "name", "driver", "capability"), row, strict=False))
+        gpu |= {"total_mib": _number(row[4]), "used_mib": _number(row[5])}
+        gpu["holders"] = [{"pid": h[1], "mib": _number(h[2]), "name": h[3]} for h in mine if len(h) == 4]
+        gpus.append(gpu)
     return {"gpus": gpus, "smi": "ok"}
 
 
