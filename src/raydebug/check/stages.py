@@ -73,14 +73,8 @@ class Outcome:
 
     def as_json(self) -> dict[str, object]:
         """Return what `--json` prints of it."""
-        return {
-            "stage": self.stage,
-            "status": self.status,
-            "seconds": round(self.seconds, 3),
-            "budget_s": self.budget_s,
-            "findings": [finding.as_json() for finding in self.findings],
-            "reason": self.reason,
-        }
+        findings = [finding.as_json() for finding in self.findings]
+        return {**vars(self), "seconds": round(self.seconds, 3), "findings": findings}
 
 
 def choose_stages(names: Sequence[str]) -> list[Stage]:

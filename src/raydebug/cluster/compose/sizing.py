@@ -67,17 +67,13 @@ class Setting:
 
 def look_at_host(*, with_gpus: bool, engine: tuple[int, int] | None = None) -> Host:
     """Return the resources of this machine; cores and bytes of its engine, which may run in a virtual machine, win."""
-    cores, memory_bytes = engine or (os.cpu_count() or 1, _memory_bytes())
+    cores, memory_bytes = engine or (os.cpu_count() or 1, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return Host(
         cores=cores,
         memory_bytes=min([memory_bytes, *_numbers(MEMORY_LIMITS)]),
         gpus_bytes=_gpus_bytes() if with_gpus else (),
         pids=min(_numbers(PIDS_LIMITS), default=0),
     )
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _numbers(paths: tuple[str, ...]) -> list[int]:
