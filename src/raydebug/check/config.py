@@ -14,7 +14,7 @@ from typing import Any
 from raydebug.check.probes import Facts
 from raydebug.check.target import NoAnswer, Target, find_target, run_probe
 from raydebug.errors import RaydebugError
-from raydebug.findings import Finding, error
+from raydebug.findings import Finding, as_settings, error
 from raydebug.profile.load import load_profile
 from raydebug.trainers.config import TrainingConfig, value_at
 from raydebug.trainers.registry import TRAINERS, newest_column
@@ -81,7 +81,7 @@ def _on_cpu(target: Target, config: TrainingConfig) -> Iterator[Finding]:
             "command.cpu",
             f"{len(changes)} settings of the command cannot work on a CPU (VERL_PLATFORM=cpu)",
             why="; ".join(reasons),
-            fix=" ".join(f"{key}={value}" for key, value in changes.items()) + " (or --profile debug, which sets them)",
+            fix=f"{as_settings(changes)} (or --profile debug, which sets them)",
             overrides=changes,
         )
 

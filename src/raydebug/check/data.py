@@ -10,7 +10,7 @@ from raydebug.check import config as config_rules
 from raydebug.check import images
 from raydebug.check.probes import Facts
 from raydebug.check.target import Target
-from raydebug.findings import Finding, error, note, warning
+from raydebug.findings import Finding, as_settings, error, note, warning
 from raydebug.settings.flavours import numbers
 from raydebug.trainers.config import TrainingConfig
 from raydebug.trainers.settings import as_hydra_reads
@@ -179,9 +179,7 @@ def _rows(config: TrainingConfig, facts: Facts) -> Iterator[Finding]:
             f"{left} rows of training data, and a batch takes {wanted}",
             why=(f"{dropped} of {train} are longer than max_prompt_length and filtered out; " if left != train else "")
             + "the loader drops what does not fill a batch: it yields nothing (StopIteration, or 0 steps)",
-            fix=" ".join(f"{key}={value}" for key, value in smaller.items())
-            if smaller
-            else f"more rows, or a smaller {config.keys['train_batch_size']}",
+            fix=as_settings(smaller) or f"more rows, or a smaller {config.keys['train_batch_size']}",
             overrides=smaller,
         )
     if rows["val"] == 0 and not remote["val"]:

@@ -42,7 +42,6 @@ def _nothing_there(facts: Facts, key: str) -> Iterator[Finding]:
             "model.path",
             f"{key}: {path} is a file",
             why="transformers and vLLM want the folder with config.json in it",
-            fix=f"{key}={path.rpartition('/')[0] or '.'}",
             overrides={key: path.rpartition("/")[0] or "."},
         )
     elif facts["folder"] is None and facts.get("is_hub"):

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from raydebug import render
@@ -80,10 +81,7 @@ def attach_pause(
     Raises:
         RaydebugError: refused, lost, or out of time.
     """
-
-    def attach(group: Group) -> Awaitable[None]:
-        return group.attach_one(target, cluster=cluster, steal=steal, timeout_s=timeout_s)
-
+    attach = partial(Group.attach_one, target=target, cluster=cluster, steal=steal, timeout_s=timeout_s)
     return asyncio.run(_converse(address, attach, commands, timeout_s, history_dir))
 
 
@@ -109,10 +107,7 @@ def attach_group(
     Raises:
         RaydebugError: no pause could be attached, all are lost, or out of time.
     """
-
-    def attach(group: Group) -> Awaitable[None]:
-        return group.attach_selection(selection, list_pauses, timeout_s=timeout_s)
-
+    attach = partial(Group.attach_selection, selection=selection, list_pauses=list_pauses, timeout_s=timeout_s)
     return asyncio.run(_converse(address, attach, commands, timeout_s, history_dir))
 
 
