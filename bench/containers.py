@@ -135,8 +135,7 @@ def measure_image(samples: Samples) -> None:
     cli = [str(Path(sys.executable).parent / "raydebug"), "image", "--flavour", "core"]
     run(cli)
     samples["rebuild"].append(seconds(lambda: run(cli)))
-    header = next(ln for ln in (ROOT / "env/core.lock").read_text().splitlines() if ln.startswith("# body: "))
-    argv = image_argv("core", read_lock(ROOT / "env/core.lock"), header.removeprefix("# body: "), os.environ, [])
+    argv = image_argv("core", read_lock(ROOT / "env/core.lock"), os.environ, [])
     without = f"rdb-without-{os.getpid()}"
     argv[argv.index("--target") + 1], argv[argv.index("--tag") + 1] = "core", without
     run(argv)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from raydebug.check import data, engine, images, model
+from raydebug.check import data, engine, images, model, stages
 from raydebug.check.target import Target
 from raydebug.cluster.runner import LocalRunner
 from raydebug.findings import Finding, error, note, warning
@@ -1192,12 +1192,13 @@ def test_engine(facts: dict[str, Any], findings: list[Finding]) -> None:
     assert engine.judge(TARGET, facts) == findings
 
 
-@pytest.mark.parametrize("judge", [data.judge, model.judge, engine.judge])
-def test_a_command_that_hydra_refuses(judge: Any) -> None:
+@pytest.mark.parametrize("name", ["data", "model", "engine"])
+def test_a_command_that_hydra_refuses(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Every stage reports a misspelt setting with the nearest one, as an override that `--fix` applies."""
     refusal = {"message": "Could not override 'data.train_batchsize'.", "keys": ["data.train_batch_size"]}
     target = Target((*COMMAND, "data.train_batchsize=8"), TARGET.program, Path(), LocalRunner("python"), {}, {})
-    (found,) = judge(target, {"config_error": refusal})
+    monkeypatch.setattr(stages, "run_probe", lambda *_, **__: {"config_error": refusal})
+    (found,) = stages.Stage(name).check(target).findings
     assert (found.code, found.what) == ("command.override", "the config has no setting data.train_batchsize")
     assert found.fix == "data.train_batch_size=8, if that is meant; +data.train_batchsize=8 adds a new one"
     assert found.overrides == {"data.train_batchsize": None, "data.train_batch_size": "8"}

@@ -46,7 +46,7 @@ class Cache:
     """Stages that passed, one file each in raydebug's state folder.
 
     Args:
-        folder: of the records; None for raydebug's own.
+        folder: None for raydebug's own.
         fresh: load nothing, but store.
     """
 

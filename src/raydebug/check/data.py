@@ -9,7 +9,7 @@ from typing import Any
 from raydebug.check import config as config_rules
 from raydebug.check import images
 from raydebug.check.probes import Facts
-from raydebug.check.target import StageResult, Target, run_probe
+from raydebug.check.target import Target
 from raydebug.findings import Finding, error, note, warning
 from raydebug.settings.flavours import numbers
 from raydebug.trainers.config import TrainingConfig
@@ -23,16 +23,8 @@ MAKE_ONE = "`raydebug tiny dataset DIR` makes one that is right, to compare with
 SAME_CALL = ("naive", "dapo", "gdpo", "remote")
 
 
-def check(target: Target) -> StageResult:
-    """Gather facts about the command's data in the cluster's Python and judge them."""
-    facts = run_probe(target, "data", budget_s=BUDGET_S, **target.as_request())
-    return StageResult(judge(target, facts), tuple(facts.get("read", ())))
-
-
 def judge(target: Target, facts: Facts) -> list[Finding]:
     """Return the findings about a command's data. Pure."""
-    if refused := config_rules.refused(target, facts):
-        return refused
     config = target.config(facts["config"])
     found = config_rules.judge(target, facts)
     if config_rules.lacks_values(found):

@@ -26,7 +26,7 @@ from raydebug.settings.flavours import Lock, flavour_of, is_tested, normalise, n
 from raydebug.trainers.config import is_number
 
 BUDGET_S = 0.3
-SLOW_FLAGS = {
+SLOW_FLAGS = {  # why they make everything slow, and when that is wanted
     "CUDA_LAUNCH_BLOCKING": ("each kernel is waited for: a training runs several times slower",
                              ", unless you are looking for a failing kernel"),
     "VLLM_TRACE_FUNCTION": ("vLLM writes down each Python call: a start takes hours", ""),
@@ -83,12 +83,7 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
 
 
 def judge_packages(facts: Mapping[str, Any], *, trainer: str | None) -> Iterator[Finding]:
-    """Return what is wrong with the packages. Pure but for the lock, which is raydebug's own file.
-
-    Args:
-        facts: of `probes/env.py`.
-        trainer: the command's; None without a command.
-    """
+    """Return what is wrong with the packages. Pure but for the lock, which is raydebug's own file."""
     has: dict[str, str] = facts["packages"]
     flavour = flavour_of(has)
     own = facts.get("trainer_version", "")
@@ -202,10 +197,7 @@ def _lock(flavour: str) -> Lock:
 def judge_variables(facts: Mapping[str, Any], caller: Mapping[str, str], keys: Mapping[str, str]) -> Iterator[Finding]:
     """Return which variables are ignored silently, mean something else than they say, or point to nothing. Pure.
 
-    Args:
-        facts: of the environment in which the training would run.
-        caller: the user's own environment, in which `raydebug run` reads the debugger's flags.
-        keys: our words in the trainer's keys.
+    `raydebug run` reads the debugger's flags in the caller's own environment, all others are those of the training.
     """
     variables: dict[str, str] = facts["variables"]
     yield from _debugger(caller)

@@ -5,26 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from raydebug.check import config as config_rules
 from raydebug.check import images, model_fit
 from raydebug.check.probes import Facts
-from raydebug.check.target import StageResult, Target, run_probe
+from raydebug.check.target import Target
 from raydebug.findings import Finding, error, warning
 
 BUDGET_S = 30.0
 COPY_AGAIN = "copy or download that file again (`hf download` checks what it wrote)"
 
 
-def check(target: Target) -> StageResult:
-    """Gather facts about the command's model in the cluster's Python and judge them."""
-    facts = run_probe(target, "model", budget_s=BUDGET_S, **target.as_request())
-    return StageResult(judge(target, facts), tuple(facts.get("read", ())))
-
-
 def judge(target: Target, facts: Facts) -> list[Finding]:
     """Return the findings about a command's model. Pure."""
-    if refused := config_rules.refused(target, facts):
-        return refused
     keys = target.checks.keys
     if "json" not in facts:
         return list(_nothing_there(facts, keys["model"]))

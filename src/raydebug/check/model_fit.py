@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from raydebug.check.config import is_on_cpu
 from raydebug.check.target import Target
-from raydebug.findings import Finding, error, warning
+from raydebug.findings import Finding, as_settings, error, warning
 from raydebug.settings.flavours import numbers
 from raydebug.trainers.config import TrainingConfig
 
@@ -140,8 +140,7 @@ def _attention(config: TrainingConfig, version: str, *, has_flash: bool) -> Iter
             "model.attention",
             "actor and reference model want flash_attention_2, and flash-attn is not installed",
             why="it is verl's default: ImportError when the actor is loaded",
-            fix="install flash-attn as env/cuda.lock has it, or "
-            + " ".join(f"{key}={value}" for key, value in changes.items()),
+            fix=f"install flash-attn as env/cuda.lock has it, or {as_settings(changes)}",
             overrides=changes,
         )
 
@@ -182,7 +181,7 @@ def _on_gpu(config: TrainingConfig, needed: Estimate, gpu_bytes: int | None, siz
             "model.memory",
             f"each rank needs about {in_gib(needed.training)} for parameters, gradients and optimizer",
             why=f"a GPU has {in_gib(gpu_bytes)}; activations come on top: CUDA out of memory while the actor is built",
-            fix="more GPUs, or " + " ".join(f"{key}={value}" for key, value in offload.items()),
+            fix=f"more GPUs, or {as_settings(offload)}",
             overrides=offload,
         )
         return
@@ -202,7 +201,7 @@ def _on_gpu(config: TrainingConfig, needed: Estimate, gpu_bytes: int | None, siz
             "model.memory",
             f"vLLM's {in_gib(share * gpu_bytes)} and the training's {in_gib(needed.training)} are more than a GPU has",
             why=f"{in_gib(gpu_bytes)}; both are there while answers are generated",
-            fix=" ".join(f"{key}=True" for key in offload) + ", or a smaller gpu_memory_utilization",
+            fix=f"{as_settings(offload)}, or a smaller gpu_memory_utilization",
             overrides=offload,
         )
 

@@ -10,7 +10,8 @@ from importlib import import_module
 from typing import Any
 
 from raydebug.check.cache import Cache
-from raydebug.check.target import NoAnswer, StageResult, Target
+from raydebug.check.config import refused
+from raydebug.check.target import NoAnswer, StageResult, Target, run_probe
 from raydebug.errors import UsageError
 from raydebug.findings import Finding
 from raydebug.protocol.secrets import without_secret
@@ -34,9 +35,14 @@ class Stage:
         return budget_s
 
     def check(self, target: Target) -> StageResult:
-        """Gather facts and judge them."""
-        result: StageResult = self._module().check(target)
-        return result
+        """Gather facts and judge them; without a `check` of its own, those of the probe with its name."""
+        module = self._module()
+        if hasattr(module, "check"):
+            result: StageResult = module.check(target)
+            return result
+        request = {**target.as_request(), "profile": target.profile or getattr(module, "PROFILE", None)}
+        facts = run_probe(target, self.name, budget_s=module.BUDGET_S, **request)
+        return StageResult(refused(target, facts) or module.judge(target, facts), tuple(facts.get("read", ())))
 
     def _module(self) -> Any:
         return import_module(f"raydebug.check.{self.name}")
@@ -60,14 +66,8 @@ class Outcome:
 
     def as_json(self) -> dict[str, object]:
         """Return what `--json` prints of it."""
-        return {
-            "stage": self.stage,
-            "status": self.status,
-            "seconds": round(self.seconds, 3),
-            "budget_s": self.budget_s,
-            "findings": [finding.as_json() for finding in self.findings],
-            "reason": self.reason,
-        }
+        findings = [finding.as_json() for finding in self.findings]
+        return {**vars(self), "seconds": round(self.seconds, 3), "findings": findings}
 
 
 def choose_stages(names: Sequence[str]) -> list[Stage]:

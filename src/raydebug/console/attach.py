@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from raydebug import render
@@ -17,7 +18,7 @@ from raydebug.console.selection import Selection, joined
 from raydebug.console.session import GatewayAddress
 from raydebug.console.unmanaged_session import UnmanagedCluster
 from raydebug.console.view import opening
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol.listings import ListedPause
 from raydebug.render import Paint
 from raydebug.settings.files import state_dir
@@ -48,12 +49,11 @@ def choose_pause(pauses: Sequence[ListedPause], suffix: str = "") -> str:
         )
     ids = ", ".join(str(pause["id"]) for pause in waiting[:8])
     one = render.command("raydebug", "attach", str(waiting[0]["id"]))
-    raise RaydebugError(
+    raise UsageError(
         f"{len(waiting)} pauses wait, and no ID says which one",
         cause=f"waiting: {ids}{', ...' if len(waiting) > 8 else ''}",
         fix=f"name one: {one}{suffix}; all at one prompt: raydebug attach all{suffix}",
         code="pause.ambiguous",
-        exit_code=Exit.USAGE,
     )
 
 
@@ -81,10 +81,7 @@ def attach_pause(
     Raises:
         RaydebugError: refused, lost, or out of time.
     """
-
-    def attach(group: Group) -> Awaitable[None]:
-        return group.attach_one(target, cluster=cluster, steal=steal, timeout_s=timeout_s)
-
+    attach = partial(Group.attach_one, target=target, cluster=cluster, steal=steal, timeout_s=timeout_s)
     return asyncio.run(_converse(address, attach, commands, timeout_s, history_dir))
 
 
@@ -110,10 +107,7 @@ def attach_group(
     Raises:
         RaydebugError: no pause could be attached, all are lost, or out of time.
     """
-
-    def attach(group: Group) -> Awaitable[None]:
-        return group.attach_selection(selection, list_pauses, timeout_s=timeout_s)
-
+    attach = partial(Group.attach_selection, selection=selection, list_pauses=list_pauses, timeout_s=timeout_s)
     return asyncio.run(_converse(address, attach, commands, timeout_s, history_dir))
 
 

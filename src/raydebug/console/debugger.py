@@ -355,7 +355,7 @@ class Command:
     Args:
         names: its name and aliases, pdb's own.
         usage, help: for `help`.
-        run: the handler; returns the text to print.
+        run: the handler of a `Debugger`, or of that of a snapshot; returns the text to print.
         bare: it takes no argument (so `n + 1` cannot step by mistake).
         needs: the name of its argument, when that is required.
         of_all: its output is about every rank at the prompt, so it is run once.
@@ -364,7 +364,7 @@ class Command:
     names: tuple[str, ...]
     usage: str
     help: str
-    run: Callable[[Debugger, str], Awaitable[str]]
+    run: Callable[[Any, str], Awaitable[str]]
     bare: bool = False
     needs: str = ""
     of_all: bool = False

@@ -87,7 +87,7 @@ class Record:
         """Return the facts for `differences` and `after_import`."""
         relevant = {*self._read, *(n for n in self._before if n.startswith(READ_IN_C))}
         read = {n: self._before.get(n) for n in relevant if not _is_free(n)}
-        return {"read": read, "set": self._set, "mapped": _mapped_libraries()}
+        return {"read": read, "set": self._set, "mapped": mapped_libraries()}
 
 
 def _is_free(name: str) -> bool:
@@ -95,7 +95,8 @@ def _is_free(name: str) -> bool:
     return name in NOT_READ or name.startswith("RAYDEBUG_") or (name.startswith("RAY_") and name[4:5].islower())
 
 
-def _mapped_libraries() -> list[str]:
+def mapped_libraries() -> list[str]:
+    """Return the files of the libraries that this process has loaded."""
     with open("/proc/self/maps") as maps:
         return sorted({line.split(maxsplit=5)[5].strip() for line in maps if ".so" in line})
 

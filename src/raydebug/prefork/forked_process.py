@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from raydebug.prefork import ray_config
-from raydebug.prefork.environment import Imported, after_import
+from raydebug.prefork.environment import Imported, after_import, mapped_libraries
 from raydebug.prefork.hand_over import program_at, receive, send
 
 if TYPE_CHECKING:
@@ -157,17 +157,12 @@ def _apply_omp_threads() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(int(wanted))
-    for path in _mapped_libraries("openblas"):
+    for path in (path for path in mapped_libraries() if "openblas" in path):
         library = ctypes.CDLL(path)
         for name in _OPENBLAS:
             if hasattr(library, name):
                 getattr(library, name)(int(wanted))
                 break
-
-
-def _mapped_libraries(part: str) -> set[str]:
-    with open("/proc/self/maps") as maps:
-        return {line.split(maxsplit=5)[5].strip() for line in maps if part in line and "/" in line}
 
 
 def _renew_secrets() -> None:

@@ -101,6 +101,11 @@ def _request_process(path: str) -> tuple[Any, int, int] | None:
     return None
 
 
+def flags() -> str:
+    """Return the options of this interpreter."""
+    return repr((sys.flags, sys._xoptions, sys.warnoptions))
+
+
 def _describe(inherited: list[int]) -> Message:
     umask = os.umask(0o77)
     os.umask(umask)
@@ -113,7 +118,7 @@ def _describe(inherited: list[int]) -> Message:
         "cwd": os.getcwd(),
         "umask": umask,
         "fds": inherited,
-        "flags": repr((sys.flags, sys._xoptions, sys.warnoptions)),
+        "flags": flags(),
         "executable": sys.executable,
         "limits": {number: resource.getrlimit(number) for number in limits},
         "affinity": list(os.sched_getaffinity(0)),

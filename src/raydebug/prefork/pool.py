@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import pkgutil
 import socket
 import subprocess
 import time
@@ -88,7 +89,7 @@ class Pool:
         hiding: set[str] = set()
         for folder in _user_folders(request["env"], request["cwd"], request["argv"]):
             if not is_installed(os.path.join(folder, "")):
-                hiding |= _modules_in(folder)
+                hiding |= {module.name for module in pkgutil.iter_modules([folder])}
         reasons = []
         for zygote in self.zygotes:
             reason = zygote.why_not(request, hiding)
@@ -143,21 +144,6 @@ def _user_folders(environ: Mapping[str, str], cwd: str, argv: list[str]) -> list
     # Ray 2.60.0 _private/worker.py:2713 adds the driver's folder and its script's to the path of its workers.
     folders = [first, cwd, environ.get(variables.WORKING_DIR, ""), *environ.get("PYTHONPATH", "").split(os.pathsep)]
     return [folder for folder in dict.fromkeys(folders) if folder and folder != "/"]
-
-
-def _modules_in(folder: str) -> set[str]:
-    """Return the names under which a folder's modules and packages are imported."""
-    found: set[str] = set()
-    try:
-        entries = list(os.scandir(folder))
-    except OSError:
-        return found
-    for entry in entries:
-        stem, _, rest = entry.name.partition(".")
-        is_package = not rest and os.path.exists(os.path.join(entry.path, "__init__.py"))
-        if is_package or rest in ("py", "pyc") or rest.endswith("so"):
-            found.add(stem)
-    return found
 
 
 def _modules() -> tuple[str, ...]:

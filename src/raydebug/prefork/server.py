@@ -17,7 +17,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from raydebug.prefork.hand_over import receive, send
+from raydebug.prefork.hand_over import flags, receive, send
 from raydebug.prefork.pool import Pool, Zygote
 from raydebug.prefork.zygote import SERVER_FD, send_status
 
@@ -60,7 +60,7 @@ class Server:
 
     def run(self) -> None:
         """Serve until SIGTERM."""
-        first = {"env": dict(os.environ), "executable": sys.executable, "flags": _flags_of_a_worker()}
+        first = {"env": dict(os.environ), "executable": sys.executable, "flags": flags()}
         self._pool.start(first)
         self._write_status()
         while True:
@@ -232,10 +232,6 @@ def skip_setup_worker(request: Message) -> None:
 def _send(starter: socket.socket, message: Message) -> None:
     with contextlib.suppress(OSError):  # the starter is gone
         send(starter, message)
-
-
-def _flags_of_a_worker() -> str:
-    return repr((sys.flags, sys._xoptions, sys.warnoptions))
 
 
 def _log(text: str) -> None:

@@ -44,6 +44,17 @@ def flavour_of(packages: Mapping[str, str | None]) -> str:
     return "cuda-verl04" if numbers(vllm) < VLLM_LEAST else "cuda"
 
 
+def require_flavour(flavour: str, *, fix: str) -> None:
+    """Refuse a word that is no flavour.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if flavour not in FLAVOURS:
+        cause = f"--flavour takes one of: {', '.join(FLAVOURS)}"
+        raise UsageError(f"there is no flavour '{flavour}'", cause=cause, fix=fix, code="flavour.unknown")
+
+
 def flavour_here() -> str:
     """Return the flavour of this interpreter's environment, in which `run` starts a cluster if none runs."""
     if find_spec("vllm") is None:  # both packages have this module; `importlib.metadata` takes 20 ms to import

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from raydebug import render
 from raydebug.console import attach, commands
-from raydebug.console.commands import inspect
+from raydebug.console.commands import inspect, stopping
 from raydebug.console.debugger import Command, CommandFailed, Debugger
 from raydebug.console.frames import AROUND, Frame, Function, Stack, listing
 from raydebug.console.interrupt import Interrupted, ignore_interrupts, interruptible
@@ -91,12 +91,6 @@ class SavedDebugger(Debugger):
     async def lines(self, frame: Frame) -> list[str]:
         """Return the saved source of a frame."""
         return source_lines(self.snapshot["frames"][frame.id - 1])
-
-    async def line_of(self, frame: Frame) -> str:
-        """Return the saved source line that a frame is at; empty when there is none."""
-        saved = self.snapshot["frames"][frame.id - 1]
-        source, at = saved.get("source", []), frame.line - saved.get("source_from", 1)
-        return source[at] if 0 <= at < len(source) else ""
 
     async def function(self) -> Function:
         """Return the part of the function that is saved."""
@@ -249,53 +243,40 @@ async def _run(debugger: SavedDebugger, line: str) -> bool:
 # Commands of its own
 
 
-async def _pretty(debugger: Debugger, argument: str) -> str:
-    saved = _of(debugger)
-    at = saved.find(argument)
-    parts = [f"  {label} = {saved.values.text(child, saved.width)}" for label, child in saved.values.children(at)]
-    return "\n".join([saved.values.text(at, saved.width), *parts])
+async def _pretty(debugger: SavedDebugger, argument: str) -> str:
+    at = debugger.find(argument)
+    parts = [
+        f"  {label} = {debugger.values.text(child, debugger.width)}" for label, child in debugger.values.children(at)
+    ]
+    return "\n".join([debugger.values.text(at, debugger.width), *parts])
 
 
-async def _tensors(debugger: Debugger, argument: str) -> str:
-    saved = _of(debugger)
-    found = saved.values.tensors(saved.saved.get("locals", {}))
-    return (
-        "\n".join(
-            f"{saved.paint(name, 'cyan')}  {visible(tensor_line(saved.values[at]), keep='')}"
-            for name, at in found.items()
-        )
-        or "(no tensors)"
-    )
+async def _tensors(debugger: SavedDebugger, argument: str) -> str:
+    found = debugger.values.tensors(debugger.saved.get("locals", {}))
+    lines = [
+        f"{debugger.paint(name, 'cyan')}  {visible(tensor_line(debugger.values[at]), keep='')}"
+        for name, at in found.items()
+    ]
+    return "\n".join(lines) or "(no tensors)"
 
 
-async def _exceptions(debugger: Debugger, argument: str) -> str:
-    saved = _of(debugger)
-    lines = exception_lines(saved.snapshot)
+async def _exceptions(debugger: SavedDebugger, argument: str) -> str:
+    lines = exception_lines(debugger.snapshot)
     if not argument:
         numbered = (f"{number}  {visible(line)}" for number, line in enumerate(lines))
         return "\n".join(numbered) or "(no exception: a pause)"
     if not argument.isdigit() or int(argument) >= len(lines):
         raise CommandFailed(f"there are exceptions 0 to {len(lines) - 1}" if lines else "there is no exception")
-    remote = saved.snapshot["exceptions"][int(argument)].get("remote")
+    remote = debugger.snapshot["exceptions"][int(argument)].get("remote")
     from_ray = [f"the remote traceback, from Ray:\n{visible(remote)}"] if remote else []
-    if not raised_frames(saved.snapshot, int(argument)):
+    if not raised_frames(debugger.snapshot, int(argument)):
         raise CommandFailed("\n".join(["no frames of it are saved", *from_ray]))
-    saved.select_exception(int(argument))
-    return "\n".join([*from_ray, await location(saved)])
+    debugger.select_exception(int(argument))
+    return "\n".join([*from_ray, await location(debugger)])
 
 
-async def _quit(debugger: Debugger, argument: str) -> str:
-    debugger.leaving = True
-    return ""
-
-
-async def _help(debugger: Debugger, argument: str) -> str:
+async def _help(debugger: SavedDebugger, argument: str) -> str:
     return commands.help_text(BY_NAME, argument)
-
-
-def _of(debugger: Debugger) -> SavedDebugger:
-    assert isinstance(debugger, SavedDebugger)
-    return debugger
 
 
 TABLE = (
@@ -304,6 +285,6 @@ TABLE = (
     Command(("tensors",), "tensors", "All tensors that the locals of this frame lead to.", _tensors, bare=True),
     Command(("exceptions",), "exceptions [number]", "The chain of exceptions; the frames of one.", _exceptions),
     Command(("h", "help"), "h [command]", "This table, or one command.", _help),
-    Command(("q", "quit", "exit"), "q", "Leave.", _quit, bare=True),
+    Command(("q", "quit", "exit"), "q", "Leave.", stopping.leave, bare=True),
 )
 BY_NAME = {name: command for command in TABLE for name in command.names}

@@ -13,7 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 from raydebug import render
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.jobs.run_folder import LAST, SNAPSHOTS, load_run, runs_dir
 from raydebug.protocol.snapshot import FORMAT, MAX_BYTES, SUFFIX, VERSION, SnapshotDocument, SnapshotSummary
 from raydebug.settings.files import NotPlainText, read_bounded
@@ -91,10 +91,10 @@ def choose_snapshot(found: Sequence[SnapshotFile], target: str, pick: str | None
     numbered = {str(number): same[0] for number, same in enumerate(groups, start=1)}
     chosen = found[0] if pick is None else (numbered | {one.id: one for one in found}).get(pick)
     if chosen is None:
-        raise RaydebugError(
+        raise UsageError(
             f"'{target}' has no snapshot '{pick}'", cause=f"it has 1 to {len(groups)}; the first is {found[0].id}",
             fix=f"`{render.command('raydebug', 'open', '--list', target)}` shows them",
-            code="snapshot.unknown", exit_code=Exit.USAGE,
+            code="snapshot.unknown",
         )  # fmt: skip
     return chosen
 
@@ -162,9 +162,9 @@ def _unpack(path: Path) -> dict[str, Any]:
     try:
         packed = read_bounded(path, bytes_max=READ_BYTES, what="a snapshot")
     except NotPlainText as error:
-        raise RaydebugError(
+        raise UsageError(
             "the snapshot cannot be read", cause=f"{path}: {error.cause}", code="snapshot.unreadable",
-            fix="`raydebug open --list RUN` lists the snapshots of a run", exit_code=Exit.USAGE,
+            fix="`raydebug open --list RUN` lists the snapshots of a run",
         ) from error  # fmt: skip
     if not packed.startswith(b"\x1f\x8b"):  # RFC 1952, 2.3.1
         raise _not_ours(path, "it does not begin like a file of gzip" if packed else "it is empty")
@@ -183,8 +183,8 @@ def _unpack(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise _not_ours(path, f"its format is not '{FORMAT}'")
     if type(found.get("version")) is not int or found["version"] > VERSION:
-        raise RaydebugError(
-            "the snapshot is of a newer raydebug", code="snapshot.version", exit_code=Exit.USAGE,
+        raise UsageError(
+            "the snapshot is of a newer raydebug", code="snapshot.version",
             cause=f"{path}: version {str(found.get('version'))[:20]}, this raydebug reads up to {VERSION}",
             fix="open it with the raydebug that wrote it, or a newer one",
         )  # fmt: skip
@@ -192,17 +192,16 @@ def _unpack(path: Path) -> dict[str, Any]:
 
 
 def _not_ours(path: Path, why: str) -> RaydebugError:
-    return RaydebugError(
+    return UsageError(
         "this file is no snapshot of raydebug", cause=f"{path}: {why}", code="snapshot.not-ours",
-        fix=f"name a file that ends in {SUFFIX}, or a run; `raydebug open --list` shows them", exit_code=Exit.USAGE,
+        fix=f"name a file that ends in {SUFFIX}, or a run; `raydebug open --list` shows them",
     )  # fmt: skip
 
 
 def _damaged(path: Path, why: str) -> RaydebugError:
-    return RaydebugError(
+    return UsageError(
         "the snapshot is damaged", cause=f"{path}: {why}", code="snapshot.damaged",
         fix="copy it again from where it was written; `raydebug open --list RUN` lists the others",
-        exit_code=Exit.USAGE,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 
 
 @contextmanager
@@ -29,12 +29,11 @@ def appearing(target: Path) -> Iterator[Path]:
     """
     target = Path(os.path.abspath(target.expanduser()))
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise RaydebugError(
+        raise UsageError(
             f"'{target}' exists already",
             cause="a folder is built new, and nothing of yours is overwritten",
             fix="name another folder, or remove this one",
             code="tiny.exists",
-            exit_code=Exit.USAGE,
         )
     partial: Path | None = None
     try:
@@ -87,3 +86,26 @@ def _explain(failure: Exception, target: Path) -> RaydebugError | None:
 def _existing(folder: Path) -> Path:
     """Return the folder, or the nearest one above it that exists."""
     return next(place for place in (folder, *folder.parents) if place.exists())
+
+
+@contextmanager
+def needed_for(what: str, package: str, more: str = "") -> Iterator[None]:
+    """Explain an import that fails.
+
+    Args:
+        what: what needs it: `a tiny dataset`.
+        package: what is imported, the first word of it as the error's code has it.
+        more: is said after the cause.
+
+    Raises:
+        RaydebugError: it is not installed.
+    """
+    try:
+        yield
+    except ImportError as failure:
+        raise RaydebugError(
+            f"{what} needs {package}",
+            cause=f"{failure}{more}",
+            fix="install the cpu flavour: pip install --require-hashes -r env/cpu.lock",
+            code=f"tiny.no-{package.partition(' ')[0]}",
+        ) from failure

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raydebug.errors import Exit, RaydebugError
-from raydebug.tiny import appearing
+from raydebug.errors import UsageError
+from raydebug.tiny import appearing, needed_for
 
 TEST_ROWS = 4
 REWARD_HEAD = '"""The reward of the tiny dataset."""\n\n\n'
@@ -64,7 +64,8 @@ def build_dataset(
         RaydebugError: pyarrow is missing, `like` is no dataset, the target is taken or the disk is full.
     """
     started_s = time.monotonic()
-    parquet = _import_parquet()
+    with needed_for("a tiny dataset", "pyarrow", " (this is the core flavour, which has none)"):
+        from pyarrow import parquet
     if like is None:
         draw = _picture_questions if images else _questions
         tables = {"train": draw("train", rows, seed), "test": draw("test", min(rows, TEST_ROWS), seed)}
@@ -86,19 +87,6 @@ def build_dataset(
     )
 
 
-def _import_parquet() -> Any:
-    try:
-        from pyarrow import parquet
-    except ImportError as failure:
-        raise RaydebugError(
-            "a tiny dataset needs pyarrow",
-            cause=f"{failure} (this is the core flavour, which has none)",
-            fix="install the cpu flavour: pip install --require-hashes -r env/cpu.lock",
-            code="tiny.no-pyarrow",
-        ) from failure
-    return parquet
-
-
 def _questions(split: str, rows: int, seed: int) -> Any:
     """Return a table of additions in verl's schema."""
     import pyarrow
@@ -107,15 +95,8 @@ def _questions(split: str, rows: int, seed: int) -> Any:
     table = []
     for index in range(rows):
         first, second = draw.randrange(40), draw.randrange(40)
-        table.append(
-            {
-                "data_source": DATA_SOURCE,
-                "prompt": [{"role": "user", "content": f"What is {first} plus {second}?"}],
-                "ability": "math",
-                "reward_model": {"style": "rule", "ground_truth": str(first + second)},
-                "extra_info": {"split": split, "index": index},
-            }
-        )
+        question = f"What is {first} plus {second}?"
+        table.append(_row(DATA_SOURCE, question, "math", first + second, {"split": split, "index": index}))
     return pyarrow.Table.from_pylist(table)
 
 
@@ -131,34 +112,31 @@ def _picture_questions(split: str, rows: int, seed: int) -> Any:
     for index in range(rows):
         squares = draw.randrange(5)
         question = "<image>How many squares are in the image?" + " What is the answer?" * (index % 3)
-        table.append(
-            {
-                "data_source": PICTURE_SOURCE,
-                "prompt": [{"role": "user", "content": question}],
-                "images": [{"bytes": _draw_squares(squares, 56 + 28 * (index % 2), draw), "path": None}],
-                "ability": "counting",
-                "reward_model": {"style": "rule", "ground_truth": str(squares)},
-                "extra_info": {"split": split, "index": index},
-            }
-        )
+        images = [{"bytes": _draw_squares(squares, 56 + 28 * (index % 2), draw), "path": None}]
+        about = {"split": split, "index": index}
+        table.append(_row(PICTURE_SOURCE, question, "counting", squares, about, images=images))
     schema = pyarrow.Table.from_pylist(table).schema
     image = pyarrow.list_(pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())]))
     return pyarrow.Table.from_pylist(table, schema.set(2, pyarrow.field("images", image)))
+
+
+def _row(source: str, question: str, ability: str, answer: int, about: dict[str, Any], **images: Any) -> dict[str, Any]:
+    return {
+        "data_source": source,
+        "prompt": [{"role": "user", "content": question}],
+        **images,
+        "ability": ability,
+        "reward_model": {"style": "rule", "ground_truth": str(answer)},
+        "extra_info": about,
+    }
 
 
 def _draw_squares(squares: int, width_px: int, draw: random.Random) -> bytes:
     """Return a PNG of up to four squares."""
     import io
 
-    try:
+    with needed_for("a tiny dataset with images", "pillow"):
         from PIL import Image, ImageDraw
-    except ImportError as failure:
-        raise RaydebugError(
-            "a tiny dataset with images needs pillow",
-            cause=str(failure),
-            fix="install the cpu flavour: pip install --require-hashes -r env/cpu.lock",
-            code="tiny.no-pillow",
-        ) from failure
     picture = Image.new("RGB", (width_px, 56), "white")
     pen = ImageDraw.Draw(picture)
     for place in range(squares):
@@ -180,13 +158,7 @@ def _files_of(like: Path) -> tuple[Path, Path]:
         return like, like
     else:
         cause = "there is no such file or folder"
-    raise RaydebugError(
-        f"'{like}' is no dataset",
-        cause=cause,
-        fix="give --like a parquet file, or a folder with train.parquet in it",
-        code="tiny.no-dataset",
-        exit_code=Exit.USAGE,
-    )
+    raise _no_dataset(f"'{like}' is no dataset", cause)
 
 
 def _first_rows(file: Path, rows: int, parquet: Any) -> Any:
@@ -199,13 +171,12 @@ def _first_rows(file: Path, rows: int, parquet: Any) -> Any:
         batches = [] if first is None else [first]
         return pyarrow.Table.from_batches(batches, schema=source.schema_arrow)
     except pyarrow.ArrowException as failure:
-        raise RaydebugError(
-            f"'{file}' cannot be read as parquet",
-            cause=str(failure).splitlines()[0],
-            fix="give --like a parquet file, or a folder with train.parquet in it",
-            code="tiny.no-dataset",
-            exit_code=Exit.USAGE,
-        ) from failure
+        raise _no_dataset(f"'{file}' cannot be read as parquet", str(failure).splitlines()[0]) from failure
+
+
+def _no_dataset(what: str, cause: str) -> UsageError:
+    fix = "give --like a parquet file, or a folder with train.parquet in it"
+    return UsageError(what, cause=cause, fix=fix, code="tiny.no-dataset")
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_options):  # type: ignore[no-untyped-def]

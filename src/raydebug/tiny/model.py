@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raydebug.errors import Exit, RaydebugError
-from raydebug.tiny import appearing
+from raydebug.errors import UsageError
+from raydebug.tiny import appearing, needed_for
 from raydebug.tiny import vision as images
 
 HIDDEN = 64
@@ -102,26 +102,18 @@ def build_model(target: Path, *, like: Path | None = None, vision: bool = False,
 
 def _require_config(like: Path) -> None:
     if not (like / "config.json").is_file():
-        raise RaydebugError(
+        raise UsageError(
             f"'{like}' is no model",
             cause=f"there is no file '{like / 'config.json'}'" if like.is_dir() else "there is no such folder",
             fix="give --like the folder of a downloaded model, the one with config.json in it",
             code="tiny.no-config",
-            exit_code=Exit.USAGE,
         )
 
 
 def _import_libraries() -> tuple[Any, Any]:
-    try:
+    with needed_for("a tiny model", "torch and transformers", " (this is the core flavour, which has neither)"):
         import torch
         import transformers
-    except ImportError as failure:
-        raise RaydebugError(
-            "a tiny model needs torch and transformers",
-            cause=f"{failure} (this is the core flavour, which has neither)",
-            fix="install the cpu flavour: pip install --require-hashes -r env/cpu.lock",
-            code="tiny.no-torch",
-        ) from failure
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return torch, transformers
@@ -167,12 +159,11 @@ def _likeness(like: Path, transformers: Any) -> tuple[Any, Any]:
     try:
         original = transformers.AutoConfig.from_pretrained(like, local_files_only=True)
     except (ValueError, KeyError, OSError) as failure:
-        raise RaydebugError(
+        raise UsageError(
             f"'{like / 'config.json'}' is no config that transformers {transformers.__version__} knows",
             cause=(str(failure).strip().splitlines() or [repr(failure)])[0],
             fix="give --like a model whose architecture is part of transformers (code of its own is never run)",
             code="tiny.unknown-architecture",
-            exit_code=Exit.USAGE,
         ) from failure
     old_words = _tokenizer_of(like, transformers)
     tokenizer = retrain_tokenizer(old_words) if old_words else train_tokenizer()
@@ -204,12 +195,11 @@ def _random_model(config: Any, transformers: Any) -> Any:
     name = (config.architectures or [""])[0]
     architecture = getattr(transformers, name, None)
     if architecture is None:
-        raise RaydebugError(
+        raise UsageError(
             f"the architecture '{name}' is not part of transformers {transformers.__version__}",
             cause="'architectures' in its config.json",
             fix="give --like a model whose architecture is (code of its own is never run)",
             code="tiny.unknown-architecture",
-            exit_code=Exit.USAGE,
         )
     return architecture(config)
 

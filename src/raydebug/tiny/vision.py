@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import UsageError
+from raydebug.tiny import needed_for
 
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 # Messages whose content is text, or a list of texts, images and videos; Qwen2.5-VL's form without a system prompt.
@@ -74,12 +75,11 @@ def processor_like(like: Path, tokenizer: Any, transformers: Any) -> Any:
     try:
         original = transformers.AutoProcessor.from_pretrained(like, local_files_only=True)
     except (OSError, ValueError, TypeError, ImportError) as failure:
-        raise RaydebugError(
+        raise UsageError(
             f"the processor of '{like}' cannot be loaded",
             cause=(str(failure).strip().splitlines() or [repr(failure)])[0],
             fix="copy its processor files again: preprocessor_config.json, chat_template.json",
             code="tiny.no-processor",
-            exit_code=Exit.USAGE,
         ) from failure
     if not hasattr(original, "image_processor"):
         return None
@@ -103,12 +103,5 @@ def _with_small_images(processor: Any) -> Any:
 
 
 def _require_torchvision() -> None:
-    try:
+    with needed_for("a tiny vision model", "torchvision", "; the processors of vision-language models import it"):
         import torchvision  # noqa: F401
-    except ImportError as failure:
-        raise RaydebugError(
-            "a tiny vision model needs torchvision",
-            cause=f"{failure}; the processors of vision-language models import it",
-            fix="install the cpu flavour: pip install --require-hashes -r env/cpu.lock",
-            code="tiny.no-torchvision",
-        ) from failure

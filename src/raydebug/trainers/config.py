@@ -113,6 +113,12 @@ def find_program_file(module: str, program: str, folder: Path, search: Sequence[
     return next((file for file in candidates if is_file(file)), None)
 
 
+def package_folder(name: str) -> Path | None:
+    """Return the folder of an installed package, without importing it; None if there is none."""
+    spec = importlib.util.find_spec(name)
+    return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
 def distribution_version(package: str) -> str | None:
     """Return the version of an installed distribution; None if there is none."""
     from importlib.metadata import PackageNotFoundError, version

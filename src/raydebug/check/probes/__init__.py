@@ -1,6 +1,6 @@
 """Code that runs in the cluster's own Python: each module gathers the facts of one stage and judges nothing.
 
-`python -m raydebug.check.probes REQUEST` (`__main__`) prints one line of JSON. `env` imports the standard library only;
+`python -m raydebug.check.probes REQUEST` (`__main__`) prints one line of JSON. `env` imports nothing heavy;
 the others import the packages that they examine inside their functions.
 """
 

@@ -223,7 +223,7 @@ def _call_reward(function: Any, arguments: Facts) -> Facts:
     try:
         value = function(**arguments)
         if inspect.isawaitable(value):
-            value = asyncio.run(asyncio.wait_for(_whole(value), CALL_LIMIT_S))
+            value = asyncio.run(asyncio.wait_for(value, CALL_LIMIT_S))
     except Exception as failure:  # noqa: BLE001 - the user's own code
         return {"raised": describe_exception(failure)}
     score: Any = value.get("score") if isinstance(value, dict) else value
@@ -232,7 +232,3 @@ def _call_reward(function: Any, arguments: Facts) -> Facts:
     except (TypeError, ValueError):
         usable = False
     return {"value": repr(value)[:200], "usable": usable}
-
-
-async def _whole(awaitable: Any) -> Any:
-    return await awaitable

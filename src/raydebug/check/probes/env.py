@@ -1,4 +1,4 @@
-"""Facts about the environment that a training would find: packages, limits, disks, GPUs. Standard library only."""
+"""Facts about the environment that a training would find: packages, limits, disks, GPUs. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raydebug.check.probes import Facts
+from raydebug.trainers.config import package_folder
 
 # The packages whose versions have to fit each other, as package indexes call them.
 PACKAGES = (
@@ -60,7 +61,7 @@ def gather(request: Facts) -> Facts:
             for name in ("nofile", "nproc", "memlock")
         },
         "cores": os.cpu_count() or 1,
-        "memory": _memory(),
+        "memory": memory_bytes(),
         "pids": _pids(),
         "disks": _disks(),
         "tmp": tempfile.gettempdir(),
@@ -186,7 +187,7 @@ def _vllm_names() -> Facts:
     Source: vllm 0.24 and 0.28 envs.py (`environment_variables`, `env_with_choices`) and
     v1/attention/backends/registry.py (`AttentionBackendEnum`). Importing vLLM would take 12 s.
     """
-    folder = _folder_of("vllm")
+    folder = package_folder("vllm")
     if folder is None:
         return {}
     wanted = [name for name in os.environ if name.startswith("VLLM_")]
@@ -205,17 +206,9 @@ def _vllm_names() -> Facts:
     return {}
 
 
-def _folder_of(package: str) -> Path | None:
-    """Return the folder of a package without importing it."""
-    from importlib.util import find_spec
-
-    spec = find_spec(package)
-    return Path(spec.origin).parent if spec is not None and spec.origin else None
-
-
 def _torch_cuda() -> str | None:
     """Return the CUDA that torch was built for; empty for a CPU build, None where there is no torch."""
-    folder = _folder_of("torch")
+    folder = package_folder("torch")
     with contextlib.suppress(OSError, TypeError):
         text = (folder / "version.py").read_text(encoding="utf-8")  # type: ignore[operator]
         built = re.search(r"^cuda\b[^=]*=\s*'([\d.]+)'", text, re.MULTILINE)
@@ -255,7 +248,7 @@ def _pids() -> int | None:
     return None
 
 
-def _memory() -> int:
+def memory_bytes() -> int:
     """Return the bytes of memory that this cgroup may use, or the machine's where that is less."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):  # cgroup v2, v1
@@ -336,17 +329,10 @@ def list_gpus() -> Facts:
         if len(row) != len(GPU_FIELDS.split(",")):
             continue
         mine = [h for h in holders if h[0] == row[6]] if isinstance(holders, list) else []
-        gpus.append(
-            {
-                "index": row[0],
-                "name": row[1],
-                "driver": row[2],
-                "capability": row[3],
-                "total_mib": _number(row[4]),
-                "used_mib": _number(row[5]),
-                "holders": [{"pid": h[1], "mib": _number(h[2]), "name": h[3]} for h in mine if len(h) == 4],
-            }
-        )
+        gpu: Facts = dict(zip(("index", "name", "driver", "capability"), row, strict=False))
+        gpu |= {"total_mib": _number(row[4]), "used_mib": _number(row[5])}
+        gpu["holders"] = [{"pid": h[1], "mib": _number(h[2]), "name": h[3]} for h in mine if len(h) == 4]
+        gpus.append(gpu)
     return {"gpus": gpus, "smi": "ok"}
 
 

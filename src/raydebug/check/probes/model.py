@@ -13,11 +13,11 @@ from typing import Any
 
 from raydebug.check.probes import Facts
 from raydebug.check.probes.data import load_tokenizer
-from raydebug.check.probes.env import list_gpus
+from raydebug.check.probes.env import list_gpus, memory_bytes
 from raydebug.check.probes.images import look_at_processor
 from raydebug.check.probes.plan import compose, read_by, trainer_version, variables
 from raydebug.findings import describe_exception
-from raydebug.trainers.config import TrainingConfig
+from raydebug.trainers.config import TrainingConfig, package_folder
 
 MIB = 1024**2
 MESSAGE = [{"role": "user", "content": "What is 1 plus 2?"}]
@@ -40,7 +40,7 @@ def gather(request: Facts) -> Facts:
         "config": config.values,
         "trainer_version": trainer_version(request),
         "variables": variables(),
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": memory_bytes(),
         "gpu_bytes": min((gpu["total_mib"] * MIB for gpu in list_gpus()["gpus"]), default=None),
         **_find(str(config.get("model"))),
     }
@@ -60,15 +60,6 @@ def gather(request: Facts) -> Facts:
         facts["processor"] = look_at_processor(config, folder, str((facts["json"].get("architectures") or [""])[0]))
     facts["read"] = read_by(request, folder, *folder.iterdir(), config.get("tokenizer"))
     return facts
-
-
-def _memory_bytes() -> int:
-    """Return the memory of this machine, or of this container where that is less."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):
-        return total
 
 
 def _find(path: str) -> Facts:
@@ -137,12 +128,11 @@ def _vllm_knows(architecture: Any) -> Facts:
     Source: vllm 0.24 and 0.28 model_executor/models/registry.py: `"Name": ("module", "Class"),` and
     `_PREVIOUSLY_SUPPORTED_MODELS`, `"Name": "last version"`.
     """
-    spec = importlib.util.find_spec("vllm")
-    if spec is None or spec.origin is None:
+    vllm = package_folder("vllm")
+    if vllm is None:
         return {}
-    file = Path(spec.origin).parent / "model_executor" / "models" / "registry.py"
     try:
-        text = file.read_text(encoding="utf-8")
+        text = (vllm / "model_executor" / "models" / "registry.py").read_text(encoding="utf-8")
     except OSError:
         return {}
     known = set(re.findall(r'^    "(\w+)": \(', text, re.MULTILINE))

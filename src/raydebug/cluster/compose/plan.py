@@ -13,7 +13,7 @@ from typing import Any
 
 from raydebug.cluster.compose.engine import Engine
 from raydebug.cluster.compose.sizing import Host, Setting, look_at_host, settings_for
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.dotenv import check_env_file
 from raydebug.settings.files import compose_dir
 from raydebug.settings.flavours import GPU_FLAVOURS
@@ -137,7 +137,7 @@ def files_for(flavour: str, variables: Mapping[str, str], project: Path) -> list
 
 
 def _bad_keys(path: Path, cause: str, fix: str) -> RaydebugError:
-    return RaydebugError(f"cannot use {path}", cause=cause, fix=fix, code="env-file.invalid", exit_code=Exit.USAGE)
+    return UsageError(f"cannot use {path}", cause=cause, fix=fix, code="env-file.invalid")
 
 
 def parse_mounts(options: list[str], variable: str) -> list[Mount]:
@@ -219,4 +219,4 @@ def _tidy(path: str) -> str:
 
 
 def _no_mount(what: str, cause: str, fix: str) -> RaydebugError:
-    return RaydebugError(what, cause=cause, fix=fix, code="mount.invalid", exit_code=Exit.USAGE)
+    return UsageError(what, cause=cause, fix=fix, code="mount.invalid")

@@ -12,8 +12,8 @@ from typing import Any
 from raydebug import process
 from raydebug.cluster import state
 from raydebug.cluster.compose.engine import Engine
-from raydebug.errors import Exit, RaydebugError
-from raydebug.settings.flavours import FLAVOURS, GPU_FLAVOURS
+from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.settings.flavours import GPU_FLAVOURS, require_flavour
 
 # Layers of containers and their logs (three files of 20 MB each, docker-compose.yml), with room for a run's own files.
 ENGINE_FREE_BYTES = 1024**3
@@ -48,14 +48,7 @@ def choose_flavour(asked: str | None, workers: int, has_gpu: bool) -> str:
         RaydebugError: there is no such flavour, or it cannot run here.
     """
     flavour = asked or ("cuda" if has_gpu else "cpu")
-    if flavour not in FLAVOURS:
-        raise RaydebugError(
-            f"there is no flavour '{flavour}'",
-            cause=f"--flavour takes one of: {', '.join(FLAVOURS)}",
-            fix="use `--flavour cpu` on a machine without a GPU",
-            code="flavour.unknown",
-            exit_code=Exit.USAGE,
-        )
+    require_flavour(flavour, fix="use `--flavour cpu` on a machine without a GPU")
     if flavour in GPU_FLAVOURS and not has_gpu:
         raise RaydebugError(
             "Docker cannot give a GPU to a container here",
@@ -65,12 +58,11 @@ def choose_flavour(asked: str | None, workers: int, has_gpu: bool) -> str:
             exit_code=Exit.NO_ENGINE,
         )
     if flavour in GPU_FLAVOURS and workers > 1:
-        raise RaydebugError(
+        raise UsageError(
             f"{workers} workers of flavour {flavour} would share each GPU",
             cause="every worker container of a host sees all of its GPUs, and Ray would hand each of them out again",
             fix="use --workers 1, or join further hosts (docs/07-containers.md)",
             code="gpu.shared",
-            exit_code=Exit.USAGE,
         )
     return flavour
 
@@ -221,12 +213,11 @@ def refuse_small_shared_memory(settings: Mapping[str, Any]) -> None:
         shm = str(service.get("shm_size") or "")
         if not (store.isdecimal() and shm.isdecimal()) or int(store) <= int(shm):  # the entrypoint refuses other words
             continue
-        raise RaydebugError(
+        raise UsageError(
             f"the object store ({store} bytes) does not fit in shared memory",
             cause=f"OBJECT_STORE_BYTES={store}, and SHM_SIZE gives a {name} {shm} bytes",
             fix="a larger SHM_SIZE, or a smaller OBJECT_STORE_BYTES, in your environment or .env",
             code="shm.too-small",
-            exit_code=Exit.USAGE,
         )
 
 
@@ -243,10 +234,9 @@ def refuse_large_memory(settings: Mapping[str, Any], host_bytes: int) -> None:
         if not limit.isdecimal() or int(limit) <= host_bytes:
             continue
         variable = {"head": "HEAD_MEMORY", "worker": "WORKER_MEMORY"}.get(name, "mem_limit")
-        raise RaydebugError(
+        raise UsageError(
             f"{variable} is larger than this machine's memory",
             cause=f"a {name} may take {limit} bytes, and the machine has {host_bytes}",
             fix=f"unset {variable} (environment, .env): `raydebug up` chooses one that fits; `up --dry-run` shows it",
             code="memory.too-large",
-            exit_code=Exit.USAGE,
         )

@@ -14,7 +14,7 @@ from raydebug.cluster.compose import engine
 from raydebug.cluster.compose.engine import Container
 from raydebug.cluster.compose.plan import files_for
 from raydebug.cluster.state import DEFAULT_NAME, Cluster
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import UsageError
 from raydebug.protocol import variables
 from raydebug.settings.files import compose_dir
 
@@ -80,12 +80,11 @@ def settings_of(cluster: Cluster) -> dict[str, Any]:
     try:
         printed = run_compose(cluster, "config", "--format", "json")
     except process.CommandFailed as failure:
-        raise RaydebugError(
+        raise UsageError(
             "docker compose cannot read the settings of the containers",
             cause=failure.cause,
             fix="correct the value that it names, in your environment or .env (.env.example lists them)",
             code="compose.settings",
-            exit_code=Exit.USAGE,
         ) from failure
     lines = printed.splitlines()  # its warnings come first
     document: dict[str, Any] = json.loads("\n".join(lines[lines.index("{") :]))

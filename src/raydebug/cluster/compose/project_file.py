@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.cluster.compose.plan import OVERRIDE_NAMES, why_no_mount
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import UsageError
 from raydebug.settings.files import compose_dir
 
 # What a service may have otherwise than in our files; `environment` and `volumes` are looked at one by one.
@@ -44,7 +44,8 @@ def foreign_rights(ours: Mapping[str, Any], merged: Mapping[str, Any]) -> list[s
     for name, mine in ours["services"].items():
         service = merged["services"].get(name, {})
         changed = [key for key in {**mine, **service} if mine.get(key) != service.get(key)]
-        found += [_show(name, key, service.get(key)) for key in changed if key not in FREE | {"environment", "volumes"}]
+        kept = [key for key in changed if key not in FREE | {"environment", "volumes"}]
+        found += [f"{name}: {key} {str(service.get(key))[:80]}" for key in kept]
         found += [f"{name}: {variable}" for variable in _variables(mine, service)]
     for name, volume in _new_volumes(ours, merged):
         why = _why_no_volume(volume)
@@ -66,12 +67,11 @@ def refuse_foreign_rights(files: list[str], asked: list[str]) -> None:
         RaydebugError: something is asked for (exit 2).
     """
     if asked:
-        raise RaydebugError(
+        raise UsageError(
             f"{', '.join(files)} asks for more than `--mount` gives",
             cause="; ".join(asked),
             fix="read that file; `raydebug up --yes` merges it all the same, COMPOSE_FILE names other files",
             code="compose.foreign-rights",
-            exit_code=Exit.USAGE,
         )
 
 
@@ -94,7 +94,3 @@ def _why_no_volume(volume: Mapping[str, Any]) -> str | None:
     if volume.get("type") in ("volume", "tmpfs"):
         return why_no_mount(None, volume["target"])
     return f"a mount of the type {volume.get('type')}"
-
-
-def _show(service: str, key: str, value: Any) -> str:
-    return f"{service}: {key} {str(value)[:80]}"

@@ -70,17 +70,13 @@ def look_at_host(*, with_gpus: bool, engine: tuple[int, int] | None = None) -> H
 
     `engine` has the cores and bytes of memory of the Docker engine (it may run in a virtual machine).
     """
-    cores, memory_bytes = engine or (os.cpu_count() or 1, _memory_bytes())
+    cores, memory_bytes = engine or (os.cpu_count() or 1, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return Host(
         cores=cores,
         memory_bytes=min([memory_bytes, *_numbers(MEMORY_LIMITS)]),
         gpus_bytes=_gpus_bytes() if with_gpus else (),
         pids=min(_numbers(PIDS_LIMITS), default=0),
     )
-
-
-def _memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _numbers(paths: tuple[str, ...]) -> list[int]:

@@ -61,7 +61,8 @@ async def _continue(debugger: Debugger, argument: str) -> str:
     return ""
 
 
-async def _quit(debugger: Debugger, argument: str) -> str:
+async def leave(debugger: Debugger, argument: str) -> str:
+    """Note that the person leaves."""
     debugger.leaving = True
     return ""
 
@@ -223,7 +224,7 @@ COMMANDS = (
     Command(("r", "return"), "r", "Run until this function returns; stops in its caller.", _return, bare=True),
     Command(("unt", "until"), "until [line]", "Run to a later line of this function: out of a loop.", _until),
     Command(("c", "cont", "continue"), "c", "Resume until the next breakpoint.", _continue, bare=True),
-    Command(("q", "quit", "exit"), "q", "Leave; asks whether to resume the task.", _quit, bare=True),
+    Command(("q", "quit", "exit"), "q", "Leave; asks whether to resume the task.", leave, bare=True),
     Command(("b", "break"), "b [WHERE][, condition]", "Set a breakpoint: line, file:line, function; or list.", _break),
     Command(("tbreak",), "tbreak WHERE[, condition]", "Set a breakpoint that stops once.", _temporary),
     Command(("log",), 'log WHERE, "loss={loss}"', "Print a text whenever this line is reached; no stop.", _log,

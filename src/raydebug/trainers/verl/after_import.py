@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-# importlib.machinery has them from here, and is 0.5 ms of files that no interpreter has loaded yet.
-from _frozen_importlib_external import PathFinder, SourceFileLoader
+# importlib.machinery has it from here, and is 0.5 ms of files that no interpreter has loaded yet.
+from _frozen_importlib_external import PathFinder
 
 TYPE_CHECKING = False  # typing.TYPE_CHECKING would cost every Python 17 ms
 if TYPE_CHECKING:
@@ -25,21 +25,15 @@ class _Finder:
         if fullname != self.name:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.origin is not None:
-            loader = _Loader(fullname, spec.origin)
-            loader.then = self._then
-            spec.loader = loader
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                self._then(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
-
-
-class _Loader(SourceFileLoader):
-    """Loads a module as usual, then calls the function with it."""
-
-    then: Callable[[ModuleType], None]
-
-    def exec_module(self, module: ModuleType) -> None:
-        super().exec_module(module)
-        self.then(module)
 
 
 def after_import(name: str, then: Callable[[ModuleType], None]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raydebug.findings import describe_exception
-from raydebug.trainers.config import CannotCompose
+from raydebug.trainers.config import CannotCompose, package_folder
 
 # Source: verl 0.9.1 trainer/main_ppo.py, @hydra.main(config_path="config", config_name="ppo_trainer").
 CONFIGS, CONFIG = "trainer/config", "ppo_trainer"
@@ -24,18 +24,16 @@ def compose(arguments: Sequence[str]) -> Any:
     Raises:
         CannotCompose: Hydra refuses an override, a file or a value.
     """
-    from importlib.util import find_spec
-
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra._internal.utils import get_args_parser
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    spec = find_spec("verl")
-    if spec is None or spec.origin is None:
+    verl = package_folder("verl")
+    if verl is None:
         raise CannotCompose("NoPackage", "verl is not installed")
-    home = os.path.join(os.path.dirname(spec.origin), CONFIGS)  # noqa: PTH118, PTH120
+    home = str(verl / CONFIGS)
     try:
         said = get_args_parser().parse_args(list(arguments))
         if said.config_path:

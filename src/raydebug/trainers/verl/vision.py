@@ -6,13 +6,13 @@ read from its source: importing vLLM takes 12 s.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raydebug.trainers.config import package_folder
 from raydebug.trainers.verl.cpu import asked_patches, wanted
 
 if TYPE_CHECKING:
@@ -66,9 +66,10 @@ def loses_normalization(load_format: str, architecture: str) -> bool:
         load_format: that of the rollout engine.
         architecture: of the model, as its config.json names it.
     """
-    models = _package("vllm", "model_executor", "models")
-    if models is None or not load_format.startswith("dummy") or _is_patched(NORMALIZATION):
+    vllm = package_folder("vllm")
+    if vllm is None or not load_format.startswith("dummy") or _is_patched(NORMALIZATION):
         return False
+    models = vllm / "model_executor" / "models"
     named = re.search(rf'"{re.escape(architecture)}": \(\s*"(\w+)"', _text(models / "registry.py"))
     uses = named is not None and "FusedInputNorm" in _text(models / f"{named[1]}.py")
     return uses and 'register_buffer("weight", weight)' in _text(models / "vision.py")
@@ -79,21 +80,14 @@ def breaks_equal_lengths() -> bool:
 
     Source: verl 0.9.1 utils/tensordict_utils.py maybe_fix_3d_position_ids; github.com/verl-project/verl/issues/7899.
     """
-    utils = _package("verl", "utils")
-    return (
-        utils is not None
-        and "_ragged_idx = 2" in _text(utils / "tensordict_utils.py")
-        and not _is_patched(EQUAL_LENGTHS)
-    )
+    verl = package_folder("verl")
+    if verl is None or _is_patched(EQUAL_LENGTHS):
+        return False
+    return "_ragged_idx = 2" in _text(verl / "utils" / "tensordict_utils.py")
 
 
 def _is_patched(name: str) -> bool:
     return wanted(os.environ) or name in asked_patches(os.environ)
-
-
-def _package(name: str, *inside: str) -> Path | None:
-    spec = importlib.util.find_spec(name)
-    return None if spec is None or spec.origin is None else Path(spec.origin).parent.joinpath(*inside)
 
 
 def _text(file: Path) -> str:

@@ -101,25 +101,15 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]  # verl is not there when
         """Return 1: a process is a rank, and a rank has one device."""
         return 1
 
-    def set_device(self, device_index: int) -> None:
-        """Do nothing: there is one device."""
-
-    def synchronize(self, device_index: int | None = None) -> None:
-        """Do nothing: CPU work is done when the call returns."""
-
     def manual_seed(self, seed: int) -> None:
         """Seed the CPU's generator."""
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        """Seed the CPU's generator."""
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None:
-        """Do nothing: the settings are those of CUDA's caching allocator."""
-
-    def empty_cache(self) -> None:
-        """Do nothing: the CPU allocator keeps no cache."""
+    manual_seed_all = manual_seed
+    # There is one device, and its work is done when a call returns. The CPU's allocator keeps no cache and has none of
+    # the settings of CUDA's; there is no CUDA profiler and no CUDA runtime.
+    set_device = synchronize = empty_cache = set_allocator_settings = _nothing
+    profiler_start = profiler_stop = cudart = _nothing
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         """Return no compute capability."""
@@ -152,13 +142,3 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]  # verl is not there when
     def nvtx_range(self, msg: str) -> Iterator[None]:
         """Mark nothing."""
         yield
-
-    def profiler_start(self) -> None:
-        """Do nothing: there is no CUDA profiler."""
-
-    def profiler_stop(self) -> None:
-        """Do nothing: there is no CUDA profiler."""
-
-    def cudart(self) -> None:
-        """Return no CUDA runtime."""
-        return

@@ -39,14 +39,9 @@ class _Renamed(Distribution):
             return text
         head, blank, body = text.partition("\n\n")
         version = self._real.version
-        lines = [
-            f"Name: {OFFERED_NAME}"
-            if line.startswith("Name: ")
-            else f"Version: {version if 'cpu' in version else version + '+cpu'}"
-            if line.startswith("Version: ")
-            else line
-            for line in head.splitlines()
-        ]
+        replaced = {"Name": OFFERED_NAME, "Version": version if "cpu" in version else version + "+cpu"}
+        fields = ((line, line.partition(": ")[0]) for line in head.splitlines())
+        lines = [f"{name}: {replaced[name]}" if name in replaced else line for line, name in fields]
         return "\n".join(lines) + blank + body
 
     def locate_file(self, path: str | os.PathLike[str]) -> Any:
