@@ -33,7 +33,7 @@ DROPPED = (
 
 # Of our own variables the user may give these to `up`.
 OURS_TO_SET = (
-    *(variables.PATIENCE, variables.OPEN, variables.WARM_MODULES, variables.ALLOWED_HOSTS),
+    *(variables.PATIENCE, variables.OPEN, variables.PREFORK_MODULES, variables.ALLOWED_HOSTS),
     variables.WATCHDOG,
 )
 
@@ -179,7 +179,7 @@ def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapp
         variables.CLUSTER_ID: cluster.id,
         variables.RAY_LOGS: str(cluster.ray_logs),
         **({variables.CLUSTER_NAME: cluster.name} if cluster.name != DEFAULT_NAME else {}),
-        **({variables.WARM: str(cluster.pool_socket)} if cluster.prefork else {}),
+        **({variables.PREFORK: str(cluster.pool_socket)} if cluster.prefork else {}),
     }
 
 

@@ -49,7 +49,7 @@ def hand_over() -> None:
     try:
         if not is_wanted(sys.orig_argv, os.environ):
             return
-        accepted = _request_process(os.environ[variables.WARM])
+        accepted = _request_process(os.environ[variables.PREFORK])
     except Exception:  # noqa: BLE001 - without a pool the process starts as usual
         return
     if accepted is not None:

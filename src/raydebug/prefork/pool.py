@@ -162,7 +162,7 @@ def _modules_in(folder: str) -> set[str]:
 
 def _modules() -> tuple[str, ...]:
     """Return the modules to import: the user's own list, or those of a verl training."""
-    wanted = os.environ.get(variables.WARM_MODULES, "")
+    wanted = os.environ.get(variables.PREFORK_MODULES, "")
     return tuple(wanted.split(",")) if wanted else MODULES
 
 
