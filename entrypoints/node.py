@@ -178,7 +178,7 @@ def number(name: str) -> int | None:
     if not value:
         return None
     if not value.isdecimal():
-        raise _refuse(f"{name}={value} is no whole number", "it is set for this container", f"a number as {name}")
+        raise _refuse(f"{name}={value} is not a whole number", "it is set for this container", f"a number as {name}")
     return int(value)
 
 

@@ -116,7 +116,7 @@ def without_ansi(text: str) -> str:
 
 
 def colour_wanted() -> bool:
-    """Say whether stdout is a terminal that may show colours (https://no-color.org)."""
+    """Return whether stdout is a terminal that may show colours (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 

@@ -43,7 +43,7 @@ def test_what_an_address_names() -> None:
     assert pick("#4,0-1", known) == [1, 2, 3, 4]
     with pytest.raises(NotAnAddress, match="there is no rank 2 here"):
         pick("1-2", known)
-    with pytest.raises(ValueError, match="'3-' is no list of ranks"):
+    with pytest.raises(ValueError, match="'3-' is not a list of ranks"):
         parse_ranks("3-")
     with pytest.raises(ValueError, match="'5-3' is no range"):
         parse_ranks("5-3")

@@ -134,7 +134,7 @@ def test_troubleshooting_page_is_current(generate):
 
 
 def test_profiles_page_is_current(generate):
-    """The page about profiles lists all profiles, and verl's key for each of our words by version."""
+    """The page about profiles lists all profiles, and verl's key for each of our setting names by version."""
     assert _text(generate.PROFILES_PAGE) == generate.profiles_page(_text(generate.PROFILES_PAGE)), (
         f"run: {generate.REGENERATE}"
     )

@@ -80,7 +80,7 @@ def test_f50_files_that_are_no_text(tmp_path):
     assert refusal(path) == "Too many levels of symbolic links"
     path.unlink()
     os.mkfifo(path)
-    assert refusal(path) == "it is no regular file"
+    assert refusal(path) == "it is not a regular file"
     path.unlink()
     path.mkdir()
     assert refusal(path) == "Is a directory"

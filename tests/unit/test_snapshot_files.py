@@ -55,7 +55,7 @@ def packed(text: str | bytes) -> bytes:
 
 
 WHOLE = packed(json.dumps(GOOD))
-OURS = "this file is no snapshot of raydebug"
+OURS = "this file is not a snapshot of raydebug"
 COPY = "copy it again from where it was written; `raydebug open --list RUN` lists the others"
 
 

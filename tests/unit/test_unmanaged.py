@@ -18,7 +18,11 @@ def services(tmp_path: Path) -> list[Service]:
     token = tmp_path / "token"
     token.write_text("a" * 64)
     mounts = {find.TOKEN_MOUNT: str(token), "/workspace": "/home/me/project"}
-    environ = {"RAYDEBUG_DASHBOARD": "http://head:8265", "RAYDEBUG_GATEWAY_CLIENTS": "gateway:5678", "RAYDEBUG_FLAVOUR": "cpu"}
+    environ = {
+        "RAYDEBUG_DASHBOARD": "http://head:8265",
+        "RAYDEBUG_GATEWAY_CLIENTS": "gateway:5678",
+        "RAYDEBUG_FLAVOUR": "cpu",
+    }
     head = Service("raydebug", "head", "compose", {8265: 9265}, mounts, environ)
     gateway = Service("raydebug", "gateway", "compose", {5678: 9678}, mounts, environ)
     return [gateway, head, replace(head, service="worker", published={})]

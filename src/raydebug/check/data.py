@@ -273,7 +273,7 @@ def judge_reward(tried: Mapping[str, Any], keys: Mapping[str, str]) -> Iterator[
 
     Args:
         tried: facts of a trial on the first rows (`probes/data.py`).
-        keys: our words in the trainer's keys.
+        keys: our setting names in the trainer's keys.
     """
     file_key, name_key = keys["reward_file"], keys["reward_name"]
     where = f"{tried['path']}:{tried['name']}" if tried["path"] else "verl's own reward"

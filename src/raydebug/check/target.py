@@ -90,14 +90,14 @@ def find_program(command: list[str]) -> Program:
     """Return the program that a command runs.
 
     Raises:
-        RaydebugError: it is no training that raydebug can check.
+        RaydebugError: it is not a training that raydebug can check.
     """
     program = recognise(command)
     if program is not None and program.trainer.checks(program.name) is not None:
         return program
     shown = " ".join(without_secret_arguments(command))
     raise RaydebugError(
-        f"'{shown[:120]}' is no training that raydebug can check",
+        f"'{shown[:120]}' is not a training that raydebug can check",
         cause=f"it does not run {TRAINERS[0].example.split()[-1]}",
         fix=f"raydebug check -- {TRAINERS[0].example} data.train_files=... ; `raydebug check env` needs none",
         code="check.no-training",
@@ -290,7 +290,7 @@ def facts_of(answer: Facts, question: str, limit_s: float) -> Facts:
             "check.failed",
             f"the check '{question}' failed: {failed['type']}: {failed['message']}",
             why=f"{failed['where']} raised it",
-            fix="if that is no file of yours, report it with what `--json` prints",
+            fix="if that is not a file of yours, report it with what `--json` prints",
         )
     )
 

@@ -57,7 +57,7 @@ def apply_fix(
     Args:
         command: the user's: a training, or a shell script that passes its arguments on to one.
         settings: raydebug's words and their values.
-        variables: and theirs.
+        variables: environment variables and their values.
         folder: where the command runs.
         profile: the profile under which it has run; `old` is the value that was in force.
     """

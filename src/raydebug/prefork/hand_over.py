@@ -57,7 +57,7 @@ def hand_over() -> None:
 
 
 def is_wanted(argv: list[str], environ: Mapping[str, str]) -> bool:
-    """Say whether the pool may serve this start: of a Ray worker, a job's program or its spawned child."""
+    """Return whether the pool may serve this start: of a Ray worker, a job's program or its spawned child."""
     at = program_at(argv)
     program = argv[at] if at < len(argv) else ""
     if program.endswith(RAY_WORKERS):

@@ -215,7 +215,7 @@ def _close(files: list[int]) -> None:
 
 
 def is_installed(path: str) -> bool:
-    """Say whether a file belongs to an installed package or the standard library, not to a user's project.
+    """Return whether a file belongs to an installed package or the standard library, not to a user's project.
 
     A link in the standard library's folder counts too: Debian and Ubuntu link sitecustomize.py there to /etc.
     """

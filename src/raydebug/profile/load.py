@@ -38,7 +38,7 @@ class Rule:
     """One line of a profile.
 
     Args:
-        word: the setting, in our words.
+        word: the setting, by our name for it.
         kind: `at_most`, `set` or `unset`.
         value: the number or value; None for `unset`.
         why: the reason, as the explanation shows it.
@@ -166,7 +166,7 @@ class _Reader:
             if kind != "unset" and "value" not in parts:
                 raise self._refusal(line, f"'{word}' has no value", f"{word}: {{value: ..., why: ...}}")
             if kind == "at_most" and (not isinstance(value, int) or isinstance(value, bool)):
-                raise self._refusal(at, f"'{word}' in at_most is no whole number: {value!r}", "write a whole number")
+                raise self._refusal(at, f"'{word}' in at_most is not a whole number: {value!r}", "write a whole number")
             why = parts.get("why", ("", line))[0]
             if not isinstance(why, str) or not why.strip():
                 raise self._refusal(line, f"'{word}' has no why", "give the reason: a profile explains itself")
@@ -197,7 +197,9 @@ class _Reader:
             raise self._refusal(node.start_mark.line + 1, "one value is expected here", "write a plain value")
         # A plain word may be a number, true or null; a quoted one is text.
         if node.tag.removeprefix(_YAML) not in ("str", "int", "float", "bool", "null"):
-            raise self._refusal(node.start_mark.line + 1, f"{node.value!r} is no number or text", "write it in quotes")
+            raise self._refusal(
+                node.start_mark.line + 1, f"{node.value!r} is neither a number nor a string", "write it in quotes"
+            )
         try:
             value: Value = yaml.SafeLoader("").construct_object(node)
         except ValueError as failure:

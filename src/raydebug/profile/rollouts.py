@@ -26,10 +26,10 @@ VERSION = 1
 RECORD_BYTES_MAX = 16 * 2**20  # a line for each file of the rollouts
 STEPS = (1, 2)  # the second one has rollouts of weights that the first one has changed
 ENDS_BYTES = 1 << 20  # of a large file its size, its first and its last MiB are hashed
-# What has to be equal, by our words: the rollouts are of these sizes.
+# What has to be equal, by our setting names: the rollouts are of these sizes.
 SHAPE = ("train_batch_size", "rollouts_per_prompt", "prompt_tokens", "response_tokens")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "merges.txt")
-# The settings without which there is none of it, by our words.
+# Required settings, by our names.
 NEEDS = {
     "record": ("reuse_folder",),
     "replay": ("reuse_folder", "trainer_mode"),
@@ -45,7 +45,7 @@ _NOTHING_BESIDE = (
 )
 _ONLY_ROLLOUT = (
     Rule("validate_first", "set", True, "validation is where rollouts are without a training"),
-    Rule("validate_only", "set", True, "the run ends behind it"),
+    Rule("validate_only", "set", True, "the run ends after it"),
     Rule("forward_only", "set", True, "no optimizer is built"),
     Rule("save_every", "set", -1, "nothing is left on disk"),
 )

@@ -56,7 +56,7 @@ def mode_of(environ: Mapping[str, str]) -> str:
             continue
         if name not in _ALLOWED:
             raise RaydebugError(
-                f"{name} is no variable of Ray's",
+                f"{name} is not a variable of Ray's",
                 cause=f"{name}={value} is set in your environment, and Ray ignores it silently",
                 fix=f"unset {name}; to stop at crashes use `--debugger post-mortem`",
                 code="debugger.unknown-variable",

@@ -85,7 +85,7 @@ def read_bounded(path: Path, *, bytes_max: int, what: str) -> bytes:
         with os.fdopen(handle, "rb") as file:
             about = os.fstat(handle)
             if not stat.S_ISREG(about.st_mode):
-                raise NotPlainText("Is a directory" if stat.S_ISDIR(about.st_mode) else "it is no regular file")
+                raise NotPlainText("Is a directory" if stat.S_ISDIR(about.st_mode) else "it is not a regular file")
             if about.st_size > bytes_max:
                 raise NotPlainText(f"it has {about.st_size} bytes, more than the {bytes_max} that {what} may have")
             return file.read(bytes_max + 1)

@@ -193,7 +193,7 @@ def _unpack(path: Path) -> dict[str, Any]:
 
 def _not_ours(path: Path, why: str) -> RaydebugError:
     return RaydebugError(
-        "this file is no snapshot of raydebug", cause=f"{path}: {why}", code="snapshot.not-ours",
+        "this file is not a snapshot of raydebug", cause=f"{path}: {why}", code="snapshot.not-ours",
         fix=f"name a file that ends in {SUFFIX}, or a run; `raydebug open --list` shows them", exit_code=Exit.USAGE,
     )  # fmt: skip
 

@@ -181,7 +181,7 @@ def _files_of(like: Path) -> tuple[Path, Path]:
     else:
         cause = "there is no such file or folder"
     raise RaydebugError(
-        f"'{like}' is no dataset",
+        f"'{like}' is not a dataset",
         cause=cause,
         fix="give --like a parquet file, or a folder with train.parquet in it",
         code="tiny.no-dataset",

@@ -103,7 +103,7 @@ def build_model(target: Path, *, like: Path | None = None, vision: bool = False,
 def _require_config(like: Path) -> None:
     if not (like / "config.json").is_file():
         raise RaydebugError(
-            f"'{like}' is no model",
+            f"'{like}' is not a model",
             cause=f"there is no file '{like / 'config.json'}'" if like.is_dir() else "there is no such folder",
             fix="give --like the folder of a downloaded model, the one with config.json in it",
             code="tiny.no-config",
@@ -168,7 +168,7 @@ def _likeness(like: Path, transformers: Any) -> tuple[Any, Any]:
         original = transformers.AutoConfig.from_pretrained(like, local_files_only=True)
     except (ValueError, KeyError, OSError) as failure:
         raise RaydebugError(
-            f"'{like / 'config.json'}' is no config that transformers {transformers.__version__} knows",
+            f"'{like / 'config.json'}' is not a config that transformers {transformers.__version__} knows",
             cause=(str(failure).strip().splitlines() or [repr(failure)])[0],
             fix="give --like a model whose architecture is part of transformers (code of its own is never run)",
             code="tiny.unknown-architecture",

@@ -79,7 +79,7 @@ def _program(module: str, arguments_at: int, launcher_at: int | None = None) -> 
 
 
 def columns() -> dict[str, Mapping[str, Column]]:
-    """Return every column: program -> version from which it holds -> our words -> keys."""
+    """Return every column: program -> version from which it holds -> our setting names -> keys."""
     return {program: trainer.keys(program) for trainer in TRAINERS for program in trainer.programs()}
 
 

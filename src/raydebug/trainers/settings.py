@@ -1,4 +1,4 @@
-"""The settings of one command by our words: the value of each, and what was changed."""
+"""The settings of one command by our setting names: the value of each, and what was changed."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Settings:
 
     Args:
         trainer: whose command it is.
-        column: our words in the trainer's keys.
+        column: our setting names in the trainer's keys.
         command: its arguments, which change.
         values: its config before any override; None if it was not read, so that the column's defaults hold.
         elsewhere: words for which other versions of this trainer have a key.

@@ -231,7 +231,7 @@ class Trainer(Protocol):
         """Return the name of the program that a module is; None if it is none of this trainer."""
 
     def keys(self, program: str) -> Mapping[str, Column]:
-        """Return the program's keys: version from which they hold -> our words -> keys, oldest version first."""
+        """Return the program's keys: version from which they hold -> our setting names -> keys, oldest first."""
 
     def programs(self) -> tuple[str, ...]:
         """Return the names of all programs."""

@@ -91,7 +91,7 @@ def describe() -> WorkRecord:
 
 
 def is_users(frame: FrameType) -> bool:
-    """Say whether a frame belongs to the user's program or to a package it uses, not to Python, Ray or the debugger.
+    """Return whether a frame belongs to the user's program or to a package it uses, not to Python, Ray or the debugger.
 
     Such a frame holds no lock that a pause needs; those of `threading`, `importlib` and this package may.
     """
@@ -107,7 +107,7 @@ def is_users(frame: FrameType) -> bool:
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    """Say whether a frame or one of its callers belongs to us or the debugger: it is paused, or about to be."""
+    """Return whether a frame or one of its callers belongs to us or the debugger: it is paused, or about to be."""
     while frame is not None:
         if is_debuggers(frame):
             return True
@@ -116,7 +116,7 @@ def _is_ours(frame: FrameType | None) -> bool:
 
 
 def is_debuggers(frame: FrameType) -> bool:
-    """Say whether a frame is of our hooks or of pydevd."""
+    """Return whether a frame is of our hooks or of pydevd."""
     path = frame.f_code.co_filename
     return path.startswith(_OWN) or any(part in path for part in _DEBUGGER)
 

@@ -100,7 +100,7 @@ def check_keys(path: Path) -> Path:
     except OSError as error:
         raise _bad_keys(path, error.strerror or str(error), "name a file of KEY=VALUE lines") from error
     if not stat.S_ISREG(facts.st_mode):
-        raise _bad_keys(path, "it is no regular file", "name a file of KEY=VALUE lines")
+        raise _bad_keys(path, "it is not a regular file", "name a file of KEY=VALUE lines")
     if facts.st_uid not in (os.getuid(), 0):
         raise _bad_keys(
             path, f"it belongs to uid {facts.st_uid}, and you are {os.getuid()}", f"chown {os.getuid()} {path}"
@@ -198,7 +198,7 @@ def _parse_mount(where: str, text: str) -> Mount:
         if not _PATH.fullmatch(path) or ".." in path.split("/"):
             raise _no_mount(
                 what,
-                f"{path!r} is no absolute path of letters, digits and ._@+=~-/ without '..'",
+                f"{path!r} is not an absolute path of letters, digits and ._@+=~-/ without '..'",
                 "write the whole path; a link without such characters works too",
             )
     if mode not in ("ro", "rw"):
