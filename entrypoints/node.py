@@ -277,7 +277,7 @@ def keep(argv: list[str], gcs: str) -> int:
     signal.signal(signal.SIGINT, stop)
     node = subprocess.Popen(argv, cwd=variables.CLUSTER_DIR)  # noqa: S603 - built above, no shell
     startup = ray_node.Startup(Path(TEMP_DIR, "session_latest", "logs"))
-    watched, was = None, ray_node.Condition()
+    watched, was = None, ray_node.NodeCondition()
     while node.poll() is None and not stopping:
         time.sleep(POLL_S)
         if watched is None:

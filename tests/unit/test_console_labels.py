@@ -115,7 +115,7 @@ def test_distance_of_tensors() -> None:
 def shard(index: int, **values: Any) -> Any:
     """A rank's shard of four elements, one of two."""
     about = {"type": "DTensor", "shape": [8], "dtype": "float32", "part": [index, 2], "finite": 4, "norm": 3.0}
-    return ranks._Group([], {**about, "min": 0.0, "max": 2.0, "mean": 1.0, **values}, "k")
+    return ranks._EqualValues([], {**about, "min": 0.0, "max": 2.0, "mean": 1.0, **values}, "k")
 
 
 def test_whole_of_shards() -> None:

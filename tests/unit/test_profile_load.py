@@ -10,7 +10,7 @@ import pytest
 
 from raydebug.errors import RaydebugError
 from raydebug.profile import load
-from raydebug.profile.load import Rule, load_profile
+from raydebug.profile.load import SettingRule, load_profile
 from raydebug.settings import files
 
 
@@ -45,7 +45,10 @@ def test_every_profile_is_laid_over_full() -> None:
 def test_the_rules_of_debug() -> None:
     """`debug` makes two steps, and has rules for a CPU beside those for every platform."""
     profile = load_profile("debug")
-    assert Rule("steps", "at_most", 2, "the second step shows that the first one's weights came back") in profile.rules
+    assert (
+        SettingRule("steps", "at_most", 2, "the second step shows that the first one's weights came back")
+        in profile.rules
+    )
     assert {rule.only_on for rule in profile.rules} == {None, "cpu"}
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from raydebug.errors import RaydebugError
 from raydebug.profile.apply_profile import AppliedProfile, apply_profile
-from raydebug.profile.load import Profile, Rule, load_profile
+from raydebug.profile.load import Profile, SettingRule, load_profile
 from raydebug.profile.script import Training, find_trainings
 from raydebug.trainers.registry import columns, recognise
 
@@ -109,7 +109,7 @@ def _with_settings(command: list[str], settings: Mapping[str, str], folder: Path
     before = load_profile(profile) if profile is not None else Profile("none", "", ())
     in_force = _apply(training, before).overlay.settings
     values = {word: evaluate(value, in_force.text(word)) for word, value in settings.items()}
-    rules = tuple(Rule(word, "set", value, "the fix") for word, value in values.items() if value is not None)
+    rules = tuple(SettingRule(word, "set", value, "the fix") for word, value in values.items() if value is not None)
     applied = _apply(training, Profile("fix", "", rules))
     changes = applied.overlay.changes
     at = len(command) - len(training.argv)

@@ -34,7 +34,7 @@ _YAML = "tag:yaml.org,2002:"
 
 
 @dataclass(frozen=True)
-class Rule:
+class SettingRule:
     """One line of a profile.
 
     Args:
@@ -60,7 +60,7 @@ class Profile:
 
     name: str
     summary: str
-    rules: tuple[Rule, ...]
+    rules: tuple[SettingRule, ...]
     trainers: tuple[str, ...] = ()
 
 
@@ -126,7 +126,7 @@ class _Reader:
             raise self._refusal(line, f"no YAML: {said}", "correct the line") from failure
         if document is None:
             raise self._refusal(1, "it is empty", "write at least a summary and one section")
-        summary, rules, trainers = "", list[Rule](), list[str]()
+        summary, rules, trainers = "", list[SettingRule](), list[str]()
         for section, node, line in self._pairs(document):
             self._check_known(section, SECTIONS, line)
             if section == "summary":
@@ -156,7 +156,7 @@ class _Reader:
             if depth > DEPTH_MAX:
                 raise self._refusal(line, f"more than {DEPTH_MAX} levels in one another", "a profile needs four")
 
-    def _rules(self, kind: str, node: yaml.Node, only_on: str | None) -> Iterator[Rule]:
+    def _rules(self, kind: str, node: yaml.Node, only_on: str | None) -> Iterator[SettingRule]:
         for word, body, line in self._pairs(node):
             self._check_known(word, sorted(words()), line)
             parts = {name: (self._scalar(part), at) for name, part, at in self._pairs(body)}
@@ -173,7 +173,7 @@ class _Reader:
             saves, at = parts.get("saves", ("", line))
             if saves:
                 self._check_known(str(saves), tuple(SAVINGS), at)
-            yield Rule(word, kind, value, why, only_on, SAVINGS.get(str(saves), ""))
+            yield SettingRule(word, kind, value, why, only_on, SAVINGS.get(str(saves), ""))
 
     def _pairs(self, node: Any) -> Iterator[tuple[str, yaml.Node, int]]:
         import yaml

@@ -55,7 +55,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessMemory:
     """The memory of a process: samples of (seconds, MiB), in order."""
 
     name: str
@@ -64,7 +64,7 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuLoad:
     """A GPU: samples of (seconds, MiB in use, % busy), in order; NaN for an unknown value."""
 
     name: str
@@ -118,8 +118,8 @@ class Run:
     steps_kept: int  # in the record
     step_count: int  # of the run
     median_step_s: float | None
-    memory: list[Process]
-    gpus: list[Gpu]
+    memory: list[ProcessMemory]
+    gpus: list[GpuLoad]
     pauses: list[Pause]
     findings: list[dict[str, str]]
     crashes: list[dict[str, str]]
@@ -291,15 +291,15 @@ def _floats(values: list[object]) -> list[float]:
     return numbers
 
 
-def _memory(found: object) -> list[Process]:
+def _memory(found: object) -> list[ProcessMemory]:
     read = ((one, _samples(one.get("samples"), 2)) for one in _mappings(found))
-    return [Process(_text(one.get("process")) or "?", _text(one.get("node")), s) for one, s in read if s]
+    return [ProcessMemory(_text(one.get("process")) or "?", _text(one.get("node")), s) for one, s in read if s]
 
 
-def _gpus(found: object) -> list[Gpu]:
+def _gpus(found: object) -> list[GpuLoad]:
     read = ((one, _samples(one.get("samples"), 3)) for one in _mappings(found))
     return [
-        Gpu(_text(one.get("name")) or "GPU", _text(one.get("node")), _number(one.get("total_mib")) or 0.0, samples)
+        GpuLoad(_text(one.get("name")) or "GPU", _text(one.get("node")), _number(one.get("total_mib")) or 0.0, samples)
         for one, samples in read
         if samples
     ]

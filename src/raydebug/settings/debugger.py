@@ -115,7 +115,7 @@ WIDE_S = 24 * 3600
 
 
 @dataclass(frozen=True)
-class Watchdog:
+class TimeLimit:
     """One limit.
 
     Args:
@@ -132,8 +132,8 @@ class Watchdog:
 
 
 # Not here: Ray's health checks (they ask raylets, which no pause stops).
-WATCHDOGS = (
-    Watchdog(
+TIME_LIMITS = (
+    TimeLimit(
         GROUP_TIMEOUT,
         600,
         "a collective that waits for a paused rank: torch's process groups (600 s for NCCL alone, 1800 s for others; "
@@ -141,19 +141,19 @@ WATCHDOGS = (
         "torch 2.11 and 2.13 distributed/constants.py; verl 0.9.1 utils/distributed.py:89, called without a limit (its "
         "key nccl_timeout is read by nothing); raised by worker/torch_hooks.py",
     ),
-    Watchdog(
+    TimeLimit(
         NCCL_HEARTBEAT,
         480,
         "a process whose NCCL collective hangs: torch's monitor kills it",
         "torch 2.11 csrc/distributed/c10d/ProcessGroupNCCL.hpp",
     ),
-    Watchdog(
+    TimeLimit(
         "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS",
         300,
         "vLLM's engine, when one of its workers does not answer",
         "vllm 0.24 and 0.28 envs.py; v1/executor/multiproc_executor.py",
     ),
-    Watchdog(
+    TimeLimit(
         "VLLM_ENGINE_READY_TIMEOUT_S",
         600,
         "the start of vLLM, when its engine does not come up",
@@ -176,4 +176,4 @@ def recorder_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 def widened(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that widen every limit which the user has not set."""
-    return {w.variable: str(WIDE_S) for w in WATCHDOGS if w.variable not in environ}
+    return {w.variable: str(WIDE_S) for w in TIME_LIMITS if w.variable not in environ}
