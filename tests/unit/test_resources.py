@@ -11,7 +11,7 @@ from raydebug.check.config import Need
 from raydebug.cli.launch import fit_gpus
 from raydebug.cluster import environment
 from raydebug.cluster.compose.image import flash_attn_archs
-from raydebug.cluster.environment import Gpu, list_gpus
+from raydebug.cluster.gpus import Gpu, list_gpus
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 from raydebug.jobs import resource_requests
