@@ -31,10 +31,6 @@ class OutputLost(BaseException):
 
     Like KeyboardInterrupt it is no Exception: code that goes on after any failure of a connection must not go on after
     this one, and click must not take it for one of its own.
-
-    Args:
-        errno: as of the system call.
-        reason: its text.
     """
 
     def __init__(self, errno: int | None, reason: str | None) -> None:
@@ -121,11 +117,7 @@ def colour_wanted() -> bool:
 
 
 class Paint:
-    """Wraps text in terminal colours, or leaves it alone.
-
-    Args:
-        colour: whether the reader is a terminal that wants colour.
-    """
+    """Wraps text in terminal colours, or leaves it alone."""
 
     def __init__(self, colour: bool = False) -> None:
         self.colour = colour

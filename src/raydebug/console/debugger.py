@@ -137,10 +137,7 @@ class Debugger:
     """One pause of a conversation, at a prompt or in a script: its debug session, its label, the state of its commands.
 
     Args:
-        number: its number in the conversation, from 1.
         label: its name at the start of each of its lines; None for the only pause of a conversation.
-        rank: rank of its process, if known.
-        paint: colours of the screen.
         interactive: whether a person types; a script is asked no questions.
         peers: all pauses of the conversation, this one included.
     """
@@ -354,7 +351,6 @@ class Command:
 
     Args:
         names: its name and aliases, pdb's own.
-        usage, help: for `help`.
         run: the handler; returns the text to print.
         bare: it takes no argument (so `n + 1` cannot step by mistake).
         needs: the name of its argument, when that is required.

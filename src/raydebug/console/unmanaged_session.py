@@ -80,10 +80,6 @@ class UnmanagedSession(DebugSession):
     ) -> DebugSession:
         """Attach the paused threads of a worker and wait for the stack of the first one.
 
-        Args:
-            pause: the worker's record (cluster/dashboard.py).
-            on_output: called with the output of the process.
-
         Raises:
             RaydebugError: it cannot be reached, or another debugger holds it.
         """

@@ -70,12 +70,7 @@ class Zygote:
 
 
 class Pool:
-    """All zygotes of a cluster.
-
-    Args:
-        on_start: called with each new zygote.
-        on_drop: called with each dropped zygote and the reason.
-    """
+    """All zygotes of a cluster."""
 
     def __init__(self, on_start: Callable[[Zygote], None], on_drop: Callable[[Zygote, str], None]) -> None:
         self._on_start, self._on_drop = on_start, on_drop

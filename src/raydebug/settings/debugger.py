@@ -121,8 +121,6 @@ class TimeLimit:
     Args:
         variable: the environment variable that sets it, in seconds.
         default_s: what it is without.
-        ends: what it does when it strikes.
-        source: where this is written.
     """
 
     variable: str

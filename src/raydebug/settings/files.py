@@ -147,11 +147,6 @@ def write_named(path: Path, text: str | bytes, *, mode: int | None = 0o600) -> N
 
     A link stays where it is this user's or root's, and the file that it points to is replaced.
 
-    Args:
-        path: the file; its folder exists.
-        text: its new contents, as for `atomic_write`.
-        mode: permissions of the file, as for `atomic_write`.
-
     Raises:
         OSError: it cannot be written, or is a link of another user. Nothing is left behind.
     """

@@ -54,13 +54,7 @@ def source_lines(frame: SavedFrame) -> list[str]:
 
 
 class SavedDebugger(Debugger):
-    """A debugger that shows a snapshot in place of a paused thread.
-
-    Args:
-        document: the snapshot.
-        paint: colours.
-        interactive: whether a person types.
-    """
+    """A debugger that shows a snapshot in place of a paused thread."""
 
     def __init__(self, document: SnapshotDocument, paint: Paint, *, interactive: bool) -> None:
         super().__init__(1, None, document["summary"].get("rank"), paint=paint, interactive=interactive, peers=())

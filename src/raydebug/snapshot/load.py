@@ -51,9 +51,6 @@ class SnapshotFile:
 def find_snapshots(target: str = LAST) -> list[SnapshotFile]:
     """Return the snapshots of a file, a folder or a run, the first crash first; a damaged file is skipped with a line.
 
-    Args:
-        target: a file, a folder, or a run as `load_run` takes it.
-
     Raises:
         RaydebugError: there is no such run, or the file named is no snapshot.
     """

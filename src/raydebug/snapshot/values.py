@@ -252,12 +252,7 @@ def tensor_line(value: SavedValue) -> str:
 
 
 def tensor_facts(value: SavedValue, shares_with: Sequence[str] = ()) -> Message:
-    """Return a tensor as `view.draw_tensor` takes it.
-
-    Args:
-        value: the tensor.
-        shares_with: the names of others in the same memory.
-    """
+    """Return a tensor as `view.draw_tensor` takes it."""
     tensor = value.get("tensor", {})
     numel, sampled = math.prod(tensor.get("shape", [])), tensor.get("sampled", 0)
     notes = [f"of {sampled:,} sampled elements of {numel:,}"] if 0 < sampled < numel else []

@@ -39,13 +39,7 @@ LOGS = "raydebug job logs --first-error"
 def judge_collectives(
     waits: Sequence[Wait], processes: Sequence[ListedStacks], moved: Sequence[ListedStacks]
 ) -> Verdict | None:
-    """Return the verdict on the rank that keeps others waiting in a collective; None if there is none.
-
-    Args:
-        waits: what the working processes wait for.
-        processes: all processes of the job.
-        moved: those that are at another line than in an earlier sample.
-    """
+    """Return the verdict on the rank that keeps others waiting in a collective; None if there is none."""
     groups, instances = _read_groups(processes), {one["instance"] for one in moved}
     places = {one.process["instance"]: one for one in waits}
     found = [one for group in groups if (one := _judge_group(group, places, processes, instances)) is not None]

@@ -38,12 +38,7 @@ Action = Literal["report", "pause", "stop"]
 
 
 class Progress:
-    """Decides when a job hangs. Pure: the caller passes the time.
-
-    Args:
-        after_s: the job hangs after this many seconds without progress.
-        now: seconds of a monotonic clock.
-    """
+    """Decides when a job hangs. Pure: the caller passes the time."""
 
     def __init__(self, after_s: float, now: float) -> None:
         self._after_s = after_s
@@ -81,8 +76,6 @@ class HangWatch:
     """Watches one job.
 
     Args:
-        after_s: the job hangs after this many seconds without progress.
-        action: what to do then, besides the report.
         by_steps: a trainer is recognised, so log output alone is no progress.
     """
 

@@ -31,7 +31,6 @@ class TinyDataset:
         columns: the columns of train.parquet.
         missing: columns that verl reads and that are not there.
         rows: how many rows each file has.
-        seconds: how long it took.
     """
 
     path: str

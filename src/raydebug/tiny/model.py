@@ -48,14 +48,7 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class TinyModel:
-    """A model that was built.
-
-    Args:
-        path: its folder.
-        architecture: the class that transformers loads it with.
-        parameters: how many numbers it has.
-        seconds: how long it took.
-    """
+    """A model that was built."""
 
     path: str
     architecture: str

@@ -64,8 +64,6 @@ class CannotCompose(Exception):
     """The trainer's config library refused the command.
 
     Args:
-        kind: the class of its exception.
-        message: its message.
         keys: every key that the config has.
     """
 

@@ -104,12 +104,7 @@ def column_of(program: str, version: str) -> tuple[str, Column] | None:
 
 
 def nearest_column(program: str, known: Mapping[str, object]) -> tuple[str, Column]:
-    """Return the column that agrees most with a config of unknown version, and its version.
-
-    Args:
-        program: whose columns.
-        known: every key of the config, and its value.
-    """
+    """Return the column that agrees most with a config of unknown version, and its version."""
     table = columns()[program]
 
     def agreement(name: str) -> int:

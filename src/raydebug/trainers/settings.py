@@ -35,11 +35,8 @@ class Change:
     """One setting that the profile changed.
 
     Args:
-        setting: our word.
-        key: the trainer's key.
         old: its value in the user's command, or the trainer's default.
         new: its value now; None if it was removed.
-        why: the reason.
         saving: the expected saving; empty if it was neither measured nor counted.
     """
 
@@ -77,8 +74,6 @@ class Settings:
     """The settings of a command.
 
     Args:
-        trainer: whose command it is.
-        column: our setting names in the trainer's keys.
         command: its arguments, which change.
         values: its config before any override; None if it was not read, so that the column's defaults hold.
         elsewhere: words for which other versions of this trainer have a key.

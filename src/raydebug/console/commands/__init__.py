@@ -82,10 +82,6 @@ def split(line: str) -> list[str]:
 def parse(line: str, names: Mapping[str, Command] | None = None) -> tuple[Command | None, str]:
     """Return the command that a line names, and its argument; no command for Python code.
 
-    Args:
-        line: one command.
-        names: the commands, by name and alias; default: all of the debugger.
-
     A name that is assigned to is no command, nor is one with a bracket, dot or operator directly behind it
     (`l.append(1)`, `a = 5`, `list(x)`); except `p(x)` and `pp(x)`, which mean the same either way.
 

@@ -32,14 +32,7 @@ class NotComposed(Exception):
 
 
 def read_config(program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Installed:
-    """Read verl's version and config.
-
-    Args:
-        program: recognised in the command.
-        argv: the command; Hydra's options in it select the config.
-        folder: its working directory.
-        search: where Python looks for modules, in order.
-    """
+    """Read verl's version and config."""
     package = program.module.partition(".")[0]
     file = find_program_file(program.module, argv[program.arguments_at - 1], folder, search)
     if file is None:
@@ -255,12 +248,7 @@ def _merge(into: dict[str, object], new: Mapping[str, object]) -> None:
 
 
 class Overrides:
-    """The arguments of a training. The last override of a key wins, as in Hydra.
-
-    Args:
-        arguments: the trainer's own: Hydra overrides and Hydra's options.
-        launcher: torchrun's options.
-    """
+    """The arguments of a training. The last override of a key wins, as in Hydra."""
 
     def __init__(self, arguments: list[str], launcher: list[str] | None = None) -> None:
         self.arguments = arguments

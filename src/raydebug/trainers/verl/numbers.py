@@ -86,12 +86,7 @@ class NumberRule:
 
 
 def judge(steps: Sequence[StepMetrics], *, small: bool) -> list[Finding]:
-    """Return what the last step shows, with the steps before it.
-
-    Args:
-        steps: from the first one on.
-        small: a profile or a tiny model has reduced the training.
-    """
+    """Return what the last step shows, with the steps before it."""
     found: list[Finding] = []
     explained: set[str] = set()
     for rule in RULES:
