@@ -164,7 +164,9 @@ def listen_at(name: str, port: int) -> tuple[str, int]:
     value = os.environ.get(name) or f"0.0.0.0:{port}"
     address, _, at = value.rpartition(":")
     if not address or not at.isdecimal():
-        raise _refuse(f"{name}={value} is no ADDRESS:PORT", "it is set for this container", f"{name}=127.0.0.1:{port}")
+        raise _refuse(
+            f"{name}={value} is not an ADDRESS:PORT", "it is set for this container", f"{name}=127.0.0.1:{port}"
+        )
     return address, int(at)
 
 

@@ -184,7 +184,7 @@ ENV = {
         variable("VLLM_CPU_KVCACHE_SPACE", "4GiB"),
     ),
     "a misspelt variable of vLLM": Broken(
-        "env", "env.vllm-variable", "VLLM_LOGING_LEVEL is no variable.*VLLM_LOGGING_LEVEL is",
+        "env", "env.vllm-variable", "VLLM_LOGING_LEVEL is not a variable.*VLLM_LOGGING_LEVEL is",
         "write VLLM_LOGGING_LEVEL",
         variable("VLLM_LOGING_LEVEL", "DEBUG"),
     ),

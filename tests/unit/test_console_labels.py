@@ -45,9 +45,9 @@ def test_what_an_address_names() -> None:
         pick("1-2", known)
     with pytest.raises(ValueError, match="'3-' is not a list of ranks"):
         parse_ranks("3-")
-    with pytest.raises(ValueError, match="'5-3' is no range"):
+    with pytest.raises(ValueError, match="'5-3' is not a range"):
         parse_ranks("5-3")
-    with pytest.raises(ValueError, match="no range"):
+    with pytest.raises(ValueError, match="not a range"):
         parse_ranks("0-99999999999")
 
 

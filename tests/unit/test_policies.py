@@ -25,7 +25,7 @@ READ = {
 }
 REFUSED = {
     "m:f,often": "'often' is not a condition: there are if=, rank=, step>=, every=, once, max=, timeout= and log=",
-    "m:f,if=x >": "if=x > is no Python expression: invalid syntax",
+    "m:f,if=x >": "if=x > is not a Python expression: invalid syntax",
     "m:f,if=(x := 3)": "if=(x := 3) would change the function that it is compiled into",
     "m:f,rank=first": "rank=first names no rank",
     "m:f,every=0": "every=0 is not a whole number from 1 on",

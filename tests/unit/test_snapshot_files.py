@@ -295,7 +295,7 @@ def test_expressions(values: Values, expression: str, text: str) -> None:
             "len()", "scores[0:1]", "lambda: 0", "scores[~0]", "-score", "str(score)", "scores.append(1)", "(x := 1)",
             "score if score else 0", "score == score", "[x for x in scores]", "await score",
         )),
-        ("nope", "NameError: 'nope' is no local of this frame; globals are not in a snapshot"),
+        ("nope", "NameError: 'nope' is not a local of this frame; globals are not in a snapshot"),
         ("batch.", "SyntaxError: invalid syntax"),
         ("x = 1", "SyntaxError: invalid syntax"),
         ("", "SyntaxError: invalid syntax"),

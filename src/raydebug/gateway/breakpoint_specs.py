@@ -190,7 +190,7 @@ def _expression(value: str, text: str) -> str:
     except (SyntaxError, ValueError) as error:
         why = getattr(error, "msg", None) or error
         fix = "quote it: --break 'x.py:9,if=a > 3'"
-        raise _refused(text, f"if={value} is no Python expression: {why}", fix) from error
+        raise _refused(text, f"if={value} is not a Python expression: {why}", fix) from error
     _refuse_side_effects(tree, f"if={value}", text)
     return value
 

@@ -71,7 +71,7 @@ class Values:
             case ast.Name(id=name) if name in names:
                 return names[name]
             case ast.Name(id=name):
-                raise NotThere(f"NameError: {name!r} is no local of this frame; globals are not in a snapshot")
+                raise NotThere(f"NameError: {name!r} is not a local of this frame; globals are not in a snapshot")
             case ast.Attribute(value=owner, attr=name):
                 return self._attribute(self._reach(names, owner), name)
             case ast.Subscript(value=owner, slice=ast.Constant(value=int() | str() as key)):

@@ -92,7 +92,7 @@ def check_keys(path: Path) -> Path:
     """Return the absolute path of a file with the user's keys, which only its owner can read.
 
     Raises:
-        RaydebugError: it is missing, belongs to another user, others can read it, or a line of it is no KEY=VALUE.
+        RaydebugError: it is missing, belongs to another user, others can read it, or a line of it is not KEY=VALUE.
     """
     path = path.absolute()
     try:
@@ -192,7 +192,7 @@ def _parse_mount(where: str, text: str) -> Mount:
     source, *rest = text.split(":")
     what = f"{where} {text!r} cannot be mounted"
     if not 1 <= len(rest) <= 2 or not rest[0]:
-        raise _no_mount(what, "it is no SOURCE:TARGET and no SOURCE:TARGET:ro", f"{where} /data:/data:ro")
+        raise _no_mount(what, "it is neither SOURCE:TARGET nor SOURCE:TARGET:ro", f"{where} /data:/data:ro")
     target, mode = rest[0], rest[1] if len(rest) == 2 else "rw"
     for path in (source, target):
         if not _PATH.fullmatch(path) or ".." in path.split("/"):

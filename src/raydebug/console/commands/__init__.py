@@ -17,7 +17,7 @@ _NOT_HERE = frozenset(
 
 
 _BESIDE = (
-    ("! CODE", "Run Python in the frame; so does any line that is no command."),
+    ("! CODE", "Run Python in the frame; so does any line that is not a command."),
     ("@0,3 COMMAND", "With several ranks at the prompt: at ranks 0 and 3; @0-7, @* (all), @#2 (no rank); also `c @*`."),
     ("@3", "Make rank 3 the current one: commands without an @ are for it."),
 )
