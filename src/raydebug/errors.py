@@ -47,13 +47,7 @@ class RaydebugError(Exception):
 
 
 class UsageError(RaydebugError):
-    """A command line that says what cannot be meant; its code for scripts is `usage`.
-
-    Args:
-        what: what is wrong with it; no full stop.
-        cause: why.
-        fix: a command line, or what to change.
-    """
+    """A command line that says what cannot be meant; its code for scripts is `usage`."""
 
     def __init__(self, what: str, *, cause: str, fix: str) -> None:
         super().__init__(what, cause=cause, fix=fix, code="usage", exit_code=Exit.USAGE)

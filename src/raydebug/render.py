@@ -166,12 +166,7 @@ def runs(numbers: Iterable[int]) -> list[str]:
 
 
 def duration(seconds: float | None, *, whole: bool = False) -> str:
-    """Return a time span: `12 ms`, `3.21 s`, `42.0 s`, `3m12s`, `1h04m`, `2d03h`; `?` for None.
-
-    Args:
-        seconds: its length.
-        whole: without fractions of a second: `3 s`.
-    """
+    """Return a time span: `12 ms`, `3.21 s`, `42.0 s`, `3m12s`, `1h04m`, `2d03h`; `?` for None."""
     if seconds is None:
         return "?"
     seconds = round(seconds) if whole else seconds

@@ -156,12 +156,7 @@ def status(debugger: Debugger, *, others: int = 0) -> str:
 
 
 def nearest_limit(pause: Message, paused_for_s: float) -> str:
-    """Return which watchdog ends the pause first, and when; empty when none is known.
-
-    Args:
-        pause: its record; `watchdog` has `name` and `after_s`, seconds after the start of the pause.
-        paused_for_s: seconds since the pause began.
-    """
+    """Return which watchdog ends the pause first, and when; empty when none is known."""
     watchdog = pause.get("watchdog")
     if not isinstance(watchdog, dict) or not isinstance(watchdog.get("after_s"), (int, float)):
         return ""

@@ -43,7 +43,6 @@ class NotPlainText(ValueError):
     """A file that is not what it should be.
 
     Args:
-        cause: what is wrong with it.
         line: where, counted from 1; None where it is not about a line.
     """
 

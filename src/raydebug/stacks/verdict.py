@@ -50,12 +50,7 @@ class Task(TypedDict):
 
 
 def judge(samples: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task] = ()) -> Verdict:
-    """Return the verdict on the stacks of a job.
-
-    Args:
-        samples: the stacks at one or more moments, seconds apart, oldest first.
-        tasks: Ray's unfinished tasks.
-    """
+    """Return the verdict on the stacks of a job, taken at one or more moments, oldest first; and on its Ray tasks."""
     processes = samples[-1]
     answered = [one for one in processes if one["threads"]]
     working = [one for one in answered if not is_idle(one)]

@@ -247,12 +247,7 @@ def _fit_rotary_sections(small: dict[str, Any]) -> None:
 
 
 def rename_token_ids(config: Mapping[str, Any], new_id: Callable[[int], int | None]) -> dict[str, Any]:
-    """Return the config with every token id replaced; an id without a successor becomes None.
-
-    Args:
-        config: a config; nested configs are followed.
-        new_id: maps an id of the old vocabulary to one of the new.
-    """
+    """Return the config, nested ones too, with every token id replaced; an id without a successor becomes None."""
     renamed: dict[str, object] = {}
     for key, value in config.items():
         if isinstance(value, Mapping) and key.endswith("_config"):

@@ -24,7 +24,6 @@ class TrainingConfig:
     """A composed config.
 
     Args:
-        values: the trainer's own nested mapping.
         keys: raydebug's setting words and the dotted keys that the trainer has for them.
     """
 
@@ -47,9 +46,7 @@ class RewardFunction:
 
     Args:
         path: its file or `pkg://` module; None for the trainer's own.
-        name: of the function.
         manager: the trainer's class that calls it.
-        options: further keyword arguments of each call.
         by_model: whether a reward model scores instead.
     """
 

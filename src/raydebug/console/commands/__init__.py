@@ -30,11 +30,6 @@ async def _help(debugger: Debugger, argument: str) -> str:
 def help_text(names: Mapping[str, Command], argument: str, beside: Sequence[tuple[str, str]] = ()) -> str:
     """Return the table of commands, or the help of one.
 
-    Args:
-        names: the commands, by name and alias.
-        argument: the one that is meant; empty for the table.
-        beside: other lines of the table: usage and words.
-
     Raises:
         CommandFailed: there is no such command.
     """

@@ -67,10 +67,8 @@ class NumberRule:
     """One thing that the numbers can show.
 
     Args:
-        code: of its finding.
         find: looks at the steps up to now, and at whether the training is reduced.
         limit: what counts as a sign, and the source of this limit.
-        causes: likely causes, the most likely first.
         look: what to look at where the training has stopped.
         explains: codes of findings that follow from this one.
         may_be_chance: in a reduced training it is a note.
