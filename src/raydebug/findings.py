@@ -159,7 +159,6 @@ class Finding:
         assert self.severity in SEVERITIES, self.severity
 
     def as_json(self) -> dict[str, str]:
-        """Return what `--json` prints of it."""
         return {name: getattr(self, name) for name in ("code", "severity", "what", "why", "fix")}
 
     def as_record(self) -> dict[str, Any]:

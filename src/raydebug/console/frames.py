@@ -33,7 +33,6 @@ class Frame:
 
     @classmethod
     def parse(cls, frame: Message) -> Frame:
-        """Read a frame from a stackTrace response."""
         source = frame.get("source") or {}
         return cls(
             id=frame["id"],

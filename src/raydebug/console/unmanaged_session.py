@@ -173,7 +173,6 @@ class UnmanagedSession(DebugSession):
             await child.close()
 
     def lost(self) -> RaydebugError:
-        """Return the error for a worker that is gone."""
         pid = self.pause.get("pid", "?")
         return RaydebugError(
             f"the session ended: process {pid} is gone",

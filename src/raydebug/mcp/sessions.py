@@ -38,11 +38,9 @@ class QuietDebugger(Debugger):
 
     @functools.cached_property
     def heard(self) -> list[str]:
-        """The output so far."""
         return []
 
     def say(self, text: str, *, to: Callable[[str], None] = render.out) -> None:
-        """Keep text."""
         self.heard.append(text)
 
 

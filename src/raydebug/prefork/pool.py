@@ -48,7 +48,6 @@ class Zygote:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can serve."""
         return self.facts is not None and self.facts["unfit"] is None
 
     def why_not(self, request: Message, hiding: set[str]) -> str | None:

@@ -154,7 +154,6 @@ class Values:
         return found + [(f".{visible(name, keep='')}", item) for name, item in named.items()]
 
     def has_children(self, index: int) -> bool:
-        """Return whether a value has parts."""
         value = self[index]
         return any(value.get(part) for part in ("pairs", "items", "attributes", "tensor"))
 

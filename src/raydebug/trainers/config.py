@@ -36,7 +36,6 @@ class TrainingConfig:
 
     @property
     def ranks(self) -> int:
-        """The number of processes that train together."""
         return int(self.get("gpus_per_node") * self.get("nodes"))
 
 

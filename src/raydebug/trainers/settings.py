@@ -193,7 +193,6 @@ class Settings:
         return word in self._limits
 
     def is_changed(self, word: str) -> bool:
-        """Return whether a setting differs from the user's command."""
         return any(change.setting == word for change in self.changes)
 
     def change(self, word: str, new: str | None, why: str, saves: str = "") -> None:

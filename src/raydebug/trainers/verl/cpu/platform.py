@@ -94,7 +94,6 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]  # verl is not there when
         return wanted(os.environ)
 
     def current_device(self) -> Any:
-        """Return the one device."""
         return _CpuDeviceId()
 
     def device_count(self) -> int:
@@ -108,11 +107,9 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]  # verl is not there when
         """Do nothing: CPU work is done when the call returns."""
 
     def manual_seed(self, seed: int) -> None:
-        """Seed the CPU's generator."""
         torch.manual_seed(seed)
 
     def manual_seed_all(self, seed: int) -> None:
-        """Seed the CPU's generator."""
         torch.manual_seed(seed)
 
     def set_allocator_settings(self, settings: str) -> None:
@@ -122,7 +119,6 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]  # verl is not there when
         """Do nothing: the CPU allocator keeps no cache."""
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
-        """Return no compute capability."""
         return None, None
 
     def communication_backend_name(self) -> str:
@@ -150,7 +146,6 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]  # verl is not there when
 
     @contextmanager
     def nvtx_range(self, msg: str) -> Iterator[None]:
-        """Mark nothing."""
         yield
 
     def profiler_start(self) -> None:
@@ -160,5 +155,4 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]  # verl is not there when
         """Do nothing: there is no CUDA profiler."""
 
     def cudart(self) -> None:
-        """Return no CUDA runtime."""
         return
