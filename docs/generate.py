@@ -146,7 +146,7 @@ def profile_table() -> str:
 
 
 def word_table(trainer: str) -> str:
-    """Return the table of our words in the keys of a trainer: the newest key, and the versions with another key."""
+    """Return the table of our setting names in the keys of a trainer: the newest key, and versions with another."""
     from raydebug.trainers.registry import columns
 
     releases = {version: column for version, column in columns()[trainer].items() if column}

@@ -164,7 +164,9 @@ def listen_at(name: str, port: int) -> tuple[str, int]:
     value = os.environ.get(name) or f"0.0.0.0:{port}"
     address, _, at = value.rpartition(":")
     if not address or not at.isdecimal():
-        raise _refuse(f"{name}={value} is no ADDRESS:PORT", "it is set for this container", f"{name}=127.0.0.1:{port}")
+        raise _refuse(
+            f"{name}={value} is not an ADDRESS:PORT", "it is set for this container", f"{name}=127.0.0.1:{port}"
+        )
     return address, int(at)
 
 
@@ -178,7 +180,7 @@ def number(name: str) -> int | None:
     if not value:
         return None
     if not value.isdecimal():
-        raise _refuse(f"{name}={value} is no whole number", "it is set for this container", f"a number as {name}")
+        raise _refuse(f"{name}={value} is not a whole number", "it is set for this container", f"a number as {name}")
     return int(value)
 
 
@@ -277,7 +279,7 @@ def keep(argv: list[str], gcs: str) -> int:
     signal.signal(signal.SIGINT, stop)
     node = subprocess.Popen(argv, cwd=variables.CLUSTER_DIR)  # noqa: S603 - built above, no shell
     startup = ray_node.Startup(Path(TEMP_DIR, "session_latest", "logs"))
-    watched, was = None, ray_node.Condition()
+    watched, was = None, ray_node.NodeCondition()
     while node.poll() is None and not stopping:
         time.sleep(POLL_S)
         if watched is None:

@@ -159,11 +159,10 @@ class Finding:
         assert self.severity in SEVERITIES, self.severity
 
     def as_json(self) -> dict[str, str]:
-        """Return what `--json` prints of it."""
         return {name: getattr(self, name) for name in ("code", "severity", "what", "why", "fix")}
 
     def as_record(self) -> dict[str, Any]:
-        """Return all of it, for the memory of earlier runs."""
+        """Return all of it, for the cache of earlier runs."""
         return {**self.as_json(), "overrides": dict(self.overrides), "variables": dict(self.variables)}
 
 

@@ -33,10 +33,6 @@ class OutputLost(BaseException):
 
     Like KeyboardInterrupt it is no Exception: code that goes on after any failure of a connection must not go on after
     this one, and click must not take it for one of its own.
-
-    Args:
-        errno: as of the system call.
-        reason: its text.
     """
 
     def __init__(self, errno: int | None, reason: str | None) -> None:
@@ -118,16 +114,12 @@ def without_ansi(text: str) -> str:
 
 
 def colour_wanted() -> bool:
-    """Say whether stdout is a terminal that may show colours (https://no-color.org)."""
+    """Return whether stdout is a terminal that may show colours (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 class Paint:
-    """Wraps text in terminal colours, or leaves it alone.
-
-    Args:
-        colour: whether the reader is a terminal that wants colour.
-    """
+    """Wraps text in terminal colours, or leaves it alone."""
 
     def __init__(self, colour: bool = False) -> None:
         self.colour = colour
@@ -176,12 +168,7 @@ def runs(numbers: Iterable[int]) -> list[str]:
 
 
 def duration(seconds: float | None, *, whole: bool = False) -> str:
-    """Return a time span: `12 ms`, `3.21 s`, `42.0 s`, `3m12s`, `1h04m`, `2d03h`; `?` for None.
-
-    Args:
-        seconds: its length.
-        whole: without fractions of a second: `3 s`.
-    """
+    """Return a time span: `12 ms`, `3.21 s`, `42.0 s`, `3m12s`, `1h04m`, `2d03h`; `?` for None."""
     if seconds is None:
         return "?"
     seconds = round(seconds) if whole else seconds

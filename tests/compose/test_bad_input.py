@@ -55,7 +55,7 @@ def test_value_that_an_entrypoint_refuses(project, name):
     """The node itself refuses an invalid count: `up` fails at once with its message, and leaves nothing behind."""
     done = raydebug(*UP, name, cwd=project, env={**os.environ, "WORKER_CPUS": "many"}, timeout=80)
     three_lines(done, 1)
-    assert "NODE_CPUS=many is no whole number" in done.stderr
+    assert "NODE_CPUS=many is not a whole number" in done.stderr
     assert what_is_left(name) == {}
 
 

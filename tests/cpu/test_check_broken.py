@@ -168,23 +168,23 @@ ENV = {
         lambda s: pretend_installed(s, "ray", "2.99.0"), lambda s: s.environment.delenv("PYTHONPATH"),
     ),
     "an attention backend that vLLM does not know": Broken(
-        "env", "env.attention-backend", "XFORMERS is no attention backend of vLLM", "unset VLLM_ATTENTION_BACKEND",
+        "env", "env.attention-backend", "XFORMERS is not an attention backend of vLLM", "unset VLLM_ATTENTION_BACKEND",
         variable("VLLM_ATTENTION_BACKEND", "XFORMERS"),
     ),
     "post-mortem misspelt": Broken(
-        "env", "env.debugger-flag", "RAY_DEBUG_POSTMORTEM is no variable of Ray's", "unset RAY_DEBUG_POSTMORTEM",
+        "env", "env.debugger-flag", "RAY_DEBUG_POSTMORTEM is not a variable of Ray's", "unset RAY_DEBUG_POSTMORTEM",
         variable("RAY_DEBUG_POSTMORTEM", "1"),
     ),
     "a word that a variable of vLLM does not take": Broken(
         "env", "env.vllm-value", "VLLM_WORKER_MULTIPROC_METHOD=forkserver.*it takes spawn, fork", "unset VLLM_WORKER",
         variable("VLLM_WORKER_MULTIPROC_METHOD", "forkserver"),
     ),
-    "a cache size that is no number": Broken(
-        "env", "env.vllm-value", "VLLM_CPU_KVCACHE_SPACE=4GiB is no number", "give a number",
+    "a cache size that is not a number": Broken(
+        "env", "env.vllm-value", "VLLM_CPU_KVCACHE_SPACE=4GiB is not a number", "give a number",
         variable("VLLM_CPU_KVCACHE_SPACE", "4GiB"),
     ),
     "a misspelt variable of vLLM": Broken(
-        "env", "env.vllm-variable", "VLLM_LOGING_LEVEL is no variable.*VLLM_LOGGING_LEVEL is",
+        "env", "env.vllm-variable", "VLLM_LOGING_LEVEL is not a variable.*VLLM_LOGGING_LEVEL is",
         "write VLLM_LOGGING_LEVEL",
         variable("VLLM_LOGING_LEVEL", "DEBUG"),
     ),

@@ -191,7 +191,7 @@ def test_architecture_that_transformers_does_not_know(tmp_path: Path) -> None:
     like.mkdir()
     (like / "config.json").write_text(json.dumps({"model_type": "odd", "auto_map": {"AutoConfig": "odd.Config"}}))
     (like / "odd.py").write_text("raise SystemExit('this ran')")
-    with pytest.raises(RaydebugError, match="is no config that transformers") as failure:
+    with pytest.raises(RaydebugError, match="is not a config that transformers") as failure:
         build_model(tmp_path / "m", like=like)
     assert failure.value.exit_code == 2
     assert not (tmp_path / "m").exists()

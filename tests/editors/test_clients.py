@@ -24,7 +24,7 @@ def inside(gateway: GatewayUnderTest) -> dict[str, str]:
     return {
         **os.environ,
         "RAYDEBUG_DASHBOARD": "http://127.0.0.1:1",
-        "RAYDEBUG_DOOR": f"127.0.0.1:{gateway.gateway_port}",
+        "RAYDEBUG_GATEWAY_CLIENTS": f"127.0.0.1:{gateway.gateway_port}",
         "RAYDEBUG_TOKEN_PATH": str(gateway.token_file),
         "XDG_STATE_HOME": str(gateway.folder / "state"),
     }

@@ -76,7 +76,7 @@ def test_mode(cluster, run):
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("loop.py:update,often", "'often' is no condition"),
+        ("loop.py:update,often", "'often' is not a condition"),
         ("loop.py:nothing,once", "it has no 'nothing'"),
     ],
 )

@@ -205,7 +205,7 @@ def test_port_taken(private_state):
         (["--profile", "nothing"], {}, "there is no profile 'nothing'", 2),
         (["--debugger", "nothing"], {}, "there is no debugger 'nothing'", 2),
         ([], {"RAY_DEBUG": "true"}, "RAY_DEBUG=true is not a value that Ray knows", 2),
-        ([], {"RAY_DEBUG_POSTMORTEM": "1"}, "RAY_DEBUG_POSTMORTEM is no variable of Ray's", 2),
+        ([], {"RAY_DEBUG_POSTMORTEM": "1"}, "RAY_DEBUG_POSTMORTEM is not a variable of Ray's", 2),
         (["--debugger", "off"], {"RAY_DEBUG": "1"}, "--debugger off clashes with your environment", 2),
         ([], {"RAY_DEBUG": "legacy"}, "RAY_DEBUG=legacy is set in your environment", 2),
     ],

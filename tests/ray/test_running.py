@@ -136,7 +136,7 @@ def test_not_a_process_of_a_job(cluster):
     """A process of the cluster itself, and one outside the cluster, are refused in three lines."""
     done = raydebug("attach", "--pid", str(os.getpid()), "--name", cluster.name)
     assert three_lines(done, 1) == "error: the process cannot be paused"
-    assert f"cause: process {os.getpid()} is no process of a job that has a control channel" in done.stderr
+    assert f"cause: process {os.getpid()} is not a process of a job that has a control channel" in done.stderr
     wrong = raydebug("attach", "--pid", "12x", "--name", cluster.name)
     assert three_lines(wrong, 2) == "error: --pid 12x names no process"
     both = raydebug("attach", "3", "--pid", "12", "--name", cluster.name)

@@ -38,7 +38,7 @@ def container_of(cluster: Cluster, service: str) -> Container:
 
 
 def is_healthy(cluster: Cluster) -> bool:
-    """Say whether all containers are healthy and Ray has as many nodes alive as there are."""
+    """Return whether all containers are healthy and Ray has as many nodes alive as there are."""
     found = containers(cluster)
     if len(found) != cluster.workers + 2 or not all(c.is_ready for c in found):
         return False

@@ -2,7 +2,7 @@
 
 A test belongs to a case (F8, S10: docs/faults.toml) when its docstring begins with the case's name. `took` notes a time
 beside the limit that is wanted, and asserts nothing. RAYDEBUG_TEST_FAULT_LINES=FILE adds the lines to a file;
-`python tests/fault_lines.py FILE RUNS` says which cases passed in each of so many runs.
+`python tests/support/fault_lines.py FILE RUNS` says which cases passed in each of so many runs.
 """
 
 from __future__ import annotations

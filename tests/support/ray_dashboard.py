@@ -58,7 +58,7 @@ class RayDashboard:
         """The variables that make this the cluster around a process; nothing listens where its gateway would be."""
         return {
             "RAYDEBUG_DASHBOARD": f"http://127.0.0.1:{self.port}",
-            "RAYDEBUG_DOOR": "127.0.0.1:9",
+            "RAYDEBUG_GATEWAY_CLIENTS": "127.0.0.1:9",
             "RAYDEBUG_TOKEN_PATH": str(self._token),
         }
 

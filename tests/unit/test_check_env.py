@@ -308,7 +308,7 @@ def test_few_open_files_for_real(tmp_path: Path) -> None:
 
 
 BAD_INPUT = {
-    "a command that is no training": (("check", "--", "python", "train.py"), "'python train.py' is no training that"),
+    "a command that is no training": (("check", "--", "python", "train.py"), "'python train.py' is not a training"),
     "no command": (("check",), "there is no command to check"),
     "no such stage": (("check", "modell", "--", "python"), "there is no stage 'modell'"),
     "no such profile": (

@@ -57,15 +57,15 @@ def test_mounts_of_option_and_variable(tmp_path):
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("/tmp", "it is no SOURCE:TARGET and no SOURCE:TARGET:ro"),
-        ("/tmp:", "it is no SOURCE:TARGET and no SOURCE:TARGET:ro"),
-        ("/tmp:/data:ro:z", "it is no SOURCE:TARGET and no SOURCE:TARGET:ro"),
+        ("/tmp", "it is neither SOURCE:TARGET nor SOURCE:TARGET:ro"),
+        ("/tmp:", "it is neither SOURCE:TARGET nor SOURCE:TARGET:ro"),
+        ("/tmp:/data:ro:z", "it is neither SOURCE:TARGET nor SOURCE:TARGET:ro"),
         ("/tmp:/data:rx", "its mode is 'rx'"),
-        ("data:/data", "'data' is no absolute path"),
-        ("/tmp/$HOME:/data", "'/tmp/$HOME' is no absolute path"),
-        ("/tmp/a b:/data", "'/tmp/a b' is no absolute path"),
-        ("/tmp/../etc:/data", "'/tmp/../etc' is no absolute path"),
-        ("/tmp:/da\nta", "is no absolute path"),
+        ("data:/data", "'data' is not an absolute path"),
+        ("/tmp/$HOME:/data", "'/tmp/$HOME' is not an absolute path"),
+        ("/tmp/a b:/data", "'/tmp/a b' is not an absolute path"),
+        ("/tmp/../etc:/data", "'/tmp/../etc' is not an absolute path"),
+        ("/tmp:/da\nta", "is not an absolute path"),
         ("/tmp:/workspace", "the containers have /workspace for themselves"),
         ("/tmp:/run/secrets/raydebug_token", "the containers have /run/secrets/raydebug_token for themselves"),
         ("/:/data", "/ would give the containers this machine"),
@@ -135,7 +135,7 @@ def test_a_broken_line_of_keys_is_not_shown(tmp_path):
     path.write_text("A=1\nhf_canary\n")
     with pytest.raises(RaydebugError) as failure:
         check_keys(path)
-    assert failure.value.cause == "line 2: it is no KEY=VALUE"
+    assert failure.value.cause == "line 2: it is not KEY=VALUE"
     assert "canary" not in str(failure.value)
 
 

@@ -43,11 +43,11 @@ def test_what_an_address_names() -> None:
     assert pick("#4,0-1", known) == [1, 2, 3, 4]
     with pytest.raises(NotAnAddress, match="there is no rank 2 here"):
         pick("1-2", known)
-    with pytest.raises(ValueError, match="'3-' is no list of ranks"):
+    with pytest.raises(ValueError, match="'3-' is not a list of ranks"):
         parse_ranks("3-")
-    with pytest.raises(ValueError, match="'5-3' is no range"):
+    with pytest.raises(ValueError, match="'5-3' is not a range"):
         parse_ranks("5-3")
-    with pytest.raises(ValueError, match="no range"):
+    with pytest.raises(ValueError, match="not a range"):
         parse_ranks("0-99999999999")
 
 
@@ -115,7 +115,7 @@ def test_distance_of_tensors() -> None:
 def shard(index: int, **values: Any) -> Any:
     """A rank's shard of four elements, one of two."""
     about = {"type": "DTensor", "shape": [8], "dtype": "float32", "part": [index, 2], "finite": 4, "norm": 3.0}
-    return ranks._Group([], {**about, "min": 0.0, "max": 2.0, "mean": 1.0, **values}, "k")
+    return ranks._EqualValues([], {**about, "min": 0.0, "max": 2.0, "mean": 1.0, **values}, "k")
 
 
 def test_whole_of_shards() -> None:

@@ -165,7 +165,10 @@ def attach(
     gateway: GatewayUnderTest, *words: str, before: tuple[str, ...] = (), **options: Any
 ) -> subprocess.CompletedProcess[bytes]:
     """Run `raydebug attach` as a program, in the network of a cluster."""
-    around = {"RAYDEBUG_DASHBOARD": "http://127.0.0.1:9", "RAYDEBUG_DOOR": f"127.0.0.1:{gateway.gateway_port}"}
+    around = {
+        "RAYDEBUG_DASHBOARD": "http://127.0.0.1:9",
+        "RAYDEBUG_GATEWAY_CLIENTS": f"127.0.0.1:{gateway.gateway_port}",
+    }
     argv = [*before, sys.executable, "-m", "raydebug", "attach", *words]
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return subprocess.run(argv, env={**gateway.environment, **around}, timeout=40, **options)

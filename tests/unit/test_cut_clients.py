@@ -84,7 +84,7 @@ def _inside(gateway: GatewayUnderTest) -> dict[str, str]:
     return {
         **os.environ,
         "RAYDEBUG_DASHBOARD": "http://127.0.0.1:1",
-        "RAYDEBUG_DOOR": f"{SERVER}:{gateway.gateway_port}",
+        "RAYDEBUG_GATEWAY_CLIENTS": f"{SERVER}:{gateway.gateway_port}",
         "RAYDEBUG_TOKEN_PATH": str(gateway.token_file),
         "XDG_STATE_HOME": str(gateway.folder / "state"),
     }

@@ -309,7 +309,7 @@ def test_binary_file(tmp_path: Path) -> None:
         binary.write_bytes(data + error)
         refusal = run(str(binary)).exception
         assert isinstance(refusal, RaydebugError)
-        assert (refusal.what, refusal.cause) == (f"{binary} is no log that can be read", f"it is {kind}")
+        assert (refusal.what, refusal.cause) == (f"{binary} is not a log that can be read", f"it is {kind}")
     binary.write_bytes(bytes(100_000) + b"step 1\n" * 1000 + bytes(range(256)) * 1000 + error + b"\xff\x00" * 1000)
     assert "[ulimit-threads-files, exact]" in run(str(binary)).stdout
 
@@ -378,7 +378,7 @@ def test_folder(tmp_path: Path) -> None:
     shown = run(str(others)).stdout
     assert "note: left out, 5: " in shown
     for words in ("b.log: a link out of the folder", "config.yaml: not named as a log", "c.log: it is a zip archive",
-                  "d.log: it is no regular file"):  # fmt: skip
+                  "d.log: it is not a regular file"):  # fmt: skip
         assert f"{others}/{words}" in shown
     assert shown.startswith("no failure found in 1 lines")
 
@@ -473,8 +473,8 @@ def test_patterns_are_linear() -> None:
         ("folder", "diagnose.empty", "the logs are empty"),
         ("none.log", "diagnose.no-file", "none.log is not there"),
         ("cut.gz", "diagnose.unreadable", "cut.gz: Compressed file ended before"),
-        ("pipe.log", "diagnose.no-log", "it is no regular file"),
-        ("zero.log", "diagnose.no-log", "it is no regular file"),
+        ("pipe.log", "diagnose.no-log", "it is not a regular file"),
+        ("zero.log", "diagnose.no-log", "it is not a regular file"),
         ("damaged.gz", "diagnose.unreadable", "damaged.gz: Error -3 while decompressing"),
         ("mem.log", "diagnose.unreadable", "[Errno 5] Input/output error: '"),
     ],

@@ -8,10 +8,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import fault_names
+from raydebug.stacks.waits import VerdictKind
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/*.md")])
@@ -132,10 +134,17 @@ def test_troubleshooting_page_is_current(generate):
 
 
 def test_profiles_page_is_current(generate):
-    """The page about profiles lists all profiles, and verl's key for each of our words by version."""
+    """The page about profiles lists all profiles, and verl's key for each of our setting names by version."""
     assert _text(generate.PROFILES_PAGE) == generate.profiles_page(_text(generate.PROFILES_PAGE)), (
         f"run: {generate.REGENERATE}"
     )
+
+
+def test_every_kind_of_verdict_is_explained():
+    """The page about hangs explains each kind of verdict that `raydebug stacks` gives, and no other."""
+    rows = _text(ROOT / "docs" / "09-hangs.md").partition("| verdict |")[2].partition("\n\n")[0].splitlines()[2:]
+    explained = [kind for row in rows for kind in re.findall("`(.*?)`", row.split("|")[1])]
+    assert sorted(explained) == sorted(get_args(VerdictKind))
 
 
 def test_every_verb_is_in_readme(generate):

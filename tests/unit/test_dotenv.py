@@ -56,7 +56,7 @@ def test_the_example_passes(tmp_path):
     [
         (b"A=1\nB=x\0y\n", "line 2: it has a NUL byte"),
         (b"A=1\nB=\xff\n", "line 2: byte 0xff is not UTF-8"),
-        (b"A=1\nB\n", "line 2: it is no KEY=VALUE"),
+        (b"A=1\nB\n", "line 2: it is not KEY=VALUE"),
         (b"A=1\n\tDASHBOARD PORT=1\n", "line 2: a key has letters, digits and '_' alone"),
         (b"A=1\n#\n\nA=2\n", "line 4: A is set again, first on line 1"),
         (b"A=1\nB='x\n", "line 2: the quote of B does not end on its line"),
@@ -80,7 +80,7 @@ def test_f50_files_that_are_no_text(tmp_path):
     assert refusal(path) == "Too many levels of symbolic links"
     path.unlink()
     os.mkfifo(path)
-    assert refusal(path) == "it is no regular file"
+    assert refusal(path) == "it is not a regular file"
     path.unlink()
     path.mkdir()
     assert refusal(path) == "Is a directory"

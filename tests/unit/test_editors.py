@@ -143,7 +143,7 @@ def inside(gateway: GatewayUnderTest) -> dict[str, str]:
     return {
         **os.environ,
         "RAYDEBUG_DASHBOARD": "http://127.0.0.1:1",
-        "RAYDEBUG_DOOR": f"127.0.0.1:{gateway.gateway_port}",
+        "RAYDEBUG_GATEWAY_CLIENTS": f"127.0.0.1:{gateway.gateway_port}",
         "RAYDEBUG_TOKEN_PATH": str(gateway.token_file),
         "XDG_STATE_HOME": str(gateway.folder / "state"),
     }
@@ -237,7 +237,7 @@ def test_adapter_without_a_cluster(gateway, tmp_path):
     cases = [
         (alone, {}, "there is no cluster 'default'"),
         (alone, {"cluster": "../x"}, "cannot be a cluster's name"),
-        ({**inside(gateway), "RAYDEBUG_DOOR": "127.0.0.1:1"}, {}, "the gateway does not answer"),
+        ({**inside(gateway), "RAYDEBUG_GATEWAY_CLIENTS": "127.0.0.1:1"}, {}, "the gateway does not answer"),
         ({**inside(gateway), "RAYDEBUG_TOKEN_PATH": "/nowhere"}, {}, "the token of cluster 'default' cannot be read"),
         ({**inside(gateway), "RAYDEBUG_TOKEN_PATH": str(other)}, {}, "the token is not this cluster's"),
     ]

@@ -42,7 +42,7 @@ def test_no_address(node, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("DIAL_LISTEN", value)
     with pytest.raises(RaydebugError) as refused:
         node.listen_at("DIAL_LISTEN", 5679)
-    assert refused.value.what == f"DIAL_LISTEN={value} is no ADDRESS:PORT"
+    assert refused.value.what == f"DIAL_LISTEN={value} is not an ADDRESS:PORT"
     assert refused.value.fix == "DIAL_LISTEN=127.0.0.1:5679"
 
 

@@ -109,3 +109,13 @@ def test_nobody_there(tmp_path):
 def test_reason_of_a_crash_is_one_line(exception, shown):
     """A list shows an exception by its first line with text, and dots for the lines left out."""
     assert gateway_client.name_reason({"exception": exception}) == shown
+
+
+def test_a_breakpoint_that_a_process_has_not_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state that gateways call `told` is `sent` in what the client lists."""
+    breaks = [{"id": "b1", "processes": [{"state": "told"}, {"state": "set"}]}]
+    monkeypatch.setattr(gateway_client, "request", lambda *_: {"breaks": breaks})
+    assert [process["state"] for process in gateway_client.fetch_breaks(_cluster(tmp_path, 1))[0]["processes"]] == [
+        "sent",
+        "set",
+    ]

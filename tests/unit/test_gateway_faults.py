@@ -56,7 +56,7 @@ FRAMES = {
     "bad UTF-8": (b"Content-Length: 4\r\n\r\n\xff\xfe\xff\xfe", b"body is not JSON"),
     "not an object": (b"Content-Length: 2\r\n\r\n[]", b"body is not a JSON object"),
     "nested 200k": (b"Content-Length: 400000\r\n\r\n" + b"[" * 200_000 + b"]" * 200_000, b"body is not JSON"),
-    "seq is no number": (b'Content-Length: 31\r\n\r\n{"type":"request","seq":[[[]]]}', b"seq is not a number"),
+    "seq is not a number": (b'Content-Length: 31\r\n\r\n{"type":"request","seq":[[[]]]}', b"seq is not a number"),
 }
 
 

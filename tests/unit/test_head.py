@@ -48,7 +48,7 @@ def joined(tmp_path, monkeypatch):
     (tmp_path / "token").write_text("t" * 64)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("RAYDEBUG_TOKEN_PATH", str(tmp_path / "token"))
-    monkeypatch.setenv("RAYDEBUG_DOOR", "127.0.0.1:1")
+    monkeypatch.setenv("RAYDEBUG_GATEWAY_CLIENTS", "127.0.0.1:1")
 
     def at(address: str) -> Cluster:
         monkeypatch.setenv("RAYDEBUG_DASHBOARD", address)

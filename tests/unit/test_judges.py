@@ -1011,7 +1011,7 @@ SHARDS: Cases = {
         [
             error(
                 "model.shard",
-                "m/a.safetensors is no safetensors file",
+                "m/a.safetensors is not a safetensors file",
                 why="its header has 9 bytes, the file 5",
                 fix="copy or download that file again (`hf download` checks what it wrote)",
             )

@@ -123,7 +123,7 @@ def test_missing_and_loop(tmp_path: Path) -> None:
     assert refusal(tmp_path).cause == "Is a directory"
     assert refusal(loop).cause == "Too many levels of symbolic links"
     os.mkfifo(tmp_path / "pipe.lock")
-    assert refusal(tmp_path / "pipe.lock").cause == "it is no regular file"
+    assert refusal(tmp_path / "pipe.lock").cause == "it is not a regular file"
     with (tmp_path / "huge.lock").open("wb") as sparse:
         sparse.truncate(10**9)
     assert refusal(tmp_path / "huge.lock").cause.startswith("it has 1000000000 bytes, more than the 4194304 ")

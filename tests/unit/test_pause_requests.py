@@ -414,7 +414,7 @@ def test_not_there(gateway, work):
     program = work()
     for target in ("pid:1", f"pid:{os.getpid()}", f"pid:{program.pid}@10.1.2.3", "worker:abcd"):
         refused = refusal(gateway, target)
-        assert "is no process of a job that has a control channel" in str(refused)
+        assert "is not a process of a job that has a control channel" in str(refused)
         assert refused.body["error"]["fix"] == "see the processes that can be paused with `raydebug ps --processes`"
 
 
@@ -446,7 +446,7 @@ def test_process_that_ends(gateway, work):
             program.kill()
             program.wait()
             wait_until(lambda: not fetch_processes(gateway), "the end of its line")
-            assert "is no process of a job" in str(refusal(gateway, f"pid:{program.pid}"))
+            assert "is not a process of a job" in str(refusal(gateway, f"pid:{program.pid}"))
             continue
         threading.Timer(0.7, program.kill).start()
         begin = time.monotonic()

@@ -24,13 +24,13 @@ READ = {
     'm:f,log="loss={loss:.3f}, lr={lr}"': ("m:f", {"log": "loss={loss:.3f}, lr={lr}"}),
 }
 REFUSED = {
-    "m:f,often": "'often' is no condition: there are if=, rank=, step>=, every=, once, max=, timeout= and log=",
-    "m:f,if=x >": "if=x > is no Python expression: invalid syntax",
+    "m:f,often": "'often' is not a condition: there are if=, rank=, step>=, every=, once, max=, timeout= and log=",
+    "m:f,if=x >": "if=x > is not a Python expression: invalid syntax",
     "m:f,if=(x := 3)": "if=(x := 3) would change the function that it is compiled into",
     "m:f,rank=first": "rank=first names no rank",
     "m:f,every=0": "every=0 is not a whole number from 1 on",
-    "m:f,timeout=soon": "timeout=soon is no time span",
-    "m:f,log={": 'log="{" is no text with {values}: ',
+    "m:f,timeout=soon": "timeout=soon is not a time span",
+    "m:f,log={": 'log="{" is not a text with {values}: ',
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raydebug.cluster.compose import preflight
-from raydebug.cluster.compose.preflight import Gpu
+from raydebug.cluster.gpus import NO_DRIVER, Gpu
 from raydebug.errors import RaydebugError
 from raydebug.settings.flavours import GPU_FLAVOURS, read_lock
 
@@ -16,20 +16,18 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def nvidia_smi(tmp_path, monkeypatch):
-    """A program `nvidia-smi` that prints what is given, and ends as is said."""
+def driver(monkeypatch):
+    """Lists what is given: lines of a driver's version and a GPU's name; or fails as is said."""
 
-    def install(printed: str, code: int = 0) -> None:
-        program = tmp_path / "nvidia-smi"
-        (tmp_path / "answer").write_text(printed)
-        program.write_text(f"#!/bin/sh\n/bin/cat {tmp_path / 'answer'}\nexit {code}\n")
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", str(tmp_path))
+    def install(printed: str, failure: str | None = None) -> None:
+        rows = (line.split(", ") for line in printed.splitlines())
+        gpus = [Gpu("GPU-1", 8, name, version) for version, name in rows]
+        monkeypatch.setattr(preflight, "list_gpus", lambda: (gpus, failure))
 
     return install
 
 
-# The driver. Answers of `nvidia-smi --query-gpu=driver_version,name --format=csv,noheader`.
+# The driver
 
 
 @pytest.mark.parametrize(
@@ -43,15 +41,15 @@ def nvidia_smi(tmp_path, monkeypatch):
     ],
     ids=["580", "newer", "datacenter 570", "datacenter 535", "no GPU listed"],
 )
-def test_driver_that_will_do(nvidia_smi, printed):
+def test_driver_that_will_do(driver, printed):
     """CUDA 13 runs with driver 580, and by cuda-compat with 535 on GPUs for datacenters."""
-    nvidia_smi(printed)
+    driver(printed)
     preflight.check_driver("cuda")
 
 
-def test_f51_driver_too_old(nvidia_smi):
+def test_f51_driver_too_old(driver):
     """F51: a driver too old for the image's CUDA is named, with the one that is needed, exit code 5."""
-    nvidia_smi("570.133.07, NVIDIA GeForce RTX 3090\n")
+    driver("570.133.07, NVIDIA GeForce RTX 3090\n")
     with pytest.raises(RaydebugError) as failure:
         preflight.check_driver("cuda")
     assert str(failure.value) == (
@@ -62,9 +60,9 @@ def test_f51_driver_too_old(nvidia_smi):
     assert failure.value.exit_code == 5
 
 
-def test_f51_driver_too_old_in_a_datacenter(nvidia_smi):
+def test_f51_driver_too_old_in_a_datacenter(driver):
     """F51: on a GPU that cuda-compat serves, the error says so; one GPU of several is enough for it."""
-    nvidia_smi("525.147.05, NVIDIA A100-SXM4-80GB\n525.147.05, NVIDIA A100-SXM4-80GB\n")
+    driver("525.147.05, NVIDIA A100-SXM4-80GB\n525.147.05, NVIDIA A100-SXM4-80GB\n")
     with pytest.raises(RaydebugError, match="is too old for CUDA 13") as failure:
         preflight.check_driver("cuda")
     assert failure.value.cause == (
@@ -72,25 +70,19 @@ def test_f51_driver_too_old_in_a_datacenter(nvidia_smi):
     )
 
 
-def test_f51_driver_does_not_answer(nvidia_smi):
-    """F51: a driver that is not loaded is an error with nvidia-smi's own words."""
-    said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
-    nvidia_smi(f"{said}\n", code=9)
+def test_f51_driver_does_not_answer(driver):
+    """F51: a driver that is not loaded is an error with its library's own words."""
+    driver("", "Driver Not Loaded")
     with pytest.raises(RaydebugError, match="the NVIDIA driver does not answer") as failure:
         preflight.check_driver("cuda")
-    assert said in failure.value.cause
+    assert failure.value.cause == "its library NVML: Driver Not Loaded"
     assert failure.value.exit_code == 5
 
 
-def test_without_nvidia_smi(tmp_path, monkeypatch):
-    """Where there is no nvidia-smi the driver is not known, and not refused."""
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_without_a_driver(driver):
+    """Where no driver is installed its version is not known, and not refused."""
+    driver("", NO_DRIVER)
     preflight.check_driver("cuda")
-
-
-def test_answer_with_other_lines():
-    """Warnings among nvidia-smi's lines are no GPUs."""
-    assert preflight.parse_gpus("WARNING: infoROM is corrupted\n580.1, NVIDIA L4\n") == [Gpu("580.1", "NVIDIA L4")]
 
 
 def test_drivers_are_those_of_the_images_cuda():
@@ -101,11 +93,11 @@ def test_drivers_are_those_of_the_images_cuda():
     assert majors == {"cuda": int(version), "cuda-verl04": int(older["nvidia-cuda-runtime-cu12"].partition(".")[0])}
 
 
-def test_the_older_line_takes_older_drivers(nvidia_smi):
+def test_the_older_line_takes_older_drivers(driver):
     """CUDA 12 of flavour cuda-verl04 runs with driver 525, on every GPU; an older one is refused for that flavour."""
-    nvidia_smi("525.60.13, NVIDIA GeForce RTX 3090\n")
+    driver("525.60.13, NVIDIA GeForce RTX 3090\n")
     preflight.check_driver("cuda-verl04")
-    nvidia_smi("470.256.02, Tesla V100-SXM2-32GB\n")
+    driver("470.256.02, Tesla V100-SXM2-32GB\n")
     with pytest.raises(RaydebugError, match=r"470\.256\.02 is too old for CUDA 12") as failure:
         preflight.check_driver("cuda-verl04")
     assert failure.value.cause == "Tesla V100-SXM2-32GB has it; the image of flavour cuda-verl04 needs 525 or newer"

@@ -35,8 +35,8 @@ class PoolUnderTest:
             "PYTHONPATH": str(self.installed),
             "PYTHONUNBUFFERED": "1",
             "RAYDEBUG_GATEWAY": "127.0.0.1:9",
-            "RAYDEBUG_WARM": str(folder / "s"),
-            "RAYDEBUG_WARM_MODULES": modules,
+            "RAYDEBUG_PREFORK": str(folder / "s"),
+            "RAYDEBUG_PREFORK_MODULES": modules,
             "RAY_DEBUG": "0",
         }
         self.env.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -117,8 +117,8 @@ print(json.dumps({
 def test_a_forked_program_sees_what_a_started_one_sees(pool: PoolUnderTest) -> None:
     """Arguments, environment, folder, umask, limits, path and signals are those of a program that Python started."""
     warm = json.loads(pool.run(FACTS, "one", "--two")[1])
-    cold = json.loads(pool.run(FACTS, "one", "--two", env={"RAYDEBUG_WARM": "/nowhere"})[1])
-    warm["env"]["RAYDEBUG_WARM"] = cold["env"]["RAYDEBUG_WARM"]
+    cold = json.loads(pool.run(FACTS, "one", "--two", env={"RAYDEBUG_PREFORK": "/nowhere"})[1])
+    warm["env"]["RAYDEBUG_PREFORK"] = cold["env"]["RAYDEBUG_PREFORK"]
     assert warm == cold
     wait_for(lambda: pool.served == 1, pool)  # it hears of a fork while that runs
 
@@ -177,7 +177,7 @@ def test_the_end_of_a_forked_program_is_that_of_the_process(pool: PoolUnderTest,
 def test_an_error_is_reported_without_frames_of_the_pool(pool: PoolUnderTest) -> None:
     """A traceback of a forked program is the one that Python prints for a started one."""
     warm = pool.run("def f():\n    raise ValueError('x')\nf()\n")[2]
-    cold = pool.run("def f():\n    raise ValueError('x')\nf()\n", env={"RAYDEBUG_WARM": "/nowhere"})[2]
+    cold = pool.run("def f():\n    raise ValueError('x')\nf()\n", env={"RAYDEBUG_PREFORK": "/nowhere"})[2]
     assert warm == cold
     wait_for(lambda: pool.served == 1, pool)
 
@@ -196,7 +196,7 @@ written.write("all")
 sys.stdout.write("main ")
 """
     warm = pool.run(program)
-    assert warm == pool.run(program, env={"RAYDEBUG_WARM": "/nowhere"})
+    assert warm == pool.run(program, env={"RAYDEBUG_PREFORK": "/nowhere"})
     assert warm == (0, "main thread\nexit function\ngone\n", "")
     assert (pool.folder / "written").read_text() == "all"
     wait_for(lambda: pool.served == 1, pool)
@@ -375,7 +375,7 @@ def test_without_a_pool_nothing_is_asked(pool: PoolUnderTest) -> None:
     script.write_text(IS_WARM)
     done = subprocess.run([sys.executable, str(script)], env=pool.env, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("cold\n", "")
-    assert pool.run(IS_WARM, env={"RAYDEBUG_WARM": "/nowhere"}) == (0, "cold\n", "")
+    assert pool.run(IS_WARM, env={"RAYDEBUG_PREFORK": "/nowhere"}) == (0, "cold\n", "")
 
 
 def test_what_may_be_forked() -> None:

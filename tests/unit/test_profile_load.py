@@ -10,7 +10,7 @@ import pytest
 
 from raydebug.errors import RaydebugError
 from raydebug.profile import load
-from raydebug.profile.load import Rule, load_profile
+from raydebug.profile.load import SettingRule, load_profile
 from raydebug.settings import files
 
 
@@ -45,7 +45,10 @@ def test_every_profile_is_laid_over_full() -> None:
 def test_the_rules_of_debug() -> None:
     """`debug` makes two steps, and has rules for a CPU beside those for every platform."""
     profile = load_profile("debug")
-    assert Rule("steps", "at_most", 2, "the second step shows that the first one's weights came back") in profile.rules
+    assert (
+        SettingRule("steps", "at_most", 2, "the second step shows that the first one's weights came back")
+        in profile.rules
+    )
     assert {rule.only_on for rule in profile.rules} == {None, "cpu"}
 
 
@@ -87,7 +90,7 @@ def test_no_way_out_of_the_folder(tmp_path: Path) -> None:
         ("cpu:\n  set:\n    zzzz: {value: 1, why: y}\n", "3: unknown word 'zzzz'", "known are: "),
         (
             "at_most:\n  steps: {value: yes, why: y}\n",
-            "2: 'steps' in at_most is no whole number: True",
+            "2: 'steps' in at_most is not a whole number: True",
             "write a whole",
         ),
         ("at_most:\n  steps: {value: 2}\n", "2: 'steps' has no why", "give the reason"),
@@ -107,10 +110,18 @@ def test_no_way_out_of_the_folder(tmp_path: Path) -> None:
         ("summary: x\nset: \x01\n", "2: no YAML: special characters are not allowed", "correct the line"),
         ("summary: x\nsummary: y\n", "2: 'summary' is given twice", "keep one"),
         ("summary: x\n[a]: b\n", "2: a word is expected before ':'", "write `name: value`"),
-        ("set:\n  resume: {value: 2026-02-30, why: y}\n", "2: '2026-02-30' is no number or text", "write it in quotes"),
+        (
+            "set:\n  resume: {value: 2026-02-30, why: y}\n",
+            "2: '2026-02-30' is neither a number nor a string",
+            "write it in quotes",
+        ),
         ("set:\n  resume: {value: !!int abc, why: y}\n", "2: invalid literal for int()", "write a value that can be"),
         (f"at_most:\n  steps: {{value: {'9' * 5000}, why: y}}\n", "2: Exceeds the limit", "write a value"),
-        ("set:\n  resume: {value: !!python/object:os.system x, why: y}\n", "2: 'x' is no number or text", "write it"),
+        (
+            "set:\n  resume: {value: !!python/object:os.system x, why: y}\n",
+            "2: 'x' is neither a number nor a string",
+            "write it",
+        ),
         ("summary: x\n---\nsummary: y\n", "2: no YAML: but found another document", "correct the line"),
         ("summary: &a x\ncpu: *a\n", "1: 'a' is an anchor or an alias", "write the value itself"),
         ("summary: x\nset: " + "[" * 60000, "2: more than 8 levels in one another", "a profile needs four"),
@@ -154,7 +165,7 @@ def test_f50_files_that_are_no_text(tmp_path: Path) -> None:
     assert cause() == " Too many levels of symbolic links"
     file.unlink()
     os.mkfifo(file)
-    assert cause() == " it is no regular file"
+    assert cause() == " it is not a regular file"
     file.unlink()
     file.mkdir()
     assert cause() == " Is a directory"

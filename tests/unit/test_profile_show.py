@@ -160,7 +160,7 @@ def test_a_command_that_is_no_training(command: list[str], tmp_path: Path) -> No
     """What is no training is refused in three lines that say what one looks like."""
     (tmp_path / "run.sh").write_text("python train.py\n")
     error, cause, fix = refused("debug", "--", *command, folder=tmp_path)
-    assert error == f"'{' '.join(command)}' is no training command that raydebug knows"
+    assert error == f"'{' '.join(command)}' is not a training command that raydebug knows"
     assert "python or torchrun with -m verl.trainer.NAME" in cause
     assert fix.startswith("raydebug profile show debug -- python -m verl.trainer.main_ppo")
 

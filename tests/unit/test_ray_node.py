@@ -85,7 +85,7 @@ def test_death():
     """A process that has ended and a port that refuses twice in a row are deaths; one refusal is none."""
     clock = Clock()
     parts = [Part(RAYLET, clock), Part(GCS, clock)]
-    assert judge([RAYLET], parts) == ray_node.Condition("dead", "the raylet has ended")
+    assert judge([RAYLET], parts) == ray_node.NodeCondition("dead", "the raylet has ended")
     for answer, state in (("refused", "up"), ("none", "up"), ("refused", "up"), ("refused", "dead")):
         parts[1].note(answer)  # type: ignore[arg-type]
         assert judge([], parts).state == state
@@ -116,7 +116,7 @@ def test_the_end_of_a_raylet_is_noticed_by_its_process():
             deadline = time.monotonic() + 20
             while node.look().state == "up":
                 assert time.monotonic() < deadline
-            assert node.look() == ray_node.Condition("dead", "the raylet has ended")
+            assert node.look() == ray_node.NodeCondition("dead", "the raylet has ended")
         finally:
             node.close()
             ray.kill()

@@ -9,7 +9,7 @@ import pytest
 
 from raydebug.cluster import environment
 from raydebug.cluster.compose.image import flash_attn_archs
-from raydebug.cluster.environment import Gpu, list_gpus
+from raydebug.cluster.gpus import Gpu, list_gpus
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 from raydebug.jobs import resource_requests

@@ -55,7 +55,7 @@ def packed(text: str | bytes) -> bytes:
 
 
 WHOLE = packed(json.dumps(GOOD))
-OURS = "this file is no snapshot of raydebug"
+OURS = "this file is not a snapshot of raydebug"
 COPY = "copy it again from where it was written; `raydebug open --list RUN` lists the others"
 
 
@@ -295,7 +295,7 @@ def test_expressions(values: Values, expression: str, text: str) -> None:
             "len()", "scores[0:1]", "lambda: 0", "scores[~0]", "-score", "str(score)", "scores.append(1)", "(x := 1)",
             "score if score else 0", "score == score", "[x for x in scores]", "await score",
         )),
-        ("nope", "NameError: 'nope' is no local of this frame; globals are not in a snapshot"),
+        ("nope", "NameError: 'nope' is not a local of this frame; globals are not in a snapshot"),
         ("batch.", "SyntaxError: invalid syntax"),
         ("x = 1", "SyntaxError: invalid syntax"),
         ("", "SyntaxError: invalid syntax"),

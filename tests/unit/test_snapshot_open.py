@@ -263,7 +263,7 @@ def test_opening_of_a_run(run: Path) -> None:
         ("open RUN a b --html", 2, "open takes one snapshot or run"),
         ("open nope", 2, "no run is recorded"),
         ("open nope.snapshot.gz", 2, "the snapshot cannot be read"),
-        ("open RUNrun.json", 2, "this file is no snapshot of raydebug"),
+        ("open RUNrun.json", 2, "this file is not a snapshot of raydebug"),
         ("open RUNempty", 1, "'RUNempty' has no snapshot"),
         ("open RUN --html RUN", 2, "the page cannot be written"),
     ],
@@ -483,7 +483,7 @@ def test_a_session_says_what_cannot_be_opened(tmp_path: Path) -> None:
         async with adapter("-c", WITHOUT, "adapter", attach={"snapshot": str(path)}):
             raise AssertionError
 
-    with pytest.raises(RequestFailed, match=r"this file is no snapshot of raydebug: .*: it is empty; name a file"):
+    with pytest.raises(RequestFailed, match=r"this file is not a snapshot of raydebug: .*: it is empty; name a file"):
         asyncio.run(attach())
 
 

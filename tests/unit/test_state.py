@@ -82,7 +82,7 @@ def test_cluster_around_us(tmp_path, monkeypatch):
     token = tmp_path / "token"
     token.write_text("t" * 64)
     monkeypatch.setenv("RAYDEBUG_DASHBOARD", "http://head:8265")
-    monkeypatch.setenv("RAYDEBUG_DOOR", "gateway:5678")
+    monkeypatch.setenv("RAYDEBUG_GATEWAY_CLIENTS", "gateway:5678")
     assert find_cluster("default") is None, "without a token's file it is no cluster of ours"
     monkeypatch.setenv("RAYDEBUG_TOKEN_PATH", str(token))
     found = load_cluster()

@@ -76,8 +76,10 @@ PORTS = dict.fromkeys(("dial", "gateway", "dashboard", "gcs", "agent"), 1)
 class HungNode:
     """A node that has not answered for 300 s."""
 
-    def look(self) -> ray_node.Condition:
-        return ray_node.Condition("hung", "no answer for 300 s from the raylet, whose process exists; stack: f", 300.0)
+    def look(self) -> ray_node.NodeCondition:
+        return ray_node.NodeCondition(
+            "hung", "no answer for 300 s from the raylet, whose process exists; stack: f", 300.0
+        )
 
 
 @pytest.mark.parametrize("end_when_hung", [True, False])
@@ -216,7 +218,7 @@ def test_full_disk_ends_no_cluster(kept: Supervisor, monkeypatch: pytest.MonkeyP
     seen: list[str] = []
 
     class Node(HungNode):
-        def look(self) -> ray_node.Condition:
+        def look(self) -> ray_node.NodeCondition:
             seen.append(kept._status["ray"] and kept._status["ray"]["state"])
             if len(seen) == 3:
                 resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -128,7 +128,7 @@ def test_folder_without_config_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(RaydebugError) as refused:
         build_model(tmp_path / "m", like=tmp_path)
     assert str(refused.value) == (
-        f"error: '{tmp_path}' is no model\n"
+        f"error: '{tmp_path}' is not a model\n"
         f"cause: there is no file '{tmp_path / 'config.json'}'\n"
         "fix: give --like the folder of a downloaded model, the one with config.json in it"
     )

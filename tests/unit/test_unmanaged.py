@@ -18,7 +18,11 @@ def services(tmp_path: Path) -> list[Service]:
     token = tmp_path / "token"
     token.write_text("a" * 64)
     mounts = {find.TOKEN_MOUNT: str(token), "/workspace": "/home/me/project"}
-    environ = {"RAYDEBUG_DASHBOARD": "http://head:8265", "RAYDEBUG_DOOR": "gateway:5678", "RAYDEBUG_FLAVOUR": "cpu"}
+    environ = {
+        "RAYDEBUG_DASHBOARD": "http://head:8265",
+        "RAYDEBUG_GATEWAY_CLIENTS": "gateway:5678",
+        "RAYDEBUG_FLAVOUR": "cpu",
+    }
     head = Service("raydebug", "head", "compose", {8265: 9265}, mounts, environ)
     gateway = Service("raydebug", "gateway", "compose", {5678: 9678}, mounts, environ)
     return [gateway, head, replace(head, service="worker", published={})]
@@ -33,9 +37,10 @@ def test_the_only_one(services):
     assert (found.token, found.project) == ("a" * 64, "/home/me/project")
 
 
-def test_addresses_in_the_hosts_own_network(services):
+@pytest.mark.parametrize("gateway", ["RAYDEBUG_GATEWAY_CLIENTS", "RAYDEBUG_DOOR"])  # the second is an older image's
+def test_addresses_in_the_hosts_own_network(services, gateway):
     """Where nothing is published the containers share the host's network: their own addresses hold."""
-    environ = {"RAYDEBUG_DASHBOARD": "http://127.0.0.1:8265", "RAYDEBUG_DOOR": "127.0.0.1:5678"}
+    environ = {"RAYDEBUG_DASHBOARD": "http://127.0.0.1:8265", gateway: "127.0.0.1:5678"}
     services = [replace(one, published={}, environ=environ) for one in services]
     found = find.pick_by_labels("raydebug", services, recorded=set())
     assert found is not None

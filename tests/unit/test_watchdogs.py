@@ -9,14 +9,14 @@ import types
 import pytest
 
 from raydebug.protocol import variables
-from raydebug.settings.debugger import WATCHDOGS, WIDE_S, recorder_variables, widened
+from raydebug.settings.debugger import TIME_LIMITS, WIDE_S, recorder_variables, widened
 from raydebug.worker import torch_hooks
 
 
 def test_users_own_limits_stay():
     """A limit that the user has set stays; every other one is widened to a day."""
     mine = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "30"}
-    assert widened(mine) == {w.variable: str(WIDE_S) for w in WATCHDOGS if w.variable not in mine}
+    assert widened(mine) == {w.variable: str(WIDE_S) for w in TIME_LIMITS if w.variable not in mine}
     assert variables.GROUP_TIMEOUT in widened({})
 
 

@@ -190,8 +190,8 @@ def _huge(path: Path) -> None:
 
 
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a FIFO": (os.mkfifo, "it is no regular file"),
-    "/dev/zero": (lambda path: path.symlink_to("/dev/zero"), "it is no regular file"),
+    "a FIFO": (os.mkfifo, "it is not a regular file"),
+    "/dev/zero": (lambda path: path.symlink_to("/dev/zero"), "it is not a regular file"),
     "a folder": (Path.mkdir, "Is a directory"),
     "a loop of links": (lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
     "deep JSON": (_deep, "it is nested too deeply"),

@@ -14,7 +14,7 @@ from raydebug.trainers.config import TrainingConfig
 BUDGET_S = 60.0
 PROFILE = "debug"  # where the user names none
 CODES = {"import": "engine.import", "settings": "engine.settings", "engine": "engine.start", "token": "engine.token"}
-# What vLLM says -> the fix, with our words for the trainer's keys. Source: vllm 0.24 and 0.28,
+# What vLLM says -> the fix, with our setting names for the trainer's keys. Source: vllm 0.24 and 0.28,
 # v1/core/kv_cache_utils.py, v1/worker/utils.py.
 KNOWN = (
     (r"larger than the available KV cache|No available memory for the cache blocks",

@@ -225,7 +225,7 @@ def judge_variables(facts: Mapping[str, Any], caller: Mapping[str, str], keys: M
         yield error(
             "env.hub-cache",
             f"the Hugging Face cache {hub['folder']} cannot be made or written",
-            why=f"{hub['at']} is no folder that this user may write to; tokenizers and datasets keep their files there",
+            why=f"{hub['at']} is not a folder that this user may write to; tokenizers and datasets keep files there",
             fix="export HF_HOME=DIR, a folder of yours, before `raydebug up`",
         )
     if variables.get("TRANSFORMERS_OFFLINE") == "1" and variables.get("HF_HUB_OFFLINE") == "0":
@@ -290,7 +290,7 @@ def _vllm(
         elif name in known["choices"] and value not in known["choices"][name]:
             yield error(
                 "env.vllm-value",
-                f"{name}={value} is no value that vLLM {version} takes",
+                f"{name}={value} is not a value that vLLM {version} takes",
                 why=f"it takes {', '.join(known['choices'][name])}; vLLM's import of its settings raises ValueError",
                 fix=f"unset {name}, or give one of them",
                 variables={name: None},
@@ -298,7 +298,7 @@ def _vllm(
         elif name in known["numbers"] and not is_number(value):
             yield error(
                 "env.vllm-value",
-                f"{name}={value} is no number",
+                f"{name}={value} is not a number",
                 why=f"vLLM {version} converts it with int() or float(): ValueError where it first asks for it",
                 fix=f"unset {name}, or give a number",
                 variables={name: None},
@@ -314,7 +314,7 @@ def _backend(value: str, known: Mapping[str, Any], version: str, key: str) -> It
     ignored = f"vLLM {version} reads no {BACKEND} any more: it chooses a backend itself"
     yield (warning if is_one else error)(
         "env.attention-backend",
-        f"{BACKEND}={value} " + ("is ignored" if is_one else f"is no attention backend of vLLM {version}"),
+        f"{BACKEND}={value} " + ("is ignored" if is_one else f"is not an attention backend of vLLM {version}"),
         why=f"it knows {', '.join(known['backends'])[:200]}" if is_read else ignored,
         fix=f"unset {BACKEND}" + ("" if is_read else f"; to choose one: {instead}"),
         variables={BACKEND: None},
@@ -326,7 +326,7 @@ def _unknown(name: str, names: list[str], version: str) -> Iterator[Finding]:
     if close:
         yield error(
             "env.vllm-variable",
-            f"{name} is no variable of vLLM {version}, {close[0]} is",
+            f"{name} is not a variable of vLLM {version}, {close[0]} is",
             why="vLLM ignores variables that it does not know, with one warning among a thousand lines",
             fix=f"unset {name}, or write {close[0]}",
             variables={name: None},

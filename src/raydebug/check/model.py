@@ -254,7 +254,7 @@ def _bad_shard(path: str, shard: Mapping[str, Any], count: int) -> Finding:
         "missing": (f"{name} is not there", "the index names it"),
         "pointer": (f"{name} is a pointer of git-lfs, not the file", "`git lfs pull` was not run"),
         "empty": (f"{name} is empty", f"it has {shard.get('bytes')} bytes"),
-        "header": (f"{name} is no safetensors file", shard.get("said", "")),
+        "header": (f"{name} is not a safetensors file", shard.get("said", "")),
         "truncated": (
             f"{name} is cut off",
             f"its header promises {shard.get('expected')} bytes, it has {shard.get('bytes')}",

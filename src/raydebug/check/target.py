@@ -122,7 +122,7 @@ def only_training(reading: Reading) -> Training:
         return training
     command = reading.command if training is None else training.argv
     raise UsageError(
-        f"'{' '.join(without_secret_arguments(command))[:120]}' is no training that raydebug can check",
+        f"'{' '.join(without_secret_arguments(command))[:120]}' is not a training that raydebug can check",
         cause=f"it does not run {TRAINERS[0].example.split()[-1]}",
         fix=f"raydebug check -- {TRAINERS[0].example} data.train_files=... ; `raydebug check env` needs none",
         code="check.no-training",
@@ -282,7 +282,7 @@ def facts_of(answer: Facts, question: str, limit_s: float) -> Facts:
             "check.failed",
             f"the check '{question}' failed: {failed['type']}: {failed['message']}",
             why=f"{failed['where']} raised it",
-            fix="if that is no file of yours, report it with what `--json` prints",
+            fix="if that is not a file of yours, report it with what `--json` prints",
         )
     )
 

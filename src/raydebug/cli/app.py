@@ -83,7 +83,7 @@ HEADINGS = {
 RENAMED = {"warm": "prefetch"}  # verbs whose old name works in this release
 
 
-class Group(TyperGroup):
+class VerbGroup(TyperGroup):
     """A group of verbs; in its help one-liners are wrapped, and not cut as click cuts them."""
 
     def headings(self) -> dict[str, list[str]]:
@@ -99,7 +99,7 @@ class Group(TyperGroup):
                 formatter.write_dl(rows)
 
 
-class Program(Group):
+class Program(VerbGroup):
     """The verbs of the program, under HEADINGS."""
 
     def headings(self) -> dict[str, list[str]]:
@@ -144,7 +144,7 @@ def _build(verbs: Sequence[Verb], *, outlined: bool = False) -> typer.Typer:
     for verb in verbs:
         loaded = _outline(verb.load()) if outlined else verb.load()
         if isinstance(loaded, typer.Typer):
-            app.add_typer(loaded, name=verb.name, cls=Group)
+            app.add_typer(loaded, name=verb.name, cls=VerbGroup)
         else:
             app.command(verb.name, cls=PassThrough if verb.takes_command else None)(loaded)
     return app

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from raydebug.cluster.gpus import Gpu, list_gpus
 from raydebug.cluster.state import DEFAULT_NAME, Cluster
 from raydebug.errors import Exit, RaydebugError
 from raydebug.process import SAFE_PATH
@@ -33,40 +33,9 @@ DROPPED = (
 
 # Of our own variables the user may give these to `up`.
 OURS_TO_SET = (
-    *(variables.PATIENCE, variables.OPEN, variables.WARM_MODULES, variables.ALLOWED_HOSTS),
+    *(variables.PATIENCE, variables.OPEN, variables.PREFORK_MODULES, variables.ALLOWED_HOSTS),
     variables.WATCHDOG,
 )
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU.
-
-    Args:
-        uuid: the driver's name for it, `GPU-...`; CUDA_VISIBLE_DEVICES may hold its beginning.
-        generation: the major number of its compute capability, such as 9 of an H100.
-    """
-
-    uuid: str
-    generation: int
-
-
-def list_gpus() -> tuple[list[Gpu], str | None]:
-    """Return the GPUs in the driver's order, and the driver's error where it lists none."""
-    import pynvml  # 5 ms that most commands need not pay
-
-    try:
-        pynvml.nvmlInit()
-        try:
-            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-            return [
-                Gpu(str(pynvml.nvmlDeviceGetUUID(one)), int(pynvml.nvmlDeviceGetCudaComputeCapability(one)[0]))
-                for one in handles
-            ], None
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError as failure:
-        return [], str(failure)
 
 
 def cpus_for(gpus: int) -> int:
@@ -172,7 +141,7 @@ def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapp
         variables.CLUSTER_ID: cluster.id,
         variables.RAY_LOGS: str(cluster.ray_logs),
         **({variables.CLUSTER_NAME: cluster.name} if cluster.name != DEFAULT_NAME else {}),
-        **({variables.WARM: str(cluster.pool_socket)} if cluster.prefork else {}),
+        **({variables.PREFORK: str(cluster.pool_socket)} if cluster.prefork else {}),
     }
 
 

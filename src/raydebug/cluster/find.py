@@ -30,8 +30,6 @@ from raydebug.settings.debugger import DEFAULT_MODE, mode_of
 if TYPE_CHECKING:
     from raydebug.cluster.compose.engine import Service
 
-# Set in a Dev Container (.devcontainer): the cluster that its network belongs to.
-DASHBOARD_VARIABLE, GATEWAY_VARIABLE = "RAYDEBUG_DASHBOARD", "RAYDEBUG_DOOR"
 CLUSTER_LABEL = "org.raydebug.cluster"  # docker-compose.yml
 TOKEN_MOUNT = "/run/secrets/raydebug_token"  # noqa: S105 - a path in every container
 PORTS = {"dashboard": ("head", 8265), "gateway": ("gateway", 5678)}  # which service publishes which port
@@ -65,7 +63,7 @@ def load_cluster(name: str = DEFAULT_NAME) -> Cluster:
 
 def cluster_around_us(environ: Mapping[str, str] = os.environ) -> Cluster | None:
     """Return the cluster whose network this process is in, where the environment names it (a Dev Container)."""
-    dashboard, gateway = environ.get(DASHBOARD_VARIABLE, ""), environ.get(GATEWAY_VARIABLE, "")
+    dashboard, gateway = environ.get(variables.DASHBOARD, ""), environ.get(variables.GATEWAY_CLIENTS, "")
     token_file = environ.get(variables.TOKEN_PATH, "")
     if not (dashboard and gateway and token_file):
         return None
@@ -158,8 +156,10 @@ def _by_hand(project: str, services: dict[str, Service]) -> Cluster:
             exit_code=Exit.USAGE,
         )
     # In the host's own network (docker-compose.rdma.yml) nothing is published: the addresses inside are the host's.
-    inside = {"dashboard": DASHBOARD_VARIABLE, "gateway": GATEWAY_VARIABLE}
-    addresses = {part: head.environ.get(variable, "") for part, variable in inside.items()}
+    environ = {variables.RENAMED.get(variable, variable): value for variable, value in head.environ.items()}
+    addresses = {
+        "dashboard": environ.get(variables.DASHBOARD, ""), "gateway": environ.get(variables.GATEWAY_CLIENTS, "")
+    }  # fmt: skip
     for part, (service, port) in PORTS.items():
         published = services[service].published.get(port) if service in services else None
         if published is not None:

@@ -20,7 +20,7 @@ CONTAINER_ENDS_S = 1.5
 FOLLOW_EVERY_S = 0.5
 
 
-class Node(TypedDict):
+class ListedNode(TypedDict):
     """A node in `raydebug ps --json`; `node_id` is Ray's, None where it is not known."""
 
     node_id: str | None
@@ -74,7 +74,7 @@ class Kind:
             return None
         return int(sum(node["resources_total"].get("GPU", 0) for node in nodes if node["state"] == "ALIVE"))
 
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[ListedNode]:
         """Return the nodes with their state, and the reason if one is not alive."""
         if broken := self.broken_nodes():
             return broken
@@ -133,7 +133,7 @@ class Kind:
         """Ask the supervisor or the container why the head ended; None if it has not, or cannot be asked."""
         return None
 
-    def broken_nodes(self) -> list[Node]:
+    def broken_nodes(self) -> list[ListedNode]:
         """Return the nodes of a cluster whose head cannot be asked; empty if it can."""
         return []
 
@@ -201,7 +201,7 @@ class LocalKind(Kind):
             return "its supervisor is gone (killed, or the machine was restarted)"
         return state.read_status(self.cluster).get("reason")
 
-    def broken_nodes(self) -> list[Node]:
+    def broken_nodes(self) -> list[ListedNode]:
         """Return the head as the supervisor sees it, unless it is up and answers."""
         host = self.cluster.host
         if not self.is_alive():
@@ -300,7 +300,7 @@ class ComposeKind(Kind):
                 return why
             time.sleep(0.1)
 
-    def broken_nodes(self) -> list[Node]:
+    def broken_nodes(self) -> list[ListedNode]:
         """Return all containers, unless the head's runs."""
         from raydebug.cluster.compose.project import explain
 
@@ -397,7 +397,7 @@ def slow(silent_s: float) -> tuple[str, str]:
     return "slow", f"slow: no answer for {silent_s:.0f} s"
 
 
-def node_row(role: str, ip: str, condition: str, reason: str | None, node_id: str | None = None) -> Node:
+def node_row(role: str, ip: str, condition: str, reason: str | None, node_id: str | None = None) -> ListedNode:
     """Return a node as `raydebug ps --json` shows it."""
     return {"node_id": node_id, "ip": ip, "role": role, "state": condition, "reason": reason}
 

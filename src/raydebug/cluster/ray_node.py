@@ -94,7 +94,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Condition:
+class NodeCondition:
     """The condition of a node.
 
     Args:
@@ -108,20 +108,20 @@ class Condition:
     silent_s: float = 0.0
 
 
-def judge(ended: list[str], parts: list[Part]) -> Condition:
+def judge(ended: list[str], parts: list[Part]) -> NodeCondition:
     """Return the condition of a node from its processes that have ended and the probes of its parts. Pure."""
     if ended:  # the raylet's end ends the others, so both names are possible
-        return Condition("dead", f"{' and '.join(ended)} {'has' if len(ended) == 1 else 'have'} ended")
+        return NodeCondition("dead", f"{' and '.join(ended)} {'has' if len(ended) == 1 else 'have'} ended")
     for part in parts:
         if part.refuses:
-            return Condition("dead", f"{part.name} is gone: its health page refuses connections")
+            return NodeCondition("dead", f"{part.name} is gone: its health page refuses connections")
     slowest = max(parts, key=lambda part: part.silent_s)
     reason = f"no answer for {slowest.silent_s:.0f} s from {slowest.name}, whose process exists"
     if slowest.silent_s >= HUNG_AFTER_S:
-        return Condition("hung", reason, slowest.silent_s)
+        return NodeCondition("hung", reason, slowest.silent_s)
     if slowest.silent_s >= SLOW_AFTER_S:
-        return Condition("slow", reason, slowest.silent_s)
-    return Condition()
+        return NodeCondition("slow", reason, slowest.silent_s)
+    return NodeCondition()
 
 
 class RayNode:
@@ -145,7 +145,7 @@ class RayNode:
         """End the probes: after the node's end its ports may be another program's."""
         self._closed.set()
 
-    def look(self) -> Condition:
+    def look(self) -> NodeCondition:
         """Return the node's condition now. Fast, except the first time that it is hung."""
         found = judge([name for name, one in self._programs.items() if not runs(one)], self._parts)
         if found.state != "hung":

@@ -120,7 +120,7 @@ class Cluster:
     @property
     def pool_socket(self) -> Path:
         """Unix socket of the pre-forked processes; outside of `ray_dir`, in the private folder."""
-        return self.temp_dir / "warm.sock"
+        return self.temp_dir / "pool.sock"
 
     @property
     def pool_status(self) -> Path:

@@ -259,7 +259,7 @@ class Supervisor:
             self._note(found)
         return None
 
-    def _note(self, found: ray_node.Condition) -> None:
+    def _note(self, found: ray_node.NodeCondition) -> None:
         """Record in the status and the log that Ray is slow or hung, or answers again; nothing is ended."""
         was = self._status["ray"]
         if found.state == "up":

@@ -163,11 +163,6 @@ async def from_stdin() -> AsyncIterator[str]:
 async def run_script(group: Group, lines: AsyncIterator[str], *, timeout_s: float = STOP_TIMEOUT_S) -> Exit:
     """Run commands one after the other; return at the first that fails at any rank. A final `c` is not waited for.
 
-    Args:
-        group: the attached pauses.
-        lines: the commands; a line may hold several, separated by `;;`.
-        timeout_s: limit of each wait for a stop, in seconds.
-
     Raises:
         RaydebugError: all sessions are lost, or a stop did not come in time.
         Interrupted: Ctrl-C.

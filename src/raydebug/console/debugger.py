@@ -87,7 +87,6 @@ class BreakpointTable:
         return new
 
     async def remove(self, gone: list[Breakpoint]) -> None:
-        """Remove breakpoints."""
         self.table = [one for one in self.table if one not in gone]
         for path in {one.path for one in gone}:
             await self._send(path)
@@ -114,7 +113,6 @@ class BreakpointTable:
         return used
 
     def lines_in(self, path: str) -> set[int]:
-        """Return the lines of a file that have a breakpoint."""
         return {one.line for one in self.table if one.path == path}
 
     async def _send(self, path: str) -> list[Message]:
@@ -137,10 +135,7 @@ class Debugger:
     """One pause of a conversation, at a prompt or in a script: its debug session, its label, the state of its commands.
 
     Args:
-        number: its number in the conversation, from 1.
         label: its name at the start of each of its lines; None for the only pause of a conversation.
-        rank: rank of its process, if known.
-        paint: colours of the screen.
         interactive: whether a person types; a script is asked no questions.
         peers: all pauses of the conversation, this one included.
     """
@@ -233,7 +228,6 @@ class Debugger:
 
     @property
     def stack(self) -> Stack:
-        """The frames of the thread, and the selected one."""
         return self.session.stack
 
     async def locals(self) -> list[Message]:
@@ -241,7 +235,6 @@ class Debugger:
         return await self.session.locals()
 
     def lines_with_breakpoints(self, path: str) -> set[int]:
-        """Return the lines of a file that have a breakpoint."""
         return self.breakpoints.lines_in(path)
 
     @property

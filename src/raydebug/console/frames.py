@@ -33,7 +33,6 @@ class Frame:
 
     @classmethod
     def parse(cls, frame: Message) -> Frame:
-        """Read a frame from a stackTrace response."""
         source = frame.get("source") or {}
         return cls(
             id=frame["id"],
@@ -141,7 +140,7 @@ class Function:
 
 
 def is_own_source(path: str) -> bool:
-    """Say whether a path, which a job may choose, is a Python file of the current folder or of this Python."""
+    """Return whether a path, which a job may choose, is a Python file of the current folder or of this Python."""
     found = Path(path).resolve()
     folders = (Path.cwd(), *map(Path, (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))))
     return found.suffix == ".py" and any(found.is_relative_to(one.resolve()) for one in folders)

@@ -34,8 +34,6 @@ class Group:
 
     Args:
         address: the gateway, or a cluster without one.
-        paint: colours.
-        interactive: whether a person types.
         kind: the class of its debuggers; another one says where output goes.
     """
 

@@ -41,12 +41,7 @@ class _LeftRunning(Exception):
 
 
 class Prompt:
-    """A person at the prompt of one pause or several.
-
-    Args:
-        group: the attached pauses.
-        state_dir: folder of the histories.
-    """
+    """A person at the prompt of one pause or several."""
 
     def __init__(self, group: Group, state_dir: Path) -> None:
         self._group, self._paint = group, group.paint
@@ -234,8 +229,6 @@ class Keyboard:
     """Reads lines from a person.
 
     Args:
-        state_dir: folder of the histories.
-        completer: completes what is typed.
         status: returns the text of the line below the prompt; empty: no such line.
     """
 

@@ -67,11 +67,7 @@ class Output:
 
 
 class DebugSession:
-    """An attached pause, made by `GatewayAddress.open`.
-
-    Args:
-        on_output: called with the output of the process.
-    """
+    """An attached pause, made by `GatewayAddress.open`."""
 
     _reads_exceptions = True
     stays_paused = True  # the thread stays paused when we disconnect

@@ -80,10 +80,6 @@ class UnmanagedSession(DebugSession):
     ) -> DebugSession:
         """Attach the paused threads of a worker and wait for the stack of the first one.
 
-        Args:
-            pause: the worker's record (cluster/dashboard.py).
-            on_output: called with the output of the process.
-
         Raises:
             RaydebugError: it cannot be reached, or another debugger holds it.
         """
@@ -177,7 +173,6 @@ class UnmanagedSession(DebugSession):
             await child.close()
 
     def lost(self) -> RaydebugError:
-        """Return the error for a worker that is gone."""
         pid = self.pause.get("pid", "?")
         return RaydebugError(
             f"the session ended: process {pid} is gone",

@@ -21,17 +21,7 @@ COMPILED = (
 
 def heading(pause: Message, *, exception: str = "", function: str = "", place: str = "", depth: str = "", paint: Paint,
             width: int = 80) -> str:  # fmt: skip
-    """Return who stopped, where and why, in a few lines.
-
-    Args:
-        pause: the gateway's record of the pause.
-        exception: type and message, for a post-mortem pause.
-        function: name of the selected frame's function.
-        place: `file:line` of the selected frame.
-        depth: the number of frames, as text.
-        paint: colours.
-        width: columns to fit in.
-    """
+    """Return who stopped, where and why, in a few lines."""
     kind = str(pause.get("kind") or "breakpoint")
     kind = "paused on request" if kind == "requested" else kind
     lines = [paint(visible(f"{kind} in {function}", keep=""), "bold", "red" if exception else "yellow")]
@@ -151,12 +141,7 @@ async def location(debugger: Debugger) -> str:
 
 
 def status(debugger: Debugger, *, others: int = 0) -> str:
-    """Return the status line below the prompt: rank, step, time paused, nearest limit.
-
-    Args:
-        debugger: that of the current rank.
-        others: number of other ranks at this prompt.
-    """
+    """Return the status line below the prompt: rank, step, time paused, nearest limit."""
     session = debugger.session
     parts = [debugger.label]
     if session.pause.get("step") is not None:
@@ -171,12 +156,7 @@ def status(debugger: Debugger, *, others: int = 0) -> str:
 
 
 def nearest_limit(pause: Message, paused_for_s: float) -> str:
-    """Return which watchdog ends the pause first, and when; empty when none is known.
-
-    Args:
-        pause: its record; `watchdog` has `name` and `after_s`, seconds after the start of the pause.
-        paused_for_s: seconds since the pause began.
-    """
+    """Return which watchdog ends the pause first, and when; empty when none is known."""
     watchdog = pause.get("watchdog")
     if not isinstance(watchdog, dict) or not isinstance(watchdog.get("after_s"), (int, float)):
         return ""

@@ -207,7 +207,7 @@ def _is_warning(line: Line) -> bool:
 
 
 def _counts(hit: Hit, lines: Sequence[Line], has_failed: bool, course: Course, plain: Mapping[str, int]) -> bool:
-    """Say whether a hit speaks of a failure: a line that healthy runs have too does not if the run goes on after it."""
+    """Return whether a hit speaks of a failure: a line of healthy runs too does not if the run goes on after it."""
     line = lines[hit.index]
     if course.has_ended(hit.index) and not has_failed:
         return False
@@ -256,7 +256,7 @@ def _last_failure(lines: Sequence[Line], raised: Sequence[Raised], hits: Iterabl
 
 
 def _is_open(error: Raised | int, lines: Sequence[Line], course: Course) -> bool:
-    """Say whether the run did not get past an error or a line; after its end only what ended the program counts."""
+    """Return whether the run did not get past an error or a line; after its end only what ended the program counts."""
     index = error if isinstance(error, int) else error.index
     if course.went_on(index):
         return False

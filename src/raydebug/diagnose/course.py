@@ -48,22 +48,22 @@ class Course:
             self._last[line.source, line.process] = index
 
     def went_on(self, index: int) -> bool:
-        """Say whether the run, or the process of a line, made progress or ended well after it."""
+        """Return whether the run, or the process of a line, made progress or ended well after it."""
         source = self._lines[index].source
         later = max(self._steps[source][-1:] + self._ends[source][-1:], default=-1)
         return later > index or self.process_went_on(index)
 
     def process_went_on(self, index: int) -> bool:
-        """Say whether the process of a line made progress after it."""
+        """Return whether the process of a line made progress after it."""
         line = self._lines[index]
         return self._last.get((line.source, line.process), -1) > index
 
     def has_ended(self, index: int) -> bool:
-        """Say whether the run had ended well before a line."""
+        """Return whether the run had ended well before a line."""
         return self._end_before(index) is not None
 
     def is_main(self, index: int) -> bool:
-        """Say whether a line is of the program that said that the run has ended, or has no process of its own."""
+        """Return whether a line is of the program that said that the run has ended, or has no process of its own."""
         line, end = self._lines[index], self._end_before(index)
         return line.process == line.source or (end is not None and line.process == self._lines[end].process)
 

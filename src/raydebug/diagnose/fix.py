@@ -14,7 +14,7 @@ from pathlib import Path
 from raydebug.commands.trainings import Training, find_trainings
 from raydebug.errors import RaydebugError
 from raydebug.profile.apply_profile import AppliedProfile, apply_profile
-from raydebug.profile.load import Profile, Rule, load_profile
+from raydebug.profile.load import Profile, SettingRule, load_profile
 from raydebug.trainers.registry import columns, recognise
 
 # A value of a rule: `old` or a number, and what is done to it: `old * 0.8`, `39.2 / 80`, `old, a divisor of 4`.
@@ -57,7 +57,7 @@ def apply_fix(
     Args:
         command: the user's: a training, or a shell script that passes its arguments on to one.
         settings: raydebug's words and their values.
-        variables: and theirs.
+        variables: environment variables and their values.
         folder: where the command runs.
         profile: the profile under which it has run; `old` is the value that was in force.
     """
@@ -109,7 +109,7 @@ def _with_settings(command: list[str], settings: Mapping[str, str], folder: Path
     before = load_profile(profile) if profile is not None else Profile("none", "", ())
     in_force = _apply(training, before).overlay.settings
     values = {word: evaluate(value, in_force.text(word)) for word, value in settings.items()}
-    rules = tuple(Rule(word, "set", value, "the fix") for word, value in values.items() if value is not None)
+    rules = tuple(SettingRule(word, "set", value, "the fix") for word, value in values.items() if value is not None)
     applied = _apply(training, Profile("fix", "", rules))
     changes = applied.overlay.changes
     at = len(command) - len(training.argv)

@@ -50,7 +50,7 @@ def open_log(path: Path, *, pipes: bool = True) -> BufferedIOBase:
     is_open_pipe = stat.S_ISFIFO(mode) and str(path).startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/"))
     if not stat.S_ISREG(mode) and not (pipes and is_open_pipe):
         fix = "copy what it gives to a file, or pipe it: ... | raydebug diagnose -"
-        raise _refusal(str(path), "it is no regular file", fix)
+        raise _refusal(str(path), "it is not a regular file", fix)
     file = path.open("rb")
     try:
         return decode(file, str(path))
@@ -191,5 +191,5 @@ class _Zstd(io.RawIOBase):
 
 def _refusal(name: str, cause: str, fix: str) -> RaydebugError:
     return RaydebugError(
-        f"{name} is no log that can be read", cause=cause, fix=fix, code="diagnose.no-log", exit_code=Exit.USAGE
+        f"{name} is not a log that can be read", cause=cause, fix=fix, code="diagnose.no-log", exit_code=Exit.USAGE
     )

@@ -150,7 +150,7 @@ class Board:
         return self._ended.get(pause_id)
 
     def was_given(self, pause_id: str) -> bool:
-        """Say whether there was a pause with this id, in this gateway or in an earlier one."""
+        """Return whether there was a pause with this id, in this gateway or in an earlier one."""
         return self._numbers.was_given(PAUSE, pause_id)
 
     def listed(self) -> list[Pause]:
@@ -230,11 +230,11 @@ class Board:
             del self._claims[next(iter(self._claims))]
 
     def claimed(self, pause: Pause) -> Callable[[Pause], None] | None:
-        """Return the `take` of the request that brought a new pause about, once."""
+        """Return the callback of the request that brought a new pause about, once."""
         return self._claims.pop(str(pause.record.get("request")), None)
 
     def is_free(self, pause: Pause) -> bool:
-        """Say whether a pause waits for any client."""
+        """Return whether a pause waits for any client."""
         return pause.stopped is not None and pause not in self._holds and not pause.reserved
 
     # Changes

@@ -67,16 +67,16 @@ def parse_ranks(text: str) -> set[int]:
     """Return the ranks of a list such as `0,3-5`.
 
     Raises:
-        ValueError: the text is no list of ranks.
+        ValueError: the text is not a list of ranks.
     """
     ranks: set[int] = set()
     for part in text.split(","):
         found = _RANGE.fullmatch(part.strip())
         if found is None:
-            raise ValueError(f"{text!r} is no list of ranks such as 0,3-5")
+            raise ValueError(f"{text!r} is not a list of ranks such as 0,3-5")
         first, last = int(found[1]), int(found[2] or found[1])
         if not first <= last < _MAX_RANK:
-            raise ValueError(f"{part.strip()!r} is no range of ranks")
+            raise ValueError(f"{part.strip()!r} is not a range of ranks")
         ranks.update(range(first, last + 1))
     return ranks
 
@@ -159,7 +159,7 @@ def _read_condition(condition: str, policy: Policy, text: str) -> None:
     else:
         raise _refused(
             text,
-            f"'{condition}' is no condition: there are if=, rank=, step>=, every=, once, max=, timeout= and log=",
+            f"'{condition}' is not a condition: there are if=, rank=, step>=, every=, once, max=, timeout= and log=",
             f"for example: {EXAMPLE}",
         )
 
@@ -180,7 +180,7 @@ def _ranks(value: str, text: str) -> set[int]:
 def _seconds(value: str, text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|)", value)
     if not found or float(found[1]) == 0:
-        raise _refused(text, f"timeout={value} is no time span", "write timeout=60s, timeout=5m or timeout=1h")
+        raise _refused(text, f"timeout={value} is not a time span", "write timeout=60s, timeout=5m or timeout=1h")
     return float(found[1]) * _SECONDS[found[2]]
 
 
@@ -190,7 +190,7 @@ def _expression(value: str, text: str) -> str:
     except (SyntaxError, ValueError) as error:
         why = getattr(error, "msg", None) or error
         fix = "quote it: --break 'x.py:9,if=a > 3'"
-        raise _refused(text, f"if={value} is no Python expression: {why}", fix) from error
+        raise _refused(text, f"if={value} is not a Python expression: {why}", fix) from error
     _refuse_side_effects(tree, f"if={value}", text)
     return value
 
@@ -201,7 +201,9 @@ def _template(value: str, text: str) -> str:
     try:
         tree = ast.parse(f"f{value!r}", mode="eval")
     except (SyntaxError, ValueError) as error:
-        raise _refused(text, f'log="{value}" is no text with {{values}}: {error}', 'write log="loss={loss}"') from error
+        raise _refused(
+            text, f'log="{value}" is not a text with {{values}}: {error}', 'write log="loss={loss}"'
+        ) from error
     _refuse_side_effects(tree, f'log="{value}"', text)
     return value
 

@@ -210,7 +210,7 @@ class ControlChannel:
         return {"pid": self.about.get("pid"), "ip": self.about.get("ip"), "state": state, "message": message}
 
     def concerns(self, definition: BreakpointSpec) -> bool:
-        """Say whether a breakpoint applies to this process."""
+        """Return whether a breakpoint applies to this process."""
         return definition.get("job") in (None, self.about.get("job"))
 
 

@@ -36,7 +36,7 @@ REPORTS_WITHIN_S = 2.0
 _BREAK_STATES = {
     messages.SET: "set in {}",
     messages.WAITING: "not loaded yet in {}",
-    messages.TOLD: "sent to {}",
+    messages.SENT: "sent to {}",
     messages.FAILED: "failed in {}",
 }
 
@@ -263,7 +263,7 @@ def add_break(cluster: Cluster, spec: BreakpointSpec, *, job: str | None = None)
     deadline = time.monotonic() + REPORTS_WITHIN_S
     while True:
         (one,) = [listed for listed in fetch_breaks(cluster) if listed["id"] == added["id"]]
-        if time.monotonic() > deadline or all(process["state"] != messages.TOLD for process in one["processes"]):
+        if time.monotonic() > deadline or all(process["state"] != messages.SENT for process in one["processes"]):
             return one
         time.sleep(0.05)
 
@@ -271,6 +271,8 @@ def add_break(cluster: Cluster, spec: BreakpointSpec, *, job: str | None = None)
 def fetch_breaks(cluster: Cluster) -> list[ListedBreakpoint]:
     """Return every breakpoint that was set from outside, with its state in each process."""
     breaks: list[ListedBreakpoint] = request(cluster, "GET", "/breaks")["breaks"]
+    for process in (process for listed in breaks for process in listed["processes"]):
+        process["state"] = messages.SENT if process["state"] == messages.TOLD else process["state"]
     return breaks
 
 

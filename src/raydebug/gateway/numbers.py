@@ -56,7 +56,7 @@ class Numbers:
         return self._of_owner.get(owner) or self._give(PAUSE, owner)
 
     def was_given(self, kind: str, number: str) -> bool:
-        """Say whether a number was given, by this gateway or an earlier one."""
+        """Return whether a number was given, by this gateway or an earlier one."""
         is_number = number.isascii() and number.isdecimal() and len(number) <= MAX_DIGITS
         return is_number and 0 < int(number) <= self._last[kind]
 

@@ -22,7 +22,7 @@ FIRST_REPORT_AFTER_S, NEXT_REPORT_AFTER_S = 1.5, 5.0
 RESUME_TIMEOUT_S = 10.0
 PROCESSES = "see the processes that can be paused with `raydebug ps --processes`"
 NOT_FOUND = (
-    "no process of a job that has a control channel: it ended, is not of a job that `raydebug run` started, has not "
+    "not a process of a job that has a control channel: it ended, is not of a job that `raydebug run` started, has not "
     "imported ray or torch yet, or runs with the debugger off or legacy"
 )
 

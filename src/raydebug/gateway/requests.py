@@ -131,11 +131,11 @@ def read(message: Message) -> tuple[str, Message]:
         raise wire.WireError("a request's seq is not a number")
     command, arguments = message.get("command"), message.get("arguments")
     if not isinstance(command, str):
-        raise malformed("its command is no text")
+        raise malformed("'command' is not a string")
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
-        raise malformed("its arguments are no object")
+        raise malformed("'arguments' is not an object")
     if _is_deep(arguments):
         raise malformed(f"its arguments are nested deeper than {MAX_DEPTH}")
     if command in FORWARDED:
@@ -157,12 +157,12 @@ def _checked(given: Any) -> Message:
         if value is None or name in LEFT_OUT:
             continue
         if name in NUMBERS and not _is_number(value):
-            raise malformed(f"'{name}' is no number")
+            raise malformed(f"'{name}' is not a number")
         if name in TEXTS and not _is_text(value):
-            raise malformed(f"'{name}' is no text")
+            raise malformed(f"'{name}' is not a string")
         if name in LISTS:
             if not isinstance(value, list) or not all(LISTS[name](one) for one in value):
-                raise malformed(f"'{name}' is no such list")
+                raise malformed(f"'{name}' is not a list of the expected items")
             value = [_checked(one) if isinstance(one, dict) else one for one in value]
         checked[name] = _checked(value) if name in ("source", "format") else value
     return checked

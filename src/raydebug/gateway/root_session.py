@@ -51,7 +51,7 @@ class RootSession:
         address: where the client reached this gateway, for configurations without `connect`.
 
     Raises:
-        Refused: `ranks` is no list of ranks.
+        Refused: `ranks` is not a list of ranks.
     """
 
     def __init__(self, to: Connection, board: Board, arguments: Message, address: tuple[str, int]) -> None:
@@ -163,7 +163,7 @@ def read_ranks(given: Any) -> set[int] | None:
         return None
     with contextlib.suppress(ValueError, TypeError):
         return parse_ranks(given if isinstance(given, str) else ",".join(map(str, given)))
-    raise Refused("attach.bad-ranks", f"'{str(given)[:60]}' is no list of ranks", '"ranks": [0, 3]')
+    raise Refused("attach.bad-ranks", f"'{str(given)[:60]}' is not a list of ranks", '"ranks": [0, 3]')
 
 
 def _line(wanted: Any) -> Message:

@@ -54,7 +54,7 @@ _FOLLOWING = re.compile(
 
 
 def is_library(path: str) -> bool:
-    """Say whether a file belongs to Python's library or a package, or is no file."""
+    """Return whether a file belongs to Python's library or a package, or is no file."""
     return bool(_OF_PACKAGES.search(path))
 
 

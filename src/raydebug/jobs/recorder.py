@@ -172,7 +172,7 @@ class Recorder:
             await asyncio.sleep(SAMPLE_EVERY_S)
 
     def read_changes(self, dashboard: Dashboard) -> None:
-        """Read what the profile changed, which the driver has written beside Ray's logs (profile/apply.py)."""
+        """Read what the profile changed, which the driver has written beside Ray's logs (profile/apply_profile.py)."""
         if self._profile is None:
             return
         name = variables.PROFILE_REPORT.format(job=self._id)

@@ -28,13 +28,7 @@ class Answers:
         self._numbers = itertools.count(1)
 
     def make(self, words: str, data: str = "", after: str = "") -> str:
-        """Return an answer of at most LIMIT_BYTES.
-
-        Args:
-            words: ours, before the data.
-            data: text that may come from the job.
-            after: our words about the next step.
-        """
+        """Return an answer of at most LIMIT_BYTES."""
         text = without_hidden(data).encode()
         words += f" (the first {KEPT_BYTES:,} bytes of {len(text):,})" if len(text) > KEPT_BYTES else ""
         return self._page(f"a{next(self._numbers)}", text[:KEPT_BYTES], 0, words, after)

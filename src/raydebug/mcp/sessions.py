@@ -38,11 +38,9 @@ class QuietDebugger(Debugger):
 
     @functools.cached_property
     def heard(self) -> list[str]:
-        """The output so far."""
         return []
 
     def say(self, text: str, *, to: Callable[[str], None] = render.out) -> None:
-        """Keep text."""
         self.heard.append(text)
 
 
@@ -50,7 +48,6 @@ class Sessions:
     """Acts at the pauses of a cluster. Every method raises RaydebugError when a pause cannot be attached.
 
     Args:
-        find: returns the cluster; blocks.
         runs_code: whether `stack` may show values as pydevd does, by `__repr__` and `__str__` of the user's classes.
     """
 
@@ -193,13 +190,7 @@ def select_frame(debugger: Debugger, number: int) -> None:
 
 
 async def show_frame(debugger: Debugger, heading: str, unread: str = "") -> str:
-    """Return a heading with source, then the frames with their numbers, then the locals of the selected frame.
-
-    Args:
-        debugger: at the pause.
-        heading: what stands above the frames.
-        unread: why the locals are not read; empty to read them.
-    """
+    """Return a heading with source, then the frames with their numbers, then the locals of the selected frame."""
     stack = debugger.stack
     frames = [
         f"{'>' if at == stack.selected else ' '} {number}  {stack.frames[at].place}"

@@ -49,7 +49,7 @@ def hand_over() -> None:
     try:
         if not is_wanted(sys.orig_argv, os.environ):
             return
-        accepted = _request_process(os.environ[variables.WARM])
+        accepted = _request_process(os.environ[variables.PREFORK])
     except Exception:  # noqa: BLE001 - without a pool the process starts as usual
         return
     if accepted is not None:
@@ -57,7 +57,7 @@ def hand_over() -> None:
 
 
 def is_wanted(argv: list[str], environ: Mapping[str, str]) -> bool:
-    """Say whether the pool may serve this start: of a Ray worker, a job's program or its spawned child."""
+    """Return whether the pool may serve this start: of a Ray worker, a job's program or its spawned child."""
     at = program_at(argv)
     program = argv[at] if at < len(argv) else ""
     if program.endswith(RAY_WORKERS):

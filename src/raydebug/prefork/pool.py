@@ -49,7 +49,6 @@ class Zygote:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can serve."""
         return self.facts is not None and self.facts["unfit"] is None
 
     def why_not(self, request: Message, hiding: set[str]) -> str | None:
@@ -71,12 +70,7 @@ class Zygote:
 
 
 class Pool:
-    """All zygotes of a cluster.
-
-    Args:
-        on_start: called with each new zygote.
-        on_drop: called with each dropped zygote and the reason.
-    """
+    """All zygotes of a cluster."""
 
     def __init__(self, on_start: Callable[[Zygote], None], on_drop: Callable[[Zygote, str], None]) -> None:
         self._on_start, self._on_drop = on_start, on_drop
@@ -148,7 +142,7 @@ def _user_folders(environ: Mapping[str, str], cwd: str, argv: list[str]) -> list
 
 def _modules() -> tuple[str, ...]:
     """Return the modules to import: the user's own list, or those of a verl training."""
-    wanted = os.environ.get(variables.WARM_MODULES, "")
+    wanted = os.environ.get(variables.PREFORK_MODULES, "")
     return tuple(wanted.split(",")) if wanted else MODULES
 
 

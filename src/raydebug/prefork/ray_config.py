@@ -60,7 +60,7 @@ def load_with_marks() -> None:
 
 
 def is_found() -> bool:
-    """Say whether every mark was found."""
+    """Return whether every mark was found."""
     return set(_places) == set(MARKS)
 
 

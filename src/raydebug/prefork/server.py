@@ -33,12 +33,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 class Server:
-    """Serves starts until it is terminated.
-
-    Args:
-        path: the unix socket to listen on.
-        status: the file with the state of the pool.
-    """
+    """Serves starts until it is terminated."""
 
     def __init__(self, path: str, status: str) -> None:
         self._status = status

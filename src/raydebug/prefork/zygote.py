@@ -77,13 +77,7 @@ class Facts(TypedDict):
 
 
 def serve(fd: int, modules: tuple[str, ...], without: tuple[str, ...] = ()) -> Callable[[], None]:
-    """Import, then fork for each request; return in each fork a function that runs its program.
-
-    Args:
-        fd: the connection to the server.
-        modules: what to import.
-        without: packages to leave out.
-    """
+    """Import, then fork for each request; return in each fork a function that runs its program."""
     os.dup2(fd, SERVER_FD, inheritable=False)
     os.close(fd)
     server = socket.socket(fileno=SERVER_FD)
@@ -215,7 +209,7 @@ def _close(files: list[int]) -> None:
 
 
 def is_installed(path: str) -> bool:
-    """Say whether a file belongs to an installed package or the standard library, not to a user's project.
+    """Return whether a file belongs to an installed package or the standard library, not to a user's project.
 
     A link in the standard library's folder counts too: Debian and Ubuntu link sitecustomize.py there to /etc.
     """
@@ -238,7 +232,6 @@ class Loaded:
     """The modules that a zygote has loaded, with the state of their files.
 
     Args:
-        modules: what to import.
         without: top-level packages to leave out because the job has its own.
     """
 

@@ -165,7 +165,7 @@ def _record(changes: Sequence[Change]) -> None:
 def no_training(argv: Sequence[str]) -> RaydebugError:
     """Return the error for a command that is no training."""
     return UsageError(
-        f"'{' '.join(argv)[:120]}' is no training command that raydebug knows",
+        f"'{' '.join(argv)[:120]}' is not a training command that raydebug knows",
         cause=f"those are python or torchrun with -m {modules_known()}",
         fix=f"raydebug profile show debug -- {TRAINERS[0].example} ...",
         code="profile.no-training",

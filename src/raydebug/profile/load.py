@@ -34,11 +34,11 @@ _YAML = "tag:yaml.org,2002:"
 
 
 @dataclass(frozen=True)
-class Rule:
+class SettingRule:
     """One line of a profile.
 
     Args:
-        word: the setting, in our words.
+        word: the setting, by our name for it.
         kind: `at_most`, `set` or `unset`.
         value: the number or value; None for `unset`.
         why: the reason, as the explanation shows it.
@@ -60,7 +60,7 @@ class Profile:
 
     name: str
     summary: str
-    rules: tuple[Rule, ...]
+    rules: tuple[SettingRule, ...]
     trainers: tuple[str, ...] = ()
 
 
@@ -125,7 +125,7 @@ class _Reader:
             raise self._refusal(line, f"no YAML: {said}", "correct the line") from failure
         if document is None:
             raise self._refusal(1, "it is empty", "write at least a summary and one section")
-        summary, rules, trainers = "", list[Rule](), list[str]()
+        summary, rules, trainers = "", list[SettingRule](), list[str]()
         for section, node, line in self._pairs(document):
             self._check_known(section, SECTIONS, line)
             if section == "summary":
@@ -155,7 +155,7 @@ class _Reader:
             if depth > DEPTH_MAX:
                 raise self._refusal(line, f"more than {DEPTH_MAX} levels in one another", "a profile needs four")
 
-    def _rules(self, kind: str, node: yaml.Node, only_on: str | None) -> Iterator[Rule]:
+    def _rules(self, kind: str, node: yaml.Node, only_on: str | None) -> Iterator[SettingRule]:
         for word, body, line in self._pairs(node):
             self._check_known(word, sorted(words()), line)
             parts = {name: (self._scalar(part), at) for name, part, at in self._pairs(body)}
@@ -165,14 +165,14 @@ class _Reader:
             if kind != "unset" and "value" not in parts:
                 raise self._refusal(line, f"'{word}' has no value", f"{word}: {{value: ..., why: ...}}")
             if kind == "at_most" and (not isinstance(value, int) or isinstance(value, bool)):
-                raise self._refusal(at, f"'{word}' in at_most is no whole number: {value!r}", "write a whole number")
+                raise self._refusal(at, f"'{word}' in at_most is not a whole number: {value!r}", "write a whole number")
             why = parts.get("why", ("", line))[0]
             if not isinstance(why, str) or not why.strip():
                 raise self._refusal(line, f"'{word}' has no why", "give the reason: a profile explains itself")
             saves, at = parts.get("saves", ("", line))
             if saves:
                 self._check_known(str(saves), tuple(SAVINGS), at)
-            yield Rule(word, kind, value, why, only_on, SAVINGS.get(str(saves), ""))
+            yield SettingRule(word, kind, value, why, only_on, SAVINGS.get(str(saves), ""))
 
     def _pairs(self, node: Any) -> Iterator[tuple[str, yaml.Node, int]]:
         import yaml
@@ -196,7 +196,9 @@ class _Reader:
             raise self._refusal(node.start_mark.line + 1, "one value is expected here", "write a plain value")
         # A plain word may be a number, true or null; a quoted one is text.
         if node.tag.removeprefix(_YAML) not in ("str", "int", "float", "bool", "null"):
-            raise self._refusal(node.start_mark.line + 1, f"{node.value!r} is no number or text", "write it in quotes")
+            raise self._refusal(
+                node.start_mark.line + 1, f"{node.value!r} is neither a number nor a string", "write it in quotes"
+            )
         try:
             value: Value = yaml.SafeLoader("").construct_object(node)
         except ValueError as failure:

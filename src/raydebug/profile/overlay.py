@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from raydebug.errors import RaydebugError, UsageError
-from raydebug.profile.load import Profile, Rule
+from raydebug.profile.load import Profile, SettingRule
 from raydebug.protocol import variables
 from raydebug.trainers.registry import column_of, columns, known_versions, nearest_column
 from raydebug.trainers.settings import Change, Missing, Settings
@@ -75,7 +75,7 @@ def overlay_profile(
     return Overlay(settings.changes, command.arguments, command.launcher, settings.missing, notes, version, settings)
 
 
-def _obey(settings: Settings, rule: Rule) -> None:
+def _obey(settings: Settings, rule: SettingRule) -> None:
     """Apply one rule of a profile to the settings of a command."""
     if rule.kind == "unset":
         settings.unset(rule.word, rule.why, rule.saves)
@@ -106,7 +106,7 @@ def _choose_column(profile: Profile, program: Program, installed: Installed) -> 
     )
 
 
-def _as_many_as_the_node_has(rule: Rule, environ: Mapping[str, str]) -> Rule:
+def _as_many_as_the_node_has(rule: SettingRule, environ: Mapping[str, str]) -> SettingRule:
     """Return a rule; the limit on ranks is the number given to `raydebug up --gpus`, if known."""
     gpus = environ.get(variables.NODE_GPUS, "")
     if rule.word != "gpus_per_node" or rule.kind != "at_most" or not gpus.isdigit():

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 from raydebug import render
 from raydebug.errors import RaydebugError, UsageError
-from raydebug.profile.load import Rule
+from raydebug.profile.load import SettingRule
 from raydebug.settings.files import read_json
 from raydebug.trainers.settings import Settings
 from raydebug.trainers.verl.config_files import as_hydra_reads
@@ -25,12 +25,13 @@ from raydebug.trainers.verl.config_files import as_hydra_reads
 RECORD = "raydebug-record.json"
 VERSION = 1
 RECORD_BYTES_MAX = 16 * 2**20  # a line for each file of the rollouts
+MANAGER = "raydebug.trainers.verl.replay.RecordedRollouts"
 STEPS = (1, 2)  # the second one has rollouts of weights that the first one has changed
 ENDS_BYTES = 1 << 20  # of a large file its size, its first and its last MiB are hashed
-# What has to be equal, by our words: the rollouts are of these sizes.
+# What has to be equal, by our setting names: the rollouts are of these sizes.
 SHAPE = ("train_batch_size", "rollouts_per_prompt", "prompt_tokens", "response_tokens")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "merges.txt")
-# The settings without which there is none of it, by our words.
+# Required settings, by our names.
 NEEDS = {
     "record": ("reuse_folder",),
     "replay": ("reuse_folder", "trainer_mode"),
@@ -39,16 +40,16 @@ NEEDS = {
 Mode: TypeAlias = Literal["record", "replay", "only-rollout"]
 
 _NOTHING_BESIDE = (
-    Rule("validate_first", "set", False, "the update comes sooner"),
-    Rule("validate_every", "set", -1, "no engine generates for it"),
-    Rule("save_every", "set", -1, "nothing is left on disk"),
-    Rule("resume", "set", "disable", "every replay begins at step 1"),
+    SettingRule("validate_first", "set", False, "the update comes sooner"),
+    SettingRule("validate_every", "set", -1, "no engine generates for it"),
+    SettingRule("save_every", "set", -1, "nothing is left on disk"),
+    SettingRule("resume", "set", "disable", "every replay begins at step 1"),
 )
 _ONLY_ROLLOUT = (
-    Rule("validate_first", "set", True, "validation is where rollouts are without a training"),
-    Rule("validate_only", "set", True, "the run ends behind it"),
-    Rule("forward_only", "set", True, "no optimizer is built"),
-    Rule("save_every", "set", -1, "nothing is left on disk"),
+    SettingRule("validate_first", "set", True, "validation is where rollouts are without a training"),
+    SettingRule("validate_only", "set", True, "the run ends after it"),
+    SettingRule("forward_only", "set", True, "no optimizer is built"),
+    SettingRule("save_every", "set", -1, "nothing is left on disk"),
 )
 
 
@@ -86,7 +87,7 @@ class Rollouts:
         elif self.folder is not None:
             read_record(where / self.folder)
 
-    def rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[SettingRule, ...]:
         """Return what the run needs of the training's settings.
 
         Raises:
@@ -95,20 +96,20 @@ class Rollouts:
         if self.folder is None:
             return _ONLY_ROLLOUT
         kept = (
-            Rule("reuse_rollouts", "set", True, f"{self.mode}: rollouts of {self.folder}"),
-            Rule("reuse_folder", "set", as_hydra_reads(self.folder), "where they are"),
+            SettingRule("reuse_rollouts", "set", True, f"{self.mode}: rollouts of {self.folder}"),
+            SettingRule("reuse_folder", "set", as_hydra_reads(self.folder), "where they are"),
         )
         if self.mode == "record":
-            return (*kept, Rule("reuse_steps", "set", _listed(STEPS), "these steps are kept"))
+            return (*kept, SettingRule("reuse_steps", "set", _listed(STEPS), "these steps are kept"))
         record = read_record(self.folder)
         steps = record["steps"]
         return (
             *kept, *_NOTHING_BESIDE,
-            *(Rule(word, "set", value, "part of the record's path") for word, value in record["names"].items()),
-            Rule("reuse_steps", "set", _listed(steps), "the steps of the record"),
-            Rule("steps", "at_most", max(steps), "the record has no more"),
-            Rule("trainer_mode", "set", "raydebug_replay", "the trainer without a rollout engine"),
-            Rule("rollout_manager", "set", "raydebug.trainers.verl.replay.RecordedRollouts", "nothing is generated"),
+            *(SettingRule(word, "set", value, "part of the record's path") for word, value in record["names"].items()),
+            SettingRule("reuse_steps", "set", _listed(steps), "the steps of the record"),
+            SettingRule("steps", "at_most", max(steps), "the record has no more"),
+            SettingRule("trainer_mode", "set", "raydebug_replay", "the trainer without a rollout engine"),
+            SettingRule("rollout_manager", "set", MANAGER, "nothing is generated"),
         )  # fmt: skip
 
     def begin(self, settings: Settings, version: str | None) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from raydebug import process
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.process import SAFE_PATH
-from raydebug.profile.load import Rule
+from raydebug.profile.load import SettingRule
 from raydebug.tiny.model import HEADS
 from raydebug.trainers.config import expand_home, is_file
 from raydebug.trainers.settings import Settings
@@ -31,12 +31,12 @@ BUILD_LIMIT_S = 300.0
 
 # What a tiny model requires of other settings; applied with the profile, so that the numbers fit each other.
 MODEL_RULES = (
-    Rule("tensor_parallel", "at_most", HEADS, "a tiny model has no more heads"),
-    Rule("sequence_parallel", "at_most", HEADS, "a tiny model has no more heads"),
-    Rule("gpu_memory", "at_most", 0.3, "a tiny model leaves the rest to others"),
-    Rule("truncation", "set", "left", "its tokenizer makes more tokens of the same text"),
-    Rule("tokenizer", "set", None, "the tiny model brings its own"),
-    Rule("model_config", "set", None, "the tiny model brings its own"),
+    SettingRule("tensor_parallel", "at_most", HEADS, "a tiny model has no more heads"),
+    SettingRule("sequence_parallel", "at_most", HEADS, "a tiny model has no more heads"),
+    SettingRule("gpu_memory", "at_most", 0.3, "a tiny model leaves the rest to others"),
+    SettingRule("truncation", "set", "left", "its tokenizer makes more tokens of the same text"),
+    SettingRule("tokenizer", "set", None, "the tiny model brings its own"),
+    SettingRule("model_config", "set", None, "the tiny model brings its own"),
 )
 
 

@@ -49,7 +49,7 @@ def words(data: bytes) -> list[str]:
 
 
 def is_whole(data: bytes) -> bool:
-    """Say whether no more bytes have to be read of a step."""
+    """Return whether no more bytes have to be read of a step."""
     return END in data or len(data) >= MAX_BYTES
 
 

@@ -118,7 +118,7 @@ class BreakpointState(TypedDict):
 
     pid: int | None
     ip: str | None
-    state: str  # set, waiting, told or failed (messages.py)
+    state: str  # set, waiting, sent or failed (messages.py)
     message: str
 
 

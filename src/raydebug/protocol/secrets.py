@@ -109,7 +109,7 @@ def without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_secret(name: str) -> bool:
-    """Say whether the value of an environment variable of this name is a secret.
+    """Return whether the value of an environment variable of this name is a secret.
 
     >>> [is_secret(one) for one in ("WANDB_API_KEY", "PGPASSWORD", "MY_AUTH", "TOKENIZERS_PARALLELISM", "MAX_TOKENS")]
     [True, True, True, False, False]
@@ -119,7 +119,7 @@ def is_secret(name: str) -> bool:
 
 
 def is_secret_name(name: str) -> bool:
-    """Say whether a local, an attribute, a key, an option or a setting of this name holds a secret, if it holds a text.
+    """Return whether a local, attribute, key, option or setting of this name holds a secret, if it holds a text.
 
     >>> [is_secret_name(one) for one in ("password", "hf_token", "AWS_KEY_ID", "--apiKeys", "key", "pad_token")]
     [True, True, True, True, False, False]
@@ -288,7 +288,7 @@ def _hide_values(pattern: str, text: str) -> str:
 
 
 def _names_secret(text: str, found: re.Match[str]) -> bool:
-    """Say whether the word that ends in a match is the name of a secret, and what stands between says: its value."""
+    """Return whether the word that ends in a match is the name of a secret, and what stands between says: its value."""
     first, last = found.span("end")
     whole = _compiled(r"-{0,2}[\w.-]{0,80}$").search(text, max(0, first - 80), last)
     if whole is None or not is_secret_name(whole[0]):

@@ -83,11 +83,17 @@ ALLOWED_HOSTS = "RAYDEBUG_ALLOWED_HOSTS"
 ANCESTOR = "RAYDEBUG_ANCESTOR"
 """JSON with the ids of the Ray process that a child descends from; set by that process (worker/ray_debugger.py)."""
 
-WARM = "RAYDEBUG_WARM"
+PREFORK = "RAYDEBUG_PREFORK"
 """Unix socket of a cluster's pool of pre-forked processes, which have the heavy imports done (raydebug/prefork)."""
 
-WARM_MODULES = "RAYDEBUG_WARM_MODULES"
+PREFORK_MODULES = "RAYDEBUG_PREFORK_MODULES"
 """Comma-separated modules that the pool imports, given to `up --prefork`; default: those of a verl training."""
+
+DASHBOARD, GATEWAY_CLIENTS = "RAYDEBUG_DASHBOARD", "RAYDEBUG_GATEWAY_CLIENTS"
+"""Addresses of the dashboard, and of the gateway's port for clients: the cluster around a container's terminal."""
+
+RENAMED = {"RAYDEBUG_DOOR": GATEWAY_CLIENTS, "RAYDEBUG_WARM_MODULES": PREFORK_MODULES}
+"""Variables whose old name works in this release."""
 
 RAY_DEBUG, RAY_DEBUG_POST_MORTEM = "RAY_DEBUG", "RAY_DEBUG_POST_MORTEM"
 """Ray's own two debugger variables; Ray reads the same defaults: ray/util/rpdb.py:298, 338 (2.60.0)."""

@@ -183,7 +183,7 @@ def new_nonce() -> str:
 
 
 def is_nonce(text: str) -> bool:
-    """Say whether a text has the form of a nonce."""
+    """Return whether a text has the form of a nonce."""
     return len(text) == 2 * NONCE_BYTES and text.isascii() and text.isalnum()
 
 

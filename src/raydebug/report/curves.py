@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from raydebug.jobs.memory_samples import NODE
 from raydebug.render import duration
 from raydebug.report import units
-from raydebug.report.document import SECONDS, Gpu, Process, Run, Spread
+from raydebug.report.document import SECONDS, GpuLoad, ProcessMemory, Run, Spread
 from raydebug.report.page import SERIES, Markup, join, number, percent, span, tag
 from raydebug.report.plot import (
     COLUMNS,
@@ -61,7 +61,7 @@ def gpu_rows(run: Run, axis: Axis) -> list[Markup]:
     return [_gpu_row(gpu, axis) for gpu in run.gpus[:MOST_GPUS]]
 
 
-def _gpu_row(gpu: Gpu, axis: Axis) -> Markup:
+def _gpu_row(gpu: GpuLoad, axis: Axis) -> Markup:
     most = peak(gpu.samples)
     total = gpu.total_mib or most or 1.0
     used = [(at, 100 * value / total) for at, value, _ in gpu.samples if math.isfinite(value)]
@@ -89,11 +89,11 @@ _COLUMNS_OF_A_LETTER = 12
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeMemory:
     """A node's memory."""
 
     name: str
-    processes: list[Process]  # of the run, the largest first
+    processes: list[ProcessMemory]  # of the run, the largest first
     bands: list[int]  # of each process in the plot; the last band is for all others
     columns: list[tuple[float, list[float]]]  # memory of each band over time
     whole: list[Point]  # memory of all processes of the node, also of other programs; empty if unknown
@@ -111,7 +111,7 @@ class Node:
 
 def memory_rows(run: Run, axis: Axis) -> list[Markup]:
     """Return a row for each node, all with the same scale."""
-    named: dict[str, list[Process]] = {}
+    named: dict[str, list[ProcessMemory]] = {}
     for process in run.memory:
         named.setdefault(process.node, []).append(process)
     nodes = [_node(name, processes, axis) for name, processes in named.items()]
@@ -128,21 +128,21 @@ def memory_sum(run: Run, axis: Axis) -> list[Point]:
     return [(x, values[0]) for x, values in stack(series, [0] * len(series), axis.length)] if series else []
 
 
-def points_of(process: Process) -> list[Point]:
+def points_of(process: ProcessMemory) -> list[Point]:
     """Return the samples of a process as points."""
     return [(sample[0], sample[1]) for sample in process.samples]
 
 
-def _node(name: str, found: Sequence[Process], axis: Axis) -> Node:
+def _node(name: str, found: Sequence[ProcessMemory], axis: Axis) -> NodeMemory:
     processes = sorted((p for p in found if p.name != NODE), key=lambda process: -peak(process.samples))
     own = len(processes) if len(processes) <= SERIES else SERIES - 1
     bands = [min(index, own) for index in range(len(processes))]
     columns = stack([points_of(process) for process in processes], bands, axis.length)
     whole = [point for process in found if process.name == NODE for point in points_of(process)]
-    return Node(name, processes, bands, columns if processes else [], whole)
+    return NodeMemory(name, processes, bands, columns if processes else [], whole)
 
 
-def _memory_row(node: Node, axis: Axis, high: float) -> Markup:
+def _memory_row(node: NodeMemory, axis: Axis, high: float) -> Markup:
     shapes, letters = _bands(node, axis, high)
     line = [draw_curve(axis, node.whole, 0.0, high, style)[-1] for style in ("halo", "whole")] if node.whole else []
     most = units.mebibytes(max((y for _, y in node.whole), default=0.0))
@@ -160,7 +160,7 @@ def _memory_row(node: Node, axis: Axis, high: float) -> Markup:
     return track(what, drawing, how, "curved tall")
 
 
-def _bands(node: Node, axis: Axis, high: float) -> tuple[list[Markup], list[Markup]]:
+def _bands(node: NodeMemory, axis: Axis, high: float) -> tuple[list[Markup], list[Markup]]:
     """Return the areas of the bands, and the letters of those with room."""
     floor: list[Point] = [(x, 0.0) for x, _ in node.columns]
     shapes: list[Markup] = []
@@ -191,7 +191,7 @@ def _colour(band: int, bands: Sequence[int]) -> str:
     return f"s{SERIES if is_rest else band + 1}"
 
 
-def _legend(node: Node) -> Markup:
+def _legend(node: NodeMemory) -> Markup:
     """Return the legend of letters and processes, the uppermost band first."""
     entries = []
     for band in range(max(node.bands), -1, -1):

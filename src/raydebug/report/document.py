@@ -47,7 +47,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Process:
+class ProcessMemory:
     """The memory of a process: samples of (seconds, MiB), in order."""
 
     name: str
@@ -56,7 +56,7 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuLoad:
     """A GPU: samples of (seconds, MiB in use, % busy), in order; NaN for an unknown value."""
 
     name: str
@@ -110,8 +110,8 @@ class Run:
     steps_kept: int  # in the record
     step_count: int  # of the run
     median_step_s: float | None
-    memory: list[Process]
-    gpus: list[Gpu]
+    memory: list[ProcessMemory]
+    gpus: list[GpuLoad]
     pauses: list[Pause]
     findings: list[dict[str, str]]
     crashes: list[dict[str, str]]
@@ -279,15 +279,15 @@ def _floats(values: list[object]) -> list[float]:
     return numbers
 
 
-def _memory(found: object) -> list[Process]:
+def _memory(found: object) -> list[ProcessMemory]:
     read = ((one, _samples(one.get("samples"), 2)) for one in _mappings(found))
-    return [Process(_text(one.get("process")) or "?", _text(one.get("node")), s) for one, s in read if s]
+    return [ProcessMemory(_text(one.get("process")) or "?", _text(one.get("node")), s) for one, s in read if s]
 
 
-def _gpus(found: object) -> list[Gpu]:
+def _gpus(found: object) -> list[GpuLoad]:
     read = ((gpu, _samples(gpu.get("samples"), 3)) for gpu in _mappings(found))
     return [
-        Gpu(_text(gpu.get("name")) or "GPU", _text(gpu.get("node")), _number(gpu.get("total_mib")) or 0.0, samples)
+        GpuLoad(_text(gpu.get("name")) or "GPU", _text(gpu.get("node")), _number(gpu.get("total_mib")) or 0.0, samples)
         for gpu, samples in read
         if samples
     ]

@@ -55,7 +55,7 @@ def mode_of(environ: Mapping[str, str]) -> str:
             continue
         if name not in _ALLOWED:
             raise UsageError(
-                f"{name} is no variable of Ray's",
+                f"{name} is not a variable of Ray's",
                 cause=f"{name}={value} is set in your environment, and Ray ignores it silently",
                 fix=f"unset {name}; to stop at crashes use `--debugger post-mortem`",
                 code="debugger.unknown-variable",
@@ -110,14 +110,12 @@ WIDE_S = 24 * 3600
 
 
 @dataclass(frozen=True)
-class Watchdog:
+class TimeLimit:
     """One limit.
 
     Args:
         variable: the environment variable that sets it, in seconds.
         default_s: what it is without.
-        ends: what it does when it strikes.
-        source: where this is written.
     """
 
     variable: str
@@ -127,8 +125,8 @@ class Watchdog:
 
 
 # Not here: Ray's health checks (they ask raylets, which no pause stops).
-WATCHDOGS = (
-    Watchdog(
+TIME_LIMITS = (
+    TimeLimit(
         GROUP_TIMEOUT,
         600,
         "a collective that waits for a paused rank: torch's process groups (600 s for NCCL alone, 1800 s for others; "
@@ -136,19 +134,19 @@ WATCHDOGS = (
         "torch 2.11 and 2.13 distributed/constants.py; verl 0.9.1 utils/distributed.py:89, called without a limit (its "
         "key nccl_timeout is read by nothing); raised by worker/torch_hooks.py",
     ),
-    Watchdog(
+    TimeLimit(
         NCCL_HEARTBEAT,
         480,
         "a process whose NCCL collective hangs: torch's monitor kills it",
         "torch 2.11 csrc/distributed/c10d/ProcessGroupNCCL.hpp",
     ),
-    Watchdog(
+    TimeLimit(
         "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS",
         300,
         "vLLM's engine, when one of its workers does not answer",
         "vllm 0.24 and 0.28 envs.py; v1/executor/multiproc_executor.py",
     ),
-    Watchdog(
+    TimeLimit(
         "VLLM_ENGINE_READY_TIMEOUT_S",
         600,
         "the start of vLLM, when its engine does not come up",
@@ -171,4 +169,4 @@ def recorder_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 def widened(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that widen every limit which the user has not set."""
-    return {w.variable: str(WIDE_S) for w in WATCHDOGS if w.variable not in environ}
+    return {w.variable: str(WIDE_S) for w in TIME_LIMITS if w.variable not in environ}

@@ -71,7 +71,7 @@ def _check_line(line: str, number: int) -> tuple[str, str] | None:
     key, equals, value = line.removeprefix("export ").partition("=")
     key, value = key.strip(), value.strip()
     if not equals:
-        raise NotPlainText("it is no KEY=VALUE", number)  # its text may be a pasted secret
+        raise NotPlainText("it is not KEY=VALUE", number)  # its text may be a pasted secret
     if not _KEY.fullmatch(key):
         raise NotPlainText("a key has letters, digits and '_' alone", number)
     quote = value[:1]

@@ -43,7 +43,6 @@ class NotPlainText(ValueError):
     """A file that is not what it should be.
 
     Args:
-        cause: what is wrong with it.
         line: where, counted from 1; None where it is not about a line.
     """
 
@@ -85,7 +84,7 @@ def read_bounded(path: Path, *, bytes_max: int, what: str) -> bytes:
         with os.fdopen(handle, "rb") as file:
             about = os.fstat(handle)
             if not stat.S_ISREG(about.st_mode):
-                raise NotPlainText("Is a directory" if stat.S_ISDIR(about.st_mode) else "it is no regular file")
+                raise NotPlainText("Is a directory" if stat.S_ISDIR(about.st_mode) else "it is not a regular file")
             if about.st_size > bytes_max:
                 raise NotPlainText(f"it has {about.st_size} bytes, more than the {bytes_max} that {what} may have")
             return file.read(bytes_max + 1)
@@ -146,11 +145,6 @@ def write_named(path: Path, text: str | bytes, *, mode: int | None = 0o600) -> N
     """Write a file that the user has named, in any folder; a device or a pipe is written to.
 
     A link stays where it is this user's or root's, and the file that it points to is replaced.
-
-    Args:
-        path: the file; its folder exists.
-        text: its new contents, as for `atomic_write`.
-        mode: permissions of the file, as for `atomic_write`.
 
     Raises:
         OSError: it cannot be written, or is a link of another user. Nothing is left behind.

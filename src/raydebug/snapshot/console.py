@@ -54,13 +54,7 @@ def source_lines(frame: SavedFrame) -> list[str]:
 
 
 class SavedDebugger(Debugger):
-    """A debugger that shows a snapshot in place of a paused thread.
-
-    Args:
-        document: the snapshot.
-        paint: colours.
-        interactive: whether a person types.
-    """
+    """A debugger that shows a snapshot in place of a paused thread."""
 
     def __init__(self, document: SnapshotDocument, paint: Paint, *, interactive: bool) -> None:
         super().__init__(1, None, document["summary"].get("rank"), paint=paint, interactive=interactive, peers=())
@@ -75,21 +69,17 @@ class SavedDebugger(Debugger):
 
     @property
     def saved(self) -> SavedFrame:
-        """The selected frame, as it is saved."""
         return self.snapshot["frames"][self.frame.id - 1]
 
     @property
     def stack(self) -> Stack:
-        """The frames of the exception, and the selected one."""
         return self._stack
 
     @property
     def first_line(self) -> int:  # type: ignore[override]
-        """The first line of the saved source."""
         return self.saved.get("source_from", 1)
 
     async def lines(self, frame: Frame) -> list[str]:
-        """Return the saved source of a frame."""
         return source_lines(self.snapshot["frames"][frame.id - 1])
 
     async def function(self) -> Function:
@@ -98,7 +88,6 @@ class SavedDebugger(Debugger):
         return Function(self.frame.function, self.first_line, last, tuple(self.saved.get("arguments", ())), ())
 
     async def locals(self) -> list[Message]:
-        """Return the locals of the selected frame."""
         found = self.saved.get("locals", {}).items()
         return [{"name": name, "value": self.values.text(at, self.value_chars), "type": "local"} for name, at in found]
 

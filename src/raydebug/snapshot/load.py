@@ -51,9 +51,6 @@ class SnapshotFile:
 def find_snapshots(target: str = LAST) -> list[SnapshotFile]:
     """Return the snapshots of a file, a folder or a run, the first crash first; a damaged file is skipped with a line.
 
-    Args:
-        target: a file, a folder, or a run as `load_run` takes it.
-
     Raises:
         RaydebugError: there is no such run, or the file named is no snapshot.
     """
@@ -193,7 +190,7 @@ def _unpack(path: Path) -> dict[str, Any]:
 
 def _not_ours(path: Path, why: str) -> RaydebugError:
     return UsageError(
-        "this file is no snapshot of raydebug", cause=f"{path}: {why}", code="snapshot.not-ours",
+        "this file is not a snapshot of raydebug", cause=f"{path}: {why}", code="snapshot.not-ours",
         fix=f"name a file that ends in {SUFFIX}, or a run; `raydebug open --list` shows them",
     )  # fmt: skip
 

@@ -21,11 +21,7 @@ NOT_RUNNING = "a snapshot does not run: it has no process"
 
 
 class SnapshotSession:
-    """Answers the requests of one editor. Each exception that has frames is a thread; thread 1 is the raised one.
-
-    Args:
-        document: the snapshot.
-    """
+    """Answers the requests of one editor. Each exception that has frames is a thread; thread 1 is the raised one."""
 
     def __init__(self, document: SnapshotDocument) -> None:
         self._document, self._values = document, Values(document["values"])

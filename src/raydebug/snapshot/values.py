@@ -71,7 +71,7 @@ class Values:
             case ast.Name(id=name) if name in names:
                 return names[name]
             case ast.Name(id=name):
-                raise NotThere(f"NameError: {name!r} is no local of this frame; globals are not in a snapshot")
+                raise NotThere(f"NameError: {name!r} is not a local of this frame; globals are not in a snapshot")
             case ast.Attribute(value=owner, attr=name):
                 return self._attribute(self._reach(names, owner), name)
             case ast.Subscript(value=owner, slice=ast.Constant(value=int() | str() as key)):
@@ -154,7 +154,6 @@ class Values:
         return found + [(f".{visible(name, keep='')}", item) for name, item in named.items()]
 
     def has_children(self, index: int) -> bool:
-        """Return whether a value has parts."""
         value = self[index]
         return any(value.get(part) for part in ("pairs", "items", "attributes", "tensor"))
 
@@ -252,12 +251,7 @@ def tensor_line(value: SavedValue) -> str:
 
 
 def tensor_facts(value: SavedValue, shares_with: Sequence[str] = ()) -> Message:
-    """Return a tensor as `view.draw_tensor` takes it.
-
-    Args:
-        value: the tensor.
-        shares_with: the names of others in the same memory.
-    """
+    """Return a tensor as `view.draw_tensor` takes it."""
     tensor = value.get("tensor", {})
     numel, sampled = math.prod(tensor.get("shape", [])), tensor.get("sampled", 0)
     notes = [f"of {sampled:,} sampled elements of {numel:,}"] if 0 < sampled < numel else []

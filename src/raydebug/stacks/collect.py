@@ -31,12 +31,6 @@ def take(
 ) -> list[ListedStacks]:
     """Return the stacks of a job. Processes that do not answer within a second are read from outside.
 
-    Args:
-        cluster: where it runs.
-        job: submission id; None for all jobs.
-        native: add the C frames of all processes.
-        say: prints a line about stacks that are missing.
-
     Raises:
         RaydebugError: the gateway does not answer, or C frames cannot be read on the nodes of this cluster.
     """
@@ -61,11 +55,6 @@ def take(
 
 def look_from_outside(cluster: Cluster, processes: Iterable[ListedStacks], *, native: bool) -> list[str]:
     """Add the stacks of processes that do not answer, and C frames, as py-spy sees them on the processes' nodes.
-
-    Args:
-        cluster: where they run.
-        processes: changed in place.
-        native: look at all of them, for C frames.
 
     Returns:
         Why processes could not be read, in lines.
@@ -116,12 +105,7 @@ def is_python(file: str) -> bool:
 
 
 def as_document(taken: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task]) -> dict[str, Any]:
-    """Return what `raydebug stacks --json` prints, and --from reads.
-
-    Args:
-        taken: the stacks at one or more moments, oldest first.
-        tasks: Ray's unfinished tasks.
-    """
+    """Return what `raydebug stacks --json` prints, and --from reads."""
     verdict = judge(taken, tasks)
     return {
         "version": 1,

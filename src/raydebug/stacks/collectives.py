@@ -39,13 +39,7 @@ LOGS = "raydebug job logs --first-error"
 def judge_collectives(
     waits: Sequence[Wait], processes: Sequence[ListedStacks], moved: Sequence[ListedStacks]
 ) -> Verdict | None:
-    """Return the verdict on the rank that keeps others waiting in a collective; None if there is none.
-
-    Args:
-        waits: what the working processes wait for.
-        processes: all processes of the job.
-        moved: those that are at another line than in an earlier sample.
-    """
+    """Return the verdict on the rank that keeps others waiting in a collective; None if there is none."""
     groups, instances = _read_groups(processes), {one["instance"] for one in moved}
     places = {one.process["instance"]: one for one in waits}
     found = [one for group in groups if (one := _judge_group(group, places, processes, instances)) is not None]
@@ -76,7 +70,7 @@ def has_advanced(before: ListedStacks, after: ListedStacks) -> bool:
 
 
 @dataclass
-class _Group:
+class _ProcessGroup:
     """One process group: its ranks, their processes, and the calls of each by sequence number."""
 
     label: str
@@ -93,12 +87,12 @@ class _Group:
         return [process for rank, process in self.members.items() if self.pending(rank)]
 
 
-def _read_groups(processes: Sequence[ListedStacks]) -> list[_Group]:
+def _read_groups(processes: Sequence[ListedStacks]) -> list[_ProcessGroup]:
     """Return the groups in which a rank waits: one for each backend that a process group of torch has."""
     backends: dict[object, set[str]] = {}
     for _, given in _given(processes):
         backends.setdefault(_name(given), set()).update(call.get("backend", "") for call in given.get("calls", []))
-    found: dict[object, _Group] = {}
+    found: dict[object, _ProcessGroup] = {}
     present: dict[object, set[int]] = {}
     for process, given in _given(processes):
         rank, about = given.get("rank", -1), given.get("description", "")
@@ -110,7 +104,7 @@ def _read_groups(processes: Sequence[ListedStacks]) -> list[_Group]:
                 continue  # its calls may be overwritten
             label = " ".join(one for one in (given.get("name", ""), about, backend) if one not in ("", "undefined"))
             key = (process["job"], process["role"], process["child_of"], backend, _name(given))
-            group = found.setdefault(key, _Group(label, given["ranks"], alike))
+            group = found.setdefault(key, _ProcessGroup(label, given["ranks"], alike))
             group.is_ambiguous |= rank in group.members
             group.members[rank], group.calls[rank] = process, calls
     return [one for one in found.values() if not one.is_ambiguous and one.waiting()]
@@ -128,7 +122,7 @@ def _name(given: CollectiveGroup) -> object:
 
 
 def _judge_group(
-    group: _Group, places: dict[str, Wait], processes: Sequence[ListedStacks], moved: set[str]
+    group: _ProcessGroup, places: dict[str, Wait], processes: Sequence[ListedStacks], moved: set[str]
 ) -> tuple[int, Verdict] | None:
     """Return the verdict on a group and its priority: the lowest one of all groups is the cause."""
     seq = min(seq for rank in group.members for seq in group.pending(rank))
@@ -163,7 +157,7 @@ def _judge_group(
     return 3 if also_waits else 2, make_verdict("missing-rank", CERTAIN, text, attach(first), list(late.values()))
 
 
-def _differences(group: _Group, seq: int) -> list[list[int]]:
+def _differences(group: _ProcessGroup, seq: int) -> list[list[int]]:
     """Group the ranks that called a collective by operation, size and type; the largest group comes first."""
     found: dict[object, list[int]] = {}
     for rank in sorted(group.calls):
@@ -174,7 +168,7 @@ def _differences(group: _Group, seq: int) -> list[list[int]]:
     return sorted(found.values(), key=len, reverse=True)
 
 
-def _mismatch(group: _Group, seq: int, different: list[list[int]], places: dict[str, Wait]) -> Verdict:
+def _mismatch(group: _ProcessGroup, seq: int, different: list[list[int]], places: dict[str, Wait]) -> Verdict:
     parts = []
     for ranks in [*different[1:], different[0]]:
         call, process = group.calls[ranks[0]][seq], group.members[ranks[0]]

@@ -18,7 +18,7 @@ _BELOW_TRAINERS = re.compile(r"-packages/(torch|ray|tensordict|numpy|uvloop)/|/l
 _LIBRARY = re.compile(r".*/(?:site-packages|dist-packages|lib/python3[.\d]*)/")
 
 
-class Group(TypedDict):
+class StackGroup(TypedDict):
     """Processes of one role with the same stack."""
 
     role: str
@@ -59,7 +59,7 @@ def is_idle(process: ListedStacks) -> bool:
     return any(inner.get("file", "").endswith(path) and inner.get("function", "").endswith(name) for path, name in IDLE)
 
 
-def group(processes: Iterable[ListedStacks]) -> list[Group]:
+def group(processes: Iterable[ListedStacks]) -> list[StackGroup]:
     """Return the groups of the processes that answered and are not idle, outliers first, then by role."""
     found: dict[tuple[str, object], list[ListedStacks]] = {}
     for process in processes:
@@ -68,7 +68,7 @@ def group(processes: Iterable[ListedStacks]) -> list[Group]:
     sizes: dict[str, int] = {}
     for (role, _), members in found.items():
         sizes[role] = sizes.get(role, 0) + len(members)
-    groups: list[Group] = [
+    groups: list[StackGroup] = [
         {
             "role": role,
             "ranks": sorted({one["rank"] for one in members if one["rank"] is not None}),

@@ -22,7 +22,7 @@ from raydebug.protocol import messages
 from raydebug.settings.files import atomic_write
 from raydebug.stacks.collect import as_document, fetch_tasks, take
 from raydebug.stacks.verdict import judge
-from raydebug.stacks.waits import Verdict
+from raydebug.stacks.waits import Verdict, VerdictKind
 
 if TYPE_CHECKING:
     from raydebug.jobs.recorder import Recorder
@@ -33,17 +33,12 @@ TICK_S = 1.0
 SAMPLES_PER_LIMIT, APART_AT_LEAST_S = 10, 5.0
 MAX_SAMPLES = 12
 PAUSE_TIMEOUT_S = 4.0
-NO_HANG = ("moving", "paused", "none")
+NO_HANG: tuple[VerdictKind, ...] = ("moving", "paused", "none")
 Action = Literal["report", "pause", "stop"]
 
 
 class Progress:
-    """Decides when a job hangs. Pure: the caller passes the time.
-
-    Args:
-        after_s: the job hangs after this many seconds without progress.
-        now: seconds of a monotonic clock.
-    """
+    """Decides when a job hangs. Pure: the caller passes the time."""
 
     def __init__(self, after_s: float, now: float) -> None:
         self._after_s = after_s
@@ -81,8 +76,6 @@ class HangWatch:
     """Watches one job.
 
     Args:
-        after_s: the job hangs after this many seconds without progress.
-        action: what to do then, besides the report.
         by_steps: a trainer is recognised, so log output alone is no progress.
     """
 

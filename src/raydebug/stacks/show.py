@@ -10,14 +10,14 @@ from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.messages import ANSWERED
 from raydebug.protocol.records import StackFrame, ThreadStack
 from raydebug.stacks.collect import is_python
-from raydebug.stacks.groups import Group, place, users_frames
+from raydebug.stacks.groups import StackGroup, place, users_frames
 from raydebug.stacks.waits import name_process
 
 SHOWN_FRAMES = 5
 SHOWN_NATIVE = 12
 
 
-def group_lines(groups: Sequence[Group], processes: Sequence[ListedStacks]) -> Iterator[str]:
+def group_lines(groups: Sequence[StackGroup], processes: Sequence[ListedStacks]) -> Iterator[str]:
     """Yield which processes are in each group, and the frames that say where they are."""
     native = {(one["role"], one["pid"]): one.get("native", []) for one in processes}
     for one in groups:

@@ -17,6 +17,7 @@ from raydebug.stacks.collectives import all_inside, has_advanced, judge_collecti
 from raydebug.stacks.groups import active_frames, active_thread, is_idle, place, place_of, users_frame
 from raydebug.stacks.waits import (
     CERTAIN,
+    COLLECTIVE,
     LIKELY,
     Verdict,
     Wait,
@@ -49,12 +50,7 @@ class Task(TypedDict):
 
 
 def judge(samples: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task] = ()) -> Verdict:
-    """Return the verdict on the stacks of a job.
-
-    Args:
-        samples: the stacks at one or more moments, seconds apart, oldest first.
-        tasks: Ray's unfinished tasks.
-    """
+    """Return the verdict on the stacks of a job, taken at one or more moments, oldest first; and on its Ray tasks."""
     processes = samples[-1]
     answered = [one for one in processes if one["threads"]]
     working = [one for one in answered if not is_idle(one)]
@@ -97,9 +93,9 @@ def _deadlock(processes: Sequence[ListedStacks]) -> Verdict | None:
         threads = process["threads"]
         holder = {lock: number for number, one in enumerate(threads) for lock in one.get("holds", [])}
         after = {n: holder.get(one.get("wants", ""), n) for n, one in enumerate(threads)}
-        circle = _circle({n: other for n, other in after.items() if other != n})
-        if circle:
-            parts = [f"{threads[n]['name']} at {place(place_of(threads[n].get('frames', [])))}" for n in circle]
+        cycle = _cycle({n: other for n, other in after.items() if other != n})
+        if cycle:
+            parts = [f"{threads[n]['name']} at {place(place_of(threads[n].get('frames', [])))}" for n in cycle]
             text = f"threads of {name_process(process)} wait for each other's locks: {'; '.join(parts)}"
             return make_verdict("deadlock", LIKELY, text, attach(process), [process])
     return None
@@ -107,17 +103,17 @@ def _deadlock(processes: Sequence[ListedStacks]) -> Verdict | None:
 
 def _deadlock_of_actors(waits: Sequence[Wait], tasks: Sequence[Task]) -> Verdict | None:
     after = {n: found[0] for n, one in enumerate(waits) if (found := _awaited(one, waits, tasks))}
-    circle = _circle({n: waits.index(other) for n, (_, other) in after.items()})
-    if not circle:
+    cycle = _cycle({n: waits.index(other) for n, (_, other) in after.items()})
+    if not cycle:
         return None
-    parts = [f"{waits[n].who} waits for {after[n][0]['name']} at {place(waits[n].at)}" for n in circle]
+    parts = [f"{waits[n].who} waits for {after[n][0]['name']} at {place(waits[n].at)}" for n in cycle]
     text = f"actors wait for each other: {'; '.join(parts)}"
-    processes = [waits[n].process for n in circle]
+    processes = [waits[n].process for n in cycle]
     return make_verdict("deadlock", CERTAIN, text, attach(processes[0]), processes)
 
 
-def _circle(waits_for: Mapping[int, int]) -> list[int]:
-    """Return those that wait for each other in a circle; empty if there is none."""
+def _cycle(waits_for: Mapping[int, int]) -> list[int]:
+    """Return those that wait for each other in a cycle; empty if there is none."""
     for first in waits_for:
         path = [first]
         while (after := waits_for.get(path[-1])) is not None:
@@ -250,5 +246,7 @@ def _own_waits(waits: Sequence[Wait]) -> Verdict | None:
     if not causes or (busy and all(one.kind == "ray-get" for one in causes)):
         return None
     first = causes[0]
+    if first.kind == COLLECTIVE:
+        return None  # `all_inside` says it
     text = f"{first.who} waits for {first.what} at {place(first.at)}"
     return make_verdict(first.kind, LIKELY, text, attach(first.process), [one.process for one in causes])

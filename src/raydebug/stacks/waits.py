@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TypedDict
+from typing import Final, Literal, TypeAlias, TypedDict
 
 from raydebug.protocol import messages
 from raydebug.protocol.listings import ListedStacks
@@ -19,12 +19,18 @@ from raydebug.stacks.groups import active_thread, place_of
 
 CERTAIN, LIKELY = "certain", "likely"
 SEARCHED_FRAMES = 10  # innermost ones of a stack
-COLLECTIVE = "collective"  # the kind of a wait; no verdict has it
+COLLECTIVE: Final = "collective"
+# docs/09-hangs.md explains each; a test compares.
+VerdictKind: TypeAlias = Literal[
+    "collective-mismatch", "missing-rank", "crashed-peer", "deadlock", "ray-get", "mailbox", "queue", "data-loader",
+    "network", "subprocess", "sleep", "gil", "paused", "moving", "unknown", "none",
+]  # fmt: skip
+WaitKind: TypeAlias = VerdictKind | Literal["collective"]  # a verdict says what is wrong with it
 
 _GROUPS = "init_process_group|new_group|split_group"
 COLLECTIVES = rf"^(all_|reduce|broadcast|barrier|gather|scatter|monitored|send|recv|batch_isend|{_GROUPS})"
 # Most specific first. Sources: torch 2.11 and 2.13, ray 2.60.0, CPython 3.11 to 3.13, httpcore 1, aiohttp 3.
-PATTERNS = (
+PATTERNS: tuple[tuple[str, str, WaitKind, str], ...] = (
     (r"/torch/distributed/distributed_c10d\.py$", COLLECTIVES, COLLECTIVE, "{function}"),
     (r"/torch/utils/data/dataloader\.py$", r"_get_data|_try_get_data", "data-loader", "a worker of its DataLoader"),
     (r"/ray/_private/worker\.py$", r"^(get|wait)$", "ray-get", "ray.{function}"),
@@ -40,7 +46,7 @@ SLEEP = re.compile(r"\b(time\.)?sleep\(")
 class Verdict(TypedDict):
     """What the job waits for."""
 
-    kind: str
+    kind: VerdictKind
     certainty: str
     text: str
     next: str | None
@@ -53,14 +59,11 @@ class Wait:
     """What the active thread of a process waits for.
 
     Args:
-        kind: a verdict's kind, or COLLECTIVE.
         what: in words.
-        process: the process that waits.
         at: the user's frame, or the innermost one.
-        thread: the thread that waits.
     """
 
-    kind: str
+    kind: WaitKind
     what: str
     process: ListedStacks
     at: StackFrame
@@ -85,7 +88,7 @@ def wait_of(process: ListedStacks) -> Wait:
     return Wait("unknown", "", process, at, thread)
 
 
-def matches(thread: ThreadStack) -> Iterator[tuple[str, str]]:
+def matches(thread: ThreadStack) -> Iterator[tuple[WaitKind, str]]:
     """Yield kind and words of each pattern that a stack matches, most specific first."""
     for path, function, kind, words in PATTERNS:
         for frame in thread.get("frames", [])[:SEARCHED_FRAMES]:
@@ -137,7 +140,7 @@ def attach(process: ListedStacks) -> str:
 
 
 def make_verdict(
-    kind: str, certainty: str, text: str, next_command: str | None, processes: Sequence[ListedStacks] = ()
+    kind: VerdictKind, certainty: str, text: str, next_command: str | None, processes: Sequence[ListedStacks] = ()
 ) -> Verdict:
     """Return a verdict that names these processes."""
     return {

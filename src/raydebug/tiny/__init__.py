@@ -21,9 +21,6 @@ from raydebug.errors import RaydebugError, UsageError
 def appearing(target: Path) -> Iterator[Path]:
     """Give a temporary folder beside `target` to write to, and rename it to `target` when all went well.
 
-    Args:
-        target: the folder to be; it must not exist, or be empty.
-
     Raises:
         RaydebugError: the target is taken, cannot be written, or the disk is full. Nothing is left behind.
     """

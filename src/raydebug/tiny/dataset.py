@@ -31,7 +31,6 @@ class TinyDataset:
         columns: the columns of train.parquet.
         missing: columns that verl reads and that are not there.
         rows: how many rows each file has.
-        seconds: how long it took.
     """
 
     path: str
@@ -158,7 +157,7 @@ def _files_of(like: Path) -> tuple[Path, Path]:
         return like, like
     else:
         cause = "there is no such file or folder"
-    raise _no_dataset(f"'{like}' is no dataset", cause)
+    raise _no_dataset(f"'{like}' is not a dataset", cause)
 
 
 def _first_rows(file: Path, rows: int, parquet: Any) -> Any:

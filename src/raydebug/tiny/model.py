@@ -48,14 +48,7 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class TinyModel:
-    """A model that was built.
-
-    Args:
-        path: its folder.
-        architecture: the class that transformers loads it with.
-        parameters: how many numbers it has.
-        seconds: how long it took.
-    """
+    """A model that was built."""
 
     path: str
     architecture: str
@@ -103,7 +96,7 @@ def build_model(target: Path, *, like: Path | None = None, vision: bool = False,
 def _require_config(like: Path) -> None:
     if not (like / "config.json").is_file():
         raise UsageError(
-            f"'{like}' is no model",
+            f"'{like}' is not a model",
             cause=f"there is no file '{like / 'config.json'}'" if like.is_dir() else "there is no such folder",
             fix="give --like the folder of a downloaded model, the one with config.json in it",
             code="tiny.no-config",
@@ -160,7 +153,7 @@ def _likeness(like: Path, transformers: Any) -> tuple[Any, Any]:
         original = transformers.AutoConfig.from_pretrained(like, local_files_only=True)
     except (ValueError, KeyError, OSError) as failure:
         raise UsageError(
-            f"'{like / 'config.json'}' is no config that transformers {transformers.__version__} knows",
+            f"'{like / 'config.json'}' is not a config that transformers {transformers.__version__} knows",
             cause=(str(failure).strip().splitlines() or [repr(failure)])[0],
             fix="give --like a model whose architecture is part of transformers (code of its own is never run)",
             code="tiny.unknown-architecture",
@@ -244,12 +237,7 @@ def _fit_rotary_sections(small: dict[str, Any]) -> None:
 
 
 def rename_token_ids(config: Mapping[str, Any], new_id: Callable[[int], int | None]) -> dict[str, Any]:
-    """Return the config with every token id replaced; an id without a successor becomes None.
-
-    Args:
-        config: a config; nested configs are followed.
-        new_id: maps an id of the old vocabulary to one of the new.
-    """
+    """Return the config, nested ones too, with every token id replaced; an id without a successor becomes None."""
     renamed: dict[str, object] = {}
     for key, value in config.items():
         if isinstance(value, Mapping) and key.endswith("_config"):

@@ -24,7 +24,6 @@ class TrainingConfig:
     """A composed config.
 
     Args:
-        values: the trainer's own nested mapping.
         keys: raydebug's setting words and the dotted keys that the trainer has for them.
     """
 
@@ -37,7 +36,6 @@ class TrainingConfig:
 
     @property
     def ranks(self) -> int:
-        """The number of processes that train together."""
         return int(self.get("gpus_per_node") * self.get("nodes"))
 
 
@@ -47,9 +45,7 @@ class RewardFunction:
 
     Args:
         path: its file or `pkg://` module; None for the trainer's own.
-        name: of the function.
         manager: the trainer's class that calls it.
-        options: further keyword arguments of each call.
         by_model: whether a reward model scores instead.
     """
 
@@ -64,8 +60,6 @@ class CannotCompose(Exception):
     """The trainer's config library refused the command.
 
     Args:
-        kind: the class of its exception.
-        message: its message.
         keys: every key that the config has.
     """
 

@@ -79,7 +79,7 @@ def _program(module: str, arguments_at: int, launcher_at: int | None = None) -> 
 
 
 def columns() -> dict[str, Mapping[str, Column]]:
-    """Return every column: program -> version from which it holds -> our words -> keys."""
+    """Return every column: program -> version from which it holds -> our setting names -> keys."""
     return {program: trainer.keys(program) for trainer in TRAINERS for program in trainer.programs()}
 
 
@@ -104,12 +104,7 @@ def column_of(program: str, version: str) -> tuple[str, Column] | None:
 
 
 def nearest_column(program: str, known: Mapping[str, object]) -> tuple[str, Column]:
-    """Return the column that agrees most with a config of unknown version, and its version.
-
-    Args:
-        program: whose columns.
-        known: every key of the config, and its value.
-    """
+    """Return the column that agrees most with a config of unknown version, and its version."""
     table = columns()[program]
 
     def agreement(name: str) -> int:

@@ -1,4 +1,4 @@
-"""The settings of one command by our words: the value of each, and what was changed."""
+"""The settings of one command by our setting names: the value of each, and what was changed."""
 
 from __future__ import annotations
 
@@ -33,11 +33,8 @@ class Change:
     """One setting that the profile changed.
 
     Args:
-        setting: our word.
-        key: the trainer's key.
         old: its value in the user's command, or the trainer's default.
         new: its value now; None if it was removed.
-        why: the reason.
         saving: the expected saving; empty if it was neither measured nor counted.
     """
 
@@ -75,8 +72,6 @@ class Settings:
     """The settings of a command.
 
     Args:
-        trainer: whose command it is.
-        column: our words in the trainer's keys.
         command: its arguments, which change.
         values: its config before any override; None if it was not read, so that the column's defaults hold.
         elsewhere: words for which other versions of this trainer have a key.
@@ -195,7 +190,6 @@ class Settings:
         return word in self._limits
 
     def is_changed(self, word: str) -> bool:
-        """Return whether a setting differs from the user's command."""
         return any(change.setting == word for change in self.changes)
 
     def change(self, word: str, new: str | None, why: str, saves: str = "") -> None:

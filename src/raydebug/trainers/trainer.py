@@ -58,7 +58,6 @@ class Program:
     """A trainer's program that a command runs.
 
     Args:
-        trainer: the framework.
         name: the name of its table of keys, such as `ppo`.
         module: the module that runs; of a fork too, such as `verl_arpo.trainer.main_ppo`.
         arguments_at: index in argv at which its own arguments begin.
@@ -77,7 +76,6 @@ class Installed:
     """A trainer as it is installed where the command runs.
 
     Args:
-        version: of its package; None if unknown.
         values: every key of its config with its value before any override; None if the config was not read.
         unread: why the config was not read.
     """
@@ -210,7 +208,6 @@ class FilesRead:
 
     Args:
         models: folders, or names on the Hub, of the models in use.
-        data: data files.
     """
 
     models: list[str]
@@ -240,7 +237,7 @@ class Trainer(Protocol):
         """Return the name of the program that a module is; None if it is none of this trainer."""
 
     def keys(self, program: str) -> Mapping[str, Column]:
-        """Return the program's keys: version from which they hold -> our words -> keys, oldest version first."""
+        """Return the program's keys: version from which they hold -> our setting names -> keys, oldest first."""
 
     def programs(self) -> tuple[str, ...]:
         """Return the names of all programs."""

@@ -26,17 +26,17 @@ os.register_at_fork(
 
 
 def debugger_is_ours() -> bool:
-    """Say whether breakpoints of this process go to the gateway (the debugger is not off, and not Ray's legacy one)."""
+    """Return whether breakpoints of this process go to the gateway (the debugger is neither off nor legacy)."""
     return os.environ.get(variables.RAY_DEBUG, "1") == "1"
 
 
 def post_mortem_is_on() -> bool:
-    """Say whether this process pauses when an exception leaves a task or ends the program."""
+    """Return whether this process pauses when an exception leaves a task or ends the program."""
     return debugger_is_ours() and os.environ.get(variables.RAY_DEBUG_POST_MORTEM, "0") == "1"
 
 
 def snapshots_are_on() -> bool:
-    """Say whether crashes of this process leave a snapshot: it belongs to a job, whatever its debugger mode."""
+    """Return whether crashes of this process leave a snapshot: it belongs to a job, whatever its debugger mode."""
     return variables.JOB in os.environ and os.environ.get(variables.SNAPSHOTS) != "0"
 
 

@@ -61,7 +61,7 @@ def pause_for(request: str, send: Callable[[str, Refusal], None]) -> None:
         callback.schedule()
     except Exception as error:  # noqa: BLE001 - the client gets the reason; the job is not affected
         _pending.pop(request, None)
-        refuse(str(error) if isinstance(error, Unreachable) else f"{type(error).__name__}: {error}")
+        refuse(str(error) if isinstance(error, Untraceable) else f"{type(error).__name__}: {error}")
 
 
 def withdraw(request: str | None = None) -> None:
@@ -82,7 +82,7 @@ def describe() -> WorkRecord:
         current = callback if callback.ident == active else callback.retarget(active)
         if request in _pending:  # it has not run just now
             _pending[request] = current
-            with contextlib.suppress(Unreachable):
+            with contextlib.suppress(Untraceable):
                 current.schedule()
     return {**records.describe_process(), **records.describe_work(), "doing": _location_of(active)}
 
@@ -91,7 +91,7 @@ def describe() -> WorkRecord:
 
 
 def is_users(frame: FrameType) -> bool:
-    """Say whether a frame belongs to the user's program or to a package it uses, not to Python, Ray or the debugger.
+    """Return whether a frame belongs to the user's program or to a package it uses, not to Python, Ray or the debugger.
 
     Such a frame holds no lock that a pause needs; those of `threading`, `importlib` and this package may.
     """
@@ -107,7 +107,7 @@ def is_users(frame: FrameType) -> bool:
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    """Say whether a frame or one of its callers belongs to us or the debugger: it is paused, or about to be."""
+    """Return whether a frame or one of its callers belongs to us or the debugger: it is paused, or about to be."""
     while frame is not None:
         if is_debuggers(frame):
             return True
@@ -116,7 +116,7 @@ def _is_ours(frame: FrameType | None) -> bool:
 
 
 def is_debuggers(frame: FrameType) -> bool:
-    """Say whether a frame is of our hooks or of pydevd."""
+    """Return whether a frame is of our hooks or of pydevd."""
     path = frame.f_code.co_filename
     return path.startswith(_OWN) or any(part in path for part in _DEBUGGER)
 
@@ -166,7 +166,7 @@ def _was_started_by_python(frame: FrameType) -> bool:
 # A callback in another thread, at its next line of the user's code
 
 
-class Unreachable(Exception):
+class Untraceable(Exception):
     """A thread cannot be stopped from outside in this Python; the text says why."""
 
 
@@ -188,7 +188,7 @@ class ThreadCallback:
         """Arm the callback (idempotent); does not block.
 
         Raises:
-            Unreachable: that thread cannot be traced.
+            Untraceable: that thread cannot be traced.
         """
         if self.ident != threading.main_thread().ident:
             _trace_thread(self.ident, self._tracer)
@@ -242,7 +242,7 @@ def _in_main_thread(call: Callable[[FrameType | None], None]) -> None:
     _is_pending = True
     if _add_pending_call(_run_waiting_pointer, None) != 0:
         _is_pending = False
-        raise Unreachable("Python's list of pending calls is full")
+        raise Untraceable("Python's list of pending calls is full")
 
 
 def _run_waiting(_argument: Any) -> int:
@@ -264,7 +264,7 @@ _add_pending_call.restype = ctypes.c_int
 def _trace_thread(ident: int, tracer: Any) -> None:
     frame = sys._current_frames().get(ident)
     if frame is None:
-        raise Unreachable("the thread has ended")
+        raise Untraceable("the thread has ended")
     if _is_ours(frame):
         return
     if sys.version_info >= (3, 12):
@@ -277,7 +277,7 @@ def _trace_thread(ident: int, tracer: Any) -> None:
     import pydevd_tracing
 
     if pydevd_tracing.set_trace_to_threads(tracer, thread_idents=[ident], create_dummy_thread=False) != 0:
-        raise Unreachable("debugpy cannot trace a running thread here (Python 3.11 on a processor other than x86_64)")
+        raise Untraceable("debugpy cannot trace a running thread here (Python 3.11 on a processor other than x86_64)")
     _mark(sys._current_frames().get(ident), tracer)
 
 

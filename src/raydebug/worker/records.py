@@ -173,7 +173,7 @@ def rank() -> int | None:
 
 
 def _has_several_ranks() -> bool:
-    """Say whether this process's SLURM_PROCID can be a rank; each process below `srun` and `sbatch` has one.
+    """Return whether this process's SLURM_PROCID can be a rank; each process below `srun` and `sbatch` has one.
 
     Source: srun(1) of Slurm 24.05: SLURM_STEP_NUM_TASKS is of the step; SLURM_NTASKS is of the job in a batch script,
     whose one process has SLURM_PROCID=0.
@@ -183,7 +183,7 @@ def _has_several_ranks() -> bool:
 
 
 def is_ray_process() -> bool:
-    """Say whether this process itself (not its parent before a fork) is connected to Ray."""
+    """Return whether this process itself (not its parent before a fork) is connected to Ray."""
     return _ray_context() is not None
 
 

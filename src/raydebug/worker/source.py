@@ -16,7 +16,7 @@ _scrub = Scrubber(()).scrub
 
 
 def lines_of(path: str) -> list[str]:
-    """Return the lines of a source file; none if it is no regular file or a very large one.
+    """Return the lines of a source file; none if it is not a regular file or a very large one.
 
     The path may be any text, as `compile` accepts any.
     """

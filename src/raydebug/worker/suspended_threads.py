@@ -56,11 +56,11 @@ class SuspendedThreads:
         self._send(messages.BROKEN_OFF_EVENT, {"threadId": thread_id, "reason": reason})
 
     def is_suspended(self, thread_id: int) -> bool:
-        """Say whether a thread is suspended now."""
+        """Return whether a thread is suspended now."""
         return thread_id in self._stops
 
     def any(self) -> bool:
-        """Say whether a thread is suspended, or stepping."""
+        """Return whether a thread is suspended, or stepping."""
         return any(thread.is_alive() for thread, _ in list(self._since.values()))
 
     # pydevd's hooks: an exception here would end its writer or reader
@@ -111,7 +111,7 @@ def track(debugger: Any) -> None:
 
 
 def is_tracked(debugger: Any) -> bool:
-    """Say whether a pydevd is one that we have connected to the gateway."""
+    """Return whether a pydevd is one that we have connected to the gateway."""
     return hasattr(debugger, "_raydebug_suspended")
 
 

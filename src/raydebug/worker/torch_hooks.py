@@ -44,7 +44,7 @@ def keep_out(rules: ModuleType, functions: tuple[Any, ...]) -> None:
 
 
 def is_compiled(frame: FrameType) -> bool:
-    """Say whether a frame runs code made by torch.compile, where not all variables of the function are set."""
+    """Return whether a frame runs code made by torch.compile, where not all variables of the function are set."""
     return any(name.startswith(GRAPH_NAME) for name in frame.f_code.co_names)
 
 

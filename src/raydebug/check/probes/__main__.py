@@ -1,7 +1,7 @@
 """`python -m raydebug.check.probes REQUEST`: one request in JSON, one line of JSON as the answer.
 
 The work is done in a child process, which may import anything and run the user's own code. This process imports
-nothing heavy: it keeps the child's words apart from the answer, and ends the child with all that it started when its
+nothing heavy: it separates the child's output from the answer, and ends the child with all that it started when its
 time is over.
 """
 

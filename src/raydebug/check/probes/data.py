@@ -108,7 +108,7 @@ def _lengths(config: TrainingConfig, rows: list[Facts]) -> Facts:
     if not prompts or not isinstance(limit, int):
         return {"unknown": "no prompts were read"}
     if not _are_messages(prompts[0]):
-        return {"unknown": "the prompts are no lists of messages"}
+        return {"unknown": "the prompts are not lists of messages"}
     try:
         tokenizer = load_tokenizer(config)
     except Exception as failure:  # noqa: BLE001 - whatever it is, stage `model` names it

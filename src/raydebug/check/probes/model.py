@@ -89,7 +89,7 @@ def _config_json(folder: Path) -> Facts:
         return {"config_missing": True}
     except (OSError, ValueError) as failure:
         return {"config_broken": str(failure)[:200]}
-    return {"json": said} if isinstance(said, dict) else {"config_broken": "it is no JSON object"}
+    return {"json": said} if isinstance(said, dict) else {"config_broken": "it is not a JSON object"}
 
 
 def _transformers(folder: Path, said: Facts, *, may_run: bool) -> Facts:

@@ -56,7 +56,7 @@ def compose(request: Facts) -> tuple[Checks, Any, TrainingConfig]:
     program = recognise(command)
     checks = program.trainer.checks(program.name) if program is not None else None
     if program is None or checks is None:
-        raise CannotCompose("NoTrainer", "the command is no training that can be checked")
+        raise CannotCompose("NoTrainer", "the command is not a training that can be checked")
     arguments = list(command[program.arguments_at :])
     if request.get("profile"):
         from raydebug.profile.apply_profile import apply_profile
@@ -85,7 +85,7 @@ def require_plain_files(folder: Path) -> None:
         much = f"it has {about.st_size:,} bytes, and no tokenizer has more than {TEXT_BYTES_MAX:,}"
         raise UsageError(
             f"{file} cannot be read",
-            cause=much if stat.S_ISREG(about.st_mode) else "it is no regular file",
+            cause=much if stat.S_ISREG(about.st_mode) else "it is not a regular file",
             fix="look at what it is; download the model again",
             code="model.not-plain",
         )

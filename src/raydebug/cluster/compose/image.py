@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from raydebug import process, render
-from raydebug.cluster.environment import Gpu, list_gpus
+from raydebug.cluster.gpus import Gpu, list_gpus
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.settings.flavours import Lock, read_lock, require_flavour
 

@@ -87,7 +87,7 @@ def check_keys(path: Path) -> Path:
     """Return the absolute path of a file with the user's keys, which only its owner can read.
 
     Raises:
-        RaydebugError: it is missing, belongs to another user, others can read it, or a line of it is no KEY=VALUE.
+        RaydebugError: it is missing, belongs to another user, others can read it, or a line of it is not KEY=VALUE.
     """
     path = path.absolute()
     try:
@@ -95,7 +95,7 @@ def check_keys(path: Path) -> Path:
     except OSError as error:
         raise _bad_keys(path, error.strerror or str(error), "name a file of KEY=VALUE lines") from error
     if not stat.S_ISREG(facts.st_mode):
-        raise _bad_keys(path, "it is no regular file", "name a file of KEY=VALUE lines")
+        raise _bad_keys(path, "it is not a regular file", "name a file of KEY=VALUE lines")
     if facts.st_uid not in (os.getuid(), 0):
         raise _bad_keys(
             path, f"it belongs to uid {facts.st_uid}, and you are {os.getuid()}", f"chown {os.getuid()} {path}"
@@ -183,13 +183,13 @@ def _parse_mount(where: str, text: str) -> Mount:
     source, *rest = text.split(":")
     what = f"{where} {text!r} cannot be mounted"
     if not 1 <= len(rest) <= 2 or not rest[0]:
-        raise _no_mount(what, "it is no SOURCE:TARGET and no SOURCE:TARGET:ro", f"{where} /data:/data:ro")
+        raise _no_mount(what, "it is neither SOURCE:TARGET nor SOURCE:TARGET:ro", f"{where} /data:/data:ro")
     target, mode = rest[0], rest[1] if len(rest) == 2 else "rw"
     for path in (source, target):
         if not _PATH.fullmatch(path) or ".." in path.split("/"):
             raise _no_mount(
                 what,
-                f"{path!r} is no absolute path of letters, digits and ._@+=~-/ without '..'",
+                f"{path!r} is not an absolute path of letters, digits and ._@+=~-/ without '..'",
                 "write the whole path; a link without such characters works too",
             )
     if mode not in ("ro", "rw"):

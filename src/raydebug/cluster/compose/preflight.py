@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raydebug import process
 from raydebug.cluster import state
 from raydebug.cluster.compose.engine import Engine
+from raydebug.cluster.gpus import NO_DRIVER, Gpu, list_gpus
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.settings.flavours import GPU_FLAVOURS, require_flavour
 
@@ -23,8 +21,6 @@ STATE_FREE_BYTES = 16 * 1024**2  # tokens, records and logs
 # release notes, table 2, and https://docs.nvidia.com/deploy/cuda-compatibility.
 CUDA_DRIVERS = {"cuda": (13, 580, 535), "cuda-verl04": (12, 525, 525)}
 NO_COMPAT = ("GeForce", "RTX", "Quadro", "TITAN")  # in the names of GPUs that are none for a datacenter
-DRIVER_QUERY = ("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")
-DRIVER_TIMEOUT_S = 20.0  # without persistence mode the driver loads first
 
 
 def check_machine(found: Engine, flavour: str | None, workers: int) -> str:
@@ -143,40 +139,23 @@ def engine_folder(docker_root: str, docker_host: str) -> Path | None:
     return folder if is_here and docker_root and folder.is_dir() else None
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """One GPU as nvidia-smi lists it."""
-
-    driver: str
-    name: str
-
-
 def check_driver(flavour: str) -> None:
-    """Check the NVIDIA driver of this machine against a flavour's CUDA; without nvidia-smi nothing is checked.
+    """Check the NVIDIA driver of this machine against a flavour's CUDA; without one here nothing is checked.
 
     Raises:
         RaydebugError: it is too old, or does not answer (exit 5).
     """
-    if shutil.which(DRIVER_QUERY[0]) is None:
-        return
-    try:
-        printed = process.run(DRIVER_QUERY, timeout_s=DRIVER_TIMEOUT_S)
-    except process.CommandFailed as failure:
+    gpus, failure = list_gpus()
+    if failure not in (None, NO_DRIVER):
         raise RaydebugError(
             "the NVIDIA driver does not answer",
-            cause=failure.cause,
+            cause=f"its library NVML: {failure}",
             fix="load it (`sudo modprobe nvidia`), or reboot after an update of the driver; or use `--flavour cpu`",
             code="gpu.no-driver",
             exit_code=Exit.NO_ENGINE,
-        ) from failure
-    for gpu in parse_gpus(printed):
+        )
+    for gpu in gpus:
         refuse_old_driver(gpu, flavour)
-
-
-def parse_gpus(printed: str) -> list[Gpu]:
-    """Return the GPUs in nvidia-smi's answer; other lines are ignored. Pure."""
-    rows = (line.partition(",") for line in printed.splitlines())
-    return [Gpu(driver.strip(), name.strip()) for driver, _, name in rows if driver.strip()[:1].isdigit()]
 
 
 def refuse_old_driver(gpu: Gpu, flavour: str) -> None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from raydebug import process
+from raydebug.cluster.gpus import list_gpus
 
-MIB, GIB = 1024**2, 1024**3
+GIB = 1024**3
 # Left to the system, the Docker engine and the page cache: a sixteenth, within these bounds.
 HOST_LEAST_GIB, HOST_MOST_GIB = 2, 32
 # A head without jobs takes 0.8 GiB (measured). A job's driver runs there too (1 GiB with verl imported), verl's
@@ -33,8 +32,6 @@ CPUS_PER_GPU, CPUS_BESIDE, CPUS_LEAST = 3, 8, 16
 # reward and two data workers), each with a thread a core (OpenMP) and some 128 of Ray, CUDA and NCCL; 4096 for the
 # rest. An estimate on the safe side, not measured on GPUs.
 PROCESSES_PER_GPU, THREADS_OF_A_PROCESS, THREADS_BESIDE, PIDS_LEAST = 8, 128, 4096, 8192
-GPU_QUERY = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
-GPU_TIMEOUT_S = 20.0  # without persistence mode the driver loads first
 # What may bound the memory of all that runs here, the Docker engine included: cgroup v2, v1.
 MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 PIDS_LIMITS = ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max", "/sys/fs/cgroup/pids.max")
@@ -74,7 +71,7 @@ def look_at_host(*, with_gpus: bool, engine: tuple[int, int] | None = None) -> H
     return Host(
         cores=cores,
         memory_bytes=min([memory_bytes, *_numbers(MEMORY_LIMITS)]),
-        gpus_bytes=_gpus_bytes() if with_gpus else (),
+        gpus_bytes=tuple(gpu.memory_bytes for gpu in list_gpus()[0]) if with_gpus else (),
         pids=min(_numbers(PIDS_LIMITS), default=0),
     )
 
@@ -86,17 +83,6 @@ def _numbers(paths: tuple[str, ...]) -> list[int]:
         with contextlib.suppress(OSError, ValueError):
             found.append(int(Path(path).read_text()))
     return found
-
-
-def _gpus_bytes() -> tuple[int, ...]:
-    """Return the memory of each GPU; empty without a driver, which `preflight` explains."""
-    if shutil.which(GPU_QUERY[0]) is None:
-        return ()
-    try:
-        printed = process.run(GPU_QUERY, timeout_s=GPU_TIMEOUT_S)
-    except process.CommandFailed:
-        return ()
-    return tuple(int(line) * MIB for line in printed.split() if line.isdecimal())
 
 
 def settings_for(host: Host, *, workers: int = 1, logical_gpus: int = 0) -> list[Setting]:

@@ -17,7 +17,7 @@ _NOT_HERE = frozenset(
 
 
 _BESIDE = (
-    ("! CODE", "Run Python in the frame; so does any line that is no command."),
+    ("! CODE", "Run Python in the frame; so does any line that is not a command."),
     ("@0,3 COMMAND", "With several ranks at the prompt: at ranks 0 and 3; @0-7, @* (all), @#2 (no rank); also `c @*`."),
     ("@3", "Make rank 3 the current one: commands without an @ are for it."),
 )
@@ -29,11 +29,6 @@ async def _help(debugger: Debugger, argument: str) -> str:
 
 def help_text(names: Mapping[str, Command], argument: str, beside: Sequence[tuple[str, str]] = ()) -> str:
     """Return the table of commands, or the help of one.
-
-    Args:
-        names: the commands, by name and alias.
-        argument: the one that is meant; empty for the table.
-        beside: other lines of the table: usage and words.
 
     Raises:
         CommandFailed: there is no such command.
@@ -81,10 +76,6 @@ def split(line: str) -> list[str]:
 
 def parse(line: str, names: Mapping[str, Command] | None = None) -> tuple[Command | None, str]:
     """Return the command that a line names, and its argument; no command for Python code.
-
-    Args:
-        line: one command.
-        names: the commands, by name and alias; default: all of the debugger.
 
     A name that is assigned to is no command, nor is one with a bracket, dot or operator directly behind it
     (`l.append(1)`, `a = 5`, `list(x)`); except `p(x)` and `pp(x)`, which mean the same either way.

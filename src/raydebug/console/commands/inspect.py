@@ -204,7 +204,7 @@ async def changed_displays(debugger: Debugger) -> str:
 
 
 async def run_code(debugger: Debugger, code: str) -> str:
-    """Run a line that is no command as Python in the selected frame, as pdb does.
+    """Run a line that is not a command as Python in the selected frame, as pdb does.
 
     Raises:
         CommandFailed: it raised, or is not Python.

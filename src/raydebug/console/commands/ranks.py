@@ -76,7 +76,7 @@ async def _diff(debugger: Debugger, argument: str) -> str:
 
 
 @dataclass
-class _Group:
+class _EqualValues:
     """Ranks with the same value."""
 
     debuggers: list[Debugger]
@@ -111,9 +111,9 @@ async def compare(debuggers: Sequence[Debugger], expression: str) -> str:
     """
     key = f"{os.getpid()}.{next(_keys)}"
     answers = await asyncio.gather(*(_ask(debugger, expression, key) for debugger in debuggers))
-    groups: dict[object, _Group] = {}
+    groups: dict[object, _EqualValues] = {}
     for debugger, found in zip(debuggers, answers, strict=True):
-        groups.setdefault(_identity(found), _Group([], found, key)).debuggers.append(debugger)
+        groups.setdefault(_identity(found), _EqualValues([], found, key)).debuggers.append(debugger)
     ordered = sorted(groups.values(), key=lambda group: -len(group.debuggers))
     try:
         lines = _lines(ordered)
@@ -148,7 +148,7 @@ def _identity(found: dict[str, Any]) -> object:
     return (*same, found["hash"]) if found.get("hash") else (*same, *by_value)
 
 
-def _lines(groups: list[_Group]) -> list[str]:
+def _lines(groups: list[_EqualValues]) -> list[str]:
     width = max((len(group.name) for group in groups), default=0) + 1
     lines = [f"{f'{group.name}:'.ljust(width)} {_value(group.found)}" for group in groups]
     if len(groups) == 1 and len(groups[0].debuggers) > 1 and not {"failed", "note"} & set(groups[0].found):
@@ -171,7 +171,7 @@ def _value(found: dict[str, Any]) -> str:
     return visible("  ".join(facts), keep="")
 
 
-async def _differences(base: _Group, others: list[_Group]) -> list[str]:
+async def _differences(base: _EqualValues, others: list[_EqualValues]) -> list[str]:
     """Return a line for each group of tensors: the distance of its values from those of the first group."""
     if not others:
         unhashed = "norm" in base.found and not base.found.get("hash") and len(base.debuggers) > 1
@@ -195,7 +195,7 @@ async def _differences(base: _Group, others: list[_Group]) -> list[str]:
     return lines
 
 
-def _whole(groups: list[_Group]) -> list[str]:
+def _whole(groups: list[_EqualValues]) -> list[str]:
     """Return a line about the whole tensor of several shards, from their sums."""
     counts = {group.part[1] for group in groups}
     if counts in (set(), {1}):
@@ -227,7 +227,7 @@ def _whole(groups: list[_Group]) -> list[str]:
     return [f"  the whole, from its {count} shards: {'  '.join(facts)}"]
 
 
-def _shape(group: _Group) -> object:
+def _shape(group: _EqualValues) -> object:
     return group.found.get("local_shape", group.found["shape"])
 
 
@@ -235,7 +235,7 @@ def _count(found: dict[str, Any]) -> int:
     return math.prod(found["local_shape"]) if "local_shape" in found else int(found["numel"])
 
 
-async def _numbers(group: _Group) -> array.array[float]:
+async def _numbers(group: _EqualValues) -> array.array[float]:
     """Fetch the elements of a tensor from the first process of the group, in pieces."""
     starts = range(0, int(group.found["packed"]), _CHUNK_CHARS)
     pieces = [

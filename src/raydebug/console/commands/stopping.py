@@ -154,7 +154,7 @@ async def _place(debugger: Debugger, where: str) -> tuple[str, int]:
         return await _file(debugger, file.strip()), int(line)
     found = await debugger.document(probes.as_code_place(debugger.expression(where)))
     if not found:
-        raise CommandFailed(f"{where!r} is no function, line or file:line")
+        raise CommandFailed(f"{where!r} is not a function, line or file:line")
     return str(found[0]), int(found[1])
 
 

@@ -28,7 +28,6 @@ class Options:
         self.launcher = launcher
 
     def set_keys(self) -> Iterator[str]:
-        """Yield the name of each option."""
         yield from (name for name, _, _, _ in self._options())
 
     def get(self, path: str) -> str | None:

@@ -57,11 +57,7 @@ class Sizes:
 
 
 def judge_batch(config: Mapping[str, Any]) -> Iterator[Finding]:
-    """Return what does not divide.
-
-    Args:
-        config: of a command whose numbers are numbers.
-    """
+    """Return what does not divide, of a config whose numbers are numbers."""
     actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
     sizes = Sizes(
         train=config["data"]["train_batch_size"],

@@ -127,7 +127,7 @@ class _Composer:
             package = "" if header[1] == "_global_" else header[1]
         defaults = document.pop("defaults", [])
         if not isinstance(defaults, list):
-            raise NotComposed(f"the defaults of {name} are no list")
+            raise NotComposed(f"the defaults of {name} are not a list")
         defaults = list(self._without_overrides(defaults))
         # Without _self_ a config comes after what it names. Source: Hydra 1.1 to 1.3.
         for entry in defaults if "_self_" in defaults else [*defaults, "_self_"]:
@@ -177,7 +177,7 @@ class _Composer:
 
     def _choice(self, group: str) -> str:
         if group not in self._chosen:
-            raise NotComposed(f"${{{group}}} is no choice of the defaults list")
+            raise NotComposed(f"${{{group}}} is not a choice of the defaults list")
         return self._chosen[group]
 
     def _read(self, name: str) -> tuple[str, dict[str, object]]:
@@ -207,7 +207,7 @@ class _Composer:
         except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError) as failure:
             raise NotComposed(f"{file}: {failure}".splitlines()[0]) from failure
         if document is not None and not isinstance(document, dict):
-            raise NotComposed(f"{file} is no mapping")
+            raise NotComposed(f"{file} is not a mapping")
         return text, document or {}
 
 
@@ -249,12 +249,7 @@ def _merge(into: dict[str, object], new: Mapping[str, object]) -> None:
 
 
 class Overrides:
-    """The arguments of a training. The last override of a key wins, as in Hydra.
-
-    Args:
-        arguments: the trainer's own: Hydra overrides and Hydra's options.
-        launcher: torchrun's options.
-    """
+    """The arguments of a training. The last override of a key wins, as in Hydra."""
 
     def __init__(self, arguments: list[str], launcher: list[str] | None = None) -> None:
         self.arguments = arguments

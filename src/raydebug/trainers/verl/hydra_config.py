@@ -103,9 +103,6 @@ def ask_verl(config: Any) -> dict[str, str] | None:
 
     Source: verl 0.9.1 trainer/main_ppo.py main (validate_config), workers/rollout/replica.py (RolloutConfig),
     workers/config/model.py:149 (external_lib), trainer/ppo/core_algos.py (its registries), utils/dataset/rl_dataset.py.
-
-    Args:
-        config: as Hydra composes it, not resolved.
     """
     try:
         from verl.trainer.ppo.utils import need_critic, need_reference_policy

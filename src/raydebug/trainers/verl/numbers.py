@@ -63,14 +63,12 @@ Sign: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Rule:
+class NumberRule:
     """One thing that the numbers can show.
 
     Args:
-        code: of its finding.
         find: looks at the steps up to now, and at whether the training is reduced.
         limit: what counts as a sign, and the source of this limit.
-        causes: likely causes, the most likely first.
         look: what to look at where the training has stopped.
         explains: codes of findings that follow from this one.
         may_be_chance: in a reduced training it is a note.
@@ -86,12 +84,7 @@ class Rule:
 
 
 def judge(steps: Sequence[StepMetrics], *, small: bool) -> list[Finding]:
-    """Return what the last step shows, with the steps before it.
-
-    Args:
-        steps: from the first one on.
-        small: a profile or a tiny model has reduced the training.
-    """
+    """Return what the last step shows, with the steps before it."""
     found: list[Finding] = []
     explained: set[str] = set()
     for rule in RULES:
@@ -225,7 +218,7 @@ def _find_collapsed_entropy(steps: Sequence[StepMetrics], _small: bool) -> Sign 
 
 _RESPONSES = "trainer.rollout_data_dir=DIR writes every response with its score"
 RULES = (
-    Rule(
+    NumberRule(
         "train.rollout-mismatch",
         _find_mismatch,
         f"correlation {PEARSON_LEAST} (healthy trainings have 0.995 and more), or KL {KL_MOST} and difference 0.01"
@@ -237,7 +230,7 @@ RULES = (
         " the actor reads other tokens than the engine wrote (chat template, position ids, padding)",
         "compare a weight of the actor with the same one of the engine",
     ),
-    Rule(
+    NumberRule(
         "train.responses-cut",
         _find_cut_responses,
         f"all responses of {STEPS} steps are as long as the longest one (verl's trainer/ppo/metric_utils.py)",
@@ -246,7 +239,7 @@ RULES = (
         " the model repeats itself (look at entropy and temperature)",
         _RESPONSES,
     ),
-    Rule(
+    NumberRule(
         "train.rewards-equal",
         _find_equal_rewards,
         f"no difference in {STEPS} steps ({SMALL_STEPS} of a reduced training); GRPO subtracts the mean reward"
@@ -258,7 +251,7 @@ RULES = (
         explains=("train.advantages-zero", "train.gradient-zero"),
         may_be_chance=True,
     ),
-    Rule(
+    NumberRule(
         "train.advantages-zero",
         _find_zero_advantages,
         f"{ADVANTAGE_ZERO} in {STEPS} steps ({SMALL_STEPS} of a reduced training); the policy loss is a multiple"
@@ -269,7 +262,7 @@ RULES = (
         explains=("train.gradient-zero",),
         may_be_chance=True,
     ),
-    Rule(
+    NumberRule(
         "train.gradient-zero",
         _find_zero_gradient,
         f"exactly 0 in {STEPS} steps ({SMALL_STEPS} of a reduced training); verl logs the norm before it clips",
@@ -277,7 +270,7 @@ RULES = (
         " the response mask leaves out every token; gradients are too small for float16",
         "look at the loss and the mask in the actor's update",
     ),
-    Rule(
+    NumberRule(
         "train.gradient-explodes",
         _find_exploding_gradient,
         f"{GRADIENT_TIMES:g} times the median of the last {GRADIENT_BEFORE} steps; verl logs the norm before it clips",
@@ -286,7 +279,7 @@ RULES = (
         " the learning rate is too high",
         "--stop-on nonfinite stops at the first module that computes nan or infinity",
     ),
-    Rule(
+    NumberRule(
         "train.entropy-collapse",
         _find_collapsed_entropy,
         f"{ENTROPY_FRACTION:.0%} of the highest of the first {STEPS} steps, for {STEPS} steps",

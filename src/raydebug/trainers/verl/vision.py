@@ -61,10 +61,6 @@ def loses_normalization(load_format: str, architecture: str) -> bool:
     vLLM keeps the normalization in buffers, load_format=dummy fills them with random values, and verl sends parameters
     only. Source: vllm 0.28.0 model_executor/models/vision.py FusedInputNorm, model_loader/weight_utils.py
     initialize_dummy_weights; github.com/vllm-project/vllm/pull/50411.
-
-    Args:
-        load_format: that of the rollout engine.
-        architecture: of the model, as its config.json names it.
     """
     vllm = package_folder("vllm")
     if vllm is None or not load_format.startswith("dummy") or _is_patched(NORMALIZATION):

@@ -93,7 +93,7 @@ def specs_in(fullname: str, path: str) -> list[BreakpointSpec]:
 
 
 def is_same_file(wanted: str, path: str) -> bool:
-    """Say whether a file named by a user (a whole path, or the end of one) is this one."""
+    """Return whether a file named by a user (a whole path, or the end of one) is this one."""
     path = os.path.realpath(path)
     if os.path.isabs(wanted):
         return os.path.realpath(wanted) == path

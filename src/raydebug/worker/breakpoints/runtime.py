@@ -52,7 +52,7 @@ class Site:
             self.pause(frame)
 
     def is_due(self) -> bool:
-        """Say whether a log point logs this time."""
+        """Return whether a log point logs this time."""
         for _ in self.misses:
             return False
         return self.is_time(self._every) and self.is_wanted(sys._getframe(1))
@@ -89,7 +89,7 @@ class Site:
             worker.log(f"breakpoint {self.spec['where']}: {text}")
 
     def is_wanted(self, frame: FrameType) -> bool:
-        """Say whether mode, rank, step and the number of stops allow a stop now; a yes is counted."""
+        """Return whether mode, rank, step and the number of stops allow a stop now; a yes is counted."""
         policy = self.spec.get("policy") or {}
         if not worker.debugger_is_ours():
             return False

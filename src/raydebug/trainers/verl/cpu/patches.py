@@ -21,7 +21,6 @@ class Patch:
     """One replaced attribute of another package.
 
     Args:
-        name: a word for logs and tests.
         package: the package that needs it, and whose plug-in applies it: `verl` or `vllm`.
         target: `module:attribute` that is replaced.
         parameters: the target's parameter names that the replacement relies on.
@@ -44,12 +43,7 @@ class Patch:
 
 
 def apply(package: str, names: Collection[str] | None = None) -> None:
-    """Apply the patches of one package, each once.
-
-    Args:
-        package: `verl` or `vllm`.
-        names: only these; None for all.
-    """
+    """Apply the patches of one package, each once."""
     for patch in PATCHES:
         if patch.package == package and (names is None or patch.name in names):
             holder, name = find_target(patch)

@@ -94,7 +94,6 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]  # verl is not there when
         return wanted(os.environ)
 
     def current_device(self) -> Any:
-        """Return the one device."""
         return _CpuDeviceId()
 
     def device_count(self) -> int:
@@ -102,7 +101,6 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]  # verl is not there when
         return 1
 
     def manual_seed(self, seed: int) -> None:
-        """Seed the CPU's generator."""
         torch.manual_seed(seed)
 
     manual_seed_all = manual_seed
@@ -112,7 +110,6 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]  # verl is not there when
     profiler_start = profiler_stop = cudart = _nothing
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
-        """Return no compute capability."""
         return None, None
 
     def communication_backend_name(self) -> str:
@@ -140,5 +137,4 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]  # verl is not there when
 
     @contextmanager
     def nvtx_range(self, msg: str) -> Iterator[None]:
-        """Mark nothing."""
         yield

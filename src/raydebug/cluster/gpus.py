@@ -1,0 +1,62 @@
+"""The GPUs of this machine, as the NVIDIA driver lists them: by its library NVML, without a process of nvidia-smi."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+NO_DRIVER = "NVML Shared Library Not Found"  # as nvidia-ml-py itself says it
+TIMEOUT_S = 20.0  # without persistence mode the driver loads first; one with a broken GPU may never answer
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU.
+
+    Args:
+        uuid: the driver's name for it, `GPU-...`; CUDA_VISIBLE_DEVICES may hold its beginning.
+        generation: the major number of its compute capability, such as 9 of an H100.
+        driver: the version of the driver.
+        memory_bytes: 0 if it has none of its own.
+    """
+
+    uuid: str
+    generation: int
+    name: str = ""
+    driver: str = ""
+    memory_bytes: int = 0
+
+
+def list_gpus() -> tuple[list[Gpu], str | None]:
+    """Return the GPUs in the driver's order, and why it lists none: NO_DRIVER, its own error, or that it is silent."""
+    answers: list[tuple[list[Gpu], str | None]] = []
+    asking = threading.Thread(target=lambda: answers.append(_ask_driver()), daemon=True)
+    asking.start()
+    asking.join(TIMEOUT_S)
+    return answers[0] if answers else ([], f"no answer within {TIMEOUT_S:.0f} s")
+
+
+def _ask_driver() -> tuple[list[Gpu], str | None]:
+    import pynvml  # 5 ms that most commands need not pay
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            driver = str(pynvml.nvmlSystemGetDriverVersion())
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+            return [_describe(pynvml, handle, driver) for handle in handles], None
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as failure:
+        return [], str(failure)
+
+
+def _describe(pynvml: Any, handle: Any, driver: str) -> Gpu:
+    generation, _ = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+    try:
+        memory_bytes = pynvml.nvmlDeviceGetMemoryInfo(handle).total
+    except pynvml.NVMLError:  # a GPU that shares the host's memory
+        memory_bytes = 0
+    uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
+    return Gpu(str(uuid), int(generation), str(name), driver, int(memory_bytes))
