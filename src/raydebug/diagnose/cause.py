@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 from raydebug.diagnose.course import Course
 from raydebug.diagnose.read import ECHO, Line, Raised, find_raised
-from raydebug.diagnose.rules import CAUSE, EFFECT, ROLES, SYMPTOM, Hit, find_hits, signs_of
+from raydebug.diagnose.rules import CAUSE, EFFECT, ROLES, SYMPTOM, Hit, find_hits, is_users, signs_of
 from raydebug.diagnose.scan import never
 from raydebug.jobs.first_error import FOLLOWERS, is_library
 from raydebug.protocol.secrets import scrubbed_texts
@@ -33,10 +33,6 @@ _TEARDOWN = re.compile(
 )
 # Ray's words of a worker that has ended: ray 2.41-2.60 exceptions.py ActorDiedError, src/ray/raylet/node_manager.cc.
 _ENDED = re.compile(r"(?:class_name: (?P<name>\S+) .*)?\b(?:Worker PID|pid): (?P<pid>\d+)\b")
-# Source trees of frameworks that are not installed as packages.
-_FRAMEWORK = re.compile(
-    r"^<|/(ray|torch|vllm|verl|transformers|hydra|omegaconf|datasets|deepspeed|megatron|sglang|trl|accelerate|flash_attn)/"
-)
 
 
 @dataclass
@@ -282,7 +278,7 @@ def _users_error(raised: Iterable[Raised]) -> Raised | None:
     candidates = [one for one in raised if one.kind not in FOLLOWERS and not one.in_line]
     for one in candidates:
         inner = one.frames[-1][0] if one.frames else ""
-        if inner and not is_library(inner) and not _FRAMEWORK.search(inner):
+        if inner and is_users(inner):
             return one
     return next((one for one in candidates if one.frames), next(iter(candidates), None))
 

@@ -8,7 +8,8 @@ A rule has these keys:
     not_near: patterns; none of them does.
     frame: patterns; one of them matches `file:function` of the frame that raised the exception of the line, or that
         called Python's own library, which raised it.
-    not_frame: patterns; none of them matches the frame that raised it, or that called Python's own library.
+    not_frame: patterns; none of them matches the frame that raised it, or that called Python's own library. In them
+        {users} stands for a frame that is of no framework and no package.
     within: lines before and after; 30 unless given.
     fatal: false for a line that a healthy run may have too: it counts only where the run has failed otherwise, and
         makes no progress after it.
@@ -45,7 +46,19 @@ ROLES = (SYMPTOM, EFFECT, CAUSE)
 WITHIN = 30
 SHORT = 400  # characters; a longer text meets RE2, which needs time in proportion to its length, where RE2 can do it
 STOP_LINES = 256  # after which it is asked whether to stop
+# Packages, compiled modules, and source trees of frameworks that are not installed as packages.
+_LIBRARY = (
+    r"site-packages|dist-packages|/lib/python|^<|\.pyx|\.pxi"
+    r"|/(?:ray|torch|vllm|verl|sglang|trl|openrlhf|slime|nemo_rl|transformers|datasets|accelerate|deepspeed|megatron"
+    r"|flash_attn|hydra|omegaconf)/"
+)
+PLACEHOLDERS = {"{users}": f"^(?!.*(?:{_LIBRARY})).*$"}  # of the rules' patterns
 _OF_PYTHON = re.compile(r"/lib/python3\.\d+/(?!(site|dist)-packages/)|^<")
+
+
+def is_users(frame: str) -> bool:
+    """Say whether a file, or a frame that begins with one, is of no framework and no package."""
+    return re.search(_LIBRARY, frame) is None
 
 
 @dataclass(frozen=True)
@@ -108,7 +121,8 @@ def load_rules() -> tuple[Rule, ...]:
 def _rule(row: dict[str, Any], where: str) -> Rule:
     def patterns(key: str) -> tuple[re.Pattern[str], ...]:
         given = row.get(key, [])
-        return tuple(re.compile(str(one)) for one in (given if isinstance(given, list) else [given]))
+        texts = given if isinstance(given, list) else [given]
+        return tuple(re.compile(PLACEHOLDERS.get(str(text), str(text))) for text in texts)
 
     try:
         return Rule(

@@ -217,6 +217,7 @@ class Trainer(Protocol):
         example: a training command, for messages.
         phases: name of each phase of a run and the pattern of the log line that ends it.
         metrics: the metrics of a step that a run's record keeps.
+        step_line: pattern of the log line that reports a step, with the groups of `read_step`.
         step_seconds: the one of them that is the duration of the step.
     """
 
@@ -225,6 +226,7 @@ class Trainer(Protocol):
     example: str
     phases: tuple[tuple[str, re.Pattern[str]], ...]
     metrics: frozenset[str]
+    step_line: re.Pattern[str]
     step_seconds: str
 
     def program_of(self, module: str) -> str | None:
