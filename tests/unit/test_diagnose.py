@@ -22,12 +22,15 @@ from typer.testing import CliRunner
 
 from raydebug.cli import app as cli
 from raydebug.diagnose import scan
-from raydebug.diagnose.cause import FAILURE, NO_FAILURE, UNKNOWN, Answer, diagnose
+from raydebug.diagnose.answer import FAILURE, NO_FAILURE, UNKNOWN, Answer
+from raydebug.diagnose.cause import diagnose
 from raydebug.diagnose.inputs import until
-from raydebug.diagnose.read import find_raised, read_lines
+from raydebug.diagnose.prefilter import clauses
+from raydebug.diagnose.raised import find_raised
+from raydebug.diagnose.read import read_lines
 from raydebug.diagnose.rules import EFFECT, ROLES, Rule, _linear, load_rules, prefilter
 from raydebug.diagnose.run_diagnosis import diagnose_words
-from raydebug.diagnose.scan import AROUND, MAX_OF_PATTERN, Kept, clauses, read_log
+from raydebug.diagnose.scan import AROUND, MAX_OF_PATTERN, Kept, read_log
 from raydebug.errors import RaydebugError
 
 # Harmless lines of healthy runs, written by hand after what these programs print.
@@ -148,7 +151,8 @@ json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)
 """
     (found,) = say(log).diagnoses
     assert found.name == "user-code"
-    assert "/home/u/my_reward.py:12 grade" in found.cause
+    assert found.title == "JSONDecodeError in the program at /home/u/my_reward.py:12 grade"
+    assert found.cause == "JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
     assert say("Segmentation violation?\nFATAL something odd\n").status == UNKNOWN
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from raydebug.diagnose.formats import CUT_OFF, decode, open_log
+from raydebug.diagnose.read import Line
 from raydebug.diagnose.rules import prefilter
 from raydebug.diagnose.scan import Kept, never, read_log
 from raydebug.errors import Exit, RaydebugError
@@ -85,14 +86,25 @@ def open_job(dashboard: Dashboard, job: str) -> Iterator[Log]:
     Raises:
         RaydebugError: the dashboard does not answer, or there is no such job.
     """
-    from raydebug.jobs.logs import find_sources
+    from raydebug.jobs.logs import DRIVER, find_sources
 
-    for source in find_sources(dashboard, dashboard.job(job)):
+    # The driver repeats the errors of its workers, without their ranks: it is last.
+    for source in sorted(find_sources(dashboard, dashboard.job(job)), key=lambda one: one.role == DRIVER):
         try:
             text = dashboard.log_text(source.node_id, source.name)
         except RaydebugError:
             continue
         yield source.title, io.BytesIO(text.encode("utf-8", "replace"))
+
+
+def read_text(text: str, source: str) -> list[Line]:
+    """Return the lines of a text that are worth a look.
+
+    Args:
+        text: of a log.
+        source: its name, for messages.
+    """
+    return read_logs([(source, io.BytesIO(text.encode("utf-8", "replace")))], Kept()).lines
 
 
 def read_logs(logs: Iterable[Log], kept: Kept, stop: Callable[[], str] = never) -> Kept:

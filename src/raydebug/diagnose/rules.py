@@ -33,8 +33,10 @@ from functools import cache, lru_cache
 from importlib import resources
 from typing import Any, cast
 
-from raydebug.diagnose.read import Line, Raised
-from raydebug.diagnose.scan import Prefilter, never
+from raydebug.diagnose.prefilter import Prefilter
+from raydebug.diagnose.raised import LIBRARY, Raised
+from raydebug.diagnose.read import Line
+from raydebug.diagnose.scan import never
 from raydebug.diagnose.signs import EXITED, FATAL, FINISHED, PROGRESS, START, STEP, WORK
 
 SIGNS = (*FINISHED, *FATAL, r"(Error|Exception)\b")
@@ -46,19 +48,8 @@ ROLES = (SYMPTOM, EFFECT, CAUSE)
 WITHIN = 30
 SHORT = 400  # characters; a longer text meets RE2, which needs time in proportion to its length, where RE2 can do it
 STOP_LINES = 256  # after which it is asked whether to stop
-# Packages, compiled modules, and source trees of frameworks that are not installed as packages.
-_LIBRARY = (
-    r"site-packages|dist-packages|/lib/python|^<|\.pyx|\.pxi"
-    r"|/(?:ray|torch|vllm|verl|sglang|trl|openrlhf|slime|nemo_rl|transformers|datasets|accelerate|deepspeed|megatron"
-    r"|flash_attn|hydra|omegaconf)/"
-)
-PLACEHOLDERS = {"{users}": f"^(?!.*(?:{_LIBRARY})).*$"}  # of the rules' patterns
+PLACEHOLDERS = {"{users}": f"^(?!.*(?:{LIBRARY})).*$"}  # of the rules' patterns
 _OF_PYTHON = re.compile(r"/lib/python3\.\d+/(?!(site|dist)-packages/)|^<")
-
-
-def is_users(frame: str) -> bool:
-    """Say whether a file, or a frame that begins with one, is of no framework and no package."""
-    return re.search(_LIBRARY, frame) is None
 
 
 @dataclass(frozen=True)

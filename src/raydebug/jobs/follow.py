@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from raydebug import render
 from raydebug.cluster.dashboard import ENDED, Dashboard, JobInfo
@@ -16,7 +16,6 @@ from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import Exit, RaydebugError
 from raydebug.gateway.gateway_client import fetch_pauses, forget_job, name_owner, name_place, name_reason
 from raydebug.jobs import resource_requests
-from raydebug.jobs.first_error import find_first_error
 from raydebug.jobs.recorder import Recorder
 from raydebug.jobs.submit import hide_command, words_of
 from raydebug.process import shell_code
@@ -189,20 +188,21 @@ class Follower:
 
 Watch = Callable[[Cluster, str, Recorder], Awaitable[str]]
 """Watches a job while it is followed; returns why it has to be stopped."""
-Explain = Callable[[Dashboard, str], tuple[list[str], list[dict[str, str]]]]
-"""Returns why a job failed: lines for the user, and findings for the record of the run."""
+Explanation: TypeAlias = tuple[list[str], dict[str, str] | None, list[dict[str, str]]]
+"""Why a job failed: lines for the user, and the first error and findings for the record of the run."""
+Explain = Callable[[Dashboard, str], Explanation]
 
 
-def follow_job(cluster: Cluster, submission_id: str, watch: Watch | None = None, explain: Explain | None = None) -> int:
+def follow_job(cluster: Cluster, submission_id: str, explain: Explain, watch: Watch | None = None) -> int:
     """Show a job's log and pauses until it ends, and return its exit code.
 
     Ctrl-C asks whether to stop the job; SIGTERM and SIGHUP leave it running, and 128 plus their number is returned. A
     job is followed to its end without standard output too.
     """
-    return asyncio.run(_follow(cluster, submission_id, watch, explain))
+    return asyncio.run(_follow(cluster, submission_id, explain, watch))
 
 
-async def _follow(cluster: Cluster, submission_id: str, watch: Watch | None, explain: Explain | None) -> int:
+async def _follow(cluster: Cluster, submission_id: str, explain: Explain, watch: Watch | None) -> int:
     colour = render.colour_wanted()
     dashboard = Dashboard(cluster)
     about = await asyncio.to_thread(dashboard.job, submission_id)
@@ -242,7 +242,7 @@ async def _until_end(
     follower: Follower,
     recorder: Recorder,
     watched: asyncio.Future[str],
-    explain: Explain | None,
+    explain: Explain,
 ) -> int:
     signals = _take_signals()
     following = asyncio.ensure_future(follower.follow())
@@ -346,8 +346,7 @@ def _announce(pause: ListedPause, name: str) -> None:
     render.say(f"next: {render.command('raydebug', 'attach', pause['id'])}{name_option(name)}")
 
 
-def _say_outcome(cluster: Cluster, outcome: Outcome, recorder: Recorder, explain: Explain | None) -> int:
-    first = None
+def _say_outcome(cluster: Cluster, outcome: Outcome, recorder: Recorder, explain: Explain) -> int:
     recorder.end(outcome.status, outcome.exit_code, None)  # what follows may take long, and be cut off
     if outcome.exit_code == 0:
         seen = f" ({outcome.pauses} pauses)" if outcome.pauses else ""
@@ -355,19 +354,26 @@ def _say_outcome(cluster: Cluster, outcome: Outcome, recorder: Recorder, explain
     else:
         reason = short_reason(outcome.message)
         render.say(render.visible(f"job {outcome.submission_id} {outcome.status.lower()}: {reason}"))
-        first = _say_first_error(cluster, outcome.submission_id)
     for finding in recorder.numbers.values():  # its first lines may be hours above
         render.say(render.visible(f"{finding.severity} [{finding.code}]: {finding.what}; {finding.why}", keep=""))
     recorder.read_changes(Dashboard(cluster))
     recorder.take_snapshots()
-    if outcome.exit_code != 0 and explain is not None:
-        lines, findings = explain(Dashboard(cluster), outcome.submission_id)
+    first = None
+    if outcome.exit_code != 0:
+        lines, first, findings = _explained(explain, Dashboard(cluster), outcome.submission_id)
         for line in lines:
             render.say(render.visible(line))
         recorder.take_findings(findings)
     recorder.end(outcome.status, outcome.exit_code, first)
     _say_snapshots(recorder, outcome.submission_id)
     return outcome.exit_code
+
+
+def _explained(explain: Explain, dashboard: Dashboard, job: str) -> Explanation:
+    try:
+        return explain(dashboard, job)
+    except Exception as error:  # noqa: BLE001 - a fault of ours must not change how the user's run ends
+        return [f"diagnose has failed: {type(error).__name__}: {error}"], None, []
 
 
 def short_reason(message: str) -> str:
@@ -390,15 +396,3 @@ def _say_snapshots(recorder: Recorder, submission_id: str) -> None:
         what = found[0].get("exception") or f"pause at line {found[0].get('line')}"
         text = f"snapshot of the crash: {what} in {found[0].get('function') or '?'}{who}{more}"
         render.say(render.visible(f"{text}; look at it with: {render.command('raydebug', 'open', submission_id)}"))
-
-
-def _say_first_error(cluster: Cluster, submission_id: str) -> dict[str, str] | None:
-    """Print the first error on one line: the log above ends with its consequences."""
-    with contextlib.suppress(RaydebugError):
-        dashboard = Dashboard(cluster)
-        first = find_first_error(dashboard, dashboard.job(submission_id)).first
-        if first is not None:
-            place = f", at {first.place}" if first.place else ""
-            render.say(render.visible(f"first error: {first.title} ({first.who}{place})"))
-            return {"kind": first.kind, "text": first.text, "who": first.who, "place": first.place}
-    return None

@@ -71,6 +71,17 @@ class Program:
     arguments_at: int
     launcher_at: int | None = None
 
+    def launcher(self, argv: Sequence[str]) -> Sequence[str]:
+        """Return torchrun's options in a command; empty without torchrun."""
+        return [] if self.launcher_at is None else argv[self.launcher_at : self.arguments_at - 1]
+
+    def with_arguments(self, argv: Sequence[str], new: Arguments) -> list[str]:
+        """Return a command with other arguments of the trainer and options of torchrun."""
+        own = argv[: self.arguments_at]
+        if self.launcher_at is not None:
+            own = [*argv[: self.launcher_at], *new.launcher, argv[self.arguments_at - 1]]
+        return [*own, *new.arguments]
+
 
 @dataclass(frozen=True)
 class Installed:
