@@ -77,7 +77,8 @@ def diagnose(lines: Sequence[Line], stop: Callable[[], str] = never) -> Answer:
     plain = _plain_lines(lines, hits)
     hits = [hit for hit in hits if _counts(hit, lines, failed_at is not None, course, plain)]
     began = _first_effects(hits, lines)
-    ranked = sorted(hits, key=lambda hit: _weight(hit, lines, began, course), reverse=True)
+    travelled = [one.kind for one in raised if one.process][-1:]
+    ranked = sorted(hits, key=lambda hit: _weight(hit, lines, began, course, travelled), reverse=True)
     found: list[Diagnosis] = []
     for hit in ranked:
         if all(hit.rule.name != one.name for one in found):
@@ -103,12 +104,15 @@ def _first_effects(hits: Iterable[Hit], lines: Sequence[Line]) -> dict[str, int]
     return found
 
 
-def _weight(hit: Hit, lines: Sequence[Line], began: Mapping[str, int], course: Course) -> tuple[float, ...]:
+def _weight(
+    hit: Hit, lines: Sequence[Line], began: Mapping[str, int], course: Course, travelled: Sequence[str]
+) -> tuple[float, ...]:
     """Return how well a hit explains the failure; more is better.
 
     What the run went on after comes last, and before it what a program says as information; a cause before an effect;
     the end of a process before what follows it in the same log (`began`: the first effect of each); an exception's own
-    line before one that only mentions it, and that before a warning; then the more exact rule, where one that only
+    line before one that only mentions it, and that before a warning; then an exception of the kind that reached another
+    process (`travelled`): others may have been caught; then the more exact rule, where one that only
     matches the rest of a message is less exact; then the earliest.
     """
     loud = 2 if hit.raised is not None and not hit.raised.in_line else 1
@@ -122,6 +126,7 @@ def _weight(hit: Hit, lines: Sequence[Line], began: Mapping[str, int], course: C
         ROLES.index(EFFECT) + 0.5 if is_first else ROLES.index(hit.rule.role),
         hit.rule.rank >= EXACT_RANK,
         loud,
+        hit.rule.role == CAUSE and hit.raised is not None and hit.raised.kind in travelled,
         exact,
         hit.direct,
         -hit.index,
