@@ -1,4 +1,4 @@
-"""The first cause of a failure: of the errors in logs the one that the others follow from, said by all in the same words."""
+"""The first cause of a failure: of all errors the one that the others follow from, told by all in the same words."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import html
 import re
 
 import pytest
+from test_failures import CASES, HEALTHY, say
 
 from raydebug.cli.job import first_error_document, first_error_lines
 from raydebug.diagnose.answer import FAILURE, LoggedError
@@ -14,7 +15,6 @@ from raydebug.diagnose.read import last_words, read_lines
 from raydebug.diagnose.run_diagnosis import failure_lines
 from raydebug.report.run import run_page
 from run_documents import failed_run
-from test_failures import CASES, HEALTHY, say
 
 
 def errors(text: str) -> list[LoggedError]:
@@ -137,7 +137,9 @@ def test_only_followers() -> None:
 
 def test_endless_traceback() -> None:
     """Of a traceback that never ends the last lines are shown."""
-    found = errors("\n".join(["Traceback (most recent call last):", *["  x"] * 100_000, "KeyError: 1", "ValueError: read"]))
+    found = errors(
+        "\n".join(["Traceback (most recent call last):", *["  x"] * 100_000, "KeyError: 1", "ValueError: read"])
+    )
     assert [(error.title, len(error.traceback)) for error in found] == [("KeyError: 1", 400), ("ValueError: read", 1)]
 
 
@@ -182,8 +184,6 @@ RuntimeError: Engine core initialization failed. See root cause above.
 """
 
 
-
-
 @pytest.mark.parametrize(
     ("log", "cause"),
     [
@@ -213,7 +213,7 @@ def plain(page: str) -> str:
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case["class"] != HEALTHY])
 def test_one_answer(name: str) -> None:
-    """`run`, `job logs --first-error` and the report say of each recorded failure what `diagnose` says, word for word."""
+    """`run`, `job logs --first-error` and the report say of each recorded failure what `diagnose` says."""
     answer = say(name)
     assert answer.status == FAILURE
     first = answer.diagnoses[0]

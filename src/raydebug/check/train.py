@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -79,11 +79,12 @@ def judge(code: int | None, log: str, target: Target, run: Mapping[str, Any] = M
         ]
     if code is None:
         cause = first_error(log, run)
+        words = f"; first cause: {''.join(headline(cause))[:200]}" if cause else ""
         return [
             error(
                 "train.out-of-time",
                 f"the training was ended after {LIMIT_S:.0f} s, {len(steps)} steps were made",
-                why=f"it printed last: {last_words(log)}" + (f"; first cause: {''.join(headline(cause))[:200]}" if cause else ""),
+                why=f"it printed last: {last_words(log)}{words}",
                 fix=f"`{again}`, then `raydebug paused` or py-spy shows what it waits for",
             )
         ]
@@ -97,7 +98,7 @@ def judge(code: int | None, log: str, target: Target, run: Mapping[str, Any] = M
         why = "; ".join(filter(None, (diagnosis["why"], diagnosis.get("evidence"))))
         return [error("train.failed", what, why=why, fix=diagnosis["fix"])]
     cause = first_error(log, run)
-    what, where = (''.join(headline(cause)), origin(cause)) if cause else (last_words(log), "")
+    what, where = ("".join(headline(cause)), origin(cause)) if cause else (last_words(log), "")
     return [
         error(
             "train.failed",

@@ -218,8 +218,8 @@ def attach_log(job: _Id = None, name: Name = "default") -> None:
 
     Example: raydebug job attach-log
     """
-    from raydebug.cluster.find import load_cluster
     from raydebug.cli.diagnose import explain
+    from raydebug.cluster.find import load_cluster
     from raydebug.jobs.follow import follow_job
 
     found = _find(_dashboard(name), job)

@@ -15,7 +15,6 @@ from raydebug.protocol.secrets import without_secret_arguments
 
 if TYPE_CHECKING:
     from raydebug.check.config import Need
-    from raydebug.cluster.dashboard import Dashboard
     from raydebug.cluster.locks import Use
     from raydebug.cluster.state import Cluster
     from raydebug.jobs.submit import Job

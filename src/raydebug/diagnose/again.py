@@ -21,33 +21,22 @@ from raydebug.jobs.run_folder import DOCUMENT, load_run
 from raydebug.protocol import variables
 from raydebug.protocol.secrets import HIDDEN
 
+
 @dataclass(frozen=True)
 class Again:
-    """How a recorded run is run again.
-
-    Args:
-        command: its words, with the fix where there is one.
-        folder: where it ran; None if its record does not say.
-        profile: its profile.
-        tiny: what a tiny version replaced.
-        notes: for the user: what is run, and why.
-    """
+    """How a recorded run is run again."""
 
     command: list[str]
-    folder: Path | None
+    folder: Path | None  # None if its record does not say
     profile: str | None
-    tiny: list[str]
-    notes: list[str]
+    tiny: list[str]  # what a tiny version replaced
+    notes: list[str]  # for the user: what is run, and why
 
 
 def plan_again(word: str, cluster: str) -> Again:
     """Return how to run a recorded run again: with the fix that its logs ask for, or the line that `run` has shown.
 
     The fix is computed from the command of the run. A command in a finding is text for people, and is never run.
-
-    Args:
-        word: the run, as `load_run` takes it.
-        cluster: name of the one that may know its job.
 
     Raises:
         RaydebugError: there is no such run, it is of somebody else, its record has no command or not all of it, or its

@@ -18,29 +18,17 @@ _PID = re.compile(r"\bpid[= ](\d+)")
 
 @dataclass(frozen=True)
 class LoggedError:
-    """One error in a log, as `job logs --first-error --json` has it.
+    """One error in a log, as `job logs --first-error --json` has it."""
 
-    Args:
-        kind: the exception's class without its module; of another line, the class of its diagnosis.
-        text: its message, first line.
-        who: the process or task that raised it, as far as known.
-        pid: its process, if known.
-        place: the user's innermost frame, else the innermost; empty without frames.
-        file: the log.
-        line: of the log, from 1, where the error begins.
-        at: time of the log as written; empty if unknown.
-        traceback: its lines, without colours and prefixes.
-    """
-
-    kind: str
-    text: str
-    who: str
+    kind: str  # the exception's class; of another line, the class of its diagnosis
+    text: str  # its message, first line
+    who: str  # the process or task that raised it, as far as known
     pid: int | None
-    place: str
+    place: str  # the user's innermost frame, else the innermost; empty without frames
     file: str
-    line: int
-    at: str
-    traceback: list[str]
+    line: int  # from 1, where the error begins
+    at: str  # as written; empty if unknown
+    traceback: list[str]  # without colours and prefixes
 
     @property
     def title(self) -> str:
@@ -49,15 +37,7 @@ class LoggedError:
 
 
 def error_of(lines: Sequence[Line], index: int, raised: Raised | None, name: str, process: str = "") -> LoggedError:
-    """Return the error that a line shows.
-
-    Args:
-        lines: of the logs.
-        index: of the line.
-        raised: the exception that the line is of; None if it is of none.
-        name: its class where it is no exception.
-        process: that failed; the one that wrote the line unless given.
-    """
+    """Return the error that a line shows: the exception that it is of, or an error of a class, in a process."""
     line = lines[index]
     first = raised.first if raised is not None else index
     process = process or (raised.process if raised is not None else "") or line.process
@@ -78,35 +58,20 @@ def error_of(lines: Sequence[Line], index: int, raised: Raised | None, name: str
 
 @dataclass
 class Diagnosis:
-    """One possible cause.
+    """One possible cause."""
 
-    Args:
-        name: its class.
-        confidence: EXACT, LIKELY or UNSURE.
-        title: what is wrong.
-        cause: why.
-        fix: what helps.
-        evidence: the lines that show it.
-        effects: classes that follow from it.
-        process: whose line it is.
-        settings: the fix as settings in raydebug's words, where it is one; see fix.py.
-        variables: the fix as environment variables, where it is one.
-        error: the error that the evidence shows.
-        command: the user's command with the fix; None where there is none, or none is asked for.
-    """
-
-    name: str
-    confidence: str
+    name: str  # its class
+    confidence: str  # EXACT, LIKELY or UNSURE
     title: str
     cause: str
     fix: str
     evidence: list[Line]
-    effects: list[str] = field(default_factory=list)
-    process: str = ""
-    settings: dict[str, str] = field(default_factory=dict)
-    variables: dict[str, str] = field(default_factory=dict)
-    error: LoggedError | None = None
-    command: str | None = None
+    effects: list[str] = field(default_factory=list)  # classes that follow from it
+    process: str = ""  # whose line it is
+    settings: dict[str, str] = field(default_factory=dict)  # the fix in raydebug's words, where it is one; see fix.py
+    variables: dict[str, str] = field(default_factory=dict)  # the fix as environment variables, where it is one
+    error: LoggedError | None = None  # that the evidence shows
+    command: str | None = None  # the user's command with the fix, where there is one and it is asked for
 
     def as_json(self) -> dict[str, object]:
         """Return what `--json` prints of it."""
@@ -153,17 +118,11 @@ def origin(first: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Related:
-    """What else a run has left.
+    """What else a run has left."""
 
-    Args:
-        kind: `stacks`, `snapshot`.
-        command: shows it.
-        text: says what it is.
-    """
-
-    kind: str
-    command: str
-    text: str
+    kind: str  # `stacks`, `snapshot`, `again`
+    command: str  # shows it
+    text: str  # says what it is
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from raydebug.diagnose.answer import (
     EXACT,
@@ -21,7 +21,7 @@ from raydebug.diagnose.course import Course
 from raydebug.diagnose.raised import Raised, find_raised, is_users
 from raydebug.diagnose.read import ECHO, Line
 from raydebug.diagnose.rules import CAUSE, EFFECT, ROLES, SYMPTOM, Hit, find_hits, signs_of
-from raydebug.diagnose.scan import never
+from raydebug.diagnose.scan import Stop, never
 from raydebug.stacks.groups import is_library
 
 USER_CODE = "user-code"
@@ -54,15 +54,11 @@ FOLLOWERS = frozenset((
 _ENDED = re.compile(r"(?:class_name: (?P<name>\S+) .*)?\b(?:Worker PID|pid): (?P<pid>\d+)\b")
 
 
-def diagnose(lines: Sequence[Line], stop: Callable[[], str] = never) -> Answer:
+def diagnose(lines: Sequence[Line], stop: Stop = never) -> Answer:
     """Say what failed, from the lines of all logs of a run.
 
     What a process got past is no failure: an error before more progress, or before the end of the run. What comes after
     the end is none either, unless the program itself raised it, or ended with an exit code other than 0.
-
-    Args:
-        lines: of its logs, in the order of each.
-        stop: asked from time to time; a reason ends the search for rules, and is a note.
     """
     course = Course(lines)
     raised = [one for one in find_raised(lines) if not _is_harmless(lines, one)]

@@ -38,15 +38,10 @@ _WORD = re.compile(r"(?!-\D)[\w.\[\]-]{1,100}")  # no option
 
 @dataclass(frozen=True)
 class Fixed:
-    """A command with a fix.
-
-    Args:
-        command: its words.
-        changes: what differs, in words.
-    """
+    """A command with a fix."""
 
     command: list[str]
-    changes: list[str]
+    changes: list[str]  # what differs, in words
 
 
 def fix_run(cause: Diagnosis, run: Mapping[str, Any]) -> Fixed | None:
@@ -69,12 +64,8 @@ def apply_fix(
 ) -> Fixed | None:
     """Return a command with settings and environment variables changed; None if nothing of it can be.
 
-    Args:
-        command: the user's: a training, or a shell script that passes its arguments on to one.
-        settings: raydebug's words and the formulas of their values.
-        variables: environment variables and their values.
-        folder: where the command runs.
-        profile: the profile under which it has run; `old` is the value that was in force.
+    The command is a training, or a shell script that passes its arguments on to one. The settings are raydebug's words
+    with formulas, in which `old` is the value that was in force, under the profile too.
     """
     words, changes = list(command), list[str]()
     if settings:

@@ -40,27 +40,16 @@ Frame: TypeAlias = tuple[str, int, str]  # file, line, function
 
 @dataclass
 class Raised:
-    """An exception in a log.
+    """An exception in a log."""
 
-    Args:
-        index: of its last line among the lines.
-        first: index of the first line of its traceback.
-        kind: its class without the module.
-        text: its message, first line.
-        frames: file, line and function, innermost last.
-        in_line: it is mentioned within a line, and has no traceback.
-        more: the lines of its message after the first, joined.
-        process: that raised it, where a log of another process says so; else empty.
-    """
-
-    index: int
-    first: int
-    kind: str
-    text: str
-    frames: list[Frame] = field(default_factory=list)
-    in_line: bool = False
-    more: str = ""
-    process: str = ""
+    index: int  # of its last line among the lines
+    first: int  # of the first line of its traceback
+    kind: str  # without its module
+    text: str  # its message, first line
+    frames: list[Frame] = field(default_factory=list)  # innermost last
+    in_line: bool = False  # it is mentioned within a line, and has no traceback
+    more: str = ""  # the lines of its message after the first, joined
+    process: str = ""  # that raised it, where a log of another process says so
 
     @property
     def place(self) -> Frame | None:

@@ -74,23 +74,14 @@ _REPEATED = re.compile(r" \[repeated \d+x across cluster\].*$")
 
 @dataclass(slots=True)
 class Line:
-    """One line of a log, without its prefixes.
-
-    Args:
-        source: the file.
-        number: of the line in it, from 1.
-        text: what the process wrote.
-        process: its name in the prefix, else the source.
-        level: of its logger; empty if unknown.
-        at: time as written; empty if unknown.
-    """
+    """One line of a log, without its prefixes."""
 
     source: str
-    number: int
+    number: int  # in the file, from 1
     text: str
-    process: str
-    level: str = ""
-    at: str = ""
+    process: str  # its name in the prefix, else the source
+    level: str = ""  # of its logger; empty if unknown
+    at: str = ""  # as written; empty if unknown
 
 
 def read_lines(lines: Iterable[str], source: str = "-", first: int = 1) -> Iterator[Line]:

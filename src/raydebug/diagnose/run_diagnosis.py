@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from raydebug.diagnose.answer import (
 from raydebug.diagnose.cause import USER_CODE, diagnose
 from raydebug.diagnose.inputs import LIMIT_S, open_job, read_logs, read_words, until
 from raydebug.diagnose.read import Line
-from raydebug.diagnose.scan import Kept, never
+from raydebug.diagnose.scan import Kept, Stop, never
 from raydebug.errors import Exit, RaydebugError
 from raydebug.jobs.run_folder import DOCUMENT, RECORD_BYTES_MAX, SNAPSHOTS, STACKS, load_run, read_run, runs_dir
 from raydebug.protocol.secrets import scrubbed
@@ -52,15 +52,9 @@ def find_run(word: str) -> Mapping[str, Any] | None:
 
 
 def diagnose_words(
-    words: Sequence[str], cluster: str, stop: Callable[[], str] | None = None, *, only_files: bool = False
+    words: Sequence[str], cluster: str, stop: Stop | None = None, *, only_files: bool = False
 ) -> tuple[Answer, Kept]:
     """Say what failed in the logs that words of the command line name, and return what was read of them.
-
-    Args:
-        words: files, folders, `-`, runs and jobs.
-        cluster: name of the one that may know a job.
-        stop: asked from time to time; a reason ends it. LIMIT_S seconds if not given.
-        only_files: whether pipes and standard input are refused.
 
     Raises:
         RaydebugError: there is no such file, run or job, it cannot be read, or all of them are empty.
@@ -80,14 +74,8 @@ def diagnose_words(
     return answer, kept
 
 
-def diagnose_run(lines: Sequence[Line], run: Mapping[str, Any] | None, stop: Callable[[], str] = never) -> Answer:
-    """Say what failed.
-
-    Args:
-        lines: of the run's logs.
-        run: its record, of `find_run`; None without one.
-        stop: asked from time to time; a reason ends the judging, and is a note.
-    """
+def diagnose_run(lines: Sequence[Line], run: Mapping[str, Any] | None, stop: Stop = never) -> Answer:
+    """Say what failed, from the lines of a run's logs, and its record where there is one."""
     if run is not None and run.get("status") == "succeeded":
         return Answer(NO_FAILURE, [])  # whatever its logs have: it went on
     answer = diagnose(lines, stop)
@@ -105,11 +93,6 @@ def diagnose_run(lines: Sequence[Line], run: Mapping[str, Any] | None, stop: Cal
 
 def diagnose_job(dashboard: Dashboard, job: str, limit_s: float) -> tuple[Answer, list[Line]]:
     """Say what failed in a job, from the logs of its processes, and return their lines that are worth a look.
-
-    Args:
-        dashboard: the cluster's.
-        job: its id.
-        limit_s: of reading and judging.
 
     Raises:
         RaydebugError: the dashboard does not answer, or there is no such job.

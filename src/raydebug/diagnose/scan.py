@@ -52,20 +52,17 @@ class Kept:
     notes: list[str] = field(default_factory=list)  # for the user: what was not read, and why
 
 
+Stop: TypeAlias = Callable[[], str]
+"""Asked from time to time while logs are read and judged: a reason ends that, and becomes a note."""
+
+
 def never() -> str:
-    """Say that reading may go on; what stops it returns the reason."""
+    """Say that the work may go on."""
     return ""
 
 
-def read_log(file: BufferedIOBase, source: str, wanted: Prefilter, kept: Kept, stop: Callable[[], str] = never) -> None:
+def read_log(file: BufferedIOBase, source: str, wanted: Prefilter, kept: Kept, stop: Stop = never) -> None:
     """Read a log to its end, and keep the lines that a pattern may match, each with the lines around it.
-
-    Args:
-        file: the log.
-        source: its name, for messages.
-        wanted: finds the lines.
-        kept: receives them.
-        stop: asked from time to time; a reason ends the reading.
 
     Raises:
         OSError: it cannot be read; what has been read until then is kept.
@@ -90,18 +87,11 @@ Row: TypeAlias = tuple[int, int, bytes]  # its place among the rows of a log, th
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Some rows of a log: lines, of which the first may begin, and the last may end, in another block.
+    """Some rows of a log: lines, of which the first may begin, and the last may end, in another block."""
 
-    Args:
-        first: place of its first row.
-        number: number of the first row's line, from 1.
-        ends: line ends in it.
-        text: the rows.
-    """
-
-    first: int
-    number: int
-    ends: int
+    first: int  # place of its first row
+    number: int  # of the first row's line, from 1
+    ends: int  # line ends in it
     text: bytes
 
     @property
@@ -147,17 +137,7 @@ def _of_interest(parts: Iterable[bytes], wanted: Prefilter) -> list[bytes]:
 
 
 class _Log:
-    """What is kept of one log.
-
-    Args:
-        wanted: finds the lines.
-        limit: of the lines that are kept.
-        limit_bytes: of their text.
-
-    Attributes:
-        rows: the rows that are kept, by place.
-        is_full: whether a limit is reached.
-    """
+    """What is kept of one log: `rows` by place, until a limit of lines or bytes is reached, and it `is_full`."""
 
     def __init__(self, wanted: Prefilter, limit: int, limit_bytes: int) -> None:
         self.rows: dict[int, Row] = {}
@@ -252,7 +232,7 @@ def _texts(line: bytes) -> list[str]:
     return [one.text for state in states for one in read_line(state, "", 0)]
 
 
-def _chunks(file: BufferedIOBase, kept: Kept, stop: Callable[[], str]) -> Iterator[bytes]:
+def _chunks(file: BufferedIOBase, kept: Kept, stop: Stop) -> Iterator[bytes]:
     """Yield the bytes of a file until it ends, or something stops the reading."""
     while not stop() and (data := file.read1(READ_BYTES)):  # read would lose what is before a fault of an archive
         kept.read_bytes += len(data)

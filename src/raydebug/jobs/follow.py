@@ -57,8 +57,6 @@ class Follower:
     """Follows one job until it ends.
 
     Args:
-        cluster: where it runs.
-        submission_id: which job.
         on_log: called with each piece of the log.
         on_pause: called with each new pause of the job.
         on_pauses: called with all pauses of the job, at each poll.
