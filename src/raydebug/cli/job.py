@@ -192,7 +192,7 @@ def wait(
 
     Example: raydebug job wait --timeout 3600
     """
-    from raydebug.jobs.follow import exit_code_of
+    from raydebug.jobs.follower import exit_code_of
     from raydebug.jobs.logs import wait_until
 
     dashboard = _dashboard(name)
@@ -288,7 +288,7 @@ def _nothing_written(dashboard: Dashboard, submission_id: str, role: str | None,
 
 def _describe(job: JobInfo) -> _Job:
     from raydebug.cluster.dashboard import ENDED
-    from raydebug.jobs.follow import exit_code_of
+    from raydebug.jobs.follower import exit_code_of
     from raydebug.jobs.submit import shown_command
     from raydebug.protocol.secrets import scrubbed
 
@@ -308,11 +308,11 @@ def _describe(job: JobInfo) -> _Job:
 def _show_first_error(dashboard: Dashboard, found: JobInfo, *, as_json: bool) -> None:
     from raydebug.diagnose.cause import find_errors
     from raydebug.diagnose.inputs import LIMIT_S
-    from raydebug.diagnose.run_diagnosis import diagnose_job
+    from raydebug.diagnose.run_diagnosis import diagnose_job, find_run
 
     job = found["submission_id"]
     with render.waiting(f"reading what the processes of job {job} wrote"):
-        answer, lines = diagnose_job(dashboard, job, LIMIT_S)
+        answer, lines = diagnose_job(dashboard, job, find_run(job), LIMIT_S)
         error = answer.first.error if answer.first is not None else None
         cascade = [one for one in find_errors(lines) if one != error] if answer.first is not None else []
     if as_json:

@@ -91,7 +91,9 @@ def diagnose_run(lines: Sequence[Line], run: Mapping[str, Any] | None, stop: Sto
     return answer
 
 
-def diagnose_job(dashboard: Dashboard, job: str, limit_s: float) -> tuple[Answer, list[Line]]:
+def diagnose_job(
+    dashboard: Dashboard, job: str, run: Mapping[str, Any] | None, limit_s: float
+) -> tuple[Answer, list[Line]]:
     """Say what failed in a job, from the logs of its processes, and return their lines that are worth a look.
 
     Raises:
@@ -99,7 +101,7 @@ def diagnose_job(dashboard: Dashboard, job: str, limit_s: float) -> tuple[Answer
     """
     stop = until(limit_s)
     lines = read_logs(open_job(dashboard, job), Kept(), stop).lines
-    return diagnose_run(lines, find_run(job), stop), lines
+    return diagnose_run(lines, run, stop), lines
 
 
 def explain_failure(dashboard: Dashboard, job: str) -> tuple[list[str], dict[str, str] | None, list[dict[str, str]]]:
@@ -107,13 +109,14 @@ def explain_failure(dashboard: Dashboard, job: str) -> tuple[list[str], dict[str
 
     All are empty where the logs show no failure. A hang is among the findings already.
     """
+    run = find_run(job)
     try:
-        answer, _ = diagnose_job(dashboard, job, EXPLAIN_S)
+        answer, _ = diagnose_job(dashboard, job, run, EXPLAIN_S)
     except RaydebugError:
         return [], None, []
     if answer.first is None:
         return [], None, []
-    add_command(answer, find_run(job))
+    add_command(answer, run)
     is_finding = answer.first.confidence == EXACT and answer.first.name != HANG
     return failure_lines(answer.first, job), answer.first.as_first_error(), [as_finding(answer.first)] * is_finding
 
