@@ -9,8 +9,8 @@ import pytest
 from test_failures import CASES, HEALTHY, say
 
 from raydebug.cli.job import first_error_document, first_error_lines
-from raydebug.diagnose.answer import FAILURE, LoggedError
-from raydebug.diagnose.cause import diagnose, find_errors
+from raydebug.diagnose.answer import FAILURE, LoggedError, find_errors
+from raydebug.diagnose.cause import diagnose
 from raydebug.diagnose.read import last_words, read_lines
 from raydebug.diagnose.run_diagnosis import failure_lines
 from raydebug.report.run import run_page

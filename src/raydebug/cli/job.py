@@ -306,7 +306,7 @@ def _describe(job: JobInfo) -> _Job:
 
 
 def _show_first_error(dashboard: Dashboard, found: JobInfo, *, as_json: bool) -> None:
-    from raydebug.diagnose.cause import find_errors
+    from raydebug.diagnose.answer import find_errors
     from raydebug.diagnose.inputs import LIMIT_S
     from raydebug.diagnose.run_diagnosis import diagnose_job, find_run
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from raydebug.diagnose.raised import Raised
+from raydebug.diagnose.raised import Raised, find_raised
 from raydebug.diagnose.read import Line
 from raydebug.protocol.secrets import scrubbed, scrubbed_texts
 
@@ -54,6 +54,11 @@ def error_of(lines: Sequence[Line], index: int, raised: Raised | None, name: str
         at=line.at or lines[first].at,
         traceback=[one.text for one in lines[first : index + 1] if one.process == line.process][-MOST_LINES:],
     )
+
+
+def find_errors(lines: Sequence[Line]) -> list[LoggedError]:
+    """Return all exceptions of logs, in their order, and not those that a line only mentions."""
+    return [error_of(lines, one.index, one, one.kind) for one in find_raised(lines) if not one.in_line]
 
 
 @dataclass

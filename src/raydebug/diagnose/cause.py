@@ -5,18 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from raydebug.diagnose.answer import (
-    EXACT,
-    FAILURE,
-    LIKELY,
-    NO_FAILURE,
-    UNKNOWN,
-    UNSURE,
-    Answer,
-    Diagnosis,
-    LoggedError,
-    error_of,
-)
+from raydebug.diagnose.answer import EXACT, FAILURE, LIKELY, NO_FAILURE, UNKNOWN, UNSURE, Answer, Diagnosis, error_of
 from raydebug.diagnose.course import Course
 from raydebug.diagnose.raised import Raised, find_raised, is_users
 from raydebug.diagnose.read import ECHO, Line
@@ -278,8 +267,3 @@ def _unknown(index: int, lines: Sequence[Line], raised: Sequence[Raised]) -> Dia
     text = (error.text if first is None else error.title)[:300]
     line = lines[index]
     return Diagnosis("unknown", UNSURE, text, text, "", [line], process=line.process, error=error)
-
-
-def find_errors(lines: Sequence[Line]) -> list[LoggedError]:
-    """Return all exceptions of logs, in their order, and not those that a line only mentions."""
-    return [error_of(lines, one.index, one, one.kind) for one in find_raised(lines) if not one.in_line]

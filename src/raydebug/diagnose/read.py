@@ -15,15 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 MAX_LINE_CHARS = 4_000  # a longer line is cut: what explains a failure is at its beginning
-LEVELS = {
-    "E": "ERROR",
-    "F": "FATAL",
-    "C": "ERROR",
-    "W": "WARNING",
-    "WARN": "WARNING",
-    "I": "INFO",
-    "D": "DEBUG",
-}
+LEVELS = {"E": "ERROR", "F": "FATAL", "C": "ERROR", "W": "WARNING", "WARN": "WARNING", "I": "INFO", "D": "DEBUG"}
 ECHO = "TRACE"  # level of a line that repeats what it was given, such as a command: never a failure
 
 # ECMA-48: colours, and what progress bars write: erased lines, cursor up, a hidden cursor. The rest stays, to be shown.

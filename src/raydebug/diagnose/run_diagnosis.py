@@ -9,17 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydebug import render
-from raydebug.diagnose.answer import (
-    EXACT,
-    FAILURE,
-    LIKELY,
-    NO_FAILURE,
-    Answer,
-    Diagnosis,
-    Related,
-    headline,
-    origin,
-)
+from raydebug.diagnose.answer import EXACT, FAILURE, LIKELY, NO_FAILURE, Answer, Diagnosis, Related, headline, origin
 from raydebug.diagnose.cause import USER_CODE, diagnose
 from raydebug.diagnose.inputs import LIMIT_S, open_job, read_logs, read_words, until
 from raydebug.diagnose.read import Line
