@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ from raydebug.diagnose.inputs import until
 from raydebug.diagnose.prefilter import clauses
 from raydebug.diagnose.raised import find_raised
 from raydebug.diagnose.read import read_lines
-from raydebug.diagnose.rules import EFFECT, ROLES, Rule, _linear, load_rules, prefilter
+from raydebug.diagnose.rules import EFFECT, PLACEHOLDERS, ROLES, Rule, _linear, load_rules, prefilter
 from raydebug.diagnose.run_diagnosis import diagnose_words
 from raydebug.diagnose.scan import AROUND, MAX_OF_PATTERN, Kept, read_log
 from raydebug.errors import RaydebugError
@@ -139,6 +140,19 @@ ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this
     first, *others = say(log).diagnoses
     assert (first.name, first.evidence[0].number) == ("vllm-kv-cache-oom", 2)
     assert first.effects == [one.name for one in others]
+
+
+def test_frameworks_are_named_once() -> None:
+    """A rule says {users} for a frame of no framework; the loader puts the one list of frameworks in its place."""
+    folder = resources.files("raydebug.diagnose").joinpath("rules")
+    texts = [file.read_text() for file in folder.iterdir() if file.name.endswith(".toml")]
+    assert sum(text.count("{users}") for text in texts) > 10
+    assert not any("dist-packages" in text for text in texts)
+    patterns = [pattern for rule in load_rules() for pattern in rule.not_frame]
+    assert not any("{users}" in pattern.pattern for pattern in patterns)
+    (users,) = {pattern for pattern in patterns if pattern.pattern in PLACEHOLDERS.values()}
+    assert users.search("/home/me/reward.py:score")
+    assert not users.search("/home/me/verl/trainer/main_ppo.py:run")
 
 
 def test_users_own_error() -> None:
