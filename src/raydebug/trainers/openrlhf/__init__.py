@@ -43,7 +43,7 @@ class OpenRlhf:
         *("response_length", "timing/generation", "timing/make_experience", "timing/ppo_train"),
         *("timing/broadcast", "timing/step_total"),
     ))  # fmt: skip
-    step_line = re.compile(r"\bGlobal step (?P<step>\d+): (?P<metrics>\{.*)")
+    step_line = re.compile(r"\bGlobal step (?P<step>\d+):")
     step_seconds = "timing/step_total"
 
     def program_of(self, module: str) -> str | None:

@@ -52,7 +52,7 @@ class Verl:
     ))  # fmt: skip
 
     # Source: verl 0.9.1 utils/logger/aggregate_logger.py, concat_dict_to_str.
-    step_line = re.compile(r"\bstep:(?P<step>\d+) - (?P<metrics>.+)")
+    step_line = re.compile(r"\bstep:(?P<step>\d+) -")
     step_seconds = "timing_s/step"
 
     def program_of(self, module: str) -> str | None:
