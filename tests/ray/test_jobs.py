@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -54,7 +55,8 @@ def test_job_that_fails(cluster: Cluster, job: Callable[..., str]) -> None:
     both = job("logs", submission_id, "--role", "Trainer", "--grep", "^reward").splitlines()
     assert both == ["[Trainer rank 0] reward at rank 0", "[Trainer rank 1] reward at rank 1"]
     shown = job("logs", submission_id, "--first-error").splitlines()
-    assert shown[0] == "first error: ValueError: NaN at rank 1"
+    words = r"ValueError in the program at \S*ranks\.py:\d+ step \(user-code, likely\); ValueError: NaN at rank 1"
+    assert re.fullmatch(f"first error: {words}", shown[0]), shown
     assert "raised by Trainer.step" in shown[1]
     assert "ranks.py:" in shown[1]
     verdict = json.loads(job("logs", submission_id, "--first-error", "--json"))

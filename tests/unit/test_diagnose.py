@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,15 @@ from typer.testing import CliRunner
 
 from raydebug.cli import app as cli
 from raydebug.diagnose import scan
-from raydebug.diagnose.cause import FAILURE, NO_FAILURE, UNKNOWN, Answer, diagnose
+from raydebug.diagnose.answer import FAILURE, NO_FAILURE, UNKNOWN, Answer
+from raydebug.diagnose.cause import diagnose
 from raydebug.diagnose.inputs import until
-from raydebug.diagnose.read import find_raised, read_lines
-from raydebug.diagnose.rules import EFFECT, ROLES, Rule, _linear, load_rules, prefilter
+from raydebug.diagnose.prefilter import clauses
+from raydebug.diagnose.raised import find_raised
+from raydebug.diagnose.read import read_lines
+from raydebug.diagnose.rules import EFFECT, PLACEHOLDERS, ROLES, Rule, _linear, load_rules, prefilter
 from raydebug.diagnose.run_diagnosis import diagnose_words
-from raydebug.diagnose.scan import AROUND, MAX_OF_PATTERN, Kept, clauses, read_log
+from raydebug.diagnose.scan import AROUND, MAX_OF_PATTERN, Kept, read_log
 from raydebug.errors import RaydebugError
 
 # Harmless lines of healthy runs, written by hand after what these programs print.
@@ -138,6 +142,19 @@ ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this
     assert first.effects == [one.name for one in others]
 
 
+def test_frameworks_are_named_once() -> None:
+    """A rule says {users} for a frame of no framework; the loader puts the one list of frameworks in its place."""
+    folder = resources.files("raydebug.diagnose").joinpath("rules")
+    texts = [file.read_text() for file in folder.iterdir() if file.name.endswith(".toml")]
+    assert sum(text.count("{users}") for text in texts) > 10
+    assert not any("dist-packages" in text for text in texts)
+    patterns = [pattern for rule in load_rules() for pattern in rule.not_frame]
+    assert not any("{users}" in pattern.pattern for pattern in patterns)
+    (users,) = {pattern for pattern in patterns if pattern.pattern in PLACEHOLDERS.values()}
+    assert users.search("/home/me/reward.py:score")
+    assert not users.search("/home/me/verl/trainer/main_ppo.py:run")
+
+
 def test_users_own_error() -> None:
     """An exception that no rule explains is the user's, with its place; without any, it is unknown."""
     log = """\
@@ -148,7 +165,8 @@ json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)
 """
     (found,) = say(log).diagnoses
     assert found.name == "user-code"
-    assert "/home/u/my_reward.py:12 grade" in found.cause
+    assert found.title == "JSONDecodeError in the program at /home/u/my_reward.py:12 grade"
+    assert found.cause == "JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
     assert say("Segmentation violation?\nFATAL something odd\n").status == UNKNOWN
 
 

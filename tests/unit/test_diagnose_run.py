@@ -13,11 +13,12 @@ from typer.testing import CliRunner
 from raydebug.check import train
 from raydebug.cli import app as cli
 from raydebug.diagnose import fix
-from raydebug.diagnose.cause import FAILURE, NO_FAILURE, Answer, Diagnosis
+from raydebug.diagnose.again import plan_again
+from raydebug.diagnose.answer import FAILURE, NO_FAILURE, Answer, Diagnosis
 from raydebug.diagnose.fix import apply_fix, evaluate
 from raydebug.diagnose.read import Line, read_lines
 from raydebug.diagnose.rules import load_rules
-from raydebug.diagnose.run_diagnosis import as_finding, diagnose_run, find_run, plan_again
+from raydebug.diagnose.run_diagnosis import add_command, as_finding, diagnose_run, find_run
 from raydebug.errors import RaydebugError
 from raydebug.jobs.run_folder import LOG, SNAPSHOTS, STACKS, RunFolder
 from raydebug.jobs.submit import Job, folder_of, job_entrypoint, job_variables
@@ -49,7 +50,11 @@ def record(log: str, *, status: str = "failed", hangs: bool = False, **more: obj
 
 def diagnosed(log: str, folder: Path) -> Answer:
     """Return the diagnosis of a run."""
-    return diagnose_run(list(read_lines(log.splitlines())), find_run(str(folder)))
+    run = find_run(str(folder))
+    answer = diagnose_run(list(read_lines(log.splitlines())), run)
+    assert all(one.command is None for one in answer.diagnoses)  # until it is asked for
+    add_command(answer, run)
+    return answer
 
 
 def names(log: str, folder: Path) -> list[str]:
@@ -139,8 +144,8 @@ def test_check_train_says_the_diagnosis() -> None:
     """A training that fails in `check train` is explained by the diagnosis that its run has left."""
     record("", findings=[{"code": "run.hangs", "what": "x"}, as_finding(DIAGNOSIS)])
     log = f"job {RUN}: python train.py\nboom\njob {RUN} failed: it ended\n"
-    assert [one["code"] for one in train.recorded_findings(log)] == ["run.hangs", "cuda-oom"]
-    assert train.recorded_findings("") == train.recorded_findings("job raydebug-2: x\n") == []
+    assert [one["code"] for one in train.recorded_run(log)["findings"]] == ["run.hangs", "cuda-oom"]
+    assert train.recorded_run("") == train.recorded_run("job raydebug-2: x\n") == {}
 
 
 # Fixes that can be applied

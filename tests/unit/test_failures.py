@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.diagnose.cause import FAILURE, NO_FAILURE, Answer, diagnose
+from raydebug.diagnose.answer import FAILURE, NO_FAILURE, Answer
+from raydebug.diagnose.cause import diagnose
 from raydebug.diagnose.inputs import read_words
 
 FAILURES = Path(__file__).parent.parent / "failures"

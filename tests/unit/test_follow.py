@@ -11,15 +11,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import pexpect
 import pytest
 
 from ray_dashboard import JOB, RayDashboard
+from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.state import Cluster
 from raydebug.jobs import submit
-from raydebug.jobs.follow import _what_becomes_of
+from raydebug.jobs.follow import Explanation, _explained, _what_becomes_of
 
 FOLLOW = ("-m", "raydebug", "job", "attach-log")
 LOST = f"note: standard output is lost (%s); job {JOB} is followed without it\n"
@@ -188,3 +189,13 @@ def test_job_that_is_followed_no_longer(owner: int, expected: str) -> None:
     here = Path()
     cluster = Cluster("x", "i", "local", here, here, "", {}, 1, 0, "off", "core", 0.0, owner=owner)
     assert _what_becomes_of(cluster, "j") == expected
+
+
+def test_explanation_that_fails() -> None:
+    """A fault of ours while a failure is explained is a line for the user, and changes nothing else."""
+
+    def fail(dashboard: Dashboard, job: str) -> Explanation:
+        raise ValueError("x")
+
+    dashboard = cast("Dashboard", None)  # not asked
+    assert _explained(fail, dashboard, "j") == (["diagnose has failed: ValueError: x"], None, [])

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.diagnose.cause import FAILURE, NO_FAILURE, Answer, diagnose
+from raydebug.diagnose.answer import FAILURE, NO_FAILURE, Answer
+from raydebug.diagnose.cause import diagnose
 from raydebug.diagnose.rules import prefilter
 from raydebug.diagnose.scan import Kept, read_log
 

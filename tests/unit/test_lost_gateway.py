@@ -12,7 +12,7 @@ import pytest
 
 from gateway_under_test import visit
 from raydebug.dap import ConnectionLost, RequestFailed
-from raydebug.jobs.follow import Follower
+from raydebug.jobs.follower import Follower
 from raydebug.worker.reconnecting_socket import end_of_whole_messages
 
 PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"

@@ -272,7 +272,7 @@ def test_demo_is_healthy(cluster: Cluster, variables: dict[str, str]) -> None:
     made.end("SUCCEEDED", 0, None)
     run = load_run()
     assert ([step["step"] for step in run["steps"]], run["findings"]) == ([1, 2], [])
-    assert train.judge(0, DEMO, target(), run["findings"]) == []
+    assert train.judge(0, DEMO, target(), run) == []
 
 
 @pytest.mark.parametrize(
@@ -308,8 +308,9 @@ def test_check_train(cluster: Cluster) -> None:
     made = record(cluster, RAYDEBUG_PROFILE="debug")
     made.take_log(log)
     made.end("SUCCEEDED", 0, None)
-    recorded = train.recorded_findings(log)
-    assert train.judge(0, log, target(), [{"code": "run.hangs", "what": "x"}, *recorded]) == [*made.numbers.values()]
+    run = train.recorded_run(log)
+    more = {**run, "findings": [{"code": "run.hangs", "what": "x"}, *run["findings"]]}
+    assert train.judge(0, log, target(), more) == [*made.numbers.values()]
     assert [one.severity for one in made.numbers.values()] == ["warning", "note"]
     log += "step:3 - actor/grad_norm:nan\n"
-    assert [one.code for one in train.judge(0, log, target(), recorded)] == ["train.not-a-number"]
+    assert [one.code for one in train.judge(0, log, target(), run)] == ["train.not-a-number"]

@@ -23,9 +23,11 @@ from raydebug.findings import error
 from raydebug.jobs import memory_samples, recorder, run_folder
 from raydebug.jobs.memory_samples import Memory
 from raydebug.jobs.phases import MOST_STEPS, Phases
-from raydebug.jobs.recorder import Recorder
+from raydebug.jobs.recorder import Recorder, _trainer_of
 from raydebug.jobs.run_folder import RunFolder, list_runs, load_run
 from raydebug.report.write import write_report
+from raydebug.trainers.openrlhf import OPENRLHF
+from raydebug.trainers.verl.trainer import VERL
 
 if TYPE_CHECKING:
     from raydebug.cluster.dashboard import Dashboard
@@ -89,6 +91,23 @@ def test_phases_of_a_program_that_is_no_training() -> None:
     assert phases.spans(None) == [{"name": "start", "start_s": 0.0, "end_s": None}]
     phases.take(LOG[0], 3.0)
     assert phases.spans(None)[-1] == {"name": "run", "start_s": 3.0, "end_s": None}
+
+
+def test_phases_of_the_own_trainer() -> None:
+    """Where the trainer of a command is known, itself or by a script, no line of another one ends a phase."""
+    line, ended = "(TaskRunner pid=1) create worker group", "trainer: imports, data"
+    for trainer, ends in ((None, True), (VERL, True), (OPENRLHF, False)):
+        phases = Phases(0.0, trainer=trainer)
+        phases.take(line, 1.0)
+        assert (ended in phases.ended) == ends
+
+
+def test_trainer_of_a_command(tmp_path: Path) -> None:
+    """A run's trainer is read from its command; without one, or with a script that cannot be read, it is unknown."""
+    (tmp_path / "train.sh").write_text("exec python3 -m openrlhf.cli.train_ppo_ray $@\n")
+    assert _trainer_of(["bash", "train.sh"], tmp_path) is OPENRLHF
+    assert _trainer_of(["python", "-m", "verl.trainer.main_ppo"], tmp_path) is VERL
+    assert _trainer_of(["python", "x.py"], tmp_path) is _trainer_of(["bash", "none.sh"], tmp_path) is None
 
 
 def test_memory_of_processes_and_gpus() -> None:

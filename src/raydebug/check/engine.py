@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from raydebug.check.target import Target
+from raydebug.diagnose.cause import diagnose
+from raydebug.diagnose.inputs import read_text
 from raydebug.findings import Finding, error
-from raydebug.jobs.first_error import find_errors, judge_errors
 from raydebug.trainers.config import TrainingConfig
 
 BUDGET_S = 60.0
@@ -37,8 +38,9 @@ def judge(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
     said = f"{failed['type']}: {_sentence(failed['message'])}"
     # An engine in a process of its own reports only that it failed: its own traceback is in the output.
     if "root cause" in failed["message"] or "initialization failed" in failed["message"]:
-        first = judge_errors(find_errors("vLLM", facts.get("output", "").splitlines())).first
-        said, where = (first.title, first.place) if first else (said, where)
+        first = diagnose(read_text(facts.get("output", ""), "vLLM")).first
+        if first is not None and first.error is not None:
+            said, where = first.error.title, first.error.place or where
     took = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in facts["phases"].items())
     fix, overrides = _fix(said, target.config(facts["config"]))
     return [

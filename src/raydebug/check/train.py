@@ -12,15 +12,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from raydebug import process
 from raydebug.check import config as config_rules
 from raydebug.check.target import StageResult, Target
+from raydebug.diagnose.answer import headline, origin
+from raydebug.diagnose.cause import diagnose
+from raydebug.diagnose.inputs import read_text
+from raydebug.diagnose.read import last_words
 from raydebug.errors import RaydebugError
 from raydebug.findings import CODES, Finding, error
-from raydebug.jobs.first_error import find_errors, judge_errors, last_words
 from raydebug.jobs.run_folder import load_run
 from raydebug.process import SAFE_PATH
 from raydebug.protocol.secrets import without_secret_arguments
@@ -43,24 +48,24 @@ def check(target: Target) -> StageResult:
     if refused := config_rules.refused(target, planned):
         return StageResult(refused)
     code, log = _run(target)
-    return StageResult(judge(code, log, target, recorded_findings(log)), tuple(planned["read"]))
+    return StageResult(judge(code, log, target, recorded_run(log)), tuple(planned["read"]))
 
 
-def judge(code: int | None, log: str, target: Target, recorded: Sequence[Mapping[str, str]] = ()) -> list[Finding]:
+def judge(code: int | None, log: str, target: Target, run: Mapping[str, Any] = MappingProxyType({})) -> list[Finding]:
     """Return the findings about a run. Pure.
 
     Args:
         code: its exit code; None where it was ended for its time.
         log: what it printed.
         target: whose it is.
-        recorded: the findings in the record of the run: a diagnosis, and what its metrics show.
+        run: its record, with the diagnosis and what its metrics show.
     """
     assert target.program is not None
     lines = log.splitlines()
     steps = [step for line in lines if (step := target.program.trainer.step_of(line)) is not None]
     shown = shlex.join(without_secret_arguments(target.command))
     again = f"raydebug run --profile debug --debugger post-mortem -- {shown}"
-    cause = judge_errors(find_errors("the log", lines)).first
+    recorded = run.get("findings") or ()
     if code == 0 and steps:
         return _not_a_number(steps, target) or [_finding_of(one) for one in recorded if one["code"] in CODES]
     if code == 0:
@@ -73,11 +78,13 @@ def judge(code: int | None, log: str, target: Target, recorded: Sequence[Mapping
             )
         ]
     if code is None:
+        cause = first_error(log, run)
+        words = f"; first cause: {''.join(headline(cause))[:200]}" if cause else ""
         return [
             error(
                 "train.out-of-time",
                 f"the training was ended after {LIMIT_S:.0f} s, {len(steps)} steps were made",
-                why=f"it printed last: {last_words(log)}" + (f"; first cause: {cause.title[:200]}" if cause else ""),
+                why=f"it printed last: {last_words(log)}{words}",
                 fix=f"`{again}`, then `raydebug paused` or py-spy shows what it waits for",
             )
         ]
@@ -90,12 +97,13 @@ def judge(code: int | None, log: str, target: Target, recorded: Sequence[Mapping
         what = f"{failed}: {diagnosis['what']} ({diagnosis['code']})"
         why = "; ".join(filter(None, (diagnosis["why"], diagnosis.get("evidence"))))
         return [error("train.failed", what, why=why, fix=diagnosis["fix"])]
-    what, where = (cause.title, cause.place) if cause else (last_words(log), "")
+    cause = first_error(log, run)
+    what, where = ("".join(headline(cause)), origin(cause)) if cause else (last_words(log), "")
     return [
         error(
             "train.failed",
             f"{failed}: {what[:300]}",
-            why=f"{where or 'its log'} says so; exit code {code}",
+            why=f"{where or 'its log says so'}; exit code {code}",
             fix=f"stop where it is raised: {again}",
         )
     ]
@@ -122,13 +130,22 @@ def _not_a_number(steps: list[StepMetrics], target: Target) -> list[Finding]:
     return []
 
 
-def recorded_findings(log: str) -> Sequence[Mapping[str, str]]:
-    """Return the findings that `raydebug run` has left in the run's folder."""
+def recorded_run(log: str) -> Mapping[str, Any]:
+    """Return the record that `raydebug run` has left; empty if there is none."""
     started = JOB.search(log)
     try:
-        return [] if started is None else load_run(started[1])["findings"]
+        return {} if started is None else load_run(started[1])
     except RaydebugError:
-        return []
+        return {}
+
+
+def first_error(log: str, run: Mapping[str, Any]) -> Mapping[str, str] | None:
+    """Return what `run` has recorded as the first error, else what its output says; None if nothing failed."""
+    if recorded := run.get("first_error"):
+        known: Mapping[str, str] = recorded
+        return known
+    first = diagnose(read_text(log, "the log")).first
+    return None if first is None else first.as_first_error()
 
 
 def _run(target: Target) -> tuple[int | None, str]:

@@ -14,7 +14,8 @@ from raydebug.protocol.secrets import scrubbed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from raydebug.diagnose.cause import Answer, Diagnosis
+    from raydebug.cluster.dashboard import Dashboard
+    from raydebug.diagnose.answer import Answer, Diagnosis
     from raydebug.diagnose.scan import Kept
 
 SHOWN_CHARS = 300  # of a line of evidence
@@ -38,7 +39,7 @@ def diagnose(
       raydebug diagnose                  the last run
       raydebug diagnose worker-*.err raylet.out
     """
-    from raydebug.diagnose.cause import NO_FAILURE
+    from raydebug.diagnose.answer import NO_FAILURE
     from raydebug.diagnose.run_diagnosis import diagnose_words
     from raydebug.jobs.run_folder import LAST
 
@@ -48,6 +49,13 @@ def diagnose(
     else:
         _show(answer, kept)
     raise typer.Exit(Exit.OK if answer.status == NO_FAILURE else Exit.FAILED)
+
+
+def explain(dashboard: Dashboard, job: str) -> tuple[list[str], dict[str, str] | None, list[dict[str, str]]]:
+    """Return why a job failed, as `follow_job` asks for it."""
+    from raydebug.diagnose.run_diagnosis import explain_failure  # google-re2 and the rules: 0.2 s, after a failure only
+
+    return explain_failure(dashboard, job)
 
 
 def _show(answer: Answer, kept: Kept) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,8 +14,10 @@ from raydebug.cli.options import Json, Name
 from raydebug.errors import Exit, RaydebugError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from raydebug.cluster.dashboard import Dashboard, JobInfo
-    from raydebug.jobs.first_error import LoggedError, Verdict
+    from raydebug.diagnose.answer import Answer, Diagnosis, LoggedError
     from raydebug.jobs.logs import Source
 
 TRACEBACK_LINES = 24  # of the first error, for people; --json has all
@@ -189,7 +192,7 @@ def wait(
 
     Example: raydebug job wait --timeout 3600
     """
-    from raydebug.jobs.follow import exit_code_of
+    from raydebug.jobs.follower import exit_code_of
     from raydebug.jobs.logs import wait_until
 
     dashboard = _dashboard(name)
@@ -215,11 +218,12 @@ def attach_log(job: _Id = None, name: Name = "default") -> None:
 
     Example: raydebug job attach-log
     """
+    from raydebug.cli.diagnose import explain
     from raydebug.cluster.find import load_cluster
     from raydebug.jobs.follow import follow_job
 
     found = _find(_dashboard(name), job)
-    raise typer.Exit(follow_job(load_cluster(name), found["submission_id"]))
+    raise typer.Exit(follow_job(load_cluster(name), found["submission_id"], explain))
 
 
 # What they share
@@ -284,7 +288,7 @@ def _nothing_written(dashboard: Dashboard, submission_id: str, role: str | None,
 
 def _describe(job: JobInfo) -> _Job:
     from raydebug.cluster.dashboard import ENDED
-    from raydebug.jobs.follow import exit_code_of
+    from raydebug.jobs.follower import exit_code_of
     from raydebug.jobs.submit import shown_command
     from raydebug.protocol.secrets import scrubbed
 
@@ -301,43 +305,50 @@ def _describe(job: JobInfo) -> _Job:
     )
 
 
-def _document(verdict: Verdict) -> dict[str, object]:
-    def one(error: LoggedError) -> dict[str, object]:
-        about = {"kind": error.kind, "text": error.text, "who": error.who, "pid": error.pid, "place": error.place}
-        return {**about, "file": error.source, "line": error.line, "at": error.at, "traceback": list(error.lines)}
-
-    first = verdict.first
-    return {"first": None if first is None else one(first), "cascade": [one(error) for error in verdict.cascade]}
-
-
 def _show_first_error(dashboard: Dashboard, found: JobInfo, *, as_json: bool) -> None:
-    from raydebug.jobs.first_error import find_first_error
+    from raydebug.diagnose.answer import find_errors
+    from raydebug.diagnose.inputs import LIMIT_S
+    from raydebug.diagnose.run_diagnosis import diagnose_job, find_run
 
     job = found["submission_id"]
     with render.waiting(f"reading what the processes of job {job} wrote"):
-        verdict = find_first_error(dashboard, found)
+        answer, lines = diagnose_job(dashboard, job, find_run(job), LIMIT_S)
+        error = answer.first.error if answer.first is not None else None
+        cascade = [one for one in find_errors(lines) if one != error] if answer.first is not None else []
     if as_json:
-        render.out_json({"version": 1, "job": job, **_document(verdict)})
-    elif verdict.first is None:
+        render.out_json({"version": 1, "job": job, **first_error_document(answer, cascade)})
+    elif answer.first is None:
         render.say(f"no error in the files of job {job} ({found['status'].lower()})")
     else:
-        _show_verdict(verdict)
+        for line in first_error_lines(answer.first, cascade):
+            render.out(render.visible(line))
 
 
-def _show_verdict(verdict: Verdict) -> None:
-    first = verdict.first
-    assert first is not None
-    render.out(render.visible(f"first error: {first.title}"))
-    render.out(render.visible(f"  raised by {first.who}" + (f", at {first.place}" if first.place else "")))
-    lines = [line for line in first.lines if line.strip(" ^~")]  # markers: Ray drops the lines that they mark
+def first_error_document(answer: Answer, cascade: Sequence[LoggedError]) -> dict[str, object]:
+    """Return the document of `--first-error --json`."""
+    first = answer.first
+    if first is None:
+        return {"first": None, "cascade": []}
+    about = {} if first.error is None else asdict(first.error)
+    return {"first": about | first.as_first_error(), "cascade": [asdict(one) for one in cascade]}
+
+
+def first_error_lines(first: Diagnosis, cascade: Sequence[LoggedError]) -> Iterator[str]:
+    """Yield the first error for people: what it is, whose, its traceback, and what followed, folded."""
+    from raydebug.diagnose.answer import headline, origin
+
+    record = first.as_first_error()
+    yield f"first error: {''.join(headline(record))}"
+    if whose := origin(record):
+        yield f"  {whose}"
+    error = first.error
+    traceback = error.traceback if error is not None else [first.evidence[0].text]
+    lines = [line for line in traceback if line.strip(" ^~")]  # markers: Ray drops the lines that they mark
     if len(lines) > TRACEBACK_LINES:
-        render.out(f"    ... {len(lines) - TRACEBACK_LINES} lines before")
-    for line in lines[-TRACEBACK_LINES:]:
-        render.out(render.visible(f"    {line}"))
-    counted: dict[str, int] = {}
-    for error in verdict.cascade:
-        same = "the same error, seen by others" if error.title == first.title else error.kind
-        counted[same] = counted.get(same, 0) + 1
-    if counted:
-        kinds = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in counted.items())
-        render.out(render.visible(f"  followed by: {kinds}; --json has them"))
+        yield f"    ... {len(lines) - TRACEBACK_LINES} lines before"
+    yield from (f"    {line}" for line in lines[-TRACEBACK_LINES:])
+    same = "the same error, seen by others"
+    kinds = Counter(same if error is not None and one.title == error.title else one.kind for one in cascade)
+    if kinds:
+        counted = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in kinds.items())
+        yield f"  followed by: {counted}; --json has them"

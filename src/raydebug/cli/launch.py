@@ -13,7 +13,6 @@ from raydebug.check.config import find_need
 from raydebug.cli.run_plan import RunOptions, Surroundings, fit_gpus, plan_run
 from raydebug.cli.status import warn_without_token
 from raydebug.cluster import environment, local, state
-from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.kinds import find_running, kind_of
 from raydebug.cluster.locks import Use
 from raydebug.cluster.runner import LocalRunner
@@ -101,7 +100,7 @@ def find_command(options: RunOptions, again: str | None) -> RunOptions:
             fix="raydebug run -- COMMAND, or raydebug run --again RUN",
             code="run.no-command" if again is None else "run.two-commands",
         )
-    from raydebug.diagnose.run_diagnosis import plan_again  # google-re2 and the rules: 0.2 s
+    from raydebug.diagnose.again import plan_again  # google-re2 and the rules: 0.2 s
 
     plan = plan_again(again, options.name)
     for note in plan.notes:
@@ -144,15 +143,7 @@ def _run_job(cluster: Cluster, job: Job, watch: HangWatch | None, *, detach: boo
     if detach:
         render.out(submission_id)
         return Exit.OK
+    from raydebug.cli.diagnose import explain
     from raydebug.jobs.follow import follow_job  # while the job starts
 
-    return follow_job(cluster, submission_id, None if watch is None else watch.watch, _explain)
-
-
-def _explain(dashboard: Dashboard, submission_id: str) -> tuple[list[str], list[dict[str, str]]]:
-    from raydebug.diagnose.run_diagnosis import explain_failure  # google-re2 and the rules: 0.2 s, after a failure only
-
-    try:
-        return explain_failure(dashboard, submission_id)
-    except Exception as error:  # noqa: BLE001 - a fault of ours must not change how the user's run ends
-        return [f"diagnose has failed: {type(error).__name__}: {error}"], []
+    return follow_job(cluster, submission_id, explain, None if watch is None else watch.watch)

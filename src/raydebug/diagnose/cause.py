@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 
+from raydebug.diagnose.answer import EXACT, FAILURE, LIKELY, NO_FAILURE, UNKNOWN, UNSURE, Answer, Diagnosis, error_of
 from raydebug.diagnose.course import Course
-from raydebug.diagnose.read import ECHO, Line, Raised, find_raised
+from raydebug.diagnose.raised import Raised, find_raised, is_users
+from raydebug.diagnose.read import ECHO, Line
 from raydebug.diagnose.rules import CAUSE, EFFECT, ROLES, SYMPTOM, Hit, find_hits, signs_of
-from raydebug.diagnose.scan import never
-from raydebug.jobs.first_error import FOLLOWERS, is_library
-from raydebug.protocol.secrets import scrubbed_texts
+from raydebug.diagnose.scan import Stop, never
+from raydebug.stacks.groups import is_library
 
-FAILURE, NO_FAILURE, UNKNOWN = "failure", "no-failure", "unknown"
 USER_CODE = "user-code"
-EXACT, LIKELY, UNSURE = "exact", "likely", "unsure"
 EXACT_RANK = 5  # of a rule that names the mechanism
 REST_RANKS = 3  # that a match in the rest of an exception's message counts less than one in its first line
 LOUD = ("ERROR", "FATAL")  # levels
@@ -31,103 +29,25 @@ _TEARDOWN = re.compile(
     r"Exception (ignored )?in |Error in (atexit|sys\.)|was never retrieved|^Process \S+:$|[Ss]hut(ting)? ?down"
     r"|[Tt]eardown"
 )
+# Errors of a process when another one, or its connection, has ended.
+FOLLOWERS = frozenset((
+    *("RayTaskError", "RayActorError", "ActorDiedError", "ActorUnavailableError", "WorkerCrashedError"),
+    *("OwnerDiedError", "NodeDiedError", "ObjectLostError", "ObjectFetchTimedOutError", "TaskCancelledError"),
+    *("LocalRayletDiedError", "EngineDeadError", "DistBackendError", "DistNetworkError", "BrokenPipeError"),
+    *("ConnectionResetError", "ConnectionRefusedError", "ConnectionAbortedError", "EOFError", "CancelledError"),
+    *("KeyboardInterrupt", "SystemExit", "IncompleteReadError", "ServerDisconnectedError", "AioRpcError"),
+    *("ChildFailedError", "CalledProcessError", "InstantiationException"),
+    *("ProcessRaisedException", "ProcessExitedException"),  # torch.multiprocessing.spawn, of an error in a child
+))  # fmt: skip
 # Ray's words of a worker that has ended: ray 2.41-2.60 exceptions.py ActorDiedError, src/ray/raylet/node_manager.cc.
 _ENDED = re.compile(r"(?:class_name: (?P<name>\S+) .*)?\b(?:Worker PID|pid): (?P<pid>\d+)\b")
-# Source trees of frameworks that are not installed as packages.
-_FRAMEWORK = re.compile(
-    r"^<|/(ray|torch|vllm|verl|transformers|hydra|omegaconf|datasets|deepspeed|megatron|sglang|trl|accelerate|flash_attn)/"
-)
 
 
-@dataclass
-class Diagnosis:
-    """One possible cause.
-
-    Args:
-        name: its class.
-        confidence: EXACT, LIKELY or UNSURE.
-        title: what is wrong.
-        cause: why.
-        fix: what helps.
-        evidence: the lines that show it.
-        effects: classes that follow from it.
-        process: whose line it is.
-        settings: the fix as settings in raydebug's words, where it is one; see fix.py.
-        variables: the fix as environment variables, where it is one.
-        command: the user's command with the fix; None where there is none.
-    """
-
-    name: str
-    confidence: str
-    title: str
-    cause: str
-    fix: str
-    evidence: list[Line]
-    effects: list[str] = field(default_factory=list)
-    process: str = ""
-    settings: dict[str, str] = field(default_factory=dict)
-    variables: dict[str, str] = field(default_factory=dict)
-    command: str | None = None
-
-    def as_json(self) -> dict[str, object]:
-        """Return what `--json` prints of it."""
-        return {
-            "class": self.name,
-            "confidence": self.confidence,
-            "title": self.title,
-            "cause": self.cause,
-            "fix": self.fix,
-            "command": self.command,
-            "evidence": [{"source": at.source, "line": at.number, "text": at.text} for at in self.evidence],
-            "effects": self.effects,
-            "process": {"name": self.process},
-        }
-
-
-@dataclass(frozen=True)
-class Related:
-    """What else a run has left.
-
-    Args:
-        kind: `stacks`, `snapshot`.
-        command: shows it.
-        text: says what it is.
-    """
-
-    kind: str
-    command: str
-    text: str
-
-
-@dataclass
-class Answer:
-    """What a run's logs say; the best diagnosis first."""
-
-    status: str
-    diagnoses: list[Diagnosis]
-    related: list[Related] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what the answer does not cover
-
-    def as_json(self) -> dict[str, object]:
-        """Return the document of `--json`, without secrets of the logs."""
-        return {
-            "version": 1,
-            "status": self.status,
-            "diagnoses": [scrubbed_texts(one.as_json()) for one in self.diagnoses],
-            "related": [asdict(one) for one in self.related],
-            "notes": self.notes,
-        }
-
-
-def diagnose(lines: Sequence[Line], stop: Callable[[], str] = never) -> Answer:
+def diagnose(lines: Sequence[Line], stop: Stop = never) -> Answer:
     """Say what failed, from the lines of all logs of a run.
 
     What a process got past is no failure: an error before more progress, or before the end of the run. What comes after
     the end is none either, unless the program itself raised it, or ended with an exit code other than 0.
-
-    Args:
-        lines: of its logs, in the order of each.
-        stop: asked from time to time; a reason ends the search for rules, and is a note.
     """
     course = Course(lines)
     raised = [one for one in find_raised(lines) if not _is_harmless(lines, one)]
@@ -142,7 +62,8 @@ def diagnose(lines: Sequence[Line], stop: Callable[[], str] = never) -> Answer:
     plain = _plain_lines(lines, hits)
     hits = [hit for hit in hits if _counts(hit, lines, failed_at is not None, course, plain)]
     began = _first_effects(hits, lines)
-    ranked = sorted(hits, key=lambda hit: _weight(hit, lines, began, course), reverse=True)
+    travelled = [one.kind for one in raised if one.process][-1:]
+    ranked = sorted(hits, key=lambda hit: _weight(hit, lines, began, course, travelled), reverse=True)
     found: list[Diagnosis] = []
     for hit in ranked:
         if all(hit.rule.name != one.name for one in found):
@@ -155,7 +76,7 @@ def diagnose(lines: Sequence[Line], stop: Callable[[], str] = never) -> Answer:
         found[0].effects = [one.name for one in found[1:]]
         return Answer(FAILURE, found, notes=[reason] if reason else [])
     if failed_at is not None:
-        return Answer(UNKNOWN, [_unknown(lines[failed_at], raised)], notes=[reason] if reason else [])
+        return Answer(UNKNOWN, [_unknown(failed_at, lines, raised)], notes=[reason] if reason else [])
     return Answer(NO_FAILURE, [], notes=[*([reason] if reason else []), *course.cut_off()])
 
 
@@ -168,12 +89,15 @@ def _first_effects(hits: Iterable[Hit], lines: Sequence[Line]) -> dict[str, int]
     return found
 
 
-def _weight(hit: Hit, lines: Sequence[Line], began: Mapping[str, int], course: Course) -> tuple[float, ...]:
+def _weight(
+    hit: Hit, lines: Sequence[Line], began: Mapping[str, int], course: Course, travelled: Sequence[str]
+) -> tuple[float, ...]:
     """Return how well a hit explains the failure; more is better.
 
     What the run went on after comes last, and before it what a program says as information; a cause before an effect;
     the end of a process before what follows it in the same log (`began`: the first effect of each); an exception's own
-    line before one that only mentions it, and that before a warning; then the more exact rule, where one that only
+    line before one that only mentions it, and that before a warning; then an exception of the kind that reached another
+    process (`travelled`): others may have been caught; then the more exact rule, where one that only
     matches the rest of a message is less exact; then the earliest.
     """
     loud = 2 if hit.raised is not None and not hit.raised.in_line else 1
@@ -187,6 +111,7 @@ def _weight(hit: Hit, lines: Sequence[Line], began: Mapping[str, int], course: C
         ROLES.index(EFFECT) + 0.5 if is_first else ROLES.index(hit.rule.role),
         hit.rule.rank >= EXACT_RANK,
         loud,
+        hit.rule.role == CAUSE and hit.raised is not None and hit.raised.kind in travelled,
         exact,
         hit.direct,
         -hit.index,
@@ -282,35 +207,36 @@ def _users_error(raised: Iterable[Raised]) -> Raised | None:
     candidates = [one for one in raised if one.kind not in FOLLOWERS and not one.in_line]
     for one in candidates:
         inner = one.frames[-1][0] if one.frames else ""
-        if inner and not is_library(inner) and not _FRAMEWORK.search(inner):
+        if inner and is_users(inner):
             return one
     return next((one for one in candidates if one.frames), next(iter(candidates), None))
 
 
 def _describe(hit: Hit, lines: Sequence[Line]) -> Diagnosis:
     rule, line = hit.rule, lines[hit.index]
-    confidence = EXACT if rule.rank >= EXACT_RANK and rule.role == CAUSE else LIKELY
 
     def fill(text: str, named: Mapping[str, str] = hit.named) -> str:
         return re.sub(r"\{(\w+)\}", lambda found: named.get(found[1], "?"), text)
 
-    found = Diagnosis(
+    process = _process_of(hit, line)
+    diagnosis = Diagnosis(
         rule.name,
-        confidence,
+        EXACT if rule.rank >= EXACT_RANK and rule.role == CAUSE else LIKELY,
         fill(rule.title),
         fill(rule.cause),
         fill(rule.fix),
         [line],
-        process=_process_of(hit, line),
+        process=process,
+        error=error_of(lines, hit.index, hit.raised, rule.name, process),
     )
     whole = f"{line.text} {hit.raised.more}" if hit.raised is not None else line.text
     for remedy in rule.apply:
         if match := remedy.when.search(whole):
             named = hit.named | match.groupdict()
-            found.settings = {word: fill(value, named) for word, value in remedy.override.items()}
-            found.variables = dict(remedy.variable)
+            diagnosis.settings = {word: fill(value, named) for word, value in remedy.override.items()}
+            diagnosis.variables = dict(remedy.variable)
             break
-    return found
+    return diagnosis
 
 
 def _process_of(hit: Hit, line: Line) -> str:
@@ -322,18 +248,22 @@ def _process_of(hit: Hit, line: Line) -> str:
     return " ".join(part for part in (ended["name"], f"pid={ended['pid']}") if part) if ended else line.process
 
 
-def _of_user(error: Raised, lines: Sequence[Line]) -> Diagnosis:
-    at = [f"{file}:{line} {function}" for file, line, function in error.frames if not is_library(file)][-1:]
-    where = f" at {at[0]}" if at else ""
-    text = f"{error.kind}: {error.text}"[:300]
+def _of_user(raised: Raised, lines: Sequence[Line]) -> Diagnosis:
+    at = raised.place
+    where = f" at {at[0]}:{at[1]} {at[2]}" if at is not None and not is_library(at[0]) else ""
+    error = error_of(lines, raised.index, raised, USER_CODE)
     return Diagnosis(
-        USER_CODE, LIKELY, f"{error.kind} in the program{where}", f"{text}{where}",
-        "stop it there: raydebug run --debugger post-mortem -- COMMAND", [lines[error.index]],
-        process=error.process or lines[error.index].process,
+        USER_CODE, LIKELY, f"{raised.kind} in the program{where}", error.title[:300],
+        "stop it there: raydebug run --debugger post-mortem -- COMMAND", [lines[raised.index]],
+        process=raised.process or lines[raised.index].process, error=error,
     )  # fmt: skip
 
 
-def _unknown(line: Line, raised: Sequence[Raised]) -> Diagnosis:
+def _unknown(index: int, lines: Sequence[Line], raised: Sequence[Raised]) -> Diagnosis:
     """Return what is known of a failure without a cause: its first exception, else the last line that speaks of it."""
-    text = (f"{raised[0].kind}: {raised[0].text}" if raised else line.text.strip())[:300]
-    return Diagnosis("unknown", UNSURE, text, text, "", [line], process=line.process)
+    first = next(iter(raised), None)
+    index = index if first is None else first.index
+    error = error_of(lines, index, first, "unknown")
+    text = (error.text if first is None else error.title)[:300]
+    line = lines[index]
+    return Diagnosis("unknown", UNSURE, text, text, "", [line], process=line.process, error=error)

@@ -19,9 +19,6 @@ class Course:
     A step of the training is progress of its whole log, whichever process says so; other work only of the process that
     does it. Logs are not compared: their lines have no order. A step or a start after an end takes the end back: it is
     another phase.
-
-    Args:
-        lines: of all logs, in the order of each.
     """
 
     def __init__(self, lines: Sequence[Line]) -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from raydebug.commands.trainings import Training, find_trainings
+from raydebug.diagnose.answer import Diagnosis
 from raydebug.errors import RaydebugError
 from raydebug.profile.apply_profile import AppliedProfile, apply_profile
-from raydebug.profile.load import Profile, SettingRule, load_profile
-from raydebug.trainers.registry import columns, recognise
+from raydebug.profile.load import Profile, load_profile
+from raydebug.trainers.registry import columns
 
 # A value of a rule: `old` or a number, and what is done to it: `old * 0.8`, `39.2 / 80`, `old, a divisor of 4`.
 _NUMBER = r"\d{1,12}(?:\.\d{1,12})?"
@@ -28,20 +32,26 @@ _STEPS: dict[str, Callable[[float, float], float]] = {
     "a multiple of": lambda value, of: value // of * of or of if of else value,
     "a divisor of": lambda value, of: next((n for n in range(int(min(value, of)), 0, -1) if of % n == 0), 1),
 }
+_MARK = "raydebug-mark-of-the-end"  # an argument that no training has
 _WORD = re.compile(r"(?!-\D)[\w.\[\]-]{1,100}")  # no option
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """A command with a fix.
-
-    Args:
-        command: its words.
-        changes: what differs, in words.
-    """
+    """A command with a fix."""
 
     command: list[str]
-    changes: list[str] = field(default_factory=list)
+    changes: list[str]  # what differs, in words
+
+
+def fix_run(cause: Diagnosis, run: Mapping[str, Any]) -> Fixed | None:
+    """Return the command of a run with the fix of a diagnosis; None if there is none that can be applied."""
+    command = run.get("command")
+    if not isinstance(command, list):
+        return None
+    folder = Path(str(run.get("working_dir") or Path.cwd()))
+    words = [str(word) for word in command]
+    return apply_fix(words, cause.settings, cause.variables, folder=folder, profile=run.get("profile"))
 
 
 def apply_fix(
@@ -54,25 +64,15 @@ def apply_fix(
 ) -> Fixed | None:
     """Return a command with settings and environment variables changed; None if nothing of it can be.
 
-    Args:
-        command: the user's: a training, or a shell script that passes its arguments on to one.
-        settings: raydebug's words and their values.
-        variables: environment variables and their values.
-        folder: where the command runs.
-        profile: the profile under which it has run; `old` is the value that was in force.
+    The command is a training, or a shell script that passes its arguments on to one. The settings are raydebug's words
+    with formulas, in which `old` is the value that was in force, under the profile too.
     """
-    new = {name: value for name, value in variables.items() if f"{name}={value}" not in command}
-    fixed: Fixed | None = None
+    words, changes = list(command), list[str]()
     if settings:
-        try:
-            fixed = _with_settings(list(command), settings, folder, profile)
-        except RaydebugError:  # a script or a config that cannot be read, or no known version
-            fixed = None
-    words, changes = (fixed.command, fixed.changes) if fixed is not None else (list(command), [])
-    if new:
-        words = ["env", *(f"{name}={value}" for name, value in new.items()), *words]
-        changes = [*changes, *(f"{name}={value}" for name, value in new.items())]
-    return Fixed(words, changes) if changes else None
+        with contextlib.suppress(RaydebugError):  # a script or a config that cannot be read, or no known version
+            words, changes = _with_settings(words, settings, folder, profile)
+    new = [f"{name}={value}" for name, value in variables.items() if f"{name}={value}" not in command]
+    return Fixed(["env", *new, *words] if new else words, changes + new) if changes or new else None
 
 
 def evaluate(formula: str, old: str | None) -> str | None:
@@ -101,54 +101,50 @@ def evaluate(formula: str, old: str | None) -> str | None:
     return str(int(max(min(1.0, float(start)), value))) if is_whole else f"{math.floor(round(value * 100, 6)) / 100:g}"
 
 
-def _with_settings(command: list[str], settings: Mapping[str, str], folder: Path, profile: str | None) -> Fixed | None:
-    trainings = find_trainings(command, os.environ, folder)
-    if len(trainings) != 1:
-        return None
+def _with_settings(
+    command: list[str], formulas: Mapping[str, str], folder: Path, profile: str | None
+) -> tuple[list[str], list[str]]:
+    """Return a command with settings changed, and what differs; the command as it is if nothing can be.
+
+    It is read with a mark behind it: where that comes out among the training's arguments, its new ones belong.
+    """
+    trainings = find_trainings([*command, _MARK], os.environ, folder)
+    if len(trainings) != 1 or trainings[0].argv.count(_MARK) != 1:
+        return command, []
     training = trainings[0]
-    before = load_profile(profile) if profile is not None else Profile("none", "", ())
-    in_force = _apply(training, before).overlay.settings
-    values = {word: evaluate(value, in_force.text(word)) for word, value in settings.items()}
-    rules = tuple(SettingRule(word, "set", value, "the fix") for word, value in values.items() if value is not None)
-    applied = _apply(training, Profile("fix", "", rules))
-    changes = applied.overlay.changes
-    at = len(command) - len(training.argv)
-    if command[at:] == training.argv:
-        new = [*command[:at], *applied.argv]
-    else:
-        new = _through_script(command, applied, folder) or []
-    return Fixed(new, [f"{one.key}: {one.old} -> {one.new}" for one in changes]) if new and changes else None
+    at = training.argv.index(_MARK)
+    argv = [word for word in training.argv if word != _MARK]
+    applied = _apply(replace(training, argv=argv), load_profile(profile) if profile else Profile("none", "", ()))
+    program, trainer, in_force = applied.program, applied.program.trainer, applied.overlay.settings
+    values = {word: evaluate(formula, in_force.text(word)) for word, formula in formulas.items()}
+    own = trainer.parse(argv[program.arguments_at :], program.launcher(argv))
+    settings = in_force.of_command(own)
+    for word, value in values.items():
+        if value is not None:
+            settings.set(word, value, "the fix")
+    trainer.fit_batches(program.name, settings)
+    changes = [f"{change.key}: {change.old} -> {change.new}" for change in settings.changes]
+    if command[len(command) - len(argv) :] == argv:
+        return [*command[: len(command) - len(argv)], *program.with_arguments(argv, own)], changes
+    # A script: the new arguments are passed on.
+    added = trainer.parse([], [])
+    for change in settings.changes:
+        added.replace(change.key, change.new, added=in_force.column[change.setting].added)
+    passed = trainer.parse([*argv[:at], *added.arguments, *argv[at:]][program.arguments_at :], [])
+    are_passed = all(passed.get(change.key) == change.new for change in settings.changes)
+    return ([*command, *added.arguments], changes) if are_passed and not added.launcher else (command, [])
 
 
 def _apply(training: Training, profile: Profile) -> AppliedProfile:
     """Apply a profile with the keys of the installed version, or of the newest where that is not known here."""
     search = ["", *filter(None, training.environ.get("PYTHONPATH", "").split(os.pathsep)), *sys.path]
-
-    def apply(version: str | None) -> AppliedProfile:
-        return apply_profile(
-            training.argv, profile=profile, environ=training.environ, folder=training.folder, search=search,
-            version=version,
-        )  # fmt: skip
-
+    apply = partial(
+        apply_profile, training.argv, profile=profile, environ=training.environ, folder=training.folder, search=search
+    )
     try:
-        return apply(None)
+        return apply()
     except RaydebugError as failure:
-        program = recognise(training.argv)
-        if failure.code != "profile.version" or program is None:
+        if failure.code != "profile.version":
             raise
-        versions = columns()[program.name]
-        return apply([version for version, column in versions.items() if column][-1])
-
-
-def _through_script(command: list[str], applied: AppliedProfile, folder: Path) -> list[str] | None:
-    """Return the script's command with the new settings behind it; None if it does not pass them on."""
-    trainer, column = applied.program.trainer, applied.overlay.settings.column
-    arguments = trainer.parse([], [])
-    for one in applied.overlay.changes:
-        arguments.replace(one.key, one.new, added=column[one.setting].added)
-    new = [*command, *arguments.arguments]
-    trainings = find_trainings(new, os.environ, folder)
-    if arguments.launcher or len(trainings) != 1:
-        return None
-    passed = trainer.parse(trainings[0].argv[applied.program.arguments_at :], [])
-    return new if all(passed.get(one.key) == one.new for one in applied.overlay.changes) else None
+        versions = columns()[training.program.name]
+        return apply(version=[version for version, column in versions.items() if column][-1])

@@ -35,11 +35,7 @@ MAX_CONTROLS = 0.03  # of the first bytes; compressed bytes have 0.1
 
 
 def open_log(path: Path, *, pipes: bool = True) -> BufferedIOBase:
-    """Open a log of any format.
-
-    Args:
-        path: of a file.
-        pipes: whether it may be an open pipe, as the shell's `<(...)` gives it.
+    """Open a log of any format; with `pipes` it may be an open pipe, as the shell's `<(...)` gives it.
 
     Raises:
         OSError: it cannot be read; the error names it.
@@ -66,10 +62,6 @@ def open_log(path: Path, *, pipes: bool = True) -> BufferedIOBase:
 
 def decode(file: Any, name: str) -> BufferedIOBase:
     """Return a file as UTF-8 text.
-
-    Args:
-        file: a binary file, not read yet.
-        name: for messages.
 
     Raises:
         OSError: it cannot be read, or is damaged at its beginning.

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from raydebug.diagnose.formats import CUT_OFF, decode, open_log
+from raydebug.diagnose.read import Line
 from raydebug.diagnose.rules import prefilter
-from raydebug.diagnose.scan import Kept, never, read_log
+from raydebug.diagnose.scan import Kept, Stop, never, read_log
 from raydebug.errors import Exit, RaydebugError
 from raydebug.jobs.run_folder import DOCUMENT, LOG, STACKS, load_run
 from raydebug.protocol.snapshot import SUFFIX
@@ -36,23 +37,15 @@ _OWN = (DOCUMENT, STACKS, "report.html")  # of a run's folder: read elsewhere
 Log: TypeAlias = tuple[str, BufferedIOBase]  # its name for messages, and the open file
 
 
-def until(limit_s: float, is_cancelled: Callable[[], bool] = lambda: False) -> Callable[[], str]:
+def until(limit_s: float, is_cancelled: Callable[[], bool] = lambda: False) -> Stop:
     """Return what says why reading and judging stop: after limit_s seconds, or when nobody waits for the answer."""
     end = time.monotonic() + limit_s
     late = f"the limit of {limit_s:.0f} s was reached: what came after it was not read or not judged"
     return lambda: "it was cancelled" if is_cancelled() else late if time.monotonic() > end else ""
 
 
-def read_words(
-    words: Sequence[str], cluster: str, stop: Callable[[], str] = never, *, only_files: bool = False
-) -> Kept:
-    """Read the logs that words of the command line name.
-
-    Args:
-        words: files, folders, `-`, runs and jobs.
-        cluster: name of the one that may know a job.
-        stop: asked from time to time; a reason ends the reading, and is a note.
-        only_files: whether pipes and standard input are refused.
+def read_words(words: Sequence[str], cluster: str, stop: Stop = never, *, only_files: bool = False) -> Kept:
+    """Read the logs that words of the command line name: files, folders, `-`, runs and jobs.
 
     Raises:
         RaydebugError: there is no such file, run or job, it is no log, or none can be read.
@@ -85,9 +78,10 @@ def open_job(dashboard: Dashboard, job: str) -> Iterator[Log]:
     Raises:
         RaydebugError: the dashboard does not answer, or there is no such job.
     """
-    from raydebug.jobs.logs import find_sources
+    from raydebug.jobs.logs import DRIVER, find_sources
 
-    for source in find_sources(dashboard, dashboard.job(job)):
+    # The driver repeats the errors of its workers, without their ranks: it is last.
+    for source in sorted(find_sources(dashboard, dashboard.job(job)), key=lambda one: one.role == DRIVER):
         try:
             text = dashboard.log_text(source.node_id, source.name)
         except RaydebugError:
@@ -95,15 +89,15 @@ def open_job(dashboard: Dashboard, job: str) -> Iterator[Log]:
         yield source.title, io.BytesIO(text.encode("utf-8", "replace"))
 
 
-def read_logs(logs: Iterable[Log], kept: Kept, stop: Callable[[], str] = never) -> Kept:
+def read_text(text: str, source: str) -> list[Line]:
+    """Return the lines of a text that are worth a look."""
+    return read_logs([(source, io.BytesIO(text.encode("utf-8", "replace")))], Kept()).lines
+
+
+def read_logs(logs: Iterable[Log], kept: Kept, stop: Stop = never) -> Kept:
     """Read logs to their ends, and return their lines that are worth a look.
 
     A log that cannot be read to its end, as an archive that is cut off, counts as far as it goes; a note names it.
-
-    Args:
-        logs: the open files.
-        kept: receives the lines, and is returned.
-        stop: asked from time to time; a reason ends the reading, and is a note.
 
     Raises:
         RaydebugError: a log cannot be opened, or none can be read.

@@ -11,20 +11,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-MORE_LINES = 5  # of an exception's message after the first
 MAX_LINE_CHARS = 4_000  # a longer line is cut: what explains a failure is at its beginning
-LEVELS = {
-    "E": "ERROR",
-    "F": "FATAL",
-    "C": "ERROR",
-    "W": "WARNING",
-    "WARN": "WARNING",
-    "I": "INFO",
-    "D": "DEBUG",
-}
+LEVELS = {"E": "ERROR", "F": "FATAL", "C": "ERROR", "W": "WARNING", "WARN": "WARNING", "I": "INFO", "D": "DEBUG"}
 ECHO = "TRACE"  # level of a line that repeats what it was given, such as a command: never a failure
 
 # ECMA-48: colours, and what progress bars write: erased lines, cursor up, a hidden cursor. The rest stays, to be shown.
@@ -75,23 +66,14 @@ _REPEATED = re.compile(r" \[repeated \d+x across cluster\].*$")
 
 @dataclass(slots=True)
 class Line:
-    """One line of a log, without its prefixes.
-
-    Args:
-        source: the file.
-        number: of the line in it, from 1.
-        text: what the process wrote.
-        process: its name in the prefix, else the source.
-        level: of its logger; empty if unknown.
-        at: time as written; empty if unknown.
-    """
+    """One line of a log, without its prefixes."""
 
     source: str
-    number: int
+    number: int  # in the file, from 1
     text: str
-    process: str
-    level: str = ""
-    at: str = ""
+    process: str  # its name in the prefix, else the source
+    level: str = ""  # of its logger; empty if unknown
+    at: str = ""  # as written; empty if unknown
 
 
 def read_lines(lines: Iterable[str], source: str = "-", first: int = 1) -> Iterator[Line]:
@@ -124,6 +106,12 @@ def texts_of_json(text: str) -> list[str]:
     return lines
 
 
+def last_words(log: str) -> str:
+    """Return the last line of a log that is not blank."""
+    texts = [line.text.strip() for line in read_lines(log.splitlines()[-200:])]
+    return next((text for text in reversed(texts) if text), "(it printed nothing)")[:300]
+
+
 def _clean(text: str, source: str, number: int) -> Line:
     if "\x1b" in text:
         text = _ANSI.sub("", text)
@@ -145,90 +133,3 @@ def _clean(text: str, source: str, number: int) -> Line:
     if "across cluster]" in line.text:
         line.text = _REPEATED.sub("", line.text)
     return line
-
-
-# Exceptions
-
-_START = re.compile(r"^\s*(?:E\s+)?(?:\| *)*(?:\+ *)?(?:Exception Group )?Traceback \(most recent call last\)")
-_FRAME = re.compile(r'^\s*(?:\| *)*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
-_RAY_TASK = re.compile(
-    r"^\s*(?:(?:ray\.exceptions\.)?RayTaskError(?:\(\w+\))?: )?ray::(?P<task>[\w.<>]+)(?:\(\) \((?P<pid>pid=\d+))?"
-)
-_RAISED = re.compile(
-    r"^\s*(?:\| *)*(?:E\s+)?(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Expired|Refused"
-    r"|Timeout|Failure|NotFound|Unavailable|Denied|Full|Missing|Iteration|Warning)\b|Exception|Empty|(?:[a-z_]+\.)+(?:error|gaierror))(?:\([\w.]+\))?(?::\s?(?P<text>.*))?$"
-)
-# After its frames an exception may have any name: `mylib.errors.RewardMismatch: gold is missing`, `_queue.Empty`.
-_ANY_RAISED = re.compile(
-    r"^(?:\| *)*(?:E\s+)?"
-    r"(?P<type>(?:[A-Za-z_]\w{0,100}\.){1,20}[A-Za-z_]\w{0,100}|[A-Z]\w{0,100})(?::\s(?P<text>.*))?$"
-)
-_INLINE = re.compile(r"\b(?P<type>(?:[a-z_]\w*\.){0,10}[A-Z]\w*(?:Error|Exception))(?:\([\w.]+\))?: (?P<text>\S.*)$")
-
-
-@dataclass
-class Raised:
-    """An exception in a log.
-
-    Args:
-        index: of its last line among the lines.
-        first: index of the first line of its traceback.
-        kind: its class without the module.
-        text: its message, first line.
-        frames: file, line and function, innermost last.
-        in_line: it is mentioned within a line, and has no traceback.
-        more: the lines of its message after the first, joined.
-        process: that raised it, where a log of another process says so; else empty.
-    """
-
-    index: int
-    first: int
-    kind: str
-    text: str
-    frames: list[tuple[str, int, str]] = field(default_factory=list)
-    in_line: bool = False
-    more: str = ""
-    process: str = ""
-
-
-def find_raised(lines: Sequence[Line]) -> list[Raised]:
-    """Return the exceptions in the lines of one or several processes, in order."""
-    found: list[Raised] = []
-    frames: dict[str, list[tuple[str, int, str]]] = {}
-    begins: dict[str, int] = {}
-    tasks: dict[str, str] = {}
-    for index, line in enumerate(lines):
-        text = line.text
-        if (task := _RAY_TASK.match(text)) or _START.match(text):
-            frames[line.process], begins[line.process] = [], index
-            tasks[line.process] = f"{task['task']} {task['pid'] or ''}".strip() if task else ""
-        elif frame := _FRAME.match(text):
-            # Frames without a start are of a log that is cut; faulthandler's, without a comma, belong to no exception.
-            if line.process in begins or frame["function"]:
-                frames.setdefault(line.process, []).append((frame["file"], int(frame["line"]), frame["function"] or ""))
-                begins.setdefault(line.process, index)
-        elif raised := _RAISED.match(text) or (frames.get(line.process) and _ANY_RAISED.match(text)):
-            kind = raised["type"].rpartition(".")[2]
-            if kind.endswith("Warning"):
-                continue
-            inside = frames.pop(line.process, [])
-            first, task_name = begins.pop(line.process, index), tasks.pop(line.process, "")
-            found.append(Raised(index, first, kind, raised["text"] or "", inside, process=task_name))
-        elif "Error: " in text or "Exception: " in text:
-            inline = _INLINE.search(text)
-            if inline is not None:
-                kind = inline["type"].rpartition(".")[2]
-                found.append(Raised(index, index, kind, inline["text"], in_line=True))
-    for one in found:
-        one.more = _continued(lines, one.index)
-    return found
-
-
-def _continued(lines: Sequence[Line], index: int) -> str:
-    """Return the lines after an exception's first that belong to its message."""
-    parts = []
-    for line in lines[index + 1 : index + 1 + MORE_LINES]:
-        if line.process != lines[index].process or not line.text.strip() or _START.match(line.text) or line.level:
-            break
-        parts.append(line.text.strip())
-    return " ".join(parts)

@@ -8,7 +8,8 @@ A rule has these keys:
     not_near: patterns; none of them does.
     frame: patterns; one of them matches `file:function` of the frame that raised the exception of the line, or that
         called Python's own library, which raised it.
-    not_frame: patterns; none of them matches the frame that raised it, or that called Python's own library.
+    not_frame: patterns; none of them matches the frame that raised it, or that called Python's own library. In them
+        {users} stands for a frame that is of no framework and no package.
     within: lines before and after; 30 unless given.
     fatal: false for a line that a healthy run may have too: it counts only where the run has failed otherwise, and
         makes no progress after it.
@@ -26,14 +27,16 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import resources
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
-from raydebug.diagnose.read import Line, Raised
-from raydebug.diagnose.scan import Prefilter, never
+from raydebug.diagnose.prefilter import Prefilter
+from raydebug.diagnose.raised import LIBRARY, Raised
+from raydebug.diagnose.read import Line
+from raydebug.diagnose.scan import Stop, never
 from raydebug.diagnose.signs import EXITED, FATAL, FINISHED, PROGRESS, START, STEP, WORK
 
 SIGNS = (*FINISHED, *FATAL, r"(Error|Exception)\b")
@@ -42,9 +45,10 @@ _MEASUREMENT = re.compile(r"^[^\d:=]{0,80}[ :=]{1,3}\d[\d.]*%?\W*$")
 
 CAUSE, EFFECT, SYMPTOM = "cause", "effect", "symptom"
 ROLES = (SYMPTOM, EFFECT, CAUSE)
-WITHIN = 30
+_PATTERN_KEYS = {"any", "near", "not_near", "frame", "not_frame"}
 SHORT = 400  # characters; a longer text meets RE2, which needs time in proportion to its length, where RE2 can do it
 STOP_LINES = 256  # after which it is asked whether to stop
+PLACEHOLDERS = {"{users}": f"^(?!.*(?:{LIBRARY})).*$"}  # of the rules' patterns
 _OF_PYTHON = re.compile(r"/lib/python3\.\d+/(?!(site|dist)-packages/)|^<")
 
 
@@ -57,27 +61,30 @@ class Remedy:
     variable: Mapping[str, str]
 
 
-@dataclass(frozen=True, eq=False)
+Patterns: TypeAlias = tuple[re.Pattern[str], ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Rule:
     """One rule; see the module."""
 
     name: str
-    role: str
-    any: tuple[re.Pattern[str], ...]
-    near: tuple[re.Pattern[str], ...]
-    not_near: tuple[re.Pattern[str], ...]
-    frame: tuple[re.Pattern[str], ...]
-    not_frame: tuple[re.Pattern[str], ...]
-    within: int
-    fatal: bool
-    info: bool
-    rank: int
     title: str
     cause: str
     fix: str
-    source: str
-    example: str
-    apply: tuple[Remedy, ...]
+    any: Patterns
+    role: str = CAUSE
+    near: Patterns = ()
+    not_near: Patterns = ()
+    frame: Patterns = ()
+    not_frame: Patterns = ()
+    within: int = 30
+    fatal: bool = True
+    info: bool = False
+    rank: int = 5
+    source: str = ""
+    example: str = ""
+    apply: tuple[Remedy, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,7 +103,7 @@ def load_rules() -> tuple[Rule, ...]:
     """Return all rules.
 
     Raises:
-        ValueError: a file is no TOML, or a rule lacks a key.
+        ValueError: a file is no TOML, or a rule lacks a key or has an unknown one.
     """
     found: list[Rule] = []
     for file in sorted(resources.files("raydebug.diagnose").joinpath("rules").iterdir(), key=lambda one: one.name):
@@ -106,34 +113,17 @@ def load_rules() -> tuple[Rule, ...]:
 
 
 def _rule(row: dict[str, Any], where: str) -> Rule:
-    def patterns(key: str) -> tuple[re.Pattern[str], ...]:
-        given = row.get(key, [])
-        return tuple(re.compile(str(one)) for one in (given if isinstance(given, list) else [given]))
-
+    values = {"name" if key == "class" else key: value for key, value in row.items()}
     try:
-        return Rule(
-            name=str(row["class"]),
-            role=str(row.get("role", CAUSE)),
-            any=patterns("any"),
-            near=patterns("near"),
-            not_near=patterns("not_near"),
-            frame=patterns("frame"),
-            not_frame=patterns("not_frame"),
-            within=int(row.get("within", WITHIN)),
-            fatal=bool(row.get("fatal", True)),
-            info=bool(row.get("info", False)),
-            rank=int(row.get("rank", 5)),
-            title=str(row["title"]),
-            cause=str(row["cause"]),
-            fix=str(row["fix"]),
-            source=str(row.get("source", "")),
-            example=str(row.get("example", "")),
-            apply=tuple(
-                Remedy(re.compile(one.get("when", "")), one.get("override", {}), one.get("variable", {}))
-                for one in row.get("apply", [])
-            ),
+        for key in _PATTERN_KEYS & values.keys():
+            texts = [values[key]] if isinstance(values[key], str) else values[key]
+            values[key] = tuple(re.compile(PLACEHOLDERS.get(text, text)) for text in texts)
+        values["apply"] = tuple(
+            Remedy(re.compile(one.get("when", "")), one.get("override", {}), one.get("variable", {}))
+            for one in row.get("apply", [])
         )
-    except (KeyError, re.error) as error:
+        return Rule(**values)
+    except (TypeError, re.error) as error:
         raise ValueError(f"{where}: rule {row.get('class')!r}: {error}") from error
 
 
@@ -176,7 +166,7 @@ def signs_of(text: str) -> frozenset[str]:
     return found - {"fatal"} if is_measurement else found
 
 
-def find_hits(lines: Sequence[Line], raised: Sequence[Raised], stop: Callable[[], str] = never) -> list[Hit]:
+def find_hits(lines: Sequence[Line], raised: Sequence[Raised], stop: Stop = never) -> list[Hit]:
     """Return what the rules say of the lines, in the order of the lines; of each rule the first match in a line."""
     of_line = {one.index: one for one in raised}
     found = []

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydebug import render
-from raydebug.diagnose.cause import EXACT, FAILURE, LIKELY, NO_FAILURE, USER_CODE, Answer, Diagnosis, Related, diagnose
+from raydebug.diagnose.answer import EXACT, FAILURE, LIKELY, NO_FAILURE, Answer, Diagnosis, Related, headline, origin
+from raydebug.diagnose.cause import USER_CODE, diagnose
 from raydebug.diagnose.inputs import LIMIT_S, open_job, read_logs, read_words, until
-from raydebug.diagnose.read import Line, read_line
-from raydebug.diagnose.scan import Kept, never
+from raydebug.diagnose.read import Line
+from raydebug.diagnose.scan import Kept, Stop, never
 from raydebug.errors import Exit, RaydebugError
 from raydebug.jobs.run_folder import DOCUMENT, RECORD_BYTES_MAX, SNAPSHOTS, STACKS, load_run, read_run, runs_dir
-from raydebug.protocol import variables
-from raydebug.protocol.secrets import HIDDEN, scrubbed
+from raydebug.protocol.secrets import scrubbed
 from raydebug.settings.files import read_json
 from raydebug.snapshot.load import find_snapshots, group_same, name_processes
 from raydebug.stacks.waits import CERTAIN
@@ -43,22 +42,18 @@ def find_run(word: str) -> Mapping[str, Any] | None:
 
 
 def diagnose_words(
-    words: Sequence[str], cluster: str, stop: Callable[[], str] | None = None, *, only_files: bool = False
+    words: Sequence[str], cluster: str, stop: Stop | None = None, *, only_files: bool = False
 ) -> tuple[Answer, Kept]:
     """Say what failed in the logs that words of the command line name, and return what was read of them.
-
-    Args:
-        words: files, folders, `-`, runs and jobs.
-        cluster: name of the one that may know a job.
-        stop: asked from time to time; a reason ends it. LIMIT_S seconds if not given.
-        only_files: whether pipes and standard input are refused.
 
     Raises:
         RaydebugError: there is no such file, run or job, it cannot be read, or all of them are empty.
     """
     stop = stop or until(LIMIT_S)
     kept = read_words(words, cluster, stop, only_files=only_files)
-    answer = diagnose_run(kept.lines, find_run(words[0]) if len(words) == 1 else None, stop)
+    run = find_run(words[0]) if len(words) == 1 else None
+    answer = diagnose_run(kept.lines, run, stop)
+    add_command(answer, run)
     answer.notes = list(dict.fromkeys([*kept.notes, *answer.notes]))
     if not kept.read_bytes and not answer.related:
         raise RaydebugError(
@@ -69,51 +64,67 @@ def diagnose_words(
     return answer, kept
 
 
-def diagnose_run(lines: Sequence[Line], run: Mapping[str, Any] | None, stop: Callable[[], str] = never) -> Answer:
-    """Say what failed.
-
-    Args:
-        lines: of the run's logs.
-        run: its record, of `find_run`; None without one.
-        stop: asked from time to time; a reason ends the judging, and is a note.
-    """
+def diagnose_run(lines: Sequence[Line], run: Mapping[str, Any] | None, stop: Stop = never) -> Answer:
+    """Say what failed, from the lines of a run's logs, and its record where there is one."""
     if run is not None and run.get("status") == "succeeded":
         return Answer(NO_FAILURE, [])  # whatever its logs have: it went on
     answer = diagnose(lines, stop)
     if run is None:
         return answer
-    folder = Path(run["folder"])
-    name = folder.name if folder.parent == runs_dir() else str(folder)
+    folder, name = Path(run["folder"]), _name_of(run)
     hang = _read_hang(run, name)
     if hang is not None:
         _join_hang(answer, hang)
         answer.related.append(Related("stacks", _show_stacks(folder / STACKS), "where each process was"))
-    first = next(iter(answer.diagnoses), None)
     if (folder / SNAPSHOTS).is_dir():
-        answer.related += _find_crash(folder, name, "" if first is None else first.process)
-    if first is not None and _add_command(first, run) and _is_own(run):
-        answer.related.append(Related("again", render.command("raydebug", "run", "--again", name), "with this fix"))
+        answer.related += _find_crash(folder, name, answer.first.process if answer.first is not None else "")
     return answer
 
 
-def explain_failure(dashboard: Dashboard, job: str) -> tuple[list[str], list[dict[str, str]]]:
-    """Return cause and fix of a job that failed: lines for its user, and findings for the record of its run.
+def diagnose_job(
+    dashboard: Dashboard, job: str, run: Mapping[str, Any] | None, limit_s: float
+) -> tuple[Answer, list[Line]]:
+    """Say what failed in a job, from the logs of its processes, and return their lines that are worth a look.
 
-    Both are empty where no rule is sure of it. A hang is in the record already.
+    Raises:
+        RaydebugError: the dashboard does not answer, or there is no such job.
     """
+    stop = until(limit_s)
+    lines = read_logs(open_job(dashboard, job), Kept(), stop).lines
+    return diagnose_run(lines, run, stop), lines
+
+
+def explain_failure(dashboard: Dashboard, job: str) -> tuple[list[str], dict[str, str] | None, list[dict[str, str]]]:
+    """Return why a job failed: lines for its user, and the first error and findings for the record of its run.
+
+    All are empty where the logs show no failure. A hang is among the findings already.
+    """
+    run = find_run(job)
     try:
-        stop = until(EXPLAIN_S)
-        answer = diagnose_run(read_logs(open_job(dashboard, job), Kept(), stop).lines, find_run(job), stop)
+        answer, _ = diagnose_job(dashboard, job, run, EXPLAIN_S)
     except RaydebugError:
-        return [], []
-    first = answer.diagnoses[0] if answer.status == FAILURE else None
-    if first is None or (first.confidence != EXACT and first.name != HANG):
-        return [], []
-    lines = [f"diagnosis: {first.title} ({first.name}); {first.cause}", f"fix: {first.fix}"]
+        return [], None, []
+    if answer.first is None:
+        return [], None, []
+    add_command(answer, run)
+    is_finding = answer.first.confidence == EXACT and answer.first.name != HANG
+    return failure_lines(answer.first, job), answer.first.as_first_error(), [as_finding(answer.first)] * is_finding
+
+
+def failure_lines(first: Diagnosis, job: str) -> list[str]:
+    """Return what `run` prints last of a job that failed."""
+    record, at = first.as_first_error(), first.evidence[0]
+    lines = [
+        f"diagnosis: {''.join(headline(record))}",
+        f"  {at.source}:{at.number}: {at.text.strip()[:EVIDENCE_CHARS]}",
+        f"  {origin(record)}",
+        f"fix: {first.fix}",
+    ]
+    lines = [line for line in lines if line.strip() not in ("", "fix:")]
     if first.command is not None:
         lines.append(f"next: {render.command('raydebug', 'run', '--again', job)}  (with this fix)")
     lines.append(f"next: {render.command('raydebug', 'diagnose', job)}")
-    return [scrubbed(line) for line in lines], [] if first.name == HANG else [as_finding(first)]
+    return [scrubbed(line) for line in lines]
 
 
 def as_finding(one: Diagnosis) -> dict[str, str]:
@@ -128,21 +139,31 @@ def as_finding(one: Diagnosis) -> dict[str, str]:
     return {key: scrubbed(text) for key, text in finding.items()}
 
 
-def _add_command(one: Diagnosis, run: Mapping[str, Any]) -> bool:
-    """Give a diagnosis the command of its run with the fix; return whether there is one."""
-    command = run.get("command")
-    if not isinstance(command, list) or not (one.settings or one.variables):
-        return False
-    from raydebug.diagnose.fix import apply_fix  # the profiles: 30 ms, and few diagnoses need them
+def add_command(answer: Answer, run: Mapping[str, Any] | None) -> None:
+    """Give the first cause the command of its run with the fix, where there is one, and say how to run it."""
+    first = answer.first
+    if run is None or first is None or not (first.settings or first.variables):
+        return
+    from raydebug.diagnose.fix import fix_run  # the profiles: 30 ms, and few diagnoses need them
 
-    folder = Path(str(run.get("working_dir") or Path.cwd()))
-    fixed = apply_fix(
-        [str(word) for word in command], one.settings, one.variables, folder=folder, profile=run.get("profile")
-    )
-    if fixed is not None:
-        one.command = shlex.join(fixed.command)
-        one.fix = f"{one.fix}; {', '.join(fixed.changes)}"
-    return fixed is not None
+    fixed = fix_run(first, run)
+    if fixed is None:
+        return
+    first.command = shlex.join(fixed.command)
+    first.fix = f"{first.fix}; {', '.join(fixed.changes)}"
+    if is_own(run):
+        again = render.command("raydebug", "run", "--again", _name_of(run))
+        answer.related.append(Related("again", again, "with this fix"))
+
+
+def is_own(run: Mapping[str, Any]) -> bool:
+    """Say whether a run is one of this account's."""
+    return Path(run["folder"]).resolve().parent == runs_dir().resolve()
+
+
+def _name_of(run: Mapping[str, Any]) -> str:
+    folder = Path(run["folder"])
+    return folder.name if folder.parent == runs_dir() else str(folder)
 
 
 def _read_hang(run: Mapping[str, Any], name: str) -> Diagnosis | None:
@@ -190,95 +211,3 @@ def _find_crash(folder: Path, name: str, process: str) -> list[Related]:
     what = same[0].summary.get("exception") or same[0].summary.get("kind", "?")
     text = f"{what} at {same[0].place}, {name_processes(same)}"
     return [Related("snapshot", render.command("raydebug", "open", name) + pick, text)]
-
-
-# run --again
-
-
-@dataclass(frozen=True)
-class Again:
-    """How a recorded run is run again.
-
-    Args:
-        command: its words, with the fix where there is one.
-        folder: where it ran; None if its record does not say.
-        profile: its profile.
-        tiny: what a tiny version replaced.
-        notes: for the user: what is run, and why.
-    """
-
-    command: list[str]
-    folder: Path | None
-    profile: str | None
-    tiny: list[str]
-    notes: list[str]
-
-
-def plan_again(word: str, cluster: str) -> Again:
-    """Return how to run a recorded run again: with the fix that its logs ask for, or the line that `run` has shown.
-
-    The fix is computed from the command of the run. A command in a finding is text for people, and is never run.
-
-    Args:
-        word: the run, as `load_run` takes it.
-        cluster: name of the one that may know its job.
-
-    Raises:
-        RaydebugError: there is no such run, it is of somebody else, its record has no command or not all of it, or its
-            folder is not there.
-    """
-    run = load_run(word)
-    name = str(run.get("id"))
-    command = [str(one) for one in run.get("command") or []]
-    folder = Path(str(run["working_dir"])) if run.get("working_dir") else None
-    _check_again(name, command, folder, run)
-    found = diagnose_run(read_words([word], cluster, until(LIMIT_S), only_files=True).lines, run).diagnoses[:1]
-    fixed = next((one for one in [*found, *_shown(run)] if one.command is not None), None)
-    if fixed is not None and fixed.command is not None:
-        command = shlex.split(fixed.command)
-        notes = [f"again: {name} with a fix for {fixed.name}: {fixed.fix}"]
-    else:
-        why = f"{found[0].title} ({found[0].name}): {found[0].fix}" if found else "no failure is found in its logs"
-        notes = [f"again: {name} as it was; there is no fix that can be applied: {why}"]
-    tiny = str((run.get("variables") or {}).get(variables.TINY, "")).split()
-    return Again(command, folder, run.get("profile"), tiny, [*notes, f"command: {shlex.join(command)}"])
-
-
-def _shown(run: Mapping[str, Any]) -> list[Diagnosis]:
-    """Return what the lines say that `run` has shown, with the command of the fix: the logs of workers may be gone."""
-    found = []
-    for one in run.get("findings") or []:
-        text = re.sub(r"^.*?:\d+: ", "", str(one.get("evidence", "")), count=1)[:EVIDENCE_CHARS]
-        for diagnosis in diagnose(read_line(text, "", 1)).diagnoses[:1]:
-            if diagnosis.name == one.get("code") and _add_command(diagnosis, run):
-                found.append(diagnosis)
-    return found
-
-
-def _is_own(run: Mapping[str, Any]) -> bool:
-    return Path(run["folder"]).resolve().parent == runs_dir().resolve()
-
-
-def _check_again(name: str, command: Sequence[str], folder: Path | None, run: Mapping[str, Any]) -> None:
-    """Refuse to run something else than the run's command.
-
-    Raises:
-        RaydebugError: the command or its folder is not known, or not there.
-    """
-    secret = next((one for one in command if HIDDEN in one), None)
-    if not _is_own(run):
-        cause = f"{run['folder']} is not among the runs of this account: its command may be anybody's"
-        fix = f"read it, and give it yourself: raydebug run -- COMMAND; {run['folder']}/{DOCUMENT} has it"
-    elif not command:
-        cause, fix = "its record has no command", "give the command: raydebug run -- COMMAND"
-    elif secret is not None:
-        cause = f"its record keeps no secrets: {secret}"
-        fix = "give the command: raydebug run -- COMMAND, with the secret as a variable of `raydebug up`"
-    elif folder is not None and not folder.is_dir():
-        cause = f"it ran in {folder}, which is not on this machine"
-        fix = "give the command where its files are: raydebug run -- COMMAND"
-    else:
-        return
-    raise RaydebugError(
-        f"run '{name}' cannot be run again", cause=cause, fix=fix, code="run.again", exit_code=Exit.USAGE
-    )

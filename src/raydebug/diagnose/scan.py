@@ -1,10 +1,10 @@
 """Find the few lines of a log that a rule may explain, at the speed of a text search.
 
-Every pattern has literal texts that each of its matches contains. One RE2 set of these looks at about 100 lines at a
-time; only blocks that contain all of a pattern are split into lines, and only such lines meet a regular expression of
-Python. A pattern that has had its share of lines opens no block any more: of it only the last block is remembered. A
-pattern that has often opened a block in vain, its texts in different lines, opens one only for a line that has all.
-So a log of one error after another costs little more than a healthy one, and 10 GB need no more memory than 10 MB.
+The prefilter looks at about 100 lines at a time; only blocks that contain all texts of a pattern are split into lines,
+and only such lines meet a regular expression of Python. A pattern that has reached its quota of lines opens no block
+any more: of it only the last block is remembered. A pattern that has often opened a block without a match, its texts in
+different lines, opens one only for a line that has all. So a log of one error after another costs little more than a
+healthy one, and 10 GB need no more memory than 10 MB.
 
 A progress bar writes its states behind carriage returns: of such a line the states that a pattern may match are kept,
 and the last. A line may have no end: it is looked at in pieces, and of a long one the places that a pattern may match
@@ -16,12 +16,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from io import BufferedIOBase
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from raydebug.diagnose.prefilter import Prefilter
 from raydebug.diagnose.read import MAX_LINE_CHARS, Line, read_line, texts_of_json
 
 READ_BYTES = 1024 * 1024
@@ -37,119 +38,6 @@ LAST_BLOCKS = 4
 IN_VAIN = 30  # blocks that a pattern opened
 REVIEWED_BLOCKS = 500  # after which, and after twice, four times ... as many, patterns that do so are looked for
 AROUND = 60  # lines that are kept before and after each
-MIN_LITERAL = 3  # bytes
-MAX_CLAUSES = 3  # of a pattern
-SET_BYTES = 256 * 1024 * 1024  # limit of RE2 for its automaton; it takes what it needs
-
-_parse: Any = re._parser.parse  # type: ignore[attr-defined]  # CPython 3.11 to 3.13: re/_parser.py
-
-
-def clauses(pattern: str) -> tuple[frozenset[str], ...]:
-    """Return what is in every match of a pattern, in this order: of each set one text, in lower case."""
-    found = _of_sequence(_parse(pattern))
-    longest = sorted(range(len(found)), key=lambda one: -min(map(len, found[one])))[:MAX_CLAUSES]
-    return tuple(found[one] for one in sorted(longest))
-
-
-def _of_sequence(items: Any) -> list[frozenset[str]]:
-    found: list[frozenset[str]] = []
-    run = ""
-    for operator, value in [*items, (None, None)]:
-        name = str(operator)
-        if name == "LITERAL":
-            run += chr(value).lower()
-            continue
-        if len(run.encode()) >= MIN_LITERAL:
-            found.append(frozenset((run,)))
-        run = ""
-        if name == "SUBPATTERN":
-            found += _of_sequence(value[-1])
-        elif name in ("MAX_REPEAT", "MIN_REPEAT") and value[0] >= 1:
-            found += _of_sequence(value[2])
-        elif name == "BRANCH":
-            found += _of_branches([_of_sequence(branch) for branch in value[1]])
-    return found
-
-
-def _of_branches(branches: list[list[frozenset[str]]]) -> list[frozenset[str]]:
-    """Return what is in a match whichever branch it takes: one text of the best clause of each."""
-    if not all(branches):
-        return []
-    best = [max(branch, key=lambda one: min(map(len, one))) for branch in branches]
-    return [frozenset[str]().union(*best)]
-
-
-class Prefilter:
-    """Says which of some patterns may match a text, by the literal texts that are in every match of each.
-
-    Args:
-        patterns: regular expressions.
-        marks: further ones, which a healthy run matches all the time: of their lines only the last one is of interest.
-
-    Attributes:
-        numbers: of all patterns.
-        marks: these further ones, by number.
-
-    Raises:
-        ValueError: a pattern has no literal text.
-    """
-
-    def __init__(self, patterns: Sequence[str], marks: Sequence[str] = ()) -> None:
-        ids: dict[str, int] = {}
-        self._of_literal: list[list[tuple[int, int]]] = []  # by literal: patterns and their clauses
-        self._clauses: list[tuple[frozenset[str], ...]] = []  # by pattern
-        self.numbers = frozenset(range(len(patterns) + len(marks)))
-        self.marks = {len(patterns) + at: re.compile(pattern) for at, pattern in enumerate(marks)}
-        for number, pattern in enumerate([*patterns, *marks]):
-            needed = clauses(pattern)
-            if not needed:
-                raise ValueError(f"no literal text is in every match of {pattern!r}")
-            self._clauses.append(needed)
-            for clause, texts in enumerate(needed):
-                for text in texts:
-                    if ids.setdefault(text, len(ids)) == len(self._of_literal):
-                        self._of_literal.append([])
-                    self._of_literal[ids[text]].append((number, clause))
-        self._set = _search_set(map(_escaped, ids))
-        self._of_literals = lru_cache(10_000)(self._of)  # lines of one kind have the same literals
-
-    def find(self, text: bytes) -> frozenset[int]:
-        """Return the numbers of the patterns that may match a text, or one line of it."""
-        literals = self._set.Match(text)  # None where nothing matches
-        return self._of_literals(tuple(literals)) if literals else frozenset()
-
-    def _of(self, literals: tuple[int, ...]) -> frozenset[int]:
-        met: dict[int, set[int]] = {}
-        for literal in literals:
-            for number, clause in self._of_literal[literal]:
-                met.setdefault(number, set()).add(clause)
-        return frozenset(number for number, found in met.items() if len(found) == len(self._clauses[number]))
-
-    def of_one_line(self, numbers: Sequence[int]) -> Callable[[bytes], set[int]]:
-        """Return what says which of these patterns may match a line of a text, and not only lines of it together."""
-        within_line = _search_set(
-            b".*".join(b"(?:" + b"|".join(map(_escaped, sorted(texts))) + b")" for texts in self._clauses[number])
-            for number in numbers
-        )
-        return lambda text: {numbers[one] for one in within_line.Match(text) or ()}
-
-
-def _escaped(text: str) -> bytes:
-    return re.escape(text.encode("utf-8"))
-
-
-def _search_set(patterns: Iterable[bytes]) -> Any:
-    import re2  # google-re2: 40 ms, and only this verb needs it
-
-    options = re2.Options()
-    options.case_sensitive = False
-    options.encoding = re2.Options.Encoding.LATIN1
-    options.max_mem = SET_BYTES
-    found = re2.Set.SearchSet(options)
-    for pattern in patterns:
-        found.Add(pattern)
-    found.Compile()
-    return found
 
 
 @dataclass
@@ -164,20 +52,17 @@ class Kept:
     notes: list[str] = field(default_factory=list)  # for the user: what was not read, and why
 
 
+Stop: TypeAlias = Callable[[], str]
+"""Asked from time to time while logs are read and judged: a reason ends that, and becomes a note."""
+
+
 def never() -> str:
-    """Say that reading may go on; what stops it returns the reason."""
+    """Say that the work may go on."""
     return ""
 
 
-def read_log(file: BufferedIOBase, source: str, wanted: Prefilter, kept: Kept, stop: Callable[[], str] = never) -> None:
+def read_log(file: BufferedIOBase, source: str, wanted: Prefilter, kept: Kept, stop: Stop = never) -> None:
     """Read a log to its end, and keep the lines that a pattern may match, each with the lines around it.
-
-    Args:
-        file: the log.
-        source: its name, for messages.
-        wanted: finds the lines.
-        kept: receives them.
-        stop: asked from time to time; a reason ends the reading.
 
     Raises:
         OSError: it cannot be read; what has been read until then is kept.
@@ -202,18 +87,11 @@ Row: TypeAlias = tuple[int, int, bytes]  # its place among the rows of a log, th
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Some rows of a log: lines, of which the first may begin, and the last may end, in another block.
+    """Some rows of a log: lines, of which the first may begin, and the last may end, in another block."""
 
-    Args:
-        first: place of its first row.
-        number: number of the first row's line, from 1.
-        ends: line ends in it.
-        text: the rows.
-    """
-
-    first: int
-    number: int
-    ends: int
+    first: int  # place of its first row
+    number: int  # of the first row's line, from 1
+    ends: int  # line ends in it
     text: bytes
 
     @property
@@ -259,17 +137,7 @@ def _of_interest(parts: Iterable[bytes], wanted: Prefilter) -> list[bytes]:
 
 
 class _Log:
-    """What is kept of one log.
-
-    Args:
-        wanted: finds the lines.
-        limit: of the lines that are kept.
-        limit_bytes: of their text.
-
-    Attributes:
-        rows: the rows that are kept, by place.
-        is_full: whether a limit is reached.
-    """
+    """What is kept of one log: `rows` by place, until a limit of lines or bytes is reached, and it `is_full`."""
 
     def __init__(self, wanted: Prefilter, limit: int, limit_bytes: int) -> None:
         self.rows: dict[int, Row] = {}
@@ -364,7 +232,7 @@ def _texts(line: bytes) -> list[str]:
     return [one.text for state in states for one in read_line(state, "", 0)]
 
 
-def _chunks(file: BufferedIOBase, kept: Kept, stop: Callable[[], str]) -> Iterator[bytes]:
+def _chunks(file: BufferedIOBase, kept: Kept, stop: Stop) -> Iterator[bytes]:
     """Yield the bytes of a file until it ends, or something stops the reading."""
     while not stop() and (data := file.read1(READ_BYTES)):  # read would lose what is before a fault of an archive
         kept.read_bytes += len(data)

@@ -2,15 +2,18 @@
 
 Each has a literal text of three bytes or more in all of its matches, so that a log is searched for it quickly. A text
 that most lines have, such as `run`, would slow the search down: `[Rr]un` has none.
-Sources: verl 0.9 trainer/ppo, vllm 0.28 v1/metrics/loggers.py, transformers 5.9 trainer_callback.py, lightning 2.5,
-OpenRLHF 0.9, Megatron-LM 0.12 training.py, deepspeed 0.17 launcher, torchtitan 0.2, ray 2.60 jobs and tune, Slurm 24.
+Sources, beside those of the trainers: vllm 0.28 v1/metrics/loggers.py, transformers 5.9 trainer_callback.py, lightning
+2.5, OpenRLHF 0.9, Megatron-LM 0.12 training.py, deepspeed 0.17 launcher, torchtitan 0.2, ray 2.60 jobs
+and tune, Slurm 24.
 """
 
 from __future__ import annotations
 
+from raydebug.trainers.registry import TRAINERS
+
 # The run goes on, whichever of its processes says so: a step, an epoch, a served request.
 STEP = (
-    r"\bstep:\d+ -",
+    *(trainer.step_line.pattern for trainer in TRAINERS),
     r"Training Progress:.*\d+/\d+",
     r"Total training steps: \d+",
     r"\bglobal[ _]step'?[\s:=]+\d+",

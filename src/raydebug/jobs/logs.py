@@ -36,25 +36,15 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @dataclass(frozen=True)
 class Source:
-    """One file of one process.
+    """One file of one process."""
 
-    Args:
-        node_id: Ray's id of the node that has it.
-        name: of the file in the node's log folder.
-        role: `driver`, the class of an actor, or `task` for a worker without an actor.
-        rank: in its training group; None without one.
-        pid: of the process; None for the driver's shell.
-        stream: `out`, `err`, or `log` for both in one.
-        node: the node's name, where the job has files on several.
-    """
-
-    node_id: str
-    name: str
-    role: str
-    rank: int | None = None
-    pid: int | None = None
-    stream: str = "log"
-    node: str = ""
+    node_id: str  # Ray's id of the node that has it
+    name: str  # in the node's log folder
+    role: str  # `driver`, the class of an actor, or `task` for a worker without an actor
+    rank: int | None = None  # in its training group
+    pid: int | None = None  # None for the driver's shell
+    stream: str = "log"  # `out`, `err`, or `log` for both in one
+    node: str = ""  # its name, where the job has files on several
 
     @property
     def title(self) -> str:
@@ -66,12 +56,7 @@ class Source:
 
 
 def find_sources(dashboard: Dashboard, job: JobInfo) -> list[Source]:
-    """Return the files of a job: the driver's first, then by role, rank, node and pid.
-
-    Args:
-        dashboard: the cluster's.
-        job: the job, as the dashboard describes it.
-    """
+    """Return the files of a job: the driver's first, then by role, rank, node and pid."""
     job_id = str(job.get("job_id") or "")
     # A pid names a process of one node only.
     actors = {(actor.get("node_id"), actor["pid"]): actor for actor in dashboard.actors(job_id)} if job_id else {}
@@ -135,17 +120,11 @@ def select_sources(sources: Iterable[Source], role: str | None, rank: int | None
 
 @dataclass(frozen=True)
 class Filter:
-    """The lines to show.
+    """The lines to show."""
 
-    Args:
-        since: no older than this, by the time stamp of the line or of an earlier one; None for all.
-        pattern: only lines that match; None for all.
-        zone: of time stamps without an offset; None for this machine's.
-    """
-
-    since: datetime | None = None
-    pattern: re.Pattern[str] | None = None
-    zone: tzinfo | None = None
+    since: datetime | None = None  # no older than this, by the time stamp of the line or of an earlier one
+    pattern: re.Pattern[str] | None = None  # only lines that match
+    zone: tzinfo | None = None  # of time stamps without an offset; None for this machine's
 
     def lines(self, text: Iterable[str], state: dict[str, bool] | None = None) -> Iterator[str]:
         """Yield the wanted lines; `state` carries the last time stamp from call to call."""
@@ -161,12 +140,7 @@ class Filter:
 
 
 def stamp_of(line: str, zone: tzinfo | None = None) -> datetime | None:
-    """Return the time stamp near the beginning of a line; None without one.
-
-    Args:
-        line: of a log.
-        zone: of a stamp without an offset; None for this machine's.
-    """
+    """Return the time stamp near the beginning of a line; None without one."""
     found = _STAMP.search(line[:60])
     if found is None:
         return None
@@ -228,15 +202,7 @@ async def follow_lines(
     on_line: Callable[[Source, str], None],
     wanted: Filter,
 ) -> None:
-    """Pass on the lines of a job's files as they arrive, also of files that appear later, until the job has ended.
-
-    Args:
-        dashboard: the cluster's.
-        look: returns the wanted files, at each call.
-        is_over: returns whether the job has ended.
-        on_line: called with each wanted line.
-        wanted: which lines.
-    """
+    """Pass on the lines of a job's files as they arrive, also of files that appear later, until the job has ended."""
     reading: dict[Source, asyncio.Task[None]] = {}
     seen: dict[Source, int] = {}
 

@@ -19,11 +19,8 @@ FIRST_STEP = "first step"
 # rules about its numbers compare with them (trainers/verl/numbers.py).
 MOST_STEPS, FIRST_STEPS, LAST_STEPS = 2_000, 10, 100
 MOST_TAKEN = 1_000  # phases that vLLM says to have taken
-# The lines that end a phase. Source: ray 2.60.0 _private/worker.py:2029; those of each trainer are in its folder.
-ENDS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    (RAY, re.compile(r"Connected to Ray cluster\.")),
-    *(phase for trainer in TRAINERS for phase in trainer.phases),
-)
+# The line that ends a phase of every job. Source: ray 2.60.0 _private/worker.py:2029; a trainer's are in its folder.
+CONNECTED = (RAY, re.compile(r"Connected to Ray cluster\."))
 # What vLLM itself says to have taken, where its log is shown. Source: vllm 0.24.0 and 0.28.0,
 # model_executor/model_loader, compilation/backends.py, v1/worker/gpu_model_runner.py.
 TAKEN: tuple[tuple[str, re.Pattern[str]], ...] = (
@@ -61,12 +58,13 @@ class Phases:
     taken: list[Span] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     step_count: int = 0  # those left out too
-    trainer: Trainer | None = None  # whose steps they are
+    trainer: Trainer | None = None  # whose log it is; while unknown, any trainer's lines count
     _every: int = 1  # of the steps between the first and the last ones, those with a multiple of this number are kept
 
     def take(self, line: str, now: float) -> None:
         """Record the phase that a line of the log ends."""
-        for name, pattern in ENDS:
+        trainers = TRAINERS if self.trainer is None else (self.trainer,)
+        for name, pattern in (CONNECTED, *(phase for trainer in trainers for phase in trainer.phases)):
             if name not in self.ended and pattern.search(line):
                 self.ended[name] = now
         for name, pattern in TAKEN:
@@ -75,7 +73,7 @@ class Phases:
                 end_s = now - self.started
                 start_s = max(0.0, end_s - seconds)
                 self.taken.append({"name": name, "start_s": round(start_s, 3), "end_s": round(end_s, 3)})
-        for trainer in TRAINERS:
+        for trainer in trainers:
             if (reported := trainer.step_of(line)) is not None:
                 self.trainer = trainer
                 if reported["step"] == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from raydebug.cluster.dashboard import Dashboard, JobInfo
     from raydebug.cluster.state import Cluster
     from raydebug.findings import Finding
+    from raydebug.trainers.trainer import Trainer
 
 WRITE_EVERY_S = 5.0
 # The record of any run stays small: what is written every WRITE_EVERY_S takes 50 ms of processor time.
@@ -57,7 +59,7 @@ class Recorder:
         self._working_dir = None if folder is None else str(kind_of(cluster).runner().here(folder))
         self._profile = self._variables.get(variables.PROFILE)
         self._lock = digest_of(cluster.flavour)
-        self._phases = Phases(self._started)
+        self._phases = Phases(self._started, trainer=_trainer_of(command, Path(self._working_dir or ".")))
         self._step_texts: dict[int, str] = {}
         self._memory = Memory(with_children=cluster.is_local)
         self._changes: list[dict[str, str]] = []
@@ -256,3 +258,15 @@ class Recorder:
             self._folder.write(document, steps=self._encoded_steps())
         except OSError:
             self._folder = None
+
+
+def _trainer_of(command: Sequence[str], folder: Path) -> Trainer | None:
+    """Return the trainer of a command, itself or by a script; None if it is unknown, or there are several."""
+    from raydebug.commands.trainings import find_trainings
+
+    try:
+        programs = [training.program for training in find_trainings(command, os.environ, folder)]
+    except RaydebugError:  # a script that cannot be read
+        return None
+    trainers = {program.trainer.name: program.trainer for program in programs}
+    return next(iter(trainers.values())) if len(trainers) == 1 else None

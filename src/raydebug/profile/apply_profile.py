@@ -93,18 +93,16 @@ def apply_profile(
     installed = program.trainer.read_config(program, argv, folder=folder, search=search)
     if version is not None and version != installed.version:
         installed = Installed(version, None, f"{program.trainer.name} {version} was asked for")
-    launcher_at = program.arguments_at if program.launcher_at is None else program.launcher_at
-    program_at = max(launcher_at, program.arguments_at - 1)
     overlay = overlay_profile(
         rules,
         program,
         argv[program.arguments_at :],
         environ,
         installed=installed,
-        launcher=argv[launcher_at:program_at],
+        launcher=program.launcher(argv),
     )
     builds = swap_in(tiny, overlay.settings, program, folder)
-    new = [*argv[:launcher_at], *overlay.launcher, *argv[program_at : program.arguments_at], *overlay.argv]
+    new = program.with_arguments(argv, overlay.settings.command)
     return AppliedProfile(program, installed, overlay, new, builds)
 
 

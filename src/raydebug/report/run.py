@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from raydebug import render
+from raydebug.diagnose.answer import headline, origin
 from raydebug.jobs.run_folder import RUN
 from raydebug.render import duration
 from raydebug.report import curves, units
@@ -153,10 +154,11 @@ def first_error(run: Run, folder: str) -> Markup | None:
         unknown = "No error was found in the output of its processes."
         return tag("section", tag("h2", "First error"), tag("p", unknown, " ", link), class_="error")
     error = run.first_error
-    title = tag("p", tag("b", error.get("kind", "")), f": {error['text']}" if error.get("text") else "", class_="title")
-    by = f"raised by {error['who']}" if error.get("who") else ""
-    at = [", at " if by else "at ", tag("code", error["place"])] if error.get("place") else None
-    return tag("section", tag("h2", "First error"), title, tag("p", by, at, class_="note"),
+    what, rest = headline(error)
+    shown = f"{error.get('kind', '')}: {error.get('text', '')}"
+    return tag("section", tag("h2", "First error"), tag("p", tag("b", what), rest, class_="title"),
+               tag("p", tag("code", shown), class_="note") if "title" in error and shown not in what + rest else None,
+               tag("p", origin(error), class_="note"),
                tag("p", link) if link else None, class_="error", aria_label="first error")  # fmt: skip
 
 

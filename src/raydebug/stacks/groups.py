@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TypedDict
 
-from raydebug.jobs.first_error import is_library
 from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.records import StackFrame, ThreadStack
 
 # Ray's loop of a worker that has nothing to do (ray 2.60.0): the innermost frame of Python is one of these.
 IDLE = (("/ray/_private/worker.py", "main_loop"), ("/ray/_private/workers/default_worker.py", "<module>"))
+_OF_PACKAGES = re.compile(r"/(?:site-packages|dist-packages|lib/python3[.\d]*)/|^<")
 OUTLIER_BELOW = 1 / 3  # of the processes of a role
 # Libraries that a trainer calls. If it is a package itself (verl), its own frames say more than theirs.
 _BELOW_TRAINERS = re.compile(r"-packages/(torch|ray|tensordict|numpy|uvloop)/|/lib/python3[.\d]*/(?!.*-packages/)|^<")
@@ -87,6 +87,11 @@ def _key(frames: Sequence[StackFrame]) -> object:
         (frame.get("file"), frame.get("function"), None if is_library(frame.get("file", "")) else frame.get("line"))
         for frame in frames
     )
+
+
+def is_library(path: str) -> bool:
+    """Say whether a file belongs to Python's library or a package, or is no file."""
+    return bool(_OF_PACKAGES.search(path))
 
 
 def place(frame: StackFrame) -> str:

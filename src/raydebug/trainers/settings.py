@@ -92,6 +92,10 @@ class Settings:
     def __post_init__(self) -> None:
         self._defaults = {key.path: key.default for key in self.column.values()}
 
+    def of_command(self, command: Arguments) -> Settings:
+        """Return the settings of another command of the same training, with nothing changed."""
+        return Settings(self.trainer, self.column, command, self.values, self.elsewhere, self.started_ranks)
+
     def unset(self, word: str, why: str, saves: str = "") -> None:
         """Remove a setting from the command, if the command gives it."""
         if self._is_here(word) and self.command.get(self.column[word].path) is not None:

@@ -70,6 +70,17 @@ class Program:
     arguments_at: int
     launcher_at: int | None = None
 
+    def launcher(self, argv: Sequence[str]) -> Sequence[str]:
+        """Return torchrun's options in a command; empty without torchrun."""
+        return [] if self.launcher_at is None else argv[self.launcher_at : self.arguments_at - 1]
+
+    def with_arguments(self, argv: Sequence[str], new: Arguments) -> list[str]:
+        """Return a command with other arguments of the trainer and options of torchrun."""
+        own = argv[: self.arguments_at]
+        if self.launcher_at is not None:
+            own = [*argv[: self.launcher_at], *new.launcher, argv[self.arguments_at - 1]]
+        return [*own, *new.arguments]
+
 
 @dataclass(frozen=True)
 class Installed:
@@ -189,17 +200,11 @@ class StepMetrics(TypedDict):
 
 
 def read_step(line: str, step: re.Pattern[str], metric: re.Pattern[str]) -> StepMetrics | None:
-    """Return the step that a line of the log reports; None if it reports none.
-
-    Args:
-        line: of the log.
-        step: has the groups `step` and `metrics`, the text of all metrics.
-        metric: has the groups `name` and `value`.
-    """
+    """Return the step that a line of the log reports, with its metrics (groups `name`, `value`); None without any."""
     if (found := step.search(line)) is None:
         return None
-    metrics = {one["name"]: float(one["value"]) for one in metric.finditer(found["metrics"])}
-    return {"step": int(found["step"]), "metrics": metrics}
+    metrics = {one["name"]: float(one["value"]) for one in metric.finditer(line, found.end())}
+    return {"step": int(found["step"]), "metrics": metrics} if metrics else None
 
 
 @dataclass(frozen=True)
@@ -223,6 +228,8 @@ class Trainer(Protocol):
         example: a training command, for messages.
         phases: name of each phase of a run and the pattern of the log line that ends it.
         metrics: the metrics of a step that a run's record keeps.
+        step_line: pattern of the log line that reports a step, up to its metrics, with the group `step`; as a sign of
+            progress it is looked for in every log, so its literal texts are rare ones.
         step_seconds: the one of them that is the duration of the step.
     """
 
@@ -231,6 +238,7 @@ class Trainer(Protocol):
     example: str
     phases: tuple[tuple[str, re.Pattern[str]], ...]
     metrics: frozenset[str]
+    step_line: re.Pattern[str]
     step_seconds: str
 
     def program_of(self, module: str) -> str | None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 _MODULE = "openrlhf.cli.train_ppo_ray"
 # Source: OpenRLHF trainer/ppo_trainer.py:547 (0.11.0) and :541 (0.9.10), trainer/ppo_trainer_async.py:244 (0.11.0).
 _MODEL_PRINTED = re.compile(r"\((?:PolicyModelActor|ActorModelRayActor) pid=\d+[^)]*\) Actor\($")
-_STEP = re.compile(r"\bGlobal step (?P<step>\d+): (?P<metrics>\{.*)")
 _METRIC = re.compile(r"'(?P<name>[\w./@-]+)': (?:np\.\w+\()?(?P<value>-?[\d.]+(?:e[+-]?\d+)?|nan|-?inf)\)?(?=[,}])")
 
 
@@ -44,6 +43,7 @@ class OpenRlhf:
         *("response_length", "timing/generation", "timing/make_experience", "timing/ppo_train"),
         *("timing/broadcast", "timing/step_total"),
     ))  # fmt: skip
+    step_line = re.compile(r"\bGlobal step (?P<step>\d+):")
     step_seconds = "timing/step_total"
 
     def program_of(self, module: str) -> str | None:
@@ -114,7 +114,7 @@ class OpenRlhf:
                 settings.change(word, str(divisor), f"divides an actor's share, {share}")
 
     def step_of(self, line: str) -> StepMetrics | None:
-        return read_step(line, _STEP, _METRIC)
+        return read_step(line, self.step_line, _METRIC)
 
     def judge_numbers(self, steps: Sequence[StepMetrics], *, small: bool) -> list[Finding]:
         return []  # no rules for its metrics

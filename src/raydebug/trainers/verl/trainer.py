@@ -24,7 +24,6 @@ PROGRAMS = {
     "main_generation": "generation",
     "main_generation_server": "generation_server",
 }
-_STEP = re.compile(r"\bstep:(?P<step>\d+) - (?P<metrics>.+)")
 _METRIC = re.compile(r"(?P<name>[\w./@-]+):(?:np\.\w+\()?(?P<value>-?[\d.]+(?:e[+-]?\d+)?|nan|-?inf)\)?(?= - |$)")
 
 
@@ -52,6 +51,8 @@ class Verl:
         *("timing_s/gen", "timing_s/old_log_prob", "timing_s/update_actor", "timing_s/update_weights"),
     ))  # fmt: skip
 
+    # Source: verl 0.9.1 utils/logger/aggregate_logger.py, concat_dict_to_str.
+    step_line = re.compile(r"\bstep:(?P<step>\d+) -")
     step_seconds = "timing_s/step"
 
     def program_of(self, module: str) -> str | None:
@@ -97,8 +98,7 @@ class Verl:
             fit_images(settings)
 
     def step_of(self, line: str) -> StepMetrics | None:
-        # Source: verl 0.9.1 utils/logger/aggregate_logger.py, concat_dict_to_str.
-        return read_step(line, _STEP, _METRIC)
+        return read_step(line, self.step_line, _METRIC)
 
     def judge_numbers(self, steps: Sequence[StepMetrics], *, small: bool) -> list[Finding]:
         from raydebug.trainers.verl.numbers import judge
