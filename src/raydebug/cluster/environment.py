@@ -8,7 +8,7 @@ from pathlib import Path
 
 from raydebug.cluster.gpus import Gpu, list_gpus
 from raydebug.cluster.state import DEFAULT_NAME, Cluster
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import UsageError
 from raydebug.process import SAFE_PATH
 from raydebug.protocol import variables
 from raydebug.settings.debugger import mode_variables
@@ -73,13 +73,12 @@ def choose_gpus(asked: int | None, environ: Mapping[str, str]) -> int:
     if asked is None:
         return there
     if asked > there and VISIBLE in environ and gpus:
-        raise RaydebugError(
+        raise UsageError(
             f"--gpus {asked} is more than CUDA_VISIBLE_DEVICES allows",
             cause=f"CUDA_VISIBLE_DEVICES={environ[VISIBLE]} names {there} of the {len(gpus)} GPUs of this machine;"
             " Ray does not start with more logical GPUs than it names",
             fix=f"--gpus {there}, or unset CUDA_VISIBLE_DEVICES",
             code="cluster.gpus-hidden",
-            exit_code=Exit.USAGE,
         )
     return asked
 

@@ -23,7 +23,7 @@ from raydebug.cluster.state import (
     name_option,
     read_record,
 )
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.protocol import variables
 from raydebug.settings.debugger import DEFAULT_MODE, mode_of
 
@@ -84,12 +84,11 @@ def cluster_at(address: str, environ: Mapping[str, str] = os.environ) -> Cluster
     except ValueError:
         is_dashboard, port = None, None
     if not is_dashboard or port is None:
-        raise RaydebugError(
+        raise UsageError(
             f"{address!r} is not the address of a Ray dashboard",
             cause="--address takes the dashboard's, as `ray start --head` prints it; not ray://, and not `auto`",
             fix="write --address http://HEAD:8265",
             code="cluster.bad-address",
-            exit_code=Exit.USAGE,
         )
     url = f"{parts.scheme}://{parts.netloc}"
     return _unmanaged("stock", url, {}, {"dashboard": url, "gateway": "", "token_file": ray_token_path(environ)})
@@ -133,12 +132,11 @@ def pick_by_labels(name: str, services: list[Service], recorded: set[str]) -> Cl
     """
     projects = sorted({one.project for one in services if one.service == "head"} - recorded)
     if name == DEFAULT_NAME and len(projects) > 1:
-        raise RaydebugError(
+        raise UsageError(
             "several clusters of docker compose run here",
             cause=f"their compose projects are: {', '.join(projects)}",
             fix=f"name one: --name {projects[0]}",
             code="cluster.ambiguous",
-            exit_code=Exit.USAGE,
         )
     wanted = projects[0] if name == DEFAULT_NAME and projects else name
     return _by_hand(wanted, {s.service: s for s in services if s.project == wanted}) if wanted in projects else None
@@ -148,12 +146,11 @@ def _by_hand(project: str, services: dict[str, Service]) -> Cluster:
     head = services["head"]
     token = Path(head.mounts.get(TOKEN_MOUNT, ""))
     if not os.access(token, os.R_OK):
-        raise RaydebugError(
+        raise UsageError(
             f"the token of cluster '{project}' cannot be read",
             cause=f"its containers have it from {token}, which uid {os.getuid()} cannot read on this machine",
             fix="run this as the owner of that file, on the machine of the Docker engine",
             code="auth.no-token",
-            exit_code=Exit.USAGE,
         )
     # In the host's own network (docker-compose.rdma.yml) nothing is published: the addresses inside are the host's.
     environ = {variables.RENAMED.get(variable, variable): value for variable, value in head.environ.items()}

@@ -14,7 +14,7 @@ from raydebug.cluster.dashboard import GCS_TIMEOUT_S, Dashboard, why_no_gcs
 from raydebug.cluster.growing_log import GrowingLog
 from raydebug.cluster.runner import ContainerRunner, LocalRunner, Runner
 from raydebug.cluster.state import Cluster
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 
 CONTAINER_ENDS_S = 1.5
 FOLLOW_EVERY_S = 0.5
@@ -42,12 +42,11 @@ class Kind:
 
     def take_down(self) -> list[str]:
         """End what `up` started and forget it; return what would not end."""
-        raise RaydebugError(
+        raise UsageError(
             "this cluster is not ended from inside of it",
             cause="RAYDEBUG_DASHBOARD names it: this is a container of its network",
             fix="end it on its host: `raydebug down`, or `docker compose down`",
             code="cluster.joined",
-            exit_code=Exit.USAGE,
         )
 
     def is_alive(self) -> bool:
@@ -151,12 +150,11 @@ class Kind:
 
     def show_logs(self, service: str | None, *, follow: bool) -> int:
         """Print the logs of a service, or of all; `follow` goes on until the user or the cluster ends it."""
-        raise RaydebugError(
+        raise UsageError(
             "the logs of this cluster's programs are not here",
             cause="RAYDEBUG_DASHBOARD names it: this is a container of its network",
             fix="on its host: `raydebug logs`, or `docker compose logs`",
             code="cluster.joined",
-            exit_code=Exit.USAGE,
         )
 
     def keep_audit_lines(self) -> None:
@@ -353,12 +351,11 @@ class ByHandKind(Kind):
     def take_down(self) -> list[str]:
         """Refuse."""
         name = self.cluster.name
-        raise RaydebugError(
+        raise UsageError(
             f"cluster '{name}' was not started by raydebug",
             cause=f"docker compose started it, as project '{name}'",
             fix=f"docker compose --project-name {name} down --remove-orphans",
             code="cluster.by-hand",
-            exit_code=Exit.USAGE,
         )
 
     def runner(self) -> Runner:

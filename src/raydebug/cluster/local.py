@@ -34,7 +34,7 @@ from raydebug.cluster.up import (
     refuse_other_ports,
     remembered_ports,
 )
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.process import SAFE_PATH
 from raydebug.protocol import variables
 from raydebug.settings.files import open_private
@@ -139,20 +139,18 @@ def probe_environment(python: str) -> Environment:
     found: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
     for package in ("ray", "debugpy", "raydebug"):
         if not found[package]:
-            raise RaydebugError(
+            raise UsageError(
                 f"{package} is not installed in the cluster's Python",
                 cause=f"{python} has no distribution '{package}'",
                 fix="pip install --require-hashes -r env/core.lock && pip install --no-deps .",
                 code="environment.missing",
-                exit_code=Exit.USAGE,
             )
     if not found["pth"]:
-        raise RaydebugError(
+        raise UsageError(
             "raydebug is installed there without its hook",
             cause=f"the site-packages of {python} has no raydebug.pth (an editable install leaves it out)",
             fix="pip install --no-deps --force-reinstall .",
             code="environment.no-hook",
-            exit_code=Exit.USAGE,
         )
     return Environment(flavour_of(found), found["ray"])
 

@@ -12,7 +12,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 
 
 def make_temporary(prefix: str, most_bytes: int) -> Path:
@@ -85,6 +85,4 @@ def _check_ancestors(path: Path) -> None:
 
 
 def _refuse(path: Path, cause: str, fix: str) -> RaydebugError:
-    return RaydebugError(
-        f"{path} is not private to you", cause=cause, fix=fix, code="state.not-private", exit_code=Exit.USAGE
-    )
+    return UsageError(f"{path} is not private to you", cause=cause, fix=fix, code="state.not-private")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from raydebug import process
 from raydebug.cluster.state import Cluster, name_option
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.process import SAFE_PATH
 
 WORKSPACE = "/workspace"  # docker-compose.yml mounts the project there
@@ -74,12 +74,11 @@ class ContainerRunner:
         """
         with contextlib.suppress(ValueError):
             return str(WORKSPACE / here.resolve().relative_to(self.cluster.project))
-        raise RaydebugError(
+        raise UsageError(
             f"the containers of cluster '{self.cluster.name}' do not see {here}",
             cause=f"they have {self.cluster.project} as {WORKSPACE}, and nothing else of this machine",
             fix="run from there, or `raydebug down` and `raydebug up` from the folder of your project",
             code="run.outside-project",
-            exit_code=Exit.USAGE,
         )
 
     def here(self, there: str) -> Path:

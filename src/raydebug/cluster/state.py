@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.cluster.private_folders import make_private
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.files import atomic_write, state_dir
 
 DEFAULT_NAME = "default"
@@ -154,12 +154,11 @@ class Cluster:
             anew = (
                 f"`raydebug down{name_option(self.name)}`, then `raydebug up{name_option(self.name)}` makes a new one"
             )
-            raise RaydebugError(
+            raise UsageError(
                 f"the token of cluster '{self.name}' cannot be read",
                 cause=f"{self.token_file}: {getattr(error, 'strerror', None) or error}",
                 fix="correct that file, or its name in your environment" if self.joined else anew,
                 code="auth.no-token",
-                exit_code=Exit.USAGE,
             ) from error
 
 
@@ -181,12 +180,11 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RaydebugError(
+        raise UsageError(
             "raydebug cannot write its state",
             cause=f"{path}: {error.strerror or error}",
             fix="make the folder yours, or name another one: XDG_STATE_HOME=DIR",
             code="state.unwritable",
-            exit_code=Exit.USAGE,
         ) from error
 
 
@@ -197,12 +195,11 @@ def check_name(name: str) -> str:
         RaydebugError: it cannot be one.
     """
     if not _NAME.fullmatch(name):
-        raise RaydebugError(
+        raise UsageError(
             f"{name!r} cannot be a cluster's name",
             cause="--name takes up to 32 small letters, digits, '-' and '_'",
             fix="use a name such as `--name mine`",
             code="cluster.bad-name",
-            exit_code=Exit.USAGE,
         )
     return name
 

@@ -16,7 +16,7 @@ from raydebug.diagnose.fix import fix_run
 from raydebug.diagnose.inputs import LIMIT_S, read_words, until
 from raydebug.diagnose.read import read_line
 from raydebug.diagnose.run_diagnosis import EVIDENCE_CHARS, diagnose_run, is_own
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import UsageError
 from raydebug.jobs.run_folder import DOCUMENT, load_run
 from raydebug.protocol import variables
 from raydebug.protocol.secrets import HIDDEN
@@ -91,6 +91,4 @@ def _check_again(name: str, command: Sequence[str], folder: Path | None, run: Ma
         fix = "give the command where its files are: raydebug run -- COMMAND"
     else:
         return
-    raise RaydebugError(
-        f"run '{name}' cannot be run again", cause=cause, fix=fix, code="run.again", exit_code=Exit.USAGE
-    )
+    raise UsageError(f"run '{name}' cannot be run again", cause=cause, fix=fix, code="run.again")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug import process
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 
 HEAD_BYTES = 4096
 MAX_LAYERS = 3  # of compression
@@ -182,6 +182,4 @@ class _Zstd(io.RawIOBase):
 
 
 def _refusal(name: str, cause: str, fix: str) -> RaydebugError:
-    return RaydebugError(
-        f"{name} is not a log that can be read", cause=cause, fix=fix, code="diagnose.no-log", exit_code=Exit.USAGE
-    )
+    return UsageError(f"{name} is not a log that can be read", cause=cause, fix=fix, code="diagnose.no-log")

@@ -17,7 +17,7 @@ from raydebug.diagnose.formats import CUT_OFF, decode, open_log
 from raydebug.diagnose.read import Line
 from raydebug.diagnose.rules import prefilter
 from raydebug.diagnose.scan import Kept, Stop, never, read_log
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.jobs.run_folder import DOCUMENT, LOG, STACKS, load_run
 from raydebug.protocol.snapshot import SUFFIX
 
@@ -64,8 +64,8 @@ def _open(word: str, cluster: str, notes: list[str], only_files: bool) -> Iterat
     elif path.exists():
         yield word, open_log(path, pipes=not only_files)
     elif path.suffix in LOGS[:-1] or "/" in word:
-        raise RaydebugError(
-            "there is no such log", code="diagnose.no-file", exit_code=Exit.USAGE,
+        raise UsageError(
+            "there is no such log", code="diagnose.no-file",
             cause=f"{word} is not there", fix="give a file, a folder, or a run of `raydebug report --list`",
         )  # fmt: skip
     else:
@@ -128,9 +128,9 @@ def read_logs(logs: Iterable[Log], kept: Kept, stop: Stop = never) -> Kept:
 
 
 def _unreadable(cause: str) -> RaydebugError:
-    return RaydebugError(
+    return UsageError(
         "a log cannot be read", cause=cause, fix="give a log that this account may read, and that is whole",
-        code="diagnose.unreadable", exit_code=Exit.USAGE,
+        code="diagnose.unreadable",
     )  # fmt: skip
 
 

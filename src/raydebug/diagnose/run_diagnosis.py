@@ -14,7 +14,7 @@ from raydebug.diagnose.cause import USER_CODE, diagnose
 from raydebug.diagnose.inputs import LIMIT_S, open_job, read_logs, read_words, until
 from raydebug.diagnose.read import Line
 from raydebug.diagnose.scan import Kept, Stop, never
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.jobs.run_folder import DOCUMENT, RECORD_BYTES_MAX, SNAPSHOTS, STACKS, load_run, read_run, runs_dir
 from raydebug.protocol.secrets import scrubbed
 from raydebug.settings.files import read_json
@@ -56,8 +56,8 @@ def diagnose_words(
     add_command(answer, run)
     answer.notes = list(dict.fromkeys([*kept.notes, *answer.notes]))
     if not kept.read_bytes and not answer.related:
-        raise RaydebugError(
-            "there is nothing to read", code="diagnose.empty", exit_code=Exit.USAGE,
+        raise UsageError(
+            "there is nothing to read", code="diagnose.empty",
             cause="; ".join(["the logs are empty", *kept.notes]),
             fix="give the logs of the run: raydebug diagnose FILE...",
         )  # fmt: skip

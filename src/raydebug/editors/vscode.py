@@ -18,7 +18,7 @@ from pathlib import Path
 from raydebug.cluster.state import Cluster
 from raydebug.editors import adapter
 from raydebug.editors.jsonc import JsoncError, Node, parse_jsonc
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.files import atomic_write, decode, read_bounded, require_own
 
 FILE = Path(".vscode") / "launch.json"
@@ -148,10 +148,9 @@ def _indented(block: str, column: int) -> str:
 
 
 def _bad_file(path: Path, cause: str) -> RaydebugError:
-    return RaydebugError(
+    return UsageError(
         f"{path} was not changed",
         cause=cause,
         fix="correct it by hand; `raydebug vscode --print` shows the configuration to add",
         code="vscode.bad-file",
-        exit_code=Exit.USAGE,
     )

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.protocol.records import BreakpointSpec, Policy
 
 if TYPE_CHECKING:
@@ -51,12 +51,11 @@ def resolve_breaks(
     found: list[Any] = json.loads(answer.strip().splitlines()[-1])
     for one in found:
         if "cause" in one:
-            raise RaydebugError(
+            raise UsageError(
                 f"--break {one['where']} names nothing",
                 cause=one["cause"],
                 fix=one["fix"],
                 code="break.nothing",
-                exit_code=Exit.USAGE,
             )
     for one, (_, policy) in zip(found, specs, strict=True):
         one["policy"] = policy
@@ -215,6 +214,4 @@ def _refuse_side_effects(tree: ast.AST, condition: str, text: str) -> None:
 
 
 def _refused(text: str, cause: str, fix: str) -> RaydebugError:
-    return RaydebugError(
-        f"--break {text} cannot be read", cause=cause, fix=fix, code="break.policy", exit_code=Exit.USAGE
-    )
+    return UsageError(f"--break {text} cannot be read", cause=cause, fix=fix, code="break.policy")

@@ -9,7 +9,7 @@ import itertools
 import secrets
 import unicodedata
 
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.render import visible
 
 LIMIT_BYTES = 4096  # of an answer, in UTF-8
@@ -40,8 +40,8 @@ class Answers:
             RaydebugError: the answer is not kept.
         """
         if answer not in self._kept:
-            raise RaydebugError(
-                f"there is no rest of an answer '{answer[:20]}'", code="mcp.no-answer", exit_code=Exit.USAGE,
+            raise UsageError(
+                f"there is no rest of an answer '{answer[:20]}'", code="mcp.no-answer",
                 cause=f"it was not cut, or {KEPT} others were cut since", fix="call the tool again that gave it",
             )  # fmt: skip
         return self._page(answer, self._kept[answer], offset, f"{answer} from byte {offset:,}:", "")

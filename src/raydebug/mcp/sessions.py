@@ -18,7 +18,7 @@ from raydebug.console.group import Group
 from raydebug.console.selection import Selection, joined
 from raydebug.console.session import GatewayAddress
 from raydebug.console.view import opening
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import UsageError
 from raydebug.gateway.gateway_client import fetch_pauses, name_owner, name_place, name_reason
 from raydebug.protocol.listings import ListedPause
 
@@ -156,10 +156,10 @@ def choose_pauses(listed: Sequence[ListedPause], wanted: str) -> list[ListedPaus
     ids = (waiting or [ALL]) if wanted.strip() == ALL else [word.strip() for word in wanted.split(",")]
     unknown = next((one for one in ids if one not in known), None)
     if unknown is not None:
-        raise RaydebugError(
+        raise UsageError(
             "no pause waits" if unknown == ALL else f"there is no pause '{unknown[:40]}'",
             cause=f"paused: {', '.join([*known][:20]) or 'nothing'}", fix="overview() lists the pauses",
-            code="pause.none" if unknown == ALL else "pause.unknown", exit_code=Exit.USAGE,
+            code="pause.none" if unknown == ALL else "pause.unknown",
         )  # fmt: skip
     return [known[one] for one in dict.fromkeys(ids)]
 

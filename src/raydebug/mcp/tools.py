@@ -27,7 +27,7 @@ from pydantic import Field
 import raydebug
 from raydebug import process
 from raydebug.console.debugger import CommandFailed
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.mcp.answers import Answers
 from raydebug.mcp.sessions import ALL, Sessions, in_thread, pause_line, select_frame, show_frame
 from raydebug.process import SAFE_PATH
@@ -153,8 +153,8 @@ class Tools:
         from raydebug.jobs.submit import python_path_of_jobs
 
         if self._read_only and (add or remove):
-            raise RaydebugError(
-                "this server does not change breakpoints", code="mcp.read-only", exit_code=Exit.USAGE,
+            raise UsageError(
+                "this server does not change breakpoints", code="mcp.read-only",
                 cause="it was started with --read-only", fix="ask its user",
             )  # fmt: skip
         cluster = self._cluster()
@@ -274,8 +274,8 @@ class Tools:
         Example: stop(job="raydebug-194151-06d8c8")
         """
         if not IS_JOB.fullmatch(job):
-            raise RaydebugError(
-                f"there is no job '{job[:40]}'", code="job.unknown", exit_code=Exit.USAGE,
+            raise UsageError(
+                f"there is no job '{job[:40]}'", code="job.unknown",
                 cause="an id of a job has letters, digits and . : _ -", fix="overview() lists the jobs",
             )  # fmt: skip
         return self._answers.make("", self._raydebug(timeout_s, "job", "stop", "--", job))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import UsageError
 from raydebug.jobs.run_folder import SNAPSHOTS
 from raydebug.report.compare import comparison_page
 from raydebug.report.run import run_page
@@ -50,12 +50,11 @@ def write_page(path: Path, page: str, *, named: bool, fix: str) -> Path:
     try:
         (write_named if named else atomic_write)(path, page)
     except OSError as error:
-        raise RaydebugError(
+        raise UsageError(
             f"the {'report' if 'report' in fix else 'page'} cannot be written",
             cause=f"{path}: {error.strerror or error}",
             fix=fix,
             code="report.unwritable",
-            exit_code=Exit.USAGE,
         ) from error
     return path
 

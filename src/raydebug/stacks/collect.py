@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from raydebug import render
 from raydebug.cluster.kinds import kind_of
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.gateway.gateway_client import fetch_stacks
 from raydebug.protocol.messages import SILENT
 from raydebug.stacks.groups import group
@@ -35,11 +35,11 @@ def take(
         RaydebugError: the gateway does not answer, or C frames cannot be read on the nodes of this cluster.
     """
     if native and kind_of(cluster).runner_at(None) is None:
-        raise RaydebugError(
+        raise UsageError(
             f"C frames cannot be read on the nodes of cluster '{cluster.name}'",
             cause="raydebug has no way to run py-spy there: it has not started this cluster",
             fix="leave out --native, or run on the node: py-spy dump --native --pid PID",
-            code="stacks.native", exit_code=Exit.USAGE,
+            code="stacks.native",
         )  # fmt: skip
     found = fetch_stacks(cluster, job=job, timeout_s=FIRST_S)
     silent = [one["instance"] for one in found if one["state"] == SILENT]
