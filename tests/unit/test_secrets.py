@@ -220,7 +220,7 @@ def document_of(named: dict[str, Any], text: str = "boom", line: str = "") -> An
     try:
         exec(compile(program, path, "exec"), space)
     except RuntimeError as error:
-        frames = snapshot.frames_of(error.__traceback__)[:1]
+        frames = snapshot.frames_of(error)[:1]
         return snapshot.document_of(error, frames, snapshot.summarize(error, frames, "crash"), "main")
     raise AssertionError
 

@@ -554,7 +554,7 @@ def fail():
 try:
     look_up("gsm8k", 1, 2)
 except BaseException as error:
-    frames = snapshot.frames_of(error.__traceback__)
+    frames = snapshot.frames_of(error)
     document = snapshot.document_of(error, frames, snapshot.summarize(error, frames, "crash"), "MainThread")
     Path(sys.argv[1]).write_bytes(snapshot.compress(document))
 """
