@@ -122,7 +122,7 @@ def _show_processes(cluster: Cluster, *, as_json: bool) -> None:
         at = f"{PurePath(doing['file']).name}:{doing['line']} {doing['function']}" if doing.get("file") else ""
         state = f"paused: {', '.join(one['pauses'])}" if one["pauses"] else at if one["answers"] else "does not answer"
         rows.append(
-            [str(one["pid"]), one["ip"], (one["worker_id"] or "")[:12], one["job"] or "", name_process(one), state]
+            [str(one["pid"]), str(one["ip"]), (one["worker_id"] or "")[:12], one["job"] or "", name_process(one), state]
         )
     render.table(None, ["pid", "ip", "worker", "job", "who", "at"], rows)
     pid = render.command("raydebug", "attach", "--pid", str(found[0]["pid"]))

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from raydebug.cluster.port_owner import stranger_at
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import RaydebugError
+from raydebug.protocol.records import Stop
 
 if TYPE_CHECKING:
     import httpx
@@ -21,7 +22,6 @@ GCS_TIMEOUT_S = 1.5  # without its GCS the dashboard answers late or never, and 
 ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})  # ray 2.60.0 dashboard/modules/job/common.py JobStatus
 ANSWER_CHARS = 80  # shown of an answer that is not Ray's
 STOCK_ID_CHARS = 8  # of Ray's worker id: enough to tell them apart, short enough to type
-UNKNOWN_TO_RAY = ("kind", "file", "line", "function", "thread", "exception", "where", "rank", "step", "since_s")
 
 
 class NodeRow(TypedDict, total=False):
@@ -352,7 +352,8 @@ def _describe_stock_pause(worker: WorkerRow, task: TaskRow) -> dict[str, object]
     actor = name.partition(".")[0] if name and task.get("actor_id") else None
     return {
         "id": str(worker["worker_id"])[:STOCK_ID_CHARS],
-        **dict.fromkeys(UNKNOWN_TO_RAY),
+        **{name: None for name in Stop.__annotations__ if name != "tripwire"},
+        "since_s": None,
         "pid": worker.get("pid"),
         "ip": worker.get("ip"),
         "node_id": worker.get("node_id"),

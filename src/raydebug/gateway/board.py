@@ -11,17 +11,12 @@ from typing import NamedTuple, Protocol, cast
 
 from raydebug.gateway.numbers import PAUSE, Numbers
 from raydebug.gateway.processes import Process
-from raydebug.protocol.listings import ListedPause
+from raydebug.protocol.listings import ListedPause, PauseFacts
 from raydebug.protocol.records import PauseRecord
 from raydebug.protocol.wire import Message
 
 MAX_ENDED = 10_000  # ended pauses whose reason is kept
 MAX_CLAIMS = 1000
-SHOWN = (
-    *("kind", "file", "line", "function", "thread", "exception", "where", "tripwire", "rank", "step", "pid"),
-    *("child_of", "ip", "node_id", "worker_id", "job_id", "job", "task", "task_id"),
-    *("attempt", "actor", "actor_id", "compiled", "watchdog"),
-)
 
 
 @dataclass(eq=False)
@@ -176,7 +171,7 @@ class Board:
         expires_in_s = None if pause.expires_at is None else round(pause.expires_at - now, 3)
         times = {"since_s": round(now - pause.since, 3), "expires_in_s": expires_in_s}
         state = "attached" if pause in self._holds else "waiting"
-        shown = {name: about.get(name) for name in SHOWN}
+        shown = {name: about.get(name) for name in PauseFacts.__annotations__}
         return cast(ListedPause, {"id": pause.id, **shown, **times, "state": state})
 
     # Who holds a pause

@@ -46,11 +46,8 @@ HOLDERS = 3  # of the same frames, asked for them one after the other
 JOB_ACTOR = "_ray_internal_job_actor_"
 _DIGITS = re.compile(r"\d+")
 _NUMBERS = re.compile(r"([_:.-]?\d+)+$")
-STACKS_OF = ("pid", "child_of", "ip", "node_id", "worker_id", "job", "job_id", "rank", "actor", "is_driver")
-LISTED = (
-    *("pid", "child_of", "ip", "node_id", "worker_id", "job", "job_id", "rank", "actor", "title", "argv"),
-    *("is_driver", "doing"),
-)
+LISTED = [name for name in ListedProcess.__annotations__ if name in WorkRecord.__annotations__]
+STACKS_OF = [name for name in LISTED if name in ListedStacks.__annotations__]
 
 
 class ControlChannel:

@@ -7,13 +7,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, cast
 
 from raydebug.dap import ConnectionLost, RequestFailed
 from raydebug.gateway.board import Board, Pause
 from raydebug.gateway.processes import Process
 from raydebug.protocol import messages, records, wire
-from raydebug.protocol.records import BadRecord, PauseRecord
+from raydebug.protocol.records import BadRecord, Owner, PauseRecord
 from raydebug.protocol.wire import Message
 
 log = logging.getLogger("raydebug.gateway")
@@ -23,6 +23,7 @@ LIMIT_S = 3600.0  # of a pause without a debugger
 CHECK_EVERY_S = 0.25
 WARN_FROM_S = 60.0  # shorter limits get no warning at half time
 RESPONSE_TIMEOUT_S = 10.0
+KEPT = ("thread", "job_id", *Owner.__annotations__)  # of a record, for the next stops of its thread
 LOCATE_STEP_AFTER_S = 0.05  # after a step the client's own requests go first: pydevd answers one at a time
 
 
@@ -37,7 +38,7 @@ class ProcessEvents:
     def __init__(self, process: Process, board: Board) -> None:
         self._process = process
         self._board = board
-        self._owners: dict[int, PauseRecord] = {}  # by thread: task, actor and job of its last announced pause
+        self._owners: dict[int, dict[str, object]] = {}  # by thread: what is kept of its last announced pause
 
     def take(self, message: Message) -> None:
         """Handle one event."""
@@ -60,7 +61,7 @@ class ProcessEvents:
         body = message.get("body")
         if event == messages.PAUSE_EVENT:
             announced = records.read(body, records.Announcement, "the pause")
-            self._announced(announced.get("threadId", 0), announced.get("record", {}))
+            self._announced(announced.get("threadId", 0), cast(PauseRecord, announced.get("record", {})))
             return
         if event == "stopped":
             self._stopped(records.read(body, records.StoppedEvent, "the stop").get("threadId", 0), dict(body or {}))
@@ -79,15 +80,7 @@ class ProcessEvents:
 
     def _announced(self, thread_id: int, record: PauseRecord) -> None:
         self._make_room(thread_id)
-        self._owners[thread_id] = {
-            "thread": record.get("thread"),
-            "job_id": record.get("job_id"),
-            "task": record.get("task"),
-            "task_id": record.get("task_id"),
-            "attempt": record.get("attempt"),
-            "actor": record.get("actor"),
-            "actor_id": record.get("actor_id"),
-        }
+        self._owners[thread_id] = {name: record.get(name) for name in KEPT}
         old = self._board.of_thread(self._process, thread_id)
         client = None if old is None else self._board.holder(old)
         if old is not None:
@@ -117,8 +110,8 @@ class ProcessEvents:
         pause = self._board.of_thread(self._process, thread_id)
         if pause is None:  # a line breakpoint of a client, hit by a thread without a pause
             self._make_room(thread_id)
-            record: PauseRecord = {"kind": "breakpoint", **self._owners.get(thread_id, {})}
-            pause = self._board.begin(self._process, thread_id, record)
+            record = {"kind": "breakpoint", **self._owners.get(thread_id, {})}
+            pause = self._board.begin(self._process, thread_id, cast(PauseRecord, record))
         pause.stopped = body
         if pause.announced:  # the record has the location
             pause.announced = False

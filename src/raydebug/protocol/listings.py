@@ -8,87 +8,69 @@ from typing import NotRequired, TypedDict, cast
 from raydebug.protocol.records import (
     CollectiveGroup,
     Id,
+    Limits,
     Location,
+    Name,
+    Owner,
     Policy,
+    ProcessIds,
     StackFrame,
+    Stop,
+    Text,
     ThreadStack,
-    TripwireRecord,
-    Watchdog,
 )
 
 
-class ListedPause(TypedDict, total=False):
-    """A pause in GET /pauses and `raydebug paused --json`; None for facts that are unknown."""
+class JobIds(TypedDict):
+    """The job of a pause: Ray's id, and the submission id."""
+
+    job_id: Name | None
+    job: Name | None
+
+
+class PauseFacts(Stop, ProcessIds, JobIds, Owner, Limits):
+    """What a process has said of a pause and of itself, in the order of the JSON documents; None where unknown."""
+
+
+class ListedPause(PauseFacts):
+    """A pause in GET /pauses and `raydebug paused --json`."""
 
     id: str
-    kind: str | None
-    file: str | None
-    line: int | None
-    function: str | None
-    thread: str | None
-    exception: str | None
-    where: str | None
-    tripwire: TripwireRecord | None
-    rank: int | None
-    step: int | None
-    pid: int
-    child_of: int | None
-    ip: str | None
-    node_id: str | None
-    worker_id: str | None
-    job_id: str | None
-    job: str | None
-    task: str | None
-    task_id: str | None
-    attempt: int | None
-    actor: str | None
-    actor_id: str | None
-    compiled: bool | None
-    watchdog: Watchdog | None
     since_s: float | None
     expires_in_s: float | None
     state: str  # waiting or attached
     # Only of clusters without a gateway:
-    is_driver: bool
-    threads: int
-    debugger_port: int | None
+    is_driver: NotRequired[bool]
+    threads: NotRequired[int]
+    debugger_port: NotRequired[int | None]
 
 
-class ListedProcess(TypedDict, total=False):
+class ProcessFacts(ProcessIds):
+    """What the lists of processes and of stacks have in common."""
+
+    job: Name | None
+    job_id: Name | None
+    rank: int | None
+    actor: Name | None
+
+
+class ListedProcess(ProcessFacts):
     """A process in GET /processes and `raydebug ps --processes --json`."""
 
-    pid: int
-    child_of: int | None
-    ip: str
-    node_id: str | None
-    worker_id: str | None
-    job: str | None
-    job_id: str | None
-    rank: int | None
-    actor: str | None
-    title: str | None
-    argv: str | None
+    title: Text | None
+    argv: Text | None
     is_driver: bool | None
     doing: Location | None
     answers: bool
-    pauses: list[str]
+    pauses: NotRequired[list[str]]
 
 
-class ListedStacks(TypedDict):
+class ListedStacks(ProcessFacts):
     """The stacks of a process in POST /stacks and `raydebug stacks --json`."""
 
-    pid: int | None
-    child_of: int | None
-    ip: str
-    node_id: str | None
-    worker_id: str | None
-    job: str | None
-    job_id: str | None
-    rank: int | None
-    world: int | None  # ranks of its training group
-    actor_id: str | None
-    actor: str | None
     is_driver: bool | None
+    world: int | None  # ranks of its training group
+    actor_id: Name | None
     instance: str
     role: str
     state: str  # answered or silent (messages.py)

@@ -167,26 +167,31 @@ Comparison = Annotated[list[Any], _read_comparison]
 """An operator and a whole number: [">=", 3]."""
 
 
-# Processes
+# Processes. We write each required field; of what is read any may be missing, as of a process with an earlier release.
 
 
-class ProcessRecord(TypedDict, total=False):
-    """What stays the same for the whole life of a process; a child of a Ray process has the ids of that process."""
+class ProcessIds(TypedDict):
+    """Which process it is, in Ray's terms too; a child of a Ray process has the ids of that process."""
 
-    pid: int
-    ppid: int
-    python: Name
-    argv: Text
-    cwd: Text | None
-    rank: int | None
-    job: Name | None
+    pid: int | None
     child_of: int | None
     ip: Name | None
     node_id: Name | None
     worker_id: Name | None
+
+
+class ProcessRecord(ProcessIds):
+    """What stays the same for the whole life of a process."""
+
+    ppid: int | None
+    python: Name | None
+    argv: Text | None
+    cwd: Text | None
+    rank: int | None
+    job: Name | None
     is_driver: bool | None
-    instance: Name  # identifies the process: a process id may be used again
-    dials: int  # counts the dial-ins of a process
+    instance: NotRequired[Name]  # identifies the process: a process id may be used again
+    dials: NotRequired[int]  # counts the dial-ins of a process
 
 
 class Location(TypedDict, total=False):
@@ -200,14 +205,18 @@ class Location(TypedDict, total=False):
     inside: Text
 
 
-class WorkRecord(ProcessRecord, total=False):
-    """The answer to `describe`: what a process is and what its active thread does now."""
+class Work(TypedDict):
+    """What a process works for, and what its active thread does now."""
 
     job_id: Name | None
     actor_id: Name | None
     actor: Name | None
     title: Text | None
-    doing: Location
+    doing: NotRequired[Location]
+
+
+class WorkRecord(ProcessRecord, Work):
+    """The answer to `describe`."""
 
 
 # Stacks
@@ -314,10 +323,10 @@ class TripwireRecord(TypedDict, total=False):
     history: list[MetricHistory]
 
 
-class PauseRecord(TypedDict, total=False):
-    """A suspended thread: where it is, and which task, actor and job it belongs to."""
+class Stop(TypedDict):
+    """Where and why a thread is suspended."""
 
-    kind: Name
+    kind: Name | None
     file: Text | None
     line: int | None
     function: Name | None
@@ -325,21 +334,36 @@ class PauseRecord(TypedDict, total=False):
     exception: Text | None
     where: Text | None  # the breakpoint from outside or the tripwire, as the user wrote it
     tripwire: TripwireRecord | None
-    expires_s: float | None  # seconds without a client after which it resumes
-    nth: int  # counts the announced pauses of the process; the same when it dials in again
-    stood_s: float  # seconds for which it was suspended before this dial-in
-    request: Name | None  # the request that it answers
-    compiled: bool
-    watchdog: Watchdog | None
-    step: int | None
-    pid: int
     rank: int | None
-    job_id: Name | None
-    task_id: Name | None
+    step: int | None
+
+
+class Owner(TypedDict):
+    """The task and the actor of a suspended thread."""
+
     task: Name | None
+    task_id: Name | None
     attempt: int | None
-    actor_id: Name | None
     actor: Name | None
+    actor_id: Name | None
+
+
+class Limits(TypedDict):
+    """What limits a pause."""
+
+    compiled: bool | None
+    watchdog: Watchdog | None
+
+
+class PauseRecord(Stop, Owner, Limits):
+    """A suspended thread. What the list of pauses shows is declared above, the rest here."""
+
+    pid: int | None
+    job_id: Name | None
+    expires_s: float | None  # seconds without a client after which it resumes
+    request: NotRequired[Name | None]  # the request that it answers
+    nth: NotRequired[int]  # counts the announced pauses of the process; the same when it dials in again
+    stood_s: NotRequired[float]  # seconds for which it was suspended before this dial-in
 
 
 class Announcement(TypedDict, total=False):

@@ -61,7 +61,7 @@ def look_from_outside(cluster: Cluster, processes: Iterable[ListedStacks], *, na
     """
     wanted = [one for one in processes if one["pid"] and (native or one["state"] == SILENT)]
     refused: dict[tuple[str, str], list[int]] = {}
-    for ip in sorted({one["ip"] for one in wanted}):
+    for ip in sorted({str(one["ip"]) for one in wanted}):
         here = {one["pid"] or 0: one for one in wanted if one["ip"] == ip}
         for pid, seen in _ask_node(cluster, ip, list(here), native=native).items():
             if "threads" in seen:

@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 from typing import Any, TypedDict, cast
 
 from raydebug.protocol import variables
-from raydebug.protocol.records import PauseRecord, ProcessRecord, TripwireRecord, WorkRecord
+from raydebug.protocol.records import PauseRecord, ProcessRecord, TripwireRecord, Work
 from raydebug.protocol.secrets import scrubbed, without_secret_arguments
 from raydebug.worker import torch_hooks
 from raydebug.worker.training_step import step_of
@@ -63,7 +63,7 @@ def describe_ray_process() -> RayIds | None:
         return None
     about = describe_process()
     return {
-        "pid": about["pid"],
+        "pid": os.getpid(),
         "ip": about["ip"],
         "node_id": about["node_id"],
         "worker_id": about["worker_id"],
@@ -131,7 +131,7 @@ def _ancestor() -> RayIds:
     return cast(RayIds, ids) if isinstance(ids, dict) and ids.get("pid") != os.getpid() else {}
 
 
-def describe_work() -> WorkRecord:
+def describe_work() -> Work:
     """Return the facts of this process that change; any thread may call it."""
     context = _ray_context()
     return {

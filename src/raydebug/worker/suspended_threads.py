@@ -16,11 +16,10 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from raydebug.protocol import messages
-from raydebug.protocol.records import PauseRecord
 from raydebug.protocol.wire import Message
 from raydebug.worker import records
 
@@ -30,12 +29,12 @@ class SuspendedThreads:
 
     def __init__(self, debugger: Any) -> None:
         self._debugger = debugger
-        self._records: dict[int, PauseRecord] = {}
+        self._records: dict[int, dict[str, Any]] = {}
         self._since: dict[int, tuple[threading.Thread, float]] = {}  # suspended, or stepping to the next stop
         self._stops: dict[int, Message] = {}
         self._announced: set[int] = set()  # their record is sent, their stop comes next
 
-    def announce(self, thread_id: int, record: PauseRecord) -> None:
+    def announce(self, thread_id: int, record: Mapping[str, object]) -> None:
         """Announce a pause that is about to begin."""
         self._send(messages.PAUSE_EVENT, {"threadId": thread_id, "record": record})
 
