@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from raydebug.gateway import pause_lifecycle
 from raydebug.gateway.board import Board, Pause
 from raydebug.gateway.pause_lifecycle import Expiry
 from raydebug.gateway.processes import Process
+from raydebug.protocol.records import PauseRecord, read
 
 RECORD: Any = {"kind": "breakpoint", "file": "train.py", "line": 7}
 
@@ -123,6 +126,16 @@ async def test_reserved_pause_is_not_offered() -> None:
     assert not board.is_free(pause)
     board.assign(pause, FakeClient())
     assert not pause.reserved
+
+
+async def test_fields_of_a_listed_pause() -> None:
+    """A pause has all fields that docs/02-attach.md shows, null where its process has sent none, and no others."""
+    board = Board()
+    about = board.describe(board.begin(Process({"pid": 41}), 1, read({"kind": "breakpoint", "nth": 1}, PauseRecord)))
+    page = (Path(__file__).parents[2] / "docs/02-attach.md").read_text()
+    example = page.partition("## `raydebug paused --json`")[2].partition("```json\n")[2].partition("```")[0]
+    assert about.keys() == json.loads(example)["pauses"][0].keys()
+    assert {name for name, value in about.items() if value is not None} == {"id", "kind", "pid", "since_s", "state"}
 
 
 async def test_pause_that_is_reported_again() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import sys
 import time
 from typing import Any
 
@@ -15,8 +17,11 @@ from raydebug.gateway.__main__ import Background
 from raydebug.gateway.gateway_client import describe_failed_tasks, fetch_pauses, fetch_processes
 from raydebug.protocol import records, wire
 from raydebug.protocol.records import BadRecord
+from raydebug.worker import pause_requests
+from raydebug.worker import records as worker_records
 
 PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
+PAUSE = worker_records.describe_pause(sys._getframe(), "breakpoint", where="x.py:3", expires_s=5.0)
 GOOD = {"kind": "breakpoint", "file": "/x.py", "line": 3, "function": "work", "pid": 7}
 
 
@@ -184,6 +189,17 @@ def test_read_keeps_what_the_table_names():
     assert records.read({"function": "é" * 512}, records.PauseRecord)
 
 
+@pytest.mark.parametrize("about", [worker_records.describe_process(), PAUSE, pause_requests.describe()])
+def test_earlier_release(about):
+    """A record that lacks any of the fields that we write is read without it: an earlier release did not have it."""
+    kind = records.PauseRecord if about is PAUSE else records.WorkRecord
+    known = records.read(json.loads(json.dumps(about)), kind)
+    assert known == {name: value for name, value in about.items() if value is not None}
+    for name in about:
+        rest = {field: value for field, value in about.items() if field != name}
+        assert records.read(rest, kind) == {field: value for field, value in known.items() if field != name}
+
+
 async def test_background_task_that_dies(caplog):
     """A background task of the gateway that dies is restarted with back-off, and reported with its reason."""
     background, ran = Background(first_wait_s=0.01), []
@@ -236,8 +252,6 @@ def test_ps_of_a_gateway_that_does_not_answer(gateway):
 )
 def test_rank(monkeypatch, variables, expected):
     """SLURM_PROCID is a rank in a step of several tasks only: every process below Slurm has it."""
-    from raydebug.worker import records as worker_records
-
     for name in ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

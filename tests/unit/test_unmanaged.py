@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.cluster import find
+from raydebug.cluster import dashboard, find
 from raydebug.cluster.compose.engine import Service
 from raydebug.errors import RaydebugError
+from raydebug.protocol.records import Stop
 
 
 @pytest.fixture
@@ -69,3 +70,11 @@ def test_token_of_another_user(services):
         find.pick_by_labels("default", services, recorded=set())
     assert failure.value.what == "the token of cluster 'raydebug' cannot be read"
     assert failure.value.cause.startswith("its containers have it from /nowhere/token, which uid ")
+
+
+def test_pause_that_ray_lists():
+    """A pause of a cluster without a gateway has the fields of a stop, null: Ray does not know them."""
+    found = dashboard._describe_stock_pause({"worker_id": "0123456789", "num_paused_threads": 1}, {"name": "A.step"})
+    unknown = Stop.__annotations__.keys() - {"tripwire"}
+    assert {name for name in unknown if found[name] is None} == unknown
+    assert (found["id"], found["task"], found["threads"], found["state"]) == ("01234567", "A.step", 1, "waiting")

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 from raydebug.cluster.port_owner import stranger_at
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import RaydebugError
-from raydebug.protocol.records import Stop
 
 if TYPE_CHECKING:
     import httpx
@@ -348,6 +347,8 @@ def fetch_stock_pauses(cluster: Cluster) -> list[dict[str, object]]:
 
 
 def _describe_stock_pause(worker: WorkerRow, task: TaskRow) -> dict[str, object]:
+    from raydebug.protocol.records import Stop  # milliseconds that no other verb has to pay
+
     name = str(task.get("func_or_class_name") or task.get("name") or "") or None
     actor = name.partition(".")[0] if name and task.get("actor_id") else None
     return {
