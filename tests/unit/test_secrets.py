@@ -83,6 +83,7 @@ COMMANDS = {
     "setting": (["trainer.password={}"], "hunter, 22"),
     "variable": (["HF_TOKEN={}", "python"], "v"),
     "new setting": (["+wandb.wandb_key={}"], "a b"),
+    "a line as one word": (["python t.py --api-key {} trainer.password=planted-2 --lr=1"], "planted-1"),
     **{
         name: ([text], secret)
         for name, (text, secret) in TEXTS.items()

@@ -173,7 +173,7 @@ def without_secret_arguments(command: Sequence[str]) -> list[str]:
         if after_name and not word.startswith("--"):
             shown.append(HIDDEN)
         elif equals and value and _is_secret_value(name, value):
-            shown.append(f"{name}={HIDDEN}")
+            shown.append(f"{scrubbed(name)}={HIDDEN}")  # the word may be a whole line: of `bash -c`, a process's title
         else:
             shown.append(scrubbed(word))
     return shown
