@@ -20,12 +20,14 @@ from raydebug.protocol import messages
 from raydebug.protocol.client_handshake import MAX_BYTES, ClientHandshake, NotProven, is_whole
 from raydebug.protocol.listings import (
     GatewayTask,
+    ListedAnswer,
     ListedBreakpoint,
     ListedPause,
     ListedProcess,
     ListedStacks,
     with_frames,
 )
+from raydebug.protocol.questions import Answer, Body, Question
 from raydebug.protocol.records import BreakpointSpec
 from raydebug.protocol.snapshot import IS_ID, SnapshotSummary
 
@@ -180,6 +182,36 @@ def fetch_processes(cluster: Cluster) -> list[ListedProcess]:
     """
     processes: list[ListedProcess] = request(cluster, "GET", "/processes", None, PROCESSES_TIMEOUT_S)["processes"]
     return processes
+
+
+def ask_processes(
+    cluster: Cluster,
+    question: Question[Body, Answer],
+    body: Body,
+    *,
+    job: str | None = None,
+    only: Sequence[str] = (),
+    timeout_s: float,
+) -> list[ListedAnswer[Answer]]:
+    """Return what the processes of a job, or of all jobs, answer to a question.
+
+    Args:
+        cluster: whose.
+        question: a row of protocol/questions.py.
+        body: of the question.
+        job: submission id.
+        only: the instances to ask; empty for all.
+        timeout_s: limit for a process to answer; those that do not are `silent`.
+
+    Raises:
+        RaydebugError: the gateway does not answer, refuses the token, or does not know the question.
+    """
+    asked = {"body": body, "job": job, "only": [*only], "timeout_s": timeout_s}
+    path = f"/processes/{question.name}"
+    answers: list[ListedAnswer[Answer]] = request(cluster, "POST", path, asked, PROCESSES_TIMEOUT_S + timeout_s)[
+        "processes"
+    ]
+    return answers
 
 
 def fetch_stacks(

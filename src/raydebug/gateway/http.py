@@ -19,14 +19,15 @@ from raydebug.gateway.requests import Refused
 from raydebug.gateway.snapshots import Snapshots
 from raydebug.protocol import records, wire
 from raydebug.protocol.listings import GatewayTask, ListedStacks, with_frames
+from raydebug.protocol.questions import QUESTIONS, Question
 
 REQUEST_TIMEOUT_S = 5.0
 MAX_REQUEST_BYTES = 8 * 1024
 MAX_BODY_BYTES = 1024 * 1024
 WRONG_TOKEN, CONFLICT, MISDIRECTED, TIMED_OUT = 401, 409, 421, 504
 PAUSE_WITHIN_S, PAUSE_AT_MOST_S = 10.0, 3600.0
-STACKS_WITHIN_S, STACKS_AT_MOST_S = 0.3, 30.0
-PATHS = "/health, /status, /pauses, /processes, /stacks, /snapshots/JOB, /pause, /breaks and /jobs/ID"
+ANSWERS_WITHIN_S, ANSWERS_AT_MOST_S = 0.3, 30.0
+PATHS = "/health, /status, /pauses, /processes, /processes/NAME, /stacks, /snapshots/JOB, /pause, /breaks and /jobs/ID"
 PROCESSES_IN_A_PIECE = 64
 Listed = TypeVar("Listed")
 _NONE: Mapping[str, object] = {}
@@ -47,12 +48,17 @@ class PauseQuestion(TypedDict, total=False):
     timeout_s: float
 
 
-class StacksQuestion(TypedDict, total=False):
-    """Body of `POST /stacks`."""
+class Choice(TypedDict, total=False):
+    """Body of `POST /processes/NAME`, beside `body`: the processes to ask."""
 
     job: records.Name | None
     only: list[records.Name]
     timeout_s: float
+
+
+class StacksQuestion(Choice, total=False):
+    """Body of `POST /stacks`."""
+
     digests: bool  # digests may stand for frames, which are then sent once
 
 
@@ -167,6 +173,11 @@ class HttpApi:
                     return 200, {"version": 1, "pauses": [board.describe(pause) for pause in pauses]}
                 case ("GET", "processes"):
                     return 200, await self._processes()
+                case ("POST", "processes", name) if name in QUESTIONS and not QUESTIONS[name].only_gateway:
+                    return 200, await self._ask(QUESTIONS[name], _document(sent))
+                case ("POST", "processes", name):
+                    why = f"this gateway knows no question '{name}' of clients; it may be of another version"
+                    return 404, _refusal("question.unknown", why)
                 case ("POST", "stacks"):
                     return 200, await self._stacks(sent)
                 case ("POST", "pause"):
@@ -204,11 +215,15 @@ class HttpApi:
         pauses = self._pauses()
         return _in_pieces(channels, lambda one: {**one.describe(), "pauses": pauses.get(one.instance, [])})
 
+    async def _ask(self, question: Question[Any, Any], document: dict[str, Any]) -> AsyncIterator[bytes]:
+        wanted = records.read(document, Choice, "the question")
+        body = records.read(document.get("body") or {}, question.body, "its body")
+        chosen = _timeout_s(wanted), wanted.get("job"), wanted.get("only", [])
+        return _in_pieces(await self._control.ask(question, body, *chosen), lambda one: one)
+
     async def _stacks(self, sent: bytes) -> AsyncIterator[bytes]:
         wanted = records.read(_document(sent), StacksQuestion, "the question")
-        timeout_s = wanted.get("timeout_s", STACKS_WITHIN_S)
-        if not 0 < timeout_s <= STACKS_AT_MOST_S:
-            raise ValueError(f"timeout_s is from 0 to {STACKS_AT_MOST_S:g}")
+        timeout_s = _timeout_s(wanted)
         found, frames = await self._control.fetch_stacks(timeout_s, wanted.get("job"), wanted.get("only", []))
         pauses = self._pauses()
         shared = {"frames": frames} if wanted.get("digests") else {}
@@ -296,7 +311,14 @@ async def _receive_body(connection: h11.Connection, reader: asyncio.StreamReader
             return body
 
 
-def _document(sent: bytes) -> object:
+def _timeout_s(wanted: Choice) -> float:
+    timeout_s = wanted.get("timeout_s", ANSWERS_WITHIN_S)
+    if not 0 < timeout_s <= ANSWERS_AT_MOST_S:
+        raise ValueError(f"timeout_s is from 0 to {ANSWERS_AT_MOST_S:g}")
+    return timeout_s
+
+
+def _document(sent: bytes) -> dict[str, Any]:
     """Return the JSON object of a request's body.
 
     Raises:
