@@ -191,7 +191,6 @@ assert hasattr(pydevd_api.PyDevdAPI, "set_dont_trace_start_end_patterns")
 # worker/say_request.py adds a request of our own.
 from _pydevd_bundle import pydevd_process_net_command_json as commands
 from _pydevd_bundle._debug_adapter import pydevd_base_schema, pydevd_schema
-from _pydevd_bundle.pydevd_comm_constants import CMD_RETURN
 lookup = inspect.getsource(commands.PyDevJsonCommandProcessor.process_net_command_json)
 assert 'method_name = "on_%s_request" % (request.command.lower(),)' in lookup
 assert "on_request = getattr(self, method_name, None)" in lookup
@@ -201,7 +200,6 @@ asked = {"seq": 3, "type": "request", "command": "raydebugSay", "arguments": {"t
 pydevd_base_schema.register_request("raydebugSay")(pydevd_schema.Request)
 read = pydevd_base_schema.from_dict(asked, update_ids_from_dap=True)
 assert (read.seq, read.command, read.arguments) == (3, "raydebugSay", {"threadId": 1})
-assert names(pydevd_schema.Response.__init__)[1:6] == ["request_seq", "success", "command", "seq", "message"]
 assert names(BaseSchema._translate_id_from_dap) == ["dap_id"]
 assert names(pydevd.PyDB.post_method_as_internal_command)[:3] == ["self", "thread_id", "method"]
 assert "self.method(dbg, *self.args, **self.kwargs)" in inspect.getsource(pydevd_comm.InternalThreadCommand.do_it)

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import math
 import time
-from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from raydebug.protocol import earlier, messages, records, wire
@@ -23,8 +22,7 @@ LISTED = (
 )
 
 
-@dataclass(frozen=True)
-class NoAnswer:
+class NoAnswer(NamedTuple):
     """What becomes of a question without an answer: SILENT, ENDED, UNKNOWN, or FAILED with its cause (messages.py)."""
 
     state: str
@@ -116,12 +114,10 @@ class ControlChannel:
             found = [self._asked[number]] if isinstance(number, int) and number in self._asked else []
         if not found:
             return
-        answer: Any = NoAnswer(messages.FAILED, str(message.get("message"))[:MAX_CAUSE])
+        question, cause = found[0].question, str(message.get("message"))[:MAX_CAUSE]
+        answer: Any = NoAnswer(messages.UNKNOWN) if cause == messages.UNKNOWN else NoAnswer(messages.FAILED, cause)
         try:
-            if answer.cause == messages.UNKNOWN:
-                answer = NoAnswer(messages.UNKNOWN)
-            elif message.get("success", True):
-                question = found[0].question
+            if message.get("success", True):
                 answer = records.read(body, question.answer, f"the answer to '{question.name}'")
         except BadRecord as error:
             answer = NoAnswer(messages.FAILED, str(error))

@@ -6,34 +6,15 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypedDict, TypeVar
 
 from raydebug.gateway.channel import ControlChannel, NoAnswer
 from raydebug.gateway.numbers import BREAK, Numbers
-from raydebug.protocol import messages, records, wire
+from raydebug.protocol import messages, questions, records, wire
 from raydebug.protocol.listings import ListedAnswer, ListedBreakpoint, ListedProcess, ListedStacks
-from raydebug.protocol.questions import (
-    BREAKS,
-    FRAMES,
-    STACKS,
-    Answer,
-    Body,
-    BreaksBody,
-    FramesBody,
-    Question,
-    StacksBody,
-)
-from raydebug.protocol.records import (
-    BadRecord,
-    BreakpointReport,
-    BreakpointSpec,
-    StackFrame,
-    StacksRecord,
-    ThreadStack,
-    WorkRecord,
-    digest_of,
-)
+from raydebug.protocol.questions import Answer, Body, Question
+from raydebug.protocol.records import BadRecord, BreakpointReport, BreakpointSpec, StackFrame, StacksRecord, digest_of
 from raydebug.protocol.wire import Message
 
 log = logging.getLogger("raydebug.gateway")
@@ -68,15 +49,10 @@ def _place(channel: ControlChannel) -> tuple[str, int]:
 
 
 def _list_answer(channel: ControlChannel, answer: Answer | NoAnswer) -> ListedAnswer[Answer]:
-    listed: ListedAnswer[Answer] = {
-        "process": channel.describe(),
-        "instance": channel.instance,
-        "state": "",
-        "answer": None,
-    }
-    if isinstance(answer, NoAnswer):
-        return {**listed, "state": answer.state, "cause": answer.cause}
-    return {**listed, "state": messages.ANSWERED, "answer": answer}
+    none = answer if isinstance(answer, NoAnswer) else NoAnswer(messages.ANSWERED)
+    found = None if isinstance(answer, NoAnswer) else answer
+    about = {"process": channel.describe(), "instance": channel.instance}
+    return {**about, "state": none.state, "answer": found, "cause": none.cause}  # type: ignore[typeddict-item]
 
 
 def _role(about: ListedProcess) -> str:
@@ -97,38 +73,12 @@ async def _in_turns(asking: Sequence[Coroutine[Any, Any, Found]]) -> list[Found]
     return await asyncio.gather(*begun)
 
 
-async def _stacks_of(
-    channel: ControlChannel, timeout_s: float, frames: dict[str, list[StackFrame]]
-) -> StacksRecord | None:
-    """Return the stacks of a process, with digests of their frames; None without an answer in time.
-
-    Args:
-        channel: of the process.
-        timeout_s: limit in seconds.
-        frames: by their digests; a worker of an earlier raydebug sends the frames themselves, which are added.
-    """
-    record = await channel.ask(STACKS, StacksBody(digests=True), timeout_s)
-    if isinstance(record, NoAnswer):
-        return None
-    channel.about.update(records.read(record, WorkRecord))
-    threads: list[ThreadStack] = []
-    for thread in record.get("threads", []):
-        if "frames" in thread:
-            digest = digest_of(thread["frames"])
-            frames.setdefault(digest, thread["frames"])
-            thread = {**thread, "digest": digest}
-            del thread["frames"]
-        threads.append(thread)
-    record["threads"] = threads
-    return record
-
-
-async def _frames_of(channel: ControlChannel, digests: list[str], timeout_s: float) -> dict[str, list[StackFrame]]:
-    """Return the frames that digests of a process stand for, as far as it sends them in time."""
-    answer = await channel.ask(FRAMES, FramesBody(digests=digests), timeout_s)
-    known = [] if isinstance(answer, NoAnswer) else answer.get("known", [])
-    found = {digest_of(one.get("frames", [])): one.get("frames", []) for one in known}
-    return {digest: found[digest] for digest in digests if digest in found}
+async def _ask_each(
+    question: Question[Body, Answer], asked: Mapping[ControlChannel, Body], timeout_s: float
+) -> dict[ControlChannel, Answer | NoAnswer]:
+    """Return the answers of processes, each of which is asked with a body of its own."""
+    asking = [channel.ask(question, body, timeout_s) for channel, body in asked.items()]  # type: ignore[arg-type]
+    return dict(zip(asked, await _in_turns(asking), strict=True))
 
 
 def _list_stacks(channel: ControlChannel, record: StacksRecord | None) -> ListedStacks:
@@ -146,6 +96,13 @@ def _list_stacks(channel: ControlChannel, record: StacksRecord | None) -> Listed
         "left_out": record.get("left_out", 0) if record else 0,
         "collectives": record.get("collectives", []) if record else [],
     }
+
+
+class Choice(TypedDict, total=False):
+    """Which processes are asked: those of a job (submission id), and of these some instances; without them all."""
+
+    job: records.Name | None
+    only: list[records.Name]
 
 
 class Control:
@@ -192,65 +149,54 @@ class Control:
         return sorted(filter(_is_users, self.channels), key=_place)
 
     async def ask(
-        self, question: Question[Body, Answer], body: Body, timeout_s: float, job: str | None, only: Sequence[str]
+        self, question: Question[Body, Answer], body: Body, choice: Choice, timeout_s: float
     ) -> list[ListedAnswer[Answer]]:
-        """Return what the user's processes answer to a question, by node and process id.
+        """Return what the user's processes answer to a question, by node and process id."""
+        asked = sorted(self._chosen(choice), key=_place)
+        asking = _ask_each(question, dict.fromkeys(asked, body), timeout_s)
+        answers, _ = await asyncio.gather(asking, _in_turns([one.update(DESCRIBED_FOR_S) for one in asked]))
+        return [_list_answer(channel, answer) for channel, answer in answers.items() if _is_users(channel)]
 
-        Args:
-            question: a row of protocol/questions.py.
-            body: of the question.
-            timeout_s: limit for each of them.
-            job: submission id; None for all jobs.
-            only: the instances to ask; empty for all.
-        """
-
-        async def ask(channel: ControlChannel) -> Answer | NoAnswer:
-            asking = channel.ask(question, body, timeout_s)
-            return (await asyncio.gather(asking, channel.update(DESCRIBED_FOR_S)))[0]
-
-        asked = sorted(self._chosen(job, only), key=_place)
-        answers = zip(asked, await _in_turns([ask(channel) for channel in asked]), strict=True)
-        return [_list_answer(channel, answer) for channel, answer in answers if _is_users(channel)]
-
-    def _chosen(self, job: str | None, only: Sequence[str]) -> list[ControlChannel]:
+    def _chosen(self, choice: Choice) -> list[ControlChannel]:
+        job, only = choice.get("job"), choice.get("only")
         return [
             one for one in self.channels
             if (job is None or one.about.get("job") == job) and (not only or one.instance in only)
         ]  # fmt: skip
 
     async def fetch_stacks(
-        self, timeout_s: float, job: str | None, only: Sequence[str]
+        self, choice: Choice, timeout_s: float
     ) -> tuple[list[ListedStacks], dict[str, list[StackFrame]]]:
-        """Return the stacks of the user's processes with digests of their frames, and the frames by their digests.
-
-        Args:
-            timeout_s: limit for each of them.
-            job: submission id; None for all jobs.
-            only: the instances to ask; empty for all.
-        """
-        asked = self._chosen(job, only)
+        """Return the stacks of the user's processes with digests of their frames, and the frames by their digests."""
+        asked = self._chosen(choice)
         frames: dict[str, list[StackFrame]] = {}
-        found = await _in_turns([_stacks_of(channel, timeout_s, frames) for channel in asked])
-        answers = dict(zip(asked, found, strict=True))
+        given = await _ask_each(questions.STACKS, dict.fromkeys(asked, questions.StacksBody(digests=True)), timeout_s)
+        answers = {channel: record for channel, record in given.items() if not isinstance(record, NoAnswer)}
         holders: dict[str, list[ControlChannel]] = {}
         for channel, record in answers.items():
-            for thread in record["threads"] if record else []:
+            channel.about.update(records.read(record, records.WorkRecord))
+            for thread in record.get("threads", []):
+                if "frames" in thread:  # of a worker that knows no digests
+                    thread["digest"] = digest_of(thread["frames"])
+                    frames.setdefault(thread["digest"], thread.pop("frames"))
                 if len(known := holders.setdefault(thread.get("digest", ""), [])) < HOLDERS:
                     known.append(channel)
         for turn in range(HOLDERS):
-            wanted: dict[ControlChannel, list[str]] = {}
+            wanted: dict[ControlChannel, questions.FramesBody] = {}
             for digest in [one for one in holders if one not in frames and turn < len(holders[one])]:
-                wanted.setdefault(holders[digest][turn], []).append(digest)
-            for sent in await _in_turns([_frames_of(one, wanted[one], timeout_s) for one in wanted]):
-                frames.update(sent)
+                wanted.setdefault(holders[digest][turn], {"digests": []})["digests"].append(digest)
+            for channel, sent in (await _ask_each(questions.FRAMES, wanted, timeout_s)).items():
+                pieces = [] if isinstance(sent, NoAnswer) else sent.get("known", [])
+                by_digest = {digest_of(one.get("frames", [])): one.get("frames", []) for one in pieces}
+                frames |= {digest: by_digest[digest] for digest in wanted[channel]["digests"] if digest in by_digest}
         users = []
         for begin in range(0, len(asked), ASKED_IN_A_TURN):
             for channel in asked[begin : begin + ASKED_IN_A_TURN]:
-                record = answers[channel]
                 # Frames that nobody has sent: their process has ended, or does not answer any more.
-                has_all = record and all(one.get("digest", "") in frames for one in record["threads"])
+                found = answers.get(channel)
+                has_all = found and all(one.get("digest", "") in frames for one in found.get("threads", []))
                 if _is_users(channel):
-                    users.append(_list_stacks(channel, record if has_all else None))
+                    users.append(_list_stacks(channel, found if has_all else None))
             await asyncio.sleep(0)
         return sorted(users, key=lambda one: (one["role"], one["rank"] or 0, one["pid"] or 0)), frames
 
@@ -279,7 +225,7 @@ class Control:
         for channel in self.channels:
             concerned = [one for one in added if channel.concerns(one)]
             if concerned:
-                channel.tell(BREAKS, BreaksBody(add=concerned))
+                channel.tell(questions.BREAKS, questions.BreaksBody(add=concerned))
         log.info("breakpoints set: %s", ", ".join(f"{one['id']} {one['where']}" for one in added))
         return added
 
@@ -289,7 +235,7 @@ class Control:
         self._removed.update(removed)
         for channel in self.channels:
             if removed:
-                channel.tell(BREAKS, BreaksBody(remove=removed))
+                channel.tell(questions.BREAKS, questions.BreaksBody(remove=removed))
         return removed
 
     def forget_job(self, job: str) -> None:
@@ -338,4 +284,4 @@ class Control:
                 state, message = messages.FAILED, f"this process has another {break_id}: {definition.get('where')}"
             channel.reports[break_id] = {"state": state, "message": message}
         missing = [one for one in self._breaks.values() if one["id"] not in by_id and channel.concerns(one)]
-        channel.tell(BREAKS, BreaksBody(add=missing, remove=sorted(self._removed & by_id.keys())))
+        channel.tell(questions.BREAKS, questions.BreaksBody(add=missing, remove=sorted(self._removed & by_id.keys())))

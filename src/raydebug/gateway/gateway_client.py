@@ -193,15 +193,7 @@ def ask_processes(
     only: Sequence[str] = (),
     timeout_s: float,
 ) -> list[ListedAnswer[Answer]]:
-    """Return what the processes of a job, or of all jobs, answer to a question.
-
-    Args:
-        cluster: whose.
-        question: a row of protocol/questions.py.
-        body: of the question.
-        job: submission id.
-        only: the instances to ask; empty for all.
-        timeout_s: limit for a process to answer; those that do not are `silent`.
+    """Return what processes answer to a question, a row of protocol/questions.py; the rest is as in `fetch_stacks`.
 
     Raises:
         RaydebugError: the gateway does not answer, refuses the token, or does not know the question.

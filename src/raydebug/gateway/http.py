@@ -14,7 +14,7 @@ import h11
 
 from raydebug.gateway import logs, requests
 from raydebug.gateway.client import Services
-from raydebug.gateway.control import DESCRIBED_FOR_S, Control
+from raydebug.gateway.control import DESCRIBED_FOR_S, Choice, Control
 from raydebug.gateway.requests import Refused
 from raydebug.gateway.snapshots import Snapshots
 from raydebug.protocol import records, wire
@@ -48,17 +48,10 @@ class PauseQuestion(TypedDict, total=False):
     timeout_s: float
 
 
-class Choice(TypedDict, total=False):
-    """Body of `POST /processes/NAME`, beside `body`: the processes to ask."""
+class ProcessesQuestion(Choice, total=False):
+    """Body of `POST /processes/NAME`, beside `body`, and of `POST /stacks`."""
 
-    job: records.Name | None
-    only: list[records.Name]
     timeout_s: float
-
-
-class StacksQuestion(Choice, total=False):
-    """Body of `POST /stacks`."""
-
     digests: bool  # digests may stand for frames, which are then sent once
 
 
@@ -216,15 +209,13 @@ class HttpApi:
         return _in_pieces(channels, lambda one: {**one.describe(), "pauses": pauses.get(one.instance, [])})
 
     async def _ask(self, question: Question[Any, Any], document: dict[str, Any]) -> AsyncIterator[bytes]:
-        wanted = records.read(document, Choice, "the question")
+        wanted, timeout_s = _choice(document)
         body = records.read(document.get("body") or {}, question.body, "its body")
-        chosen = _timeout_s(wanted), wanted.get("job"), wanted.get("only", [])
-        return _in_pieces(await self._control.ask(question, body, *chosen), lambda one: one)
+        return _in_pieces(await self._control.ask(question, body, wanted, timeout_s), lambda one: one)
 
     async def _stacks(self, sent: bytes) -> AsyncIterator[bytes]:
-        wanted = records.read(_document(sent), StacksQuestion, "the question")
-        timeout_s = _timeout_s(wanted)
-        found, frames = await self._control.fetch_stacks(timeout_s, wanted.get("job"), wanted.get("only", []))
+        wanted, timeout_s = _choice(_document(sent))
+        found, frames = await self._control.fetch_stacks(wanted, timeout_s)
         pauses = self._pauses()
         shared = {"frames": frames} if wanted.get("digests") else {}
 
@@ -311,11 +302,12 @@ async def _receive_body(connection: h11.Connection, reader: asyncio.StreamReader
             return body
 
 
-def _timeout_s(wanted: Choice) -> float:
+def _choice(document: object) -> tuple[ProcessesQuestion, float]:
+    wanted = records.read(document, ProcessesQuestion, "the question")
     timeout_s = wanted.get("timeout_s", ANSWERS_WITHIN_S)
     if not 0 < timeout_s <= ANSWERS_AT_MOST_S:
         raise ValueError(f"timeout_s is from 0 to {ANSWERS_AT_MOST_S:g}")
-    return timeout_s
+    return wanted, timeout_s
 
 
 def _document(sent: bytes) -> dict[str, Any]:

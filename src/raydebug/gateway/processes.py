@@ -122,14 +122,14 @@ class Process:
             raise RequestFailed("pause", f"the process has no thread {thread_id}", {})
         return await self.session.request("pause", {"threadId": thread_id})
 
-    async def top_frame(self, thread_id: int, *, timeout_s: float = 30.0) -> Frame:
+    async def top_frame(self, thread_id: int) -> Frame:
         """Return the innermost frame of a suspended thread: `id`, `name`, `line` and `source`.
 
         Raises:
             RequestFailed, ConnectionLost, TimeoutError: there is none, or no valid response.
         """
         arguments = {"threadId": thread_id, "levels": 1}
-        frames = (await self.session.request("stackTrace", arguments, timeout_s=timeout_s)).get("stackFrames")
+        frames = (await self.session.request("stackTrace", arguments)).get("stackFrames")
         try:
             return records.read(frames[0] if isinstance(frames, list) and frames else None, Frame, "the frame")
         except BadRecord as error:

@@ -122,7 +122,7 @@ class ListedAnswer(TypedDict, Generic[Answer]):
     instance: str
     state: str  # answered, silent, ended, unknown or failed (messages.py)
     answer: Answer | None
-    cause: NotRequired[str]  # of a failure
+    cause: str  # of a failure
 
 
 class BreakpointState(TypedDict):

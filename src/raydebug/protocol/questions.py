@@ -40,35 +40,35 @@ class Nothing(TypedDict):
 
 
 class StacksBody(TypedDict, total=False):
-    """Of `stacks`: whether digests may stand for the frames of its threads."""
+    """Of `stacks`."""
 
-    digests: bool
+    digests: bool  # whether they may stand for the frames of its threads
 
 
 class FramesBody(TypedDict, total=False):
-    """Of `frames`: digests in the last answers to `stacks`."""
+    """Of `frames`."""
 
-    digests: list[Name]
+    digests: list[Name]  # of the last answers to `stacks`
 
 
 class PauseBody(TypedDict, total=False):
-    """Of `pause` and `withdraw`: identifies the request; the record of the pause repeats it."""
+    """Of `pause` and `withdraw`."""
 
-    request: Name
+    request: Name  # identifies it; the record of the pause repeats it
 
 
 class SavePauseBody(TypedDict, total=False):
-    """Of `save-pause`: the id of the snapshot, and the paused thread as DAP numbers it."""
+    """Of `save-pause`."""
 
-    id: Name
-    threadId: int
+    id: Name  # of the snapshot
+    threadId: int  # as DAP numbers it
 
 
 class BreaksBody(TypedDict, total=False):
-    """Of `breaks`: breakpoints to add, and ids of those to remove."""
+    """Of `breaks`."""
 
     add: list[BreakpointSpec]
-    remove: list[Name]
+    remove: list[Name]  # ids
 
 
 DESCRIBE = _row("describe", Nothing, WorkRecord)

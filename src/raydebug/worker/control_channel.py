@@ -10,7 +10,6 @@ import functools
 import importlib
 import itertools
 import os
-import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -59,7 +58,7 @@ def open_channel() -> None:
     with contextlib.suppress(Exception):
         _channel = _ControlChannel(FIRST_TIMEOUT_S)
         _channel.take_message()
-        _channel.wait_without_limit()
+        _channel.socket.settimeout(None)
     _start()
 
 
@@ -108,13 +107,13 @@ def _serve(after_s: float) -> None:
         try:
             if _channel is None:
                 _channel = _ControlChannel(dial_in.DIAL_TIMEOUT_S)
-                _channel.wait_without_limit()
+                _channel.socket.settimeout(None)
             wait_s = RETRY_S
             while True:
                 _channel.take_message()
         except Exception:  # noqa: BLE001 - the gateway is gone or never came; the job does not care
             if _channel is not None:
-                _channel.close()
+                _channel.socket.close()
                 _channel = None
             _withdraw_all()
         threading.Event().wait(wait_s)
@@ -132,20 +131,12 @@ class _ControlChannel:
     """One connection of the control channel."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._socket: socket.socket = dial_in.proven_connection(messages.CONTROL, timeout_s=timeout_s)
+        self.socket = dial_in.proven_connection(messages.CONTROL, timeout_s=timeout_s)
         self._decoder = wire.Decoder(max_body_bytes=MAX_BODY_BYTES)
         self._messages: list[Message] = []
         self._sending = threading.Lock()
         known = {"breaks": registry.all_specs(), "set": sorted(runtime.loaded), "by_id": True}
         self.send(wire.event(next(_seq), messages.KNOWN, known))
-
-    def wait_without_limit(self) -> None:
-        """Wait for further messages without a timeout."""
-        self._socket.settimeout(None)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._socket.close()
 
     def take_message(self) -> None:
         """Wait for one message and handle it.
@@ -154,7 +145,7 @@ class _ControlChannel:
             OSError: the connection has ended.
         """
         while not self._messages:
-            data = self._socket.recv(65536)
+            data = self.socket.recv(65536)
             if not data:
                 raise ConnectionResetError("the gateway closed the control channel")
             self._messages += self._decoder.feed(data)
@@ -198,7 +189,7 @@ class _ControlChannel:
     def send(self, message: Message) -> None:
         """Send a message; any thread may."""
         with self._sending:
-            self._socket.sendall(wire.encode(message))
+            self.socket.sendall(wire.encode(message))
 
 
 @functools.cache

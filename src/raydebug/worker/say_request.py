@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from raydebug import worker
+from raydebug.protocol import wire
 from raydebug.protocol.messages import SAY_REQUEST
-from raydebug.protocol.records import JobLine
 from raydebug.worker import suspended_threads
 
 
@@ -20,31 +20,19 @@ def register() -> None:
     from _pydevd_bundle._debug_adapter import pydevd_base_schema, pydevd_schema
     from _pydevd_bundle.pydevd_process_net_command_json import PyDevJsonCommandProcessor
 
+    def on_request(_processor: object, debugger: Any, request: Any) -> None:
+        suspended, thread_id = suspended_threads.suspended_by(debugger), request.arguments["threadId"]
+        to = {"seq": request.seq, "command": request.command}
+        if not suspended.is_suspended(thread_id):
+            suspended.send(wire.refusal(0, to, "the thread is not paused"))
+            return
+
+        def say(_debugger: object) -> None:  # not in pydevd's reader: the paused thread may hold a lock of stderr
+            worker.log(f"{request.arguments['at']} {request.arguments['text']}")
+            suspended.send(wire.response(0, to))
+
+        own_id = pydevd_base_schema.BaseSchema._translate_id_from_dap(thread_id)
+        debugger.post_method_as_internal_command(own_id, say)
+
     pydevd_base_schema.register_request(SAY_REQUEST)(pydevd_schema.Request)
-    setattr(PyDevJsonCommandProcessor, f"on_{SAY_REQUEST.lower()}_request", _on_request)
-
-
-def _on_request(_processor: object, debugger: Any, request: Any) -> Any:
-    """Let the thread write the line; called by pydevd's reader, which could wait for a lock of the paused thread."""
-    from _pydevd_bundle._debug_adapter.pydevd_base_schema import BaseSchema
-
-    line: JobLine = request.arguments
-    if not suspended_threads.suspended_by(debugger).is_suspended(line["threadId"]):
-        return _answer(request, "the thread is not paused")
-    thread_id = BaseSchema._translate_id_from_dap(line["threadId"])
-    debugger.post_method_as_internal_command(thread_id, _say, request)
-    return None
-
-
-def _say(debugger: Any, request: Any) -> None:
-    worker.log(f"{request.arguments['at']} {request.arguments['text']}")
-    debugger.writer.add_command(_answer(request))
-
-
-def _answer(request: Any, failure: str | None = None) -> Any:
-    from _pydevd_bundle._debug_adapter.pydevd_schema import Response
-    from _pydevd_bundle.pydevd_comm_constants import CMD_RETURN
-    from _pydevd_bundle.pydevd_net_command import NetCommand
-
-    response = Response(request.seq, failure is None, request.command, message=failure, body={})
-    return NetCommand(CMD_RETURN, 0, response, is_json=True)
+    setattr(PyDevJsonCommandProcessor, f"on_{SAY_REQUEST.lower()}_request", on_request)
