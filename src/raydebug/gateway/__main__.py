@@ -32,7 +32,7 @@ from raydebug.gateway.pause_requests import PauseRequests
 from raydebug.gateway.processes import Process
 from raydebug.gateway.snapshots import Snapshots
 from raydebug.gateway.throttle import AuthThrottle
-from raydebug.protocol import client_handshake, earlier, messages, variables, wire
+from raydebug.protocol import client_handshake, messages, variables, wire
 from raydebug.protocol.lost_peers import watch_peer
 
 log = logging.getLogger("raydebug.gateway")
@@ -142,12 +142,12 @@ class Gateway:
         try:
             if purpose == messages.CONTROL:
                 await self.control.serve(about, reader, writer)
-            elif purpose == earlier.WATCHDOG:
-                writer.close()
             elif purpose == messages.SNAPSHOT:
                 await self.snapshots.receive(about, reader, writer)
-            else:
+            elif purpose == messages.PAUSE:
                 await self._hold_process(about, reader, writer)
+            else:  # the texts of faulthandler's timer, in 0.1
+                writer.close()
         except (OSError, TimeoutError, RequestFailed, ConnectionLost, ValueError) as error:  # also BadRecord, WireError
             log.warning("dial-in from %s refused: %s", peer, str(error) or type(error).__name__)
             writer.close()
@@ -182,12 +182,7 @@ async def _first_message(connection: socket.socket, data: bytes = b"") -> bytes:
 async def serve(token: str, ports: Ports, pause_limit_s: float, hosts: tuple[str, ...], numbers: Numbers) -> None:
     """Run a gateway until SIGTERM or SIGINT.
 
-    Args:
-        token: the cluster's.
-        ports: where it listens.
-        pause_limit_s: how long a pause without a debugger waits; 0 for no limit.
-        hosts: names beside loopback and the address where it listens, under which HTTP requests may reach it.
-        numbers: those of the cluster.
+    A limit of 0 is none. HTTP requests may use `hosts`, beside loopback and the address where it listens.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

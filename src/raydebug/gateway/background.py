@@ -7,7 +7,6 @@ import logging
 import time
 import traceback
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from raydebug.protocol.listings import GatewayTask
 
@@ -16,15 +15,6 @@ log = logging.getLogger("raydebug.gateway")
 FIRST_WAIT_S, MOST_WAIT_S = 1.0, 60.0  # before a background task is restarted
 RESET_AFTER_S = 60.0  # after a task has run this long, the back-off starts again at the shortest wait
 MAX_REASON = 300  # characters
-
-
-@dataclass
-class _Task:
-    """The state of one task: the number of restarts, and the reason of the last one."""
-
-    restarts: int = 0
-    reason: str | None = None
-    is_waiting: bool = False
 
 
 class Background:
@@ -36,37 +26,33 @@ class Background:
 
     def __init__(self, first_wait_s: float = FIRST_WAIT_S) -> None:
         self._first_wait_s = first_wait_s
-        self._tasks: dict[str, _Task] = {}
+        self._tasks: list[GatewayTask] = []
         self._running: set[asyncio.Task[None]] = set()
 
     def start(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
         """Run a coroutine function for as long as the gateway lives."""
-        self._tasks[name] = _Task()
-        self._running.add(asyncio.ensure_future(self._keep(name, self._tasks[name], run)))
+        self._tasks.append({"name": name, "state": "running", "restarts": 0, "reason": None})
+        self._running.add(asyncio.ensure_future(self._keep(self._tasks[-1], run)))
 
     def describe(self) -> list[GatewayTask]:
         """Return each task: `name`, `state` (`running`, `restarting`), `restarts`, and the last `reason`."""
-        return [
-            {"name": name, "state": "restarting" if one.is_waiting else "running", "restarts": one.restarts,
-             "reason": one.reason}
-            for name, one in self._tasks.items()
-        ]  # fmt: skip
+        return self._tasks
 
-    async def _keep(self, name: str, task: _Task, run: Callable[[], Awaitable[None]]) -> None:
+    async def _keep(self, task: GatewayTask, run: Callable[[], Awaitable[None]]) -> None:
         wait_s = self._first_wait_s
         while True:
             began = time.monotonic()
             try:
                 await run()
-                task.reason = "it returned"
+                task["reason"] = "it returned"
             except Exception as error:  # noqa: BLE001 - whatever it was: without the task pauses would never expire
-                task.reason = _where(error)[:MAX_REASON]
+                task["reason"] = _where(error)[:MAX_REASON]
             if time.monotonic() - began >= RESET_AFTER_S:
                 wait_s = self._first_wait_s
-            log.error("background task '%s' died: %s; it is restarted in %g s", name, task.reason, wait_s)
-            task.is_waiting = True
+            log.error("background task '%s' died: %s; it is restarted in %g s", task["name"], task["reason"], wait_s)
+            task["state"] = "restarting"
             await asyncio.sleep(wait_s)
-            task.is_waiting, task.restarts = False, task.restarts + 1
+            task["state"], task["restarts"] = "running", task["restarts"] + 1
             wait_s = min(wait_s * 2, MOST_WAIT_S)
 
 

@@ -38,12 +38,8 @@ class _Asked(NamedTuple):
 class ControlChannel:
     """The control channel of one process.
 
-    Args:
-        about: the process's description of itself (protocol/records.py).
-        writer: its connection.
-
     Raises:
-        BadRecord: the description is not what protocol/records.py expects.
+        BadRecord: the process's description of itself is not what protocol/records.py expects.
     """
 
     def __init__(self, about: Any, writer: asyncio.StreamWriter) -> None:
@@ -72,13 +68,7 @@ class ControlChannel:
     async def ask(
         self, question: Question[Body, Answer], body: Body, timeout_s: float | None = None
     ) -> Answer | NoAnswer:
-        """Return the answer of the process to a question, or what becomes of it.
-
-        Args:
-            question: a row of protocol/questions.py.
-            body: of the question.
-            timeout_s: limit in seconds; None: until it answers or ends.
-        """
+        """Return the answer of the process to a question, or what becomes of it; without a limit it may take long."""
         if self._writer.is_closing():
             return NoAnswer(messages.ENDED)
         if self.is_earlier and question.name not in earlier.ASKED:
@@ -138,11 +128,7 @@ class ControlChannel:
                 one.answer.set_result(answer)
 
     async def update(self, fresh_s: float = 0.0) -> None:
-        """Fetch a new description of the process; `answers` says whether it came in time.
-
-        Args:
-            fresh_s: how old a description may be that is kept.
-        """
+        """Fetch a new description of the process, unless the last is fresh; `answers` says whether it came in time."""
         if time.monotonic() - self._described_at < fresh_s:
             return
         answer = await self.ask(DESCRIBE, Nothing(), DESCRIBE_TIMEOUT_S)

@@ -140,11 +140,7 @@ class Control:
             channel.end()
 
     async def described(self, fresh_s: float = 0.0) -> list[ControlChannel]:
-        """Return the channels of the user's processes with new descriptions, by node and process id.
-
-        Args:
-            fresh_s: how old a description may be that is not asked for again.
-        """
+        """Return the channels of the user's processes, by node and process id, with descriptions that are fresh."""
         await _in_turns([channel.update(fresh_s) for channel in self.channels])
         return sorted(filter(_is_users, self.channels), key=_place)
 
@@ -201,14 +197,7 @@ class Control:
         return sorted(users, key=lambda one: (one["role"], one["rank"] or 0, one["pid"] or 0)), frames
 
     def add(self, definitions: list[BreakpointSpec], job: str | None) -> list[BreakpointSpec]:
-        """Set breakpoints in every process of a job, or of all jobs, including processes that start later.
-
-        Args:
-            definitions: the breakpoints.
-            job: submission id; None for all jobs.
-
-        Returns:
-            The breakpoints with their ids.
+        """Set breakpoints in every process of a job, or of all jobs, also of later ones; return them with their ids.
 
         Raises:
             ValueError: one is no breakpoint, or there are too many.

@@ -62,12 +62,7 @@ def request(
 ) -> dict[str, Any]:
     """Send one request, once each side has proved to hold the token, and return the JSON document of the response.
 
-    Args:
-        cluster: whose.
-        method: of HTTP.
-        path: of the resource.
-        body: the JSON document to send.
-        timeout_s: limit for each part of the response.
+    The limit is for each part of the response.
 
     Raises:
         RaydebugError: the gateway does not answer, does not hold the token, or refuses.
@@ -143,12 +138,7 @@ def _prove(connection: socket.socket, token: str) -> bytes:
 
 
 def unproven(error: NotProven, where: str) -> RaydebugError:
-    """Return the error that what answers at the gateway's address does not hold the token.
-
-    Args:
-        error: of the handshake.
-        where: the address.
-    """
+    """Return the error that what answers at the gateway's address does not hold the token."""
     refused = error.code == "auth.wrong-token"
     what = f"the gateway at {where} refused the token"
     return RaydebugError(
@@ -211,11 +201,7 @@ def fetch_stacks(
 ) -> list[ListedStacks]:
     """Return the stacks of the processes of a job, or of all jobs.
 
-    Args:
-        cluster: whose.
-        job: submission id.
-        only: the instances to ask; empty for all.
-        timeout_s: limit for a process to answer; those that do not are `silent`.
+    `only` these instances are asked, or all. Those that do not answer in time are `silent`.
 
     Raises:
         RaydebugError: the gateway does not answer, or refuses the token.

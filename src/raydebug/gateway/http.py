@@ -62,14 +62,7 @@ class SnapshotQuestion(TypedDict, total=False):
 
 
 class HttpApi:
-    """Answers HTTP requests.
-
-    Args:
-        services: shared by all clients.
-        control: the processes and their breakpoints.
-        snapshots: those of crashes.
-        describe_tasks: returns the gateway's background tasks.
-    """
+    """Answers HTTP requests."""
 
     def __init__(
         self,
@@ -257,13 +250,7 @@ class HttpApi:
 async def _in_pieces(
     processes: Sequence[Listed], describe: Callable[[Listed], Mapping[str, object]], more: Mapping[str, object] = _NONE
 ) -> AsyncIterator[bytes]:
-    """Yield the JSON of a list of processes in pieces: other clients are answered in between.
-
-    Args:
-        processes: what is listed.
-        describe: returns the JSON object of one.
-        more: further members of the document.
-    """
+    """Yield the JSON of a list of processes, and of more members, in pieces: others are answered in between."""
     yield b'{"version": 1, "processes": ['
     for begin in range(0, len(processes), PROCESSES_IN_A_PIECE):
         piece = [describe(one) for one in processes[begin : begin + PROCESSES_IN_A_PIECE]]

@@ -27,12 +27,7 @@ LOCATE_STEP_AFTER_S = 0.05  # after a step the client's own requests go first: p
 
 
 class ProcessEvents:
-    """Handles the events of one process.
-
-    Args:
-        process: whose session reports them.
-        board: the cluster's pauses.
-    """
+    """Handles the events of one process."""
 
     def __init__(self, process: Process, board: Board) -> None:
         self._process = process

@@ -30,12 +30,7 @@ NOT_FOUND = (
 
 
 class PauseRequests:
-    """Pauses running processes.
-
-    Args:
-        control: their control channels.
-        board: the cluster's pauses.
-    """
+    """Pauses running processes."""
 
     def __init__(self, control: Control, board: Board) -> None:
         self._control = control

@@ -38,11 +38,8 @@ _RESPONSE_HEAD = re.compile(rb'"request_seq":\s*(\d+).{0,80}?"command":\s*"(\w+)
 class Process:
     """One process under the debugger.
 
-    Args:
-        about: the process's description of itself (protocol/records.py).
-
     Raises:
-        BadRecord: the description is not what protocol/records.py expects.
+        BadRecord: the process's description of itself is not what protocol/records.py expects.
     """
 
     def __init__(self, about: Any) -> None:
@@ -139,11 +136,7 @@ class Process:
 def refuse_oversized(length: int, head: bytes) -> Message:
     """Return the message that replaces one of pydevd over the size limit: a failed response, or an `output` event.
 
-    Without a replacement one oversized value would end the session.
-
-    Args:
-        length: of the oversized message, in bytes.
-        head: its first bytes.
+    Without a replacement one oversized value would end the session. The length is in bytes.
     """
     response = _RESPONSE_HEAD.search(head)
     mib, limit_mib = length / 2**20, wire.MAX_BODY_BYTES / 2**20

@@ -15,8 +15,6 @@ ASKED["save-pause"] = "savePause"
 QUESTION_OF = {event: name for name, event in ASKED.items()}
 ANSWERED = {"describe": "described", "stacks": "stacked", "frames": "framesSent", "pause": "refused"}
 """By question: the event that answers it. A pause is answered only if it is impossible."""
-WATCHDOG = "watchdog"
-"""Purpose of a dial-in: the texts of faulthandler's timer, with RAYDEBUG_WATCHDOG."""
 
 
 def request(number: int, name: str, body: Message) -> Message:

@@ -21,21 +21,19 @@ def pause_for(body: PauseBody) -> Callable[[Callable[[Refusal], None]], None]:
     request = body["request"]
 
     def begin(answer: Callable[[Refusal], None]) -> None:
+        def tell(cause: str) -> None:
+            answer({"cause": cause} if cause else {})
+
         def suspend(frame: FrameType) -> None:
             if _pending.pop(request, None) is not None:
-                pause.pause_at(
-                    frame,
-                    kind="requested",
-                    request=request,
-                    tell=lambda cause: answer({"cause": cause} if cause else {}),
-                )
+                pause.pause_at(frame, kind="requested", request=request, tell=tell)
 
         callback = _pending[request] = ThreadCallback(active_thread(), suspend)
         try:
             callback.schedule()
         except Exception as error:  # noqa: BLE001 - the client gets the reason; the job is not affected
             _pending.pop(request, None)
-            answer({"cause": str(error) if isinstance(error, Untraceable) else f"{type(error).__name__}: {error}"})
+            tell(str(error) if isinstance(error, Untraceable) else f"{type(error).__name__}: {error}")
 
     return begin
 

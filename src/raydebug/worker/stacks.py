@@ -23,10 +23,9 @@ from typing import Any, TypeVar
 from raydebug.protocol.questions import FramesBody, StacksBody
 from raydebug.protocol.records import FramesRecord, StackFrame, StacksRecord, ThreadStack, digest_of
 from raydebug.worker import flight_recorder, records, source
-from raydebug.worker.frames import active_thread, is_users
+from raydebug.worker.frames import MAX_NAME, active_thread, is_users
 
 MAX_FRAMES, MAX_THREADS, MAX_TASKS, MAX_OBJECTS = 64, 200, 100, 20
-MAX_NAME = 250
 MAX_PARSED_BYTES = 400_000  # of a source file that is searched for the `with` blocks of a frame
 LOCKS: tuple[type, ...] = (type(threading.Lock()), type(threading.RLock()))
 # asyncio's own sets of tasks: CPython 3.11 asyncio/tasks.py `_all_tasks`; 3.12 and 3.13 have the other two.

@@ -30,12 +30,7 @@ class Untraceable(Exception):
 
 
 class ThreadCallback:
-    """A callback that is to run in a thread.
-
-    Args:
-        ident: the thread.
-        callback: called there once, with the user's frame.
-    """
+    """A callback that is to run in a thread once, with the user's frame."""
 
     def __init__(self, ident: int, callback: Callable[[FrameType], None]) -> None:
         self.ident = ident
