@@ -360,3 +360,27 @@ def test_why_a_snapshot_of_a_pause_failed(gateway: GatewayUnderTest) -> None:
         "cause: POST /snapshots: its process could not make one: MemoryError: no room\n"
         "fix: look at it with `raydebug attach`"
     )
+
+
+PAUSES = """
+import threading
+from raydebug.worker import pause_requests
+if {missing}:
+    import sys
+    sys.modules["debugpy"] = None
+ask = pause_requests.pause_for({{"request": "r1"}})
+threading.Thread(target=ask, args=(lambda answer: print("answer", answer, flush=True),)).start()
+while True:
+    number = 1
+"""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("missing", [False, True])
+def test_answer_to_a_pause(gateway: GatewayUnderTest, missing: bool) -> None:
+    """A pause is answered when the thread pauses, with nothing; or when it cannot, with the cause."""
+    process = gateway.start(PAUSES.format(missing=missing))
+    assert process.stdout is not None
+    answer = process.stdout.readline()
+    assert ("debugpy cannot be loaded" in answer) if missing else (answer == "answer {}\n")
+    gateway.pauses(0 if missing else 1)
