@@ -45,7 +45,6 @@ PYTHON_TESTS = (
     "tests/unit/test_control.py",
     "tests/unit/test_stacks.py",
     "tests/unit/test_versions.py",
-    "tests/unit/test_watchdog.py",
     *(
         f"tests/unit/test_pause_requests.py::test_{name}"
         for name in (

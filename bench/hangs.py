@@ -1,4 +1,4 @@
-"""`python -m bench.hangs`: stacks of many processes at once, and the cost of the watchdog. Writes HANGS.md."""
+"""`python -m bench.hangs`: stacks of many processes at once. Writes HANGS.md."""
 
 from __future__ import annotations
 
@@ -47,41 +47,25 @@ ray.get([one.wait.remote() for one in actors])
 """
 # A process that plays many: each has a control channel, and answers with stacks of seven threads of 26 frames.
 PLAYS = """\
-import os, selectors, sys
+import json, os, selectors, sys
 from raydebug.protocol import messages, wire
 from raydebug.worker import dial_in
 frames = [{"file": "/job/train.py", "line": line, "function": f"Trainer.step_{line}"} for line in range(26)]
 body = {"pid": 1, "world": None, "threads": [{"name": f"thread-{n}", "frames": frames} for n in range(7)]}
-answer = wire.encode(wire.event(2, messages.STACKED, body))
+text = json.dumps(body)
 chosen = selectors.DefaultSelector()
 names = [os.urandom(8).hex() for _ in range(int(sys.argv[1]))]
 for dial_in._instance in names:
     channel = dial_in.proven_connection(messages.CONTROL)
-    channel.sendall(wire.encode(wire.event(1, messages.KNOWN, {"breaks": [], "set": []})))
+    channel.sendall(wire.encode(wire.event(1, messages.KNOWN, {"breaks": [], "set": [], "by_id": True})))
     chosen.register(channel, selectors.EVENT_READ, wire.Decoder())
 print("ready", flush=True)
-chosen.register(sys.stdin, selectors.EVENT_READ, None)
-more = []
 while True:
     for key, _ in chosen.select():
-        if key.data is None:
-            sys.stdin.readline()
-            for dial_in._instance in names:
-                more.append(dial_in.proven_connection(messages.WATCHDOG))
-            print("ready", flush=True)
-            continue
         for message in key.data.feed(key.fileobj.recv(65536)):
-            if message["event"] == messages.STACKS:
-                key.fileobj.sendall(answer)
-"""
-IDLES = """\
-import sys, time
-from raydebug.worker import control_channel
-control_channel.open_channel()
-time.sleep(1)
-before = time.process_time()
-time.sleep(10)
-print(time.process_time() - before)
+            if message.get("command") == "stacks":
+                answer = f'{{"type":"response","request_seq":{message["seq"]},"success":true,"body":{text}}}'.encode()
+                key.fileobj.sendall(b"Content-Length: %d\\r\\n\\r\\n%b" % (len(answer), answer))
 """
 
 
@@ -91,7 +75,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=10)
     repetitions = parser.parse_args().repetitions
     before = measuring.machine()
-    rows = [*_simulated(repetitions), *_watchdog(), *_workers(repetitions)]
+    rows = [*_simulated(repetitions), *_workers(repetitions)]
     lines = ["| figure | goal | median (min - max) |", "|---|---|---|"]
     for name, goal, unit, values in rows:
         cell = f"**{statistics.median(values):.3f}** {unit} ({min(values):.3f} - {max(values):.3f})"
@@ -185,20 +169,13 @@ def gateway() -> Iterator[tuple[Any, dict[str, str], psutil.Process]]:
 def _simulated(repetitions: int) -> Iterator[Row]:
     with gateway() as (cluster, environment, process):
         argv = [sys.executable, "-c", PLAYS, str(SIMULATED)]
-        pipe = subprocess.PIPE
         empty = process.memory_info().rss
-        with subprocess.Popen(argv, env=environment, stdin=pipe, stdout=pipe) as played:
+        with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE) as played:
             try:
-                assert played.stdin is not None
                 assert played.stdout is not None
                 played.stdout.readline()
                 one = process.memory_info().rss
                 yield "gateway's memory for a control channel", "", "kB", [(one - empty) / SIMULATED / 1e3]
-                played.stdin.write(b"\n")
-                played.stdin.flush()
-                played.stdout.readline()
-                two = process.memory_info().rss
-                yield "... for the connection of a watchdog", "", "kB", [(two - one) / SIMULATED / 1e3]
                 found = fetch_stacks(cluster, timeout_s=10.0)
                 assert [one["state"] for one in found] == ["answered"] * SIMULATED
                 size_mb = len(json.dumps(found)) / 1e6
@@ -206,19 +183,6 @@ def _simulated(repetitions: int) -> Iterator[Row]:
                        _times(lambda: fetch_stacks(cluster, timeout_s=10.0), repetitions))  # fmt: skip
             finally:
                 played.kill()
-
-
-def _watchdog() -> Iterator[Row]:
-    """CPU of a process that only waits: 10 s with a timer set every 0.1 s stand for 500 s with RAYDEBUG_WATCHDOG=15."""
-    cpu_s: dict[str, list[float]] = {"0": [], "0.3": []}
-    with gateway() as (_, environment, _process):
-        for _ in range(3):
-            for limit_s, values in cpu_s.items():
-                more = {**environment, variables.JOB: "bench", variables.WATCHDOG: limit_s}
-                values.append(float(subprocess.check_output([sys.executable, "-c", IDLES], env=more)))
-    beat_s = [max(0.0, on - off) / 100 for off, on in zip(*cpu_s.values(), strict=True)]
-    yield "watchdog: CPU time to set the timer once", "", "ms", [1000 * one for one in beat_s]
-    yield "... of a core, with RAYDEBUG_WATCHDOG=15 (every 5 s)", "0.1 %", "%", [100 * one / 5 for one in beat_s]
 
 
 if __name__ == "__main__":

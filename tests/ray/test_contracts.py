@@ -137,7 +137,7 @@ def test_ray_tells_the_attempt_and_names_the_event_loops_thread():
     """A task can query its attempt number; an async actor's loop runs in a thread with this name."""
     import ray._raylet
 
-    from raydebug.worker.pause_requests import EVENT_LOOP
+    from raydebug.worker.frames import EVENT_LOOP
 
     assert callable(ray._raylet.CoreWorker.get_current_task_attempt_number)
     assert EVENT_LOOP.encode() in Path(ray._raylet.__file__).read_bytes()
@@ -188,6 +188,21 @@ assert "listener.before_send(cmd.as_dict)" in writer
 assert "listener.after_receive(dct)" in reader
 assert hasattr(pydevd.PyDB, "add_dap_messages_listener")
 assert hasattr(pydevd_api.PyDevdAPI, "set_dont_trace_start_end_patterns")
+# worker/say_request.py adds a request of our own.
+from _pydevd_bundle import pydevd_process_net_command_json as commands
+from _pydevd_bundle._debug_adapter import pydevd_base_schema, pydevd_schema
+lookup = inspect.getsource(commands.PyDevJsonCommandProcessor.process_net_command_json)
+assert 'method_name = "on_%s_request" % (request.command.lower(),)' in lookup
+assert "on_request = getattr(self, method_name, None)" in lookup
+assert "cmd = on_request(py_db, request)" in lookup
+assert names(pydevd_base_schema.register_request) == ["command"]
+asked = {"seq": 3, "type": "request", "command": "raydebugSay", "arguments": {"threadId": 1}}
+pydevd_base_schema.register_request("raydebugSay")(pydevd_schema.Request)
+read = pydevd_base_schema.from_dict(asked, update_ids_from_dap=True)
+assert (read.seq, read.command, read.arguments) == (3, "raydebugSay", {"threadId": 1})
+assert names(BaseSchema._translate_id_from_dap) == ["dap_id"]
+assert names(pydevd.PyDB.post_method_as_internal_command)[:3] == ["self", "thread_id", "method"]
+assert "self.method(dbg, *self.args, **self.kwargs)" in inspect.getsource(pydevd_comm.InternalThreadCommand.do_it)
 print("ok")
 """
 

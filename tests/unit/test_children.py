@@ -7,7 +7,7 @@ import os
 import pytest
 
 from gateway_under_test import GatewayUnderTest, open_gateway, visit
-from raydebug.gateway.gateway_client import fetch_stacks
+from raydebug.gateway.gateway_client import fetch_processes, fetch_stacks, save_pause
 
 LONG = os.environ.get("RAYDEBUG_TEST_LONG") == "1"
 
@@ -277,7 +277,7 @@ print(*found)
 
 @pytest.mark.timeout(60)
 def test_a_fork_waits_for_each_of_our_imports(gateway):
-    """All that a crash, a pause and a look at the stacks import is imported while a fork of another thread waits."""
+    """All that a crash, a pause and questions to a process import is imported while a fork of another thread waits."""
     program = gateway.start(IMPORTS, RAYDEBUG_JOB="j")
 
     async def look(pause: dict) -> None:
@@ -294,6 +294,8 @@ def test_a_fork_waits_for_each_of_our_imports(gateway):
 
     for _ in range(2):
         (pause,) = gateway.pauses()
+        assert fetch_processes(gateway)
         assert fetch_stacks(gateway, timeout_s=5)
+        assert save_pause(gateway, pause["id"])
         visit(gateway, lambda pause=pause: look(pause))
     assert program.communicate(timeout=15)[0].split() == []

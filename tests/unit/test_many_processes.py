@@ -17,6 +17,7 @@ import pytest
 import simulated_processes
 from gateway_under_test import TOKEN, GatewayUnderTest
 from raydebug.gateway import control
+from raydebug.gateway.channel import ControlChannel
 from raydebug.gateway.gateway_client import fetch_processes, fetch_stacks
 from raydebug.protocol import messages, wire
 from raydebug.protocol.records import StackFrame, digest_of
@@ -36,7 +37,7 @@ class Simulated:
         self.pid, self.asked = pid, list[str]()
         self._socket = dial_in.proven_connection(messages.CONTROL, timeout_s=10)
         self._socket.settimeout(None)
-        self.send(messages.KNOWN, {"breaks": [], "set": []})
+        self.send(messages.KNOWN, {"breaks": [], "set": [], "by_id": True})
         threading.Thread(target=self._serve, daemon=True).start()
 
     def send(self, name: str, body: dict[str, Any]) -> None:
@@ -46,23 +47,20 @@ class Simulated:
         decoder = wire.Decoder()
         while data := self._socket.recv(65536):
             for message in decoder.feed(data):
-                self.asked.append(message["event"])
-                self.answer(message["event"], message["body"])
+                if message["type"] == "request":
+                    self.asked.append(message["command"])
+                    body = self.answer(message["command"], message["arguments"])
+                    self._socket.sendall(wire.encode(wire.response(1, message, body)))
 
-    def answer(self, asked: str, body: dict[str, Any]) -> None:
-        if asked == messages.DESCRIBE:
-            self.send(messages.DESCRIBED, {"pid": self.pid})
-        elif asked == messages.STACKS:
+    def answer(self, asked: str, body: dict[str, Any]) -> dict[str, Any]:
+        if asked == "stacks":
             use_digest = body.get("digests") and not self.older
             frames = {"digest": digest_of(self.frames)} if use_digest else {"frames": self.frames}
-            thread = {"name": "MainThread", **frames, "cpu_s": float(self.pid)}
-            self.send(messages.STACKED, {"pid": self.pid, "threads": [thread]})
-        elif asked == messages.FRAMES:
-            self.send_frames(body["request"], body["digests"])
+            return {"pid": self.pid, "threads": [{"name": "MainThread", **frames, "cpu_s": float(self.pid)}]}
+        return {"pid": self.pid} if asked == "describe" else self.frames_for(body["digests"])
 
-    def send_frames(self, request: int, digests: list[str]) -> None:
-        known = [{"digest": digest, "frames": self.frames} for digest in digests]
-        self.send(messages.FRAMES_SENT, {"request": request, "known": known})
+    def frames_for(self, digests: list[str]) -> dict[str, Any]:
+        return {"known": [{"digest": digest, "frames": self.frames} for digest in digests]}
 
 
 class Older(Simulated):
@@ -74,9 +72,8 @@ class Older(Simulated):
 class Liar(Simulated):
     """A process that sends other frames than those that its digest stands for."""
 
-    def send_frames(self, request: int, digests: list[str]) -> None:
-        known = [{"digest": digest, "frames": OTHER} for digest in digests]
-        self.send(messages.FRAMES_SENT, {"request": request, "known": known})
+    def frames_for(self, digests: list[str]) -> dict[str, Any]:
+        return {"known": [{"digest": digest, "frames": OTHER} for digest in digests]}
 
 
 class Elsewhere(Simulated):
@@ -123,7 +120,7 @@ def test_equal_frames_are_sent_once(gateway: GatewayUnderTest, start: Start) -> 
     processes = start(Simulated, Simulated, Elsewhere, Simulated)
     expected = [("answered", thread_of(one.pid, one.frames)) for one in processes]
     assert taken(gateway) == expected
-    asked = [one.asked.count(messages.FRAMES) for one in processes]
+    asked = [one.asked.count("frames") for one in processes]
     assert (sum(asked), asked[2]) == (2, 1)
 
 
@@ -145,7 +142,7 @@ def test_workers_of_an_earlier_raydebug(gateway: GatewayUnderTest, start: Start)
     """A process that sends its frames at once is listed like the others, and is not asked for them again."""
     processes = start(Older, Older, Simulated)
     assert taken(gateway) == [("answered", thread_of(one.pid, FRAMES)) for one in processes]
-    assert not any(messages.FRAMES in one.asked for one in processes)
+    assert not any("frames" in one.asked for one in processes)
 
 
 def test_frames_that_are_not_those_of_the_digest(gateway: GatewayUnderTest, start: Start) -> None:
@@ -161,10 +158,10 @@ def test_the_next_process_is_asked(gateway: GatewayUnderTest, start: Start) -> N
 
 
 class Sent:
-    """The writer of a channel that keeps the names of what is sent."""
+    """The writer of a channel that keeps what is sent."""
 
     def __init__(self) -> None:
-        self.names: list[str] = []
+        self.messages: list[wire.Message] = []
 
     def get_extra_info(self, _name: str) -> None:
         return None
@@ -173,7 +170,7 @@ class Sent:
         return False
 
     def write(self, data: bytes) -> None:
-        self.names += [one["event"] for one in wire.Decoder().feed(data)]
+        self.messages += wire.Decoder().feed(data)
 
 
 def test_a_fresh_description_is_kept() -> None:
@@ -181,12 +178,12 @@ def test_a_fresh_description_is_kept() -> None:
     sent = Sent()
 
     async def look() -> None:
-        channel = control.ControlChannel({"pid": 1}, sent)  # type: ignore[arg-type]
+        channel = ControlChannel({"pid": 1}, sent)  # type: ignore[arg-type]
         for fresh_s, asked in ((60.0, 1), (60.0, 1), (0.0, 2)):
             updating = asyncio.ensure_future(channel.update(fresh_s))
             await asyncio.sleep(0)
-            assert sent.names.count(messages.DESCRIBE) == asked
-            channel.take(messages.DESCRIBED, {"pid": 1})
+            assert len(sent.messages) == asked
+            channel.take(wire.response(1, sent.messages[-1], {"pid": 1}))
             await updating
             assert channel.answers
 

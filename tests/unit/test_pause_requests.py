@@ -22,9 +22,11 @@ from raydebug.console.session import GatewayAddress
 from raydebug.dap import RequestFailed
 from raydebug.errors import RaydebugError
 from raydebug.gateway.board import Board
+from raydebug.gateway.channel import ControlChannel
 from raydebug.gateway.control import Control
 from raydebug.gateway.gateway_client import fetch_pauses, fetch_processes
 from raydebug.gateway.pause_requests import PauseRequests
+from raydebug.protocol import wire
 
 # What a job's process does at `import ray`; then it works in one of these ways until the test ends it.
 HEAD = """\
@@ -335,23 +337,30 @@ async def test_request_of_an_earlier_gateway():
     """A request has another name than those of an earlier gateway: a pause that answers one of them is no answer."""
 
     class Deaf:
-        """The channel of a process that answers nothing."""
+        """The connection of a process that answers nothing."""
 
         def __init__(self) -> None:
-            self.instance, self.title, self.about = "i1", "pid 4", {"pid": 4}
-            self.news, self.refusals, self.ended = asyncio.Event(), {}, False
             self.asked: list[str] = []
 
-        def send(self, event: str, body: dict[str, str]) -> None:
-            if event == "pause":
-                self.asked.append(body["request"])
+        def get_extra_info(self, _name: str) -> None:
+            return None
 
-    channel = Deaf()
-    for _ in range(2):
+        def is_closing(self) -> bool:
+            return False
+
+        def write(self, data: bytes) -> None:
+            for message in wire.Decoder().feed(data):
+                if message.get("command") == "pause":
+                    self.asked.append(message["arguments"]["request"])
+
+    deaf = Deaf()
+    channel = ControlChannel({"pid": 4}, deaf)  # type: ignore[arg-type]
+    for number in range(2):
         asking = asyncio.ensure_future(PauseRequests(Control(), Board())._request(channel, print))
-        await asyncio.sleep(0)
+        while len(deaf.asked) == number:
+            await asyncio.sleep(0)
         asking.cancel()
-    first, second = channel.asked
+    first, second = deaf.asked
     assert first != second
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from gateway_fuzzer import hello
 from gateway_under_test import TOKEN, GatewayUnderTest, visit
-from raydebug.gateway.__main__ import Background
+from raydebug.gateway.background import Background
 from raydebug.gateway.gateway_client import describe_failed_tasks, fetch_pauses, fetch_processes
 from raydebug.protocol import records, wire
 from raydebug.protocol.records import BadRecord
@@ -148,32 +148,33 @@ def test_f58_hostile_control_messages(gateway):
     """F58: bad messages of a control channel are refused with a log line; `ps --processes` shows the valid ones."""
     own = {"where": "x.py:1", "source": "/x.py", "line": 1}
     messages: list[tuple[str, Any]] = [
-        ("described", {"pid": 7, "doing": "text"}),
-        ("described", {"pid": 7, "doing": {"file": 5}}),
-        ("described", []),
         ("known", {"breaks": [5]}),
         ("known", {"breaks": [{**own, "id": "b1", "policy": {"every": "x"}}]}),
         ("known", {"set": {"a": 1}}),
         ("break", {"id": ["b1"], "state": "set"}),
         ("break", None),
-        ("refused", {"request": "r1", "cause": 5}),
     ]
+    answers: list[Any] = [{"doing": "text"}, {"doing": {"file": 5}}, [], {"pid": 7, "title": "it", "extra": "dropped"}]
 
     async def send() -> None:
         process = HostileProcess(gateway, "control", {"pid": 7, "instance": "hostile"})
         assert await process.dial() == "welcome"
-        process.send("known", {"breaks": [{**own, "id": "b" + "9" * 500}], "set": []})
+        process.send("known", {"breaks": [{**own, "id": "b" + "9" * 500}], "set": [], "by_id": True})
         for event, body in messages:
             process.send(event, body)
-        process.send("described", {"pid": 7, "title": "it", "extra": "dropped"})
-        while gateway.log.count("a record is refused") < len(messages):
-            await asyncio.sleep(0.05)
-        (listed,) = await asyncio.to_thread(fetch_processes, gateway)  # type: ignore[arg-type]
+        process.writer.write(wire.encode({"type": "response", "request_seq": [1], "body": 5}))
+        process.writer.write(wire.encode({"type": "response", "request_seq": 99, "body": {"doing": 5}}))  # nobody's
+        for body in answers:
+            listing = asyncio.ensure_future(asyncio.to_thread(fetch_processes, gateway))  # type: ignore[arg-type]
+            while (asked := await process.receive()).get("command") != "describe":
+                pass
+            process.writer.write(wire.encode({**wire.response(1, asked), "body": body}))
+            (listed,) = await listing
         assert (listed["pid"], listed["title"], listed["doing"]) == (7, "it", None)
         process.writer.close()
 
     visit(gateway, send)
-    assert gateway.log.count("a record is refused") == len(messages)
+    assert gateway.log.count("a record is refused") == len(messages) + len(answers) - 1
     assert "Traceback" not in gateway.log
 
 

@@ -16,7 +16,6 @@ from raydebug.jobs.stop_options import WITH_PAUSES, tripwire_variables
 from raydebug.jobs.submit import Job
 from raydebug.profile.load import BASE
 from raydebug.profile.rollouts import Rollouts
-from raydebug.protocol import variables
 from raydebug.settings.debugger import WIDE_S, choose_mode, recorder_variables, widened
 from raydebug.stacks.hang_watch import DEFAULT_S, HangWatch
 
@@ -112,8 +111,7 @@ def plan_run(options: RunOptions, there: Surroundings, environ: Mapping[str, str
         limits = {} if options.keep_watchdogs else widened(environ)
         if limits:
             notes.append(f"watchdogs widened to {WIDE_S // 3600} h (--keep-watchdogs: not): {', '.join(limits)}")
-        users = {name: environ[name] for name in (variables.WATCHDOG,) if name in environ}
-        debugging = limits | recorder_variables(environ) | users
+        debugging = limits | recorder_variables(environ)
     job = Job(
         command=options.command,
         working_dir=there.working_dir,

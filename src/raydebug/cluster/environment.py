@@ -32,10 +32,7 @@ DROPPED = (
 )
 
 # Of our own variables the user may give these to `up`.
-OURS_TO_SET = (
-    *(variables.PATIENCE, variables.OPEN, variables.PREFORK_MODULES, variables.ALLOWED_HOSTS),
-    variables.WATCHDOG,
-)
+OURS_TO_SET = (variables.PATIENCE, variables.OPEN, variables.PREFORK_MODULES, variables.ALLOWED_HOSTS)
 
 
 def cpus_for(gpus: int) -> int:

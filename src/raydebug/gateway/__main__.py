@@ -12,16 +12,14 @@ import os
 import signal
 import socket
 import sys
-import time
-import traceback
 import weakref
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from raydebug.dap import ConnectionLost, RequestFailed
 from raydebug.gateway import logs
+from raydebug.gateway.background import Background
 from raydebug.gateway.board import Board
 from raydebug.gateway.client import AUTHENTICATION_TIMEOUT_S, MAX_UNPROVEN_BYTES, Client, Services
 from raydebug.gateway.control import Control
@@ -35,7 +33,6 @@ from raydebug.gateway.processes import Process
 from raydebug.gateway.snapshots import Snapshots
 from raydebug.gateway.throttle import AuthThrottle
 from raydebug.protocol import client_handshake, messages, variables, wire
-from raydebug.protocol.listings import GatewayTask
 from raydebug.protocol.lost_peers import watch_peer
 
 log = logging.getLogger("raydebug.gateway")
@@ -48,9 +45,6 @@ PROOF_TIMEOUT_S = 5.0
 # The session of a process on a lost node ends after this time without an acknowledgement, or after about 20 s of
 # silence. The kernel of a busy process or of a frozen container (docker pause) still acknowledges.
 UNACKNOWLEDGED_S = 6.0
-FIRST_WAIT_S, MOST_WAIT_S = 1.0, 60.0  # before a background task is restarted
-RESET_AFTER_S = 60.0  # after a task has run this long, the back-off starts again at the shortest wait
-MAX_REASON = 300  # characters
 
 
 @dataclass(frozen=True)
@@ -148,12 +142,12 @@ class Gateway:
         try:
             if purpose == messages.CONTROL:
                 await self.control.serve(about, reader, writer)
-            elif purpose == messages.WATCHDOG:
-                await self.control.watchdogs.serve(about, reader, writer)
             elif purpose == messages.SNAPSHOT:
                 await self.snapshots.receive(about, reader, writer)
-            else:
+            elif purpose == messages.PAUSE:
                 await self._hold_process(about, reader, writer)
+            else:  # the texts of faulthandler's timer, in 0.1
+                writer.close()
         except (OSError, TimeoutError, RequestFailed, ConnectionLost, ValueError) as error:  # also BadRecord, WireError
             log.warning("dial-in from %s refused: %s", peer, str(error) or type(error).__name__)
             writer.close()
@@ -168,63 +162,6 @@ class Gateway:
         events = ProcessEvents(process, self.board)
         await process.hold(reader, writer, events.take, events.end)
         log.info("process dialled in: %s", process.title)
-
-
-@dataclass
-class _Task:
-    """The state of one task: the number of restarts, and the reason of the last one."""
-
-    restarts: int = 0
-    reason: str | None = None
-    is_waiting: bool = False
-
-
-class Background:
-    """Runs tasks, and restarts those that die.
-
-    Args:
-        first_wait_s: wait before the first restart; doubled for each further one, up to a minute.
-    """
-
-    def __init__(self, first_wait_s: float = FIRST_WAIT_S) -> None:
-        self._first_wait_s = first_wait_s
-        self._tasks: dict[str, _Task] = {}
-        self._running: set[asyncio.Task[None]] = set()
-
-    def start(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        """Run a coroutine function for as long as the gateway lives."""
-        self._tasks[name] = _Task()
-        self._running.add(asyncio.ensure_future(self._keep(name, self._tasks[name], run)))
-
-    def describe(self) -> list[GatewayTask]:
-        """Return each task: `name`, `state` (`running`, `restarting`), `restarts`, and the last `reason`."""
-        return [
-            {"name": name, "state": "restarting" if one.is_waiting else "running", "restarts": one.restarts,
-             "reason": one.reason}
-            for name, one in self._tasks.items()
-        ]  # fmt: skip
-
-    async def _keep(self, name: str, task: _Task, run: Callable[[], Awaitable[None]]) -> None:
-        wait_s = self._first_wait_s
-        while True:
-            began = time.monotonic()
-            try:
-                await run()
-                task.reason = "it returned"
-            except Exception as error:  # noqa: BLE001 - whatever it was: without the task pauses would never expire
-                task.reason = _where(error)[:MAX_REASON]
-            if time.monotonic() - began >= RESET_AFTER_S:
-                wait_s = self._first_wait_s
-            log.error("background task '%s' died: %s; it is restarted in %g s", name, task.reason, wait_s)
-            task.is_waiting = True
-            await asyncio.sleep(wait_s)
-            task.is_waiting, task.restarts = False, task.restarts + 1
-            wait_s = min(wait_s * 2, MOST_WAIT_S)
-
-
-def _where(error: Exception) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({last.filename.rpartition('/')[2]}:{last.lineno} {last.name})"
 
 
 async def _first_message(connection: socket.socket, data: bytes = b"") -> bytes:
@@ -245,12 +182,7 @@ async def _first_message(connection: socket.socket, data: bytes = b"") -> bytes:
 async def serve(token: str, ports: Ports, pause_limit_s: float, hosts: tuple[str, ...], numbers: Numbers) -> None:
     """Run a gateway until SIGTERM or SIGINT.
 
-    Args:
-        token: the cluster's.
-        ports: where it listens.
-        pause_limit_s: how long a pause without a debugger waits; 0 for no limit.
-        hosts: names beside loopback and the address where it listens, under which HTTP requests may reach it.
-        numbers: those of the cluster.
+    A limit of 0 is none. HTTP requests may use `hosts`, beside loopback and the address where it listens.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

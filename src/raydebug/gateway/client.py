@@ -11,8 +11,9 @@ from raydebug.gateway import logs, requests
 from raydebug.gateway.board import Board, Pause
 from raydebug.gateway.forwarding import Connection, Forwarder
 from raydebug.gateway.listener import Pieces
+from raydebug.gateway.path_map import PathMap
 from raydebug.gateway.pause_requests import PauseRequests
-from raydebug.gateway.requests import LOOK, PathMap, Refused
+from raydebug.gateway.requests import LOOK, Refused
 from raydebug.gateway.root_session import ROOT, TARGET, RootSession
 from raydebug.gateway.throttle import AuthThrottle
 from raydebug.protocol import messages, wire

@@ -3,39 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import math
 import re
 import time
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypedDict, TypeVar
 
+from raydebug.gateway.channel import LISTED, ControlChannel, NoAnswer
 from raydebug.gateway.numbers import BREAK, Numbers
-from raydebug.gateway.watchdogs import Watchdogs
-from raydebug.protocol import messages, records, wire
-from raydebug.protocol.listings import BreakpointState, ListedBreakpoint, ListedProcess, ListedStacks
-from raydebug.protocol.records import (
-    BadRecord,
-    BreakpointReport,
-    BreakpointSpec,
-    FramesRecord,
-    StackFrame,
-    StacksRecord,
-    ThreadStack,
-    WorkRecord,
-    digest_of,
-)
+from raydebug.protocol import messages, questions, records, wire
+from raydebug.protocol.listings import ListedAnswer, ListedBreakpoint, ListedProcess, ListedStacks
+from raydebug.protocol.questions import Answer, Body, Question
+from raydebug.protocol.records import BadRecord, BreakpointReport, BreakpointSpec, StackFrame, StacksRecord, digest_of
 from raydebug.protocol.wire import Message
 
 log = logging.getLogger("raydebug.gateway")
 
-Answer = TypeVar("Answer")
+Found = TypeVar("Found")
 
 READ_BYTES = 64 * 1024
 MAX_BREAKS = 1000
-MAX_REFUSALS = 100  # of one process, until they are read
-DESCRIBE_TIMEOUT_S = 1.0
 DESCRIBED_FOR_S = 1.0  # a description that is not older is not asked for again
 # Thousands of processes are asked in turns, so that the gateway never has all their answers to read at once: other
 # clients are answered in between. The next turn begins when all have answered, or after TURN_S.
@@ -46,173 +33,26 @@ HOLDERS = 3  # of the same frames, asked for them one after the other
 JOB_ACTOR = "_ray_internal_job_actor_"
 _DIGITS = re.compile(r"\d+")
 _NUMBERS = re.compile(r"([_:.-]?\d+)+$")
-LISTED = [name for name in ListedProcess.__annotations__ if name in WorkRecord.__annotations__]
 STACKS_OF = [name for name in LISTED if name in ListedStacks.__annotations__]
-
-
-class ControlChannel:
-    """The control channel of one process.
-
-    Args:
-        about: the process's description of itself (protocol/records.py).
-        writer: its connection.
-
-    Raises:
-        BadRecord: the description is not what protocol/records.py expects.
-    """
-
-    def __init__(self, about: Any, writer: asyncio.StreamWriter) -> None:
-        # The response to DESCRIBE adds the other fields.
-        self.about = cast(WorkRecord, records.read(about, records.ProcessRecord, "the process"))
-        self.reports: dict[str, BreakpointReport] = {}  # by breakpoint
-        self.refusals: dict[str, str] = {}  # by pause request
-        self.news = asyncio.Event()  # a refusal, or the end
-        self.answers = True
-        self._peer = (writer.get_extra_info("peername") or ("",))[0]
-        self._writer = writer
-        self._seq = itertools.count(1)
-        self._described = asyncio.Event()
-        self._described_at = -math.inf
-        self._wanting_stacks: list[asyncio.Future[StacksRecord]] = []
-        self._wanting_frames: dict[int, asyncio.Future[FramesRecord]] = {}
-
-    @property
-    def title(self) -> str:
-        """Name the process for people."""
-        return f"pid {self.about.get('pid')} on {self.about.get('ip') or self._peer}"
-
-    @property
-    def ended(self) -> bool:
-        """Whether its process is gone."""
-        return self._writer.is_closing()
-
-    @property
-    def instance(self) -> str:
-        """Id of the process, the same in each of its dial-ins."""
-        return str(self.about.get("instance") or "")
-
-    async def update(self, fresh_s: float = 0.0) -> None:
-        """Fetch a new description of the process; `answers` says whether it came in time.
-
-        Args:
-            fresh_s: how old a description may be that is kept.
-        """
-        if time.monotonic() - self._described_at < fresh_s:
-            return
-        self._described.clear()
-        self.send(messages.DESCRIBE, {})
-        try:
-            await asyncio.wait_for(self._described.wait(), DESCRIBE_TIMEOUT_S)
-        except TimeoutError:
-            self.answers = False
-
-    async def fetch_stacks(self, timeout_s: float, frames: dict[str, list[StackFrame]]) -> StacksRecord | None:
-        """Return the stacks of the process, with digests of their frames; None without an answer in time.
-
-        Args:
-            timeout_s: limit in seconds.
-            frames: by their digests; a worker of an earlier raydebug sends the frames themselves, which are added.
-        """
-        answer: asyncio.Future[StacksRecord] = asyncio.get_running_loop().create_future()
-        self._wanting_stacks.append(answer)
-        self.send(messages.STACKS, {"digests": True})
-        await asyncio.wait([answer], timeout=timeout_s)
-        self._wanting_stacks.remove(answer)
-        if not answer.done():
-            return None
-        threads: list[ThreadStack] = []
-        for thread in answer.result().get("threads", []):
-            if "frames" in thread:
-                digest = digest_of(thread["frames"])
-                frames.setdefault(digest, thread["frames"])
-                thread = {**thread, "digest": digest}
-                del thread["frames"]
-            threads.append(thread)
-        return {**answer.result(), "threads": threads}
-
-    async def fetch_frames(self, digests: list[str], timeout_s: float) -> dict[str, list[StackFrame]]:
-        """Return the frames that digests of the process stand for, as far as it sends them in time."""
-        request = next(self._seq)
-        answer = self._wanting_frames[request] = asyncio.get_running_loop().create_future()
-        self.send(messages.FRAMES, {"request": request, "digests": digests})
-        await asyncio.wait([answer], timeout=timeout_s)
-        del self._wanting_frames[request]
-        known = answer.result().get("known", []) if answer.done() else []
-        found = {digest_of(one.get("frames", [])): one.get("frames", []) for one in known}
-        return {digest: found[digest] for digest in digests if digest in found}
-
-    def list_stacks(self, record: StacksRecord | None) -> ListedStacks:
-        """Return the process in the list of stacks; without its record it is silent."""
-        about = self.describe()
-        return {
-            **{name: about[name] for name in STACKS_OF},  # type: ignore[typeddict-item, literal-required]
-            "actor_id": self.about.get("actor_id"),
-            "instance": self.instance,
-            "role": _role(about),
-            "world": record.get("world") if record else None,
-            "state": messages.ANSWERED if record else messages.SILENT,
-            "age_s": 0.0 if record else None,
-            "threads": record.get("threads", []) if record else [],
-            "left_out": record.get("left_out", 0) if record else 0,
-            "collectives": record.get("collectives", []) if record else [],
-        }
-
-    def describe(self) -> ListedProcess:
-        """Return the fields of the process in the list of processes."""
-        shown = {name: self.about.get(name) for name in LISTED}
-        return cast(ListedProcess, {**shown, "ip": shown["ip"] or self._peer, "answers": self.answers})
-
-    def take(self, event: str, body: Any) -> None:
-        """Handle a description of the process, or the refusal of a requested pause.
-
-        Raises:
-            BadRecord: the message is not what protocol/records.py expects.
-        """
-        if event == messages.DESCRIBED:
-            self.about.update(records.read(body, WorkRecord, "the description"))
-            self.answers = True
-            self._described_at = time.monotonic()
-            self._described.set()
-        elif event == messages.STACKED:
-            record = records.read(body, StacksRecord, "the stacks")
-            self.about.update(records.read(body, WorkRecord, "the stacks"))
-            for one in self._wanting_stacks:
-                if not one.done():
-                    one.set_result(record)
-        elif event == messages.FRAMES_SENT:
-            sent = records.read(body, FramesRecord, "the frames")
-            wanting = self._wanting_frames.get(sent.get("request", 0))
-            if wanting is not None and not wanting.done():
-                wanting.set_result(sent)
-        elif event == messages.PAUSE_REFUSED:
-            refusal = records.read(body, records.Refusal, "the refusal")
-            if len(self.refusals) < MAX_REFUSALS:
-                self.refusals[refusal.get("request", "")] = refusal.get("cause", "it does not say why")
-            self.news.set()
-
-    def end(self) -> None:
-        """Note that the process is gone."""
-        self._writer.close()
-        self.news.set()
-
-    def send(self, event: str, body: Message) -> None:
-        """Send the process a message."""
-        if not self._writer.is_closing():
-            self._writer.write(wire.encode(wire.event(next(self._seq), event, body)))
-
-    def report(self, break_id: str) -> BreakpointState:
-        """Return the state of a breakpoint in this process, as far as the process has reported it."""
-        report = self.reports.get(break_id, {"state": messages.TOLD, "message": ""})
-        state, message = report.get("state", ""), report.get("message", "")
-        return {"pid": self.about.get("pid"), "ip": self.about.get("ip"), "state": state, "message": message}
-
-    def concerns(self, definition: BreakpointSpec) -> bool:
-        """Return whether a breakpoint applies to this process."""
-        return definition.get("job") in (None, self.about.get("job"))
 
 
 def _is_same(one: BreakpointSpec, other: BreakpointSpec) -> bool:
     return all(one.get(name) == other.get(name) for name in ("where", "source", "line", "function", "policy"))
+
+
+def _is_users(channel: ControlChannel) -> bool:
+    return JOB_ACTOR not in str(channel.about.get("actor"))
+
+
+def _place(channel: ControlChannel) -> tuple[str, int]:
+    return str(channel.describe()["ip"]), int(channel.about.get("pid") or 0)
+
+
+def _list_answer(channel: ControlChannel, answer: Answer | NoAnswer) -> ListedAnswer[Answer]:
+    none = answer if isinstance(answer, NoAnswer) else NoAnswer(messages.ANSWERED)
+    found = None if isinstance(answer, NoAnswer) else answer
+    about = {"process": channel.describe(), "instance": channel.instance}
+    return {**about, "state": none.state, "answer": found, "cause": none.cause}  # type: ignore[typeddict-item]
 
 
 def _role(about: ListedProcess) -> str:
@@ -223,14 +63,46 @@ def _role(about: ListedProcess) -> str:
     return "driver" if about["is_driver"] else _DIGITS.sub("", title) if title.startswith("VLLM::") else title
 
 
-async def _in_turns(asking: Sequence[Coroutine[Any, Any, Answer]]) -> list[Answer]:
+async def _in_turns(asking: Sequence[Coroutine[Any, Any, Found]]) -> list[Found]:
     """Return the answers of many processes, which are asked in turns."""
-    begun: list[asyncio.Task[Answer]] = []
+    begun: list[asyncio.Task[Found]] = []
     for begin in range(0, len(asking), ASKED_IN_A_TURN):
         turn = [asyncio.ensure_future(ask) for ask in asking[begin : begin + ASKED_IN_A_TURN]]
         begun += turn
         await asyncio.wait(turn, timeout=TURN_S)
     return await asyncio.gather(*begun)
+
+
+async def _ask_each(
+    question: Question[Body, Answer], asked: Mapping[ControlChannel, Body], timeout_s: float
+) -> dict[ControlChannel, Answer | NoAnswer]:
+    """Return the answers of processes, each of which is asked with a body of its own."""
+    asking = [channel.ask(question, body, timeout_s) for channel, body in asked.items()]  # type: ignore[arg-type]
+    return dict(zip(asked, await _in_turns(asking), strict=True))
+
+
+def _list_stacks(channel: ControlChannel, record: StacksRecord | None) -> ListedStacks:
+    """Return a process in the list of stacks; without its record it is silent."""
+    about = channel.describe()
+    return {
+        **{name: about[name] for name in STACKS_OF},  # type: ignore[typeddict-item, literal-required]
+        "actor_id": channel.about.get("actor_id"),
+        "instance": channel.instance,
+        "role": _role(about),
+        "world": record.get("world") if record else None,
+        "state": messages.ANSWERED if record else messages.SILENT,
+        "age_s": 0.0 if record else None,
+        "threads": record.get("threads", []) if record else [],
+        "left_out": record.get("left_out", 0) if record else 0,
+        "collectives": record.get("collectives", []) if record else [],
+    }
+
+
+class Choice(TypedDict, total=False):
+    """Which processes are asked: those of a job (submission id), and of these some instances; without them all."""
+
+    job: records.Name | None
+    only: list[records.Name]
 
 
 class Control:
@@ -242,7 +114,6 @@ class Control:
 
     def __init__(self, numbers: Numbers | None = None) -> None:
         self.channels: set[ControlChannel] = set()
-        self.watchdogs = Watchdogs()
         self._breaks: dict[str, BreakpointSpec] = {}
         self._removed: set[str] = set()
         self._numbers = numbers or Numbers()
@@ -269,65 +140,64 @@ class Control:
             channel.end()
 
     async def described(self, fresh_s: float = 0.0) -> list[ControlChannel]:
-        """Return the channels of the user's processes with new descriptions, by node and process id.
-
-        Args:
-            fresh_s: how old a description may be that is not asked for again.
-        """
+        """Return the channels of the user's processes, by node and process id, with descriptions that are fresh."""
         await _in_turns([channel.update(fresh_s) for channel in self.channels])
-        users = [channel for channel in self.channels if JOB_ACTOR not in str(channel.about.get("actor"))]
-        return sorted(users, key=lambda one: (str(one.describe()["ip"]), int(one.about.get("pid") or 0)))
+        return sorted(filter(_is_users, self.channels), key=_place)
 
-    async def fetch_stacks(
-        self, timeout_s: float, job: str | None, only: Sequence[str]
-    ) -> tuple[list[ListedStacks], dict[str, list[StackFrame]]]:
-        """Return the stacks of the user's processes with digests of their frames, and the frames by their digests.
+    async def ask(
+        self, question: Question[Body, Answer], body: Body, choice: Choice, timeout_s: float
+    ) -> list[ListedAnswer[Answer]]:
+        """Return what the user's processes answer to a question, by node and process id."""
+        asked = sorted(self._chosen(choice), key=_place)
+        asking = _ask_each(question, dict.fromkeys(asked, body), timeout_s)
+        answers, _ = await asyncio.gather(asking, _in_turns([one.update(DESCRIBED_FOR_S) for one in asked]))
+        return [_list_answer(channel, answer) for channel, answer in answers.items() if _is_users(channel)]
 
-        Args:
-            timeout_s: limit for each of them.
-            job: submission id; None for all jobs.
-            only: the instances to ask; empty for all.
-        """
-        asked = [
+    def _chosen(self, choice: Choice) -> list[ControlChannel]:
+        job, only = choice.get("job"), choice.get("only")
+        return [
             one for one in self.channels
             if (job is None or one.about.get("job") == job) and (not only or one.instance in only)
         ]  # fmt: skip
+
+    async def fetch_stacks(
+        self, choice: Choice, timeout_s: float
+    ) -> tuple[list[ListedStacks], dict[str, list[StackFrame]]]:
+        """Return the stacks of the user's processes with digests of their frames, and the frames by their digests."""
+        asked = self._chosen(choice)
         frames: dict[str, list[StackFrame]] = {}
-        found = await _in_turns([channel.fetch_stacks(timeout_s, frames) for channel in asked])
-        answers = dict(zip(asked, found, strict=True))
+        given = await _ask_each(questions.STACKS, dict.fromkeys(asked, questions.StacksBody(digests=True)), timeout_s)
+        answers = {channel: record for channel, record in given.items() if not isinstance(record, NoAnswer)}
         holders: dict[str, list[ControlChannel]] = {}
         for channel, record in answers.items():
-            for thread in record["threads"] if record else []:
+            channel.about.update(records.read(record, records.WorkRecord))
+            for thread in record.get("threads", []):
+                if "frames" in thread:  # of a worker that knows no digests
+                    thread["digest"] = digest_of(thread["frames"])
+                    frames.setdefault(thread["digest"], thread.pop("frames"))
                 if len(known := holders.setdefault(thread.get("digest", ""), [])) < HOLDERS:
                     known.append(channel)
         for turn in range(HOLDERS):
-            wanted: dict[ControlChannel, list[str]] = {}
+            wanted: dict[ControlChannel, questions.FramesBody] = {}
             for digest in [one for one in holders if one not in frames and turn < len(holders[one])]:
-                wanted.setdefault(holders[digest][turn], []).append(digest)
-            for sent in await _in_turns([one.fetch_frames(wanted[one], timeout_s) for one in wanted]):
-                frames.update(sent)
+                wanted.setdefault(holders[digest][turn], {"digests": []})["digests"].append(digest)
+            for channel, sent in (await _ask_each(questions.FRAMES, wanted, timeout_s)).items():
+                pieces = [] if isinstance(sent, NoAnswer) else sent.get("known", [])
+                by_digest = {digest_of(one.get("frames", [])): one.get("frames", []) for one in pieces}
+                frames |= {digest: by_digest[digest] for digest in wanted[channel]["digests"] if digest in by_digest}
         users = []
         for begin in range(0, len(asked), ASKED_IN_A_TURN):
             for channel in asked[begin : begin + ASKED_IN_A_TURN]:
-                record = answers[channel]
                 # Frames that nobody has sent: their process has ended, or does not answer any more.
-                has_all = record and all(one.get("digest", "") in frames for one in record["threads"])
-                one = channel.list_stacks(record if has_all else None)
-                if JOB_ACTOR not in str(one["actor"]):
-                    users.append(one)
+                found = answers.get(channel)
+                has_all = found and all(one.get("digest", "") in frames for one in found.get("threads", []))
+                if _is_users(channel):
+                    users.append(_list_stacks(channel, found if has_all else None))
             await asyncio.sleep(0)
-        self.watchdogs.complete(users)
         return sorted(users, key=lambda one: (one["role"], one["rank"] or 0, one["pid"] or 0)), frames
 
     def add(self, definitions: list[BreakpointSpec], job: str | None) -> list[BreakpointSpec]:
-        """Set breakpoints in every process of a job, or of all jobs, including processes that start later.
-
-        Args:
-            definitions: the breakpoints.
-            job: submission id; None for all jobs.
-
-        Returns:
-            The breakpoints with their ids.
+        """Set breakpoints in every process of a job, or of all jobs, also of later ones; return them with their ids.
 
         Raises:
             ValueError: one is no breakpoint, or there are too many.
@@ -344,7 +214,7 @@ class Control:
         for channel in self.channels:
             concerned = [one for one in added if channel.concerns(one)]
             if concerned:
-                channel.send(messages.BREAKS, {"add": concerned})
+                channel.tell(questions.BREAKS, questions.BreaksBody(add=concerned))
         log.info("breakpoints set: %s", ", ".join(f"{one['id']} {one['where']}" for one in added))
         return added
 
@@ -354,7 +224,7 @@ class Control:
         self._removed.update(removed)
         for channel in self.channels:
             if removed:
-                channel.send(messages.BREAKS, {"remove": removed})
+                channel.tell(questions.BREAKS, questions.BreaksBody(remove=removed))
         return removed
 
     def forget_job(self, job: str) -> None:
@@ -379,6 +249,7 @@ class Control:
         body = message.get("body")
         if message.get("event") == messages.KNOWN:
             known = records.read(body, records.KnownBreakpoints, "the list of breakpoints")
+            channel.is_earlier = not known.get("by_id")
             self._welcome(channel, known.get("breaks", []), set(known.get("set", ())))
         elif message.get("event") == messages.BREAK:
             report = records.read(body, BreakpointReport, "the report of a breakpoint")
@@ -386,7 +257,7 @@ class Control:
                 state, text = report.get("state", ""), report.get("message", "")
                 channel.reports[report.get("id", "")] = {"state": state, "message": text}
         else:
-            channel.take(str(message.get("event")), body)
+            channel.take(message)
 
     def _welcome(self, channel: ControlChannel, known: list[BreakpointSpec], compiled_in: set[str]) -> None:
         """Send a new channel the changes since its process started; learn the breakpoints of an earlier gateway."""
@@ -402,4 +273,4 @@ class Control:
                 state, message = messages.FAILED, f"this process has another {break_id}: {definition.get('where')}"
             channel.reports[break_id] = {"state": state, "message": message}
         missing = [one for one in self._breaks.values() if one["id"] not in by_id and channel.concerns(one)]
-        channel.send(messages.BREAKS, {"add": missing, "remove": sorted(self._removed & by_id.keys())})
+        channel.tell(questions.BREAKS, questions.BreaksBody(add=missing, remove=sorted(self._removed & by_id.keys())))

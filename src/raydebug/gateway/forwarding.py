@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 from raydebug.dap import READ_BYTES, ConnectionLost, RequestFailed, reduce_latency
 from raydebug.gateway import requests
 from raydebug.gateway.board import Board, Pause
-from raydebug.gateway.requests import PathMap, Refused
+from raydebug.gateway.path_map import PathMap
+from raydebug.gateway.requests import Refused
 from raydebug.protocol import wire
 from raydebug.protocol.wire import Message
 

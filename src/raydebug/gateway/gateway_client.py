@@ -20,12 +20,14 @@ from raydebug.protocol import messages
 from raydebug.protocol.client_handshake import MAX_BYTES, ClientHandshake, NotProven, is_whole
 from raydebug.protocol.listings import (
     GatewayTask,
+    ListedAnswer,
     ListedBreakpoint,
     ListedPause,
     ListedProcess,
     ListedStacks,
     with_frames,
 )
+from raydebug.protocol.questions import Answer, Body, Question
 from raydebug.protocol.records import BreakpointSpec
 from raydebug.protocol.snapshot import IS_ID, SnapshotSummary
 
@@ -60,12 +62,7 @@ def request(
 ) -> dict[str, Any]:
     """Send one request, once each side has proved to hold the token, and return the JSON document of the response.
 
-    Args:
-        cluster: whose.
-        method: of HTTP.
-        path: of the resource.
-        body: the JSON document to send.
-        timeout_s: limit for each part of the response.
+    The limit is for each part of the response.
 
     Raises:
         RaydebugError: the gateway does not answer, does not hold the token, or refuses.
@@ -141,12 +138,7 @@ def _prove(connection: socket.socket, token: str) -> bytes:
 
 
 def unproven(error: NotProven, where: str) -> RaydebugError:
-    """Return the error that what answers at the gateway's address does not hold the token.
-
-    Args:
-        error: of the handshake.
-        where: the address.
-    """
+    """Return the error that what answers at the gateway's address does not hold the token."""
     refused = error.code == "auth.wrong-token"
     what = f"the gateway at {where} refused the token"
     return RaydebugError(
@@ -182,16 +174,34 @@ def fetch_processes(cluster: Cluster) -> list[ListedProcess]:
     return processes
 
 
+def ask_processes(
+    cluster: Cluster,
+    question: Question[Body, Answer],
+    body: Body,
+    *,
+    job: str | None = None,
+    only: Sequence[str] = (),
+    timeout_s: float,
+) -> list[ListedAnswer[Answer]]:
+    """Return what processes answer to a question, a row of protocol/questions.py; the rest is as in `fetch_stacks`.
+
+    Raises:
+        RaydebugError: the gateway does not answer, refuses the token, or does not know the question.
+    """
+    asked = {"body": body, "job": job, "only": [*only], "timeout_s": timeout_s}
+    path = f"/processes/{question.name}"
+    answers: list[ListedAnswer[Answer]] = request(cluster, "POST", path, asked, PROCESSES_TIMEOUT_S + timeout_s)[
+        "processes"
+    ]
+    return answers
+
+
 def fetch_stacks(
     cluster: Cluster, *, job: str | None = None, only: Sequence[str] = (), timeout_s: float
 ) -> list[ListedStacks]:
     """Return the stacks of the processes of a job, or of all jobs.
 
-    Args:
-        cluster: whose.
-        job: submission id.
-        only: the instances to ask; empty for all.
-        timeout_s: limit for a process to answer; those that do not are `silent`.
+    `only` these instances are asked, or all. Those that do not answer in time are `silent`.
 
     Raises:
         RaydebugError: the gateway does not answer, or refuses the token.

@@ -14,19 +14,20 @@ import h11
 
 from raydebug.gateway import logs, requests
 from raydebug.gateway.client import Services
-from raydebug.gateway.control import DESCRIBED_FOR_S, Control
+from raydebug.gateway.control import DESCRIBED_FOR_S, Choice, Control
 from raydebug.gateway.requests import Refused
 from raydebug.gateway.snapshots import Snapshots
 from raydebug.protocol import records, wire
 from raydebug.protocol.listings import GatewayTask, ListedStacks, with_frames
+from raydebug.protocol.questions import QUESTIONS, Question
 
 REQUEST_TIMEOUT_S = 5.0
 MAX_REQUEST_BYTES = 8 * 1024
 MAX_BODY_BYTES = 1024 * 1024
 WRONG_TOKEN, CONFLICT, MISDIRECTED, TIMED_OUT = 401, 409, 421, 504
 PAUSE_WITHIN_S, PAUSE_AT_MOST_S = 10.0, 3600.0
-STACKS_WITHIN_S, STACKS_AT_MOST_S = 0.3, 30.0
-PATHS = "/health, /status, /pauses, /processes, /stacks, /snapshots/JOB, /pause, /breaks and /jobs/ID"
+ANSWERS_WITHIN_S, ANSWERS_AT_MOST_S = 0.3, 30.0
+PATHS = "/health, /status, /pauses, /processes, /processes/NAME, /stacks, /snapshots/JOB, /pause, /breaks and /jobs/ID"
 PROCESSES_IN_A_PIECE = 64
 Listed = TypeVar("Listed")
 _NONE: Mapping[str, object] = {}
@@ -47,11 +48,9 @@ class PauseQuestion(TypedDict, total=False):
     timeout_s: float
 
 
-class StacksQuestion(TypedDict, total=False):
-    """Body of `POST /stacks`."""
+class ProcessesQuestion(Choice, total=False):
+    """Body of `POST /processes/NAME`, beside `body`, and of `POST /stacks`."""
 
-    job: records.Name | None
-    only: list[records.Name]
     timeout_s: float
     digests: bool  # digests may stand for frames, which are then sent once
 
@@ -63,14 +62,7 @@ class SnapshotQuestion(TypedDict, total=False):
 
 
 class HttpApi:
-    """Answers HTTP requests.
-
-    Args:
-        services: shared by all clients.
-        control: the processes and their breakpoints.
-        snapshots: those of crashes.
-        describe_tasks: returns the gateway's background tasks.
-    """
+    """Answers HTTP requests."""
 
     def __init__(
         self,
@@ -167,6 +159,11 @@ class HttpApi:
                     return 200, {"version": 1, "pauses": [board.describe(pause) for pause in pauses]}
                 case ("GET", "processes"):
                     return 200, await self._processes()
+                case ("POST", "processes", name) if name in QUESTIONS and not QUESTIONS[name].only_gateway:
+                    return 200, await self._ask(QUESTIONS[name], _document(sent))
+                case ("POST", "processes", name):
+                    why = f"this gateway knows no question '{name}' of clients; it may be of another version"
+                    return 404, _refusal("question.unknown", why)
                 case ("POST", "stacks"):
                     return 200, await self._stacks(sent)
                 case ("POST", "pause"):
@@ -204,12 +201,14 @@ class HttpApi:
         pauses = self._pauses()
         return _in_pieces(channels, lambda one: {**one.describe(), "pauses": pauses.get(one.instance, [])})
 
+    async def _ask(self, question: Question[Any, Any], document: dict[str, Any]) -> AsyncIterator[bytes]:
+        wanted, timeout_s = _choice(document)
+        body = records.read(document.get("body") or {}, question.body, "its body")
+        return _in_pieces(await self._control.ask(question, body, wanted, timeout_s), lambda one: one)
+
     async def _stacks(self, sent: bytes) -> AsyncIterator[bytes]:
-        wanted = records.read(_document(sent), StacksQuestion, "the question")
-        timeout_s = wanted.get("timeout_s", STACKS_WITHIN_S)
-        if not 0 < timeout_s <= STACKS_AT_MOST_S:
-            raise ValueError(f"timeout_s is from 0 to {STACKS_AT_MOST_S:g}")
-        found, frames = await self._control.fetch_stacks(timeout_s, wanted.get("job"), wanted.get("only", []))
+        wanted, timeout_s = _choice(_document(sent))
+        found, frames = await self._control.fetch_stacks(wanted, timeout_s)
         pauses = self._pauses()
         shared = {"frames": frames} if wanted.get("digests") else {}
 
@@ -251,13 +250,7 @@ class HttpApi:
 async def _in_pieces(
     processes: Sequence[Listed], describe: Callable[[Listed], Mapping[str, object]], more: Mapping[str, object] = _NONE
 ) -> AsyncIterator[bytes]:
-    """Yield the JSON of a list of processes in pieces: other clients are answered in between.
-
-    Args:
-        processes: what is listed.
-        describe: returns the JSON object of one.
-        more: further members of the document.
-    """
+    """Yield the JSON of a list of processes, and of more members, in pieces: others are answered in between."""
     yield b'{"version": 1, "processes": ['
     for begin in range(0, len(processes), PROCESSES_IN_A_PIECE):
         piece = [describe(one) for one in processes[begin : begin + PROCESSES_IN_A_PIECE]]
@@ -296,7 +289,15 @@ async def _receive_body(connection: h11.Connection, reader: asyncio.StreamReader
             return body
 
 
-def _document(sent: bytes) -> object:
+def _choice(document: object) -> tuple[ProcessesQuestion, float]:
+    wanted = records.read(document, ProcessesQuestion, "the question")
+    timeout_s = wanted.get("timeout_s", ANSWERS_WITHIN_S)
+    if not 0 < timeout_s <= ANSWERS_AT_MOST_S:
+        raise ValueError(f"timeout_s is from 0 to {ANSWERS_AT_MOST_S:g}")
+    return wanted, timeout_s
+
+
+def _document(sent: bytes) -> dict[str, Any]:
     """Return the JSON object of a request's body.
 
     Raises:

@@ -13,10 +13,12 @@ from typing import Any
 from raydebug.dap import ConnectionLost, RequestFailed
 from raydebug.gateway import logs
 from raydebug.gateway.board import Board, Pause
-from raydebug.gateway.control import Control, ControlChannel
+from raydebug.gateway.channel import ControlChannel, NoAnswer
+from raydebug.gateway.control import Control
 from raydebug.gateway.pause_lifecycle import resume
 from raydebug.gateway.requests import LOOK, Refused
 from raydebug.protocol import messages
+from raydebug.protocol.questions import PAUSE, WITHDRAW, PauseBody
 
 FIRST_REPORT_AFTER_S, NEXT_REPORT_AFTER_S = 1.5, 5.0
 RESUME_TIMEOUT_S = 10.0
@@ -28,12 +30,7 @@ NOT_FOUND = (
 
 
 class PauseRequests:
-    """Pauses running processes.
-
-    Args:
-        control: their control channels.
-        board: the cluster's pauses.
-    """
+    """Pauses running processes."""
 
     def __init__(self, control: Control, board: Board) -> None:
         self._control = control
@@ -75,24 +72,23 @@ class PauseRequests:
         request = secrets.token_hex(8)  # a pause that an earlier gateway has requested names its request again
         paused: asyncio.Future[Pause] = asyncio.get_running_loop().create_future()
         self._board.claim(request, lambda pause: paused.set_result(_reserve(pause)))
-        channel.send(messages.PAUSE_REQUEST, {"request": request})
         reporting = asyncio.ensure_future(self._report_location(channel, say))
         other = asyncio.ensure_future(self._other_pause(channel))
-        ending = asyncio.ensure_future(_end_or_refusal(channel, request))
-        waiting: set[asyncio.Future[Any]] = {paused, other, ending}
+        refused = asyncio.ensure_future(_refusal(channel, request))
+        waiting: set[asyncio.Future[Any]] = {paused, other, refused}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if other.done() and not paused.done():
                 self._withdraw(channel, request, paused)
                 return _reserve(other.result())
             if not paused.done():
-                raise ending.result()
+                raise refused.result()
             return paused.result()
         except BaseException:
             self._withdraw(channel, request, paused)
             raise
         finally:
-            for task in (reporting, other, ending):
+            for task in (reporting, other, refused):
                 task.cancel()
 
     async def _other_pause(self, channel: ControlChannel) -> Pause:
@@ -104,7 +100,7 @@ class PauseRequests:
                     return pause
 
     def _withdraw(self, channel: ControlChannel, request: str, paused: asyncio.Future[Pause]) -> None:
-        channel.send(messages.WITHDRAW, {"request": request})
+        channel.tell(WITHDRAW, PauseBody(request=request))
         self._board.claim(request, self._resume)  # its thread may be about to pause
         if paused.done() and not paused.cancelled():
             self._resume(paused.result())
@@ -179,15 +175,14 @@ def _reserve(pause: Pause) -> Pause:
     return pause
 
 
-async def _end_or_refusal(channel: ControlChannel, request: str) -> Refused:
-    while True:
-        channel.news.clear()
-        if request in channel.refusals:
-            text = f"it cannot be paused: {channel.refusals.pop(request)}"
-            return Refused("process.refused", text, "see the job's log")
-        if channel.ended:
-            return Refused("process.ended", "the process has ended", PROCESSES)
-        await channel.news.wait()
+async def _refusal(channel: ControlChannel, request: str) -> Refused:
+    """Ask a process to pause; return why it does not."""
+    answer = await channel.ask(PAUSE, PauseBody(request=request))
+    cause = answer.cause or answer.state if isinstance(answer, NoAnswer) else answer.get("cause")
+    if cause and cause != messages.ENDED:
+        return Refused("process.refused", f"it cannot be paused: {cause}", "see the job's log")
+    await channel.gone.wait()  # without a cause it pauses: the board gets the pause, unless the process ends
+    return Refused("process.ended", "the process has ended", PROCESSES)
 
 
 def _candidate(channel: ControlChannel) -> str:

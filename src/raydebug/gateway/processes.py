@@ -38,11 +38,8 @@ _RESPONSE_HEAD = re.compile(rb'"request_seq":\s*(\d+).{0,80}?"command":\s*"(\w+)
 class Process:
     """One process under the debugger.
 
-    Args:
-        about: the process's description of itself (protocol/records.py).
-
     Raises:
-        BadRecord: the description is not what protocol/records.py expects.
+        BadRecord: the process's description of itself is not what protocol/records.py expects.
     """
 
     def __init__(self, about: Any) -> None:
@@ -122,14 +119,14 @@ class Process:
             raise RequestFailed("pause", f"the process has no thread {thread_id}", {})
         return await self.session.request("pause", {"threadId": thread_id})
 
-    async def top_frame(self, thread_id: int, *, timeout_s: float = 30.0) -> Frame:
+    async def top_frame(self, thread_id: int) -> Frame:
         """Return the innermost frame of a suspended thread: `id`, `name`, `line` and `source`.
 
         Raises:
             RequestFailed, ConnectionLost, TimeoutError: there is none, or no valid response.
         """
         arguments = {"threadId": thread_id, "levels": 1}
-        frames = (await self.session.request("stackTrace", arguments, timeout_s=timeout_s)).get("stackFrames")
+        frames = (await self.session.request("stackTrace", arguments)).get("stackFrames")
         try:
             return records.read(frames[0] if isinstance(frames, list) and frames else None, Frame, "the frame")
         except BadRecord as error:
@@ -139,11 +136,7 @@ class Process:
 def refuse_oversized(length: int, head: bytes) -> Message:
     """Return the message that replaces one of pydevd over the size limit: a failed response, or an `output` event.
 
-    Without a replacement one oversized value would end the session.
-
-    Args:
-        length: of the oversized message, in bytes.
-        head: its first bytes.
+    Without a replacement one oversized value would end the session. The length is in bytes.
     """
     response = _RESPONSE_HEAD.search(head)
     mib, limit_mib = length / 2**20, wire.MAX_BODY_BYTES / 2**20

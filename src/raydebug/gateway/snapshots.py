@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import logging
 import secrets
 from collections import OrderedDict
 from typing import Any
 
 from raydebug.gateway.board import Board
+from raydebug.gateway.channel import NoAnswer
 from raydebug.gateway.control import Control
 from raydebug.gateway.requests import Refused
 from raydebug.protocol import messages, records, wire
+from raydebug.protocol.questions import SAVE_PAUSE, SavePauseBody
 from raydebug.protocol.records import BadRecord
 from raydebug.protocol.snapshot import IS_ID, MAX_FILE_BYTES, MAX_OF_JOB, SnapshotMessage, SnapshotSummary
 
@@ -32,7 +33,7 @@ class Snapshots:
     def __init__(self) -> None:
         self._kept: OrderedDict[_Key, tuple[SnapshotSummary, bytes]] = OrderedDict()
         self._expected: dict[_Key, SnapshotSummary] = {}  # accepted, not received yet
-        self._requested: dict[_Key, asyncio.Event] = {}
+        self._requested: set[_Key] = set()
         self._bytes = 0
 
     def of_job(self, job: str) -> list[SnapshotSummary]:
@@ -98,8 +99,6 @@ class Snapshots:
         while self._bytes > MAX_KEPT_BYTES:
             self._bytes -= _size(*self._kept.popitem(last=False)[1])
         log.info("snapshot %s of job %s: %d bytes", key[1], key[0], len(file))
-        if key in self._requested:
-            self._requested[key].set()
 
     async def save_pause(self, pause_id: str, board: Board, control: Control) -> SnapshotSummary:
         """Request a snapshot of a pause from its process, and return its summary.
@@ -117,15 +116,16 @@ class Snapshots:
             cause = "its process has no control channel: it is in no job of `raydebug run`, or has not imported ray"
             raise Refused("snapshot.no-channel", cause, "look at it with `raydebug attach`")
         key = (job, f"pause-{pause_id}-{secrets.token_hex(2)}")
-        self._requested[key] = asyncio.Event()
+        self._requested.add(key)
         try:
-            channel.send(messages.SAVE_PAUSE, {"id": key[1], "threadId": pause.thread_id})
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._requested[key].wait(), PAUSE_S)
-            if key in self._kept:
-                return self._kept[key][0]
+            answer = await channel.ask(SAVE_PAUSE, SavePauseBody(id=key[1], threadId=pause.thread_id), PAUSE_S)
         finally:
-            del self._requested[key]
+            self._requested.remove(key)
+        if key in self._kept:  # a worker of 0.1 sends it, and does not answer
+            return self._kept[key][0]
+        if isinstance(answer, NoAnswer) and answer.state != messages.SILENT:
+            why = f"its process could not make one: {answer.cause or answer.state}"
+            raise Refused("snapshot.failed", why, "look at it with `raydebug attach`")
         raise Refused("snapshot.no-answer", f"its process did not answer within {PAUSE_S:g} s", "try it again")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NotRequired, TypedDict, cast
+from typing import Generic, NotRequired, TypedDict, TypeVar, cast
 
 from raydebug.protocol.records import (
     CollectiveGroup,
@@ -19,6 +19,8 @@ from raydebug.protocol.records import (
     Text,
     ThreadStack,
 )
+
+Answer = TypeVar("Answer")
 
 
 class JobIds(TypedDict):
@@ -93,6 +95,16 @@ def with_frames(thread: ThreadStack, known: Mapping[str, list[StackFrame]]) -> T
         return thread
     rest = {name: value for name, value in thread.items() if name not in ("name", "digest")}
     return cast(ThreadStack, {"name": thread.get("name", ""), "frames": known[thread["digest"]], **rest})
+
+
+class ListedAnswer(TypedDict, Generic[Answer]):
+    """What a process has answered in POST /processes/NAME."""
+
+    process: ListedProcess
+    instance: str
+    state: str  # answered, silent, ended, unknown or failed (messages.py)
+    answer: Answer | None
+    cause: str  # of a failure
 
 
 class BreakpointState(TypedDict):

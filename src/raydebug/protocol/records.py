@@ -256,7 +256,6 @@ class KnownFrames(TypedDict, total=False):
 class FramesRecord(TypedDict, total=False):
     """The answer to `frames`; digests that the process does not know any more are left out."""
 
-    request: int
     known: list[KnownFrames]
 
 
@@ -381,10 +380,17 @@ class BrokenOff(TypedDict, total=False):
 
 
 class Refusal(TypedDict, total=False):
-    """Body of PAUSE_REFUSED."""
+    """The answer to `pause`: why it is impossible; nothing when the thread pauses."""
 
-    request: Name
     cause: Text
+
+
+class JobLine(TypedDict):
+    """Arguments of SAY_REQUEST: the paused thread that writes a line, about a pause at `at` (file:line)."""
+
+    threadId: int
+    text: str
+    at: str
 
 
 # Breakpoints from outside
@@ -425,6 +431,7 @@ class KnownBreakpoints(TypedDict, total=False):
 
     breaks: list[BreakpointSpec]
     set: list[Name]
+    by_id: bool  # it answers questions by their ids (questions.py); false in 0.1
 
 
 class BreakpointReport(TypedDict, total=False):

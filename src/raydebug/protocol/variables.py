@@ -74,9 +74,6 @@ OPEN = "RAYDEBUG_OPEN"
 PATIENCE = "RAYDEBUG_PATIENCE_S"
 """Seconds that a pause waits for a gateway that cannot be reached before the thread resumes (3600; 0: at once)."""
 
-WATCHDOG = "RAYDEBUG_WATCHDOG"
-"""Seconds after which a process that cannot answer writes its stacks by itself (worker/watchdog.py); default: never."""
-
 ALLOWED_HOSTS = "RAYDEBUG_ALLOWED_HOSTS"
 """Comma-separated host names that HTTP requests to the gateway may use, in addition to loopback."""
 

@@ -45,11 +45,10 @@ def whole_lines(processes: Sequence[ListedStacks]) -> Iterator[str]:
 
 
 def silent_lines(processes: Sequence[ListedStacks]) -> Iterator[str]:
-    """Yield the processes that did not answer, with the age of the stack that is known."""
+    """Yield the processes that did not answer."""
     for one in processes:
         if one["state"] != ANSWERED:
-            age = f", its stack is {one['age_s']:.0f} s old" if one["age_s"] else ""
-            yield f"{one['state']}  {_name(one)}{age}"
+            yield f"{one['state']}  {_name(one)}"
 
 
 def left_out_lines(processes: Sequence[ListedStacks]) -> Iterator[str]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final, Literal, TypeAlias, TypedDict
 
-from raydebug.protocol import messages
 from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.records import StackFrame, ThreadStack
 from raydebug.render import command, runs
@@ -109,7 +108,7 @@ def _detail(kind: str, thread: ThreadStack) -> str:
 
 def holds_gil(process: ListedStacks, thread: ThreadStack) -> bool:
     """Return whether a thread of a process that does not answer holds Python's lock, as far as is known."""
-    return not process.get("stopped") and thread.get("gil", process["state"] == messages.WATCHDOG)
+    return not process.get("stopped") and thread.get("gil", False)
 
 
 # Words

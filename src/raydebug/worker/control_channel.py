@@ -1,4 +1,4 @@
-"""The control channel: a process of a job receives breakpoints and requests to pause over it while it runs.
+"""The control channel: over it a process of a job answers the questions of protocol/questions.py while it runs.
 
 A running process opens no debugger for it: a thread waits on a socket. Nothing listens.
 """
@@ -6,29 +6,43 @@ A running process opens no debugger for it: a thread waits on a socket. Nothing 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import itertools
 import os
-import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from raydebug import worker
-from raydebug.protocol import messages, wire
+from raydebug.protocol import earlier, messages, wire
 from raydebug.protocol.records import BreakpointReport
 from raydebug.protocol.wire import Message
 from raydebug.worker import dial_in
 from raydebug.worker.breakpoints import registry, runtime
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from raydebug.worker.watchdog import Watchdog
+ANSWERED_BY = {
+    "describe": "pause_requests:describe",
+    "stacks": "stacks:stacks_for",
+    "frames": "stacks:frames_of",
+    "pause": "pause_requests:pause_for",
+    "withdraw": "pause_requests:withdraw",
+    "save-pause": "crashes:save_pause",
+    "breaks": "control_channel:change_breaks",
+}
+"""By question: module and function, imported at the first use. The function gets the body and returns the answer.
 
+This thread must not wait: a function that cannot answer at once returns one that gets a function to answer with.
+"""
 FIRST_TIMEOUT_S = 1.0  # limit for the start of a process to receive the breakpoints that were set meanwhile
 RETRY_S, RETRY_MAX_S = 1.0, 30.0
 FORK_AFTER_S = 0.3  # a fork that ends, or becomes another program, before that needs no channel
 MAX_BODY_BYTES = 1024 * 1024
+MAX_CAUSE = 1000  # characters
+
+_Answer = Callable[..., None]
+"""Gets the answer; None and the cause if there is none."""
 
 _opened_by: int | None = None
 _channel: _ControlChannel | None = None
@@ -44,7 +58,7 @@ def open_channel() -> None:
     with contextlib.suppress(Exception):
         _channel = _ControlChannel(FIRST_TIMEOUT_S)
         _channel.take_message()
-        _channel.wait_without_limit()
+        _channel.socket.settimeout(None)
     _start()
 
 
@@ -58,9 +72,26 @@ def _start(after_s: float = 0.0) -> None:
 def report_set(break_ids: list[str]) -> None:
     """Report that a file with these breakpoints has just been loaded."""
     with contextlib.suppress(Exception):
-        if _channel is not None:
-            for break_id in break_ids:
-                _channel.report({"id": break_id, "state": messages.SET, "message": ""})
+        for break_id in break_ids:
+            _report({"id": break_id, "state": messages.SET, "message": ""})
+
+
+def change_breaks(change: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Remove breakpoints and add others, and report the state of these."""
+    for break_id in change.get("remove", ()):
+        registry.remove(break_id)
+    added = change.get("add", [])
+    for spec in added:
+        registry.add(spec)
+    for report in registry.build_in(added) if added else []:
+        runtime.loaded.update([report["id"]] if report["state"] == messages.SET else [])
+        _report(report)
+    return {}
+
+
+def _report(report: BreakpointReport) -> None:
+    if _channel is not None:
+        _channel.send(wire.event(next(_seq), messages.BREAK, dict(report)))
 
 
 def _is_about_to_exec() -> bool:
@@ -72,23 +103,18 @@ def _serve(after_s: float) -> None:
     global _channel
     threading.Event().wait(after_s)
     wait_s = RETRY_S
-    watchdog = sys.modules.get("raydebug.worker.watchdog")  # import_hooks loads it where it is wanted
-    timer = watchdog.Watchdog() if watchdog is not None and watchdog.limit_s() else None
     while _opened_by == os.getpid():
         try:
             if _channel is None:
                 _channel = _ControlChannel(dial_in.DIAL_TIMEOUT_S)
-                _channel.wait_without_limit()
+                _channel.socket.settimeout(None)
             wait_s = RETRY_S
-            _channel.timer = timer
             while True:
                 _channel.take_message()
         except Exception:  # noqa: BLE001 - the gateway is gone or never came; the job does not care
             if _channel is not None:
-                _channel.close()
+                _channel.socket.close()
                 _channel = None
-            if timer is not None:
-                timer.close()
             _withdraw_all()
         threading.Event().wait(wait_s)
         wait_s = min(wait_s * 2, RETRY_MAX_S)
@@ -98,27 +124,19 @@ def _withdraw_all() -> None:
     """Cancel the pause requests of a gateway that is gone: no client would attach."""
     pause_requests = sys.modules.get("raydebug.worker.pause_requests")
     if pause_requests is not None:
-        pause_requests.withdraw()
+        pause_requests.withdraw_all()
 
 
 class _ControlChannel:
     """One connection of the control channel."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._socket: socket.socket = dial_in.proven_connection(messages.CONTROL, timeout_s=timeout_s)
+        self.socket = dial_in.proven_connection(messages.CONTROL, timeout_s=timeout_s)
         self._decoder = wire.Decoder(max_body_bytes=MAX_BODY_BYTES)
         self._messages: list[Message] = []
         self._sending = threading.Lock()
-        self.timer: Watchdog | None = None
-        self._send(messages.KNOWN, {"breaks": registry.all_specs(), "set": sorted(runtime.loaded)})
-
-    def wait_without_limit(self) -> None:
-        """Wait for further messages without a timeout."""
-        self._socket.settimeout(None)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._socket.close()
+        known = {"breaks": registry.all_specs(), "set": sorted(runtime.loaded), "by_id": True}
+        self.send(wire.event(next(_seq), messages.KNOWN, known))
 
     def take_message(self) -> None:
         """Wait for one message and handle it.
@@ -127,58 +145,59 @@ class _ControlChannel:
             OSError: the connection has ended.
         """
         while not self._messages:
-            if self.timer is not None:
-                self.timer.wait_for(self._socket)
-            data = self._socket.recv(65536)
+            data = self.socket.recv(65536)
             if not data:
                 raise ConnectionResetError("the gateway closed the control channel")
             self._messages += self._decoder.feed(data)
         message = self._messages.pop(0)
-        body = dict(message.get("body") or {})
-        if message.get("event") == messages.BREAKS:
-            self._change_breaks(body)
-        elif message.get("event") in (messages.DESCRIBE, messages.PAUSE_REQUEST, messages.WITHDRAW):
-            with worker.fork_guard:
-                from raydebug.worker import pause_requests  # not at the start of every process
-            if message["event"] == messages.DESCRIBE:
-                self._send(messages.DESCRIBED, pause_requests.describe())
-            elif message["event"] == messages.PAUSE_REQUEST:
-                pause_requests.pause_for(str(body["request"]), self._send_if_open)
-            else:
-                pause_requests.withdraw(str(body["request"]))
-        elif message.get("event") in (messages.STACKS, messages.FRAMES):
-            with worker.fork_guard:
-                from raydebug.worker import stacks  # not at the start of every process
-            if message["event"] == messages.FRAMES:
-                self._send(messages.FRAMES_SENT, stacks.frames_of(body))
-            else:
-                self._send(messages.STACKED, stacks.collect_digests() if body.get("digests") else stacks.collect())
-        elif message.get("event") == messages.SAVE_PAUSE:
-            with worker.fork_guard:
-                from raydebug.worker import crashes  # not at the start of every process
-            crashes.save_pause(str(body["id"]), int(body["threadId"]))
+        if message.get("type") == "request":
+            name, body = message["command"], message["arguments"]
+            answer: _Answer = functools.partial(self._respond, message)
+        else:
+            event, body = str(message["event"]), message["body"]
+            name = earlier.QUESTION_OF.get(event, event)
+            answer = functools.partial(self._respond_earlier, name, body)
+        if name not in ANSWERED_BY:
+            answer(None, messages.UNKNOWN)
+            return
+        try:
+            found = _function(name)(body)
+            if callable(found):
+                found(answer)
+        except Exception as error:  # noqa: BLE001 - who asked gets the cause; the job is not affected
+            answer(None, f"{type(error).__name__}: {error}"[:MAX_CAUSE])
+        else:
+            if not callable(found):
+                answer(found)
 
-    def _change_breaks(self, change: Message) -> None:
-        for break_id in change.get("remove", ()):
-            registry.remove(break_id)
-        added = change.get("add", [])
-        for spec in added:
-            registry.add(spec)
-        for report in registry.build_in(added) if added else []:
-            runtime.loaded.update([report["id"]] if report["state"] == messages.SET else [])
-            self.report(report)
+    def _respond(self, asked: Message, found: Mapping[str, Any] | None, cause: str = "") -> None:
+        """Answer a question by its id; without an answer, say why."""
+        number = next(_seq)
+        failed = wire.refusal(number, asked, cause)
+        with contextlib.suppress(OSError):  # it may come late, when the connection has ended
+            self.send(failed if found is None else wire.response(number, asked, dict(found)))
 
-    def report(self, report: BreakpointReport) -> None:
-        """Report the state of a breakpoint in this process."""
-        self._send(messages.BREAK, report)
+    def _respond_earlier(self, name: str, body: Message, found: Mapping[str, Any] | None, cause: str = "") -> None:
+        """Answer an event, if a gateway of 0.1 waits for that; log what fails and needs no answer."""
+        if found is None:
+            if cause != messages.UNKNOWN:
+                worker.log(f"'{name}' of the gateway failed: {cause}")
+        elif (event := earlier.answer(next(_seq), name, body, dict(found))) is not None:
+            with contextlib.suppress(OSError):
+                self.send(event)
 
-    def _send_if_open(self, event: str, body: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError):
-            self._send(event, body)
-
-    def _send(self, event: str, body: Mapping[str, Any]) -> None:
+    def send(self, message: Message) -> None:
+        """Send a message; any thread may."""
         with self._sending:
-            self._socket.sendall(wire.encode(wire.event(next(_seq), event, dict(body))))
+            self.socket.sendall(wire.encode(message))
+
+
+@functools.cache
+def _function(name: str) -> Callable[[Message], Any]:
+    module, _, function = ANSWERED_BY[name].partition(":")
+    with worker.fork_guard:  # not at the start of every process
+        found: Callable[[Message], Any] = getattr(importlib.import_module(f"raydebug.worker.{module}"), function)
+    return found
 
 
 def _open_in_fork() -> None:

@@ -12,11 +12,13 @@ import sys
 import threading
 import time
 import traceback  # noqa: F401 - Python 3.13 itself imports it to print an exception, where no fork waits for it
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 from raydebug import worker
 from raydebug.protocol import messages, wire
+from raydebug.protocol.questions import SavePauseBody
 from raydebug.protocol.snapshot import SnapshotSummary
 from raydebug.worker import dial_in
 
@@ -68,35 +70,33 @@ def _is_crash(error: BaseException) -> bool:
     return not issubclass(kind, ray.RayTaskError | ray.TaskCancelledError)
 
 
-def save_pause(snapshot_id: str, thread_id: int) -> None:
-    """Send a snapshot of a paused thread, by its number in DAP; the gateway has requested it. Never raises."""
-    try:
-        with worker.fork_guard:
-            from raydebug.worker import pause, snapshot, suspended_threads
-        (thread,) = (one for one in threading.enumerate() if suspended_threads.dap_id(one) == thread_id)
-        error = pause.shown_errors.get(thread.ident or 0)
-        if error is None:
-            frames = _paused_frames(sys._current_frames()[thread.ident or 0])
-        else:
-            frames = snapshot.frames_of(error)
-        summary = snapshot.summarize(error, frames, "pause")
-        summary["id"] = snapshot_id
-        _Delivery(summary).give(snapshot.write(error, frames, summary, thread.name))
-    except Exception as failure:  # noqa: BLE001 - the gateway reports to the client that no answer came
-        worker.log(f"no snapshot of this pause: {type(failure).__name__}")
+def save_pause(body: SavePauseBody) -> Callable[[Callable[..., None]], None]:
+    """Send a snapshot of a paused thread; the answer follows when the gateway has it."""
+    with worker.fork_guard:
+        from raydebug.worker import pause, snapshot, suspended_threads
+    thread = next((one for one in threading.enumerate() if suspended_threads.dap_id(one) == body["threadId"]), None)
+    if thread is None:
+        raise LookupError("its thread has ended")
+    error = pause.shown_errors.get(thread.ident or 0)
+    paused_at = sys._current_frames()[thread.ident or 0]
+    frames = _paused_frames(paused_at) if error is None else snapshot.frames_of(error)
+    summary = snapshot.summarize(error, frames, "pause")
+    summary["id"] = body["id"]
+    file = snapshot.write(error, frames, summary, thread.name)
+    return lambda answer: _Delivery(summary, lambda cause: answer(None if cause else {}, cause)).give(file)
 
 
 def _paused_frames(frame: FrameType | None) -> list[tuple[FrameType, int]]:
     """Return the frames of a paused thread, innermost first, without the debugger's."""
     with worker.fork_guard:
-        from raydebug.worker import pause_requests
+        from raydebug.worker.frames import is_debuggers, is_users
     frames: list[tuple[FrameType, int]] = []
     is_inside = True
     while frame is not None:
-        if is_inside and pause_requests.is_debuggers(frame):
+        if is_inside and is_debuggers(frame):
             frames.clear()  # the debugger called these
         else:
-            is_inside = is_inside and not pause_requests.is_users(frame)
+            is_inside = is_inside and not is_users(frame)
             frames.append((frame, frame.f_lineno))
         frame = frame.f_back
     return frames[:60]
@@ -105,8 +105,8 @@ def _paused_frames(frame: FrameType | None) -> list[tuple[FrameType, int]]:
 class _Delivery:
     """Sends one snapshot to the gateway, in its own thread."""
 
-    def __init__(self, summary: SnapshotSummary) -> None:
-        self._summary, self._file = summary, b""
+    def __init__(self, summary: SnapshotSummary, on_end: Callable[[str], None] = lambda _: None) -> None:
+        self._summary, self._file, self._on_end = summary, b"", on_end
         self._offer = {**summary, "message": ""}  # its secrets are known once the locals are read
         self._wanted = True
         self._answered, self._given, self._done = threading.Event(), threading.Event(), threading.Event()
@@ -129,6 +129,7 @@ class _Delivery:
         self._done.wait(max(0.0, limit_s))
 
     def _run(self) -> None:
+        reason = "the gateway does not want it"
         try:
             with dial_in.proven_connection(messages.SNAPSHOT) as connection:
                 connection.sendall(wire.encode(wire.event(3, messages.OFFER, self._offer)))
@@ -138,13 +139,15 @@ class _Delivery:
                     body = {"message": self._summary["message"], "data": base64.b64encode(self._file).decode("ascii")}
                     connection.sendall(wire.encode(wire.event(4, messages.SNAPSHOT, body)))
                     dial_in.receive(connection, messages.KEPT)
+                    reason = ""
         except Exception as error:  # noqa: BLE001 - no gateway, or a lost connection
             self._wanted = False
             reason = str(error) if isinstance(error, OSError | dial_in.NoGateway) else type(error).__name__
-            worker.log(f"no snapshot of this crash: {reason}")
+            worker.log(f"no snapshot of this {self._summary['kind']}: {reason}")
         finally:
             self._answered.set()
             self._done.set()
+            self._on_end(reason)
 
 
 def _become_another_process() -> None:

@@ -222,10 +222,6 @@ def install() -> None:
         from raydebug.worker.breakpoints import registry
 
         registry.add_from_environment()
-    if os.environ.get(variables.WATCHDOG, "0") != "0":
-        from raydebug.worker import watchdog
-
-        watchdog.install()
 
 
 def install_before_fork() -> _Finder:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from raydebug import worker
-from raydebug.worker import suspended_threads
+from raydebug.worker import say_request, suspended_threads
 from raydebug.worker.dial_in import Unreachable, proven_connection
 from raydebug.worker.reconnecting_socket import Backoff, ReconnectingSocket, patience_s
 
@@ -216,6 +216,7 @@ def _hand_to_pydevd(connection: ReconnectingSocket) -> Any:
     debugger = pydevd.get_global_debugger()
     _keep_out_of_own_code(debugger)
     resume_fast()
+    say_request.register()
     suspended_threads.track(debugger)
     _wait_until_attached(debugger)
     return debugger

@@ -15,16 +15,17 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from raydebug.protocol.questions import FramesBody, StacksBody
 from raydebug.protocol.records import FramesRecord, StackFrame, StacksRecord, ThreadStack, digest_of
-from raydebug.worker import flight_recorder, pause_requests, records, source
+from raydebug.worker import flight_recorder, records, source
+from raydebug.worker.frames import MAX_NAME, active_thread, is_users
 
 MAX_FRAMES, MAX_THREADS, MAX_TASKS, MAX_OBJECTS = 64, 200, 100, 20
-MAX_NAME = 250
 MAX_PARSED_BYTES = 400_000  # of a source file that is searched for the `with` blocks of a frame
 LOCKS: tuple[type, ...] = (type(threading.Lock()), type(threading.RLock()))
 # asyncio's own sets of tasks: CPython 3.11 asyncio/tasks.py `_all_tasks`; 3.12 and 3.13 have the other two.
@@ -35,7 +36,7 @@ _WORLD = "WORLD_SIZE"  # torch/distributed/run.py; verl 0.9.1 single_controller/
 
 def collect() -> StacksRecord:
     """Return the stacks of this process, without those of raydebug and the debugger."""
-    active = pause_requests.active_thread()
+    active = active_thread()
     threads = {thread.ident: thread for thread in threading.enumerate()}
     seen: list[tuple[threading.Thread | None, int, list[FrameType]]] = []
     for ident, frame in sorted(sys._current_frames().items(), key=lambda one: one[0] != active):
@@ -66,9 +67,11 @@ def collect() -> StacksRecord:
 _sent: deque[dict[str, list[StackFrame]]] = deque(maxlen=4)  # by digest; several clients may ask at one time
 
 
-def collect_digests() -> StacksRecord:
-    """Return the stacks of this process with the digests of their frames, which `frames_of` knows for a while."""
+def stacks_for(body: StacksBody) -> StacksRecord:
+    """Return the stacks of this process, if asked for with the digests of their frames: `frames_of` knows the last."""
     record = collect()
+    if not body.get("digests"):
+        return record
     sent = {}
     for thread in record["threads"]:
         frames = thread.pop("frames")
@@ -78,10 +81,10 @@ def collect_digests() -> StacksRecord:
     return record
 
 
-def frames_of(question: Mapping[str, Any]) -> FramesRecord:
-    """Return the answer to FRAMES."""
-    known = {digest: frames for sent in _sent for digest, frames in sent.items() if digest in question["digests"]}
-    return {"request": question["request"], "known": [{"digest": one, "frames": known[one]} for one in known]}
+def frames_of(body: FramesBody) -> FramesRecord:
+    """Return the frames that digests stand for."""
+    known = {digest: frames for sent in _sent for digest, frames in sent.items() if digest in body["digests"]}
+    return {"known": [{"digest": one, "frames": known[one]} for one in known]}
 
 
 def _of_each_kind(stacks: list[_Stack], limit: int) -> list[_Stack]:
@@ -113,7 +116,7 @@ def _callers(frame: FrameType | None) -> list[FrameType]:
 def _describe(name: str, frames: list[FrameType]) -> ThreadStack:
     stack: ThreadStack = {"name": name[:MAX_NAME], "frames": [_place(frame) for frame in frames]}
     for place, frame in zip(stack["frames"], frames, strict=True):
-        if frame is frames[0] or (pause_requests.is_users(frame) and "-packages/" not in frame.f_code.co_filename):
+        if frame is frames[0] or (is_users(frame) and "-packages/" not in frame.f_code.co_filename):
             place["text"] = source.line_at(frame.f_code.co_filename, frame.f_lineno or 0)
     for frame in frames[:8]:  # a wait is in the innermost ones
         with contextlib.suppress(Exception):
@@ -196,9 +199,7 @@ def _note_locks(stack: ThreadStack, frames: list[FrameType]) -> None:
     """Note the locks that `with` blocks of the frames hold, and the one that the innermost frame waits for."""
     holds = []
     for frame in frames:
-        if (
-            not pause_requests.is_users(frame) or "-packages/" in frame.f_code.co_filename
-        ):  # parsing torch takes seconds
+        if not is_users(frame) or "-packages/" in frame.f_code.co_filename:  # parsing torch takes seconds
             continue
         for first, last, body, name in _with_blocks(frame.f_code.co_filename):
             if not first <= (frame.f_lineno or 0) <= last or frame.f_code.co_firstlineno > first:

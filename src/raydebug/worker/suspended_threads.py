@@ -36,7 +36,7 @@ class SuspendedThreads:
 
     def announce(self, thread_id: int, record: Mapping[str, object]) -> None:
         """Announce a pause that is about to begin."""
-        self._send(messages.PAUSE_EVENT, {"threadId": thread_id, "record": record})
+        self._send_event(messages.PAUSE_EVENT, {"threadId": thread_id, "record": record})
 
     def begins(self, thread_id: int) -> None:
         """Note that the calling thread is about to be suspended."""
@@ -52,7 +52,7 @@ class SuspendedThreads:
     def broken_off(self, thread_id: int, reason: str) -> None:
         """Report that a suspended thread was resumed without a client (e.g. its task was cancelled)."""
         self._records.pop(thread_id, None)
-        self._send(messages.BROKEN_OFF_EVENT, {"threadId": thread_id, "reason": reason})
+        self._send_event(messages.BROKEN_OFF_EVENT, {"threadId": thread_id, "reason": reason})
 
     def is_suspended(self, thread_id: int) -> bool:
         """Return whether a thread is suspended now."""
@@ -93,13 +93,16 @@ class SuspendedThreads:
         for thread_id, body in list(self._stops.items()):
             _, since = self._since.get(thread_id, (None, now))
             self.announce(thread_id, {**self._records[thread_id], "stood_s": round(now - since, 3)})
-            self._send("stopped", body)
+            self._send_event("stopped", body)
 
-    def _send(self, name: str, body: Message) -> None:
+    def _send_event(self, name: str, body: Message) -> None:
+        self.send({"type": "event", "event": name, "body": body})
+
+    def send(self, message: Message) -> None:
+        """Let pydevd send a message to the gateway."""
         from _pydevd_bundle.pydevd_comm_constants import CMD_THREAD_SUSPEND
         from _pydevd_bundle.pydevd_net_command import NetCommand
 
-        message = {"type": "event", "event": name, "body": body}
         self._debugger.writer.add_command(NetCommand(CMD_THREAD_SUSPEND, 0, message, is_json=True))
 
 

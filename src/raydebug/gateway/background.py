@@ -1,0 +1,61 @@
+"""The gateway's background tasks: one that dies is restarted, and reported with its reason."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import traceback
+from collections.abc import Awaitable, Callable
+
+from raydebug.protocol.listings import GatewayTask
+
+log = logging.getLogger("raydebug.gateway")
+
+FIRST_WAIT_S, MOST_WAIT_S = 1.0, 60.0  # before a background task is restarted
+RESET_AFTER_S = 60.0  # after a task has run this long, the back-off starts again at the shortest wait
+MAX_REASON = 300  # characters
+
+
+class Background:
+    """Runs tasks, and restarts those that die.
+
+    Args:
+        first_wait_s: wait before the first restart; doubled for each further one, up to a minute.
+    """
+
+    def __init__(self, first_wait_s: float = FIRST_WAIT_S) -> None:
+        self._first_wait_s = first_wait_s
+        self._tasks: list[GatewayTask] = []
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+        """Run a coroutine function for as long as the gateway lives."""
+        self._tasks.append({"name": name, "state": "running", "restarts": 0, "reason": None})
+        self._running.add(asyncio.ensure_future(self._keep(self._tasks[-1], run)))
+
+    def describe(self) -> list[GatewayTask]:
+        """Return each task: `name`, `state` (`running`, `restarting`), `restarts`, and the last `reason`."""
+        return self._tasks
+
+    async def _keep(self, task: GatewayTask, run: Callable[[], Awaitable[None]]) -> None:
+        wait_s = self._first_wait_s
+        while True:
+            began = time.monotonic()
+            try:
+                await run()
+                task["reason"] = "it returned"
+            except Exception as error:  # noqa: BLE001 - whatever it was: without the task pauses would never expire
+                task["reason"] = _where(error)[:MAX_REASON]
+            if time.monotonic() - began >= RESET_AFTER_S:
+                wait_s = self._first_wait_s
+            log.error("background task '%s' died: %s; it is restarted in %g s", task["name"], task["reason"], wait_s)
+            task["state"] = "restarting"
+            await asyncio.sleep(wait_s)
+            task["state"], task["restarts"] = "running", task["restarts"] + 1
+            wait_s = min(wait_s * 2, MOST_WAIT_S)
+
+
+def _where(error: Exception) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({last.filename.rpartition('/')[2]}:{last.lineno} {last.name})"

@@ -1,0 +1,150 @@
+"""The control channel of one process: questions to it and their answers, and what it has said of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from typing import Any, NamedTuple, cast
+
+from raydebug.protocol import earlier, messages, records, wire
+from raydebug.protocol.listings import BreakpointState, ListedProcess
+from raydebug.protocol.questions import DESCRIBE, Answer, Body, Nothing, Question
+from raydebug.protocol.records import BadRecord, BreakpointReport, BreakpointSpec, WorkRecord
+from raydebug.protocol.wire import Message
+
+DESCRIBE_TIMEOUT_S = 1.0
+MAX_CAUSE = 1000  # characters
+LISTED = [name for name in ListedProcess.__annotations__ if name in WorkRecord.__annotations__]
+
+
+class NoAnswer(NamedTuple):
+    """What becomes of a question without an answer: SILENT, ENDED, UNKNOWN, or FAILED with its cause (messages.py)."""
+
+    state: str
+    cause: str = ""
+
+
+class _Asked(NamedTuple):
+    question: Question[Any, Any]
+    body: Message
+    answer: asyncio.Future[Any]
+
+
+class ControlChannel:
+    """The control channel of one process.
+
+    Raises:
+        BadRecord: the process's description of itself is not what protocol/records.py expects.
+    """
+
+    def __init__(self, about: Any, writer: asyncio.StreamWriter) -> None:
+        # The answer to DESCRIBE adds the other fields.
+        self.about = cast(WorkRecord, records.read(about, records.ProcessRecord, "the process"))
+        self.reports: dict[str, BreakpointReport] = {}  # by breakpoint
+        self.answers = True
+        self.is_earlier = False  # a worker of 0.1
+        self.gone = asyncio.Event()  # set at the end of the process
+        self._peer = (writer.get_extra_info("peername") or ("",))[0]
+        self._writer = writer
+        self._seq = itertools.count(1)
+        self._asked: dict[int, _Asked] = {}
+        self._described_at = -math.inf
+
+    @property
+    def title(self) -> str:
+        """Name the process for people."""
+        return f"pid {self.about.get('pid')} on {self.about.get('ip') or self._peer}"
+
+    @property
+    def instance(self) -> str:
+        """Id of the process, the same in each of its dial-ins."""
+        return str(self.about.get("instance") or "")
+
+    async def ask(
+        self, question: Question[Body, Answer], body: Body, timeout_s: float | None = None
+    ) -> Answer | NoAnswer:
+        """Return the answer of the process to a question, or what becomes of it; without a limit it may take long."""
+        if self._writer.is_closing():
+            return NoAnswer(messages.ENDED)
+        if self.is_earlier and question.name not in earlier.ASKED:
+            return NoAnswer(messages.UNKNOWN)
+        number, sent = next(self._seq), cast(Message, body)
+        asked = _Asked(question, sent, asyncio.get_running_loop().create_future())
+        self._asked[number] = asked
+        request = earlier.request if self.is_earlier else wire.request
+        self._writer.write(wire.encode(request(number, question.name, sent)))
+        try:
+            await asyncio.wait([asked.answer], timeout=timeout_s)
+            return asked.answer.result() if asked.answer.done() else NoAnswer(messages.SILENT)
+        finally:
+            del self._asked[number]
+
+    def tell(self, question: Question[Body, Any], body: Body) -> None:
+        """Send the process what needs no answer."""
+        if not self._writer.is_closing():
+            self._writer.write(wire.encode(wire.event(next(self._seq), question.name, cast(Message, body))))
+
+    def take(self, message: Message) -> None:
+        """Handle the answer to a question; one that nobody waits for is dropped.
+
+        Raises:
+            BadRecord: it is not what the question's row says.
+        """
+        number, body = message.get("request_seq"), message.get("body")
+        if self.is_earlier:
+            found = [
+                one for seq, one in self._asked.items() if earlier.answers(message, one.question.name, seq, one.body)
+            ]
+        else:
+            found = [self._asked[number]] if isinstance(number, int) and number in self._asked else []
+        if not found:
+            return
+        question, cause = found[0].question, str(message.get("message"))[:MAX_CAUSE]
+        answer: Any = NoAnswer(messages.UNKNOWN) if cause == messages.UNKNOWN else NoAnswer(messages.FAILED, cause)
+        try:
+            if message.get("success", True):
+                answer = records.read(body, question.answer, f"the answer to '{question.name}'")
+        except BadRecord as error:
+            answer = NoAnswer(messages.FAILED, str(error))
+            raise
+        finally:
+            self._settle(found, answer)
+
+    def end(self) -> None:
+        """Note that the process is gone."""
+        self._writer.close()
+        self.gone.set()
+        self._settle([*self._asked.values()], NoAnswer(messages.ENDED))
+
+    @staticmethod
+    def _settle(asked: list[_Asked], answer: Any) -> None:
+        for one in asked:
+            if not one.answer.done():
+                one.answer.set_result(answer)
+
+    async def update(self, fresh_s: float = 0.0) -> None:
+        """Fetch a new description of the process, unless the last is fresh; `answers` says whether it came in time."""
+        if time.monotonic() - self._described_at < fresh_s:
+            return
+        answer = await self.ask(DESCRIBE, Nothing(), DESCRIBE_TIMEOUT_S)
+        self.answers = not isinstance(answer, NoAnswer)
+        if not isinstance(answer, NoAnswer):
+            self.about.update(answer)
+            self._described_at = time.monotonic()
+
+    def describe(self) -> ListedProcess:
+        """Return the fields of the process in the list of processes."""
+        shown = {name: self.about.get(name) for name in LISTED}
+        return cast(ListedProcess, {**shown, "ip": shown["ip"] or self._peer, "answers": self.answers})
+
+    def report(self, break_id: str) -> BreakpointState:
+        """Return the state of a breakpoint in this process, as far as the process has reported it."""
+        report = self.reports.get(break_id, {"state": messages.TOLD, "message": ""})
+        state, message = report.get("state", ""), report.get("message", "")
+        return {"pid": self.about.get("pid"), "ip": self.about.get("ip"), "state": state, "message": message}
+
+    def concerns(self, definition: BreakpointSpec) -> bool:
+        """Return whether a breakpoint applies to this process."""
+        return definition.get("job") in (None, self.about.get("job"))

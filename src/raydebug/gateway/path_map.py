@@ -1,0 +1,121 @@
+"""Path mappings of a client (`pathMappings`): names of its own files and of the cluster's. Pure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any
+
+from raydebug.gateway.requests import Refused
+from raydebug.protocol.wire import Message
+
+# Above the references of pydevd, which count from 1.
+FIRST_REFERENCE = 1_000_000
+
+
+class PathMap:
+    """The mappings of one client; without any, names stay unchanged.
+
+    A file without a mapping exists only in the cluster: it gets a source reference, so that the client requests its
+    text instead of opening its own file. pydevd does the same with its own mappings (Source: debugpy 1.8.22,
+    pydevd_file_utils.py:891), but those apply to all clients of a process.
+
+    Args:
+        pairs: client's folder, cluster's folder.
+    """
+
+    def __init__(self, pairs: list[tuple[str, str]]) -> None:
+        self._pairs = pairs
+        self._references: dict[str, int] = {}
+        self._files: dict[int, str] = {}
+
+    @classmethod
+    def of(cls, arguments: Message) -> PathMap:
+        """Read the mappings from the arguments of `attach`.
+
+        Raises:
+            Refused: they do not have the form of launch.json.
+        """
+        given = arguments.get("pathMappings") or []
+        try:
+            pairs = [(_root(one["localRoot"]), _root(one["remoteRoot"])) for one in given]
+        except (TypeError, KeyError, AttributeError) as error:
+            fix = '"pathMappings": [{"localRoot": "...", "remoteRoot": "..."}]'
+            raise Refused("attach.bad-mappings", "the pathMappings cannot be read", fix) from error
+        return cls(pairs)
+
+    def to_cluster(self, path: str) -> str:
+        """Return the name in the cluster of a client's file."""
+        for local, remote in sorted(self._pairs, key=lambda pair: -len(pair[0])):
+            rest = _below(path, local)
+            if rest is not None:
+                return str(PurePosixPath(remote, *rest.replace("\\", "/").split("/")))
+        return path
+
+    def to_client(self, path: str) -> str | None:
+        """Return the client's name of a file of the cluster; None if no mapping covers it."""
+        if not self._pairs:
+            return path
+        for local, remote in sorted(self._pairs, key=lambda pair: -len(pair[1])):
+            rest = _below(path, remote)
+            if rest is not None:
+                separator = "\\" if "\\" in local and "/" not in local else "/"
+                return separator.join([local.rstrip("/\\"), *rest.split("/")]) if rest else local
+        return None
+
+    def translate_arguments(self, arguments: Message) -> None:
+        """Translate the file names in a request's arguments, in place."""
+        source = arguments.get("source")
+        if isinstance(source, dict) and isinstance(source.get("path"), str):
+            arguments["source"] = {**source, "path": self.to_cluster(source["path"])}
+
+    def translate_body(self, body: Any) -> Any:
+        """Return a copy of a response's or event's body with the client's names."""
+        if not self._pairs or not isinstance(body, dict):
+            return body
+        body = copy.deepcopy(body)
+        for source in _sources(body):
+            path = source.get("path")
+            if not isinstance(path, str) or not path.startswith("/"):  # <string>, <frozen ...>
+                continue
+            here = self.to_client(path)
+            if here is not None:
+                source["path"] = here
+            elif not source.get("sourceReference"):
+                source["sourceReference"] = self._reference(path)
+        return body
+
+    def file_of(self, reference: object) -> str | None:
+        """Return the cluster's file of a source reference."""
+        return self._files.get(reference) if isinstance(reference, int) else None
+
+    def _reference(self, path: str) -> int:
+        if path not in self._references:
+            self._references[path] = FIRST_REFERENCE + len(self._references)
+            self._files[self._references[path]] = path
+        return self._references[path]
+
+
+def _root(text: str) -> str:
+    return text.rstrip("/\\") or "/"
+
+
+def _below(path: str, root: str) -> str | None:
+    if path == root:
+        return ""
+    prefix = root if root.endswith("/") else root + ("\\" if "\\" in root and "/" not in root else "/")
+    return path[len(prefix) :] if path.startswith(prefix) else None
+
+
+def _sources(body: Message) -> Iterator[Message]:
+    holders = [body, body.get("breakpoint"), *_listed(body, "stackFrames"), *_listed(body, "breakpoints")]
+    for holder in holders:
+        source = holder.get("source") if isinstance(holder, dict) else None
+        if isinstance(source, dict):
+            yield source
+
+
+def _listed(body: Message, name: str) -> list[Any]:
+    found = body.get(name)
+    return found if isinstance(found, list) else []

@@ -1,0 +1,84 @@
+"""The questions of the gateway to a process, over its control channel: one row for each.
+
+A question is a DAP request whose command is its name; its number is the id by which the response is found. Where no
+answer is needed (`breaks`, `withdraw`) it is an event, which is not answered. A process answers in any order. It
+answers UNKNOWN (messages.py) to a question that its raydebug does not have, and the cause when it fails.
+
+A new question needs its row here, its function in worker/ (`ANSWERED_BY` in worker/control_channel.py), and a verb:
+the gateway, `POST /processes/NAME` and `gateway_client.ask_processes` serve each row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
+
+from raydebug.protocol.records import BreakpointSpec, FramesRecord, Name, Refusal, StacksRecord, WorkRecord
+
+Body = TypeVar("Body")
+Answer = TypeVar("Answer")
+
+QUESTIONS: dict[str, Question[Any, Any]] = {}
+"""By name."""
+
+
+class Question(NamedTuple, Generic[Body, Answer]):
+    """A row: types of body and answer; only the gateway asks what it has to keep account of, others ask the rest."""
+
+    name: str
+    body: type[Body]
+    answer: type[Answer]
+    only_gateway: bool
+
+
+def _row(name: str, body: type[Body], answer: type[Answer], *, only_gateway: bool = False) -> Question[Body, Answer]:
+    QUESTIONS[name] = question = Question(name, body, answer, only_gateway)
+    return question
+
+
+class Nothing(TypedDict):
+    """The body or the answer of a question that needs none."""
+
+
+class StacksBody(TypedDict, total=False):
+    """Of `stacks`."""
+
+    digests: bool  # whether they may stand for the frames of its threads
+
+
+class FramesBody(TypedDict, total=False):
+    """Of `frames`."""
+
+    digests: list[Name]  # of the last answers to `stacks`
+
+
+class PauseBody(TypedDict, total=False):
+    """Of `pause` and `withdraw`."""
+
+    request: Name  # identifies it; the record of the pause repeats it
+
+
+class SavePauseBody(TypedDict, total=False):
+    """Of `save-pause`."""
+
+    id: Name  # of the snapshot
+    threadId: int  # as DAP numbers it
+
+
+class BreaksBody(TypedDict, total=False):
+    """Of `breaks`."""
+
+    add: list[BreakpointSpec]
+    remove: list[Name]  # ids
+
+
+DESCRIBE = _row("describe", Nothing, WorkRecord)
+STACKS = _row("stacks", StacksBody, StacksRecord)
+FRAMES = _row("frames", FramesBody, FramesRecord)
+PAUSE = _row("pause", PauseBody, Refusal, only_gateway=True)
+"""Pauses the active thread at its next line; answered when it pauses, or cannot."""
+WITHDRAW = _row("withdraw", PauseBody, Nothing, only_gateway=True)
+"""Cancels a `pause`."""
+SAVE_PAUSE = _row("save-pause", SavePauseBody, Nothing, only_gateway=True)
+"""Has a snapshot sent of a paused thread; answered when the gateway has it."""
+BREAKS = _row("breaks", BreaksBody, Nothing, only_gateway=True)
+"""Each breakpoint added is reported by a BREAK."""

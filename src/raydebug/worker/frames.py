@@ -1,0 +1,94 @@
+"""Whose frame is this, which thread runs the user's code, and where it is: found by frames only, from any thread."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from types import FrameType
+
+from raydebug.protocol.records import Location
+from raydebug.worker import source
+
+# Ray 2.60.0 _raylet.pyx: the name of the thread of an async actor's event loop; held by tests/ray/test_contracts.py.
+EVENT_LOOP = "AsyncIO Thread:"
+MAX_NAME = 250
+
+_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_PACKAGES = ("/site-packages/", "/dist-packages/")
+_RAY = "/ray/"
+_DEBUGGER = ("/debugpy/", "/pydevd/", "/_pydevd_bundle/")
+
+
+def is_users(frame: FrameType) -> bool:
+    """Return whether a frame belongs to the user's program or to a package it uses, not to Python, Ray or the debugger.
+
+    Such a frame holds no lock that a pause needs; those of `threading`, `importlib` and this package may.
+    """
+    path = frame.f_code.co_filename
+    if path.startswith("<"):  # namedtuple and dataclasses make functions of text, too
+        return frame.f_globals.get("__name__") == "__main__" and not path.startswith("<frozen ")
+    if path.startswith(_OWN):
+        return False
+    package = next((path.partition(folder)[2] for folder in _PACKAGES if folder in path), None)
+    if package is None:
+        return not path.startswith(_LIBRARY)
+    return not f"/{package}".startswith((_RAY, *_DEBUGGER))
+
+
+def is_ours(frame: FrameType | None) -> bool:
+    """Return whether a frame or one of its callers belongs to us or the debugger: it is paused, or about to be."""
+    while frame is not None:
+        if is_debuggers(frame):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def is_debuggers(frame: FrameType) -> bool:
+    """Return whether a frame is of our hooks or of pydevd."""
+    path = frame.f_code.co_filename
+    return path.startswith(_OWN) or any(part in path for part in _DEBUGGER)
+
+
+def active_thread() -> int:
+    """Return the thread that runs the user's code: the main thread, or the one in which Ray runs an actor's methods."""
+    frames = sys._current_frames()
+    main = threading.main_thread().ident or 0
+    if _users_frame(frames.get(main)) is not None:
+        return main
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, frame in frames.items():  # a thread pool of Ray's own, not started by Python
+        if ident != main and not _was_started_by_python(frame) and _users_frame(frame) is not None:
+            return ident
+    return next((ident for ident in frames if names.get(ident, "").startswith(EVENT_LOOP)), main)
+
+
+def location_of(ident: int) -> Location:
+    """Return where a thread runs: its name, and the innermost frame of the user's, if any."""
+    innermost = sys._current_frames().get(ident)
+    frame = _users_frame(innermost) or innermost
+    name = next((thread.name for thread in threading.enumerate() if thread.ident == ident), f"thread {ident}")
+    name = name[:MAX_NAME]
+    if frame is None or innermost is None:
+        return {"thread": name}
+    path, line = frame.f_code.co_filename, frame.f_lineno
+    location: Location = {"thread": name, "file": path, "line": line, "function": frame.f_code.co_qualname[:MAX_NAME]}
+    location["text"] = source.line_at(path, line)
+    if innermost is not frame:
+        location["inside"] = f"{os.path.basename(innermost.f_code.co_filename)}:{innermost.f_code.co_name}"
+    return location
+
+
+def _users_frame(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and not is_users(frame):
+        frame = frame.f_back
+    return frame
+
+
+def _was_started_by_python(frame: FrameType) -> bool:
+    outermost = frame
+    while outermost.f_back is not None:
+        outermost = outermost.f_back
+    return outermost.f_code.co_filename == threading.__file__
