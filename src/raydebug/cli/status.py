@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
@@ -32,6 +36,26 @@ def show_cluster(cluster: Cluster) -> None:
             f"it ends with the last `raydebug run` that uses it; `raydebug up{name_option(cluster.name)}` keeps it"
         )
     render.say(f"next: {kind_of(cluster).next_step.format(name=name_option(cluster.name))}")
+
+
+def joined_nodes(nodes: Sequence[Mapping[str, Any]], ray: str) -> None:
+    """Print what the nodes of a cluster have that was joined."""
+    kinds = Counter(f"Python {node['python']}, Ray {ray}, raydebug {node['raydebug']}" for node in nodes)
+    for kind, count in kinds.items():
+        render.out(f"nodes      {count}: {kind}")
+
+
+def show_variables(variables: Mapping[str, str]) -> None:
+    """Print how a job that is started without `raydebug run` gets its variables."""
+    from raydebug.protocol.variables import GATEWAY, TOKEN_PATH
+
+    two = {name: variables[name] for name in (GATEWAY, TOKEN_PATH)}
+    env = json.dumps({"env_vars": two})
+    render.say("a job that you start yourself needs two variables, in its driver and in its workers:")
+    render.say(f"  ray job submit --runtime-env-json '{env}' -- python train.py")
+    exports = {**two, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"env_vars": two}})}
+    words = " ".join(f"{name}={shlex.quote(value)}" for name, value in exports.items())
+    render.say(f"  {words} python train.py")
 
 
 def warn_without_token(cluster: Cluster) -> None:
