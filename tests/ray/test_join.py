@@ -18,7 +18,7 @@ import pytest
 from foreign_ray import LOOPBACK, ForeignRay, foreign_ray, outer_address, python_without_raydebug
 from raydebug.cluster.dashboard import ENDED, Dashboard
 from raydebug.cluster.state import Cluster, read_record
-from runs import Run, raydebug, starting_runs, three_lines, wait_for
+from runs import JOBS, Run, raydebug, starting_runs, three_lines, wait_for
 
 NAMES = {True: "tok", False: "open"}
 
@@ -54,7 +54,7 @@ def joined(head: ForeignRay, name: str) -> Cluster:
 
 def ask(cluster: Cluster, verb: str, *arguments: str, code: int = 0) -> str:
     """Run a verb on a cluster from outside, without any variable of it, and return what it printed."""
-    done = raydebug(*verb.split(), "--name", cluster.name, *arguments)
+    done = raydebug(*verb.split(), "--name", cluster.name, *arguments, cwd=JOBS)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
@@ -144,7 +144,7 @@ def _debug(cluster: Cluster, run: Callable[..., Run]) -> None:
 
 @pytest.mark.timeout(240)
 def test_a_cluster_without_token(without_token, tmp_path):
-    """One warning; a second join, a second user, and a gateway stopped from Ray's dashboard: each finds its way back."""
+    """One warning; a second join, a second user and a gateway that is stopped from Ray's dashboard find their way."""
     head, before = without_token, set(Path("/tmp").glob("raydebug-*"))
     done = join(head, "open")
     assert done.returncode == 0, done.stderr
@@ -187,7 +187,7 @@ def _run_their_own(head: ForeignRay, cluster: Cluster) -> None:
     """A user's own `python program.py` pauses in a worker, with the variables that `up --join` prints."""
     printed = join(head, "open").stderr.splitlines()[-1].strip()
     assert printed.endswith("python train.py")
-    program = Path(__file__).parents[1] / "jobs" / "cases.py"
+    program = JOBS / "cases.py"
     environ = {**head.environ, "RAY_ADDRESS": f"{head.ip}:{head.ports['gcs']}"}
     command = printed.replace("train.py", f"{program} actor").replace(" python ", f" {sys.executable} ")
     with subprocess.Popen(command, shell=True, env=environ, cwd=program.parent, stdout=subprocess.DEVNULL) as started:

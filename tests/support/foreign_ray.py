@@ -89,17 +89,14 @@ class ForeignRay:
 
     def end(self, one: subprocess.Popen[bytes]) -> None:
         """End a program with all that it has started."""
-        family: list[psutil.Process] = []
-        with contextlib.suppress(psutil.Error):
-            family = psutil.Process(one.pid).children(recursive=True)
-        one.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            one.wait(10)
-        one.kill()
-        for left in family:
+        family = [psutil.Process(one.pid), *psutil.Process(one.pid).children(recursive=True)] if one.poll() is None else []
+        for left in family:  # a raylet that is asked to end tells the head of it
+            with contextlib.suppress(psutil.Error):
+                left.terminate()
+        for left in psutil.wait_procs(family, timeout=3)[1]:
             with contextlib.suppress(psutil.Error):
                 left.kill()
-        psutil.wait_procs(family, timeout=10)
+        one.wait(10)
 
 
 def outer_address() -> str:
