@@ -89,7 +89,9 @@ class ForeignRay:
 
     def end(self, one: subprocess.Popen[bytes]) -> None:
         """End a program with all that it has started."""
-        family = [psutil.Process(one.pid), *psutil.Process(one.pid).children(recursive=True)] if one.poll() is None else []
+        if one.poll() is not None:
+            return
+        family = [psutil.Process(one.pid), *psutil.Process(one.pid).children(recursive=True)]
         for left in family:  # a raylet that is asked to end tells the head of it
             with contextlib.suppress(psutil.Error):
                 left.terminate()

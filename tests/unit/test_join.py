@@ -23,7 +23,8 @@ from raydebug.cluster.state import Cluster
 from raydebug.jobs.submit import node_variables
 
 NODE = {
-    "ip": "10.0.0.2", "python": "3.12.1", "executable": "/opt/python", "raydebug": "0.1.0", "debugpy": "1.8", "hook": True
+    "ip": "10.0.0.2", "python": "3.12.1", "executable": "/opt/python", "raydebug": "0.1.0", "debugpy": "1.8",
+    "hook": True,
 }  # fmt: skip
 
 
