@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -336,6 +337,8 @@ def down(name: Name = "default") -> None:
     from raydebug.cluster.kinds import kind_of
 
     cluster = load_cluster(name)
+    if cluster.repair:
+        _name_pauses(cluster)
     with render.waiting(f"ending cluster '{name}'"):
         left = kind_of(cluster).take_down()
     if left:
@@ -345,5 +348,17 @@ def down(name: Name = "default") -> None:
             fix="run `raydebug down` again; look at what is left, by these ids",
             code="cluster.not-down",
         )
-    is_joined = "job" in cluster.joined
-    render.say(f"cluster '{name}' is left: it runs on without raydebug" if is_joined else f"cluster '{name}' is down")
+    render.say(
+        f"cluster '{name}' is left: it runs on without raydebug" if cluster.repair else f"cluster '{name}' is down"
+    )
+
+
+def _name_pauses(cluster: Cluster) -> None:
+    """Say what waits in a cluster that runs on."""
+    from raydebug.gateway.gateway_client import fetch_pauses
+
+    with contextlib.suppress(RaydebugError):
+        if pauses := fetch_pauses(cluster):
+            render.say(
+                f"note: {len(pauses)} pauses wait; without a gateway they resume after RAYDEBUG_PATIENCE_S (3600 s)"
+            )

@@ -83,17 +83,20 @@ def join(options: UpOptions, address: str, through: str = "", *, on_phase: Calla
         cluster = _plan(options, asked, earlier, through)
         runs = earlier is not None and _status(earlier) not in ENDED
         on_phase("looking at its nodes")
-        answer, private = _ask(cluster, options, again=earlier is not None, with_gateway=not runs)
+        answer = _ask(cluster, options, again=earlier is not None, with_gateway=not runs)
+        if runs and answer.get(
+            "public"
+        ):  # the token's file was gone, as /tmp may be cleaned: the gateway has the old one
+            runs = not stop_job(cluster, cluster.joined["job"])
+            answer = _ask(cluster, options, again=True, with_gateway=True)
         bad = [f"{node['ip']}: {node['problem']}" for node in answer["nodes"] if node["problem"]]
         if bad or "refused" in answer:
             _forget_unused(cluster, again=earlier is not None)
             raise lacks_raydebug("; ".join(bad)) if bad else _port_taken(answer["refused"])
-        if answer["public"]:
-            token = on_nodes.agreed_token(private, answer["public"])
-            atomic_write(cluster.token_file, token)
         joined = {**cluster.joined, "head": answer["head"], "gcs": answer["gcs"], "logs": answer["logs"]}
         if not runs:
-            joined |= {"client_port": str(answer["client_port"]), "dial": f"{answer['head']}:{answer['dial_port']}"}
+            client_port, dial_port = answer["ports"]
+            joined |= {"client_port": str(client_port), "dial": f"{answer['head']}:{dial_port}"}
         gpus = [int(node["gpus"]) for node in answer["nodes"]]
         cluster = replace(cluster, joined=joined, gpus=max(gpus), flavour=flavour_of(answer["nodes"][0]))
         state.save_cluster(cluster)  # from here on `down` ends what was started
@@ -236,8 +239,8 @@ def _python_of(dashboard: Dashboard, node_id: str) -> str:
     return "python"
 
 
-def _ask(cluster: Cluster, options: UpOptions, *, again: bool, with_gateway: bool) -> tuple[dict[str, Any], int]:
-    """Have the nodes prepared, and the gateway started; return the answer, and our private half of a new token."""
+def _ask(cluster: Cluster, options: UpOptions, *, again: bool, with_gateway: bool) -> dict[str, Any]:
+    """Have the nodes prepared, and the gateway started; return the answer. A new token is in our file then."""
     private = secrets.randbits(512)
     kept = [int(cluster.joined["client_port"]), int(cluster.joined["dial"].rpartition(":")[2])] if again else [0, 0]
     asked = options.gateway_port if options.gateway_port is not None and not cluster.joined["through"] else None
@@ -253,11 +256,16 @@ def _ask(cluster: Cluster, options: UpOptions, *, again: bool, with_gateway: boo
         answer = wait_for_answer(cluster, job, ANSWER_LIMIT_S)
     except BaseException:
         stop_job(cluster, job)
+        if not again:
+            with contextlib.suppress(RaydebugError):  # it may have come as far as the nodes
+                ask_nodes(cluster, {"do": "leave", "folder": cluster.joined["folder"]})
         _forget_unused(cluster, again=again)
         raise
-    if "client_port" in answer:
+    if answer.get("public"):
+        atomic_write(cluster.token_file, on_nodes.agreed_token(private, answer["public"]))
+    if answer.get("ports"):
         cluster.joined["job"] = job
-    return answer, private
+    return answer
 
 
 def _forget_unused(cluster: Cluster, *, again: bool) -> None:

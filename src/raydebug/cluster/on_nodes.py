@@ -186,34 +186,32 @@ def join(request: dict[str, Any]) -> tuple[dict[str, Any], list[socket.socket]]:
     """
     import ray
 
-    folder, public = request["folder"], ""
-    kept = Path(folder) / TOKEN
-    was_joined = request["again"] and kept.is_file()
-    if not request["public"]:
-        token = _token_of_ray()
-    elif was_joined:
-        token = kept.read_text(encoding="ascii")
-    else:
-        private = secrets.randbits(512)
-        token, public = agreed_token(private, request["public"]), public_of(private)
-    nodes = on_each_node(look_at_node, folder, token, PACKAGES)
-    for node in nodes:
-        node["problem"] = problem_of(node, request["version"])
-    head = ray.util.get_node_ip_address()
-    answer = {"nodes": nodes, "public": public, "head": head, "gcs": ray.get_runtime_context().gcs_address}
-    answer["logs"] = ray._private.worker._global_node.get_logs_dir_path()
+    folder, public, head = Path(request["folder"]), "", ray.util.get_node_ip_address()
     sockets: list[socket.socket] = []
-    if any(node["problem"] for node in nodes):
-        if not was_joined:
-            on_each_node(leave_node, folder)
-    elif request["gateway"]:
-        (kept.parent / "numbers").touch(mode=0o600)
+    if request["gateway"]:
         try:
             sockets = [_listen("127.0.0.1", request["client_ports"]), _listen(head, request["dial_ports"])]
         except OSError as error:
-            answer["refused"] = f"port {request['client_ports'][0]} of the head, {head}: {error.strerror}"
-        else:
-            answer["client_port"], answer["dial_port"] = (one.getsockname()[1] for one in sockets)
+            return {"nodes": [], "refused": f"port {request['client_ports'][0]} of {head}: {error.strerror}"}, []
+    was_joined = request["again"] and (folder / TOKEN).is_file()
+    if not request["public"]:
+        token = _token_of_ray()
+    elif was_joined:
+        token = (folder / TOKEN).read_text(encoding="ascii")
+    else:
+        private = secrets.randbits(512)
+        token, public = agreed_token(private, request["public"]), public_of(private)
+    nodes = on_each_node(look_at_node, str(folder), token, PACKAGES)
+    for node in nodes:
+        node["problem"] = problem_of(node, request["version"])
+    if any(node["problem"] for node in nodes):
+        if not was_joined:
+            on_each_node(leave_node, str(folder))
+        return {"nodes": nodes}, []
+    (folder / "numbers").touch(mode=0o600)
+    answer = {"nodes": nodes, "public": public, "head": head, "gcs": ray.get_runtime_context().gcs_address}
+    answer["logs"] = ray._private.worker._global_node.get_logs_dir_path()
+    answer["ports"] = [one.getsockname()[1] for one in sockets]
     return answer, sockets
 
 
