@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 from foreign_ray import LOOPBACK, ForeignRay, foreign_ray, outer_address, python_without_raydebug
 from raydebug.cluster.dashboard import ENDED, Dashboard
 from raydebug.cluster.state import Cluster, read_record
+from raydebug.settings.flavours import has_token_mode
 from runs import JOBS, Run, raydebug, starting_runs, three_lines, wait_for
 
 
@@ -71,6 +73,7 @@ def own_jobs(head: ForeignRay, name: str) -> list[str]:
     return [str(job["submission_id"]) for job in Dashboard(cluster).own_jobs("")]
 
 
+@pytest.mark.skipif(not has_token_mode(version("ray")), reason="this Ray has no token")
 @pytest.mark.timeout(240)
 def test_a_cluster_with_token(with_token, tmp_path):
     """Every verb works on a cluster that was joined, from outside of it, and `down` leaves it as it was."""
@@ -164,7 +167,10 @@ def test_a_cluster_without_token(without_token, tmp_path):
     again = join(head, "open")
     assert "cluster 'open' was joined already" in again.stderr
     other = {**head.environ, "XDG_STATE_HOME": str(tmp_path)}
-    assert join(head, "open", env=other).returncode == 0
+    far = join(head, "open", "--through", "env A=b", env=other)  # as `ssh HEAD` does
+    assert far.returncode == 0, far.stderr
+    assert "nothing is paused" in raydebug("paused", "--name", "open", env=other).stderr
+    assert len([line for line in _command_lines() if "raydebug.cluster.reach here" in line]) == 1
     assert len(folders() - before) == 2
     assert len([job for job in own_jobs(head, "open") if "gateway" in job]) == 2
 
@@ -183,6 +189,7 @@ def test_a_cluster_without_token(without_token, tmp_path):
     _run_their_own(head, printed)
 
     assert raydebug("down", "--name", "open", env=other).returncode == 0
+    assert not [line for line in _command_lines() if "raydebug.cluster.reach" in line]
     assert "nothing is paused" in raydebug("paused", "--name", "open").stderr
     assert raydebug("down", "--name", "open").returncode == 0
     assert folders() <= before

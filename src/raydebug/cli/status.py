@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _LiveMode = TypedDict("_LiveMode", {"for": str, "debugger": str, "variables": dict[str, str], "from": str})
 
 
-def show_cluster(cluster: Cluster) -> None:
-    """Print a cluster's addresses and the next command."""
+def show_cluster(cluster: Cluster, nodes: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Print a cluster's addresses, what the nodes have of one that was joined, and the next command."""
     from raydebug.cluster.kinds import kind_of
     from raydebug.cluster.state import name_option
 
@@ -31,18 +31,13 @@ def show_cluster(cluster: Cluster) -> None:
     render.out(f"dashboard  {cluster.dashboard}")
     render.out(f"gateway    {cluster.gateway_host}:{cluster.gateway_port}")
     render.out(f"token      {cluster.token_file}")
+    for kind, count in Counter(f"Python {one['python']}, raydebug {one['raydebug']}" for one in nodes).items():
+        render.out(f"nodes      {count} with Ray {cluster.ray}, {kind}")
     if cluster.owner:
         render.say(
             f"it ends with the last `raydebug run` that uses it; `raydebug up{name_option(cluster.name)}` keeps it"
         )
     render.say(f"next: {kind_of(cluster).next_step.format(name=name_option(cluster.name))}")
-
-
-def joined_nodes(nodes: Sequence[Mapping[str, Any]], ray: str) -> None:
-    """Print what the nodes of a cluster have that was joined."""
-    kinds = Counter(f"Python {node['python']}, Ray {ray}, raydebug {node['raydebug']}" for node in nodes)
-    for kind, count in kinds.items():
-        render.out(f"nodes      {count}: {kind}")
 
 
 def show_variables(variables: Mapping[str, str]) -> None:
@@ -244,6 +239,8 @@ def mode(name: Name = "default", as_json: Json = False) -> None:
         if job["status"] in ENDED or not job.get("submission_id"):
             continue
         own = (job.get("runtime_env") or {}).get("env_vars") or {}
+        if cluster.repair:  # `run` gives each job the mode of a cluster that was joined
+            own = {k: v for k, v in own.items() if mode_variables(cluster.debugger).get(k) != v}
         variables = {**mode_variables(cluster.debugger), **{k: v for k, v in own.items() if k.startswith("RAY_DEBUG")}}
         origin = "raydebug run --debugger" if any(k.startswith("RAY_DEBUG") for k in own) else "the cluster"
         live.append(_line(job["submission_id"], variables, origin))

@@ -13,7 +13,7 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Debugger, Json, Name, say_renamed
-from raydebug.cli.status import describe, joined_nodes, show_cluster, show_variables, warn_without_token
+from raydebug.cli.status import describe, show_cluster, show_variables, warn_without_token
 from raydebug.errors import RaydebugError, UsageError
 
 if TYPE_CHECKING:
@@ -213,8 +213,7 @@ def _join(options: UpOptions, address: str, through: str, *, as_json: bool) -> N
         return
     if found.was_joined:
         render.say(f"cluster '{options.name}' was joined already; its nodes have what they need:")
-    show_cluster(cluster)
-    joined_nodes(found.nodes, cluster.ray)
+    show_cluster(cluster, found.nodes)
     if cluster.joined["auth"] == "none":
         render.say(
             f"warning: this cluster asks for no token: whoever reaches {cluster.dashboard} can run code on its nodes"
