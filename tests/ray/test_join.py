@@ -106,7 +106,7 @@ def test_a_cluster_with_token(with_token, tmp_path):
     assert "env     passed" in ask(cluster, "check env")
     assert "listening: clients on 127.0.0.1:" in ask(cluster, "logs")
     listed = json.loads(ask(cluster, "job list", "--json"))["jobs"]
-    assert len(listed) == 3
+    assert len(listed) == 2
     assert not [line for line in _command_lines() if head.token in line]
     for log in (head.folder / "r").rglob("*"):
         assert not log.is_file() or head.token.encode() not in log.read_bytes(), log
@@ -146,7 +146,6 @@ def _debug(cluster: Cluster, run: Callable[..., Run]) -> None:
     page = raydebug("report", _id_of(crash), "--output", str(crash.log) + ".html")
     assert page.returncode == 0, page.stderr
     Path(str(crash.log) + ".html").unlink()
-    assert run("--", "python", "-c", "print(6 * 7)").end().count("\n42") == 1
 
 
 @pytest.mark.timeout(240)

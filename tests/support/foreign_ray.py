@@ -87,15 +87,15 @@ class ForeignRay:
                         found[child.pid] = " ".join(child.cmdline())
         return {pid: line for pid, line in found.items() if not line.startswith("ray::") and "setup_worker" not in line}
 
-    def end(self, one: subprocess.Popen[bytes]) -> None:
-        """End a program with all that it has started."""
+    def end(self, one: subprocess.Popen[bytes], *, within_s: float = 3.0) -> None:
+        """End a program with all that it has started: a raylet that is asked to end tells the head of it."""
         if one.poll() is not None:
             return
         family = [psutil.Process(one.pid), *psutil.Process(one.pid).children(recursive=True)]
-        for left in family:  # a raylet that is asked to end tells the head of it
+        for left in family:
             with contextlib.suppress(psutil.Error):
                 left.terminate()
-        for left in psutil.wait_procs(family, timeout=3)[1]:
+        for left in psutil.wait_procs(family, timeout=within_s)[1]:
             with contextlib.suppress(psutil.Error):
                 left.kill()
         one.wait(10)
@@ -132,7 +132,7 @@ def foreign_ray(*, with_token: bool, ip: str = LOOPBACK) -> Iterator[ForeignRay]
         yield head
     finally:
         for one in reversed(head.started):
-            head.end(one)
+            head.end(one, within_s=0)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -191,14 +191,11 @@ def _join(options: UpOptions, address: str, through: str, *, as_json: bool) -> N
     from raydebug.jobs.submit import node_variables
 
     with render.phases(f"joining {address} as cluster '{options.name}'") as on_phase:
-        found = joined.join(options, address, through, on_phase=on_phase)
+        cluster, nodes, was_joined = joined.join(options, address, through, on_phase=on_phase)
         on_phase("asking its gateway")
-        problem = fetch_status(found.cluster)["problem"]
-        deadline = time.monotonic() + joined.TUNNEL_STARTS_S
-        while problem and found.cluster.joined["through"] and time.monotonic() < deadline:
+        deadline = time.monotonic() + (joined.TUNNEL_STARTS_S if cluster.joined["through"] else 0.0)
+        while (problem := fetch_status(cluster)["problem"]) and time.monotonic() < deadline:
             time.sleep(0.2)
-            problem = fetch_status(found.cluster)["problem"]
-    cluster = found.cluster
     if problem:
         port, head = cluster.joined["client_port"], cluster.joined["head"]
         raise RaydebugError(
@@ -208,17 +205,18 @@ def _join(options: UpOptions, address: str, through: str, *, as_json: bool) -> N
             f" `ssh -N -L {port}:127.0.0.1:{port} {head}` open and join again",
             code="joined.no-way",
         )
+    needed = node_variables(cluster)
     if as_json:
-        render.out_json({**describe(cluster), "variables": node_variables(cluster)})
+        render.out_json({**describe(cluster), "variables": needed})
         return
-    if found.was_joined:
+    if was_joined:
         render.say(f"cluster '{options.name}' was joined already; its nodes have what they need:")
-    show_cluster(cluster, found.nodes)
+    show_cluster(cluster, nodes)
     if cluster.joined["auth"] == "none":
         render.say(
             f"warning: this cluster asks for no token: whoever reaches {cluster.dashboard} can run code on its nodes"
         )
-    show_variables(node_variables(cluster))
+    show_variables(needed)
 
 
 def _bring_up(options: UpOptions, asked: str | None) -> tuple[Cluster, bool]:

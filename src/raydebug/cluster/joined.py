@@ -17,7 +17,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -40,7 +40,6 @@ from raydebug.cluster.node_jobs import (
     wait_for_answer,
 )
 from raydebug.cluster.port_owner import uid_behind
-from raydebug.cluster.runner import NodeRunner
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.cluster.up import UpOptions, choose_ports, choosing_ports
 from raydebug.errors import Exit, RaydebugError, UsageError
@@ -54,16 +53,9 @@ AGENT = "--dashboard_agent_command="  # of the raylet's command line (ray 2.41.0
 TUNNEL_STARTS_S = 10.0
 
 
-@dataclass(frozen=True)
-class Joined:
-    """A cluster that was joined, its nodes as on_nodes.py describes them, and whether its gateway ran already."""
-
-    cluster: Cluster
-    nodes: list[dict[str, Any]]
-    was_joined: bool
-
-
-def join(options: UpOptions, address: str, through: str = "", *, on_phase: Callable[[str], None]) -> Joined:
+def join(
+    options: UpOptions, address: str, through: str, *, on_phase: Callable[[str], None]
+) -> tuple[Cluster, list[dict[str, Any]], bool]:
     """Join the cluster at an address, or repair what is missing of an earlier join; nothing of it is restarted.
 
     Args:
@@ -71,6 +63,9 @@ def join(options: UpOptions, address: str, through: str = "", *, on_phase: Calla
         address: of the dashboard; `auto` for the one of this machine.
         through: a command that runs a program on the head, such as `ssh HEAD`; empty where this is the head.
         on_phase: called with what it does.
+
+    Returns:
+        The cluster, its nodes as on_nodes.py describes them, and whether its gateway ran already.
 
     Raises:
         RaydebugError: it is no cluster that can be joined; the nodes are as before then.
@@ -84,9 +79,7 @@ def join(options: UpOptions, address: str, through: str = "", *, on_phase: Calla
         runs = earlier is not None and _status(earlier) not in ENDED
         on_phase("looking at its nodes")
         answer = _ask(cluster, options, again=earlier is not None, with_gateway=not runs)
-        if runs and answer.get(
-            "public"
-        ):  # the token's file was gone, as /tmp may be cleaned: the gateway has the old one
+        if runs and answer.get("public"):  # /tmp was cleaned, and there is a new token: a new gateway too
             runs = not stop_job(cluster, cluster.joined["job"])
             answer = _ask(cluster, options, again=True, with_gateway=True)
         bad = [f"{node['ip']}: {node['problem']}" for node in answer["nodes"] if node["problem"]]
@@ -104,7 +97,7 @@ def join(options: UpOptions, address: str, through: str = "", *, on_phase: Calla
             _end_tunnel(cluster)
         cluster = _reach(cluster, options)
         state.save_cluster(cluster)
-    return Joined(cluster, answer["nodes"], runs)
+    return cluster, answer["nodes"], runs
 
 
 def dashboard_here() -> str:
@@ -178,13 +171,6 @@ def _status(cluster: Cluster) -> str:
         if error.code != "ray.refused":
             raise
         return "STOPPED"  # removed from the table, or Ray was started anew
-
-
-def runners(cluster: Cluster) -> list[tuple[str, NodeRunner]]:
-    """Return where programs can run, by the node's address, head first."""
-    nodes = [node for node in Dashboard(cluster).nodes() if node["state"] == "ALIVE"]
-    nodes.sort(key=lambda node: not node.get("is_head_node"))
-    return [(node["node_ip"], NodeRunner(cluster, node["node_ip"])) for node in nodes]
 
 
 def _earlier(name: str, dashboard: str) -> Cluster | None:

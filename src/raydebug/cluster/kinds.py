@@ -386,9 +386,9 @@ class JoinedKind(Kind):
 
     def runners(self) -> list[tuple[str, Runner]]:
         """Return the nodes that are alive."""
-        from raydebug.cluster.joined import runners
-
-        return [*runners(self.cluster)]
+        alive = [node for node in Dashboard(self.cluster).nodes() if node["state"] == "ALIVE"]
+        alive.sort(key=lambda node: not node.get("is_head_node"))
+        return [(node["node_ip"], NodeRunner(self.cluster, node["node_ip"])) for node in alive]
 
     def runner_at(self, ip: str | None) -> Runner | None:
         """Return the node."""
