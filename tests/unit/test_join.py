@@ -71,10 +71,10 @@ def test_what_a_node_lacks(changed, problem):
 def test_the_tokens_file(tmp_path):
     """The token's file is its owner's alone, in a folder that is his alone, and goes with the folder."""
     folder = tmp_path / "raydebug-1"
-    facts = on_nodes.look_at_node(str(folder), "t" * 64, on_nodes.PACKAGES)
+    facts = on_nodes.look_at_node(str(folder), "t" * 64)
     assert "problem" not in facts
     assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "token")] == [0o700, 0o600]
-    assert on_nodes.look_at_node(str(folder), "u" * 64, on_nodes.PACKAGES)["python"] == facts["python"]
+    assert on_nodes.look_at_node(str(folder), "u" * 64)["python"] == facts["python"]
     assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("token", "u" * 64)]
     assert on_nodes.leave_node(str(folder)) == {}
     assert on_nodes.leave_node(str(folder)) == {}  # where two nodes are one host
@@ -91,7 +91,7 @@ def test_a_folder_that_is_not_private(tmp_path, kind):
     else:
         folder.mkdir()
         folder.chmod(0o755)
-    problem = on_nodes.look_at_node(str(folder), "t" * 64, ())["problem"]
+    problem = on_nodes.look_at_node(str(folder), "t" * 64)["problem"]
     assert "is not a private folder of uid" in problem
     assert not list(folder.iterdir())
 

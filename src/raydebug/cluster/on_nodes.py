@@ -8,11 +8,18 @@ job's log; it holds no secret.
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import os
+import platform
 import secrets
+import shutil
+import site
 import socket
+import stat
+import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,15 +59,8 @@ def agreed_token(private: int, public: str) -> str:
     return hashlib.sha256(shared.to_bytes(256, "big")).hexdigest()
 
 
-def look_at_node(folder: str, token: str, packages: tuple[str, ...]) -> dict[str, Any]:
-    """Return the versions on this node, once it has the token's file. Runs on each node, without raydebug."""
-    import importlib.metadata
-    import os
-    import platform
-    import site
-    import stat
-    import sys
-    import sysconfig
+def look_at_node(folder: str, token: str) -> dict[str, Any]:
+    """Return the versions on this node, once it has the token's file."""
 
     def version(name: str) -> str | None:
         try:
@@ -69,7 +69,7 @@ def look_at_node(folder: str, token: str, packages: tuple[str, ...]) -> dict[str
             return None
 
     sites = [sysconfig.get_paths()["purelib"], site.getusersitepackages(), *site.getsitepackages()]
-    facts: dict[str, Any] = {name: version(name) for name in packages}
+    facts: dict[str, Any] = {name: version(name) for name in PACKAGES}
     facts |= {"python": platform.python_version(), "executable": sys.executable}
     facts["hook"] = any(os.path.exists(os.path.join(place, "raydebug.pth")) for place in sites)
     try:
@@ -88,10 +88,7 @@ def look_at_node(folder: str, token: str, packages: tuple[str, ...]) -> dict[str
 
 
 def leave_node(folder: str) -> dict[str, Any]:
-    """Remove the token's folder. Runs on each node, without raydebug."""
-    import os
-    import shutil
-
+    """Remove the token's folder."""
     found = os.path.lexists(folder) and os.lstat(folder)
     if found and found.st_uid == os.geteuid():
         shutil.rmtree(folder, ignore_errors=True)
@@ -100,9 +97,6 @@ def leave_node(folder: str) -> dict[str, Any]:
 
 def run_here(argv: list[str], folder: str, limit_s: float) -> dict[str, Any]:
     """Run the node's own Python with these arguments, and return its exit code and what it printed."""
-    import subprocess
-    import sys
-
     try:
         done = subprocess.run(  # noqa: S603, TID251 - raydebug's own code; on a node that may have no raydebug.process
             [sys.executable, "-P", *argv], cwd=folder, timeout=limit_s, stdin=subprocess.DEVNULL,
@@ -201,7 +195,7 @@ def join(request: dict[str, Any]) -> tuple[dict[str, Any], list[socket.socket]]:
     else:
         private = secrets.randbits(512)
         token, public = agreed_token(private, request["public"]), public_of(private)
-    nodes = on_each_node(look_at_node, str(folder), token, PACKAGES)
+    nodes = on_each_node(look_at_node, str(folder), token)
     for node in nodes:
         node["problem"] = problem_of(node, request["version"])
     if any(node["problem"] for node in nodes):
