@@ -85,7 +85,7 @@ def join(
         bad = [f"{node['ip']}: {node['problem']}" for node in answer["nodes"] if node["problem"]]
         if bad or "refused" in answer:
             _forget_unused(cluster, again=earlier is not None)
-            raise lacks_raydebug("; ".join(bad)) if bad else _port_taken(answer["refused"])
+            raise _why_not(bad, str(answer.get("refused", "")))
         joined = {**cluster.joined, "head": answer["head"], "gcs": answer["gcs"], "logs": answer["logs"]}
         if not runs:
             client_port, dial_port = answer["ports"]
@@ -260,11 +260,17 @@ def _forget_unused(cluster: Cluster, *, again: bool) -> None:
         state.forget(cluster)
 
 
-def _port_taken(cause: str) -> RaydebugError:
-    return RaydebugError(
-        "the gateway cannot listen on the head", cause=cause, fix="choose another port with --gateway-port (0 takes a"
-        " free one)", code="port.taken", exit_code=Exit.TAKEN,
-    )  # fmt: skip
+def _why_not(bad: list[str], refused: str) -> RaydebugError:
+    if refused:
+        return RaydebugError(
+            "the gateway cannot listen on the head", cause=refused, code="port.taken", exit_code=Exit.TAKEN,
+            fix="choose another port with --gateway-port (0 takes a free one)",
+        )  # fmt: skip
+    cause = "; ".join(bad)
+    if any(on_nodes.NO_ANSWER not in one for one in bad):
+        return lacks_raydebug(cause)
+    fix = "join again; if it stays so, look at these nodes in Ray's dashboard"
+    return RaydebugError("not all nodes have answered", cause=cause, fix=fix, code="joined.no-answer")
 
 
 # The way from this machine to the gateway's port

@@ -26,7 +26,7 @@ from typing import Any
 
 from raydebug.protocol import variables
 
-MARK = "raydebug-answer: "
+MARK, NO_ANSWER = "raydebug-answer: ", "it gave no answer"
 NODE_LIMIT_S = 60.0  # for all nodes together, some of which may have to start a worker first
 # Ray lists no job whose driver has a namespace of this kind: once it is removed, nothing of it is listed.
 # Source: ray 2.41.0 to 2.60.0 dashboard/modules/job/utils.py get_driver_jobs.
@@ -124,7 +124,7 @@ def on_each_node(task: Callable[..., dict[str, Any]], *arguments: Any, only: str
     head = ray.util.get_node_ip_address()
     rows = [row for row in ray.nodes() if row["Alive"] and only in (None, row["NodeManagerAddress"])]
     rows.sort(key=lambda row: row["NodeManagerAddress"] != head)
-    remote = ray.remote(num_cpus=0, max_retries=0)(task)
+    remote = ray.remote(num_cpus=0, max_retries=2)(task)  # a worker may crash at its start
     sent = []
     for row in rows:
         there = NodeAffinitySchedulingStrategy(node_id=row["NodeID"], soft=False)
@@ -137,7 +137,7 @@ def on_each_node(task: Callable[..., dict[str, Any]], *arguments: Any, only: str
             about |= ray.get(answer, timeout=1.0)
         except Exception as error:  # noqa: BLE001 - whatever it was, it is said of this node
             last = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-            about["problem"] = f"it gave no answer: {last[0]}"
+            about["problem"] = f"{NO_ANSWER}: {last[0]}"
         answers.append(about)
     return answers
 
