@@ -176,6 +176,7 @@ def test_no_route():
         (("--join", "ray://head:10001"), "error: 'ray://head:10001' is not the address of a Ray dashboard"),
         (("--join", "http://head:8265", "--gpus", "2"), "error: --gpus is not for --join"),
         (("--join", "auto", "--cluster", "local", "--cpus", "2"), "error: --cluster and --cpus are not for --join"),
+        (("--join", "auto", "--dry-run"), "error: --dry-run is not for --join"),
         (("--through", "ssh head"), "error: --through needs --join"),
     ],
 )

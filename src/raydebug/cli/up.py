@@ -132,11 +132,12 @@ def up(
         say_renamed("up --warm", "up --prefork")
     given = {"--mount": mount, "--hf-cache": hf_cache, "--env-file": env_file, "--dry-run": dry_run, "--yes": yes,
              "--flavour": flavour, "--workers": workers is not None}  # fmt: skip
+    local = {"--python": python, "--end-when-hung": end_when_hung}
+    others = {"--cluster": cluster, "--gpus": gpus is not None, "--cpus": cpus, "--prefork": prefork or warm,
+              "--dashboard-port": dashboard_port is not None, **given, **local}  # fmt: skip
+    _check_join(join, through, [option for option, value in others.items() if value])
     cluster = _only("compose", given, cluster)
-    cluster = _only("local", {"--python": python, "--end-when-hung": end_when_hung}, cluster)
-    sizes = {"--cluster": cluster, "--gpus": gpus is not None, "--cpus": cpus, "--prefork": prefork or warm,
-             "--dashboard-port": dashboard_port is not None}  # fmt: skip
-    _check_join(join, through, [option for option, value in sizes.items() if value])
+    cluster = _only("local", local, cluster)
     options = UpOptions(
         name=name, cpus=cpus, gpus=gpus, debugger=choose_mode(debugger, os.environ)[0], dashboard_port=dashboard_port,
         gateway_port=gateway_port, python=python, prefork=prefork or warm, end_when_hung=end_when_hung,
