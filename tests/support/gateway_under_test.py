@@ -56,6 +56,7 @@ class GatewayUnderTest:
     programs: list[subprocess.Popen[str]] = field(default_factory=list)
     name: str = "test"
     kind: str = "local"
+    repair: str = ""
     has_gateway: bool = True
     gateway_host: str = "127.0.0.1"
     dashboard: str = "http://127.0.0.1:9"

@@ -104,8 +104,8 @@ def test_s3_head(named, path):
 
 
 def test_status(named):
-    """GET /status lists the gateway's own tasks; without the token it is refused."""
+    """GET /status lists the gateway's own tasks, and where processes reach it; without the token it is refused."""
     status, body = talk(named, f"GET /status HTTP/1.1\r\nHost: localhost\r\n{AUTHORIZED}\r\n")
     tasks = [{"name": "expiry", "state": "running", "restarts": 0, "reason": None}]
-    assert (status, json.loads(body)) == (200, {"version": 1, "tasks": tasks})
+    assert (status, json.loads(body)) == (200, {"version": 1, "tasks": tasks, "dial": f"127.0.0.1:{named.dial_port}"})
     assert ask(named, "GET", "/status", token=False) == 401

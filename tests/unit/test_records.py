@@ -245,12 +245,18 @@ def test_ps_of_a_gateway_that_does_not_answer(gateway):
         ({"SLURM_PROCID": "3", "WORLD_SIZE": "8"}, 3),
         ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "\u00b2", "WORLD_SIZE": "x"}, None),
         ({"SLURM_PROCID": "3", "RANK": "1"}, 1),
+        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "RAY_RAYLET_PID": "9"}, None),  # srun ... ray start
+        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"}, None),
+        ({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "RANK": "1", "RAY_RAYLET_PID": "9"}, 1),
         ({"OMPI_COMM_WORLD_RANK": "2"}, 2),
     ],
 )
 def test_rank(monkeypatch, variables, expected):
-    """SLURM_PROCID is a rank in a step of several tasks only: every process below Slurm has it."""
-    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"):
+    """SLURM_PROCID is a rank in a step of several tasks only, and never below Ray: every process below Slurm has it."""
+    from raydebug.worker import records as worker_records
+
+    others = ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE")
+    for name in (*worker_records.RANK_VARIABLES, *worker_records.BELOW_RAY, *others):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
@@ -18,8 +22,8 @@ if TYPE_CHECKING:
 _LiveMode = TypedDict("_LiveMode", {"for": str, "debugger": str, "variables": dict[str, str], "from": str})
 
 
-def show_cluster(cluster: Cluster) -> None:
-    """Print a cluster's addresses and the next command."""
+def show_cluster(cluster: Cluster, nodes: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Print a cluster's addresses, what the nodes have of one that was joined, and the next command."""
     from raydebug.cluster.kinds import kind_of
     from raydebug.cluster.state import name_option
 
@@ -27,11 +31,26 @@ def show_cluster(cluster: Cluster) -> None:
     render.out(f"dashboard  {cluster.dashboard}")
     render.out(f"gateway    {cluster.gateway_host}:{cluster.gateway_port}")
     render.out(f"token      {cluster.token_file}")
+    for kind, count in Counter(f"Python {one['python']}, raydebug {one['raydebug']}" for one in nodes).items():
+        render.out(f"nodes      {count} with Ray {cluster.ray}, {kind}")
     if cluster.owner:
         render.say(
             f"it ends with the last `raydebug run` that uses it; `raydebug up{name_option(cluster.name)}` keeps it"
         )
     render.say(f"next: {kind_of(cluster).next_step.format(name=name_option(cluster.name))}")
+
+
+def show_variables(variables: Mapping[str, str]) -> None:
+    """Print how a job that is started without `raydebug run` gets its variables."""
+    from raydebug.protocol.variables import GATEWAY, TOKEN_PATH
+
+    two = {name: variables[name] for name in (GATEWAY, TOKEN_PATH)}
+    env = json.dumps({"env_vars": two})
+    render.say("a job that you start yourself needs two variables, in its driver and in its workers:")
+    render.say(f"  ray job submit --runtime-env-json '{env}' -- python train.py")
+    exports = {**two, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"env_vars": two}})}
+    words = " ".join(f"{name}={shlex.quote(value)}" for name, value in exports.items())
+    render.say(f"  {words} python train.py")
 
 
 def warn_without_token(cluster: Cluster) -> None:
@@ -220,6 +239,8 @@ def mode(name: Name = "default", as_json: Json = False) -> None:
         if job["status"] in ENDED or not job.get("submission_id"):
             continue
         own = (job.get("runtime_env") or {}).get("env_vars") or {}
+        if cluster.repair:  # `run` gives each job the mode of a cluster that was joined
+            own = {k: v for k, v in own.items() if mode_variables(cluster.debugger).get(k) != v}
         variables = {**mode_variables(cluster.debugger), **{k: v for k, v in own.items() if k.startswith("RAY_DEBUG")}}
         origin = "raydebug run --debugger" if any(k.startswith("RAY_DEBUG") for k in own) else "the cluster"
         live.append(_line(job["submission_id"], variables, origin))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +13,7 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Debugger, Json, Name, say_renamed
-from raydebug.cli.status import describe, show_cluster, warn_without_token
+from raydebug.cli.status import describe, show_cluster, show_variables, warn_without_token
 from raydebug.errors import RaydebugError, UsageError
 
 if TYPE_CHECKING:
@@ -78,10 +80,24 @@ _GatewayPort = Annotated[
     int | None,
     typer.Option(help="Default: 5678 if free. 0 takes a free one.", min=0, max=65535, metavar="PORT"),
 ]
+_Join = Annotated[
+    str | None,
+    typer.Option(
+        "--join",
+        metavar="URL",
+        help="A Ray cluster that runs already, by its dashboard: http://HEAD:8265; auto: the one whose head is here.",
+    ),
+]
+_Through = Annotated[
+    str | None,
+    typer.Option("--through", help="join: a command that runs a program on the head: 'ssh HEAD'.", metavar="COMMAND"),
+]
 
 
 def up(
     cluster: _Kind = None,
+    join: _Join = None,
+    through: _Through = None,
     name: Name = "default",
     gpus: _Gpus = None,
     cpus: _Cpus = None,
@@ -101,9 +117,12 @@ def up(
     yes: _Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Start a cluster: Ray, its dashboard and the gateway.
+    """Start a cluster: Ray, its dashboard and the gateway; or join one that runs.
 
-    Example: raydebug up --cluster local --gpus 1
+    \b
+    Examples:
+      raydebug up --cluster local --gpus 1
+      raydebug up --join http://HEAD:8265       a cluster of your own: nothing of it is restarted
     """
     from raydebug.cluster.locks import Use
     from raydebug.cluster.up import UpOptions, ignore_interrupts, notice_interrupts
@@ -113,8 +132,12 @@ def up(
         say_renamed("up --warm", "up --prefork")
     given = {"--mount": mount, "--hf-cache": hf_cache, "--env-file": env_file, "--dry-run": dry_run, "--yes": yes,
              "--flavour": flavour, "--workers": workers is not None}  # fmt: skip
+    local = {"--python": python, "--end-when-hung": end_when_hung}
+    others = {"--cluster": cluster, "--gpus": gpus is not None, "--cpus": cpus, "--prefork": prefork or warm,
+              "--dashboard-port": dashboard_port is not None, **given, **local}  # fmt: skip
+    _check_join(join, through, [option for option, value in others.items() if value])
     cluster = _only("compose", given, cluster)
-    cluster = _only("local", {"--python": python, "--end-when-hung": end_when_hung}, cluster)
+    cluster = _only("local", local, cluster)
     options = UpOptions(
         name=name, cpus=cpus, gpus=gpus, debugger=choose_mode(debugger, os.environ)[0], dashboard_port=dashboard_port,
         gateway_port=gateway_port, python=python, prefork=prefork or warm, end_when_hung=end_when_hung,
@@ -124,6 +147,9 @@ def up(
     with notice_interrupts():  # from here on: an import can lose a Ctrl-C too
         if dry_run:
             _preview(options, as_json=as_json)
+            return
+        if join is not None:
+            _join(options, join, through or "", as_json=as_json)
             return
         with Use(name):  # what is there, and belongs to a `run`, is not ended meanwhile
             found, started = _bring_up(options, cluster)
@@ -142,6 +168,56 @@ def up(
         warn_without_token(found)
         if found.prefork:
             render.say("its pool needs about 30 s to load; `raydebug ps` shows what it holds")
+
+
+def _check_join(join: str | None, through: str | None, others: list[str]) -> None:
+    if through is not None and join is None:
+        raise UsageError(
+            "--through needs --join", cause="it is the way to the head of a cluster that runs already",
+            fix="raydebug up --join http://HEAD:8265 --through 'ssh HEAD'", code="joined.options",
+        )  # fmt: skip
+    if join is not None and others:
+        raise UsageError(
+            f"{' and '.join(others)} {'is' if len(others) == 1 else 'are'} not for --join",
+            cause="the cluster runs already: it has its sizes, and its Python",
+            fix=f"raydebug up --join {join}",
+            code="joined.options",
+        )
+
+
+def _join(options: UpOptions, address: str, through: str, *, as_json: bool) -> None:
+    """Join a cluster, check that its gateway can be reached from here, and show what a job of the user's own needs."""
+    from raydebug.cluster import joined
+    from raydebug.gateway.gateway_client import fetch_status
+    from raydebug.jobs.submit import node_variables
+
+    with render.phases(f"joining {address} as cluster '{options.name}'") as on_phase:
+        cluster, nodes, was_joined = joined.join(options, address, through, on_phase=on_phase)
+        on_phase("asking its gateway")
+        deadline = time.monotonic() + (joined.TUNNEL_STARTS_S if cluster.joined["through"] else 0.0)
+        while (problem := fetch_status(cluster)["problem"]) and time.monotonic() < deadline:
+            time.sleep(0.2)
+    if problem:
+        port, head = cluster.joined["client_port"], cluster.joined["head"]
+        raise RaydebugError(
+            f"the gateway runs on the head, {head}, and cannot be reached from here",
+            cause=f"{problem}; there it is 127.0.0.1:{port}",
+            fix=f"`raydebug up --join {cluster.dashboard} --through 'ssh {head}'`, or keep"
+            f" `ssh -N -L {port}:127.0.0.1:{port} {head}` open and join again",
+            code="joined.no-way",
+        )
+    needed = node_variables(cluster)
+    if as_json:
+        render.out_json({**describe(cluster), "variables": needed})
+        return
+    if was_joined:
+        render.say(f"cluster '{options.name}' was joined already; its nodes have what they need:")
+    show_cluster(cluster, nodes)
+    if cluster.joined["auth"] == "none":
+        render.say(
+            f"warning: this cluster asks for no token: whoever reaches {cluster.dashboard} can run code on its nodes"
+        )
+    show_variables(needed)
 
 
 def _bring_up(options: UpOptions, asked: str | None) -> tuple[Cluster, bool]:
@@ -251,7 +327,7 @@ def _choose_kind(asked: str | None) -> str:
 
 
 def down(name: Name = "default") -> None:
-    """End a cluster: all that `up` started, and nothing else.
+    """End a cluster: all that `up` started, and nothing else. One that was joined runs on, without the gateway.
 
     Example: raydebug down --name mine
     """
@@ -259,6 +335,8 @@ def down(name: Name = "default") -> None:
     from raydebug.cluster.kinds import kind_of
 
     cluster = load_cluster(name)
+    if cluster.repair:
+        _name_pauses(cluster)
     with render.waiting(f"ending cluster '{name}'"):
         left = kind_of(cluster).take_down()
     if left:
@@ -268,4 +346,17 @@ def down(name: Name = "default") -> None:
             fix="run `raydebug down` again; look at what is left, by these ids",
             code="cluster.not-down",
         )
-    render.say(f"cluster '{name}' is down")
+    render.say(
+        f"cluster '{name}' is left: it runs on without raydebug" if cluster.repair else f"cluster '{name}' is down"
+    )
+
+
+def _name_pauses(cluster: Cluster) -> None:
+    """Say what waits in a cluster that runs on."""
+    from raydebug.gateway.gateway_client import fetch_pauses
+
+    with contextlib.suppress(RaydebugError):
+        if pauses := fetch_pauses(cluster):
+            render.say(
+                f"note: {len(pauses)} pauses wait; without a gateway they resume after RAYDEBUG_PATIENCE_S (3600 s)"
+            )

@@ -20,6 +20,7 @@ CLOSE_TIMEOUT_S = 1.0  # who leaves a log does not wait for a dashboard that han
 GCS_TIMEOUT_S = 1.5  # without its GCS the dashboard answers late or never, and then users call `ps`
 ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})  # ray 2.60.0 dashboard/modules/job/common.py JobStatus
 ANSWER_CHARS = 80  # shown of an answer that is not Ray's
+OWN_JOBS = ("raydebug-gateway-", "raydebug-nodes-")  # raydebug's own on a joined cluster; no job of the user's
 STOCK_ID_CHARS = 8  # of Ray's worker id: enough to tell them apart, short enough to type
 
 
@@ -128,7 +129,8 @@ class Dashboard:
         import httpx
 
         self._cluster = cluster
-        self._headers = {"Authorization": f"Bearer {cluster.token}"} if cluster.token else {}
+        token = cluster.dashboard_token
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         # trust_env=False: a company proxy has no way to 127.0.0.1.
         self._http = httpx.Client(base_url=cluster.dashboard, headers=self._headers, timeout=TIMEOUT_S, trust_env=False)
 
@@ -201,9 +203,15 @@ class Dashboard:
         return str(self._ask("POST", "/api/jobs/", "submission_id", of=str, json=body))
 
     def jobs(self) -> list[JobInfo]:
-        """Return every job that the cluster knows, with its status and runtime environment."""
-        rows: list[JobInfo] = self._ask("GET", "/api/jobs/", of=list)
-        return rows
+        """Return every job that the cluster knows but raydebug's own, with its status and runtime environment."""
+        return [row for row in self._all_jobs() if not str(row.get("submission_id")).startswith(OWN_JOBS)]
+
+    def own_jobs(self, mark: str) -> list[JobInfo]:
+        """Return raydebug's own jobs whose id has this mark."""
+        return [
+            row for row in self._all_jobs()
+            if (name := str(row.get("submission_id"))).startswith(OWN_JOBS) and mark in name
+        ]  # fmt: skip
 
     def submitted_jobs(self) -> list[JobInfo]:
         """Return the jobs of the Jobs API, oldest first; drivers that connected directly are not among them."""
@@ -223,6 +231,23 @@ class Dashboard:
         """Ask Ray to stop a job."""
         self._ask("POST", f"/api/jobs/{submission_id}/stop")
 
+    def delete_job(self, submission_id: str) -> None:
+        """Remove a job that has ended from Ray's table."""
+        self._receive("DELETE", f"/api/jobs/{submission_id}")
+
+    def version(self) -> str:
+        """Return the version of Ray."""
+        return str(self._ask("GET", "/api/version", "ray_version", of=str))
+
+    def asks_for_token(self) -> bool:
+        """Return whether Ray asks for a token; the page itself needs none, and Ray has it since 2.52."""
+        try:
+            return bool(self._ask("GET", "/api/authentication_mode", "authentication_mode", of=str) == "token")
+        except RaydebugError as error:
+            if error.code == "ray.refused":
+                return False
+            raise
+
     async def follow_logs(self, submission_id: str) -> AsyncIterator[str]:
         """Yield a job's log as it grows, until the job ends."""
         import asyncio
@@ -236,6 +261,10 @@ class Dashboard:
         async with websockets.connect(url, sock=connection, additional_headers=self._headers, **how) as stream:
             async for piece in stream:
                 yield piece if isinstance(piece, str) else piece.decode(errors="replace")
+
+    def _all_jobs(self) -> list[JobInfo]:
+        rows: list[JobInfo] = self._ask("GET", "/api/jobs/", of=list)
+        return rows
 
     def _rows(
         self, table: str, *filters: tuple[str, str, str], limit: int = 1000, timeout: float = TIMEOUT_S, **more: str

@@ -68,6 +68,7 @@ def cluster_around_us(environ: Mapping[str, str] = os.environ) -> Cluster | None
     if not (dashboard and gateway and token_file):
         return None
     joined = {"dashboard": dashboard, "gateway": gateway, "token_file": token_file}
+    joined |= {"dial": environ[variables.GATEWAY]} if environ.get(variables.GATEWAY) else {}
     return _unmanaged("joined", DEFAULT_NAME, environ, joined)
 
 

@@ -12,7 +12,7 @@ from raydebug import render
 from raydebug.cluster import state
 from raydebug.cluster.dashboard import GCS_TIMEOUT_S, Dashboard, why_no_gcs
 from raydebug.cluster.growing_log import GrowingLog
-from raydebug.cluster.runner import ContainerRunner, LocalRunner, Runner
+from raydebug.cluster.runner import ContainerRunner, LocalRunner, NodeRunner, Runner
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError, UsageError
 
@@ -369,6 +369,60 @@ class ByHandKind(Kind):
         return show_logs_by_hand(self.cluster.name, service, follow=follow)
 
 
+class JoinedKind(Kind):
+    """A cluster that somebody else started, and `up --join` has joined: the gateway is a job there."""
+
+    services = ("gateway",)
+
+    def take_down(self) -> list[str]:
+        """Stop the gateway and remove the token's files; the cluster stays."""
+        from raydebug.cluster.joined import leave
+
+        return leave(self.cluster)
+
+    def runner(self) -> Runner:
+        """Return the head."""
+        return NodeRunner(self.cluster, self.cluster.joined["head"])
+
+    def runners(self) -> list[tuple[str, Runner]]:
+        """Return the nodes that are alive."""
+        alive = [node for node in Dashboard(self.cluster).nodes() if node["state"] == "ALIVE"]
+        alive.sort(key=lambda node: not node.get("is_head_node"))
+        return [(node["node_ip"], NodeRunner(self.cluster, node["node_ip"])) for node in alive]
+
+    def runner_at(self, ip: str | None) -> Runner | None:
+        """Return the node."""
+        return NodeRunner(self.cluster, ip or self.cluster.joined["head"])
+
+    def why_gateway_down(self) -> str | None:
+        """Return what became of the gateway's job."""
+        from raydebug.cluster.joined import why_gateway_down
+
+        try:
+            return why_gateway_down(self.cluster)
+        except RaydebugError as error:  # with its nodes the cluster itself does not answer
+            return error.cause
+
+    def show_logs(self, service: str | None, *, follow: bool) -> int:
+        """Print the log of the gateway's job; its end ends `follow`."""
+        dashboard, job, shown = Dashboard(self.cluster), self.cluster.joined["job"], 0
+        while True:
+            is_over = not follow or self.why_gateway_down() is not None
+            lines = dashboard.job_logs(job).splitlines()
+            for line in lines[shown:]:
+                render.out(f"gateway | {render.visible(line)}")
+            shown = len(lines)
+            if is_over:
+                return Exit.OK
+            time.sleep(FOLLOW_EVERY_S)
+
+    def keep_audit_lines(self) -> None:
+        """Copy the gateway's audit lines from its job's log."""
+        from raydebug.cluster.joined import keep_audit_lines
+
+        keep_audit_lines(self.cluster)
+
+
 _KINDS: dict[str, type[Kind]] = {
     "local": LocalKind,
     "compose": ComposeKind,
@@ -378,6 +432,8 @@ _KINDS: dict[str, type[Kind]] = {
 
 def kind_of(cluster: Cluster) -> Kind:
     """Return what can be seen and done of a cluster."""
+    if "job" in cluster.joined:  # the one around a container's terminal is `joined` too, and has no record
+        return JoinedKind(cluster)
     return _KINDS.get(cluster.kind, Kind)(cluster)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from raydebug.cluster.state import Cluster
 
@@ -36,11 +38,23 @@ def uid_of(peer: tuple[str, int], own: tuple[str, int]) -> int | None:
     return None
 
 
+def uid_behind(url: str) -> int:
+    """Return the user of the process of this machine that answers at a URL; this user if another host does."""
+    parts = urlsplit(url)
+    address = (str(parts.hostname), parts.port or 80)
+    with contextlib.suppress(OSError), socket.create_connection(address, timeout=5.0) as connection:
+        peer = connection.getpeername()[:2]
+        if ipaddress.ip_address(peer[0]).is_loopback and can_tell():
+            return next(iter(_listening(*peer)), os.getuid())
+    return os.getuid()
+
+
 def stranger_at(cluster: Cluster, connection: socket.socket) -> int | None:
     """Return the user of what has answered a connection, if that is nobody of the cluster's; nothing may be sent yet.
 
-    The cluster's are this user, root (Docker publishes ports), and the owner of the token's file. A token must not be
-    sent to anybody else: while Ray's dashboard is down, every user of the host may take its port.
+    The cluster's are this user, root (Docker publishes ports), the owner of the token's file, and of a cluster that was
+    joined the user that had its dashboard then. A token must not be sent to anybody else: while Ray's dashboard is
+    down, every user of the host may take its port.
 
     None as well where this machine cannot tell: another system than Linux, or another host.
     """
@@ -58,7 +72,7 @@ def stranger_listening(cluster: Cluster, address: tuple[str, int]) -> int | None
 
 
 def _stranger(cluster: Cluster, uids: list[int]) -> int | None:
-    trusted = {os.getuid(), 0, cluster.token_file.stat().st_uid}
+    trusted = {os.getuid(), 0, cluster.token_file.stat().st_uid, int(cluster.joined.get("uid", 0))}
     return next((uid for uid in uids if uid not in trusted), None)
 
 

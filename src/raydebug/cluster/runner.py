@@ -125,5 +125,48 @@ class ContainerRunner:
         return found.run_in(fitting[0], [IMAGE_PYTHON, SAFE_PATH, *arguments], self.folder(working_dir))
 
 
-Runner = LocalRunner | ContainerRunner
+@dataclass(frozen=True)
+class NodeRunner:
+    """A node of a joined cluster: programs run there as jobs of raydebug's own, in 3 s; folders are the same here."""
+
+    cluster: Cluster
+    ip: str
+
+    def folder(self, here: Path) -> str:
+        """Return the folder itself: this machine and the nodes share it, or the job says that it is not there."""
+        return str(here)
+
+    def here(self, there: str) -> Path:
+        """Return the file itself."""
+        return Path(there)
+
+    def has_program(self, name: str, working_dir: Path) -> bool:
+        """Leave the answer to the job itself, whose log says it."""
+        return True
+
+    def run_python(
+        self,
+        arguments: list[str],
+        working_dir: Path,
+        *,
+        environ: Mapping[str, str] | None = None,
+        timeout_s: float = PYTHON_TIMEOUT_S,
+    ) -> str:
+        """Run the node's Python, whose environment the jobs have too."""
+        from raydebug.cluster.node_jobs import ANSWER_LIMIT_S, ask_nodes
+
+        request = {
+            "do": "run", "ip": self.ip, "on_head": self.ip == self.cluster.joined["head"],
+            "argv": arguments, "folder": str(working_dir), "limit_s": timeout_s,
+        }  # fmt: skip
+        answers = ask_nodes(self.cluster, request, ANSWER_LIMIT_S + timeout_s)
+        answer = answers[0] if answers else {"problem": f"no node {self.ip} is alive"}
+        code, output = int(answer.get("code", Exit.FAILED)), str(answer.get("problem") or answer.get("output"))
+        if code != 0:
+            argv = [f"python on {self.ip}", SAFE_PATH, *arguments]
+            raise process.CommandFailed(argv, code, output, fix="see `raydebug ps`")
+        return output
+
+
+Runner = LocalRunner | ContainerRunner | NodeRunner
 """Where a job will run, for `run`, `check` and the profiles."""

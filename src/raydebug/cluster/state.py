@@ -27,7 +27,7 @@ class Cluster:
 
     Args:
         id: unique; every process of the cluster carries it in its environment.
-        kind: `local` or `compose`; without a record (find.py) `joined`, `by-hand` or `stock`.
+        kind: `local`, `compose` or `joined`; without a record (find.py) `joined`, `by-hand` or `stock`.
         folder: its folder in the state directory: token, logs, status.
         temp_dir: private folder of a local cluster for Ray's temp dir and sockets, removed when the cluster ends.
         python: the interpreter whose environment Ray runs in.
@@ -40,8 +40,9 @@ class Cluster:
         files: its compose files.
         settings: variables of the compose files that `up` chose for it.
         end_when_hung: whether a local one ends when Ray has not answered for ray_node.HUNG_AFTER_S.
-        joined: for a cluster without a record: its `dashboard`, `gateway` (empty: none) and `token_file`.
-        ray: the version of Ray in a local cluster's Python, or in the lock of containers; empty where it is not known.
+        joined: for a cluster that raydebug has not started: its `dashboard`, `gateway` (empty: none) and `token_file`;
+            with a record also what joined.py has put there.
+        ray: the version of Ray in the cluster's Python, or in the lock of containers; empty where it is not known.
     """
 
     name: str
@@ -88,7 +89,7 @@ class Cluster:
     @property
     def address(self) -> str:
         """Ray's own address (GCS), as the cluster's own processes use it."""
-        return f"{self.host}:{self.ports['gcs']}" if self.is_local else "head:6379"
+        return f"{self.host}:{self.ports['gcs']}" if self.is_local else self.joined.get("gcs", "head:6379")
 
     @property
     def dashboard(self) -> str:
@@ -136,6 +137,18 @@ class Cluster:
     def token_file(self) -> Path:
         """File with the cluster's token, for its owner only."""
         return Path(self.joined["token_file"]) if self.joined else self.folder / "token"
+
+    @property
+    def repair(self) -> str:
+        """What repairs a cluster that was joined, in words; empty for another one."""
+        if "job" not in self.joined:
+            return ""
+        return f"`raydebug up --join {self.dashboard}{name_option(self.name)}` starts it again"
+
+    @property
+    def dashboard_token(self) -> str:
+        """What Ray's dashboard gets; where Ray asks for no token, the gateway's is not sent there."""
+        return "" if self.joined.get("auth") == "none" else self.token
 
     @property
     def token(self) -> str:

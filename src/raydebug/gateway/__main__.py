@@ -94,6 +94,7 @@ class Gateway:
         dials = Listener(ports.dial_host, ports.dial_port, self._accept_process, ports.dial_fd)
         self._listeners = (clients, dials)
         self._http.allow_hosts((ports.host, *self._hosts))
+        self._http.dial = "" if ports.dial_host in ("0.0.0.0", "::") else f"{ports.dial_host}:{dials.port}"
         self.background.start("expiry", self._expiry.watch)
         host, dial_host = ports.host, ports.dial_host
         log.info("listening: clients on %s:%d, processes on %s:%d", host, clients.port, dial_host, dials.port)

@@ -78,7 +78,8 @@ def request(
         raise RaydebugError(
             f"the gateway of cluster '{cluster.name}' does not answer",
             cause=f"{method} http://{where}{path}: {error or type(error).__name__}",
-            fix=f"see what is wrong with `raydebug ps{name_option(cluster.name)}`",
+            fix=f"see what is wrong with `raydebug ps{name_option(cluster.name)}`"
+            + (f"; {cluster.repair}" if cluster.repair else ""),
             code="gateway.no-answer",
             exit_code=Exit.SESSION_LOST,
         ) from error
@@ -249,6 +250,15 @@ def fetch_status(cluster: Cluster) -> GatewayStatus:
         return {"tasks": request(cluster, "GET", "/status")["tasks"], "problem": None}
     except RaydebugError as failure:
         return {"tasks": [], "problem": failure.cause}
+
+
+def fetch_dial_address(cluster: Cluster) -> str:
+    """Return where processes reach the gateway; empty if it listens on all addresses, or is an older one.
+
+    Raises:
+        RaydebugError: the gateway does not answer, or refuses the token.
+    """
+    return str(request(cluster, "GET", "/status").get("dial", ""))
 
 
 def set_breaks(cluster: Cluster, breaks: list[BreakpointSpec], *, job: str | None = None) -> list[BreakpointSpec]:

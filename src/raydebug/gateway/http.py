@@ -76,6 +76,7 @@ class HttpApi:
         self._snapshots = snapshots
         self._describe_tasks = describe_tasks
         self._hosts: frozenset[str] = frozenset()
+        self.dial = ""  # where processes connect to; empty for all addresses
 
     def allow_hosts(self, hosts: Iterable[str]) -> None:
         """Accept requests for these host names too; loopback is always accepted."""
@@ -153,7 +154,7 @@ class HttpApi:
         try:
             match route:
                 case ("GET", "status"):
-                    return 200, {"version": 1, "tasks": self._describe_tasks()}
+                    return 200, {"version": 1, "tasks": self._describe_tasks(), "dial": self.dial}
                 case ("GET", "pauses"):
                     pauses = sorted(board.listed(), key=lambda pause: int(pause.id))  # as they began
                     return 200, {"version": 1, "pauses": [board.describe(pause) for pause in pauses]}

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.runner import Runner
-from raydebug.cluster.state import Cluster
+from raydebug.cluster.state import DEFAULT_NAME, Cluster
 from raydebug.commands.trainings import read_command
 from raydebug.errors import RaydebugError, UsageError
-from raydebug.gateway.gateway_client import remove_break, set_breaks
+from raydebug.gateway.gateway_client import fetch_dial_address, remove_break, set_breaks
 from raydebug.protocol import variables
 from raydebug.protocol.records import BreakpointSpec
 from raydebug.protocol.secrets import is_secret, without_secrets_in_line
@@ -183,6 +183,30 @@ def find_program(command: list[str], working_dir: Path, runner: Runner) -> None:
         )
 
 
+def node_variables(cluster: Cluster) -> dict[str, str]:
+    """Return what the processes of a job need where the nodes do not have it from their start.
+
+    Of a cluster around us without a record the gateway knows its address, unless it listens on all addresses: then
+    containers have it.
+    """
+    joined = cluster.joined
+    dial = joined.get("dial", "")
+    if cluster.kind == "joined" and not dial:
+        with contextlib.suppress(RaydebugError):
+            dial = fetch_dial_address(cluster)
+    if not dial:
+        return {}
+    found = {variables.GATEWAY: dial, variables.TOKEN_PATH: joined["token_file"]}
+    if cluster.id:
+        found[variables.CLUSTER_ID] = cluster.id
+    if "folder" in joined:
+        found |= {variables.TOKEN_PATH: f"{joined['folder']}/token", variables.RAY_LOGS: joined["logs"]}
+        found |= mode_variables(cluster.debugger)
+    if cluster.name != DEFAULT_NAME:
+        found[variables.CLUSTER_NAME] = cluster.name
+    return found
+
+
 def submit(cluster: Cluster, job: Job) -> str:
     """Start a job and return its submission id.
 
@@ -190,9 +214,11 @@ def submit(cluster: Cluster, job: Job) -> str:
         RaydebugError: the cluster or its gateway does not take it; the job's breakpoints are removed again then.
     """
     submission_id = f"raydebug-{time.strftime('%H%M%S')}-{secrets.token_hex(3)}"
+    if cluster.repair:  # its gateway is a job that anybody may stop: then no process of this one could pause
+        fetch_dial_address(cluster)
     # The gateway assigns the ids by which breakpoints are listed and removed; processes know them from their start.
     job = replace(job, breaks=set_breaks(cluster, job.breaks, job=submission_id))
-    environment = job_variables(job, submission_id, node_gpus=cluster.gpus)
+    environment = node_variables(cluster) | job_variables(job, submission_id, node_gpus=cluster.gpus)
     try:
         return Dashboard(cluster).submit_job(job_entrypoint(job), submission_id=submission_id, env=environment)
     except RaydebugError:  # without a job, nothing would remove them

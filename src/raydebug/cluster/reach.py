@@ -1,0 +1,69 @@
+"""A port of this machine whose connections are a command's stdin and stdout: `ssh HEAD`, `kubectl exec -i POD --`.
+
+    python -m raydebug.cluster.reach here PORT COMMAND...     each connection runs COMMAND
+    python -m raydebug.cluster.reach there PORT               the far end: connects to a port of its own loopback
+
+So the gateway listens on loopback of the head, and whoever may log in there reaches it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import threading
+
+PIECE_BYTES = 64 * 1024
+
+
+def there(port: int) -> None:
+    """Pass bytes between stdin, stdout and a port of loopback until the port's end is closed."""
+    connection = socket.create_connection(("127.0.0.1", port))
+
+    def send() -> None:
+        with contextlib.suppress(OSError):
+            while data := os.read(0, PIECE_BYTES):
+                connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+
+    threading.Thread(target=send, daemon=True).start()
+    with contextlib.suppress(OSError):
+        while data := connection.recv(PIECE_BYTES):
+            while data:
+                data = data[os.write(1, data) :]
+
+
+async def here(port: int, argv: list[str]) -> None:
+    """Serve a port of loopback until the end of the process."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        pipe = asyncio.subprocess.PIPE
+        far = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe)
+        assert far.stdin is not None
+        assert far.stdout is not None
+        sending = asyncio.create_task(_pass_on(reader, far.stdin))
+        await _pass_on(far.stdout, writer)
+        sending.cancel()
+        with contextlib.suppress(ProcessLookupError):
+            far.terminate()
+        await far.wait()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", port)
+    await server.serve_forever()
+
+
+async def _pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await source.read(PIECE_BYTES):
+            sink.write(data)
+            await sink.drain()
+    sink.close()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "there":
+        there(int(sys.argv[2]))
+    else:
+        asyncio.run(here(int(sys.argv[2]), sys.argv[3:]))

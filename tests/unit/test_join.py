@@ -1,0 +1,203 @@
+"""Parts of `raydebug up --join` that need no Ray: what runs on the nodes, the way to the head, bad input."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import os
+import socket
+import socketserver
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from gateway_under_test import open_gateway
+from raydebug.cluster import on_nodes
+from raydebug.cluster.find import cluster_around_us
+from raydebug.cluster.state import Cluster
+from raydebug.jobs.submit import node_variables
+
+NODE = {
+    "ip": "10.0.0.2", "python": "3.12.1", "executable": "/opt/python", "raydebug": "0.1.0", "debugpy": "1.8",
+    "hook": True,
+}  # fmt: skip
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "raydebug", *arguments], capture_output=True, text=True, check=False, timeout=60,
+        env={**os.environ, **environ},
+    )  # fmt: skip
+
+
+def error_of(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return the three lines of an error."""
+    lines = done.stderr.strip().splitlines()[-3:]
+    assert [line.partition(":")[0] for line in lines] == ["error", "cause", "fix"], done.stderr
+    return lines
+
+
+def test_both_ends_agree_on_a_token():
+    """Each end computes the same token from public values; another private value leads to another token."""
+    ours, theirs = 2**500 + 1, 2**400 + 7
+    token = on_nodes.agreed_token(ours, on_nodes.public_of(theirs))
+    assert token == on_nodes.agreed_token(theirs, on_nodes.public_of(ours))
+    assert len(token) == 64
+    assert token != on_nodes.agreed_token(ours + 1, on_nodes.public_of(theirs))
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({}, None),
+        ({"raydebug": None}, "its Python 3.12.1 (/opt/python) has no raydebug"),
+        ({"debugpy": None}, "its Python 3.12.1 (/opt/python) has no debugpy"),
+        ({"raydebug": "0.2.0"}, "it has raydebug 0.2.0, and this is 0.1.0"),
+        ({"hook": False}, "raydebug is installed there without its hook (raydebug.pth)"),
+        ({"problem": "it gave no answer"}, "it gave no answer"),
+    ],
+)
+def test_what_a_node_lacks(changed, problem):
+    """A node is of use with this raydebug, its hook and debugpy."""
+    assert on_nodes.problem_of({**NODE, **changed}, "0.1.0") == problem
+
+
+def test_the_tokens_file(tmp_path):
+    """The token's file is its owner's alone, in a folder that is his alone, and goes with the folder."""
+    folder = tmp_path / "raydebug-1"
+    facts = on_nodes.look_at_node(str(folder), "t" * 64)
+    assert "problem" not in facts
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "token")] == [0o700, 0o600]
+    assert on_nodes.look_at_node(str(folder), "u" * 64)["python"] == facts["python"]
+    assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("token", "u" * 64)]
+    assert on_nodes.leave_node(str(folder)) == {}
+    assert on_nodes.leave_node(str(folder)) == {}  # where two nodes are one host
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("kind", ["open", "link"])
+def test_a_folder_that_is_not_private(tmp_path, kind):
+    """No token is written into a folder that others can read, or that is a link."""
+    folder, elsewhere = tmp_path / "raydebug-1", tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    if kind == "link":
+        folder.symlink_to(elsewhere)
+    else:
+        folder.mkdir()
+        folder.chmod(0o755)
+    problem = on_nodes.look_at_node(str(folder), "t" * 64)["problem"]
+    assert "is not a private folder of uid" in problem
+    assert not list(folder.iterdir())
+
+
+def test_a_program_on_a_node(tmp_path):
+    """The output and the exit code of the node's Python come back; a folder that is not there is named."""
+    ran = on_nodes.run_here(["-c", "import os; print(os.getcwd()); raise SystemExit(3)"], str(tmp_path), 30.0)
+    assert ran == {"code": 3, "output": f"{tmp_path}\n"}
+    assert on_nodes.run_here(["-c", ""], "/nowhere", 30.0) == {"code": 127, "output": "the node has no folder /nowhere"}
+
+
+class _Echo(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        while data := self.request.recv(65536):
+            self.request.sendall(data)
+
+
+@contextlib.contextmanager
+def serving(handler: type[socketserver.BaseRequestHandler]) -> Iterator[int]:
+    """Serve a free port of loopback in a thread, and give the port."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+def test_a_port_through_a_command():
+    """Bytes go through a command's stdin and stdout to a port at the far end, and back; connections end with it."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    reach = [sys.executable, "-P", "-m", "raydebug.cluster.reach"]
+    with serving(_Echo) as there:
+        here = subprocess.Popen([*reach, "here", str(port), "env", "A=b", *reach, "there", str(there)])
+        try:
+            connection = _connect(port)
+            sent = os.urandom(300_000)
+            sender = threading.Thread(target=lambda: (connection.sendall(sent), connection.shutdown(socket.SHUT_WR)))
+            sender.start()
+            received = b""
+            while data := connection.recv(65536):
+                received += data
+            sender.join()
+            assert received == sent
+        finally:
+            here.kill()
+            here.wait()
+
+
+def _connect(port: int) -> socket.socket:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=30)
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_a_dashboard_of_another_program():
+    """A web server that is no Ray dashboard is named as such; no record is left."""
+    with serving(http.server.SimpleHTTPRequestHandler) as port:
+        done = run("up", "--join", f"http://127.0.0.1:{port}", "--name", "other")
+    what, cause, fix = error_of(done)
+    assert what == f"error: no Ray dashboard is at http://127.0.0.1:{port}"
+    assert cause == "cause: Ray refused GET /api/version with 404"
+    assert fix.startswith("fix: is it the address of a Ray dashboard, and can it be reached from here?")
+    assert "there is no cluster 'other'" in run("ps", "--name", "other").stderr
+
+
+def test_no_route():
+    """An address where nothing answers is named."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    what, cause, _ = error_of(run("up", "--join", f"127.0.0.1:{port}"))
+    assert what == f"error: cluster 'http://127.0.0.1:{port}' does not answer"
+    assert cause == f"cause: GET http://127.0.0.1:{port}/api/version: [Errno 111] Connection refused"
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (("--join", "ray://head:10001"), "error: 'ray://head:10001' is not the address of a Ray dashboard"),
+        (("--join", "http://head:8265", "--gpus", "2"), "error: --gpus is not for --join"),
+        (("--join", "auto", "--cluster", "local", "--cpus", "2"), "error: --cluster and --cpus are not for --join"),
+        (("--join", "auto", "--dry-run"), "error: --dry-run is not for --join"),
+        (("--through", "ssh head"), "error: --through needs --join"),
+    ],
+)
+def test_options_that_do_not_fit(options, what):
+    """What a cluster that runs already cannot be given is refused before anything is asked."""
+    done = run("up", *options)
+    assert (error_of(done)[0], done.returncode) == (what, 2)
+
+
+def test_variables_of_a_cluster_around_us(tmp_path):
+    """A job of a cluster without a record gets the gateway's own address for processes, as the gateway says it."""
+    with open_gateway(tmp_path) as gateway:
+        environ = {
+            "RAYDEBUG_DASHBOARD": "http://head:8265",
+            "RAYDEBUG_GATEWAY_CLIENTS": f"127.0.0.1:{gateway.gateway_port}",
+            "RAYDEBUG_TOKEN_PATH": str(gateway.token_file),
+        }
+        cluster = cluster_around_us(environ)
+        assert isinstance(cluster, Cluster)
+        needed = {"RAYDEBUG_GATEWAY": f"127.0.0.1:{gateway.dial_port}", "RAYDEBUG_TOKEN_PATH": str(gateway.token_file)}
+        assert node_variables(cluster) == needed
+        named = cluster_around_us({**environ, "RAYDEBUG_GATEWAY": "10.0.0.1:5679"})
+        assert isinstance(named, Cluster)
+        assert node_variables(named) == {**needed, "RAYDEBUG_GATEWAY": "10.0.0.1:5679"}
