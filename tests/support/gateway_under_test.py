@@ -61,6 +61,8 @@ class GatewayUnderTest:
     gateway_host: str = "127.0.0.1"
     dashboard: str = "http://127.0.0.1:9"
     token: str = TOKEN
+    dashboard_token: str = TOKEN
+    joined: dict[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()  # further ones of the gateway's command line
     run_on: Callable[..., list[str]] = lambda *argv: list(argv)  # makes the argv that runs a program on another host
 

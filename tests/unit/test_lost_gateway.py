@@ -256,9 +256,10 @@ def test_patience_ends(gateway, patience_s):
 
 def test_no_pause_when_the_gateway_dies(gateway):
     """A process that runs when its gateway dies does not dial in; its next breakpoint finds the new gateway."""
+    go = gateway.folder / "go"
     program = gateway.start(
         "import os, time\n\ndef work():\n    secret = 41\n    breakpoint()\n\nwork()\nprint('first', flush=True)\n"
-        "time.sleep(3)\nwork()\nprint('second')\n"
+        f"while not os.path.exists({str(go)!r}):\n    time.sleep(0.05)\nwork()\nprint('second')\n"
     )
     (first,) = gateway.pauses()
     visit(gateway, lambda: go_on(gateway, first["id"]))
@@ -266,6 +267,7 @@ def test_no_pause_when_the_gateway_dies(gateway):
     gateway.open()
     time.sleep(1.5)
     assert gateway.pauses(0) == []
+    go.touch()
     (second,) = gateway.pauses()
     visit(gateway, lambda: go_on(gateway, second["id"]))
     out, err = program.communicate(timeout=10)
