@@ -58,7 +58,7 @@ class Cluster:
     flavour: str
     created: float
     supervisor_pid: int = 0
-    supervisor_started: float = 0.0
+    supervisor_started: float = 0.0  # earlier.py: records of 0.1 have no birth
     supervisor_birth: str = ""
     owner: int = 0
     project: str = ""
