@@ -122,7 +122,7 @@ def up(
     \b
     Examples:
       raydebug up --cluster local --gpus 1
-      raydebug up --join http://HEAD:8265       a cluster of your own: nothing of it is restarted
+      raydebug up --join http://HEAD:8265       a Ray cluster that runs already: nothing of it is restarted
     """
     from raydebug.cluster.locks import Use
     from raydebug.cluster.up import UpOptions, ignore_interrupts, notice_interrupts

@@ -1,4 +1,4 @@
-"""Join a Ray cluster that somebody else started, without a restart: the gateway as a Ray job, a token's file per node.
+"""Join a Ray cluster that runs already, without a restart: the gateway as a Ray job, a token's file per node.
 
 The record's `joined` holds, beside `dashboard`, `gateway` and `token_file`: `auth` (`token` or `none`: what Ray asks
 for), `folder` of the token on the nodes, `job` of the gateway, `head` (its address), `dial` (where processes reach the

@@ -370,7 +370,7 @@ class ByHandKind(Kind):
 
 
 class JoinedKind(Kind):
-    """A cluster that somebody else started, and `up --join` has joined: the gateway is a job there."""
+    """A Ray cluster that runs already, and `up --join` has joined: the gateway is a job there."""
 
     services = ("gateway",)
 
