@@ -239,7 +239,7 @@ def mode(name: Name = "default", as_json: Json = False) -> None:
         if job["status"] in ENDED or not job.get("submission_id"):
             continue
         own = (job.get("runtime_env") or {}).get("env_vars") or {}
-        if cluster.repair:  # `run` gives each job the mode of a cluster that was joined
+        if cluster.is_joined:  # `run` gives each job the mode of a cluster that was joined
             own = {k: v for k, v in own.items() if mode_variables(cluster.debugger).get(k) != v}
         variables = {**mode_variables(cluster.debugger), **{k: v for k, v in own.items() if k.startswith("RAY_DEBUG")}}
         origin = "raydebug run --debugger" if any(k.startswith("RAY_DEBUG") for k in own) else "the cluster"

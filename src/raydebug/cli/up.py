@@ -335,7 +335,7 @@ def down(name: Name = "default") -> None:
     from raydebug.cluster.kinds import kind_of
 
     cluster = load_cluster(name)
-    if cluster.repair:
+    if cluster.is_joined:
         _name_pauses(cluster)
     with render.waiting(f"ending cluster '{name}'"):
         left = kind_of(cluster).take_down()
@@ -347,7 +347,7 @@ def down(name: Name = "default") -> None:
             code="cluster.not-down",
         )
     render.say(
-        f"cluster '{name}' is left: it runs on without raydebug" if cluster.repair else f"cluster '{name}' is down"
+        f"cluster '{name}' is left: it runs on without raydebug" if cluster.is_joined else f"cluster '{name}' is down"
     )
 
 

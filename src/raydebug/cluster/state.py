@@ -77,6 +77,11 @@ class Cluster:
         return self.kind == "local"
 
     @property
+    def is_joined(self) -> bool:
+        """Whether `up --join` has joined it: its gateway is a job there."""
+        return "job" in self.joined
+
+    @property
     def has_gateway(self) -> bool:
         """Whether it has a gateway; one that raydebug has no part in (`stock`) has none."""
         return not self.joined or bool(self.joined["gateway"])
@@ -141,7 +146,7 @@ class Cluster:
     @property
     def repair(self) -> str:
         """What repairs a cluster that was joined, in words; empty for another one."""
-        if "job" not in self.joined:
+        if not self.is_joined:
             return ""
         return f"`raydebug up --join {self.dashboard}{name_option(self.name)}` starts it again"
 
