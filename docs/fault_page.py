@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import tomllib
 from pathlib import Path
@@ -21,7 +20,7 @@ SCOPE = [
     *(f"F{number}" for number in (*range(8, 33), 57, 58, 61, 62, 63)),
     *(f"S{number}" for number in (3, 4, *range(7, 11), 31)),
 ]
-NOTES = re.compile(r"notes \d+(, \d+)*")
+SOURCES = ("measured", "observed", "measured, observed", "not measured")
 HEAD = """\
 # Faults
 
@@ -33,9 +32,8 @@ have the names of raydebug's requirements. Beside each case: the behaviour of st
 ({stock}), and the sentences that raydebug's tests prove, with the tests.
 
 Sources of the stock results: *measured* is bench/stock_faults.py, without raydebug
-({machine}, and busy: its times are not benchmarks); *notes 9* is section 9 of the
-notes on Ray's debugger from which raydebug was designed, observed by hand with the same versions; *not measured* means
-that neither source has a result.
+({machine}, and busy: its times are not benchmarks); *observed*: by hand, with the same
+versions; *not measured* means that neither source has a result.
 
 For a case with a limit in seconds, a run of the tests notes the measured time beside the limit
 (tests/support/fault_lines.py).
@@ -84,7 +82,7 @@ def lacking(name: str, case: dict[str, Any] | None, tests: list[Proof], seen: di
     source = case.get("source", "")
     if source == "measured" and "not measured" in seen.get(name, {"not measured": "no such case"}):
         wrong.append(f"{name} is said to be measured, and bench/stock_faults.json has no result")
-    if source not in ("measured", "not measured") and not NOTES.fullmatch(source.removeprefix("measured, ")):
+    if source not in SOURCES:
         wrong.append(f"{name} has an unknown source: {source!r}")
     return wrong
 

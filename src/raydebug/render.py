@@ -22,7 +22,6 @@ MINUS = "\N{MINUS SIGN}"
 PIPE_WIDTH = 200  # characters of a table where the output is no terminal
 _FORCES_COLOUR = ("FORCE_COLOR", "TTY_COMPATIBLE")  # rich 15.0 console.py
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # ECMA-48 SGR, the only control sequence that a terminal may be sent
-_CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # ECMA-48 CSI sequences, colours included
 _SGR_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _MARKS = "\u061c\u200e\u200f"  # bidi marks that have the direction of a letter (UAX 9)
 _BIDI = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
@@ -106,11 +105,6 @@ def visible_log(text: str, *, colour: bool) -> str:
     pieces = _COLOUR.split(text)
     colours = _COLOUR.findall(text) if colour else [""] * (len(pieces) - 1)
     return "".join(visible(piece) + shown for piece, shown in zip(pieces, [*colours, ""], strict=True))
-
-
-def without_ansi(text: str) -> str:
-    """Return text without ANSI colours and other control sequences."""
-    return _CONTROL.sub("", text)
 
 
 def colour_wanted() -> bool:

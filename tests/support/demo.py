@@ -19,8 +19,8 @@ from raydebug.errors import Exit, RaydebugError
 from raydebug.gateway.gateway_client import fetch_pauses
 from raydebug.jobs.phases import Phases
 from raydebug.protocol.listings import ListedPause
-from raydebug.render import without_ansi
 
+CONTROL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")  # ECMA-48 CSI sequences, colours included
 STEP = re.compile(r"\bstep:\d+ - .*")
 NAME = "demo"
 JOB_LIMIT_S = 480.0
@@ -125,7 +125,7 @@ class Training:
                         return
                     time.sleep(0.1)
                     continue
-                self._take(without_ansi(line))
+                self._take(CONTROL.sub("", line))
 
     def _take(self, line: str) -> None:
         self.phases.take(line, time.monotonic() - self.paused_s)

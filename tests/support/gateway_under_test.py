@@ -56,6 +56,7 @@ class GatewayUnderTest:
     programs: list[subprocess.Popen[str]] = field(default_factory=list)
     name: str = "test"
     kind: str = "local"
+    is_joined: bool = False
     repair: str = ""
     has_gateway: bool = True
     gateway_host: str = "127.0.0.1"

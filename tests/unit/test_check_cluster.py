@@ -8,7 +8,7 @@ from raydebug.check import cluster
 
 
 def judged(*nodes: dict[str, Any]) -> list[str]:
-    facts = {"nodes": list(nodes), "knocks": [], "sum": {"skipped": "no node has a GPU"}}
+    facts = {"nodes": list(nodes), "unreachable": [], "sum": {"skipped": "no node has a GPU"}}
     return [finding.what for finding in cluster.judge(facts) if finding.severity == "error"]
 
 

@@ -212,20 +212,6 @@ def test_run_is_not_a_place_for_options_of_the_command(tmp_path):
     assert done.stderr.splitlines()[-3] == "error: the command 'no-such-program' was not found"
 
 
-def test_run_says_that_no_training_is_in_sight(tmp_path):
-    """A profile over a command that shows no training is noted before anything starts; one may start below it."""
-    (tmp_path / "run.sh").write_text("exit 3\n")
-    (tmp_path / "train.sh").write_text("python -m verl.trainer.main_ppo\n")
-    for command, noted in ((["bash", "run.sh"], True), (["bash", "train.sh"], False), (["bash", "nosuch.sh"], False)):
-        arguments = ("run", "--detach", "--profile", "debug", "--", *command)
-        done = subprocess.run(
-            [sys.executable, "-m", "raydebug", *arguments], capture_output=True, text=True, cwd=tmp_path,
-            env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
-        )  # fmt: skip
-        assert ("note: no training command is found" in done.stderr) == noted
-        assert "error: --detach needs a cluster that stays" in done.stderr
-
-
 def test_run_refuses_a_tiny_model_that_cannot_be_made(tmp_path):
     """Where the cluster's Python has no torch, `run --model tiny` ends before a cluster starts."""
     if importlib.util.find_spec("torch"):

@@ -286,7 +286,7 @@ def test_a_broken_script_is_refused_with_its_line(script: str, cause: str, proje
         read(project, [])
     assert failure.value.what == f"the script '{file}' cannot be read without running it"
     assert failure.value.cause == f"{file}:{cause}"
-    assert "`raydebug run` reads no script, and takes it" in failure.value.fix
+    assert "`raydebug run` runs it without reading it" in failure.value.fix
 
 
 def test_a_script_that_is_not_there_is_refused(project: Path) -> None:

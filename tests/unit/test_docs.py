@@ -106,9 +106,9 @@ def test_a_fault_without_proof_is_refused(fault_page, case, tests, seen, said):
 
 
 def test_a_fault_with_all_of_it_is_taken(fault_page):
-    """A case may cite notes, or a measurement and notes, have a reason instead of a test, or be not measured."""
+    """A case may be measured, observed by hand, or both, have a reason instead of a test, or be not measured."""
     proof = [fault_page.Proof(*PROOF)]
-    for source in ("measured", "notes 9", "measured, notes 0, 3", "not measured"):
+    for source in ("measured", "observed", "measured, observed", "not measured"):
         assert fault_page.lacking("F8", {**WHOLE, "source": source}, proof, {"F8": {}}) == []
     assert fault_page.lacking("F8", {**WHOLE, "reason": "none here"}, [], {"F8": {}}) == []
 

@@ -104,6 +104,19 @@ def test_profile_in_force(given: dict[str, Any], profile: str | None) -> None:
     assert plan(PPO, **given).job.profile == profile
 
 
+def test_note_that_no_training_is_in_sight(tmp_path: Path) -> None:
+    """A profile over a command that shows no training is noted first; a script that cannot be read may start one."""
+    note = "note: no training command is found; the profile applies to one that this command starts"
+    script = tmp_path / "run.sh"
+    script.write_text("exit 3\n")
+    for command in (OWN, ["bash", str(script)]):
+        assert plan(command, profile="debug").notes[0] == note
+    script.write_text("python -m verl.trainer.main_ppo\n")
+    for command in (PPO, ["bash", str(script)], ["bash", "nosuch.sh"]):
+        assert note not in plan(command, profile="debug").notes
+    assert note not in plan(OWN).notes
+
+
 def test_which_job_is_watched() -> None:
     """A known training is watched by default, another command with --hang-after; 0 watches nothing."""
     assert plan(OWN).watch is None

@@ -87,7 +87,7 @@ def judge(facts: Mapping[str, Any]) -> list[Finding]:
         *_nodes(facts["nodes"]),
         *_environments([node for node in living if "facts" in node]),
         *_clocks(living),
-        *_ports(facts["knocks"]),
+        *_ports(facts["unreachable"]),
         *_sum(facts["sum"]),
     ]
 
@@ -141,12 +141,12 @@ def _clocks(nodes: list[Mapping[str, Any]]) -> Iterator[Finding]:
             )
 
 
-def _ports(knocks: list[Mapping[str, Any]]) -> Iterator[Finding]:
-    for knock in knocks[:5]:
+def _ports(unreachable: list[Mapping[str, Any]]) -> Iterator[Finding]:
+    for pair in unreachable[:5]:
         yield error(
             "cluster.ports",
-            f"{knock['from']} cannot reach {knock['to']}, port {knock.get('port', '?')}",
-            why=f"{knock['why']}; Ray's workers, NCCL and gloo meet on free ports of every node",
+            f"{pair['from']} cannot reach {pair['to']}, port {pair.get('port', '?')}",
+            why=f"{pair['why']}; Ray's workers, NCCL and gloo meet on free ports of every node",
             fix="let the nodes reach each other on all ports (firewall, security group, network of the containers)",
         )
 

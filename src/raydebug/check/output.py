@@ -180,7 +180,8 @@ def next_steps(tried: Tried) -> Iterator[str]:
             yield "next: fix that and try again; stages that passed are not run twice"
         yield "      raydebug report: what the run did until then"
     else:
-        how = f"with {tried.warnings} warning{'s'[: tried.warnings > 1]} (above)" if tried.warnings else "well"
+        plural = "s" if tried.warnings > 1 else ""
+        how = f"with {tried.warnings} warning{plural} (above)" if tried.warnings else "well"
         yield f"tried: the checks passed, the small run ended {how} in {tried.seconds:.0f} s"
         yield f"next: raydebug check{named} -- {command}"
         yield f"      raydebug run{named} -- {command}"

@@ -39,7 +39,7 @@ def launch(options: RunOptions, again: str | None = None) -> int:
     """
     options = find_command(options, again)
     with Use(options.name) as use:
-        there = _look(options)
+        there = _look_and_require(options)
         plan = plan_run(options, there, os.environ)
         cluster, folder, runner = there.cluster, there.folder, there.runner
         submit.find_program(options.command, folder, runner)
@@ -58,16 +58,18 @@ def launch(options: RunOptions, again: str | None = None) -> int:
             _leave(cluster, use)
 
 
-def _look(options: RunOptions) -> Surroundings:
-    """Return what is there: the command, the cluster of its name, and what the profile and the rollouts need."""
+def _look_and_require(options: RunOptions) -> Surroundings:
+    """Return what is there: the command, and the cluster of its name.
+
+    Raises:
+        RaydebugError: the profile, or the folder of the rollouts, is not.
+    """
     folder = options.folder or Path.cwd()
     reading = read_command(options.command, os.environ, folder)
     if options.rollouts is not None:
         options.rollouts.require(folder)
     if options.profile_in_force is not None:
         load_profile(options.profile_in_force)
-        if not reading.trainings and not reading.unreadable:
-            render.say("note: no training command is found; the profile applies to one that this command starts")
     cluster = find_running(options.name)
     runner = LocalRunner(sys.executable) if cluster is None else kind_of(cluster).runner()
     return Surroundings(reading, folder, runner.folder(folder), cluster, runner)

@@ -49,8 +49,9 @@ def open_(
     from raydebug.snapshot.load import choose_snapshot, find_snapshots, read_document
 
     named = targets or [LAST]
-    target, *output = [LAST, *named] if html and [one for one in named if one.endswith(".html")] == named else named
-    if len(output) > html or (as_json and not lists):
+    only_a_page = html and all(name.endswith(".html") for name in named)
+    target, *output = [LAST, *named] if only_a_page else named
+    if len(output) > (1 if html else 0) or (as_json and not lists):
         raise UsageError(
             "open takes one snapshot or run" if output else "--json is for --list",
             cause=f"'{output[0]}' is one too many" if output else "a snapshot is opened in the terminal, or as a page",

@@ -148,7 +148,7 @@ def _rollouts(record: Path | None, replay: Path | None, only: str | None) -> Rol
     """Return what a run does with rollouts; None for nothing."""
     from raydebug.profile.rollouts import Rollouts
 
-    if (record is not None) + (replay is not None) + (only == "rollout") > 1:
+    if [record is not None, replay is not None, only == "rollout"].count(True) > 1:
         what, fix = "--record, --replay and --only rollout exclude each other", "leave all but one of them out"
     elif only == "train" and replay is None:
         what, fix = "--only train needs rollouts", "--replay DIR, of a folder that --record DIR has made"

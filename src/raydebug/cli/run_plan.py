@@ -103,6 +103,8 @@ def plan_run(options: RunOptions, there: Surroundings, environ: Mapping[str, str
     mode, origin = choose_mode(options.debugger, environ)
     in_force = mode if there.cluster is None or origin != "default" else there.cluster.debugger
     tripwires, notes = tripwire_variables(options.stop_when, options.stop_on, there.reading, in_force)
+    if options.profile_in_force is not None and not there.reading.trainings and not there.reading.unreadable:
+        notes.insert(0, "note: no training command is found; the profile applies to one that this command starts")
     if options.detach and (there.cluster is None or there.cluster.owner):
         raise _detached_alone(options.name, there.cluster)
     watch = _watch_for_hangs(options, there, in_force)
@@ -126,7 +128,7 @@ def plan_run(options: RunOptions, there: Surroundings, environ: Mapping[str, str
 
 
 def fit_gpus(
-    need: Need | None, cluster: Cluster | None, options: RunOptions, there: int | None, why_so_many: str
+    need: Need | None, cluster: Cluster | None, options: RunOptions, gpus_there: int | None, why_so_many: str
 ) -> int:
     """Return how many logical GPUs the cluster has, or is to have where this starts it.
 
@@ -134,18 +136,18 @@ def fit_gpus(
         need: of the command; None where it is not known.
         cluster: the one that runs.
         options: the user's.
-        there: the GPUs of that cluster, or of this machine without one; None where they are not known.
+        gpus_there: those of that cluster, or of this machine without one; None where they are not known.
         why_so_many: the reason for their number, without a cluster.
 
     Raises:
         RaydebugError: the command asks for more.
     """
     if need is None:
-        return there or 0
+        return gpus_there or 0
     if cluster is None and options.gpus is None and need.on_cpu:
         return need.gpus
-    if there is None or need.gpus <= there:
-        return there or 0
+    if gpus_there is None or need.gpus <= gpus_there:
+        return gpus_there or 0
     named = name_option(options.name)
     if cluster is None:
         why = why_so_many
@@ -158,7 +160,7 @@ def fit_gpus(
         why, fix = "its nodes have no more", f"`raydebug down{named}`, then `raydebug up{named} --gpus N`"
     per_node, nodes = need.keys
     raise UsageError(
-        f"the command asks for {need.gpus} GPUs, cluster '{options.name}' has {there}",
+        f"the command asks for {need.gpus} GPUs, cluster '{options.name}' has {gpus_there}",
         cause=f"{per_node} times {nodes} is {need.gpus}; {why}",
         fix=f"{fix}, or a smaller {per_node}",
         code="run.gpus",
@@ -190,14 +192,14 @@ def _why_unwatched(mode: str, cluster: Cluster | None, *, detach: bool) -> str |
 
 
 def _detached_alone(name: str, cluster: Cluster | None) -> RaydebugError:
-    there = (
+    why = (
         f"no cluster '{name}' runs, and the one that `run` brings up ends with it"
         if cluster is None
         else f"a `run` (pid {cluster.owner}) has started cluster '{name}', which ends with the last `run` that uses it"
     )
     return UsageError(
         "--detach needs a cluster that stays",
-        cause=there,
+        cause=why,
         fix=f"raydebug up{name_option(name)}, then the same command again",
         code="run.detach-alone",
     )

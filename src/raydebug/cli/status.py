@@ -182,10 +182,10 @@ def logs(
       raydebug logs gateway
       raydebug logs --audit        who attached, resumed, was refused: also of clusters that are down
     """
-    if as_json > audit or (audit and (service is not None or follow)):
+    if (as_json and not audit) or (audit and (service is not None or follow)):
         raise UsageError(
-            "--json is for --audit" if as_json > audit else "--audit takes no service and no --follow",
-            cause="logs are lines of text" if as_json > audit else "it shows what is kept of the gateway's audit lines",
+            "--audit takes no service and no --follow" if audit else "--json is for --audit",
+            cause="it shows what is kept of the gateway's audit lines" if audit else "logs are lines of text",
             fix="raydebug logs --audit" + (" --json" if as_json else ""),
         )
     if audit:
@@ -239,7 +239,7 @@ def mode(name: Name = "default", as_json: Json = False) -> None:
         if job["status"] in ENDED or not job.get("submission_id"):
             continue
         own = (job.get("runtime_env") or {}).get("env_vars") or {}
-        if cluster.repair:  # `run` gives each job the mode of a cluster that was joined
+        if cluster.is_joined:  # `run` gives each job the mode of a cluster that was joined
             own = {k: v for k, v in own.items() if mode_variables(cluster.debugger).get(k) != v}
         variables = {**mode_variables(cluster.debugger), **{k: v for k, v in own.items() if k.startswith("RAY_DEBUG")}}
         origin = "raydebug run --debugger" if any(k.startswith("RAY_DEBUG") for k in own) else "the cluster"

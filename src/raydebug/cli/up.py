@@ -122,7 +122,7 @@ def up(
     \b
     Examples:
       raydebug up --cluster local --gpus 1
-      raydebug up --join http://HEAD:8265       a cluster of your own: nothing of it is restarted
+      raydebug up --join http://HEAD:8265       a Ray cluster that runs already: nothing of it is restarted
     """
     from raydebug.cluster.locks import Use
     from raydebug.cluster.up import UpOptions, ignore_interrupts, notice_interrupts
@@ -335,7 +335,7 @@ def down(name: Name = "default") -> None:
     from raydebug.cluster.kinds import kind_of
 
     cluster = load_cluster(name)
-    if cluster.repair:
+    if cluster.is_joined:
         _name_pauses(cluster)
     with render.waiting(f"ending cluster '{name}'"):
         left = kind_of(cluster).take_down()
@@ -347,7 +347,7 @@ def down(name: Name = "default") -> None:
             code="cluster.not-down",
         )
     render.say(
-        f"cluster '{name}' is left: it runs on without raydebug" if cluster.repair else f"cluster '{name}' is down"
+        f"cluster '{name}' is left: it runs on without raydebug" if cluster.is_joined else f"cluster '{name}' is down"
     )
 
 

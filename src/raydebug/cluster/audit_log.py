@@ -1,7 +1,7 @@
 """The audit lines of every cluster's gateway: kept in the user's state folder for 30 days, also after `down`.
 
-The gateway of a local cluster writes its file itself (gateway/logs.py: one file a day). The lines of a container are
-copied from Docker's log when the cluster goes down.
+The gateway of a local cluster writes its file itself (gateway/logs.py: one file a day). The lines of containers and of
+joined clusters are copied when the cluster goes down: from Docker's log, and from that of the gateway's job.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 from urllib.parse import urlsplit
 
 from raydebug.cluster.port_owner import stranger_at
@@ -13,6 +13,8 @@ from raydebug.errors import RaydebugError
 
 if TYPE_CHECKING:
     import httpx
+
+    from raydebug.protocol.listings import ListedPause
 
 TIMEOUT_S = 15.0
 NODES_TIMEOUT_S = 4.0
@@ -359,7 +361,7 @@ class Dashboard:
         return f"the token is not this cluster's: look at {self._cluster.token_file}"
 
 
-def fetch_stock_pauses(cluster: Cluster) -> list[dict[str, object]]:
+def fetch_stock_pauses(cluster: Cluster) -> list[ListedPause]:
     """Return the paused workers of a cluster without a gateway, in the form of the gateway's pauses.
 
     Ray's worker table counts the threads that wait for a debugger, without place and time; unknown fields are None.
@@ -375,15 +377,16 @@ def fetch_stock_pauses(cluster: Cluster) -> list[dict[str, object]]:
     return [_describe_stock_pause(worker, tasks.get(worker["worker_id"], TaskRow())) for worker in workers]
 
 
-def _describe_stock_pause(worker: WorkerRow, task: TaskRow) -> dict[str, object]:
-    from raydebug.protocol.records import Stop  # milliseconds that no other verb has to pay
+def _describe_stock_pause(worker: WorkerRow, task: TaskRow) -> ListedPause:
+    from raydebug.protocol.listings import PauseFacts  # milliseconds that no other verb has to pay
 
     name = str(task.get("func_or_class_name") or task.get("name") or "") or None
     actor = name.partition(".")[0] if name and task.get("actor_id") else None
     return {
         "id": str(worker["worker_id"])[:STOCK_ID_CHARS],
-        **{name: None for name in Stop.__annotations__ if name != "tripwire"},
+        **cast(PauseFacts, dict.fromkeys(PauseFacts.__annotations__)),
         "since_s": None,
+        "expires_in_s": None,
         "pid": worker.get("pid"),
         "ip": worker.get("ip"),
         "node_id": worker.get("node_id"),

@@ -118,6 +118,7 @@ def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapp
         # Ray's GCS declares a raylet dead after so many checks without an answer, each 13 s after the last
         # (default 5; ray 2.60.0 ray_config_def.h health_check_*), and the raylet ends itself then: a raylet that was
         # stopped for 60 s was lost. As patient as ray_node is, and a raylet that has ended is noticed by its process.
+        # docker-compose.yml has 7: there a node that lost its network is dead after 91 s.
         "RAY_health_check_failure_threshold": "30",
         **kept,
         **{name: base[name] for name in OURS_TO_SET if name in base},

@@ -1,4 +1,4 @@
-"""Join a Ray cluster that somebody else started, without a restart: the gateway as a Ray job, a token's file per node.
+"""Join a Ray cluster that runs already, without a restart: the gateway as a Ray job, a token's file per node.
 
 The record's `joined` holds, beside `dashboard`, `gateway` and `token_file`: `auth` (`token` or `none`: what Ray asks
 for), `folder` of the token on the nodes, `job` of the gateway, `head` (its address), `dial` (where processes reach the
@@ -87,6 +87,7 @@ def join(
             _forget_unused(cluster, again=earlier is not None)
             raise _why_not(bad, str(answer.get("refused", "")))
         joined = {**cluster.joined, "head": answer["head"], "gcs": answer["gcs"], "logs": answer["logs"]}
+        joined |= {"job": answer["job"]} if "job" in answer else {}
         if not runs:
             client_port, dial_port = answer["ports"]
             joined |= {"client_port": str(client_port), "dial": f"{answer['head']}:{dial_port}"}
@@ -226,7 +227,10 @@ def _python_of(dashboard: Dashboard, node_id: str) -> str:
 
 
 def _ask(cluster: Cluster, options: UpOptions, *, again: bool, with_gateway: bool) -> dict[str, Any]:
-    """Have the nodes prepared, and the gateway started; return the answer. A new token is in our file then."""
+    """Have the nodes prepared, and the gateway started; return the answer, with the gateway's `job`.
+
+    A new token is in our file then.
+    """
     private = secrets.randbits(512)
     kept = [int(cluster.joined["client_port"]), int(cluster.joined["dial"].rpartition(":")[2])] if again else [0, 0]
     asked = options.gateway_port if options.gateway_port is not None and not cluster.joined["through"] else None
@@ -249,9 +253,7 @@ def _ask(cluster: Cluster, options: UpOptions, *, again: bool, with_gateway: boo
         raise
     if answer.get("public"):
         atomic_write(cluster.token_file, on_nodes.agreed_token(private, answer["public"]))
-    if answer.get("ports"):
-        cluster.joined["job"] = job
-    return answer
+    return {**answer, "job": job} if answer.get("ports") else answer
 
 
 def _forget_unused(cluster: Cluster, *, again: bool) -> None:
@@ -278,10 +280,10 @@ def _why_not(bad: list[str], refused: str) -> RaydebugError:
 
 def _reach(cluster: Cluster, options: UpOptions) -> Cluster:
     """Return the cluster with the port of this machine that leads to its gateway, a tunnel's if a way was given."""
-    joined = cluster.joined
+    joined = dict(cluster.joined)
     if not joined["through"]:
         joined["gateway"] = f"127.0.0.1:{joined['client_port']}"
-        return replace(cluster, ports={"gateway": int(joined["client_port"])})
+        return replace(cluster, joined=joined, ports={"gateway": int(joined["client_port"])})
     if _tunnel_of(cluster) is not None:
         return cluster
     with choosing_ports(cluster.name) as taken:
@@ -293,7 +295,7 @@ def _reach(cluster: Cluster, options: UpOptions) -> Cluster:
             argv = [*here, *shlex.split(joined["through"]), *there]
             tunnel = process.start(argv, env=os.environ, output=log, new_session=True)
         birth = process.birth_of(tunnel.pid)
-        return replace(cluster, ports=ports, supervisor_pid=tunnel.pid, supervisor_birth=birth)
+        return replace(cluster, joined=joined, ports=ports, supervisor_pid=tunnel.pid, supervisor_birth=birth)
 
 
 def _tunnel_of(cluster: Cluster) -> psutil.Process | None:

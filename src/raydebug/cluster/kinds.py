@@ -1,4 +1,4 @@
-"""What can be seen and done of a cluster on this machine, by its kind: the only place that tells kinds apart."""
+"""What can be seen and done of a cluster, by its kind."""
 
 from __future__ import annotations
 
@@ -370,7 +370,7 @@ class ByHandKind(Kind):
 
 
 class JoinedKind(Kind):
-    """A cluster that somebody else started, and `up --join` has joined: the gateway is a job there."""
+    """A Ray cluster that runs already, and `up --join` has joined: the gateway is a job there."""
 
     services = ("gateway",)
 
@@ -432,7 +432,7 @@ _KINDS: dict[str, type[Kind]] = {
 
 def kind_of(cluster: Cluster) -> Kind:
     """Return what can be seen and done of a cluster."""
-    if "job" in cluster.joined:  # the one around a container's terminal is `joined` too, and has no record
+    if cluster.is_joined:  # the one around a container's terminal is `joined` too, and has no record
         return JoinedKind(cluster)
     return _KINDS.get(cluster.kind, Kind)(cluster)
 

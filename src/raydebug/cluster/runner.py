@@ -1,4 +1,4 @@
-"""Run a program where the jobs of a cluster run, and translate paths: this machine, or containers."""
+"""Run programs where a cluster's jobs run, and translate paths: this machine, containers, nodes of a joined cluster."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Cluster:
     flavour: str
     created: float
     supervisor_pid: int = 0
-    supervisor_started: float = 0.0
+    supervisor_started: float = 0.0  # earlier.py: records of 0.1 have no birth
     supervisor_birth: str = ""
     owner: int = 0
     project: str = ""
@@ -75,6 +75,11 @@ class Cluster:
     def is_local(self) -> bool:
         """Whether its processes are processes of this machine, without containers."""
         return self.kind == "local"
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether `up --join` has joined it: its gateway is a job there."""
+        return "job" in self.joined
 
     @property
     def has_gateway(self) -> bool:
@@ -141,7 +146,7 @@ class Cluster:
     @property
     def repair(self) -> str:
         """What repairs a cluster that was joined, in words; empty for another one."""
-        if "job" not in self.joined:
+        if not self.is_joined:
             return ""
         return f"`raydebug up --join {self.dashboard}{name_option(self.name)}` starts it again"
 

@@ -1,4 +1,4 @@
-"""The parts of `up` that both kinds of cluster share: its options, its ports, and Ctrl-C while a cluster starts.
+"""The parts of `up` that all kinds of cluster share: its options, its ports, and Ctrl-C while a cluster starts.
 
 Ports are chosen once, remembered, and never in the ranges that Ray or the kernel hands out.
 
@@ -43,7 +43,7 @@ _pressed = False
 
 @dataclass(frozen=True)
 class UpOptions:
-    """The options of `up`, for a cluster of either kind; None leaves the choice to raydebug.
+    """The options of `up`, for a cluster of any kind; None leaves the choice to raydebug.
 
     Args:
         cpus, gpus: logical CPUs and GPUs of a node.

@@ -1,6 +1,6 @@
 """Find the training commands that a command runs, itself or by a shell script, without running anything.
 
-A run needs none of this: the profile is applied where the trainer starts.
+`check` and `profile show` need it; `run` uses what it finds, and runs without.
 """
 
 from __future__ import annotations
@@ -188,6 +188,6 @@ def _cannot_read(file: Path, line: int | None, why: str) -> RaydebugError:
     return UsageError(
         f"the script '{file}' cannot be read without running it",
         cause=f"{file}:{line}: {why}" if line else f"{file}: {why}",
-        fix="give the training command itself, as `set -x` prints it; `raydebug run` reads no script, and takes it",
+        fix="give the training command itself, as `set -x` prints it; `raydebug run` runs it without reading it",
         code="profile.unreadable-script",
     )

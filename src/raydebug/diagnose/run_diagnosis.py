@@ -108,7 +108,8 @@ def explain_failure(dashboard: Dashboard, job: str) -> tuple[list[str], dict[str
         return [], None, []
     add_command(answer, run)
     is_finding = answer.first.confidence == EXACT and answer.first.name != HANG
-    return failure_lines(answer.first, job), answer.first.as_first_error(), [as_finding(answer.first)] * is_finding
+    findings = [as_finding(answer.first)] if is_finding else []
+    return failure_lines(answer.first, job), answer.first.as_first_error(), findings
 
 
 def failure_lines(first: Diagnosis, job: str) -> list[str]:

@@ -35,7 +35,7 @@ MAX_KEPT_BYTES = 64 * 1024 * 1024
 WEIGHED_LINES = 10_000  # after which the kept bytes are counted again
 MAX_OF_PATTERN = 30  # first lines that are kept for one pattern, and the last: a million equal ones say no more
 LAST_BLOCKS = 4
-IN_VAIN = 30  # blocks that a pattern opened
+OPENED_WITHOUT_MATCH = 30  # blocks of a pattern, its texts in different lines
 REVIEWED_BLOCKS = 500  # after which, and after twice, four times ... as many, patterns that do so are looked for
 AROUND = 60  # lines that are kept before and after each
 
@@ -145,13 +145,13 @@ class _Log:
         self._limit, self._limit_bytes, self._next_weighing = limit, limit_bytes, min(limit, WEIGHED_LINES)
         self._wanted = wanted
         self._seen: Counter[int] = Counter()  # by pattern: its lines
-        self._spent = set[int]()  # patterns that have had their share
-        self._last: dict[int, _Block] = {}  # by spent pattern: the last block that it may match
+        self._at_limit = set[int]()  # patterns that have reached MAX_OF_PATTERN; all, once the log is full
+        self._last: dict[int, _Block] = {}  # by such pattern: the last block that it may match
         # A mark may match what is none; so the last blocks of each are remembered.
         self._marks = frozenset(wanted.marks)
         self._of_mark = {mark: deque[_Block](maxlen=LAST_BLOCKS) for mark in wanted.marks}
-        self._in_vain: Counter[int] = Counter()  # by pattern: the blocks that it has opened
-        self._loose: frozenset[int] = frozenset()  # patterns that often did
+        self._without_match: Counter[int] = Counter()  # by pattern: the blocks that it has opened without one
+        self._across_lines: frozenset[int] = frozenset()  # patterns that often did
         self._within_line: Callable[[bytes], set[int]] | None = None  # finds these
         self._blocks, self._next_review = 0, REVIEWED_BLOCKS
         self._behind: deque[_Block] = deque()  # the last blocks, with AROUND lines or more
@@ -162,12 +162,12 @@ class _Log:
         found = self._wanted.find(block.text)
         for mark in found & self._marks:
             self._of_mark[mark].append(block)
-        self._last.update(dict.fromkeys(found & self._spent, block))
-        fresh = found - self._spent - self._marks
-        if self._within_line is not None and not self._loose.isdisjoint(fresh):
-            fresh = (fresh - self._loose) | (fresh & self._within_line(block.text))
+        self._last.update(dict.fromkeys(found & self._at_limit, block))
+        fresh = found - self._at_limit - self._marks
+        if self._within_line is not None and not self._across_lines.isdisjoint(fresh):
+            fresh = (fresh - self._across_lines) | (fresh & self._within_line(block.text))
         if fresh:
-            self._in_vain.update(fresh - self._take_lines(block, fresh))
+            self._without_match.update(fresh - self._take_lines(block, fresh))
         elif block.first <= self._keep_to:
             self.rows.update((row[0], row) for row in block.rows(self._wanted) if row[0] <= self._keep_to)
         self._behind.append(block)
@@ -176,9 +176,9 @@ class _Log:
         self._blocks += 1
         if self._blocks == self._next_review:
             self._next_review *= 2  # a new set is slow until it has seen a few MB
-            loose = frozenset(one for one, count in self._in_vain.items() if count >= IN_VAIN)
-            if loose != self._loose:
-                self._loose, self._within_line = loose, self._wanted.of_one_line(sorted(loose))
+            across = frozenset(one for one, count in self._without_match.items() if count >= OPENED_WITHOUT_MATCH)
+            if across != self._across_lines:
+                self._across_lines, self._within_line = across, self._wanted.of_one_line(sorted(across))
 
     def _take_lines(self, block: _Block, fresh: frozenset[int]) -> set[int]:
         """Keep the lines that some patterns may match, and those around them; return the patterns."""
@@ -190,7 +190,7 @@ class _Log:
                 self._keep_to = row[0] + AROUND
                 self.rows.update((one[0], one) for one in before)
                 self._seen.update(ids)
-                self._spent.update(one for one in ids if self._seen[one] >= MAX_OF_PATTERN)
+                self._at_limit.update(one for one in ids if self._seen[one] >= MAX_OF_PATTERN)
             if row[0] <= self._keep_to:
                 self.rows[row[0]] = row
             before.append(row)
@@ -198,11 +198,11 @@ class _Log:
             self._next_weighing = min(self._limit, len(self.rows) + WEIGHED_LINES)
             if len(self.rows) >= self._limit or sum(len(row[2]) for row in self.rows.values()) >= self._limit_bytes:
                 self.is_full = True
-                self._spent.update(self._wanted.numbers - self._marks)
+                self._at_limit.update(self._wanted.numbers - self._marks)
         return met
 
     def take_last(self) -> None:
-        """Keep the last line of each pattern that has had its share, with those around it that its block has."""
+        """Keep the last line of each pattern that has reached MAX_OF_PATTERN, with those around it in its block."""
         of_block: dict[int, set[int]] = {}
         for pattern, block in self._last.items():
             of_block.setdefault(block.first, set()).add(pattern)

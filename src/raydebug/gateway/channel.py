@@ -44,7 +44,7 @@ class ControlChannel:
         self.about = cast(WorkRecord, records.read(about, records.ProcessRecord, "the process"))
         self.reports: dict[str, BreakpointReport] = {}  # by breakpoint
         self.answers = True
-        self.is_earlier = False  # a worker of 0.1
+        self.is_earlier = False  # earlier.py: a worker of 0.1
         self.gone = asyncio.Event()  # set at the end of the process
         self._peer = (writer.get_extra_info("peername") or ("",))[0]
         self._writer = writer
@@ -141,7 +141,7 @@ class ControlChannel:
 
     def report(self, break_id: str) -> BreakpointState:
         """Return the state of a breakpoint in this process, as far as the process has reported it."""
-        report = self.reports.get(break_id, {"state": messages.TOLD, "message": ""})
+        report = self.reports.get(break_id, {"state": messages.TOLD, "message": ""})  # earlier.py
         state, message = report.get("state", ""), report.get("message", "")
         return {"pid": self.about.get("pid"), "ip": self.about.get("ip"), "state": state, "message": message}
 

@@ -172,7 +172,7 @@ class Control:
         for channel, record in answers.items():
             channel.about.update(records.read(record, records.WorkRecord))
             for thread in record.get("threads", []):
-                if "frames" in thread:  # of a worker that knows no digests
+                if "frames" in thread:  # earlier.py: of a worker that knows no digests
                     thread["digest"] = digest_of(thread["frames"])
                     frames.setdefault(thread["digest"], thread.pop("frames"))
                 if len(known := holders.setdefault(thread.get("digest", ""), [])) < HOLDERS:

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict
 from urllib.parse import quote
 
 import h11
@@ -160,7 +160,7 @@ def fetch_pauses(cluster: Cluster) -> list[ListedPause]:
     if not cluster.has_gateway:
         from raydebug.cluster.dashboard import fetch_stock_pauses
 
-        return cast(list[ListedPause], fetch_stock_pauses(cluster))
+        return fetch_stock_pauses(cluster)
     pauses: list[ListedPause] = request(cluster, "GET", "/pauses")["pauses"]
     return pauses
 
@@ -291,7 +291,7 @@ def add_break(cluster: Cluster, spec: BreakpointSpec, *, job: str | None = None)
 def fetch_breaks(cluster: Cluster) -> list[ListedBreakpoint]:
     """Return every breakpoint that was set from outside, with its state in each process."""
     breaks: list[ListedBreakpoint] = request(cluster, "GET", "/breaks")["breaks"]
-    for process in (process for listed in breaks for process in listed["processes"]):
+    for process in (process for listed in breaks for process in listed["processes"]):  # earlier.py
         process["state"] = messages.SENT if process["state"] == messages.TOLD else process["state"]
     return breaks
 

@@ -27,35 +27,38 @@ MAX_BODY_BYTES = 1024 * 1024
 WRONG_TOKEN, CONFLICT, MISDIRECTED, TIMED_OUT = 401, 409, 421, 504
 PAUSE_WITHIN_S, PAUSE_AT_MOST_S = 10.0, 3600.0
 ANSWERS_WITHIN_S, ANSWERS_AT_MOST_S = 0.3, 30.0
-PATHS = "/health, /status, /pauses, /processes, /processes/NAME, /stacks, /snapshots/JOB, /pause, /breaks and /jobs/ID"
+PATHS = (
+    "/health, /status, /pauses, /processes, /processes/NAME, /stacks, /snapshots, /snapshots/JOB, /pause, /breaks"
+    " and /jobs/ID"
+)
 PROCESSES_IN_A_PIECE = 64
 Listed = TypeVar("Listed")
 _NONE: Mapping[str, object] = {}
 Answer = tuple[int, Mapping[str, object] | AsyncIterator[bytes]]
 
 
-class BreakpointsRequest(TypedDict, total=False):
+class BreakpointsRequestBody(TypedDict, total=False):
     """Body of `POST /breaks`."""
 
     breaks: list[records.BreakpointSpec]
     job: records.Name | None
 
 
-class PauseQuestion(TypedDict, total=False):
+class PauseRequestBody(TypedDict, total=False):
     """Body of `POST /pause`."""
 
     target: records.Name
     timeout_s: float
 
 
-class ProcessesQuestion(Choice, total=False):
+class ProcessesRequestBody(Choice, total=False):
     """Body of `POST /processes/NAME`, beside `body`, and of `POST /stacks`."""
 
     timeout_s: float
     digests: bool  # digests may stand for frames, which are then sent once
 
 
-class SnapshotQuestion(TypedDict, total=False):
+class SnapshotRequestBody(TypedDict, total=False):
     """Body of `POST /snapshots`: the pause to make one of."""
 
     pause: records.Name
@@ -176,13 +179,13 @@ class HttpApi:
                     if file is not None:
                         return 200, {"version": 1, "data": base64.b64encode(file).decode("ascii")}
                 case ("POST", "snapshots"):
-                    pause_id = records.read(_document(sent), SnapshotQuestion, "the question")["pause"]
+                    pause_id = records.read(_document(sent), SnapshotRequestBody, "the question")["pause"]
                     saved = await self._snapshots.save_pause(pause_id, board, self._control)
                     return 200, {"version": 1, "snapshot": saved}
                 case ("GET", "breaks"):
                     return 200, {"version": 1, "breaks": self._control.describe_breaks()}
                 case ("POST", "breaks"):
-                    wanted = records.read(_document(sent), BreakpointsRequest, "the request")
+                    wanted = records.read(_document(sent), BreakpointsRequestBody, "the request")
                     return 200, {"version": 1, "breaks": self._control.add(wanted["breaks"], wanted.get("job"))}
                 case ("DELETE", "breaks", break_id):
                     removed = self._control.remove([break_id])
@@ -227,7 +230,7 @@ class HttpApi:
         return found
 
     async def _pause(self, sent: bytes, peer: object) -> Answer:
-        wanted = records.read(_document(sent), PauseQuestion, "the question")
+        wanted = records.read(_document(sent), PauseRequestBody, "the question")
         locations: list[str] = []
         board = self._services.board
         timeout_s = float(wanted.get("timeout_s", PAUSE_WITHIN_S))
@@ -290,8 +293,8 @@ async def _receive_body(connection: h11.Connection, reader: asyncio.StreamReader
             return body
 
 
-def _choice(document: object) -> tuple[ProcessesQuestion, float]:
-    wanted = records.read(document, ProcessesQuestion, "the question")
+def _choice(document: object) -> tuple[ProcessesRequestBody, float]:
+    wanted = records.read(document, ProcessesRequestBody, "the question")
     timeout_s = wanted.get("timeout_s", ANSWERS_WITHIN_S)
     if not 0 < timeout_s <= ANSWERS_AT_MOST_S:
         raise ValueError(f"timeout_s is from 0 to {ANSWERS_AT_MOST_S:g}")

@@ -121,7 +121,7 @@ class Snapshots:
             answer = await channel.ask(SAVE_PAUSE, SavePauseBody(id=key[1], threadId=pause.thread_id), PAUSE_S)
         finally:
             self._requested.remove(key)
-        if key in self._kept:  # a worker of 0.1 sends it, and does not answer
+        if key in self._kept:  # earlier.py: a worker of 0.1 sends it, and does not answer
             return self._kept[key][0]
         if isinstance(answer, NoAnswer) and answer.state != messages.SILENT:
             why = f"its process could not make one: {answer.cause or answer.state}"

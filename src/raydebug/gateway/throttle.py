@@ -1,4 +1,4 @@
-"""Slows down whoever guesses tokens."""
+"""Delays the answers to wrong tokens."""
 
 from __future__ import annotations
 

@@ -206,7 +206,7 @@ class Recorder:
                 self._memory.take(node["node_ip"], dashboard.node_statistics(node["node_id"]), at_s, titles)
 
     def _now(self) -> float:
-        """Return the time in seconds since the epoch; it goes on steadily when the clock is set."""
+        """Return the time in seconds since the epoch; it does not jump when the clock is set."""
         return self._ahead_s + time.monotonic()
 
     def _keep_log(self, text: str) -> None:

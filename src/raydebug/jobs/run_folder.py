@@ -20,7 +20,7 @@ KEPT = 50  # of each kind; a new run removes the oldest
 DOCUMENT, LOG, SNAPSHOTS, STACKS = "run.json", "job.log", "snapshots", "stacks.json"
 LAST = "last"
 RECORD_BYTES_MAX = 256 * 2**20  # of run.json and stacks.json; records of earlier versions have up to 127 MiB
-UNFINISHED = ("running", "interrupted")  # statuses of a record that following the job again makes anew
+UNFINISHED = ("running", "interrupted")  # statuses of records that are written anew when the job is followed again
 
 
 def runs_dir() -> Path:

@@ -214,7 +214,7 @@ def submit(cluster: Cluster, job: Job) -> str:
         RaydebugError: the cluster or its gateway does not take it; the job's breakpoints are removed again then.
     """
     submission_id = f"raydebug-{time.strftime('%H%M%S')}-{secrets.token_hex(3)}"
-    if cluster.repair:  # its gateway is a job that anybody may stop: then no process of this one could pause
+    if cluster.is_joined:  # its gateway is a job that anybody may stop: then no process of this one could pause
         fetch_dial_address(cluster)
     # The gateway assigns the ids by which breakpoints are listed and removed; processes know them from their start.
     job = replace(job, breaks=set_breaks(cluster, job.breaks, job=submission_id))

@@ -1,7 +1,7 @@
 """The control channel of 0.1 (commit e505644): events without ids both ways, matched by their names.
 
 A gateway of this version asks such a worker, and a worker of this version answers such a gateway. This file can go,
-with the branches that use it, in the second release after 0.1: no job of 0.1 runs then.
+with the branches that use it and what `earlier.py` marks, in the second release after 0.1: no job of 0.1 runs then.
 """
 
 from __future__ import annotations

@@ -167,7 +167,8 @@ Comparison = Annotated[list[Any], _read_comparison]
 """An operator and a whole number: [">=", 3]."""
 
 
-# Processes. We write each required field; of what is read any may be missing, as of a process with an earlier release.
+# Processes. A worker of this version sends every required field; one of an earlier release may leave any out, so a
+# reader uses `.get`.
 
 
 class ProcessIds(TypedDict):
@@ -431,7 +432,7 @@ class KnownBreakpoints(TypedDict, total=False):
 
     breaks: list[BreakpointSpec]
     set: list[Name]
-    by_id: bool  # it answers questions by their ids (questions.py); false in 0.1
+    by_id: bool  # it answers questions by their ids (questions.py); earlier.py: false in 0.1
 
 
 class BreakpointReport(TypedDict, total=False):

@@ -1,7 +1,7 @@
 """The environment variables by which a cluster configures its processes. One home for each name."""
 
 GATEWAY = "RAYDEBUG_GATEWAY"
-"""host:port that a process dials at its first pause; set by the cluster, and the switch of the whole hook."""
+"""host:port that a process dials; set by the cluster, and the switch of the whole hook."""
 
 TOKEN_PATH = "RAYDEBUG_TOKEN_PATH"  # noqa: S105 - the name of a variable, not a token
 """File with the cluster's token."""

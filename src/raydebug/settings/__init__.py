@@ -1,1 +1,1 @@
-"""What the user chose and what the environment is, read strictly from files."""
+"""`.env`, flavours with their locks, debugger modes, and how raydebug reads and writes files."""

@@ -1,7 +1,13 @@
-"""Code that lives inside the user's processes. Standard library only; a failure here never harms the job.
+"""Code that lives inside the user's processes. Standard library and `protocol` only; a failure never harms the job.
 
-`startup` runs in every Python below the cluster; everything else is imported at the first pause or not at all. This
-file has what all of it asks: the debugger's mode, and the job's log. Every Python loads it: it has to stay small.
+`startup` runs in every Python below the cluster; everything else is imported when it is needed: the control channel at
+`import ray` or `import torch`, the rest at a question, a pause or a crash. This file has what all of it asks: the
+debugger's mode, and the job's log. Every Python loads it: it has to stay small.
+
+Reading order: `startup`, `import_hooks` (what follows from an import), `ray_debugger` and `torch_hooks` (inside Ray and
+torch), `dial_in`, `control_channel` (questions to a running process), `breakpoints`, `pause` with `pydevd_session` and
+`suspended_threads` (a pause), `pause_requests`, `records` and `stacks` (the answers), `crashes` with `snapshot` and
+`saved_values`, `tripwires` and `nonfinite`.
 """
 
 from __future__ import annotations

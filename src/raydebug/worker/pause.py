@@ -184,7 +184,7 @@ def _guard(refuse: Callable[[str], None]) -> Iterator[bool]:
         pydevd_session.about_to_pause.discard(threading.get_ident())
 
 
-def say(text: str, at: str) -> None:
+def say(text: str, at: str) -> None:  # earlier.py
     """Write a line about a pause at `at` (file:line) to the job's log; a gateway of 0.1 evaluates a call of it."""
     _log(text, at=at)
 

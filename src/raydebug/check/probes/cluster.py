@@ -14,9 +14,9 @@ from typing import Any
 
 from raydebug.check.probes import Facts
 
-PAIRS_OF_ALL_UP_TO = 16  # beyond, each node knocks at the next one only: N x N knocks would take minutes
+PAIRS_OF_ALL_UP_TO = 16  # beyond, each node connects to the next one only: N x N connections would take minutes
 NODE_LIMIT_S = 30.0
-KNOCK_LIMIT_S = 5.0
+CONNECT_LIMIT_S = 5.0
 SUM_LIMIT_S = 40.0
 GREETING = b"raydebug-check"
 
@@ -36,7 +36,7 @@ def gather(request: Facts) -> Facts:
     answering = [node for node in living if "facts" in node]
     return {
         "nodes": nodes,
-        "knocks": _knock_all(ray, answering) if len(answering) > 1 else [],
+        "unreachable": _find_unreachable(ray, answering) if len(answering) > 1 else [],
         "sum": _sum_over_all(ray, answering, str(request.get("backend", "gloo"))),
     }
 
@@ -71,7 +71,7 @@ def _look(only_time: bool = False) -> Facts:
     return {"facts": env.gather({})}
 
 
-class _Door:
+class _Listener:
     """A listener on a free port of its node, which greets each client and connects to other listeners."""
 
     def __init__(self, address: str) -> None:
@@ -82,11 +82,11 @@ class _Door:
         """Return the port that it listens on."""
         return int(self._socket.getsockname()[1])
 
-    def knock(self, address: str, port: int) -> str | None:
+    def connect(self, address: str, port: int) -> str | None:
         """Return why another listener cannot be reached; None if it greets."""
         try:
-            with socket.create_connection((address, port), timeout=KNOCK_LIMIT_S) as to:
-                to.settimeout(KNOCK_LIMIT_S)
+            with socket.create_connection((address, port), timeout=CONNECT_LIMIT_S) as to:
+                to.settimeout(CONNECT_LIMIT_S)
                 said = to.recv(len(GREETING))
         except OSError as failure:
             return str(failure)
@@ -100,16 +100,17 @@ class _Door:
                     caller.sendall(GREETING)
 
 
-def _knock_all(ray: Any, nodes: list[Facts]) -> list[Facts]:
+def _find_unreachable(ray: Any, nodes: list[Facts]) -> list[Facts]:
     """Return the pairs of nodes of which one does not reach a free port of the other."""
-    doors = {node["id"]: ray.remote(_Door).options(**_on(ray, node)).remote(node["ip"]) for node in nodes}
+    listeners = {node["id"]: ray.remote(_Listener).options(**_on(ray, node)).remote(node["ip"]) for node in nodes}
     try:
-        ports = dict(zip(doors, ray.get([d.port.remote() for d in doors.values()], timeout=NODE_LIMIT_S), strict=True))
+        found = ray.get([one.port.remote() for one in listeners.values()], timeout=NODE_LIMIT_S)
     except Exception as failure:  # noqa: BLE001 - as above
         return [{"from": "the driver", "to": "the nodes", "why": str(failure).partition("\n")[0][:200]}]
+    ports = dict(zip(listeners, found, strict=True))
     around = [(a, nodes[(i + 1) % len(nodes)]) for i, a in enumerate(nodes)]
     pairs = [(a, b) for a in nodes for b in nodes if a is not b] if len(nodes) <= PAIRS_OF_ALL_UP_TO else around
-    asked = [(a, b, doors[a["id"]].knock.remote(b["ip"], ports[b["id"]])) for a, b in pairs]
+    asked = [(a, b, listeners[a["id"]].connect.remote(b["ip"], ports[b["id"]])) for a, b in pairs]
     failed = []
     for a, b, answer in asked:
         try:
