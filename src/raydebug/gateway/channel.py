@@ -45,7 +45,6 @@ class ControlChannel:
         self.reports: dict[str, BreakpointReport] = {}  # by breakpoint
         self.answers = True
         self.is_earlier = False  # a worker of 0.1
-        self.gone = asyncio.Event()  # set at the end of the process
         self._peer = (writer.get_extra_info("peername") or ("",))[0]
         self._writer = writer
         self._seq = itertools.count(1)
@@ -115,7 +114,6 @@ class ControlChannel:
     def end(self) -> None:
         """Note that the process is gone."""
         self._writer.close()
-        self.gone.set()
         self._settle([*self._asked.values()], NoAnswer(messages.ENDED))
 
     @staticmethod

@@ -176,13 +176,12 @@ def _reserve(pause: Pause) -> Pause:
 
 
 async def _refusal(channel: ControlChannel, request: str) -> Refused:
-    """Ask a process to pause; return why it does not."""
+    """Ask a process to pause; return why it does not: it answers only then."""
     answer = await channel.ask(PAUSE, PauseBody(request=request))
+    if answer == NoAnswer(messages.ENDED):
+        return Refused("process.ended", "the process has ended", PROCESSES)
     cause = answer.cause or answer.state if isinstance(answer, NoAnswer) else answer.get("cause")
-    if cause and cause != messages.ENDED:
-        return Refused("process.refused", f"it cannot be paused: {cause}", "see the job's log")
-    await channel.gone.wait()  # without a cause it pauses: the board gets the pause, unless the process ends
-    return Refused("process.ended", "the process has ended", PROCESSES)
+    return Refused("process.refused", f"it cannot be paused: {cause}", "see the job's log")
 
 
 def _candidate(channel: ControlChannel) -> str:

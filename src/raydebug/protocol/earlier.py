@@ -14,7 +14,7 @@ ASKED["save-pause"] = "savePause"
 """By question: the event that asks it."""
 QUESTION_OF = {event: name for name, event in ASKED.items()}
 ANSWERED = {"describe": "described", "stacks": "stacked", "frames": "framesSent", "pause": "refused"}
-"""By question: the event that answers it. A pause is answered only if it is impossible."""
+"""By question: the event that answers it."""
 
 
 def request(number: int, name: str, body: Message) -> Message:
@@ -32,6 +32,6 @@ def answers(message: Message, name: str, number: int, body: Message) -> bool:
 
 def answer(number: int, name: str, body: Message, found: Message) -> Message | None:
     """Return the event that answers the event of a question; None if 0.1 waits for none."""
-    if name not in ANSWERED or (name == "pause" and not found):
+    if name not in ANSWERED:
         return None
     return wire.event(number, ANSWERED[name], {**found, "request": body["request"]} if "request" in body else found)
