@@ -171,12 +171,13 @@ async def test_an_earlier_worker(channel: ControlChannel, peer: Peer) -> None:
 # The worker's end
 
 
+SECRET = "hf_" + 30 * "x"
 FAILING = """
 import time
 from raydebug.worker import control_channel
 control_channel.ANSWERED_BY["fails"] = "pause_requests:fails"
 from raydebug.worker import pause_requests
-pause_requests.fails = lambda body: 1 / body["zero"]
+pause_requests.fails = lambda body: int(body["text"])
 control_channel.open_channel()
 time.sleep(60)
 """
@@ -233,12 +234,13 @@ def test_a_worker_answers_by_id(asked) -> None:
     """A worker answers each question by its id: also one that it does not know, and one that fails."""
     asked.send(wire.request(21, "stacks", {"digests": True}))
     asked.send(wire.request(22, "no such question"))
-    asked.send(wire.request(23, "fails", {"zero": 0}))
+    asked.send(wire.request(23, "fails", {"text": SECRET}))
     asked.send(wire.request(24, "frames", {"digests": ["x"]}))
     found = [asked.receive() for _ in range(4)]
     assert [(one["request_seq"], one["success"]) for one in found] == [(21, True), (22, False), (23, False), (24, True)]
     assert found[0]["body"]["threads"][0]["digest"]
-    assert [one["message"] for one in found[1:3]] == ["unknown", "ZeroDivisionError: division by zero"]
+    why = "ValueError: invalid literal for int() with base 10: '(hidden)'"
+    assert [one["message"] for one in found[1:3]] == ["unknown", why]
     assert found[3]["body"] == {"known": []}
 
 
@@ -254,6 +256,15 @@ def test_a_pause_is_answered_late(asked) -> None:
 
 
 @pytest.mark.timeout(60)
+def test_breakpoints_that_fail_together(asked) -> None:
+    """When breakpoints cannot be set at all, each is reported with the reason."""
+    asked.send(wire.event(21, "breaks", {"add": [{"id": "b1", "where": "x.py:1", "policy": {}}]}))
+    report = asked.receive()
+    assert (report["event"], report["body"]["id"], report["body"]["state"]) == ("break", "b1", "failed")
+    assert report["body"]["message"] == "KeyError: 'source'"
+
+
+@pytest.mark.timeout(60)
 def test_a_gateway_of_0_1_is_answered_in_its_words(asked) -> None:
     """A worker answers the events of a gateway of 0.1 by events; what needs no answer gets none."""
     asked.send(wire.event(21, "describe"))
@@ -262,10 +273,12 @@ def test_a_gateway_of_0_1_is_answered_in_its_words(asked) -> None:
     asked.send(wire.event(24, "withdraw", {"request": "r1"}))
     asked.send(wire.event(25, "frames", {"request": 7, "digests": ["x"]}))
     asked.send(wire.event(26, "savePause", {"id": "s", "threadId": 99}))
-    asked.send(wire.event(27, "describe"))
-    found = [asked.receive() for _ in range(4)]
-    assert [one["event"] for one in found] == ["described", "stacked", "framesSent", "described"]
+    asked.send(wire.event(27, "pause", {}))
+    asked.send(wire.event(28, "describe"))
+    found = [asked.receive() for _ in range(5)]
+    assert [one["event"] for one in found] == ["described", "stacked", "framesSent", "refused", "described"]
     assert found[2]["body"] == {"request": 7, "known": []}
+    assert found[3]["body"] == {"cause": "KeyError: 'request'"}
     asked.process.kill()
     assert "raydebug: 'save-pause' of the gateway failed: " in asked.process.stderr.read()
 
