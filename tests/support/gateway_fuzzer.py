@@ -16,12 +16,13 @@ from typing import Any
 
 from gateway_under_test import TOKEN, GatewayUnderTest
 from raydebug.gateway import requests
-from raydebug.protocol import records, wire
+from raydebug.protocol import earlier, questions, records, wire
 
 AT_ONCE = 64  # connections
 CONVERSATION = 40  # frames with the token
 STRANGERS = 12  # frames without it
 ANSWER_S = 5.0
+ASKED_S = 0.05  # how long a control channel answers questions
 NO_THREAD = 99_999
 LONG = 3000
 DEEP = 300
@@ -188,6 +189,8 @@ class Fuzzer:
             "/status",
             "/pauses",
             "/processes",
+            "/processes/stacks",
+            "/processes/x",
             "/pause",
             "/breaks",
             "/breaks/b1",
@@ -224,6 +227,7 @@ class Fuzzer:
                 {"breaks": self.value(), "job": self.value()},
                 {"breaks": [{**one, "job": "none"}], "job": "none"},
                 {"only": self.value(), "job": self.value(), "timeout_s": 0.01},
+                {"body": self.value()},
                 {"target": chance.choice(["pid:1", "worker:x", self.value()]), "timeout_s": self.value()},
                 self.value(),
             ]
@@ -292,11 +296,16 @@ class Fuzzer:
         return self._frame(message)
 
     async def _control(self) -> None:
-        reader, writer, _ = await self._prove("control")
+        reader, writer, messages = await self._prove("control")
         try:
             frames = [self._control_message() for _ in range(self._chance.randrange(CONVERSATION))]
             self.sent["control"] += len(frames)
             writer.write(b"".join(frames))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ASKED_S):
+                    async for message in messages:
+                        writer.write(self._control_answer(message))
+                        self.sent["control"] += 1
             writer.write_eof()
             await self._drop(reader)
         finally:
@@ -305,7 +314,11 @@ class Fuzzer:
     def _control_message(self) -> bytes:
         own = {"where": "x.py:1", "source": "/x.py", "line": 1, "id": "b1", "job": "none", "policy": {"max": 1}}
         bodies: dict[str, Any] = {
-            "known": {"breaks": [self._record(records.BreakpointSpec, own)], "set": [self._text()]},
+            "known": {
+                "breaks": [self._record(records.BreakpointSpec, own)],
+                "set": [self._text()],
+                "by_id": self._chance.random() < 0.5,
+            },
             "described": self._record(records.WorkRecord, {"pid": 7, "doing": {"file": "/x.py", "line": 3}}),
             "stacked": self._record(
                 records.StacksRecord, {"pid": 7, "threads": [{"name": "MainThread", "frames": []}]}
@@ -316,6 +329,19 @@ class Fuzzer:
         event = self._chance.choice([*bodies])
         body = bodies[event] if self._chance.random() < 0.8 else self.value()
         return self._frame({"type": "event", "event": event, "seq": 1, "body": body})
+
+    def _control_answer(self, asked: wire.Message) -> bytes:
+        """Return an answer to a question, or to the event that asks it in 0.1."""
+        name = str(asked.get("command") or earlier.QUESTION_OF.get(asked["event"]))
+        good = {"pid": 7, "threads": [{"name": "MainThread", "frames": []}], "known": [], "cause": "x"}
+        kind = questions.QUESTIONS[name].answer if name in questions.QUESTIONS else questions.Nothing
+        body = self._record(kind, good) if self._chance.random() < 0.9 else self.value()
+        if asked["type"] == "event":
+            return self._frame({"type": "event", "event": earlier.ANSWERED.get(name, name), "seq": 1, "body": body})
+        answer: Any = {**wire.response(1, asked), "body": body}
+        if self._chance.random() < 0.1:
+            answer[self._chance.choice(["success", "message", "request_seq", "command"])] = self.value()
+        return self._frame(answer)
 
     async def _dial_stranger(self) -> None:
         mine = wire.new_nonce()

@@ -245,6 +245,15 @@ async def test_breakpoint_that_is_not_the_one_given(known, listed):
     assert {where: (state["state"], state["message"]) for where, state in states.items()} == listed
 
 
+async def test_known_breakpoints_are_taken_once():
+    """A process can send what it knows once: more of it is neither kept nor answered."""
+    control, channel = Control(), ControlChannel({"pid": 4}, Wire())
+    for number in range(3):
+        known = {"breaks": [{"id": f"x{number}", "where": "a.py:1"}], "by_id": number == 0}
+        control._take(channel, {"event": "known", "body": known})
+    assert ([*channel.reports], channel.is_earlier) == (["x0"], False)
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"breaks": 3}', b'{"breaks": [{}]}', b'{"breaks": [{"where": 3}]}'])
 def test_malformed_request(gateway, body):

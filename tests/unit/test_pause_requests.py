@@ -106,6 +106,18 @@ _thread.start_new_thread(pool, ())
 LATER = POOL.replace(
     "_thread.start_new_thread(pool, ())", "threading.Timer(3, _thread.start_new_thread, (pool, ())).start()"
 )
+NO_DEBUGPY = "import sys\nsys.modules['debugpy'] = None\n"
+OTHER_PYDEVD = (
+    HEAD
+    + """
+from raydebug.worker import pydevd_session
+pydevd_session.import_pydevd()
+import pydevd
+del pydevd.PyDB.set_suspend
+"""
+    + READY
+    + "work()\n"
+)
 SLEEPS = HEAD + READY + "time.sleep(float(os.environ['FOR_S']))\nwoke = 1\nprint('woke', is_traced(), flush=True)\n"
 FORKS = (
     HEAD
@@ -386,6 +398,26 @@ def test_work_that_comes_later(gateway, work):
     pause = stop_and_go_on(gateway, f"pid:{program.pid}")
     assert pause["function"] in ("work", "step", "pool")
     assert end(gateway, program)[0] == "not traced\n"
+
+
+@pytest.mark.timeout(60)
+def test_work_that_comes_later_and_cannot_be_paused(gateway, work):
+    """When another thread begins to work, and no thread can be paused, the request is refused with the reason."""
+    program = work(NO_DEBUGPY + LATER)
+    refused = str(refusal(gateway, f"pid:{program.pid}"))
+    assert refused.startswith("it cannot be paused: ")
+    assert "debugpy" in refused
+    (listed,) = fetch_processes(gateway)
+    assert listed["answers"]
+
+
+@pytest.mark.timeout(60)
+def test_pause_that_fails_after_it_was_announced(gateway, work):
+    """A pause that fails at the last step, with another pydevd for instance, is refused with the reason."""
+    program = work(OTHER_PYDEVD)
+    refused = str(refusal(gateway, f"pid:{program.pid}"))
+    assert refused.startswith("it cannot be paused: AttributeError: 'PyDB' object has no attribute 'set_suspend'")
+    assert fetch_pauses(gateway) == []
 
 
 @pytest.mark.timeout(120)

@@ -18,9 +18,16 @@ import pytest
 
 from gateway_under_test import GatewayUnderTest
 from raydebug.errors import RaydebugError
+from raydebug.gateway import channel as gateway_channel
+from raydebug.gateway import snapshots
+from raydebug.gateway.board import Board
 from raydebug.gateway.channel import ControlChannel, NoAnswer
+from raydebug.gateway.control import Control
 from raydebug.gateway.gateway_client import ask_processes, save_pause
-from raydebug.protocol import messages, questions, records, wire
+from raydebug.gateway.pause_requests import PauseRequests, describe_location
+from raydebug.gateway.processes import Process
+from raydebug.gateway.requests import Refused
+from raydebug.protocol import earlier, messages, questions, records, wire
 from raydebug.protocol.questions import DESCRIBE, FRAMES, PAUSE, QUESTIONS, STACKS, FramesBody, Nothing, StacksBody
 from raydebug.worker import control_channel
 
@@ -116,12 +123,40 @@ async def test_an_answer_that_is_not_what_the_table_says(channel: ControlChannel
     assert (await asking).state == messages.FAILED
 
 
-async def test_silence(channel: ControlChannel, peer: Peer) -> None:
-    """A process that does not answer in time is silent; its late answer is dropped."""
-    assert await channel.ask(DESCRIBE, Nothing(), 0.001) == NoAnswer(messages.SILENT)
-    channel.take(wire.response(1, peer.asked[0], {"pid": "7"}))
+async def test_a_late_answer(channel: ControlChannel, peer: Peer) -> None:
+    """A question that was given up is not sent again: its late answer is that of the next equal one."""
+    digests = StacksBody(digests=True)
+    assert await channel.ask(STACKS, digests, 0.001) == NoAnswer(messages.SILENT)
+    begun = await begin(channel.ask(STACKS, digests), channel.ask(STACKS, digests), channel.ask(STACKS, StacksBody()))
+    assert [asked["arguments"] for asked in peer.asked] == [digests, digests, {}]  # one serves one
+    channel.take(wire.response(1, peer.asked[0], {"world": 2}))
+    assert await begun[0] == {"world": 2}
+    assert [one.done() for one in begun[1:]] == [False, False]
+
+
+async def test_a_late_description(channel: ControlChannel, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A late description of a process counts, and does not stand for one that was asked for after it."""
+    monkeypatch.setattr(gateway_channel, "DESCRIBE_TIMEOUT_S", 0.001)
     await channel.update()
     assert not channel.answers
+    monkeypatch.setattr(gateway_channel, "DESCRIBE_TIMEOUT_S", 60.0)
+    (updating,) = await begin(channel.update())
+    channel.take(wire.response(1, peer.asked[0], {"title": "late"}))
+    assert (channel.answers, channel.about["title"], updating.done()) == (True, "late", False)
+    channel.take(wire.response(1, peer.asked[1], {"title": "new"}))
+    await updating
+    assert (channel.answers, channel.about["title"]) == (True, "new")
+
+
+async def test_a_process_that_cannot_describe_itself(
+    channel: ControlChannel, peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Why a process cannot describe itself is told to a client that waits for its pause, and is in the log."""
+    (updating,) = await begin(channel.update())
+    channel.take(wire.refusal(1, peer.asked[0], "KeyError: 'x'"))
+    await updating
+    assert describe_location(channel) == "it cannot say where it is: KeyError: 'x'"
+    assert [one.getMessage() for one in caplog.records] == ["process pid 1 on : 'describe' failed: KeyError: 'x'"]
 
 
 async def test_end_of_the_process(channel: ControlChannel) -> None:
@@ -132,13 +167,65 @@ async def test_end_of_the_process(channel: ControlChannel) -> None:
     assert await channel.ask(DESCRIBE, Nothing()) == NoAnswer(messages.ENDED)
 
 
-async def test_a_question_that_is_given_up(channel: ControlChannel, peer: Peer) -> None:
-    """A question whose asker leaves is forgotten."""
-    (asking,) = await begin(channel.ask(PAUSE, {"request": "r1"}))
-    asking.cancel()
-    await asyncio.wait([asking])
+async def test_questions_that_are_given_up(channel: ControlChannel, peer: Peer) -> None:
+    """Of the questions that nobody waits for some are kept; one that is waited for is never dropped."""
+    pausing, leaving = await begin(channel.ask(PAUSE, {"request": "r1"}), channel.ask(PAUSE, {"request": "r2"}))
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    for number in range(2 * gateway_channel.MAX_GIVEN_UP):
+        await channel.ask(FRAMES, FramesBody(digests=[str(number)]), 0.0)
+    assert len(channel._asked) == 1 + gateway_channel.MAX_GIVEN_UP
+    for asked in reversed(peer.asked):
+        channel.take(wire.refusal(1, asked, "why"))
+    assert await pausing == NoAnswer(messages.FAILED, "why")
     assert channel._asked == {}
-    channel.take(wire.response(1, peer.asked[0]))
+
+
+async def asked_of(peer: Peer, name: str) -> wire.Message:
+    """Wait until the process is asked a question, and return it."""
+    while not (found := [one for one in peer.asked if one["command"] == name]):
+        await asyncio.sleep(0)
+    return found[-1]
+
+
+@pytest.mark.timeout(30)
+async def test_a_process_that_changes_its_instance(channel: ControlChannel, peer: Peer) -> None:
+    """A process that names another instance while a client waits for its pause blocks no later request."""
+    control = Control()
+    control.channels.add(channel)
+    pause_requests = PauseRequests(control, Board())
+    (pausing,) = await begin(pause_requests.pause("pid:1", "a test", print))
+    channel.take(wire.response(1, await asked_of(peer, "describe"), {"pid": 1, "instance": "a"}))
+    asked = await asked_of(peer, "pause")
+    channel.about["instance"] = "b"
+    channel.take(wire.response(1, asked, {"cause": "why"}))
+    with pytest.raises(Refused, match="it cannot be paused: why"):
+        await pausing
+    assert pause_requests._requesters == {}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_snapshot_of_a_pause(
+    channel: ControlChannel, peer: Peer, monkeypatch: pytest.MonkeyPatch, is_kept: bool
+) -> None:
+    """A snapshot is there as soon as the gateway has it, without an answer, as of 0.1; an answer alone is none."""
+    monkeypatch.setattr(snapshots, "PAUSE_S", 3600.0)
+    board, control, kept = Board(), Control(), snapshots.Snapshots()
+    channel.about.update(instance="a", job="j1")
+    control.channels.add(channel)
+    pause = board.begin(Process({"pid": 1, "instance": "a"}), 3, records.read({}, records.PauseRecord))
+    (saving,) = await begin(kept.save_pause(pause.id, board, control))
+    asked = await asked_of(peer, "save-pause")
+    if is_kept:
+        key = kept._expect("j1", {"id": asked["arguments"]["id"], "kind": "pause"})
+        assert key is not None
+        kept._keep(key, {"message": "", "data": ""})
+        assert (await saving)["id"] == key[1]
+        return
+    channel.take(wire.response(1, asked))
+    with pytest.raises(Refused, match="its process could not make one: the gateway has not received it"):
+        await saving
 
 
 async def test_an_earlier_worker(channel: ControlChannel, peer: Peer) -> None:
@@ -146,6 +233,7 @@ async def test_an_earlier_worker(channel: ControlChannel, peer: Peer) -> None:
     channel.is_earlier = True
     later = STACKS._replace(name="later")
     assert await channel.ask(later, StacksBody()) == NoAnswer(messages.UNKNOWN)
+    assert not earlier.answers(wire.event(1, "stacked"), "later", 1, {})
     begun = await begin(
         *(channel.ask(DESCRIBE, Nothing()), channel.ask(DESCRIBE, Nothing())),
         *(channel.ask(FRAMES, FramesBody(digests=[one])) for one in "ab"),
@@ -168,15 +256,25 @@ async def test_an_earlier_worker(channel: ControlChannel, peer: Peer) -> None:
     assert (first["known"][0]["digest"], second, refused) == ("a", {"known": []}, {"cause": "why"})
 
 
+async def test_stacks_of_an_earlier_worker(channel: ControlChannel) -> None:
+    """Stacks of a worker of 0.1 with digests, and without, answer only the question that wants them so."""
+    channel.is_earlier = True
+    whole, digests = await begin(channel.ask(STACKS, StacksBody()), channel.ask(STACKS, StacksBody(digests=True)))
+    channel.take(wire.event(1, "stacked", {"threads": [{"digest": "d"}]}))
+    channel.take(wire.event(1, "stacked", {"threads": [{"frames": []}]}))
+    assert (await whole, await digests) == ({"threads": [{"frames": []}]}, {"threads": [{"digest": "d"}]})
+
+
 # The worker's end
 
 
+SECRET = "hf_" + 30 * "x"
 FAILING = """
 import time
 from raydebug.worker import control_channel
 control_channel.ANSWERED_BY["fails"] = "pause_requests:fails"
 from raydebug.worker import pause_requests
-pause_requests.fails = lambda body: 1 / body["zero"]
+pause_requests.fails = lambda body: int(body["text"])
 control_channel.open_channel()
 time.sleep(60)
 """
@@ -233,12 +331,13 @@ def test_a_worker_answers_by_id(asked) -> None:
     """A worker answers each question by its id: also one that it does not know, and one that fails."""
     asked.send(wire.request(21, "stacks", {"digests": True}))
     asked.send(wire.request(22, "no such question"))
-    asked.send(wire.request(23, "fails", {"zero": 0}))
+    asked.send(wire.request(23, "fails", {"text": SECRET}))
     asked.send(wire.request(24, "frames", {"digests": ["x"]}))
     found = [asked.receive() for _ in range(4)]
     assert [(one["request_seq"], one["success"]) for one in found] == [(21, True), (22, False), (23, False), (24, True)]
     assert found[0]["body"]["threads"][0]["digest"]
-    assert [one["message"] for one in found[1:3]] == ["unknown", "ZeroDivisionError: division by zero"]
+    why = "ValueError: invalid literal for int() with base 10: '(hidden)'"
+    assert [one["message"] for one in found[1:3]] == ["unknown", why]
     assert found[3]["body"] == {"known": []}
 
 
@@ -254,6 +353,15 @@ def test_a_pause_is_answered_late(asked) -> None:
 
 
 @pytest.mark.timeout(60)
+def test_breakpoints_that_fail_together(asked) -> None:
+    """When breakpoints cannot be set at all, each is reported with the reason."""
+    asked.send(wire.event(21, "breaks", {"add": [{"id": "b1", "where": "x.py:1", "policy": {}}]}))
+    report = asked.receive()
+    assert (report["event"], report["body"]["id"], report["body"]["state"]) == ("break", "b1", "failed")
+    assert report["body"]["message"] == "KeyError: 'source'"
+
+
+@pytest.mark.timeout(60)
 def test_a_gateway_of_0_1_is_answered_in_its_words(asked) -> None:
     """A worker answers the events of a gateway of 0.1 by events; what needs no answer gets none."""
     asked.send(wire.event(21, "describe"))
@@ -262,10 +370,12 @@ def test_a_gateway_of_0_1_is_answered_in_its_words(asked) -> None:
     asked.send(wire.event(24, "withdraw", {"request": "r1"}))
     asked.send(wire.event(25, "frames", {"request": 7, "digests": ["x"]}))
     asked.send(wire.event(26, "savePause", {"id": "s", "threadId": 99}))
-    asked.send(wire.event(27, "describe"))
-    found = [asked.receive() for _ in range(4)]
-    assert [one["event"] for one in found] == ["described", "stacked", "framesSent", "described"]
+    asked.send(wire.event(27, "pause", {}))
+    asked.send(wire.event(28, "describe"))
+    found = [asked.receive() for _ in range(5)]
+    assert [one["event"] for one in found] == ["described", "stacked", "framesSent", "refused", "described"]
     assert found[2]["body"] == {"request": 7, "known": []}
+    assert found[3]["body"] == {"cause": "KeyError: 'request'"}
     asked.process.kill()
     assert "raydebug: 'save-pause' of the gateway failed: " in asked.process.stderr.read()
 
@@ -378,9 +488,11 @@ while True:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("missing", [False, True])
 def test_answer_to_a_pause(gateway: GatewayUnderTest, missing: bool) -> None:
-    """A pause is answered when the thread pauses, with nothing; or when it cannot, with the cause."""
+    """A pause is answered only when the thread cannot pause, with the cause."""
     process = gateway.start(PAUSES.format(missing=missing))
     assert process.stdout is not None
-    answer = process.stdout.readline()
-    assert ("debugpy cannot be loaded" in answer) if missing else (answer == "answer {}\n")
+    if missing:
+        assert "debugpy cannot be loaded" in process.stdout.readline()
     gateway.pauses(0 if missing else 1)
+    process.kill()
+    assert process.stdout.read() == ""

@@ -424,12 +424,28 @@ def test_the_first_of_each_kind_and_rank(shared_gateway, offer):
 
 @pytest.mark.timeout(60)
 def test_what_a_process_may_not_send(shared_gateway, offer):
-    """A snapshot with a path as its id, a wrong field or too many bytes is refused; none can claim to be a pause."""
+    """A snapshot with a path as its id, a wrong field or too many bytes is refused, and one of a pause unasked."""
     assert not offer(id="../../x")
     assert not offer(id="x", line="3")
     offer(id="large", file=b"x" * 3_000_000)
-    assert offer(id="y", kind="pause")
-    assert [(one["id"], one["kind"]) for one in fetch_snapshots(shared_gateway, offer.job)] == [("y", "crash")]
+    assert not offer(id="y", kind="pause")
+    assert fetch_snapshots(shared_gateway, offer.job) == []
+
+
+@pytest.mark.timeout(60)
+def test_why_a_snapshot_was_not_sent(monkeypatch):
+    """A snapshot that was not sent has a reason, also where the system gives no text."""
+
+    def fail(*_: object) -> None:
+        raise ConnectionResetError
+
+    monkeypatch.setattr(crashes.dial_in, "proven_connection", fail)
+    reasons: list[str] = []
+    delivery = crashes._Delivery({"kind": "pause", "message": ""}, reasons.append)  # type: ignore[typeddict-item]
+    delivery.wait(50)
+    while not reasons:
+        time.sleep(0.01)
+    assert reasons == ["ConnectionResetError"]
 
 
 def test_deep_recursion_says_how_many_frames_are_left_out():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import math
 import time
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from raydebug.protocol import earlier, messages, records, wire
@@ -14,7 +16,10 @@ from raydebug.protocol.questions import DESCRIBE, Answer, Body, Nothing, Questio
 from raydebug.protocol.records import BadRecord, BreakpointReport, BreakpointSpec, WorkRecord
 from raydebug.protocol.wire import Message
 
+log = logging.getLogger("raydebug.gateway")
+
 DESCRIBE_TIMEOUT_S = 1.0
+MAX_GIVEN_UP = 16  # questions of one process that are kept for a late answer
 MAX_CAUSE = 1000  # characters
 LISTED = [name for name in ListedProcess.__annotations__ if name in WorkRecord.__annotations__]
 
@@ -26,10 +31,12 @@ class NoAnswer(NamedTuple):
     cause: str = ""
 
 
-class _Asked(NamedTuple):
+@dataclass
+class _Asked:
     question: Question[Any, Any]
     body: Message
     answer: asyncio.Future[Any]
+    is_given_up: bool = False
 
 
 class ControlChannel:
@@ -44,8 +51,8 @@ class ControlChannel:
         self.about = cast(WorkRecord, records.read(about, records.ProcessRecord, "the process"))
         self.reports: dict[str, BreakpointReport] = {}  # by breakpoint
         self.answers = True
+        self.fault = ""  # why it could not describe itself
         self.is_earlier = False  # earlier.py: a worker of 0.1
-        self.gone = asyncio.Event()  # set at the end of the process
         self._peer = (writer.get_extra_info("peername") or ("",))[0]
         self._writer = writer
         self._seq = itertools.count(1)
@@ -65,21 +72,36 @@ class ControlChannel:
     async def ask(
         self, question: Question[Body, Answer], body: Body, timeout_s: float | None = None
     ) -> Answer | NoAnswer:
-        """Return the answer of the process to a question, or what becomes of it; without a limit it may take long."""
+        """Return the answer of the process to a question, or what becomes of it; without a limit it may take long.
+
+        An equal question that was given up is waited for again: a busy process has to answer once.
+        """
         if self._writer.is_closing():
             return NoAnswer(messages.ENDED)
         if self.is_earlier and question.name not in earlier.ASKED:
             return NoAnswer(messages.UNKNOWN)
-        number, sent = next(self._seq), cast(Message, body)
-        asked = _Asked(question, sent, asyncio.get_running_loop().create_future())
-        self._asked[number] = asked
-        request = earlier.request if self.is_earlier else wire.request
-        self._writer.write(wire.encode(request(number, question.name, sent)))
+        asked = self._given_up(question, cast(Message, body)) or self._send(question, cast(Message, body))
+        asked.is_given_up = False
         try:
             await asyncio.wait([asked.answer], timeout=timeout_s)
             return asked.answer.result() if asked.answer.done() else NoAnswer(messages.SILENT)
         finally:
-            del self._asked[number]
+            asked.is_given_up = True
+            for number in [number for number, one in self._asked.items() if one.is_given_up][:-MAX_GIVEN_UP]:
+                del self._asked[number]
+
+    def _given_up(self, question: Question[Any, Any], body: Message) -> _Asked | None:
+        if question == DESCRIBE:  # DELETE /breaks needs one that is asked after it
+            return None
+        alike = (one for one in self._asked.values() if (one.question, one.body) == (question, body))
+        return next((one for one in alike if one.is_given_up), None)
+
+    def _send(self, question: Question[Any, Any], body: Message) -> _Asked:
+        number = next(self._seq)
+        self._asked[number] = asked = _Asked(question, body, asyncio.get_running_loop().create_future())
+        request = earlier.request if self.is_earlier else wire.request
+        self._writer.write(wire.encode(request(number, question.name, body)))
+        return asked
 
     def tell(self, question: Question[Body, Any], body: Body) -> None:
         """Send the process what needs no answer."""
@@ -87,25 +109,31 @@ class ControlChannel:
             self._writer.write(wire.encode(wire.event(next(self._seq), question.name, cast(Message, body))))
 
     def take(self, message: Message) -> None:
-        """Handle the answer to a question; one that nobody waits for is dropped.
+        """Handle the answer to a question; a late description of the process counts, other late answers are dropped.
 
         Raises:
             BadRecord: it is not what the question's row says.
         """
         number, body = message.get("request_seq"), message.get("body")
         if self.is_earlier:
-            found = [
-                one for seq, one in self._asked.items() if earlier.answers(message, one.question.name, seq, one.body)
+            numbers = [
+                seq for seq, one in self._asked.items() if earlier.answers(message, one.question.name, seq, one.body)
             ]
         else:
-            found = [self._asked[number]] if isinstance(number, int) and number in self._asked else []
-        if not found:
+            numbers = [number] if isinstance(number, int) and number in self._asked else []
+        if not numbers:
             return
+        found = [self._asked.pop(one) for one in numbers]
         question, cause = found[0].question, str(message.get("message"))[:MAX_CAUSE]
         answer: Any = NoAnswer(messages.UNKNOWN) if cause == messages.UNKNOWN else NoAnswer(messages.FAILED, cause)
         try:
             if message.get("success", True):
                 answer = records.read(body, question.answer, f"the answer to '{question.name}'")
+                if question == DESCRIBE:
+                    self.about.update(answer)
+                    self.answers, self._described_at = True, time.monotonic()
+            elif answer.state == messages.FAILED:
+                log.warning("process %s: '%s' failed: %s", self.title, question.name, cause)
         except BadRecord as error:
             answer = NoAnswer(messages.FAILED, str(error))
             raise
@@ -115,7 +143,6 @@ class ControlChannel:
     def end(self) -> None:
         """Note that the process is gone."""
         self._writer.close()
-        self.gone.set()
         self._settle([*self._asked.values()], NoAnswer(messages.ENDED))
 
     @staticmethod
@@ -129,10 +156,8 @@ class ControlChannel:
         if time.monotonic() - self._described_at < fresh_s:
             return
         answer = await self.ask(DESCRIBE, Nothing(), DESCRIBE_TIMEOUT_S)
-        self.answers = not isinstance(answer, NoAnswer)
-        if not isinstance(answer, NoAnswer):
-            self.about.update(answer)
-            self._described_at = time.monotonic()
+        if isinstance(answer, NoAnswer):
+            self.answers, self.fault = False, answer.cause
 
     def describe(self) -> ListedProcess:
         """Return the fields of the process in the list of processes."""

@@ -249,8 +249,9 @@ class Control:
         body = message.get("body")
         if message.get("event") == messages.KNOWN:
             known = records.read(body, records.KnownBreakpoints, "the list of breakpoints")
-            channel.is_earlier = not known.get("by_id")
-            self._welcome(channel, known.get("breaks", []), set(known.get("set", ())))
+            if channel not in self.channels:  # it is the first message, and comes once
+                channel.is_earlier = not known.get("by_id")
+                self._welcome(channel, known.get("breaks", []), set(known.get("set", ())))
         elif message.get("event") == messages.BREAK:
             report = records.read(body, BreakpointReport, "the report of a breakpoint")
             if len(channel.reports) < MAX_BREAKS or report.get("id") in channel.reports:

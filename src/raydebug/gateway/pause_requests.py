@@ -57,16 +57,17 @@ class PauseRequests:
         if there:
             free = [pause for pause in there if self._board.is_free(pause)]
             return _reserve(free[0]) if free else there[0] if steal else self._refuse_held(there[0])
-        if channel.instance in self._requesters:
-            who, since = self._requesters[channel.instance]
+        instance = channel.instance  # the process may name another one meanwhile
+        if instance in self._requesters:
+            who, since = self._requesters[instance]
             text = f"{who} has been waiting for it for {time.monotonic() - since:.0f} s"
             raise Refused("process.asked", text, "wait, or use that client")
         logs.audit("ask", requester, process=channel.title)
-        self._requesters[channel.instance] = (requester, time.monotonic())
+        self._requesters[instance] = (requester, time.monotonic())
         try:
             return await self._request(channel, say)
         finally:
-            del self._requesters[channel.instance]
+            del self._requesters[instance]
 
     async def _request(self, channel: ControlChannel, say: Callable[[str], None]) -> Pause:
         request = secrets.token_hex(8)  # a pause that an earlier gateway has requested names its request again
@@ -158,6 +159,8 @@ def choose(target: str, channels: list[ControlChannel]) -> ControlChannel:
 
 def describe_location(channel: ControlChannel) -> str:
     """Return the location of the active thread of a process that does not pause."""
+    if not channel.answers and channel.fault:
+        return f"it cannot say where it is: {channel.fault}"
     if not channel.answers:
         return "it does not answer: native code holds Python's lock (GIL) there, or the process is stopped from outside"
     doing = channel.about.get("doing") or {}
@@ -176,13 +179,12 @@ def _reserve(pause: Pause) -> Pause:
 
 
 async def _refusal(channel: ControlChannel, request: str) -> Refused:
-    """Ask a process to pause; return why it does not."""
+    """Ask a process to pause; return why it does not: it answers only then."""
     answer = await channel.ask(PAUSE, PauseBody(request=request))
+    if answer == NoAnswer(messages.ENDED):
+        return Refused("process.ended", "the process has ended", PROCESSES)
     cause = answer.cause or answer.state if isinstance(answer, NoAnswer) else answer.get("cause")
-    if cause and cause != messages.ENDED:
-        return Refused("process.refused", f"it cannot be paused: {cause}", "see the job's log")
-    await channel.gone.wait()  # without a cause it pauses: the board gets the pause, unless the process ends
-    return Refused("process.ended", "the process has ended", PROCESSES)
+    return Refused("process.refused", f"it cannot be paused: {cause}", "see the job's log")
 
 
 def _candidate(channel: ControlChannel) -> str:

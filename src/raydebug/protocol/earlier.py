@@ -14,7 +14,7 @@ ASKED["save-pause"] = "savePause"
 """By question: the event that asks it."""
 QUESTION_OF = {event: name for name, event in ASKED.items()}
 ANSWERED = {"describe": "described", "stacks": "stacked", "frames": "framesSent", "pause": "refused"}
-"""By question: the event that answers it. A pause is answered only if it is impossible."""
+"""By question: the event that answers it."""
 
 
 def request(number: int, name: str, body: Message) -> Message:
@@ -24,14 +24,18 @@ def request(number: int, name: str, body: Message) -> Message:
 
 def answers(message: Message, name: str, number: int, body: Message) -> bool:
     """Return whether an event answers a question; those of one name without a `request` are answered together."""
-    sent, event = message.get("body"), ANSWERED.get(name)
-    expected = request(number, name, body)["body"].get("request")
-    given = sent.get("request") if isinstance(sent, dict) else None
-    return event is not None and message.get("event") == event and given == expected
+    if name not in ANSWERED or message.get("event") != ANSWERED[name]:
+        return False
+    sent: Message = found if isinstance(found := message.get("body"), dict) else {}
+    if name == "stacks" and isinstance(threads := sent.get("threads"), list) and threads:
+        has_digests = any(isinstance(one, dict) and "digest" in one for one in threads)
+        return has_digests == bool(body.get("digests"))
+    expected: object = request(number, name, body)["body"].get("request")
+    return sent.get("request") == expected
 
 
 def answer(number: int, name: str, body: Message, found: Message) -> Message | None:
     """Return the event that answers the event of a question; None if 0.1 waits for none."""
-    if name not in ANSWERED or (name == "pause" and not found):
+    if name not in ANSWERED:
         return None
     return wire.event(number, ANSWERED[name], {**found, "request": body["request"]} if "request" in body else found)

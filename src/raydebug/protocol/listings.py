@@ -76,7 +76,7 @@ class ListedStacks(ProcessFacts):
     instance: str
     role: str
     state: str  # answered or silent (messages.py)
-    age_s: float | None  # how old the stacks are
+    age_s: float | None  # of the stacks: 0.0, as they are taken when they are asked for
     threads: list[ThreadStack]
     left_out: NotRequired[int]  # threads and tasks that are not listed: there are too many
     pauses: NotRequired[list[Id]]

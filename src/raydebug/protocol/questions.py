@@ -75,7 +75,7 @@ DESCRIBE = _row("describe", Nothing, WorkRecord)
 STACKS = _row("stacks", StacksBody, StacksRecord)
 FRAMES = _row("frames", FramesBody, FramesRecord)
 PAUSE = _row("pause", PauseBody, Refusal, only_gateway=True)
-"""Pauses the active thread at its next line; answered when it pauses, or cannot."""
+"""Pauses the active thread at its next line, which PAUSE_EVENT (messages.py) tells; answered only if it cannot."""
 WITHDRAW = _row("withdraw", PauseBody, Nothing, only_gateway=True)
 """Cancels a `pause`."""
 SAVE_PAUSE = _row("save-pause", SavePauseBody, Nothing, only_gateway=True)

@@ -381,7 +381,7 @@ class BrokenOff(TypedDict, total=False):
 
 
 class Refusal(TypedDict, total=False):
-    """The answer to `pause`: why it is impossible; nothing when the thread pauses."""
+    """The answer to `pause`: why it is impossible."""
 
     cause: Text
 

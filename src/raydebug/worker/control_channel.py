@@ -18,6 +18,7 @@ from typing import Any
 from raydebug import worker
 from raydebug.protocol import earlier, messages, wire
 from raydebug.protocol.records import BreakpointReport
+from raydebug.protocol.secrets import scrubbed
 from raydebug.protocol.wire import Message
 from raydebug.worker import dial_in
 from raydebug.worker.breakpoints import registry, runtime
@@ -81,9 +82,13 @@ def change_breaks(change: Mapping[str, Any]) -> Mapping[str, Any]:
     for break_id in change.get("remove", ()):
         registry.remove(break_id)
     added = change.get("add", [])
-    for spec in added:
-        registry.add(spec)
-    for report in registry.build_in(added) if added else []:
+    try:
+        for spec in added:
+            registry.add(spec)
+        reports = registry.build_in(added) if added else []
+    except Exception as error:  # noqa: BLE001 - the gateway waits for no answer, but lists these
+        reports = [{"id": spec["id"], "state": messages.FAILED, "message": _cause_of(error)} for spec in added]
+    for report in reports:
         runtime.loaded.update([report["id"]] if report["state"] == messages.SET else [])
         _report(report)
     return {}
@@ -91,7 +96,12 @@ def change_breaks(change: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _report(report: BreakpointReport) -> None:
     if _channel is not None:
-        _channel.send(wire.event(next(_seq), messages.BREAK, dict(report)))
+        with contextlib.suppress(OSError):  # the next read ends the connection
+            _channel.send(wire.event(next(_seq), messages.BREAK, dict(report)))
+
+
+def _cause_of(error: Exception) -> str:
+    return scrubbed(f"{type(error).__name__}: {error}"[: 4 * MAX_CAUSE])[:MAX_CAUSE]
 
 
 def _is_about_to_exec() -> bool:
@@ -165,7 +175,7 @@ class _ControlChannel:
             if callable(found):
                 found(answer)
         except Exception as error:  # noqa: BLE001 - who asked gets the cause; the job is not affected
-            answer(None, f"{type(error).__name__}: {error}"[:MAX_CAUSE])
+            answer(None, _cause_of(error))
         else:
             if not callable(found):
                 answer(found)
@@ -179,6 +189,8 @@ class _ControlChannel:
 
     def _respond_earlier(self, name: str, body: Message, found: Mapping[str, Any] | None, cause: str = "") -> None:
         """Answer an event, if a gateway of 0.1 waits for that; log what fails and needs no answer."""
+        if found is None and name == "pause":
+            found = {"cause": cause}
         if found is None:
             if cause != messages.UNKNOWN:
                 worker.log(f"'{name}' of the gateway failed: {cause}")

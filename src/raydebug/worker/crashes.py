@@ -142,7 +142,8 @@ class _Delivery:
                     reason = ""
         except Exception as error:  # noqa: BLE001 - no gateway, or a lost connection
             self._wanted = False
-            reason = str(error) if isinstance(error, OSError | dial_in.NoGateway) else type(error).__name__
+            is_ours = isinstance(error, OSError | dial_in.NoGateway)
+            reason = (str(error) if is_ours else "") or type(error).__name__
             worker.log(f"no snapshot of this {self._summary['kind']}: {reason}")
         finally:
             self._answered.set()

@@ -35,7 +35,7 @@ def pause_at(
     expires_s: float | None = None,
     request: str | None = None,
     tripwire: TripwireRecord | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    refuse: Callable[[str], None] = lambda _: None,
 ) -> bool:
     """Pause at a frame, and return whether it has paused; if that is impossible, log the reason and return at once.
 
@@ -46,7 +46,7 @@ def pause_at(
         expires_s: seconds without a client after which it resumes; None for the gateway's own limit.
         request: the request that it answers.
         tripwire: why a tripwire tripped.
-        tell: receives an empty text when it pauses, or the reason why it does not.
+        refuse: called with the reason why it does not pause.
     """
 
     def describe() -> PauseRecord:
@@ -59,7 +59,7 @@ def pause_at(
         debugger.set_suspend(thread, CMD_SET_BREAK)
         debugger.do_wait_suspend(thread, frame, "line", None)
 
-    return _pause(describe, suspend, tell)
+    return _pause(describe, suspend, refuse)
 
 
 def pause_on_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> bool:
@@ -119,13 +119,13 @@ def fallback_breakpoint(*_args: object, **_kwargs: object) -> None:
 def _pause(
     describe: Callable[[], PauseRecord],
     suspend: Callable[[Any, threading.Thread, Any], None],
-    tell: Callable[[str], None],
+    refuse: Callable[[str], None],
 ) -> bool:
     """Announce a pause of the calling thread and suspend it; return whether it has paused.
 
     `suspend` waits in pydevd; it gets the debugger, the thread, and pydevd's info about it.
     """
-    with suspended_threads.programs_tracer_kept(), _guard(tell) as may_pause:
+    with suspended_threads.programs_tracer_kept(), _guard(refuse) as may_pause:
         if not may_pause:
             return False
         debugger = pydevd_session.connected_debugger(_log)
@@ -134,7 +134,6 @@ def _pause(
         info = debugger.set_additional_thread_info(thread)
         with suspended_threads.not_traced(info):
             _announce(debugger, thread, {**describe(), "nth": next(_pauses)})
-            tell("")
             suspend(debugger, thread, info)
         suspended_threads.trace_only_while_needed(debugger, info)
         return True

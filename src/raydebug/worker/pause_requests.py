@@ -2,47 +2,51 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
 from types import FrameType
 
 from raydebug.protocol.questions import Nothing, PauseBody
 from raydebug.protocol.records import Refusal, WorkRecord
+from raydebug.protocol.secrets import scrubbed
 from raydebug.worker import pause, records
 from raydebug.worker.frames import active_thread, location_of
 from raydebug.worker.thread_callback import ThreadCallback, Untraceable
 
-_pending: dict[str, ThreadCallback] = {}
+_pending: dict[str, tuple[ThreadCallback, Callable[[str], None]]] = {}  # by request; and what refuses it
 
 
 def pause_for(body: PauseBody) -> Callable[[Callable[[Refusal], None]], None]:
-    """Pause the active thread of this process at its next line; the answer follows when it pauses, or cannot."""
+    """Pause the active thread of this process at its next line; an answer follows only if it cannot."""
     request = body["request"]
 
     def begin(answer: Callable[[Refusal], None]) -> None:
-        def tell(cause: str) -> None:
-            answer({"cause": cause} if cause else {})
+        def refuse(cause: str) -> None:
+            answer({"cause": scrubbed(cause)})
 
         def suspend(frame: FrameType) -> None:
             if _pending.pop(request, None) is not None:
-                pause.pause_at(frame, kind="requested", request=request, tell=tell)
+                pause.pause_at(frame, kind="requested", request=request, refuse=refuse)
 
-        callback = _pending[request] = ThreadCallback(active_thread(), suspend)
-        try:
-            callback.schedule()
-        except Exception as error:  # noqa: BLE001 - the client gets the reason; the job is not affected
-            _pending.pop(request, None)
-            tell(str(error) if isinstance(error, Untraceable) else f"{type(error).__name__}: {error}")
+        _schedule(request, ThreadCallback(active_thread(), suspend), refuse)
 
     return begin
 
 
+def _schedule(request: str, callback: ThreadCallback, refuse: Callable[[str], None]) -> None:
+    _pending[request] = callback, refuse
+    try:
+        callback.schedule()
+    except Exception as error:  # noqa: BLE001 - the client gets the reason; the job is not affected
+        _pending.pop(request, None)
+        refuse(str(error) if isinstance(error, Untraceable) else f"{type(error).__name__}: {error}")
+
+
 def withdraw(body: PauseBody) -> Nothing:
     """Cancel a request: no client waits for the pause any longer."""
-    callback = _pending.pop(body["request"], None)
-    if callback is not None:
-        callback.cancel()
+    pending = _pending.pop(body["request"], None)
+    if pending is not None:
+        pending[0].cancel()
     return {}
 
 
@@ -58,12 +62,10 @@ def describe(_body: Nothing) -> WorkRecord:
     Re-arm pending pause requests: the active thread may have changed, or a debugger replaced our trace function.
     """
     active = active_thread()
-    for request, callback in list(_pending.items()):
+    for request, (callback, refuse) in list(_pending.items()):
         current = callback if callback.ident == active else callback.retarget(active)
         if request in _pending:  # it has not run just now
-            _pending[request] = current
-            with contextlib.suppress(Untraceable):
-                current.schedule()
+            _schedule(request, current, refuse)
     return {**records.describe_process(), **records.describe_work(), "doing": location_of(active)}
 
 

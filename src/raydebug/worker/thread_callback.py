@@ -117,9 +117,7 @@ _add_pending_call.restype = ctypes.c_int
 
 def _trace_thread(ident: int, tracer: Any) -> None:
     frame = sys._current_frames().get(ident)
-    if frame is None:
-        raise Untraceable("the thread has ended")
-    if frames.is_ours(frame):
+    if frame is None or frames.is_ours(frame):  # it has ended, or it pauses: describe() retries later
         return
     if sys.version_info >= (3, 12):
         _mark(frame, tracer)
