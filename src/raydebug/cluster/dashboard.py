@@ -138,6 +138,11 @@ class Dashboard:
         """Return the rows of Ray's node table."""
         return self._rows("nodes", timeout=NODES_TIMEOUT_S)
 
+    def living_nodes(self) -> list[NodeRow]:
+        """Return the rows of the nodes that are alive, head first: a head that was replaced stays in the table."""
+        found: list[NodeRow] = self._rows("nodes", ("state", "=", "ALIVE"), limit=10000, timeout=NODES_TIMEOUT_S)
+        return sorted(found, key=lambda node: not node.get("is_head_node"))
+
     def node_statistics(self, node_id: str) -> Mapping[str, Any]:
         """Return what a node's agent last measured: its memory, its workers' and its GPUs'."""
         detail: Mapping[str, Any] = self._ask("GET", f"/nodes/{node_id}", "data", "detail", timeout=NODES_TIMEOUT_S)
@@ -244,7 +249,7 @@ class Dashboard:
         try:
             return bool(self._ask("GET", "/api/authentication_mode", "authentication_mode", of=str) == "token")
         except RaydebugError as error:
-            if error.code == "ray.refused":
+            if error.code == "ray.unknown":
                 return False
             raise
 
@@ -314,11 +319,12 @@ class Dashboard:
             ) from error
         if answer.status_code >= 400:
             wrong_token = answer.status_code in (401, 403)
+            unknown = answer.status_code == 404  # any other status says nothing of what was asked for
             raise RaydebugError(
                 f"Ray refused {method} {path} with {answer.status_code}",
                 cause=answer.text.strip().splitlines()[-1][:300] if answer.text.strip() else "(no text)",
                 fix=self._where_tokens_are() if wrong_token else self._where_to_look(),
-                code="auth.wrong-token" if wrong_token else "ray.refused",
+                code="auth.wrong-token" if wrong_token else "ray.unknown" if unknown else "ray.refused",
             )
         return answer
 
@@ -356,6 +362,8 @@ class Dashboard:
     def _where_tokens_are(self) -> str:
         if not self._cluster.has_gateway:
             return "name this cluster's token as Ray itself wants it: RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH=FILE"
+        if self._cluster.repair:
+            return f"{self._cluster.repair}, with the token that Ray has now"
         return f"the token is not this cluster's: look at {self._cluster.token_file}"
 
 
