@@ -195,8 +195,9 @@ def _join(options: UpOptions, address: str, through: str | None, *, as_json: boo
     from raydebug.gateway.gateway_client import fetch_status
     from raydebug.jobs.submit import node_variables
 
-    with render.phases(f"joining {address} as cluster '{options.name}'") as on_phase:
-        cluster, nodes, was_joined = joined.join(options, address, through, on_phase=on_phase)
+    asked = joined.asked_at(address, options.name)
+    with render.phases(f"joining {asked.dashboard} as cluster '{options.name}'") as on_phase:
+        cluster, nodes, was_joined = joined.join(options, asked, through, on_phase=on_phase)
         on_phase("asking its gateway")
         deadline = time.monotonic() + (tunnel.STARTS_S if cluster.joined["through"] else 0.0)
         while (problem := fetch_status(cluster)["problem"]) and time.monotonic() < deadline:
@@ -206,9 +207,7 @@ def _join(options: UpOptions, address: str, through: str | None, *, as_json: boo
         said, again = tunnel.last_said(cluster), f"`raydebug up --join {cluster.dashboard}{name_option(cluster.name)}"
         fix = f"{again} --through 'ssh {head}'`, or keep `ssh -N -L {port}:127.0.0.1:{port} {head}` open and join again"
         if way:
-            fix = (
-                f"{again} --through COMMAND` with one that works; this one's output is in {cluster.folder / tunnel.LOG}"
-            )
+            fix = f"{again} --through COMMAND` with one that works; all that it says: {cluster.folder / tunnel.LOG}"
         raise RaydebugError(
             f"the gateway runs on the head, {head}, and cannot be reached from here",
             cause=f"{f'{way} said: {said}; ' if said else ''}{problem}; there it is 127.0.0.1:{port}",

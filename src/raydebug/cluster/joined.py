@@ -55,13 +55,13 @@ _UNTOUCHED = ("joined.no-raydebug", "port.taken")
 
 
 def join(
-    options: UpOptions, address: str, through: str | None, *, on_phase: Callable[[str], None]
+    options: UpOptions, asked: Cluster, through: str | None, *, on_phase: Callable[[str], None]
 ) -> tuple[Cluster, list[Node], bool]:
-    """Join the cluster at an address, or repair what is missing of an earlier join; nothing of it is restarted.
+    """Join a cluster, or repair what is missing of an earlier join; nothing of it is restarted.
 
     Args:
         options: name, debugger's mode, gateway's port.
-        address: of the dashboard; `auto` for the one of this machine.
+        asked: the cluster as `asked_at` returns it.
         through: a command that runs a program on the head, such as `ssh HEAD`; empty where this is the head, None for
             that of the earlier join.
         on_phase: called with what it does.
@@ -72,7 +72,6 @@ def join(
     Raises:
         RaydebugError: it is no cluster that can be joined; the nodes are as before then.
     """
-    asked = _asked(options.name, dashboard_here() if address == AUTO else address)
     with only_one(options.name, wait=False):
         earlier = _earlier(options.name, asked.dashboard)
         if earlier is not None:  # whoever has the port now may be another one
@@ -112,10 +111,18 @@ def join(
     return cluster, answer["nodes"], runs
 
 
-def _asked(name: str, address: str) -> Cluster:
-    """Return the cluster as its address alone tells it."""
+def asked_at(address: str, name: str) -> Cluster:
+    """Return the cluster that is to be joined under a name, as the address of its dashboard alone tells it.
+
+    Args:
+        address: `auto` for the one of this machine.
+        name: of the record.
+
+    Raises:
+        RaydebugError: it is no address of a dashboard, or not one that can be joined under this name.
+    """
     state.check_name(name)
-    asked = cluster_at(address)
+    asked = cluster_at(dashboard_here() if address == AUTO else address)
     if asked.dashboard.startswith("https:"):
         raise UsageError(
             f"{asked.dashboard} cannot be joined",
