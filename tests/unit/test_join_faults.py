@@ -154,6 +154,15 @@ def test_a_public_value_that_nobody_asked_for(monkeypatch):
         assert join(dashboard).token == TOKEN
 
 
+def test_a_log_without_end(dashboard, monkeypatch):
+    """A log that somebody has filled is not taken into memory."""
+    cluster = join(dashboard)
+    monkeypatch.setattr(node_jobs, "LOG_BYTES", 1 << 20)
+    dashboard.jobs["raydebug-nodes-1"] = {"status": "RUNNING", "log": "x" * (2 << 20)}
+    with pytest.raises(RaydebugError, match="is too long"):
+        node_jobs.wait_for_answer(cluster, "raydebug-nodes-1")
+
+
 # Whose the token is
 
 
@@ -211,6 +220,18 @@ def test_the_dashboard_of_this_machine(tmp_path):
     assert "9999" not in found("--host=127.0.0.1", "--grpc=9999")
     if os.getuid() == 0:
         assert "9999" not in found("--host=127.0.0.1", "--port=9999", user=65534)
+
+
+def test_a_token_that_was_lost_here(dashboard):
+    """Where this machine has lost the token's file, joining again agrees on a new token, with a new gateway."""
+    first = join(dashboard)
+    first.token_file.unlink()
+    with pytest.raises(RaydebugError) as raised:
+        assert first.token
+    assert raised.value.fix == f"`raydebug up --join {dashboard.url} --name x` starts it again"
+    second = join(dashboard)
+    assert (second.token, second.id) == (dashboard.agreed, first.id)
+    assert dashboard.running() == [second.joined["job"]]
 
 
 # What is left behind

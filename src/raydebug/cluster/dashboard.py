@@ -228,9 +228,10 @@ class Dashboard:
         info: JobInfo = self._ask("GET", f"/api/jobs/{submission_id}")
         return info
 
-    def job_logs(self, submission_id: str) -> str:
-        """Return the whole log of a job's driver."""
-        return str(self._ask("GET", f"/api/jobs/{submission_id}/logs", "logs", of=str))
+    def job_logs(self, submission_id: str, *, most_bytes: int | None = None) -> str:
+        """Return the whole log of a job's driver; a longer one than this is refused."""
+        path = f"/api/jobs/{submission_id}/logs"
+        return str(self._ask("GET", path, "logs", of=str, most_bytes=most_bytes))
 
     def stop_job(self, submission_id: str) -> None:
         """Ask Ray to stop a job."""
@@ -305,11 +306,23 @@ class Dashboard:
             code="cluster.no-dashboard",
         )
 
-    def _receive(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _receive(self, method: str, path: str, *, most_bytes: int | None = None, **options: Any) -> httpx.Response:
         import httpx
 
+        pieces, size = [], 0
         try:
-            answer = self._http.request(method, path, extensions={"trace": self._check}, **options)
+            with self._http.stream(method, path, extensions={"trace": self._check}, **options) as received:
+                for piece in received.iter_bytes():
+                    pieces.append(piece)
+                    size += len(piece)
+                    if most_bytes is not None and size > most_bytes:
+                        raise RaydebugError(
+                            f"the answer to {method} {path} is too long",
+                            cause=f"it has more than {most_bytes >> 20} MiB",
+                            fix="see who else may write Ray's logs on the head, then try again",
+                            code="ray.too-long",
+                        )
+            answer = httpx.Response(received.status_code, content=b"".join(pieces))
         except httpx.HTTPError as error:
             raise RaydebugError(
                 f"cluster '{self._cluster.name}' does not answer",

@@ -81,8 +81,7 @@ def join(
         if cluster.joined["through"]:  # a mistake is said before anything is started
             command_of(cluster.joined["through"], cluster.python, CLIENT_PORT)
         runs = earlier is not None and _status(asked, earlier.joined["job"]) not in ENDED
-        kept = "" if earlier is None else None  # the token's file as it is
-        token = asked.token if cluster.joined["auth"] == "token" else kept
+        token = asked.token if cluster.joined["auth"] == "token" else ""
         on_phase("looking at its nodes")
         answer = _ask(cluster, options, earlier, token, with_gateway=not runs, on_phase=on_phase)
         unknown = cluster.joined["client_port"] == "0"  # the join that has started it was killed
@@ -291,7 +290,7 @@ def _ask(
     cluster: Cluster,
     options: UpOptions,
     earlier: Cluster | None,
-    token: str | None,
+    token: str,
     *,
     with_gateway: bool,
     on_phase: Callable[[str], None],
@@ -300,19 +299,20 @@ def _ask(
 
     From the start on `down` ends what was started; if anything fails, all is as it was before.
     """
+    with state.writing(cluster.folder):
+        if token:
+            atomic_write(cluster.folder / "token", token)
     private, joined = secrets.randbits(512), cluster.joined
+    again = earlier is not None and cluster.token_file.is_file()  # where it was lost here, a new one is agreed on
     client_port, dial_port = int(joined["client_port"]), int(joined["dial"].rpartition(":")[2] or 0)
     asked = options.gateway_port if options.gateway_port is not None and not joined["through"] else None
     request = {
-        "do": "join", "again": earlier is not None, "gateway": with_gateway, "version": raydebug.__version__,
+        "do": "join", "again": again, "gateway": with_gateway, "version": raydebug.__version__,
         "folder": joined["folder"], "public": on_nodes.public_of(private) if joined["auth"] == "none" else "",
         "client_ports": [asked] if asked is not None else [client_port or CLIENT_PORT, 0],
         "dial_ports": [dial_port or DIAL_PORT, 0],
     }  # fmt: skip
     job = new_id(cluster, GATEWAY if with_gateway else NODES)
-    with state.writing(cluster.folder):
-        if token is not None:
-            atomic_write(cluster.folder / "token", token)
     if with_gateway:
         if earlier is not None:
             keep_audit_lines(earlier)

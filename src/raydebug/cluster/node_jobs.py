@@ -31,6 +31,7 @@ POLL_S, POLL_SLOW_S = 0.1, 1.0  # each look is a scan of Ray's table of jobs
 SILENT_S = 20.0  # of a dashboard while a job of ours runs
 MONITORED_EVERY_S = 1.5
 OUTPUT_BYTES = 32 * 1024 * 1024  # of a program on a node: stacks of many threads
+LOG_BYTES = 8 * OUTPUT_BYTES
 NAMED_AT_MOST = 3
 _HOST = re.compile(r"[0-9A-Za-z:][0-9A-Za-z._:%-]*")  # an address or a name: nothing that a shell reads
 
@@ -81,7 +82,7 @@ def wait_for_answer(cluster: Cluster, job: str, limit_s: float = ANSWER_LIMIT_S)
         try:
             info = dashboard.job(job)
             state = str(info["status"])
-            log = dashboard.job_logs(job) if state != "PENDING" else ""
+            log = dashboard.job_logs(job, most_bytes=LOG_BYTES) if state != "PENDING" else ""
             heard = time.monotonic()
         except RaydebugError as error:  # a busy head answers late, or with 500
             if error.code not in ("cluster.no-answer", "ray.refused") or time.monotonic() > heard + SILENT_S:
