@@ -19,7 +19,10 @@ import pytest
 
 from foreign_ray import LOOPBACK, ForeignRay, foreign_ray, outer_address, python_without_raydebug
 from raydebug.cluster.dashboard import ENDED, Dashboard
+from raydebug.cluster.kinds import kind_of
+from raydebug.cluster.runner import run_on_each
 from raydebug.cluster.state import Cluster, read_record
+from raydebug.process import CommandFailed
 from raydebug.settings.flavours import has_token_mode
 from runs import JOBS, Run, raydebug, starting_runs, three_lines, wait_for
 
@@ -197,6 +200,45 @@ def test_a_cluster_without_token(without_token, tmp_path):
     assert raydebug("down", "--name", "open").returncode == 0
     assert folders() <= before
     assert Dashboard(cluster_of(head)).own_jobs("") == []
+
+
+@pytest.mark.skipif(not has_token_mode(version("ray")), reason="this Ray has no token")
+@pytest.mark.skipif(outer_address() == LOOPBACK, reason="Ray has one node on loopback")
+@pytest.mark.timeout(240)
+def test_several_nodes(with_token):
+    """Each node has the token's file and answers for itself, in one job for all; one that came later is named."""
+    head, before = with_token, folders()
+    head.start_worker(ip="127.0.0.2")
+    wait_for(lambda: _nodes(head) == 2, "the second node")
+    cluster = joined(head, "two")
+    assert len(cluster.joined["nodes"].split()) == 2
+    runners = dict(kind_of(cluster).runners())
+    assert list(runners) == [head.ip, "127.0.0.2"]
+    shows = "import os; print(os.environ['RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES'])"
+    fails = "import os; os.kill(os.getpid(), 9)"
+    programs = {ip: (runners[ip], ["-c", code]) for ip, code in zip(runners, (shows, fails), strict=True)}
+    begun = len(_logs_of_own_jobs(head))
+    done = run_on_each(programs, Path("/"))
+    assert done[head.ip] == "1\n"
+    assert isinstance(done["127.0.0.2"], CommandFailed)
+    assert done["127.0.0.2"].return_code == -9
+    assert len(_logs_of_own_jobs(head)) == begun + 1
+    assert "env     passed" in ask(cluster, "check env")
+    assert len(_logs_of_own_jobs(head)) == begun + 3
+
+    head.start_worker(ip="127.0.0.3")
+    wait_for(lambda: _nodes(head) == 3, "the third node")
+    note = "note: no breakpoints on 127.0.0.3: `up --join` has not prepared it;"
+    assert note in raydebug("ps", "--name", "two").stderr
+    assert "was joined already" in join(head, "two").stderr
+    assert "no breakpoints" not in raydebug("ps", "--name", "two").stderr
+    assert raydebug("down", "--name", "two").returncode == 0
+    assert folders() <= before
+    assert Dashboard(cluster_of(head)).own_jobs("") == []
+
+
+def _logs_of_own_jobs(head: ForeignRay) -> list[Path]:
+    return list((head.folder / "r" / "session_latest" / "logs").glob("job-driver-raydebug-nodes-*"))
 
 
 def _run_their_own(head: ForeignRay, printed: str) -> None:

@@ -64,12 +64,13 @@ class ForeignRay:
         self.started.append(one)
         return one
 
-    def start_worker(self, python: str) -> subprocess.Popen[bytes]:
-        """Start a second node, on the same host, in another Python."""
+    def start_worker(self, python: str = sys.executable, ip: str = "") -> subprocess.Popen[bytes]:
+        """Start a further node, on the same host: in another Python, or at another address of loopback."""
         purposes = [one for one in PURPOSES if one not in ("dashboard", "gateway")]
         ports = choose_ports({}, {}, self.ports.values(), purposes)
         options = [
-            f"--address={self.ip}:{self.ports['gcs']}", f"--node-ip-address={self.ip}", "--num-cpus=1", "--num-gpus=0",
+            f"--address={self.ip}:{self.ports['gcs']}", f"--node-ip-address={ip or self.ip}",
+            "--num-cpus=1", "--num-gpus=0",
             f"--dashboard-agent-listen-port={ports['agent']}", f"--dashboard-agent-grpc-port={ports['agent_grpc']}",
             f"--runtime-env-agent-port={ports['runtime_env']}", f"--metrics-export-port={ports['metrics']}",
             f"--node-manager-port={ports['node_manager']}", f"--object-manager-port={ports['object_manager']}",

@@ -167,7 +167,7 @@ def test_no_route():
         port = probe.getsockname()[1]
     what, cause, _ = error_of(run("up", "--join", f"127.0.0.1:{port}"))
     assert what == f"error: cluster 'http://127.0.0.1:{port}' does not answer"
-    assert cause == f"cause: GET http://127.0.0.1:{port}/api/version: [Errno 111] Connection refused"
+    assert cause == f"cause: GET http://127.0.0.1:{port}/api/authentication_mode: [Errno 111] Connection refused"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from typing import Any
 
 import raydebug
 from raydebug.check.target import Target
+from raydebug.cluster.runner import NodeRunner
 from raydebug.findings import Finding
 from raydebug.settings.files import atomic_write, state_dir
 
@@ -56,7 +57,7 @@ class Cache:
 
     def load(self, target: Target, stage: str) -> Record | None:
         """Return the record of a stage of this target, or None if there is none or an input has changed."""
-        if self._fresh:
+        if self._fresh or isinstance(target.runner, NodeRunner):  # its files are not this machine's
             return None
         try:
             path = self._file(target, stage)
@@ -71,6 +72,8 @@ class Cache:
 
     def store(self, target: Target, stage: str, seconds: float, findings: list[Finding], read: Iterable[str]) -> None:
         """Store a stage that passed; if the disk is full, nothing is stored."""
+        if isinstance(target.runner, NodeRunner):
+            return
         files = {name: fingerprint(target.runner.here(name)) for name in sorted(set(read))}
         said = {"at": time.time(), "seconds": seconds, "findings": [f.as_record() for f in findings], "files": files}
         path = self._file(target, stage)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from raydebug.check import env_machine
 from raydebug.check.config import is_on_cpu
 from raydebug.check.probes import Facts
-from raydebug.check.target import StageResult, Target, run_probe
+from raydebug.check.target import StageResult, Target, run_probe, run_probes
 from raydebug.errors import RaydebugError
 from raydebug.findings import Finding, error, note, warning
 from raydebug.protocol.variables import RAY_DEBUG
@@ -46,9 +45,7 @@ def check(target: Target) -> StageResult:
     """Gather facts about the environment in the cluster's Python and judge them."""
     command = list(target.command)
     facts = run_probe(target, "env", budget_s=BUDGET_S, command=command)
-    others = {
-        name: run_probe(replace(target, runner=runner), "env", budget_s=BUDGET_S) for name, runner in target.others
-    }
+    others = run_probes(target, dict(target.others), "env", budget_s=BUDGET_S)
     return StageResult([*judge(target, facts), *compare(facts, others)])
 
 

@@ -14,9 +14,9 @@ from raydebug import process
 from raydebug.check.probes import BUSY_TIMES, MARK, Facts
 from raydebug.cluster.environment import DROPPED
 from raydebug.cluster.kinds import find_running, kind_of
-from raydebug.cluster.runner import LocalRunner, Runner
+from raydebug.cluster.runner import LocalRunner, NodeRunner, Runner, run_on_each
 from raydebug.cluster.state import Cluster
-from raydebug.errors import UsageError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.findings import Finding, error
 from raydebug.protocol.secrets import without_secret_arguments
 from raydebug.settings.flavours import flavour_here, flavour_variables
@@ -137,7 +137,10 @@ def target_of(training: Training | None, folder: Path, cluster: Cluster | None, 
     """
     nodes = [("this machine", LocalRunner(sys.executable))] if cluster is None else kind_of(cluster).runners()
     runner = nodes[-1][1]  # a worker where there is one: it has the GPUs
-    folder = training.folder if training else folder
+    if training is not None:
+        folder = training.folder
+    elif isinstance(runner, NodeRunner):  # an environment needs none, and the nodes may not have this one
+        folder = Path("/")
     runner.folder(folder)
     changed: dict[str, str | None] = {}
     if training is not None:
@@ -225,14 +228,24 @@ def run_probe(target: Target, question: str, *, budget_s: float, **request: Any)
         NoAnswer: it failed, died or was killed.
         RaydebugError: the cluster's Python could not be run.
     """
+    return run_probes(target, {"": target.runner}, question, budget_s=budget_s, **request)[""]
+
+
+def run_probes(
+    target: Target, runners: Mapping[str, Runner], question: str, *, budget_s: float, **request: Any
+) -> dict[str, Facts]:
+    """Return the facts that one module of `probes` gathers in several places; see `run_probe`."""
     limit_s = max(budget_s * KILL_AFTER_BUDGETS, LIMIT_LEAST_S)
-    document = json.dumps({**request, "question": question, "limit_s": limit_s})
-    printed = target.runner.run_python(
-        ["-m", "raydebug.check.probes", document],
-        target.folder,
-        environ=target.environ,
-        timeout_s=limit_s * BUSY_TIMES + GRACE_S,
-    )
+    argv = ["-m", "raydebug.check.probes", json.dumps({**request, "question": question, "limit_s": limit_s})]
+    programs = {name: (runner, argv) for name, runner in runners.items()}
+    timeout_s = limit_s * BUSY_TIMES + GRACE_S
+    printed = run_on_each(programs, target.folder, environ=target.environ, timeout_s=timeout_s)
+    return {name: _facts_in(one, question, limit_s) for name, one in printed.items()}
+
+
+def _facts_in(printed: str | RaydebugError, question: str, limit_s: float) -> Facts:
+    if isinstance(printed, RaydebugError):
+        raise printed
     lines = [line for line in printed.splitlines() if line.startswith(MARK)]
     if not lines:
         raise process.CommandFailed(

@@ -31,8 +31,9 @@ def show_cluster(cluster: Cluster, nodes: Sequence[Mapping[str, Any]] = ()) -> N
     render.out(f"dashboard  {cluster.dashboard}")
     render.out(f"gateway    {cluster.gateway_host}:{cluster.gateway_port}")
     render.out(f"token      {cluster.token_file}")
-    for kind, count in Counter(f"Python {one['python']}, raydebug {one['raydebug']}" for one in nodes).items():
-        render.out(f"nodes      {count} with Ray {cluster.ray}, {kind}")
+    kinds = Counter(f"Python {one['python']}, raydebug {one['raydebug']}" for one in nodes if "problem" not in one)
+    for kind, count in kinds.items():
+        render.out(render.visible(f"nodes      {count} with Ray {cluster.ray}, {kind}", keep=""))
     if cluster.owner:
         render.say(
             f"it ends with the last `raydebug run` that uses it; `raydebug up{name_option(cluster.name)}` keeps it"
@@ -47,7 +48,7 @@ def show_variables(variables: Mapping[str, str]) -> None:
     two = {name: variables[name] for name in (GATEWAY, TOKEN_PATH)}
     env = json.dumps({"env_vars": two})
     render.say("a job that you start yourself needs two variables, in its driver and in its workers:")
-    render.say(f"  ray job submit --runtime-env-json '{env}' -- python train.py")
+    render.say(f"  ray job submit --runtime-env-json {shlex.quote(env)} -- python train.py")
     exports = {**two, "RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {"env_vars": two}})}
     words = " ".join(f"{name}={shlex.quote(value)}" for name, value in exports.items())
     render.say(f"  {words} python train.py")
@@ -112,6 +113,9 @@ def ps(
             render.out(render.visible(f"the gateway is down: {document['gateway']['reason']}"))
         rows = [[str(n[k] or "") for k in ("role", "ip", "state", "node_id", "reason")] for n in document["nodes"]]
         render.table(None, ["role", "ip", "state", "node", "reason"], rows)
+        alive = {node["node_id"]: node["ip"] for node in document["nodes"] if node["state"] == "alive"}
+        if without := state.without_token(cluster, alive):
+            render.say(f"note: {without}")
         for line in describe_failed_tasks(document["gateway"]):
             render.say(render.visible(line))
         if document["pool"] is not None:

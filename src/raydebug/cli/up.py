@@ -124,6 +124,7 @@ def up(
       raydebug up --cluster local --gpus 1
       raydebug up --join http://HEAD:8265       a Ray cluster that runs already: nothing of it is restarted
     """
+    from raydebug.cluster.find import find_cluster
     from raydebug.cluster.locks import Use
     from raydebug.cluster.up import UpOptions, ignore_interrupts, notice_interrupts
     from raydebug.settings.debugger import choose_mode
@@ -135,6 +136,8 @@ def up(
     local = {"--python": python, "--end-when-hung": end_when_hung}
     others = {"--cluster": cluster, "--gpus": gpus is not None, "--cpus": cpus, "--prefork": prefork or warm,
               "--dashboard-port": dashboard_port is not None, **given, **local}  # fmt: skip
+    if join is None and (known := find_cluster(name)) is not None and known.repair:
+        join = known.dashboard  # the join again
     _check_join(join, through, [option for option, value in others.items() if value])
     cluster = _only("compose", given, cluster)
     cluster = _only("local", local, cluster)
@@ -149,7 +152,7 @@ def up(
             _preview(options, as_json=as_json)
             return
         if join is not None:
-            _join(options, join, through or "", as_json=as_json)
+            _join(options, join, through, as_json=as_json)
             return
         with Use(name):  # what is there, and belongs to a `run`, is not ended meanwhile
             found, started = _bring_up(options, cluster)
@@ -185,25 +188,30 @@ def _check_join(join: str | None, through: str | None, others: list[str]) -> Non
         )
 
 
-def _join(options: UpOptions, address: str, through: str, *, as_json: bool) -> None:
+def _join(options: UpOptions, address: str, through: str | None, *, as_json: bool) -> None:
     """Join a cluster, check that its gateway can be reached from here, and show what a job of the user's own needs."""
-    from raydebug.cluster import joined
+    from raydebug.cluster import joined, node_jobs, tunnel
+    from raydebug.cluster.state import name_option
     from raydebug.gateway.gateway_client import fetch_status
     from raydebug.jobs.submit import node_variables
 
-    with render.phases(f"joining {address} as cluster '{options.name}'") as on_phase:
-        cluster, nodes, was_joined = joined.join(options, address, through, on_phase=on_phase)
+    asked = joined.asked_at(address, options.name)
+    with render.phases(f"joining {asked.dashboard} as cluster '{options.name}'") as on_phase:
+        cluster, nodes, was_joined = joined.join(options, asked, through, on_phase=on_phase)
         on_phase("asking its gateway")
-        deadline = time.monotonic() + (joined.TUNNEL_STARTS_S if cluster.joined["through"] else 0.0)
+        deadline = time.monotonic() + (tunnel.STARTS_S if cluster.joined["through"] else 0.0)
         while (problem := fetch_status(cluster)["problem"]) and time.monotonic() < deadline:
             time.sleep(0.2)
     if problem:
-        port, head = cluster.joined["client_port"], cluster.joined["head"]
+        port, head, way = (cluster.joined[key] for key in ("client_port", "head", "through"))
+        said, again = tunnel.last_said(cluster), f"`raydebug up --join {cluster.dashboard}{name_option(cluster.name)}"
+        fix = f"{again} --through 'ssh {head}'`, or keep `ssh -N -L {port}:127.0.0.1:{port} {head}` open and join again"
+        if way:
+            fix = f"{again} --through COMMAND` with one that works; all that it says: {cluster.folder / tunnel.LOG}"
         raise RaydebugError(
             f"the gateway runs on the head, {head}, and cannot be reached from here",
-            cause=f"{problem}; there it is 127.0.0.1:{port}",
-            fix=f"`raydebug up --join {cluster.dashboard} --through 'ssh {head}'`, or keep"
-            f" `ssh -N -L {port}:127.0.0.1:{port} {head}` open and join again",
+            cause=f"{f'{way} said: {said}; ' if said else ''}{problem}; there it is 127.0.0.1:{port}",
+            fix=f"{fix}; `raydebug down{name_option(cluster.name)}` leaves the cluster",
             code="joined.no-way",
         )
     needed = node_variables(cluster)
@@ -213,6 +221,8 @@ def _join(options: UpOptions, address: str, through: str, *, as_json: bool) -> N
     if was_joined:
         render.say(f"cluster '{options.name}' was joined already; its nodes have what they need:")
     show_cluster(cluster, nodes)
+    for line in node_jobs.problems_of(nodes):
+        render.say(f"note: no breakpoints on {line}")
     if cluster.joined["auth"] == "none":
         render.say(
             f"warning: this cluster asks for no token: whoever reaches {cluster.dashboard} can run code on its nodes"
@@ -343,7 +353,8 @@ def down(name: Name = "default") -> None:
         raise RaydebugError(
             f"cluster '{name}' is not wholly down",
             cause=f"still there: {', '.join(left)}",
-            fix="run `raydebug down` again; look at what is left, by these ids",
+            fix="run `raydebug down` again; look at what is left, by these ids"
+            + (f"; where it stays, remove it on the nodes, and then {cluster.folder}" if cluster.repair else ""),
             code="cluster.not-down",
         )
     render.say(

@@ -140,6 +140,11 @@ class Dashboard:
         """Return the rows of Ray's node table."""
         return self._rows("nodes", timeout=NODES_TIMEOUT_S)
 
+    def living_nodes(self) -> list[NodeRow]:
+        """Return the rows of the nodes that are alive, head first: a head that was replaced stays in the table."""
+        found: list[NodeRow] = self._rows("nodes", ("state", "=", "ALIVE"), limit=10000, timeout=NODES_TIMEOUT_S)
+        return sorted(found, key=lambda node: not node.get("is_head_node"))
+
     def node_statistics(self, node_id: str) -> Mapping[str, Any]:
         """Return what a node's agent last measured: its memory, its workers' and its GPUs'."""
         detail: Mapping[str, Any] = self._ask("GET", f"/nodes/{node_id}", "data", "detail", timeout=NODES_TIMEOUT_S)
@@ -225,9 +230,10 @@ class Dashboard:
         info: JobInfo = self._ask("GET", f"/api/jobs/{submission_id}")
         return info
 
-    def job_logs(self, submission_id: str) -> str:
-        """Return the whole log of a job's driver."""
-        return str(self._ask("GET", f"/api/jobs/{submission_id}/logs", "logs", of=str))
+    def job_logs(self, submission_id: str, *, most_bytes: int | None = None) -> str:
+        """Return the whole log of a job's driver; a longer one than this is refused."""
+        path = f"/api/jobs/{submission_id}/logs"
+        return str(self._ask("GET", path, "logs", of=str, most_bytes=most_bytes))
 
     def stop_job(self, submission_id: str) -> None:
         """Ask Ray to stop a job."""
@@ -246,7 +252,7 @@ class Dashboard:
         try:
             return bool(self._ask("GET", "/api/authentication_mode", "authentication_mode", of=str) == "token")
         except RaydebugError as error:
-            if error.code == "ray.refused":
+            if error.code == "ray.unknown":
                 return False
             raise
 
@@ -302,11 +308,23 @@ class Dashboard:
             code="cluster.no-dashboard",
         )
 
-    def _receive(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _receive(self, method: str, path: str, *, most_bytes: int | None = None, **options: Any) -> httpx.Response:
         import httpx
 
+        pieces, size = [], 0
         try:
-            answer = self._http.request(method, path, extensions={"trace": self._check}, **options)
+            with self._http.stream(method, path, extensions={"trace": self._check}, **options) as received:
+                for piece in received.iter_bytes():
+                    pieces.append(piece)
+                    size += len(piece)
+                    if most_bytes is not None and size > most_bytes:
+                        raise RaydebugError(
+                            f"the answer to {method} {path} is too long",
+                            cause=f"it has more than {most_bytes >> 20} MiB",
+                            fix="see who else may write Ray's logs on the head, then try again",
+                            code="ray.too-long",
+                        )
+            answer = httpx.Response(received.status_code, content=b"".join(pieces))
         except httpx.HTTPError as error:
             raise RaydebugError(
                 f"cluster '{self._cluster.name}' does not answer",
@@ -316,11 +334,12 @@ class Dashboard:
             ) from error
         if answer.status_code >= 400:
             wrong_token = answer.status_code in (401, 403)
+            unknown = answer.status_code == 404  # any other status says nothing of what was asked for
             raise RaydebugError(
                 f"Ray refused {method} {path} with {answer.status_code}",
                 cause=answer.text.strip().splitlines()[-1][:300] if answer.text.strip() else "(no text)",
                 fix=self._where_tokens_are() if wrong_token else self._where_to_look(),
-                code="auth.wrong-token" if wrong_token else "ray.refused",
+                code="auth.wrong-token" if wrong_token else "ray.unknown" if unknown else "ray.refused",
             )
         return answer
 
@@ -358,6 +377,8 @@ class Dashboard:
     def _where_tokens_are(self) -> str:
         if not self._cluster.has_gateway:
             return "name this cluster's token as Ray itself wants it: RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH=FILE"
+        if self._cluster.repair:
+            return f"{self._cluster.repair}, with the token that Ray has now"
         return f"the token is not this cluster's: look at {self._cluster.token_file}"
 
 

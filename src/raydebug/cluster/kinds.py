@@ -386,8 +386,7 @@ class JoinedKind(Kind):
 
     def runners(self) -> list[tuple[str, Runner]]:
         """Return the nodes that are alive."""
-        alive = [node for node in Dashboard(self.cluster).nodes() if node["state"] == "ALIVE"]
-        alive.sort(key=lambda node: not node.get("is_head_node"))
+        alive = Dashboard(self.cluster).living_nodes()
         return [(node["node_ip"], NodeRunner(self.cluster, node["node_ip"])) for node in alive]
 
     def runner_at(self, ip: str | None) -> Runner | None:

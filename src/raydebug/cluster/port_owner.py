@@ -9,9 +9,13 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from raydebug.cluster.state import Cluster
+
+if TYPE_CHECKING:
+    import asyncio  # 30 ms that not every verb has to pay
 
 # Linux, Documentation/networking/proc_net_tcp.rst: sl, local_address, rem_address, st, queues, timer, retransmits, uid,
 # timeout, inode. An address is hexadecimal, in words of the machine's byte order. A socket that its process has closed,
@@ -38,10 +42,16 @@ def uid_of(peer: tuple[str, int], own: tuple[str, int]) -> int | None:
     return None
 
 
+def is_ours(writer: asyncio.StreamWriter) -> bool:
+    """Return whether the other end of a connection of asyncio is this user's; True where this machine cannot tell."""
+    peer, own = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
+    return not can_tell() or uid_of(peer[:2], own[:2]) == os.getuid()
+
+
 def uid_behind(url: str) -> int:
     """Return the user of the process of this machine that answers at a URL; this user if another host does."""
     parts = urlsplit(url)
-    address = (str(parts.hostname), parts.port or 80)
+    address = (str(parts.hostname), parts.port or {"https": 443}.get(parts.scheme, 80))
     with contextlib.suppress(OSError), socket.create_connection(address, timeout=5.0) as connection:
         peer = connection.getpeername()[:2]
         if ipaddress.ip_address(peer[0]).is_loopback and can_tell():
@@ -59,7 +69,9 @@ def stranger_at(cluster: Cluster, connection: socket.socket) -> int | None:
     None as well where this machine cannot tell: another system than Linux, or another host.
     """
     peer, own = connection.getpeername()[:2], connection.getsockname()[:2]
-    if not ipaddress.ip_address(peer[0]).is_loopback or not can_tell() or not cluster.has_gateway:
+    if not ipaddress.ip_address(peer[0]).is_loopback or not can_tell():
+        return None
+    if not cluster.has_gateway and "uid" not in cluster.joined:  # never joined: nobody knows whose it is
         return None
     # What is not accepted yet would be closed with its listener, so then the listener is there.
     uid = uid_of(peer, own)
@@ -72,7 +84,9 @@ def stranger_listening(cluster: Cluster, address: tuple[str, int]) -> int | None
 
 
 def _stranger(cluster: Cluster, uids: list[int]) -> int | None:
-    trusted = {os.getuid(), 0, cluster.token_file.stat().st_uid, int(cluster.joined.get("uid", 0))}
+    trusted = {os.getuid(), 0, int(cluster.joined.get("uid", 0))}
+    if cluster.token_file.is_file():
+        trusted.add(cluster.token_file.stat().st_uid)
     return next((uid for uid in uids if uid not in trusted), None)
 
 

@@ -1,9 +1,10 @@
-"""A port of this machine whose connections are a command's stdin and stdout: `ssh HEAD`, `kubectl exec -i POD --`.
+"""A port of this machine whose connections are a command's stdin and stdout: `ssh -W`, `kubectl exec -i POD --`.
 
     python -m raydebug.cluster.reach here PORT COMMAND...     each connection runs COMMAND
     python -m raydebug.cluster.reach there PORT               the far end: connects to a port of its own loopback
 
-So the gateway listens on loopback of the head, and whoever may log in there reaches it.
+So the gateway listens on loopback of the head, and whoever may log in there reaches it. The port here is for this user
+alone where the machine tells whose a connection is (Linux); else other users reach it too, and have to prove the token.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import socket
 import sys
 import threading
 
+from raydebug.cluster.port_owner import is_ours
+
 PIECE_BYTES = 64 * 1024
+CLIENT_LEFT_S = 60.0  # after the client's end; over a network that was cut the far end never comes
 
 
 def there(port: int) -> None:
@@ -39,19 +43,33 @@ async def here(port: int, argv: list[str]) -> None:
     """Serve a port of loopback until the end of the process."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        pipe = asyncio.subprocess.PIPE
-        far = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe)
-        assert far.stdin is not None
-        assert far.stdout is not None
-        sending = asyncio.create_task(_pass_on(reader, far.stdin))
-        await _pass_on(far.stdout, writer)
-        sending.cancel()
-        with contextlib.suppress(ProcessLookupError):
-            far.terminate()
-        await far.wait()
+        try:
+            if is_ours(writer):
+                await _connect(reader, writer, argv)
+        except OSError as error:  # the program is missing, or no more can be started
+            sys.stderr.write(f"{argv[0]}: {error.strerror}\n")
+            sys.stderr.flush()
+        finally:
+            writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", port)
     await server.serve_forever()
+
+
+async def _connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, argv: list[str]) -> None:
+    pipe = asyncio.subprocess.PIPE
+    far = await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe)
+    assert far.stdin is not None
+    assert far.stdout is not None
+    sending = asyncio.create_task(_pass_on(reader, far.stdin))
+    receiving = asyncio.create_task(_pass_on(far.stdout, writer))
+    await asyncio.wait([sending, receiving], return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([receiving], timeout=CLIENT_LEFT_S)
+    sending.cancel()
+    receiving.cancel()
+    with contextlib.suppress(ProcessLookupError):
+        far.terminate()
+    await far.wait()
 
 
 async def _pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:

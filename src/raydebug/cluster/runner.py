@@ -17,6 +17,7 @@ from raydebug.process import SAFE_PATH
 WORKSPACE = "/workspace"  # docker-compose.yml mounts the project there
 IMAGE_PYTHON = "/opt/venv/bin/python"  # Dockerfile
 PYTHON_TIMEOUT_S = 30.0
+NODES_AT_ONCE = 100  # a word of a command line has at most 128 KiB on Linux
 
 
 @dataclass(frozen=True)
@@ -153,20 +154,64 @@ class NodeRunner:
         timeout_s: float = PYTHON_TIMEOUT_S,
     ) -> str:
         """Run the node's Python, whose environment the jobs have too."""
-        from raydebug.cluster.node_jobs import ANSWER_LIMIT_S, ask_nodes
-
-        request = {
-            "do": "run", "ip": self.ip, "on_head": self.ip == self.cluster.joined["head"],
-            "argv": arguments, "folder": str(working_dir), "limit_s": timeout_s,
-        }  # fmt: skip
-        answers = ask_nodes(self.cluster, request, ANSWER_LIMIT_S + timeout_s)
-        answer = answers[0] if answers else {"problem": f"no node {self.ip} is alive"}
-        code, output = int(answer.get("code", Exit.FAILED)), str(answer.get("problem") or answer.get("output"))
-        if code != 0:
-            argv = [f"python on {self.ip}", SAFE_PATH, *arguments]
-            raise process.CommandFailed(argv, code, output, fix="see `raydebug ps`")
-        return output
+        done = _run_on_nodes(self.cluster, {self.ip: arguments}, working_dir, timeout_s)[self.ip]
+        if isinstance(done, RaydebugError):
+            raise done
+        return done
 
 
 Runner = LocalRunner | ContainerRunner | NodeRunner
 """Where a job will run, for `run`, `check` and the profiles."""
+
+
+def _run_on_nodes(
+    cluster: Cluster, programs: Mapping[str, list[str]], working_dir: Path, timeout_s: float
+) -> dict[str, str | RaydebugError]:
+    """Run the Python of nodes, by address, in one job of raydebug's own for each NODES_AT_ONCE."""
+    from raydebug.cluster.node_jobs import ANSWER_LIMIT_S, Node, ask_nodes
+    from raydebug.cluster.on_nodes import NO_FOLDER
+
+    answers: dict[str, Node] = {}
+    for first in range(0, len(programs), NODES_AT_ONCE):
+        request = {
+            "do": "run", "head": cluster.joined["head"], "folder": str(working_dir), "limit_s": timeout_s,
+            "argv": dict(list(programs.items())[first : first + NODES_AT_ONCE]),
+        }  # fmt: skip
+        answers |= {node["ip"]: node for node in ask_nodes(cluster, request, ANSWER_LIMIT_S + timeout_s)}
+    found: dict[str, str | RaydebugError] = {}
+    for ip, arguments in programs.items():
+        node = answers.get(ip) or Node(problem=f"no node {ip} is alive")
+        code, output = node.get("code", Exit.FAILED), node.get("problem") or node.get("output", "")
+        found[ip] = output
+        if code != 0:
+            fix = f"see `raydebug ps{name_option(cluster.name)}`"
+            if code == NO_FOLDER:
+                fix = "the nodes need the same folder as this machine: run from one that is shared"
+            found[ip] = process.CommandFailed([f"python on {ip}", SAFE_PATH, *arguments], code, output, fix=fix)
+    return found
+
+
+def run_on_each(
+    programs: Mapping[str, tuple[Runner, list[str]]],
+    working_dir: Path,
+    *,
+    environ: Mapping[str, str] | None = None,
+    timeout_s: float = PYTHON_TIMEOUT_S,
+) -> dict[str, str | RaydebugError]:
+    """Run code of ours in several places, by any key; return what each printed, or why it failed.
+
+    On the nodes of a joined cluster that is one job.
+    """
+    runners = [runner for runner, _ in programs.values()]
+    nodes = [runner for runner in runners if isinstance(runner, NodeRunner)]
+    if nodes and len({node.ip for node in nodes}) == len(runners):
+        by_ip = {runner.ip: arguments for runner, arguments in programs.values() if isinstance(runner, NodeRunner)}
+        done = _run_on_nodes(nodes[0].cluster, by_ip, working_dir, timeout_s)
+        return {key: done[runner.ip] for key, (runner, _) in programs.items() if isinstance(runner, NodeRunner)}
+    found: dict[str, str | RaydebugError] = {}
+    for key, (runner, arguments) in programs.items():
+        try:
+            found[key] = runner.run_python(arguments, working_dir, environ=environ, timeout_s=timeout_s)
+        except RaydebugError as error:
+            found[key] = error
+    return found

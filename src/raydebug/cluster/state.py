@@ -7,7 +7,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +175,7 @@ class Cluster:
             raise UsageError(
                 f"the token of cluster '{self.name}' cannot be read",
                 cause=f"{self.token_file}: {getattr(error, 'strerror', None) or error}",
-                fix="correct that file, or its name in your environment" if self.joined else anew,
+                fix=self.repair or ("correct that file, or its name in your environment" if self.joined else anew),
                 code="auth.no-token",
             ) from error
 
@@ -296,6 +296,22 @@ def keep_logs(cluster: Cluster) -> Path:
                 make_private(folder)
                 atomic_write(folder / path.name, last)
     return kept
+
+
+def without_token(cluster: Cluster, alive: Mapping[str | None, str]) -> str:
+    """Return on which nodes no process can pause, as they came after `up --join`, in words; empty for none.
+
+    Args:
+        cluster: any.
+        alive: the addresses of its nodes, by Ray's id.
+    """
+    known = cluster.joined.get("nodes", "").split()
+    ips = sorted(ip for node_id, ip in alive.items() if node_id not in known)
+    if not known or not ips:
+        return ""
+    there = ", ".join(ips[:3]) + (f" and {len(ips) - 3} more" if len(ips) > 3 else "")
+    again = f"`raydebug up --join {cluster.dashboard}{name_option(cluster.name)}`"
+    return f"no breakpoints on {there}: `up --join` has not prepared it; {again} prepares all nodes"
 
 
 def name_option(name: str) -> str:

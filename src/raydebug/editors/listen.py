@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Callable
 
-from raydebug.cluster.port_owner import can_tell, uid_of
+from raydebug.cluster.port_owner import is_ours
 from raydebug.console.session import GatewayAddress
 from raydebug.dap import READ_BYTES
 from raydebug.editors.adapter import Relay
@@ -70,7 +69,7 @@ class Listener:
         return self._taken
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not _is_ours(writer):
+        if not is_ours(writer):  # where nobody can tell, `raydebug listen` has warned about it
             self._say("a connection of another user was refused")
             await _turn_away(writer, FOREIGN)
             return
@@ -103,13 +102,6 @@ async def _first_bytes(reader: asyncio.StreamReader) -> bytes:
                     is_hello = (message.get("type"), message.get("command")) == ("request", "initialize")
                     return data if is_hello and isinstance(message.get("arguments", {}), dict) else b""
     return b""
-
-
-def _is_ours(writer: asyncio.StreamWriter) -> bool:
-    if not can_tell():
-        return True  # `raydebug listen` has warned about it
-    peer, own = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
-    return uid_of(peer[:2], own[:2]) == os.getuid()
 
 
 async def _turn_away(writer: asyncio.StreamWriter, text: bytes) -> None:

@@ -85,7 +85,8 @@ def request(
         ) from error
     if status != 200:
         refused = document.get("error", {})
-        restart = f"if its version differs, restart it with `raydebug down{name_option(cluster.name)}` and `up`"
+        up = f"up --join {cluster.dashboard}{name_option(cluster.name)}" if cluster.repair else "up"
+        restart = f"if its version differs, restart it with `raydebug down{name_option(cluster.name)}` and `{up}`"
         raise RaydebugError(
             f"the gateway of cluster '{cluster.name}' refused a request",
             cause=f"{method} {path}: {refused.get('message', status)}",

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from raydebug import render
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.runner import Runner
-from raydebug.cluster.state import DEFAULT_NAME, Cluster
+from raydebug.cluster.state import DEFAULT_NAME, Cluster, without_token
 from raydebug.commands.trainings import read_command
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.gateway.gateway_client import fetch_dial_address, remove_break, set_breaks
@@ -216,6 +217,9 @@ def submit(cluster: Cluster, job: Job) -> str:
     submission_id = f"raydebug-{time.strftime('%H%M%S')}-{secrets.token_hex(3)}"
     if cluster.is_joined:  # its gateway is a job that anybody may stop: then no process of this one could pause
         fetch_dial_address(cluster)
+        nodes = Dashboard(cluster).living_nodes()
+        if without := without_token(cluster, {node["node_id"]: node["node_ip"] for node in nodes}):
+            render.say(f"note: {without}")
     # The gateway assigns the ids by which breakpoints are listed and removed; processes know them from their start.
     job = replace(job, breaks=set_breaks(cluster, job.breaks, job=submission_id))
     environment = node_variables(cluster) | job_variables(job, submission_id, node_gpus=cluster.gpus)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydebug import render
 from raydebug.cluster.kinds import kind_of
+from raydebug.cluster.runner import run_on_each
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.gateway.gateway_client import fetch_stacks
 from raydebug.protocol.messages import SILENT
@@ -16,6 +17,7 @@ from raydebug.stacks.groups import group
 from raydebug.stacks.verdict import judge
 
 if TYPE_CHECKING:
+    from raydebug.cluster.runner import Runner
     from raydebug.cluster.state import Cluster
     from raydebug.protocol.listings import ListedStacks
     from raydebug.stacks.spy import Seen
@@ -61,9 +63,12 @@ def look_from_outside(cluster: Cluster, processes: Iterable[ListedStacks], *, na
     """
     wanted = [one for one in processes if one["pid"] and (native or one["state"] == SILENT)]
     refused: dict[tuple[str, str], list[int]] = {}
-    for ip in sorted({str(one["ip"]) for one in wanted}):
-        here = {one["pid"] or 0: one for one in wanted if one["ip"] == ip}
-        for pid, seen in _ask_node(cluster, ip, list(here), native=native).items():
+    by_node: dict[str, dict[int, ListedStacks]] = {}
+    for one in sorted(wanted, key=lambda one: str(one["ip"])):
+        by_node.setdefault(str(one["ip"]), {})[one["pid"] or 0] = one
+    for ip, answer in _ask_nodes(cluster, by_node, native=native).items():
+        here = by_node[ip]
+        for pid, seen in answer.items():
             if "threads" in seen:
                 _add(here[int(pid)], seen, native=native)
             else:
@@ -72,19 +77,25 @@ def look_from_outside(cluster: Cluster, processes: Iterable[ListedStacks], *, na
     return [f"{what} of pid {', '.join(map(str, pids[:8]))}: {cause}; {fix}" for (cause, fix), pids in refused.items()]
 
 
-def _ask_node(cluster: Cluster, ip: str, pids: Sequence[int], *, native: bool) -> dict[str, Seen]:
-    runner = kind_of(cluster).runner_at(ip)
-    if runner is None:
-        return {}
-    request = json.dumps({"pids": list(pids), "native": native})
-    folder = Path(cluster.project or Path.cwd())
-    try:
-        printed = runner.run_python(["-m", "raydebug.stacks.spy", request], folder, timeout_s=SPY_TIMEOUT_S)
-        answer: dict[str, Seen] = json.loads(printed.strip().splitlines()[-1])
-    except (RaydebugError, ValueError, IndexError) as error:
-        cause = error.cause if isinstance(error, RaydebugError) else f"py-spy's answer on {ip} cannot be read"
-        return {str(pid): {"cause": cause, "fix": "see `raydebug ps`"} for pid in pids}
-    return answer
+def _ask_nodes(cluster: Cluster, by_node: Mapping[str, Iterable[int]], *, native: bool) -> dict[str, dict[str, Seen]]:
+    """Return what py-spy sees of processes, by node and pid."""
+    programs: dict[str, tuple[Runner, list[str]]] = {}
+    for ip, pids in by_node.items():
+        if (runner := kind_of(cluster).runner_at(ip)) is not None:
+            request = json.dumps({"pids": list(pids), "native": native})
+            programs[ip] = (runner, ["-m", "raydebug.stacks.spy", request])
+    # It needs no folder, and the nodes of a cluster that was joined may not have this one.
+    folder = Path(cluster.project or ("/" if cluster.repair else Path.cwd()))
+    found: dict[str, dict[str, Seen]] = {}
+    for ip, printed in run_on_each(programs, folder, timeout_s=SPY_TIMEOUT_S).items():
+        try:
+            if isinstance(printed, RaydebugError):
+                raise printed
+            found[ip] = json.loads(printed.strip().splitlines()[-1])
+        except (RaydebugError, ValueError, IndexError) as error:
+            cause = error.cause if isinstance(error, RaydebugError) else f"py-spy's answer on {ip} cannot be read"
+            found[ip] = {str(pid): {"cause": cause, "fix": "see `raydebug ps`"} for pid in by_node[ip]}
+    return found
 
 
 def _add(process: ListedStacks, seen: Seen, *, native: bool) -> None:

