@@ -297,8 +297,11 @@ class Fuzzer:
 
     async def _control(self) -> None:
         reader, writer, messages = await self._prove("control")
+        asking = asyncio.ensure_future(self._ask_processes())
         try:
-            frames = [self._control_message() for _ in range(self._chance.randrange(CONVERSATION))]
+            known = {"breaks": [], "set": [], "by_id": self._chance.random() < 0.5}
+            frames = [wire.encode(wire.event(1, "known", known))]
+            frames += [self._control_message() for _ in range(self._chance.randrange(CONVERSATION))]
             self.sent["control"] += len(frames)
             writer.write(b"".join(frames))
             with contextlib.suppress(TimeoutError):
@@ -308,8 +311,15 @@ class Fuzzer:
                         self.sent["control"] += 1
             writer.write_eof()
             await self._drop(reader)
+            await asking
         finally:
+            asking.cancel()
             writer.transport.abort()
+
+    async def _ask_processes(self) -> None:
+        path = self._chance.choice(["/stacks", *(f"/processes/{name}" for name in ("describe", "stacks", "frames"))])
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\nContent-Length: 2\r\n\r\n"
+        await self._converse("HTTP", self._gateway.gateway_port, [head.encode() + b"{}"])
 
     def _control_message(self) -> bytes:
         own = {"where": "x.py:1", "source": "/x.py", "line": 1, "id": "b1", "job": "none", "policy": {"max": 1}}
