@@ -276,7 +276,7 @@ def unit_of_another_python(session: nox.Session) -> None:
     if python is None:
         session.skip("this Python is not here: neither on the PATH nor among pyenv's")
     use(session, "core", named=f"-{version}", python=python)
-    run_pytest(session, *some_or_whole(PYTHON_TESTS))
+    run_pytest(session, *some_or_whole(PYTHON_TESTS), workers=WORKERS)
 
 
 def find_python(version: str) -> str | None:
