@@ -302,7 +302,7 @@ def run_pytest(session: nox.Session, *folders: str, workers: int = 1) -> None:
     """
     if workers > 1 and not session.posargs:
         run(session, "pytest", *folders, "-n", str(workers), "--dist", "loadgroup", "-m", f"not {ALONE}")
-        run(session, "pytest", *folders, "-m", ALONE)
+        run(session, "pytest", *folders, "-m", ALONE, success_codes=[0, 5])  # 5: none of them is marked so
         return
     named = any(Path(argument.partition("::")[0]).exists() for argument in session.posargs)
     run(session, "pytest", *(() if named else folders), *session.posargs)
