@@ -101,6 +101,8 @@ ANSWER = {
         ({"gcs": None}, "not all facts of the head"),
         ({"nodes": []}, "not all facts of the head"),
         ({"nodes": 3}, "TypeError"),
+        ({"nodes": [{**NODE, "problem": "none"}]}, "not all facts of the head"),
+        ({"nodes": [{"ip": "10.0.0.1"}]}, "not all facts of 10.0.0.1"),
         ({"nodes": [{**NODE, "ip": "$(sh)"}]}, "a node without an address"),
         ({"nodes": [{**NODE, "gpus": "8"}]}, "BadRecord 'gpus' of a node"),
         ({"nodes": [{**NODE, "python": None}]}, "not all facts of 127.0.0.1"),
@@ -440,6 +442,8 @@ def test_one_job_for_all_nodes(dashboard):
     assert isinstance(gone, RaydebugError)
     assert gone.cause.endswith("no node 10.0.0.3 is alive")
     assert [one["argv"] for one in dashboard.asked[asked:]] == [{ip: ["-c", ip] for ip in programs}]
+    dashboard.refuse = lambda _: 500
+    assert {str(error)[:18] for error in run_on_each(programs, Path("/w")).values()} == {"error: Ray refused"}
 
 
 def test_check_on_nodes(dashboard):

@@ -127,13 +127,18 @@ def _what_is_wrong(answer: Answer) -> str:
     for node in answer["nodes"]:
         if not _HOST.fullmatch(node.get("ip", "")):
             return "a node without an address"
-        if "hook" in node and "problem" not in node and not {"python", "raydebug", "node_id", "gpus"} <= node.keys():
+        usable = "head" in answer and "problem" not in node
+        if usable and not {"python", "raydebug", "node_id", "gpus"} <= node.keys():
             return f"not all facts of {node['ip']}"
     if "head" not in answer:
         return ""
     if not _HOST.fullmatch(answer["head"]):
         return "the head has no address"
-    if not answer["nodes"] or not {"gcs", "logs", "public", "ports"} <= answer.keys():
+    if (
+        not answer["nodes"]
+        or "problem" in answer["nodes"][0]
+        or not {"gcs", "logs", "public", "ports"} <= answer.keys()
+    ):
         return "not all facts of the head"
     if len(answer["ports"]) not in (0, 2) or not all(0 < port < 65536 for port in answer["ports"]):
         return "its ports are none"

@@ -20,11 +20,8 @@ PYTHON_TIMEOUT_S = 30.0
 NODES_AT_ONCE = 100  # a word of a command line has at most 128 KiB on Linux
 
 
-@dataclass(frozen=True)
-class LocalRunner:
-    """This machine, with the cluster's interpreter."""
-
-    python: str
+class _SamePaths:
+    """Folders are called the same here and there."""
 
     def folder(self, here: Path) -> str:
         """Return the folder itself."""
@@ -33,6 +30,13 @@ class LocalRunner:
     def here(self, there: str) -> Path:
         """Return the file itself; the inverse of `folder`."""
         return Path(there)
+
+
+@dataclass(frozen=True)
+class LocalRunner(_SamePaths):
+    """This machine, with the cluster's interpreter."""
+
+    python: str
 
     def has_program(self, name: str, working_dir: Path) -> bool:
         """Look on the PATH that the cluster has: its interpreter's folder comes first."""
@@ -127,19 +131,14 @@ class ContainerRunner:
 
 
 @dataclass(frozen=True)
-class NodeRunner:
-    """A node of a joined cluster: programs run there as jobs of raydebug's own, in 3 s; folders are the same here."""
+class NodeRunner(_SamePaths):
+    """A node of a joined cluster: programs run there as jobs of raydebug's own, in 3 s.
+
+    This machine and the nodes share folders, or the error says that a node has none.
+    """
 
     cluster: Cluster
     ip: str
-
-    def folder(self, here: Path) -> str:
-        """Return the folder itself: this machine and the nodes share it, or the job says that it is not there."""
-        return str(here)
-
-    def here(self, there: str) -> Path:
-        """Return the file itself."""
-        return Path(there)
 
     def has_program(self, name: str, working_dir: Path) -> bool:
         """Leave the answer to the job itself, whose log says it."""
@@ -206,7 +205,10 @@ def run_on_each(
     nodes = [runner for runner in runners if isinstance(runner, NodeRunner)]
     if nodes and len({node.ip for node in nodes}) == len(runners):
         by_ip = {runner.ip: arguments for runner, arguments in programs.values() if isinstance(runner, NodeRunner)}
-        done = _run_on_nodes(nodes[0].cluster, by_ip, working_dir, timeout_s)
+        try:
+            done = _run_on_nodes(nodes[0].cluster, by_ip, working_dir, timeout_s)
+        except RaydebugError as error:
+            return dict.fromkeys(programs, error)
         return {key: done[runner.ip] for key, (runner, _) in programs.items() if isinstance(runner, NodeRunner)}
     found: dict[str, str | RaydebugError] = {}
     for key, (runner, arguments) in programs.items():

@@ -217,9 +217,10 @@ def submit(cluster: Cluster, job: Job) -> str:
     submission_id = f"raydebug-{time.strftime('%H%M%S')}-{secrets.token_hex(3)}"
     if cluster.is_joined:  # its gateway is a job that anybody may stop: then no process of this one could pause
         fetch_dial_address(cluster)
-        nodes = Dashboard(cluster).living_nodes()
-        if without := without_token(cluster, {node["node_id"]: node["node_ip"] for node in nodes}):
-            render.say(f"note: {without}")
+        with contextlib.suppress(RaydebugError):
+            nodes = Dashboard(cluster).living_nodes()
+            if without := without_token(cluster, {node["node_id"]: node["node_ip"] for node in nodes}):
+                render.say(f"note: {without}")
     # The gateway assigns the ids by which breakpoints are listed and removed; processes know them from their start.
     job = replace(job, breaks=set_breaks(cluster, job.breaks, job=submission_id))
     environment = node_variables(cluster) | job_variables(job, submission_id, node_gpus=cluster.gpus)
