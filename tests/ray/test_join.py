@@ -204,6 +204,7 @@ def test_a_cluster_without_token(without_token, tmp_path):
 
 @pytest.mark.skipif(not has_token_mode(version("ray")), reason="this Ray has no token")
 @pytest.mark.skipif(outer_address() == LOOPBACK, reason="Ray has one node on loopback")
+@pytest.mark.skipif("RAYDEBUG_TEST_LONG" not in os.environ, reason="two more nodes, two minutes: RAYDEBUG_TEST_LONG=1")
 @pytest.mark.timeout(240)
 def test_several_nodes(with_token):
     """Each node has the token's file and answers for itself, in one job for all; one that came later is named."""
