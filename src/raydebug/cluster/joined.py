@@ -41,7 +41,7 @@ from raydebug.cluster.node_jobs import (
 from raydebug.cluster.port_owner import uid_behind
 from raydebug.cluster.state import DEFAULT_NAME, Cluster, name_option
 from raydebug.cluster.tunnel import close_way, command_of, open_way
-from raydebug.cluster.up import UpOptions, ignore_interrupts
+from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.settings.files import atomic_write
 from raydebug.settings.flavours import flavour_of
@@ -320,7 +320,7 @@ def _ask(
         state.save_cluster(cluster)
     try:
         submit_request(cluster, job, request)
-        answer = wait_for_answer(cluster, job)
+        answer = wait_for_answer(cluster, job, on_poll=raise_if_interrupted)
         if "head" not in answer or (with_gateway and not answer["ports"]):
             raise _why_not(answer)
         if not request["public"]:

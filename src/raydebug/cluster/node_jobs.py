@@ -12,7 +12,7 @@ import re
 import secrets
 import shlex
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, TypedDict
 
 import raydebug
@@ -69,8 +69,10 @@ def submit_request(cluster: Cluster, job: str, request: Mapping[str, Any]) -> No
     Dashboard(cluster).submit_job(f"cd / && exec {shlex.join(argv)}", submission_id=job, env={})
 
 
-def wait_for_answer(cluster: Cluster, job: str, limit_s: float = ANSWER_LIMIT_S) -> Answer:
-    """Return the answer in a job's log.
+def wait_for_answer(
+    cluster: Cluster, job: str, limit_s: float = ANSWER_LIMIT_S, on_poll: Callable[[], None] = lambda: None
+) -> Answer:
+    """Return the answer in a job's log; `on_poll` is called before each look.
 
     Raises:
         RaydebugError: it has ended without, gave none in time, or none that can be read.
@@ -78,6 +80,7 @@ def wait_for_answer(cluster: Cluster, job: str, limit_s: float = ANSWER_LIMIT_S)
     dashboard, heard, period_s = Dashboard(cluster), time.monotonic(), POLL_S
     deadline = heard + limit_s
     while True:
+        on_poll()
         state, log = "not known", ""
         try:
             info = dashboard.job(job)
