@@ -69,7 +69,13 @@ def measure(folder: Path, count: int, options: argparse.Namespace) -> None:
     gateway = subprocess.Popen([*argv, "--log-file", f"{folder}/log"], env=env)
     seen = psutil.Process(gateway.pid)
     cluster: Any = SimpleNamespace(
-        name="x", has_gateway=True, gateway_host="127.0.0.1", gateway_port=client, token=token, token_file=folder
+        name="x",
+        repair="",
+        has_gateway=True,
+        gateway_host="127.0.0.1",
+        gateway_port=client,
+        token=token,
+        token_file=folder,
     )
     answers_yet(cluster)
     empty, before_s = seen.memory_info().rss, cpu_s(seen)
