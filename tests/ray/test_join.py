@@ -158,7 +158,7 @@ def test_a_cluster_without_token(without_token, tmp_path):
     head, before = without_token, folders()
     done = join(head, "open")
     assert done.returncode == 0, done.stderr
-    warning = f"warning: this cluster asks for no token: whoever reaches {head.url} can run code on its nodes"
+    warning = f"warning: this cluster asks for no token: anyone who reaches {head.url} can run code on its nodes"
     assert done.stderr.count(warning) == 1
     cluster = read_record("open")
     assert cluster is not None

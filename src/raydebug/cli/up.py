@@ -225,7 +225,7 @@ def _join(options: UpOptions, address: str, through: str | None, *, as_json: boo
         render.say(f"note: no breakpoints on {line}")
     if cluster.joined["auth"] == "none":
         render.say(
-            f"warning: this cluster asks for no token: whoever reaches {cluster.dashboard} can run code on its nodes"
+            f"warning: this cluster asks for no token: anyone who reaches {cluster.dashboard} can run code on its nodes"
         )
     show_variables(needed)
 

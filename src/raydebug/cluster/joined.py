@@ -74,7 +74,7 @@ def join(
     """
     with only_one(options.name, wait=False):
         earlier = _earlier(options.name, asked.dashboard)
-        if earlier is not None:  # whoever has the port now may be another one
+        if earlier is not None:  # another user may have the port now
             asked.joined["uid"] = earlier.joined["uid"]
         on_phase("asking its dashboard")
         cluster = _plan(options, asked, earlier, through)
@@ -146,10 +146,10 @@ def dashboard_here() -> str:
         RaydebugError: there is none, or there are several.
     """
     found = set()
-    for one in psutil.process_iter():
+    for candidate in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError, KeyError):
-            words = one.cmdline()
-            own = one.uids().real in (0, os.getuid())  # any user can call a program of his like that
+            words = candidate.cmdline()
+            own = candidate.uids().real in (0, os.getuid())  # any user can call a program of his like that
             if own and any(word.endswith("/ray/dashboard/dashboard.py") for word in words[1:4]):
                 options = dict(word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word)
                 host = options["host"] if options["host"] not in ("0.0.0.0", "::") else "127.0.0.1"

@@ -1,7 +1,7 @@
 """Jobs of raydebug's own on a joined cluster: on_nodes.py runs there, its answer is read from the job's log.
 
-Whoever can write there may have written the answer: the dashboard, every job, every local user of the head (Ray opens
-its folder of logs to all). So its form is checked, and it decides nothing that the token does not prove.
+Others can write there too: the dashboard, every job, every local user of the head (Ray opens its folder of logs to
+all). So the answer may be forged: its form is checked, and it decides nothing that the token does not prove.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     python -m raydebug.cluster.reach here PORT COMMAND...     each connection runs COMMAND
     python -m raydebug.cluster.reach there PORT               the far end: connects to a port of its own loopback
 
-So the gateway listens on loopback of the head, and whoever may log in there reaches it. The port here is for this user
-alone where the machine tells whose a connection is (Linux); else other users reach it too, and have to prove the token.
+So the gateway listens on loopback of the head, and a user who may log in there reaches it. The port here is for this
+user alone where the machine tells whose a connection is (Linux); else other users reach it too, and have to prove the
+token.
 """
 
 from __future__ import annotations
