@@ -71,6 +71,7 @@ def measure(folder: Path, count: int, options: argparse.Namespace) -> None:
     cluster: Any = SimpleNamespace(
         name="x",
         repair="",
+        is_joined=False,
         has_gateway=True,
         gateway_host="127.0.0.1",
         gateway_port=client,

@@ -159,7 +159,12 @@ def gateway() -> Iterator[tuple[Any, dict[str, str], psutil.Process]]:
             try:
                 time.sleep(2)
                 cluster = SimpleNamespace(
-                    name="bench", repair="", gateway_host="127.0.0.1", gateway_port=ports["gateway"], token=token
+                    name="bench",
+                    repair="",
+                    is_joined=False,
+                    gateway_host="127.0.0.1",
+                    gateway_port=ports["gateway"],
+                    token=token,
                 )
                 yield cluster, environment, psutil.Process(process.pid)
             finally:

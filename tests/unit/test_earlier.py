@@ -42,8 +42,8 @@ from raydebug.console.session import GatewayAddress
 from raydebug.errors import RaydebugError
 from raydebug.gateway import gateway_client
 port, token, pid, source = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
-cluster = SimpleNamespace(name="test", repair="", has_gateway=True, gateway_host="127.0.0.1", gateway_port=port)
-cluster.token = token
+cluster = SimpleNamespace(name="test", has_gateway=True, gateway_host="127.0.0.1", gateway_port=port, token=token)
+cluster.repair, cluster.is_joined = "", False
 def attach(target, *commands):
     return attach_pause(GatewayAddress("127.0.0.1", port, token), target, cluster="mine", commands=commands)
 def until(is_right, ask):

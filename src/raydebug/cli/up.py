@@ -136,7 +136,7 @@ def up(
     local = {"--python": python, "--end-when-hung": end_when_hung}
     others = {"--cluster": cluster, "--gpus": gpus is not None, "--cpus": cpus, "--prefork": prefork or warm,
               "--dashboard-port": dashboard_port is not None, **given, **local}  # fmt: skip
-    if join is None and (known := find_cluster(name)) is not None and known.repair:
+    if join is None and (known := find_cluster(name)) is not None and known.is_joined:
         join = known.dashboard  # the join again
     _check_join(join, through, [option for option, value in others.items() if value])
     cluster = _only("compose", given, cluster)
@@ -354,7 +354,7 @@ def down(name: Name = "default") -> None:
             f"cluster '{name}' is not wholly down",
             cause=f"still there: {', '.join(left)}",
             fix="run `raydebug down` again; look at what is left, by these ids"
-            + (f"; where it stays, remove it on the nodes, and then {cluster.folder}" if cluster.repair else ""),
+            + (f"; where it stays, remove it on the nodes, and then {cluster.folder}" if cluster.is_joined else ""),
             code="cluster.not-down",
         )
     render.say(

@@ -85,7 +85,7 @@ def _ask_nodes(cluster: Cluster, by_node: Mapping[str, Iterable[int]], *, native
             request = json.dumps({"pids": list(pids), "native": native})
             programs[ip] = (runner, ["-m", "raydebug.stacks.spy", request])
     # It needs no folder, and the nodes of a cluster that was joined may not have this one.
-    folder = Path(cluster.project or ("/" if cluster.repair else Path.cwd()))
+    folder = Path(cluster.project or ("/" if cluster.is_joined else Path.cwd()))
     found: dict[str, dict[str, Seen]] = {}
     for ip, printed in run_on_each(programs, folder, timeout_s=SPY_TIMEOUT_S).items():
         try:
