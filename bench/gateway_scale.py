@@ -72,6 +72,7 @@ def measure(folder: Path, count: int, options: argparse.Namespace) -> None:
         name="x",
         repair="",
         is_joined=False,
+        remote=None,
         has_gateway=True,
         gateway_host="127.0.0.1",
         gateway_port=client,

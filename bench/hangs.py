@@ -162,6 +162,7 @@ def gateway() -> Iterator[tuple[Any, dict[str, str], psutil.Process]]:
                     name="bench",
                     repair="",
                     is_joined=False,
+                    remote=None,
                     gateway_host="127.0.0.1",
                     gateway_port=ports["gateway"],
                     token=token,

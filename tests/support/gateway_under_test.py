@@ -63,7 +63,7 @@ class GatewayUnderTest:
     dashboard: str = "http://127.0.0.1:9"
     token: str = TOKEN
     dashboard_token: str = TOKEN
-    joined: dict[str, str] = field(default_factory=dict)
+    remote: None = None
     options: tuple[str, ...] = ()  # further ones of the gateway's command line
     run_on: Callable[..., list[str]] = lambda *argv: list(argv)  # makes the argv that runs a program on another host
 

@@ -15,7 +15,7 @@ import pytest
 from raydebug import cli, render
 from raydebug.cluster import find
 from raydebug.cluster.dashboard import Dashboard, JobInfo
-from raydebug.cluster.state import Cluster
+from raydebug.cluster.state import Cluster, Remote
 from raydebug.console.commands import ranks
 from raydebug.console.frames import is_own_source
 from raydebug.console.view import heading
@@ -63,8 +63,8 @@ def check(shown: str, least: int = 1) -> None:
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """A cluster whose gateway and dashboard give hostile answers."""
     (tmp_path / "token").write_text("t")
-    joined = {"dashboard": "http://127.0.0.1:1", "gateway": "127.0.0.1:1", "token_file": str(tmp_path / "token")}
-    made = Cluster("here", "1", "joined", tmp_path, tmp_path, "", {}, 1, 0, "breakpoint", "core", 0.0, joined=joined)
+    remote = Remote("http://127.0.0.1:1", "127.0.0.1:1", str(tmp_path / "token"))
+    made = Cluster("here", "1", "joined", tmp_path, tmp_path, "", {}, 1, 0, "breakpoint", "core", 0.0, remote=remote)
     pause = {**hostile(ListedPause), "state": "waiting"}
     stacks = hostile(ListedStacks)
     frames = {thread["digest"]: thread.pop("frames") for thread in stacks["threads"]}

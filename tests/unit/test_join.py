@@ -124,7 +124,7 @@ def test_a_port_through_a_command():
         port = probe.getsockname()[1]
     reach = [sys.executable, "-P", "-m", "raydebug.cluster.reach"]
     with serving(_Echo) as there:
-        here = subprocess.Popen([*reach, "here", str(port), "env", "A=b", *reach, "there", str(there)])
+        here = subprocess.Popen([*reach, "here", f"{port}={there}", "env", "A=b", *reach, "there", "FAR_PORT"])
         try:
             connection = _connect(port)
             sent = os.urandom(300_000)

@@ -26,7 +26,7 @@ from raydebug.check.cache import Cache
 from raydebug.check.target import target_of
 from raydebug.cluster import joined, node_jobs, on_nodes, reach, state, tunnel
 from raydebug.cluster.runner import NodeRunner, run_on_each
-from raydebug.cluster.state import Cluster, read_record
+from raydebug.cluster.state import Cluster, Remote, read_record
 from raydebug.cluster.up import UpOptions
 from raydebug.errors import RaydebugError
 from raydebug.protocol.variables import TOKEN_PATH
@@ -69,7 +69,7 @@ def refused(dashboard: JoinableDashboard, code: str, through: str | None = None)
 def test_join_and_leave(dashboard):
     """A cluster that was joined is left without a job, a record or a token."""
     cluster = join(dashboard)
-    assert (cluster.token, cluster.joined["nodes"], cluster.joined["dial"]) == (
+    assert (cluster.token, " ".join(cluster.there.prepared), cluster.there.dial) == (
         dashboard.agreed,
         "n1",
         "127.0.0.1:5679",
@@ -111,7 +111,7 @@ ANSWER = {
 def test_an_answer_that_lies(tmp_path, changed, says):
     """An answer that cannot be one is refused with what is wrong."""
     cluster = Cluster("x", "1", "joined", tmp_path, tmp_path, "python", {}, 1, 0, "breakpoint", "core", 0.0,
-                      joined={"dashboard": "http://head:8265"})  # fmt: skip
+                      remote=Remote("http://head:8265", "", ""))  # fmt: skip
     with pytest.raises(RaydebugError) as raised:
         node_jobs._read(cluster, "job", json.dumps({**ANSWER, **changed}))
     assert (raised.value.code, says in raised.value.cause) == ("joined.bad-answer", True), raised.value
@@ -233,7 +233,7 @@ def test_a_token_that_was_lost_here(dashboard):
     assert raised.value.fix == f"`raydebug up --join {dashboard.url} --name x` starts it again"
     second = join(dashboard)
     assert (second.token, second.id) == (dashboard.agreed, first.id)
-    assert dashboard.running() == [second.joined["job"]]
+    assert dashboard.running() == [second.there.job]
 
 
 # What is left behind
@@ -290,7 +290,7 @@ def test_what_cannot_be_undone(dashboard, monkeypatch, capsys):
     dashboard.refuse = lambda _: None
     left = read_record("x")
     assert left is not None
-    assert dashboard.running() == [left.joined["job"]]
+    assert dashboard.running() == [left.there.job]
     assert joined.leave(left) == []
     assert (dashboard.jobs, read_record("x")) == ({}, None)
 
@@ -320,7 +320,7 @@ def test_down_on_a_busy_head(dashboard):
 def test_joining_again_on_a_busy_head(dashboard):
     """An answer that says nothing of the gateway's job starts no second gateway; the record stays as it was."""
     cluster = join(dashboard)
-    dashboard.refuse = lambda what: 503 if cluster.joined["job"] in what else None
+    dashboard.refuse = lambda what: 503 if cluster.there.job in what else None
     refused(dashboard, "ray.refused")
     assert len(dashboard.asked) == 1
     assert read_record("x") == cluster
@@ -329,7 +329,7 @@ def test_joining_again_on_a_busy_head(dashboard):
 def test_a_gateway_that_is_not_started_again(dashboard):
     """Where a second join fails, the record is the one before, with the job whose log says why the gateway ended."""
     cluster = join(dashboard)
-    dashboard.jobs[cluster.joined["job"]]["status"] = "FAILED"
+    dashboard.jobs[cluster.there.job]["status"] = "FAILED"
     dashboard.answer = lambda _: "Traceback\nNo module named raydebug\n"
     refused(dashboard, "joined.no-raydebug")
     assert read_record("x") == cluster
@@ -345,7 +345,7 @@ def test_a_ray_that_now_asks_for_a_token(dashboard, monkeypatch):
     assert "RAY_AUTH_TOKEN" in error.fix
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     cluster = join(dashboard)
-    assert (cluster.token, cluster.joined["auth"]) == (TOKEN, "token")
+    assert (cluster.token, cluster.there.asks_token) == (TOKEN, True)
     monkeypatch.delenv("RAY_AUTH_TOKEN")
     dashboard.token = f"1{TOKEN}"
     with pytest.raises(RaydebugError) as raised:
@@ -362,7 +362,7 @@ def test_leaving_nodes_that_lost_raydebug(dashboard):
     dashboard.python, usual = "/new/python", dashboard.usual
     dashboard.answer = lambda _: "No module named raydebug\n"
     (left,) = joined.leave(cluster)
-    assert left == f"{cluster.joined['folder']} on the nodes: /new/python of the head says: No module named raydebug"
+    assert left == f"{cluster.there.folder} on the nodes: /new/python of the head says: No module named raydebug"
     assert dashboard.jobs == {}
     assert read_record("x") is not None
     dashboard.answer = usual
@@ -382,19 +382,19 @@ def test_a_folder_of_another_user(tmp_path):
 def test_jobs_of_two_verbs(dashboard):
     """Jobs that have ended are removed but the last and the gateway's, whoever removes them first."""
     cluster = join(dashboard)
-    dashboard.jobs[cluster.joined["job"]]["status"] = "FAILED"
+    dashboard.jobs[cluster.there.job]["status"] = "FAILED"
     dashboard.refuse = lambda what: 404 if what.startswith("DELETE") else None
     runner = NodeRunner(cluster, "127.0.0.1")
     for _ in range(3):
         assert runner.run_python(["-c", ""], Path("/")) == "['-c', '']"
-    assert [name for name in dashboard.jobs if "gateway" in name] == [cluster.joined["job"]]
+    assert [name for name in dashboard.jobs if "gateway" in name] == [cluster.there.job]
     assert len([name for name in dashboard.jobs if "nodes" in name]) == 1
 
 
 def test_nodes_that_lack_something(dashboard):
     """On a second join a node without raydebug is named, and the gateway starts; `run` and `ps` name it."""
     cluster = join(dashboard)
-    dashboard.jobs[cluster.joined["job"]]["status"] = "STOPPED"
+    dashboard.jobs[cluster.there.job]["status"] = "STOPPED"
     bad = [{"node_id": f"n{n}", "ip": f"10.0.0.{n}", "gpus": 8, "problem": "it has no raydebug"} for n in range(2, 7)]
     dashboard.answer = lambda request: {**dashboard.usual(request), "nodes": [NODE, *bad]}
     asked = joined.asked_at(dashboard.url, "x")
@@ -403,7 +403,7 @@ def test_nodes_that_lack_something(dashboard):
     assert node_jobs.problems_of(nodes) == ["5 nodes (10.0.0.2, 10.0.0.3, 10.0.0.4, ...): it has no raydebug"]
     again = read_record("x")
     assert again is not None
-    assert again.joined["nodes"] == "n1"
+    assert again.there.prepared == ["n1"]
     assert state.without_token(again, {"n1": "127.0.0.1"}) == ""
     assert state.without_token(again, {"n1": "127.0.0.1", "n2": "10.0.0.2"}) == (
         f"no breakpoints on 10.0.0.2: `up --join` has not prepared it; `raydebug up --join {dashboard.url} --name x`"
@@ -415,7 +415,7 @@ def test_no_head_that_is_alive(dashboard):
     """A head that was replaced does not count; without one the error says so."""
     dead = {**HEAD, "node_id": "n0", "node_ip": "10.9.9.9", "state": "DEAD"}
     dashboard.nodes = [dead, HEAD]
-    assert join(dashboard).joined["head"] == "127.0.0.1"
+    assert join(dashboard).there.head == "127.0.0.1"
     dashboard.nodes = [dead]
     refused(dashboard, "joined.no-head")
 
@@ -482,7 +482,8 @@ def test_a_folder_that_cannot_be_entered(tmp_path):
 def test_the_command_of_a_connection(through, command):
     """ssh leads to the gateway's port itself; any other command runs the cluster's Python there."""
     words = command.replace("-J|jump host|head", "-J jump\0host head").split(" ")
-    assert tunnel.command_of(through, "/opt/python", 5678) == [word.replace("\0", " ") for word in words]
+    made = tunnel.command_of(through, "/opt/python")
+    assert [word.replace(reach.FAR_PORT, "5678") for word in made] == [word.replace("\0", " ") for word in words]
 
 
 @pytest.mark.parametrize("through", ["ssh 'head", "ssh", "ssh -p", "ssh --host head"])
@@ -498,7 +499,7 @@ def test_a_python_that_a_shell_would_read(dashboard, python):
     dashboard.python = python
     refused(dashboard, "joined.python", "kubectl exec -i p --")
     assert dashboard.asked == []
-    assert tunnel.command_of("ssh head", python, 1) == ["ssh", "-W", "127.0.0.1:1", "head"]
+    assert tunnel.command_of("ssh head", python) == ["ssh", "-W", f"127.0.0.1:{reach.FAR_PORT}", "head"]
 
 
 def test_a_way_that_changes(dashboard):
@@ -510,7 +511,7 @@ def test_a_way_that_changes(dashboard):
     assert "A=c" in psutil.Process(second.supervisor_pid).cmdline()
     third = join(dashboard, "")
     assert not psutil.pid_exists(second.supervisor_pid)
-    assert (third.joined["gateway"], third.joined["through"]) == ("127.0.0.1:5678", "")
+    assert (third.there.gateway, third.there.through) == ("127.0.0.1:5678", "")
     last = join(dashboard, "env A=b")
     assert joined.leave(last) == []
     assert not psutil.pid_exists(last.supervisor_pid)
@@ -522,7 +523,7 @@ def port_through(*argv: str) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     here = subprocess.Popen(
-        [sys.executable, "-P", "-m", "raydebug.cluster.reach", "here", str(port), *argv], stderr=subprocess.DEVNULL
+        [sys.executable, "-P", "-m", "raydebug.cluster.reach", "here", f"{port}=0", *argv], stderr=subprocess.DEVNULL
     )
     try:
         while True:
@@ -562,7 +563,7 @@ def test_a_client_that_left(monkeypatch):
     async def check() -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
-        serving = asyncio.create_task(reach.here(port, ["sleep", "3600"]))
+        serving = asyncio.create_task(reach.here(f"{port}=0", ["sleep", "3600"]))
         while True:
             with contextlib.suppress(OSError):
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -596,7 +597,7 @@ def test_up_is_the_join_again(gateway: GatewayUnderTest):
         assert done.returncode == 0, done.stderr
         cluster = read_record("x")
         assert cluster is not None
-        dashboard.jobs[cluster.joined["job"]]["status"] = "FAILED"
+        dashboard.jobs[cluster.there.job]["status"] = "FAILED"
         done = raydebug("up", "--name", "x", RAY_AUTH_TOKEN=TOKEN)
         assert done.returncode == 0, done.stderr
         assert len(dashboard.running()) == 1

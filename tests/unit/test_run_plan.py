@@ -12,7 +12,7 @@ import pytest
 from raydebug.check.config import Need
 from raydebug.cli.run_plan import RunOptions, RunPlan, Surroundings, fit_gpus, plan_run
 from raydebug.cluster.runner import LocalRunner
-from raydebug.cluster.state import Cluster
+from raydebug.cluster.state import Cluster, Remote
 from raydebug.commands.trainings import read_command
 from raydebug.errors import Exit, RaydebugError
 from raydebug.jobs.submit import Job
@@ -134,7 +134,7 @@ def test_which_job_is_watched() -> None:
             "processes answer `raydebug stacks` in the modes breakpoint and post-mortem; the debugger is 'off'",
         ),
         (
-            cluster(joined={"gateway": ""}), {},
+            cluster(remote=Remote("http://head:8265", "", "")), {},
             "the cluster has no gateway, so its processes cannot be asked for their stacks",
         ),
     ],

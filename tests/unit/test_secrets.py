@@ -17,7 +17,7 @@ from raydebug import cli, process
 from raydebug.cli import job as job_verbs
 from raydebug.cluster import find
 from raydebug.cluster.dashboard import Dashboard
-from raydebug.cluster.state import Cluster
+from raydebug.cluster.state import Cluster, Remote
 from raydebug.diagnose.read import Line
 from raydebug.diagnose.run_diagnosis import as_finding, diagnose_run
 from raydebug.errors import RaydebugError
@@ -287,9 +287,9 @@ def test_own_reprs() -> None:
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """A cluster that verbs find, whose parts a test fills."""
-    joined = {"dashboard": "http://127.0.0.1:1", "gateway": "127.0.0.1:1", "token_file": str(tmp_path / "token")}
+    remote = Remote("http://127.0.0.1:1", "127.0.0.1:1", str(tmp_path / "token"))
     (tmp_path / "token").write_text("t")
-    made = Cluster("here", "1", "joined", tmp_path, tmp_path, "", {}, 1, 0, "breakpoint", "core", 0.0, joined=joined)
+    made = Cluster("here", "1", "joined", tmp_path, tmp_path, "", {}, 1, 0, "breakpoint", "core", 0.0, remote=remote)
     monkeypatch.setattr(find, "load_cluster", lambda _: made)
     return made
 

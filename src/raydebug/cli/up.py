@@ -199,11 +199,11 @@ def _join(options: UpOptions, address: str, through: str | None, *, as_json: boo
     with render.phases(f"joining {asked.dashboard} as cluster '{options.name}'") as on_phase:
         cluster, nodes, was_joined = joined.join(options, asked, through, on_phase=on_phase)
         on_phase("asking its gateway")
-        deadline = time.monotonic() + (tunnel.STARTS_S if cluster.joined["through"] else 0.0)
+        deadline = time.monotonic() + (tunnel.STARTS_S if cluster.there.through else 0.0)
         while (problem := fetch_status(cluster)["problem"]) and time.monotonic() < deadline:
             time.sleep(0.2)
     if problem:
-        port, head, way = (cluster.joined[key] for key in ("client_port", "head", "through"))
+        port, head, way = cluster.there.client_port, cluster.there.head, cluster.there.through
         said, again = tunnel.last_said(cluster), f"`raydebug up --join {cluster.dashboard}{name_option(cluster.name)}"
         fix = f"{again} --through 'ssh {head}'`, or keep `ssh -N -L {port}:127.0.0.1:{port} {head}` open and join again"
         if way:
@@ -223,7 +223,7 @@ def _join(options: UpOptions, address: str, through: str | None, *, as_json: boo
     show_cluster(cluster, nodes)
     for line in node_jobs.problems_of(nodes):
         render.say(f"note: no breakpoints on {line}")
-    if cluster.joined["auth"] == "none":
+    if not cluster.there.asks_token:
         render.say(
             f"warning: this cluster asks for no token: anyone who reaches {cluster.dashboard} can run code on its nodes"
         )
@@ -240,7 +240,7 @@ def _bring_up(options: UpOptions, asked: str | None) -> tuple[Cluster, bool]:
     from raydebug.cluster.up import refuse_other_ports
 
     existing = find_cluster(options.name)
-    if existing is not None and (existing.joined or asked not in (None, existing.kind)):
+    if existing is not None and (existing.remote or asked not in (None, existing.kind)):
         if kind_of(existing).is_alive():
             refuse_other_ports(options, existing)
             return existing, False

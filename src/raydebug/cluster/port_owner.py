@@ -71,7 +71,7 @@ def stranger_at(cluster: Cluster, connection: socket.socket) -> int | None:
     peer, own = connection.getpeername()[:2], connection.getsockname()[:2]
     if not ipaddress.ip_address(peer[0]).is_loopback or not can_tell():
         return None
-    if not cluster.has_gateway and "uid" not in cluster.joined:  # never joined: nobody knows whose it is
+    if not cluster.has_gateway and cluster.there.dashboard_uid is None:  # never joined: nobody knows whose it is
         return None
     # What is not accepted yet would be closed with its listener, so then the listener is there.
     uid = uid_of(peer, own)
@@ -84,7 +84,7 @@ def stranger_listening(cluster: Cluster, address: tuple[str, int]) -> int | None
 
 
 def _stranger(cluster: Cluster, uids: list[int]) -> int | None:
-    trusted = {os.getuid(), 0, int(cluster.joined.get("uid", 0))}
+    trusted = {os.getuid(), 0, cluster.remote and cluster.remote.dashboard_uid}
     if cluster.token_file.is_file():
         trusted.add(cluster.token_file.stat().st_uid)
     return next((uid for uid in uids if uid not in trusted), None)

@@ -1,7 +1,7 @@
 """A port of this machine whose connections are a command's stdin and stdout: `ssh -W`, `kubectl exec -i POD --`.
 
-    python -m raydebug.cluster.reach here PORT COMMAND...     each connection runs COMMAND
-    python -m raydebug.cluster.reach there PORT               the far end: connects to a port of its own loopback
+    python -m raydebug.cluster.reach here PORT=FAR,... COMMAND...  each connection runs COMMAND, with FAR for FAR_PORT
+    python -m raydebug.cluster.reach there FAR                     the far end: connects to a port of its own loopback
 
 So the gateway listens on loopback of the head, and a user who may log in there reaches it. The port here is for this
 user alone where the machine tells whose a connection is (Linux); else other users reach it too, and have to prove the
@@ -16,9 +16,11 @@ import os
 import socket
 import sys
 import threading
+from functools import partial
 
 from raydebug.cluster.port_owner import is_ours
 
+FAR_PORT = "FAR_PORT"  # in the command
 PIECE_BYTES = 64 * 1024
 CLIENT_LEFT_S = 60.0  # after the client's end; over a network that was cut the far end never comes
 
@@ -40,21 +42,22 @@ def there(port: int) -> None:
                 data = data[os.write(1, data) :]
 
 
-async def here(port: int, argv: list[str]) -> None:
-    """Serve a port of loopback until the end of the process."""
+async def here(ways: str, argv: list[str]) -> None:
+    """Serve ports of loopback until the end of the process; `ways` is PORT=FAR,..."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(far: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if is_ours(writer):
-                await _connect(reader, writer, argv)
+                await _connect(reader, writer, [word.replace(FAR_PORT, far) for word in argv])
         except OSError as error:  # the program is missing, or no more can be started
             sys.stderr.write(f"{argv[0]}: {error.strerror}\n")
             sys.stderr.flush()
         finally:
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", port)
-    await server.serve_forever()
+    pairs = [way.split("=") for way in ways.split(",")]
+    servers = [await asyncio.start_server(partial(serve, far), "127.0.0.1", int(port)) for port, far in pairs]
+    await asyncio.gather(*(server.serve_forever() for server in servers))
 
 
 async def _connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, argv: list[str]) -> None:
@@ -85,4 +88,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "there":
         there(int(sys.argv[2]))
     else:
-        asyncio.run(here(int(sys.argv[2]), sys.argv[3:]))
+        asyncio.run(here(sys.argv[2], sys.argv[3:]))

@@ -22,6 +22,45 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 
 
 @dataclasses.dataclass(frozen=True)
+class Remote:
+    """How a cluster is reached that `up` has not started on this machine, and what its nodes have.
+
+    Args:
+        dashboard: URL of Ray's dashboard.
+        gateway: HOST:PORT of its gateway, for clients on this machine; empty without one.
+        token_file: on this machine; empty without one.
+        asks_token: whether Ray asks for the token.
+        dashboard_uid: user of the process of this machine that had the dashboard's port then; None: not known.
+        head: address of the head.
+        gcs: Ray's own address.
+        logs: Ray's folder of logs on the nodes.
+        folder: of the nodes, with the token's file; empty where raydebug starts no jobs of its own on them.
+        prepared: Ray's ids of the nodes that have this file; empty where all have it from their start.
+        dial: HOST:PORT where processes reach the gateway; empty where they have it from their start.
+        client_port: of the gateway on the head's loopback.
+        job: Ray's id of the gateway's job; empty where it is none.
+        through: a command that runs a program on the head, such as `ssh HEAD`; empty where this is the head.
+        launched: what started it, for the kinds slurm and ssh.
+    """
+
+    dashboard: str
+    gateway: str
+    token_file: str
+    asks_token: bool = True
+    dashboard_uid: int | None = None
+    head: str = ""
+    gcs: str = ""
+    logs: str = ""
+    folder: str = ""
+    prepared: list[str] = dataclasses.field(default_factory=list)
+    dial: str = ""
+    client_port: int = 0
+    job: str = ""
+    through: str = ""
+    launched: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
 class Cluster:
     """A cluster, and how to reach it.
 
@@ -40,8 +79,7 @@ class Cluster:
         files: its compose files.
         settings: variables of the compose files that `up` chose for it.
         end_when_hung: whether a local one ends when Ray has not answered for ray_node.HUNG_AFTER_S.
-        joined: for a cluster that raydebug has not started: its `dashboard`, `gateway` (empty: none) and `token_file`;
-            with a record also what joined.py has put there.
+        remote: how it is reached, for one that is not started on this machine by `up`.
         ray: the version of Ray in the cluster's Python, or in the lock of containers; empty where it is not known.
     """
 
@@ -68,7 +106,7 @@ class Cluster:
     workers: int = 0
     prefork: bool = False
     end_when_hung: bool = False
-    joined: dict[str, str] = dataclasses.field(default_factory=dict)
+    remote: Remote | None = None
     ray: str = ""
 
     @property
@@ -79,12 +117,23 @@ class Cluster:
     @property
     def is_joined(self) -> bool:
         """Whether `up --join` has joined it: its gateway is a job there."""
-        return "job" in self.joined
+        return self.remote is not None and bool(self.remote.job)
+
+    @property
+    def is_of_nodes(self) -> bool:
+        """Whether raydebug asks its nodes by jobs there (NodeRunner): it knows their folder of the token."""
+        return self.remote is not None and bool(self.remote.folder)
+
+    @property
+    def there(self) -> Remote:
+        """How it is reached; only for one that has it (`is_of_nodes`)."""
+        assert self.remote is not None
+        return self.remote
 
     @property
     def has_gateway(self) -> bool:
         """Whether it has a gateway; one that raydebug has no part in (`stock`) has none."""
-        return not self.joined or bool(self.joined["gateway"])
+        return self.remote is None or bool(self.remote.gateway)
 
     @property
     def host(self) -> str:
@@ -94,24 +143,26 @@ class Cluster:
     @property
     def address(self) -> str:
         """Ray's own address (GCS), as the cluster's own processes use it."""
-        return f"{self.host}:{self.ports['gcs']}" if self.is_local else self.joined.get("gcs", "head:6379")
+        if self.is_local:
+            return f"{self.host}:{self.ports['gcs']}"
+        return (self.remote and self.remote.gcs) or "head:6379"
 
     @property
     def dashboard(self) -> str:
         """URL of the dashboard and the Jobs API."""
-        if self.joined:
-            return self.joined["dashboard"]
+        if self.remote is not None:
+            return self.remote.dashboard
         return f"http://{self.host}:{self.ports['dashboard']}"
 
     @property
     def gateway_host(self) -> str:
         """Where clients of the gateway connect."""
-        return self.joined["gateway"].rpartition(":")[0] if self.joined else self.host
+        return self.host if self.remote is None else self.remote.gateway.rpartition(":")[0]
 
     @property
     def gateway_port(self) -> int:
         """The gateway's port for clients."""
-        return int(self.joined["gateway"].rpartition(":")[2]) if self.joined else self.ports["gateway"]
+        return self.ports["gateway"] if self.remote is None else int(self.remote.gateway.rpartition(":")[2])
 
     @property
     def ray_dir(self) -> Path:
@@ -141,7 +192,7 @@ class Cluster:
     @property
     def token_file(self) -> Path:
         """File with the cluster's token, for its owner only."""
-        return Path(self.joined["token_file"]) if self.joined else self.folder / "token"
+        return self.folder / "token" if self.remote is None else Path(self.remote.token_file)
 
     @property
     def repair(self) -> str:
@@ -153,7 +204,7 @@ class Cluster:
     @property
     def dashboard_token(self) -> str:
         """What Ray's dashboard gets; where Ray asks for no token, the gateway's is not sent there."""
-        return "" if self.joined.get("auth") == "none" else self.token
+        return "" if self.remote is not None and not self.remote.asks_token else self.token
 
     @property
     def token(self) -> str:
@@ -164,7 +215,7 @@ class Cluster:
         """
         if not self.has_gateway and (given := os.environ.get("RAY_AUTH_TOKEN")):
             return given
-        if not self.has_gateway and not self.joined["token_file"]:
+        if not self.has_gateway and not self.there.token_file:
             return ""
         try:
             return self.token_file.read_text(encoding="ascii").strip()
@@ -175,7 +226,7 @@ class Cluster:
             raise UsageError(
                 f"the token of cluster '{self.name}' cannot be read",
                 cause=f"{self.token_file}: {getattr(error, 'strerror', None) or error}",
-                fix=self.repair or ("correct that file, or its name in your environment" if self.joined else anew),
+                fix=self.repair or ("correct that file, or its name in your environment" if self.remote else anew),
                 code="auth.no-token",
             ) from error
 
@@ -248,6 +299,7 @@ def read_record(name: str) -> Cluster | None:
         known = {field.name for field in dataclasses.fields(Cluster)}  # another version may have had other fields
         kept = {key: value for key, value in document.items() if key in known}
         kept |= {"folder": Path(document["folder"]), "temp_dir": Path(document["temp_dir"])}
+        kept["remote"] = Remote(**document["remote"]) if document.get("remote") else None
         return Cluster(**{**kept, "ports": {purpose: int(port) for purpose, port in document["ports"].items()}})
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -305,7 +357,7 @@ def without_token(cluster: Cluster, alive: Mapping[str | None, str]) -> str:
         cluster: any.
         alive: the addresses of its nodes, by Ray's id.
     """
-    known = cluster.joined.get("nodes", "").split()
+    known = cluster.remote.prepared if cluster.remote is not None else []
     ips = sorted(ip for node_id, ip in alive.items() if node_id not in known)
     if not known or not ips:
         return ""

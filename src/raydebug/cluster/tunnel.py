@@ -1,6 +1,6 @@
-"""The way from this machine to the gateway of a joined cluster: a process that listens here, kept in the record.
+"""The way from this machine to the loopback of a cluster's head: a process that listens here, kept in the record.
 
-It runs a command for each connection (reach.py). With `ssh` that command ends in the gateway's port itself; any other
+It runs a command for each connection (reach.py). With `ssh` that command ends in the port itself; any other
 command runs a Python of the cluster's at the far end, as the user that the command leads to.
 """
 
@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from raydebug import process
 from raydebug.cluster import state
 from raydebug.cluster.local import supervisor_of
 from raydebug.cluster.ray_node import below, last_words
+from raydebug.cluster.reach import FAR_PORT
 from raydebug.cluster.state import Cluster
 from raydebug.cluster.up import choose_ports, choosing_ports, ignore_interrupts
 from raydebug.errors import RaydebugError, UsageError
@@ -35,8 +37,8 @@ SSH_OPTIONS = "1246ab:c:e:fgi:kl:m:no:p:qstvxAB:CD:E:F:GI:J:KL:MNO:P:Q:R:S:TVw:W
 _PLAIN_PATH = re.compile(r"/[\w./+@-]+|python3?", re.ASCII)
 
 
-def command_of(through: str, python: str, port: int) -> list[str]:
-    """Return the command whose stdin and stdout are a connection to a port of the head's loopback. Pure.
+def command_of(through: str, python: str) -> list[str]:
+    """Return the command whose stdin and stdout are a connection to FAR_PORT of the head's loopback. Pure.
 
     Raises:
         RaydebugError: it cannot be read, or the cluster's Python is no plain path.
@@ -48,7 +50,7 @@ def command_of(through: str, python: str, port: int) -> list[str]:
             if not host:
                 raise ValueError("it names no host")
             if not getopt.getopt(host[1:], SSH_OPTIONS)[1]:  # else it runs a program there, such as `docker exec -i`
-                return [words[0], "-W", f"127.0.0.1:{port}", *words[1:]]
+                return [words[0], "-W", f"127.0.0.1:{FAR_PORT}", *words[1:]]
     except (ValueError, IndexError, getopt.GetoptError) as error:
         raise UsageError(
             f"--through {through!r} is no command that leads to the head",
@@ -63,31 +65,30 @@ def command_of(through: str, python: str, port: int) -> list[str]:
             fix="--through 'ssh HEAD' needs none, or keep `ssh -N -L PORT:127.0.0.1:PORT HEAD` open (docs/12)",
             code="joined.python",
         )
-    return [*words, python, SAFE_PATH, "-m", "raydebug.cluster.reach", "there", str(port)]
+    return [*words, python, SAFE_PATH, "-m", "raydebug.cluster.reach", "there", FAR_PORT]
 
 
-def open_way(cluster: Cluster, gateway_port: int | None) -> Cluster:
-    """Return the cluster, recorded, with the port of this machine that leads to its gateway.
+def open_way(cluster: Cluster, far: Mapping[str, int], asked: Mapping[str, int | None]) -> Cluster:
+    """Return the cluster, recorded, with the ports of this machine that lead to it.
 
     Args:
-        cluster: with `through`, the command; without one the gateway's own port is here.
-        gateway_port: of this machine; None or 0 for any.
+        cluster: with `through`, the command; without one its ports are here.
+        far: its ports on the head's loopback, by purpose: `gateway`, and `dashboard` if that has no other way.
+        asked: ports of this machine that the user named; None or 0 for any.
     """
-    joined, through = cluster.joined, cluster.joined["through"]
-    if not through:
-        joined["gateway"] = f"127.0.0.1:{joined['client_port']}"
-        cluster = replace(cluster, ports={"gateway": int(joined["client_port"])}, supervisor_pid=0)
+    if not cluster.there.through:
+        cluster = replace(_at(cluster, dict(far)), supervisor_pid=0)
         state.save_cluster(cluster)
     elif supervisor_of(cluster) is None:
         with choosing_ports(cluster.name) as taken, ignore_interrupts():  # what was started is recorded
-            ports = choose_ports({"gateway": gateway_port}, cluster.ports, taken, ["gateway"])
-            joined["gateway"] = f"127.0.0.1:{ports['gateway']}"
-            here = [sys.executable, SAFE_PATH, "-m", "raydebug.cluster.reach", "here", str(ports["gateway"])]
-            argv = [*here, *command_of(through, cluster.python, int(joined["client_port"]))]
+            cluster = _at(cluster, choose_ports(dict(asked), cluster.ports, taken, far))
+            ways = [f"{cluster.ports[purpose]}={port}" for purpose, port in far.items()]
+            here = [sys.executable, SAFE_PATH, "-m", "raydebug.cluster.reach", "here", ",".join(ways)]
+            argv = [*here, *command_of(cluster.there.through, cluster.python)]
             with open_private(cluster.folder / LOG, "wb") as log:
                 tunnel = process.start(argv, env=os.environ, output=log, new_session=True)
             cluster = replace(
-                cluster, ports=ports, supervisor_pid=tunnel.pid, supervisor_birth=process.birth_of(tunnel.pid),
+                cluster, supervisor_pid=tunnel.pid, supervisor_birth=process.birth_of(tunnel.pid),
                 supervisor_started=psutil.Process(tunnel.pid).create_time(),
             )  # fmt: skip
             state.save_cluster(cluster)
@@ -96,9 +97,17 @@ def open_way(cluster: Cluster, gateway_port: int | None) -> Cluster:
     return cluster
 
 
+def _at(cluster: Cluster, ports: dict[str, int]) -> Cluster:
+    """Return the cluster with its ports of this machine."""
+    remote = replace(cluster.there, gateway=f"127.0.0.1:{ports['gateway']}")
+    if "dashboard" in ports:
+        remote = replace(remote, dashboard=f"http://127.0.0.1:{ports['dashboard']}")
+    return replace(cluster, ports=ports, remote=remote)
+
+
 def last_said(cluster: Cluster) -> str:
     """Return what the command said last; empty without one."""
-    said = last_words(cluster.folder / LOG) if cluster.joined["through"] else ""
+    said = last_words(cluster.folder / LOG) if cluster.there.through else ""
     return "" if said.startswith("(") else said
 
 

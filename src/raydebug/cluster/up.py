@@ -141,7 +141,7 @@ def refuse_other_ports(options: UpOptions, running: state.Cluster) -> None:
         RaydebugError: it has (exit 3).
     """
     for purpose, wanted in options.ports.items():
-        if wanted and not running.joined and running.ports[purpose] != wanted:
+        if wanted and running.remote is None and running.ports[purpose] != wanted:
             name = state.name_option(running.name)
             raise RaydebugError(
                 f"cluster '{running.name}' runs already, and its {purpose} has another port than {wanted}",

@@ -190,18 +190,18 @@ def node_variables(cluster: Cluster) -> dict[str, str]:
     Of a cluster around us without a record the gateway knows its address, unless it listens on all addresses: then
     containers have it.
     """
-    joined = cluster.joined
-    dial = joined.get("dial", "")
+    remote = cluster.remote
+    dial = remote.dial if remote is not None else ""
     if cluster.kind == "joined" and not dial:
         with contextlib.suppress(RaydebugError):
             dial = fetch_dial_address(cluster)
-    if not dial:
+    if remote is None or not dial:
         return {}
-    found = {variables.GATEWAY: dial, variables.TOKEN_PATH: joined["token_file"]}
+    found = {variables.GATEWAY: dial, variables.TOKEN_PATH: remote.token_file}
     if cluster.id:
         found[variables.CLUSTER_ID] = cluster.id
-    if "folder" in joined:
-        found |= {variables.TOKEN_PATH: f"{joined['folder']}/token", variables.RAY_LOGS: joined["logs"]}
+    if cluster.is_of_nodes:
+        found |= {variables.TOKEN_PATH: f"{remote.folder}/token", variables.RAY_LOGS: remote.logs}
         found |= mode_variables(cluster.debugger)
     if cluster.name != DEFAULT_NAME:
         found[variables.CLUSTER_NAME] = cluster.name

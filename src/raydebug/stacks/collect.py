@@ -84,8 +84,8 @@ def _ask_nodes(cluster: Cluster, by_node: Mapping[str, Iterable[int]], *, native
         if (runner := kind_of(cluster).runner_at(ip)) is not None:
             request = json.dumps({"pids": list(pids), "native": native})
             programs[ip] = (runner, ["-m", "raydebug.stacks.spy", request])
-    # It needs no folder, and the nodes of a cluster that was joined may not have this one.
-    folder = Path(cluster.project or ("/" if cluster.is_joined else Path.cwd()))
+    # It needs no folder, and other nodes may not have this one.
+    folder = Path(cluster.project or ("/" if cluster.is_of_nodes else Path.cwd()))
     found: dict[str, dict[str, Seen]] = {}
     for ip, printed in run_on_each(programs, folder, timeout_s=SPY_TIMEOUT_S).items():
         try:
