@@ -497,14 +497,17 @@ def test_a_command_that_is_none(dashboard, through):
 def test_a_python_that_a_shell_would_read(dashboard, python):
     """What the dashboard calls the cluster's Python is run there only if it is a plain path; ssh needs none."""
     dashboard.python = python
-    refused(dashboard, "joined.python", "kubectl exec -i p --")
+    refused(dashboard, "joined.python", "env A=b")
     assert dashboard.asked == []
+    assert read_record("x") is None
     assert tunnel.command_of("ssh head", python) == ["ssh", "-W", f"127.0.0.1:{reach.FAR_PORT}", "head"]
 
 
 def test_a_way_that_changes(dashboard):
     """Another command replaces the one before; an empty one ends it; `down` ends it with all that it has started."""
+    dashboard.python = sys.executable
     first = join(dashboard, "env A=b")
+    assert first.there.dashboard != first.there.join_url == dashboard.url  # both ports are behind the command
     assert join(dashboard).supervisor_pid == first.supervisor_pid
     second = join(dashboard, "env A=c")
     assert not psutil.pid_exists(first.supervisor_pid)
@@ -614,12 +617,9 @@ def test_why_a_way_fails(dashboard, tmp_path):
     ssh.chmod(0o755)
     done = raydebug("up", "--join", dashboard.url, "--name", "x", "--through", f"{ssh} head")
     what, cause, fix = done.stderr.splitlines()[-3:]
-    assert what == "error: the gateway runs on the head, 127.0.0.1, and cannot be reached from here"
-    assert f"{ssh} head said: " in cause
-    assert "Permission denied (publickey). -W 127.0.0.1:5678 head" in cause
-    assert f"--through COMMAND` with one that works; all that it says: {tmp_path}" in fix
-    assert fix.endswith("`raydebug down --name x` leaves the cluster")
-    assert raydebug("down", "--name", "x").returncode == 0
+    assert what == f"error: Ray's dashboard cannot be reached through '{ssh} head'"
+    assert f"Permission denied (publickey). -W 127.0.0.1:{dashboard.url.rpartition(':')[2]} head" in cause
+    assert fix.startswith("fix: name a command that works, and the dashboard's URL as it is on the head;")
     assert (dashboard.jobs, read_record("x")) == ({}, None)
 
 

@@ -137,7 +137,7 @@ def up(
     others = {"--cluster": cluster, "--gpus": gpus is not None, "--cpus": cpus, "--prefork": prefork or warm,
               "--dashboard-port": dashboard_port is not None, **given, **local}  # fmt: skip
     if join is None and (known := find_cluster(name)) is not None and known.is_joined:
-        join = known.dashboard  # the join again
+        join = known.there.join_url  # the join again
     _check_join(join, through, [option for option, value in others.items() if value])
     cluster = _only("compose", given, cluster)
     cluster = _only("local", local, cluster)
@@ -204,7 +204,10 @@ def _join(options: UpOptions, address: str, through: str | None, *, as_json: boo
             time.sleep(0.2)
     if problem:
         port, head, way = cluster.there.client_port, cluster.there.head, cluster.there.through
-        said, again = tunnel.last_said(cluster), f"`raydebug up --join {cluster.dashboard}{name_option(cluster.name)}"
+        said, again = (
+            tunnel.last_said(cluster),
+            f"`raydebug up --join {cluster.there.join_url}{name_option(cluster.name)}",
+        )
         fix = f"{again} --through 'ssh {head}'`, or keep `ssh -N -L {port}:127.0.0.1:{port} {head}` open and join again"
         if way:
             fix = f"{again} --through COMMAND` with one that works; all that it says: {cluster.folder / tunnel.LOG}"

@@ -33,9 +33,9 @@ from raydebug.cluster.node_jobs import (
     submit_request,
     wait_for_answer,
 )
-from raydebug.cluster.port_owner import uid_behind
-from raydebug.cluster.state import DEFAULT_NAME, Cluster, Remote, name_option
-from raydebug.cluster.tunnel import close_way, command_of, open_way
+from raydebug.cluster.port_owner import is_loopback, uid_behind
+from raydebug.cluster.state import DEFAULT_NAME, Cluster, name_option
+from raydebug.cluster.tunnel import close_way, command_of, far_python, last_said, open_way
 from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.settings.files import atomic_write
@@ -70,12 +70,22 @@ def join(
     with only_one(options.name, wait=False):
         earlier = _earlier(options.name, asked.dashboard)
         on_phase("asking its dashboard")
-        asked = _checked(asked, earlier)
-        cluster = _plan(options, asked, earlier, through)
+        base = _with_way(options, asked, earlier, through)
+        try:
+            asked = _checked(asked, base)
+            cluster = _plan(options, asked, base)
+            if base.there.through:  # with the Python that the dashboard names
+                command_of(base.there.through, cluster.python)
+        except BaseException as error:
+            said = last_said(base)
+            if earlier is None and base.there.through:
+                close_way(base)
+                state.forget(base)
+            if base.there.head_dashboard and isinstance(error, RaydebugError) and error.code == "cluster.no-answer":
+                raise _no_way(base, said or error.cause) from error
+            raise
         was, job = cluster.there, cluster.there.job
-        if was.through:  # a mistake is said before anything is started
-            command_of(was.through, cluster.python)
-        runs = earlier is not None and _status(asked, job) not in ENDED
+        runs = bool(job) and _status(asked, job) not in ENDED
         token = asked.token if was.asks_token else ""
         on_phase("looking at its nodes")
         cluster, answer = _ask(cluster, options, earlier, token, with_gateway=not runs, on_phase=on_phase)
@@ -92,9 +102,9 @@ def join(
             cluster, answer = _ask(cluster, options, earlier, token, with_gateway=True, on_phase=on_phase)
         cluster = _with_answer(cluster, answer, with_gateway=not runs)
         state.save_cluster(cluster)
-        if not runs or (earlier is not None and earlier.there.through != was.through):
+        if not runs:
             close_way(cluster)
-        cluster = open_way(cluster, {"gateway": cluster.there.client_port}, {"gateway": options.gateway_port})
+        cluster = open_way(cluster, options.ports)
     return cluster, answer["nodes"], runs
 
 
@@ -213,9 +223,38 @@ def _status(cluster: Cluster, job: str) -> str:
         return "STOPPED"  # removed from the table, or Ray was started anew
 
 
+def _with_way(options: UpOptions, asked: Cluster, earlier: Cluster | None, through: str | None) -> Cluster:
+    """Return the record so far, with the way to the head; the dashboard is at its far end if its URL is of loopback."""
+    way = through.strip() if through is not None else earlier.there.through if earlier is not None else ""
+    if earlier is None:
+        folder, python = state.make_folder(options.name), far_python(way)
+        base = replace(asked, name=options.name, kind="joined", id=uuid.uuid4().hex, folder=folder, python=python)
+    else:
+        base = earlier
+    if way:  # a mistake is said before anything is started
+        command_of(way, base.python)
+    if way != base.there.through:
+        close_way(base)
+    far_dashboard = asked.dashboard if way and is_loopback(asked.dashboard) else ""
+    url = base.dashboard if far_dashboard else asked.dashboard
+    base = _with(base, through=way, head_dashboard=far_dashboard, dashboard=url)
+    return open_way(base, options.ports) if far_dashboard else base
+
+
+def _no_way(base: Cluster, said: str) -> RaydebugError:
+    way, url = base.there.through, base.there.head_dashboard
+    return RaydebugError(
+        f"Ray's dashboard cannot be reached through {way!r}",
+        cause=f"{way} said: {said}; there the dashboard would be {url}",
+        fix="name a command that works, and the dashboard's URL as it is on the head; or a URL that can be reached from"
+        " here, such as http://HEAD:8265",
+        code="joined.no-way",
+    )
+
+
 def _earlier(name: str, dashboard: str) -> Cluster | None:
     found = state.read_record(name)
-    if found is not None and (found.kind != "joined" or found.dashboard != dashboard):
+    if found is not None and (found.kind != "joined" or found.there.join_url != dashboard):
         raise RaydebugError(
             f"cluster '{name}' is another one",
             cause=f"it is of the kind {found.kind}, and its dashboard is {found.dashboard}",
@@ -226,10 +265,10 @@ def _earlier(name: str, dashboard: str) -> Cluster | None:
     return found
 
 
-def _checked(asked: Cluster, earlier: Cluster | None) -> Cluster:
-    """Return the cluster to join, with whose its dashboard is and whether it asks for a token."""
-    if earlier is not None:  # another user may have the port now
-        asked = _with(asked, dashboard_uid=earlier.there.dashboard_uid)
+def _checked(asked: Cluster, base: Cluster) -> Cluster:
+    """Return the cluster to join, with whose its dashboard is, where, and whether it asks for a token."""
+    # Of an earlier join, another user may have the port now.
+    asked = _with(asked, dashboard=base.dashboard, dashboard_uid=base.there.dashboard_uid)
     silent = _with(asked, asks_token=False)  # no token is sent to who does not ask for one: it may be another cluster's
     return _with(asked, asks_token=Dashboard(silent).asks_for_token())
 
@@ -251,7 +290,7 @@ def _with_answer(cluster: Cluster, answer: Answer, *, with_gateway: bool) -> Clu
     return replace(cluster, gpus=gpus, flavour=flavour_of(packages))
 
 
-def _plan(options: UpOptions, asked: Cluster, earlier: Cluster | None, through: str | None) -> Cluster:
+def _plan(options: UpOptions, asked: Cluster, base: Cluster) -> Cluster:
     """Return the record as far as the dashboard alone can tell it."""
     dashboard = Dashboard(asked)
     try:
@@ -270,21 +309,15 @@ def _plan(options: UpOptions, asked: Cluster, earlier: Cluster | None, through: 
             fix="wait until Ray's head is up: its dashboard, Cluster, shows it",
             code="joined.no-head",
         )
-    folder = state.make_folder(options.name)
-    identity = uuid.uuid4().hex if earlier is None else earlier.id
-    fresh = Remote(
-        asked.dashboard, "127.0.0.1:0", str(folder / "token"), head=head["node_ip"],
-        folder=f"/tmp/raydebug-{identity}",  # noqa: S108 - made private there
-    )  # fmt: skip
-    known = fresh if earlier is None else earlier.there
     remote = replace(
-        known, asks_token=asked.there.asks_token, dashboard_uid=uid_behind(asked.dashboard),
-        through=known.through if through is None else through.strip(),
+        base.there, asks_token=asked.there.asks_token, dashboard_uid=uid_behind(asked.dashboard),
+        gateway=base.there.gateway or "127.0.0.1:0", token_file=str(base.folder / "token"),
+        head=base.there.head or head["node_ip"],
+        folder=f"/tmp/raydebug-{base.id}",  # noqa: S108 - made private there
     )  # fmt: skip
     return replace(
-        earlier or asked, name=options.name, id=identity, kind="joined", folder=folder, temp_dir=folder, ray=version,
-        python=_python_of(dashboard, head["node_id"]) or "python", debugger=options.debugger, created=time.time(),
-        remote=remote,
+        base, temp_dir=base.folder, ray=version, python=_python_of(dashboard, head["node_id"]) or "python",
+        debugger=options.debugger, created=time.time(), remote=remote,
     )  # fmt: skip
 
 

@@ -48,6 +48,12 @@ def is_ours(writer: asyncio.StreamWriter) -> bool:
     return not can_tell() or uid_of(peer[:2], own[:2]) == os.getuid()
 
 
+def is_loopback(url: str) -> bool:
+    """Return whether a URL names this machine itself."""
+    host = urlsplit(url).hostname
+    return host == "localhost" or (host or "").startswith("127.") or host == "::1"
+
+
 def uid_behind(url: str) -> int:
     """Return the user of the process of this machine that answers at a URL; this user if another host does."""
     parts = urlsplit(url)

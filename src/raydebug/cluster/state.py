@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from raydebug.cluster.private_folders import make_private
 from raydebug.errors import RaydebugError, UsageError
@@ -40,6 +41,7 @@ class Remote:
         client_port: of the gateway on the head's loopback.
         job: Ray's id of the gateway's job; empty where it is none.
         through: a command that runs a program on the head, such as `ssh HEAD`; empty where this is the head.
+        head_dashboard: URL of the dashboard on the head's loopback, where `dashboard` is that of a tunnel.
         launched: what started it, for the kinds slurm and ssh.
     """
 
@@ -57,7 +59,19 @@ class Remote:
     client_port: int = 0
     job: str = ""
     through: str = ""
+    head_dashboard: str = ""
     launched: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def far(self) -> dict[str, int]:
+        """The ports on the head's loopback that a tunnel leads to, by purpose."""
+        found = {"gateway": self.client_port, "dashboard": urlsplit(self.head_dashboard).port or 0}
+        return {purpose: port for purpose, port in found.items() if port}
+
+    @property
+    def join_url(self) -> str:
+        """What `up --join` takes."""
+        return self.head_dashboard or self.dashboard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,7 +213,7 @@ class Cluster:
         """What repairs a cluster that was joined, in words; empty for another one."""
         if not self.is_joined:
             return ""
-        return f"`raydebug up --join {self.dashboard}{name_option(self.name)}` starts it again"
+        return f"`raydebug up --join {self.there.join_url}{name_option(self.name)}` starts it again"
 
     @property
     def dashboard_token(self) -> str:
@@ -362,7 +376,7 @@ def without_token(cluster: Cluster, alive: Mapping[str | None, str]) -> str:
     if not known or not ips:
         return ""
     there = ", ".join(ips[:3]) + (f" and {len(ips) - 3} more" if len(ips) > 3 else "")
-    again = f"`raydebug up --join {cluster.dashboard}{name_option(cluster.name)}`"
+    again = f"`raydebug up --join {cluster.there.join_url}{name_option(cluster.name)}`"
     return f"no breakpoints on {there}: `up --join` has not prepared it; {again} prepares all nodes"
 
 

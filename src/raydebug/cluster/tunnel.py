@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,13 +25,14 @@ from raydebug.cluster.local import supervisor_of
 from raydebug.cluster.ray_node import below, last_words
 from raydebug.cluster.reach import FAR_PORT
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up import choose_ports, choosing_ports, ignore_interrupts
+from raydebug.cluster.up import choose_ports, choosing_ports, ignore_interrupts, is_free, raise_if_interrupted
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.process import SAFE_PATH
 from raydebug.settings.files import open_private
 
 STARTS_S, ENDS_S = 10.0, 2.0
 LOG = "tunnel.log"
+CONTAINER_PROGRAMS = {"kubectl", "oc", "docker", "podman", "nerdctl"}
 # OpenSSH 9.9 ssh.c, the string of its getopt.
 SSH_OPTIONS = "1246ab:c:e:fgi:kl:m:no:p:qstvxAB:CD:E:F:GI:J:KL:MNO:P:Q:R:S:TVw:W:XYy"
 # A dashboard says which Python its cluster has, and a shell at the far end may read it.
@@ -68,16 +70,25 @@ def command_of(through: str, python: str) -> list[str]:
     return [*words, python, SAFE_PATH, "-m", "raydebug.cluster.reach", "there", FAR_PORT]
 
 
-def open_way(cluster: Cluster, far: Mapping[str, int], asked: Mapping[str, int | None]) -> Cluster:
-    """Return the cluster, recorded, with the ports of this machine that lead to it.
+def far_python(through: str) -> str:
+    """Return the Python at the far end of a command, where the cluster has not told it: as here, but in a container."""
+    programs = {Path(word).name for word in through.split()}
+    return "python3" if programs & CONTAINER_PROGRAMS else sys.executable
+
+
+def open_way(cluster: Cluster, asked: Mapping[str, int | None]) -> Cluster:
+    """Return the cluster, recorded, with the ports of this machine that lead to it (Remote.far).
 
     Args:
         cluster: with `through`, the command; without one its ports are here.
-        far: its ports on the head's loopback, by purpose: `gateway`, and `dashboard` if that has no other way.
-        asked: ports of this machine that the user named; None or 0 for any.
+        asked: ports of this machine that the user named, by purpose; None or 0 for any.
+
+    Raises:
+        RaydebugError: nothing listens here in time, or a port that the user named is taken.
     """
+    far = cluster.there.far
     if not cluster.there.through:
-        cluster = replace(_at(cluster, dict(far)), supervisor_pid=0)
+        cluster = replace(_at(cluster, far), supervisor_pid=0)
         state.save_cluster(cluster)
     elif supervisor_of(cluster) is None:
         with choosing_ports(cluster.name) as taken, ignore_interrupts():  # what was started is recorded
@@ -92,17 +103,32 @@ def open_way(cluster: Cluster, far: Mapping[str, int], asked: Mapping[str, int |
                 supervisor_started=psutil.Process(tunnel.pid).create_time(),
             )  # fmt: skip
             state.save_cluster(cluster)
+        _wait_until_it_listens(cluster)
     else:
         state.save_cluster(cluster)
     return cluster
 
 
+def _wait_until_it_listens(cluster: Cluster) -> None:
+    deadline = time.monotonic() + STARTS_S
+    while any(is_free(port) for port in cluster.ports.values()):
+        raise_if_interrupted()
+        if supervisor_of(cluster) is None or time.monotonic() > deadline:
+            raise RaydebugError(
+                "the tunnel to the head has not started", cause=last_said(cluster) or "it printed nothing",
+                fix=f"read {cluster.folder / LOG}", code="joined.no-way",
+            )  # fmt: skip
+        time.sleep(0.02)
+
+
 def _at(cluster: Cluster, ports: dict[str, int]) -> Cluster:
     """Return the cluster with its ports of this machine."""
-    remote = replace(cluster.there, gateway=f"127.0.0.1:{ports['gateway']}")
+    there = cluster.there
+    if "gateway" in ports:
+        there = replace(there, gateway=f"127.0.0.1:{ports['gateway']}")
     if "dashboard" in ports:
-        remote = replace(remote, dashboard=f"http://127.0.0.1:{ports['dashboard']}")
-    return replace(cluster, ports=ports, remote=remote)
+        there = replace(there, dashboard=f"http://127.0.0.1:{ports['dashboard']}")
+    return replace(cluster, ports=ports, remote=there)
 
 
 def last_said(cluster: Cluster) -> str:
