@@ -21,9 +21,10 @@ import psutil
 import pytest
 
 from raydebug import process
-from raydebug.cluster import local, locks, private_folders, ray_node, state, supervisor
+from raydebug.cluster import keeper, local, locks, private_folders, ray_node, state
 from raydebug.cluster.compose import engine
-from raydebug.cluster.supervisor import Restarts, Supervisor
+from raydebug.cluster.keeper import Restarts
+from raydebug.cluster.supervisor import Supervisor
 from raydebug.process import birth_of
 
 
@@ -89,8 +90,8 @@ def test_end_when_hung(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end_when
     (tmp_path / "token").write_text("t" * 64)
     cluster = state.Cluster("open", "id", "local", tmp_path, tmp_path, sys.executable, PORTS, 1, 0, "off", "core", 0.0)
     kept = Supervisor(replace(cluster, end_when_hung=end_when_hung))
-    monkeypatch.setattr(supervisor, "POLL_S", 0.01)
-    monkeypatch.setattr(supervisor.ray_node, "RayNode", lambda *_: HungNode())
+    monkeypatch.setattr(keeper, "POLL_S", 0.01)
+    monkeypatch.setattr(ray_node, "RayNode", lambda *_: HungNode())
     monkeypatch.setattr(kept, "_health_pages", dict)
     kept._take_ports()
     kept._ray = kept._gateway = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -160,7 +161,7 @@ def test_birth_of_a_process(sleeper: subprocess.Popen[bytes]):
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
     """The supervisor of a recorded cluster that a `run` has started; its Ray is yet to come."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(supervisor, "POLL_S", 0.01)
+    monkeypatch.setattr(keeper, "POLL_S", 0.01)
     folder = state.make_folder("open")
     state.make_token(folder)
     (folder / "t").mkdir(mode=0o700)
@@ -208,8 +209,8 @@ def test_cluster_that_up_has_taken_over_stays(kept: Supervisor):
 def test_full_disk_ends_no_cluster(kept: Supervisor, monkeypatch: pytest.MonkeyPatch):
     """On a full disk a cluster goes on, its gateway is started again, and its status is written when there is room."""
     alive = [sys.executable, "-c", "input()"]
-    monkeypatch.setattr(supervisor, "REAP_PERIOD_S", 0.0)
-    monkeypatch.setattr(supervisor.ray_node, "RayNode", lambda *_: HungNode())
+    monkeypatch.setattr(keeper, "REAP_PERIOD_S", 0.0)
+    monkeypatch.setattr(ray_node, "RayNode", lambda *_: HungNode())
     monkeypatch.setattr(kept, "_health_pages", dict)
     kept._take_ports()
     kept._ray = subprocess.Popen(alive, stdin=subprocess.PIPE)
@@ -225,7 +226,7 @@ def test_full_disk_ends_no_cluster(kept: Supervisor, monkeypatch: pytest.MonkeyP
             kept.stopping = len(seen) == 5
             return super().look()
 
-    monkeypatch.setattr(supervisor.ray_node, "RayNode", lambda *_: Node())
+    monkeypatch.setattr(ray_node, "RayNode", lambda *_: Node())
     monkeypatch.setattr(process, "start", lambda *_, **__: subprocess.Popen(alive, stdin=subprocess.PIPE))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with locks.Use("open"), (kept.cluster.folder / "supervisor.log").open("w") as log, monkeypatch.context() as patch:
@@ -252,7 +253,7 @@ def start_ray(kept: Supervisor, monkeypatch: pytest.MonkeyPatch, gives_up_s: flo
     )
     tries = kept.cluster.folder / "tries"
     monkeypatch.setattr(ray_node, "RAY_GIVES_UP_S", gives_up_s)
-    monkeypatch.setattr(supervisor, "ray_command", lambda _: [sys.executable, "-c", program, str(tries)])
+    monkeypatch.setattr(keeper, "ray_command", lambda *_: [sys.executable, "-c", program, str(tries)])
     with_pipe = {"stdin": subprocess.PIPE, "stderr": subprocess.STDOUT}
     monkeypatch.setattr(
         process, "start", lambda argv, *, output, **_: subprocess.Popen(argv, stdout=output, **with_pipe)
@@ -322,8 +323,8 @@ def test_dead_cluster_turns_clients_away(kept: Supervisor, monkeypatch: pytest.M
 def test_dashboards_port_that_is_taken_late(kept: Supervisor, monkeypatch: pytest.MonkeyPatch):
     """Another user who takes the dashboard's port while the other pages are asked does not get the token."""
     asked: list[str] = []
-    monkeypatch.setattr(supervisor.ray_node, "ask", lambda _url, token, _limit_s: asked.append(token) or "ok")
-    monkeypatch.setattr(supervisor, "stranger_listening", lambda *_: 65534 if asked else None)
+    monkeypatch.setattr(ray_node, "ask", lambda _url, token, _limit_s: asked.append(token) or "ok")
+    monkeypatch.setattr(keeper, "stranger_listening", lambda *_: 65534 if asked else None)
     assert kept._first_missing() == "Ray's dashboard, whose port another user of this machine has taken"
     assert asked == ["", ""]
 

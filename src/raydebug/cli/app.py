@@ -45,6 +45,7 @@ HEADINGS = {
         Verb("logs", "status:logs"),
         Verb("mode", "status:mode"),
         Verb("down", "up:down"),
+        Verb("node", "node:node"),
     ),
     "Run": (
         Verb("run", "run:run"),

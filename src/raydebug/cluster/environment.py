@@ -142,35 +142,47 @@ def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapp
     }
 
 
-def ray_command(cluster: Cluster) -> list[str]:
-    """Return the argv that runs the head of a local cluster in the foreground."""
+def ray_command(cluster: Cluster, ip: str, join: str | None = None) -> list[str]:
+    """Return the argv that runs a node in the foreground.
+
+    Args:
+        cluster: with ports, sizes and Ray's temp dir.
+        ip: the node's own address.
+        join: address of the head's GCS; None for the head.
+    """
     port = cluster.ports
+    place = [f"--address={join}"]
+    if join is None:  # the other nodes take the temp dir of the head
+        place = [
+            "--head",
+            f"--port={port['gcs']}",
+            f"--dashboard-host={cluster.host}",
+            f"--dashboard-port={port['dashboard']}",
+            f"--ray-client-server-port={port['client_server']}",
+            f"--temp-dir={cluster.ray_dir}",
+        ]
     return [
         cluster.python,
         SAFE_PATH,
         "-m",
         "ray.scripts.scripts",
         "start",
-        "--head",
+        *place,
         "--block",
-        f"--node-ip-address={cluster.host}",
-        f"--port={port['gcs']}",
-        f"--dashboard-host={cluster.host}",
-        f"--dashboard-port={port['dashboard']}",
+        f"--node-ip-address={ip}",
         f"--dashboard-agent-listen-port={port['agent']}",
         f"--dashboard-agent-grpc-port={port['agent_grpc']}",
         f"--runtime-env-agent-port={port['runtime_env']}",
         f"--metrics-export-port={port['metrics']}",
-        f"--ray-client-server-port={port['client_server']}",
         f"--node-manager-port={port['node_manager']}",
         f"--object-manager-port={port['object_manager']}",
-        # Any free port. Each raylet counts up from 10002 by default and reserves no port that it hands out, so two
-        # clusters that start workers at once would collide. Source: Ray 2.60, src/ray/raylet/worker_pool.cc.
-        "--min-worker-port=0",
-        "--max-worker-port=0",
+        # Any free port, where the user names no block of them. Each raylet counts up from 10002 by default and reserves
+        # no port that it hands out, so two clusters that start workers at once would collide.
+        # Source: Ray 2.60, src/ray/raylet/worker_pool.cc.
+        f"--min-worker-port={port.get('worker_first', 0)}",
+        f"--max-worker-port={port.get('worker_last', 0)}",
         f"--num-cpus={cluster.cpus}",
         f"--num-gpus={cluster.gpus}",
-        f"--temp-dir={cluster.ray_dir}",
         "--disable-usage-stats",
         "--log-color=false",
     ]

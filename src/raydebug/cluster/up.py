@@ -101,6 +101,7 @@ def choose_ports(
     remembered: dict[str, int],
     taken: Collection[int],
     purposes: Collection[str] = PURPOSES,
+    within: str | None = None,
 ) -> dict[str, int]:
     """Return a port for every purpose.
 
@@ -110,6 +111,7 @@ def choose_ports(
         remembered: ports of an earlier cluster of this name; taken again if free.
         taken: ports of other clusters, also of those that are starting.
         purposes: the purposes that need a port.
+        within: `FIRST-END`, where any other port is taken from; None for WHOLE.
 
     Raises:
         RaydebugError: a port that the user named is taken.
@@ -130,7 +132,7 @@ def choose_ports(
         used = {*chosen.values(), *taken, *(port for port in asked.values() if port)}
         candidates = (remembered.get(purpose), default)
         port = next((p for p in candidates if p and p not in used and is_free(p)), None)
-        chosen[purpose] = port or _any_free(used)
+        chosen[purpose] = port or _any_free(used, within)
     return chosen
 
 
@@ -176,8 +178,8 @@ def remembered_ports(folder: Path) -> dict[str, int]:
     return {}
 
 
-def _any_free(used: Collection[int]) -> int:
-    first, end = map(int, os.environ.get(PART, WHOLE).split("-"))
+def _any_free(used: Collection[int], within: str | None) -> int:
+    first, end = map(int, (within or os.environ.get(PART, WHOLE)).split("-"))
     for _ in range(200):
         port = random.randrange(first, end)  # noqa: S311 - no secret, only to keep out of each other's way
         if port not in used and is_free(port):

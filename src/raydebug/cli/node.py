@@ -1,0 +1,65 @@
+"""`raydebug node`: one host of a cluster of several, as a launcher starts it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raydebug.cli.options import Debugger
+from raydebug.errors import Exit, RaydebugError
+
+
+def node(
+    folder: Annotated[
+        Path, typer.Option(help="Folder of the cluster, the same for all nodes, for you alone.", metavar="FOLDER")
+    ],
+    head: Annotated[
+        bool, typer.Option("--head", help="This is the head. Below Slurm task 0 is, without this.")
+    ] = False,
+    join: Annotated[bool, typer.Option("--join", help="This is not the head.")] = False,
+    nodes: Annotated[
+        int | None, typer.Option(help="How many nodes the cluster is to have. Default: Slurm's.", min=1, metavar="N")
+    ] = None,
+    cpus: Annotated[int | None, typer.Option(help="Logical CPUs of this node.", min=1, metavar="N")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Logical GPUs of this node.", min=0, metavar="N")] = None,
+    interface: Annotated[
+        str | None,
+        typer.Option(help="Network interface for the other nodes. Default: the one that leads there.", metavar="IF"),
+    ] = None,
+    ports: Annotated[
+        str | None, typer.Option(help="Use no other ports, where a firewall is between the nodes.", metavar="A-B")
+    ] = None,
+    patience: Annotated[float, typer.Option(help="Seconds to wait for the head.", min=0, metavar="S")] = 300.0,
+    debugger: Debugger = None,
+) -> None:
+    """Be one host of a cluster, in the foreground: Ray, and on the head the gateway. A launcher starts it on each.
+
+    \b
+    Examples:
+      srun raydebug node --folder ~/cluster          on every host of a Slurm allocation; task 0 is the head
+      raydebug node --folder ~/cluster --head        any other launcher: --head on one host, --join on the others
+    """
+    from raydebug.cluster.node import NodeOptions, run
+    from raydebug.errors import UsageError
+    from raydebug.settings.debugger import choose_mode
+
+    if head and join:
+        raise UsageError("a node is either the head or not", cause="--head and --join are both given", fix="choose one")
+    options = NodeOptions(
+        folder=folder, head=True if head else False if join else None, nodes=nodes, cpus=cpus, gpus=gpus,
+        interface=interface, ports=ports, patience_s=patience, debugger=choose_mode(debugger, os.environ)[0],
+    )  # fmt: skip
+    failure, was_head = run(options)
+    if failure:
+        error = RaydebugError(
+            "this node has ended", cause=failure, fix=f"read the logs in {folder}, and start the cluster again",
+            code="node.ended",
+        )  # fmt: skip
+        if was_head:
+            raise error
+        typer.echo(str(error), err=True)
+    # A launcher ends all nodes with one that fails (srun --kill-on-bad-exit): with the head, and with no other node.
+    raise typer.Exit(Exit.FAILED if was_head else Exit.OK)

@@ -1,0 +1,314 @@
+"""`raydebug node`: one host of a cluster, wherever a launcher has started it: srun, ssh, a command of the user's.
+
+All hosts get the same folder (rendezvous.py). The head starts the gateway and Ray, and says where it is once its raylet
+answers; the others wait for that, and join. A node that joins before the head's raylet is registered ends after 67 s
+("No node info found for head node in GCS"; Ray 2.60, measured).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from raydebug.cluster import private_folders, rendezvous, state
+from raydebug.cluster.environment import choose_gpus, cluster_environment, cpus_for, start_environment
+from raydebug.cluster.keeper import POLL_S, REAP_PERIOD_S, Keeper, adopt_orphans, log
+from raydebug.cluster.rendezvous import ENDED, FAILED, Head, NodeState
+from raydebug.cluster.up import PURPOSES, choose_ports
+from raydebug.errors import RaydebugError, UsageError
+from raydebug.protocol import variables
+from raydebug.settings.files import open_private
+from raydebug.settings.flavours import flavour_here, flavour_variables
+
+PATIENCE_S = 300.0  # for the head: a launcher may start it later, on a slower disk
+CONNECT_TIMEOUT_S = 3.0
+OF_NODES = ("agent", "agent_grpc", "runtime_env", "metrics", "node_manager", "object_manager")
+OWN_PORTS, BLOCK_PORTS = 16, 64  # of a block of ports: those of Ray's own processes, and the least number of all
+LOCAL_DISK = "/tmp"  # noqa: S108 - mkdtemp; not TMPDIR, which may be on NFS, and the path is that of all nodes
+ANYWHERE = "192.0.2.1"  # RFC 5737, for documentation: the way there is the default route, and nothing is sent
+# Below Ray they would be those of one task of the launcher's, the same in all processes of a node.
+LAUNCHERS = ("SLURM_", "SLURMD_", "SBATCH_", "PMI_", "PMI2_", "PMIX_")
+THRESHOLD = "RAY_health_check_failure_threshold"
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """The options of `raydebug node`; None leaves the choice to raydebug.
+
+    Args:
+        folder: of the cluster, the same one for all of its nodes.
+        head: whether this is the head; None: task 0 of Slurm is.
+        nodes: how many nodes the cluster is to have.
+        cpus, gpus: logical CPUs and GPUs of this node.
+        interface: network interface whose address the node has.
+        ports: `FIRST-LAST`, the only ports that are used.
+        patience_s: how long to wait for the head.
+        debugger: mode of the cluster; the head's counts.
+    """
+
+    folder: Path
+    head: bool | None = None
+    nodes: int | None = None
+    cpus: int | None = None
+    gpus: int | None = None
+    interface: str | None = None
+    ports: str | None = None
+    patience_s: float = PATIENCE_S
+    debugger: str = "breakpoint"
+
+
+class Stop:
+    """Whether a signal has asked the node to end."""
+
+    asked = False
+
+    def take_signals(self) -> None:
+        """Note the signals from now on."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, self._note)
+
+    def _note(self, _number: int, _frame: object) -> None:
+        self.asked = True
+
+
+class NodeKeeper(Keeper):
+    """Keeps the head, with the gateway, or a node that has joined a head."""
+
+    starts_gateway = "only a new cluster has another one"
+
+    def __init__(self, host: str, cluster: state.Cluster, ip: str, head: Head, stop: Stop, *, is_head: bool) -> None:
+        gateway_at = {"gateway": cluster.host, "dial": ip} if is_head else {}
+        super().__init__(
+            cluster, environment_of(start_environment(os.environ, cluster.gpus), cluster, head["dial"]), ip, gateway_at
+        )
+        self.host, self.head, self._stop = host, head, stop
+        self.join = None if is_head else head["gcs"]
+        self._looked = time.monotonic()
+
+    def run(self) -> str | None:
+        """Run the node until a signal or its own end, then end all of it; return why it has failed."""
+        failure: str | None = "it was interrupted"
+        try:
+            failure = self._start_and_watch()
+        finally:
+            with contextlib.suppress(RaydebugError):
+                if self.join is None and self._is_known():
+                    rendezvous.forget_head(self.cluster.folder)  # the others end too
+            self._end_all()
+            self._say(phase=FAILED if failure else ENDED, reason=failure)
+        return failure
+
+    def _is_over(self) -> bool:
+        return self.stopping or self._stop.asked
+
+    def _note_up(self) -> None:
+        if self.join is None:
+            rendezvous.publish(self.cluster.folder, self.head)
+        super()._note_up()
+
+    def _keep_others(self) -> None:
+        """End with the head; without a shared folder Ray notices its end, after 60 s."""
+        if self.join is not None and time.monotonic() > self._looked + REAP_PERIOD_S:
+            self._looked = time.monotonic()
+            with contextlib.suppress(RaydebugError):  # a file system that is away for a while
+                if not self._is_known():
+                    log("the head has ended")
+                    self.stopping = True
+
+    def _is_known(self) -> bool:
+        found = rendezvous.find_head(self.cluster.folder)
+        return found is not None and found["id"] == self.cluster.id
+
+    def _log_of(self, part: str) -> Path:
+        folder = self.cluster.folder
+        return folder / rendezvous.NODES / f"{self.host}.log" if part == "ray" else super()._log_of(part)
+
+    def _write_status(self) -> None:
+        found = self._status
+        node = NodeState(
+            host=self.host, ip=self.ip, role="worker" if self.join else "head", phase=found["phase"],
+            reason=found["reason"], gateway=found["gateway"], since=time.time(),
+        )  # fmt: skip
+        log(f"{self.host} {self.ip}: {node['phase']}{'; ' + node['reason'] if node['reason'] else ''}")
+        rendezvous.say_node(self.cluster.folder, node)
+
+
+def run(options: NodeOptions) -> tuple[str | None, bool]:
+    """Run a node until its end; return why it has failed, and whether it is the head.
+
+    Raises:
+        RaydebugError: it cannot start as it is.
+    """
+    is_head = which_role(options, os.environ)
+    host = rendezvous.check_host(os.environ.get("SLURMD_NODENAME") or socket.gethostname())
+    folder = Path(os.path.abspath(options.folder))
+    stop, head = Stop(), None
+    stop.take_signals()
+    adopt_orphans()
+    if is_head:
+        rendezvous.make(folder)
+    else:
+        head = wait_for_head(folder, options.patience_s, stop)
+        if head is None:
+            return None, False
+    rendezvous.check(folder)
+    os.chdir(variables.CLUSTER_DIR)
+    temp_dir = Path(head["temp_dir"]) if head else Path(tempfile.mkdtemp(prefix="rd-", dir=LOCAL_DISK))
+    try:
+        return _plan(options, folder, temp_dir, host, head, stop).run(), is_head
+    finally:
+        private_folders.remove_private(temp_dir)
+
+
+def _plan(options: NodeOptions, folder: Path, temp_dir: Path, host: str, head: Head | None, stop: Stop) -> NodeKeeper:
+    """Return what keeps the node; `head` is None for the head itself."""
+    private_folders.make_private(temp_dir)
+    # srun says from where it was called, as the nodes see that host; in a batch script that is the first of them.
+    peers = [head["ip"]] if head else [os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ANYWHERE), host, ANYWHERE]
+    ip = address_toward(peers, options.interface)
+    first, last = _block(options.ports)
+    block = {"worker_first": first + OWN_PORTS, "worker_last": last} if last else {}
+    within = f"{first}-{first + OWN_PORTS}" if last else None
+    gpus = choose_gpus(options.gpus, os.environ)
+    cluster = state.Cluster(
+        name=state.DEFAULT_NAME, id=head["id"] if head else uuid.uuid4().hex, kind="node", folder=folder,
+        temp_dir=temp_dir, python=sys.executable, cpus=options.cpus or cpus_for(gpus), gpus=gpus,
+        debugger=head["debugger"] if head else options.debugger, flavour=flavour_here(), created=time.time(),
+        ports=choose_ports({"dashboard": 0, "gateway": 0}, {}, (), OF_NODES if head else PURPOSES, within) | block,
+    )  # fmt: skip
+    if head is not None:
+        return NodeKeeper(host, cluster, ip, head, stop, is_head=False)
+    rendezvous.forget_head(folder)
+    open_private(cluster.numbers_file, "wb").close()  # a gateway that finds no file takes it for lost
+    own = Head(
+        id=cluster.id, host=host, ip=ip, gcs=f"{ip}:{cluster.ports['gcs']}", dial=f"{ip}:{cluster.ports['dial']}",
+        client_port=cluster.ports["gateway"], dashboard_port=cluster.ports["dashboard"], temp_dir=str(temp_dir),
+        python=sys.executable, ray=importlib.metadata.version("ray"), flavour=cluster.flavour, gpus=gpus,
+        debugger=cluster.debugger, nodes=options.nodes or int(os.environ.get("SLURM_STEP_NUM_NODES", 1)),
+        life=life_of(os.environ),
+    )  # fmt: skip
+    return NodeKeeper(host, cluster, ip, own, stop, is_head=True)
+
+
+def _block(ports: str | None) -> tuple[int, int]:
+    """Return the first and the last port that may be used; (0, 0) for any. Pure.
+
+    Raises:
+        RaydebugError: it is no block that is large enough.
+    """
+    found = re.fullmatch(r"(\d{4,5})-(\d{4,5})", ports or "0000-0000", re.ASCII)
+    first, last = (int(found[1]), int(found[2])) if found else (0, -1)
+    if ports is not None and not (1024 <= first <= last - BLOCK_PORTS + 1 and last < 65536):
+        raise UsageError(
+            f"--ports {ports} is no block of at least {BLOCK_PORTS} ports",
+            cause="Ray and the gateway listen on 11 ports of the head, and each of Ray's workers on one",
+            fix="--ports 20000-20999",
+            code="node.ports",
+        )
+    return first, last
+
+
+def which_role(options: NodeOptions, environ: Mapping[str, str]) -> bool:
+    """Return whether this is the head. Pure.
+
+    Raises:
+        RaydebugError: nothing says so.
+    """
+    if options.head is not None:
+        return options.head
+    if "SLURM_PROCID" in environ:
+        return environ["SLURM_PROCID"] == "0"
+    raise UsageError(
+        "nothing says whether this node is the head",
+        cause="below Slurm its task 0 is; here is no SLURM_PROCID",
+        fix="raydebug node --folder FOLDER --head on one host, and --join on each of the others",
+        code="node.role",
+    )
+
+
+def life_of(environ: Mapping[str, str]) -> str:
+    """Return the life of the launcher's job: one that is queued again keeps its id. Pure.
+
+    >>> life_of({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_RESTART_COUNT": "1"}), life_of({})
+    ('7 0 1', '  ')
+    """
+    return " ".join(environ.get(f"SLURM_{name}", "") for name in ("JOB_ID", "STEP_ID", "RESTART_COUNT"))
+
+
+def environment_of(base: Mapping[str, str], cluster: state.Cluster, dial: str) -> dict[str, str]:
+    """Return the whole environment of a node's processes. Pure."""
+    kept = {name: value for name, value in base.items() if not name.startswith(LAUNCHERS)}
+    found = cluster_environment(kept, cluster, flavour_variables(cluster.flavour))
+    del found["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"]
+    # As docker-compose.yml: with the 30 of a single machine a host that is lost is taken for alive for six minutes.
+    return {**found, variables.GATEWAY: dial, THRESHOLD: base.get(THRESHOLD, "7")}
+
+
+def address_toward(peers: Iterable[str], interface: str | None) -> str:
+    """Return the own address by which a host is reached from the first of these peers that there is a way to.
+
+    Not that of the host's own name, which Debian maps to 127.0.1.1. Nothing is sent.
+
+    Raises:
+        RaydebugError: there is none.
+    """
+    if interface is not None:
+        for one in psutil.net_if_addrs().get(interface, ()):
+            if one.family == socket.AF_INET:
+                return one.address
+        problem = f"this host has no interface {interface} with an address of IPv4"
+    else:
+        for peer in peers:
+            with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((peer, 9))
+                found = str(probe.getsockname()[0])
+                if not found.startswith("127."):
+                    return found
+        problem = "it has no way to another host"
+    raise RaydebugError(
+        "the address of this node is not known",
+        cause=problem,
+        fix=f"name its interface: --interface {' or '.join(name for name in psutil.net_if_addrs() if name != 'lo')}",
+        code="node.no-address",
+    )
+
+
+def wait_for_head(folder: Path, patience_s: float, stop: Stop) -> Head | None:
+    """Return the head, once it says where it is and can be reached; None if this node is to end before.
+
+    Raises:
+        RaydebugError: it does not within the patience.
+    """
+    deadline, problem = time.monotonic() + patience_s, f"no head has written {folder / rendezvous.HEAD_FILE}"
+    log(f"waiting for the head in {folder}")
+    while time.monotonic() < deadline and not stop.asked:
+        head = rendezvous.find_head(folder)
+        if head is not None and head["life"] == life_of(os.environ):
+            ip, _, port = head["gcs"].rpartition(":")
+            try:
+                socket.create_connection((ip, int(port)), timeout=CONNECT_TIMEOUT_S).close()
+            except OSError as error:
+                problem = f"its {head['gcs']} cannot be reached from here: {error.strerror or error}"
+            else:
+                return head
+        time.sleep(POLL_S)
+    if stop.asked:
+        return None
+    raise RaydebugError(
+        f"the head has not come up within {patience_s:.0f} s", cause=problem,
+        fix="see what the head has printed; wait longer with --patience SECONDS", code="node.no-head",
+    )  # fmt: skip

@@ -1,0 +1,219 @@
+"""The folder in which the nodes of a cluster find each other, wherever a launcher has started them (node.py).
+
+`token` is the cluster's token, `cluster.json` where the head is, `nodes/HOST.json` how a node is. The folder is private
+and usually on a shared file system. What is read is checked: a file that is broken is an error with a reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any, TypedDict
+
+from raydebug.cluster import state
+from raydebug.cluster.private_folders import check_private, make_private
+from raydebug.errors import RaydebugError, UsageError
+from raydebug.protocol import records
+from raydebug.settings.debugger import MODES
+from raydebug.settings.files import NotPlainText, atomic_write, read_json
+
+HEAD_FILE, NODES = "cluster.json", "nodes"
+BYTES_MAX = 64 * 1024
+UP, FAILED, ENDED = "up", "failed", "ended"  # phases besides what a start is at
+_ADDRESS = re.compile(r"\d{1,3}(\.\d{1,3}){3}", re.ASCII)
+_HOST = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")  # becomes the name of a file
+_PATH = re.compile(r"/[\w./+@-]+", re.ASCII)
+_TEMP_DIR = re.compile(r"/tmp/rd-\w+", re.ASCII)  # noqa: S108 - it is made private, and removed in the end
+
+
+class Head(TypedDict):
+    """Where the head of a cluster is, and what the other nodes take from it.
+
+    `client_port` (of the gateway) and `dashboard_port` are on its loopback, `gcs` and `dial` are ADDRESS:PORT. `life`
+    is that of the launcher's job, which may be started again: the file of an earlier one is none.
+    """
+
+    id: str
+    host: str
+    ip: str
+    gcs: str
+    dial: str
+    client_port: int
+    dashboard_port: int
+    temp_dir: str
+    python: str
+    ray: str
+    flavour: str
+    debugger: str
+    gpus: int
+    nodes: int
+    life: str
+
+
+class NodeState(TypedDict):
+    """How a node is: `phase` is UP, FAILED, ENDED, or what its start is at; `since` in seconds since 1970."""
+
+    host: str
+    ip: str
+    role: str
+    phase: str
+    reason: str | None
+    gateway: str | None
+    since: float
+
+
+def make(folder: Path) -> None:
+    """Make the folder of a cluster and its token, as far as they are missing.
+
+    Raises:
+        RaydebugError: another user could access or replace it.
+    """
+    with state.writing(folder):
+        if not folder.exists():
+            make_private(folder)
+    check_private(folder)
+    if not os.path.lexists(folder / "token"):
+        state.make_token(folder)
+
+
+def check(folder: Path) -> None:
+    """Check that the folder and the token in it are this user's alone.
+
+    Raises:
+        RaydebugError: they are not, or there is no token.
+    """
+    check_private(folder)
+    token = folder / "token"
+    try:
+        found = token.lstat()
+        problem = None if stat.S_ISREG(found.st_mode) else "it is not a regular file"
+        if found.st_uid != os.geteuid():
+            problem = f"it belongs to uid {found.st_uid}, not to {os.geteuid()}"
+        elif found.st_mode & 0o077:
+            problem = f"its mode is {found.st_mode & 0o7777:04o}, not 0600"
+        elif not found.st_size:
+            problem = "it is empty"
+    except OSError as error:
+        problem = error.strerror
+    if problem:
+        raise UsageError(
+            f"{token} is no token of yours alone",
+            cause=str(problem),
+            fix=f"remove {folder}; the head of the cluster makes it with a new token",
+            code="node.token",
+        )
+
+
+def publish(folder: Path, head: Head) -> None:
+    """Say where the head is; from now on the other nodes join."""
+    with state.writing(folder):
+        atomic_write(folder / HEAD_FILE, json.dumps(head, indent=2))
+
+
+def find_head(folder: Path) -> Head | None:
+    """Return where the head is; None as long as it has not said so.
+
+    Raises:
+        RaydebugError: the file is broken.
+    """
+    path = folder / HEAD_FILE
+    try:
+        if path not in folder.iterdir():  # a client of NFS may remember that the file is not there
+            return None
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _broken(folder, error.strerror or str(error)) from error
+    try:
+        head = records.read(read_json(path, bytes_max=BYTES_MAX, what="it"), Head, "it")
+        problem = _what_is_wrong(head)
+    except (NotPlainText, records.BadRecord) as error:
+        problem = str(error)
+    if problem:
+        if not os.path.lexists(path):  # the head has ended meanwhile
+            return None
+        raise _broken(path, problem)
+    return head
+
+
+def forget_head(folder: Path) -> None:
+    """Say that there is no head (any more): no node joins, and those that have joined end."""
+    with state.writing(folder):
+        (folder / HEAD_FILE).unlink(missing_ok=True)
+
+
+def say_node(folder: Path, node: NodeState) -> None:
+    """Say how a node is."""
+    with state.writing(folder):
+        (folder / NODES).mkdir(mode=0o700, exist_ok=True)
+        atomic_write(folder / NODES / f"{node['host']}.json", json.dumps(node))
+
+
+def list_nodes(folder: Path) -> list[NodeState]:
+    """Return how each node is, the head first, as far as they have said so; of a broken file that it is broken."""
+    found: list[NodeState] = []
+    try:
+        names = sorted(path.name for path in (folder / NODES).iterdir() if path.suffix == ".json")
+    except OSError:
+        return []
+    for name in names:
+        if not _HOST.fullmatch(name):
+            continue
+        host, problem = name.removesuffix(".json"), None
+        try:
+            node = records.read(read_json(folder / NODES / name, bytes_max=BYTES_MAX, what="it"), NodeState, "it")
+            if not {"ip", "role", "phase", "since"} <= node.keys():
+                problem = "it lacks a field"
+        except (NotPlainText, records.BadRecord) as error:
+            problem = str(error)
+        if problem:
+            node = NodeState(
+                host=host, ip="?", role="worker", phase="unknown", reason=f"{folder / NODES / name}: {problem}",
+                gateway=None, since=0.0,
+            )  # fmt: skip
+        found.append({**node, "host": host, "reason": node.get("reason"), "gateway": node.get("gateway")})
+    return sorted(found, key=lambda node: node["role"] != "head")
+
+
+def check_host(host: str) -> str:
+    """Return a host's name, checked: it becomes the name of a file.
+
+    Raises:
+        RaydebugError: it cannot be one.
+    """
+    if not _HOST.fullmatch(host):
+        raise RaydebugError(
+            f"{host!r} cannot be a node's name", cause="it takes letters, digits, '.', '_' and '-'",
+            fix="give this host another name", code="node.bad-host",
+        )  # fmt: skip
+    return host
+
+
+def _what_is_wrong(head: Head) -> str:
+    """Return what is missing or impossible; empty for nothing. Pure."""
+    missing = sorted(Head.__annotations__.keys() - head.keys())
+    if missing:
+        return f"it lacks {missing[0]}"
+    for name in ("gcs", "dial"):
+        ip, _, port = str(head[name]).rpartition(":")  # type: ignore[literal-required]
+        if not _ADDRESS.fullmatch(ip) or not (port.isdecimal() and 0 < int(port) < 65536):
+            return f"its {name} is no address with a port"
+    if not _ADDRESS.fullmatch(head["ip"]) or not _HOST.fullmatch(head["host"]):
+        return "its head has no address or no name"
+    if not all(0 < head[name] < 65536 for name in ("client_port", "dashboard_port")):  # type: ignore[literal-required]
+        return "its ports are none"
+    if not _PATH.fullmatch(head["python"]) or not _TEMP_DIR.fullmatch(head["temp_dir"]):
+        return "its paths are no plain ones"
+    if head["debugger"] not in MODES or not re.fullmatch("[0-9a-f]{32}", head["id"]):
+        return "its id or its debugger's mode is none"
+    return ""
+
+
+def _broken(path: Path, cause: Any) -> RaydebugError:
+    return RaydebugError(
+        f"{path} cannot be read", cause=str(cause), fix="end the cluster, remove this folder, and start it again",
+        code="node.bad-file",
+    )  # fmt: skip
