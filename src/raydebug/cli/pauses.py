@@ -53,6 +53,11 @@ def paused(
         if as_json:
             render.out_json({"version": 1, "pauses": pauses})
             return
+        if cluster.kind == "slurm":
+            from raydebug.cluster.slurm import why_soon_over
+
+            if soon := why_soon_over(cluster):
+                render.say(f"warning: {soon}")
         if not pauses:
             render.say("nothing is paused")
             return

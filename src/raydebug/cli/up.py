@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Debugger, Json, Name, say_renamed
+from raydebug.cli.options import Debugger, Json, Name, command_of, say_renamed
 from raydebug.cli.status import describe, show_cluster, show_variables, warn_without_token
 from raydebug.errors import RaydebugError, UsageError
 
 if TYPE_CHECKING:
+    from raydebug.cluster.slurm import SlurmOptions
     from raydebug.cluster.state import Cluster
     from raydebug.cluster.up import UpOptions
 
@@ -25,7 +26,7 @@ _Kind = Annotated[
     typer.Option(
         "--cluster",
         metavar="KIND",
-        help="compose (containers) or local. Default: compose where a Docker engine answers.",
+        help="compose (containers), local, or slurm (a job). Default: compose where a Docker engine answers.",
     ),
 ]
 _Gpus = Annotated[
@@ -40,7 +41,9 @@ _Cpus = Annotated[
     int | None,
     typer.Option(help="Logical CPUs of a node (default: 16, the machine's, or more for GPUs).", min=1, metavar="N"),
 ]
-_Python = Annotated[str | None, typer.Option(help="local: interpreter whose environment Ray runs in.", metavar="PATH")]
+_Python = Annotated[
+    str | None, typer.Option(help="local, slurm: interpreter whose environment Ray runs in.", metavar="PATH")
+]
 _Yes = Annotated[
     bool, typer.Option("--yes", help="compose: merge the project's own compose file, whatever it asks for.")
 ]
@@ -74,11 +77,32 @@ _EnvFile = Annotated[
     typer.Option("--env-file", help="compose: KEY=VALUE lines for the nodes (HF_TOKEN ...), mode 600.", metavar="FILE"),
 ]
 _DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="compose: show the sizes chosen for this machine, start nothing.")
+    bool,
+    typer.Option(
+        "--dry-run", help="compose: show the sizes chosen for this machine; slurm: the script. Start nothing."
+    ),
 ]
 _GatewayPort = Annotated[
     int | None,
     typer.Option(help="Default: 5678 if free. 0 takes a free one.", min=0, max=65535, metavar="PORT"),
+]
+_Nodes = Annotated[int | None, typer.Option(help="slurm: how many nodes to ask for.", min=1, metavar="N")]
+_Folder = Annotated[
+    Path | None,
+    typer.Option(
+        help="slurm: folder that the nodes share. Without --nodes: of `srun raydebug node` in your own allocation.",
+        metavar="FOLDER",
+    ),
+]
+_Container = Annotated[
+    str,
+    typer.Option(
+        help="slurm: what precedes the program on a node: '--container-image=IMAGE' (pyxis), 'apptainer exec --nv IMAGE'.",
+        metavar="WORDS",
+    ),
+]
+_NodeOptions = Annotated[
+    str, typer.Option("--node-options", help="slurm: options of `raydebug node`: '--interface ib0'.", metavar="WORDS")
 ]
 _Join = Annotated[
     str | None,
@@ -95,6 +119,7 @@ _Through = Annotated[
 
 
 def up(
+    ctx: typer.Context,
     cluster: _Kind = None,
     join: _Join = None,
     through: _Through = None,
@@ -110,6 +135,10 @@ def up(
     prefork: _Prefork = False,
     warm: _Warm = False,
     end_when_hung: _EndWhenHung = False,
+    nodes: _Nodes = None,
+    folder: _Folder = None,
+    container: _Container = "",
+    node_options: _NodeOptions = "",
     mount: _Mount = None,
     hf_cache: _HfCache = False,
     env_file: _EnvFile = None,
@@ -123,6 +152,7 @@ def up(
     Examples:
       raydebug up --cluster local --gpus 1
       raydebug up --join http://HEAD:8265       a Ray cluster that runs already: nothing of it is restarted
+      raydebug up --cluster slurm --nodes 2 --gpus 8 -- --time=01:00:00      after --: options of sbatch
     """
     from raydebug.cluster.find import find_cluster
     from raydebug.cluster.locks import Use
@@ -131,14 +161,21 @@ def up(
 
     if warm:
         say_renamed("up --warm", "up --prefork")
+    sbatch = command_of(ctx)
+    of_slurm = {"--nodes": nodes is not None, "--folder": folder, "--container": container,
+                "--node-options": node_options, "what follows `--`": sbatch}  # fmt: skip
+    known = find_cluster(name) if join is None else None
+    cluster = _only("slurm", of_slurm, cluster or ("slurm" if known is not None and known.kind == "slurm" else None))
     given = {"--mount": mount, "--hf-cache": hf_cache, "--env-file": env_file, "--dry-run": dry_run, "--yes": yes,
              "--flavour": flavour, "--workers": workers is not None}  # fmt: skip
     local = {"--python": python, "--end-when-hung": end_when_hung}
-    others = {"--cluster": cluster, "--gpus": gpus is not None, "--cpus": cpus, "--prefork": prefork or warm,
+    others = {"--cluster": cluster, "--gpus": gpus is not None, "--cpus": cpus, "--prefork": prefork or warm, **of_slurm,
               "--dashboard-port": dashboard_port is not None, **given, **local}  # fmt: skip
-    if join is None and (known := find_cluster(name)) is not None and known.is_joined:
+    if known is not None and known.is_joined:
         join = known.there.join_url  # the join again
     _check_join(join, through, [option for option, value in others.items() if value])
+    if cluster == "slurm":
+        given, local = {**given, "--dry-run": False}, {**local, "--python": False}
     cluster = _only("compose", given, cluster)
     cluster = _only("local", local, cluster)
     options = UpOptions(
@@ -148,6 +185,12 @@ def up(
         hf_cache=hf_cache, env_file=env_file, yes=yes,
     )  # fmt: skip
     with notice_interrupts():  # from here on: an import can lose a Ctrl-C too
+        if cluster == "slurm":
+            from raydebug.cluster.slurm import SlurmOptions
+
+            asked = SlurmOptions(nodes or (None if folder else 1), tuple(sbatch), folder, container, node_options)
+            _slurm(options, asked, dry_run=dry_run, as_json=as_json)
+            return
         if dry_run:
             _preview(options, as_json=as_json)
             return
@@ -192,16 +235,13 @@ def _join(options: UpOptions, address: str, through: str | None, *, as_json: boo
     """Join a cluster, check that its gateway can be reached from here, and show what a job of the user's own needs."""
     from raydebug.cluster import joined, node_jobs, tunnel
     from raydebug.cluster.state import name_option
-    from raydebug.gateway.gateway_client import fetch_status
     from raydebug.jobs.submit import node_variables
 
     asked = joined.asked_at(address, options.name)
     with render.phases(f"joining {asked.dashboard} as cluster '{options.name}'") as on_phase:
         cluster, nodes, was_joined = joined.join(options, asked, through, on_phase=on_phase)
         on_phase("asking its gateway")
-        deadline = time.monotonic() + (tunnel.STARTS_S if cluster.there.through else 0.0)
-        while (problem := fetch_status(cluster)["problem"]) and time.monotonic() < deadline:
-            time.sleep(0.2)
+        problem = _wait_for_gateway(cluster)
     if problem:
         port, head, way = cluster.there.client_port, cluster.there.head, cluster.there.through
         said, again = (
@@ -231,6 +271,48 @@ def _join(options: UpOptions, address: str, through: str | None, *, as_json: boo
             f"warning: this cluster asks for no token: anyone who reaches {cluster.dashboard} can run code on its nodes"
         )
     show_variables(needed)
+
+
+def _wait_for_gateway(cluster: Cluster) -> str | None:
+    """Return why the gateway of a cluster that was joined or launched does not answer; None if it does."""
+    from raydebug.cluster.tunnel import STARTS_S
+    from raydebug.gateway.gateway_client import fetch_status
+
+    deadline = time.monotonic() + (STARTS_S if cluster.there.through else 0.0)
+    while (problem := fetch_status(cluster)["problem"]) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return problem
+
+
+def _slurm(options: UpOptions, asked: SlurmOptions, *, dry_run: bool, as_json: bool) -> None:
+    """Submit a cluster to Slurm and wait for it, or show the script."""
+    from raydebug.cluster import slurm, tunnel
+
+    if dry_run:
+        folder = asked.folder.absolute() if asked.folder else slurm.fresh_folder(options.name)
+        render.out(slurm.script_of(options, asked, folder).rstrip())
+        return
+    with render.phases(f"starting cluster '{options.name}' with Slurm") as on_phase:
+        cluster, nodes, submitted = slurm.bring_up(options, asked, on_phase=on_phase)
+        on_phase("asking its gateway")
+        problem = _wait_for_gateway(cluster)
+    if problem:
+        raise RaydebugError(
+            f"the gateway runs on the head, {cluster.there.head}, and cannot be reached from here",
+            cause=f"{cluster.there.through} said: {tunnel.last_said(cluster)}; {problem}",
+            fix=f"all that it says: {cluster.folder / tunnel.LOG}; `raydebug up` tries it again, `raydebug down` ends it",
+            code="joined.no-way",
+        )
+    if as_json:
+        render.out_json(describe(cluster))
+        return
+    if not submitted:
+        render.say(f"cluster '{options.name}' runs already:")
+    show_cluster(cluster)
+    for node in nodes:
+        if node["phase"] != "up":
+            reason = f": {node['reason']}" if node["reason"] else ""
+            render.say(render.visible(f"note: {node['host']} is not up ({node['phase']}{reason})"))
 
 
 def _bring_up(options: UpOptions, asked: str | None) -> tuple[Cluster, bool]:
@@ -277,6 +359,7 @@ def _take_over(cluster: Cluster) -> Cluster:
 _WHY_ONLY = {
     "compose": "its processes have this machine's folders, its Python and your environment as they are",
     "local": "in containers the image and the engine decide about that",
+    "slurm": "no job of Slurm is submitted for it",
 }
 
 
@@ -300,7 +383,7 @@ def _only(kind: str, given: Mapping[str, object], asked: str | None) -> str | No
         f"{' and '.join(named)} {'is' if len(named) == 1 else 'are'} for --cluster {kind}",
         cause=f"this is a cluster of the kind {asked}: {_WHY_ONLY[kind]}",
         fix=f"leave {'it' if len(named) == 1 else 'them'} out, or use --cluster {kind}",
-        code="cluster.not-containers" if kind == "compose" else "cluster.not-local",
+        code="cluster.not-containers" if kind == "compose" else f"cluster.not-{kind}",
     )
 
 
@@ -325,7 +408,7 @@ def _choose_kind(asked: str | None) -> str:
     if asked is not None:
         raise UsageError(
             f"there is no kind of cluster '{asked}'",
-            cause="--cluster takes: local, compose",
+            cause="--cluster takes: local, compose, slurm",
             fix="raydebug up --cluster local",
             code="cluster.unknown-kind",
         )

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, tzinfo
+from pathlib import Path
 from typing import Any, ClassVar, TypedDict
 
 from raydebug import render
-from raydebug.cluster import state
+from raydebug.cluster import rendezvous, state
 from raydebug.cluster.dashboard import GCS_TIMEOUT_S, Dashboard, why_no_gcs
 from raydebug.cluster.growing_log import GrowingLog
+from raydebug.cluster.rendezvous import NodeState
 from raydebug.cluster.runner import ContainerRunner, LocalRunner, NodeRunner, Runner
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError, UsageError
@@ -239,17 +242,8 @@ class LocalKind(Kind):
 
     def show_logs(self, service: str | None, *, follow: bool) -> int:
         """Print Ray's and the gateway's log files; the end of the cluster ends `follow`."""
-        folder = self.cluster.folder
-        parts = [part for part in self.LOGS if service in (None, part)]
-        logs = [(part, GrowingLog(folder / self.LOGS[part])) for part in parts]
-        while True:
-            is_over = not follow or not self.is_alive()
-            for part, log in logs:
-                for line in log.read(to_end=is_over):
-                    render.out(f"{part} | {render.visible(line)}")
-            if is_over:
-                return Exit.OK
-            time.sleep(FOLLOW_EVERY_S)
+        logs = {part: self.cluster.folder / name for part, name in self.LOGS.items()}
+        return _print_logs(logs, service, lambda: not follow or not self.is_alive())
 
 
 class ComposeKind(Kind):
@@ -422,10 +416,112 @@ class JoinedKind(Kind):
         keep_audit_lines(self.cluster)
 
 
+class NodesKind(JoinedKind):
+    """A cluster of node programs (node.py), each of which says how it is."""
+
+    def node_states(self) -> list[NodeState]:
+        """Return how each node is, by its own words."""
+        raise NotImplementedError
+
+    def why_gone(self) -> str | None:
+        """Return None: the head's node program watches the GCS, and has said so (`broken_nodes`)."""
+        return None
+
+    def broken_nodes(self) -> list[ListedNode]:
+        """Return the nodes as they say, unless the head is up."""
+        found = self.node_states()
+        if any(one["role"] == "head" and one["phase"] == rendezvous.UP for one in found):
+            return []
+        return [_row_of(one) for one in found] or [node_row("head", "", "starting", "it has not begun")]
+
+    def nodes(self) -> list[ListedNode]:
+        """Return the nodes of Ray's table, and those that are not in it (yet); a dead one has its own reason."""
+        rows = super().nodes()
+        for one in self.node_states():
+            row = next((row for row in rows if row["ip"] == one["ip"]), None)
+            if row is None:
+                rows.append(_row_of(one))
+            elif row["state"] == "dead":
+                row["reason"] = one["reason"] or self.why_dead(one["host"]) or row["reason"]
+        return rows
+
+    def why_dead(self, host: str) -> str | None:
+        """Return what the launcher says of a host; None if it says nothing."""
+        return None
+
+    def why_gateway_down(self) -> str | None:
+        """Return what the head says."""
+        head = next((one for one in self.node_states() if one["role"] == "head"), None)
+        if head is None or head["phase"] != rendezvous.UP:
+            return f"its head is not up{': ' + head['phase'] if head else ''}"
+        return head["gateway"]
+
+
+class SlurmKind(NodesKind):
+    """A cluster that is a job of Slurm, or in one."""
+
+    services = ("head", "gateway", "nodes")
+
+    def take_down(self) -> list[str]:
+        """Cancel the job; one of the user's own runs on."""
+        from raydebug.cluster import slurm
+
+        return slurm.take_down(self.cluster)
+
+    def is_alive(self) -> bool:
+        """Return whether its job runs, and its head has been up."""
+        from raydebug.cluster import slurm
+
+        return bool(self.cluster.there.head) and slurm.why_not_running(self.cluster) is None
+
+    def node_states(self) -> list[NodeState]:
+        """Return what is in the shared folder."""
+        return rendezvous.list_nodes(Path(self.cluster.there.folder))
+
+    def broken_nodes(self) -> list[ListedNode]:
+        """Return why the job does not run; the nodes unless the head is up."""
+        from raydebug.cluster import slurm
+
+        why = slurm.why_not_running(self.cluster)
+        if why is None:
+            return super().broken_nodes()
+        return [node_row("head", self.cluster.there.head, "dead" if self.cluster.there.head else "pending", why)]
+
+    def why_dead(self, host: str) -> str | None:
+        """Return Slurm's state of a host that is not in order."""
+        from raydebug.cluster import slurm
+
+        said = slurm.state_of_host(host)
+        return f"Slurm has {host} as {said}" if said.startswith(("down", "drain", "fail", "unk", "reboot")) else None
+
+    def why_gateway_down(self) -> str | None:
+        """Return why the job does not run, or what the head says."""
+        from raydebug.cluster import slurm
+
+        return slurm.why_not_running(self.cluster) or super().why_gateway_down()
+
+    def show_logs(self, service: str | None, *, follow: bool) -> int:
+        """Print what Ray's head, the gateway and all nodes have written to the shared folder."""
+        from raydebug.cluster import slurm
+
+        folder = Path(self.cluster.there.folder)
+        heads = [one["host"] for one in self.node_states() if one["role"] == "head"]
+        logs = {"head": folder / rendezvous.NODES / f"{(heads or ['head'])[0]}.log"}
+        logs |= {"gateway": folder / "gateway.log", "nodes": folder / slurm.LOG}
+        return _print_logs(logs, service, lambda: not follow or not self.is_alive())
+
+    def keep_audit_lines(self) -> None:
+        """Copy the gateway's audit lines from its log."""
+        from raydebug.cluster import slurm
+
+        slurm.keep_audit_lines(self.cluster)
+
+
 _KINDS: dict[str, type[Kind]] = {
     "local": LocalKind,
     "compose": ComposeKind,
     "by-hand": ByHandKind,
+    "slurm": SlurmKind,
 }
 
 
@@ -442,6 +538,24 @@ def find_running(name: str) -> Cluster | None:
 
     found = find_cluster(name)
     return found if found is not None and kind_of(found).is_alive() else None
+
+
+def _row_of(node: NodeState) -> ListedNode:
+    ended = node["phase"] in (rendezvous.FAILED, rendezvous.ENDED)
+    return node_row(node["role"], node["ip"], "dead" if ended else "starting", node["reason"] or node["phase"])
+
+
+def _print_logs(logs: Mapping[str, Path], service: str | None, is_last: Callable[[], bool]) -> int:
+    """Print log files, or that of one service, until they are read for the last time."""
+    growing = [(part, GrowingLog(path)) for part, path in logs.items() if service in (None, part)]
+    while True:
+        to_end = is_last()
+        for part, log in growing:
+            for line in log.read(to_end=to_end):
+                render.out(f"{part} | {render.visible(line)}")
+        if to_end:
+            return Exit.OK
+        time.sleep(FOLLOW_EVERY_S)
 
 
 def slow(silent_s: float) -> tuple[str, str]:

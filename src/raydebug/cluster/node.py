@@ -162,7 +162,14 @@ def run(options: NodeOptions) -> tuple[str | None, bool]:
     if is_head:
         rendezvous.make(folder)
     else:
-        head = wait_for_head(folder, options.patience_s, stop)
+        try:
+            head = wait_for_head(folder, options.patience_s, stop)
+        except RaydebugError as error:  # the others may be well: srun ends all of them with one that fails
+            failure = f"{error.what}: {error.cause}"
+            rendezvous.say_node(folder, NodeState(
+                host=host, ip="?", role="worker", phase=FAILED, reason=failure, gateway=None, since=time.time(),
+            ))  # fmt: skip
+            return failure, False
         if head is None:
             return None, False
     rendezvous.check(folder)

@@ -1,0 +1,360 @@
+"""A cluster as a job of Slurm: one task of `raydebug node` on each host, and this machine reaches it through srun.
+
+No ssh to the nodes is needed, and no connection into the cluster's network. The token is in a file of the shared folder
+only: `scontrol show job` and Slurm's log show the script, its options and what the nodes print to every user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import secrets
+import shlex
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from raydebug import process
+from raydebug.cluster import audit_log, rendezvous, state
+from raydebug.cluster.locks import only_one
+from raydebug.cluster.private_folders import remove_private
+from raydebug.cluster.ray_node import START_LIMIT_S, last_words
+from raydebug.cluster.rendezvous import ENDED, FAILED, UP, Head, NodeState
+from raydebug.cluster.state import Cluster, Remote, name_option
+from raydebug.cluster.tunnel import close_way, open_way
+from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted
+from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.process import SAFE_PATH
+
+LOG, SCRIPT = "slurm.log", "job.sh"
+ASK_S, POLL_S = 2.0, 0.2  # Slurm's controller is asked, and our own files are looked at
+STARTS_S = START_LIMIT_S + 60.0  # all nodes, once the job runs
+ENDS_S = 90.0  # after scancel: Slurm waits KillWait, 30 s by default, before it kills
+WARN_S = 300.0  # before the time limit
+# Slurm 22.05 squeue(1), JOB STATE CODES: a job is there in all of these.
+PENDING = (
+    "PENDING",
+    "CONFIGURING",
+    "REQUEUED",
+    "REQUEUE_HOLD",
+    "SPECIAL_EXIT",
+    "RESV_DEL_HOLD",
+    "SUSPENDED",
+    "STOPPED",
+)
+RUNNING, ENDING = "RUNNING", ("COMPLETING", "SIGNALING", "STAGE_OUT")
+GONE = "gone"
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """What `up --cluster slurm` takes beside the options of every cluster.
+
+    Args:
+        nodes: how many; None for the cluster of an allocation of the user's own, in `folder`.
+        sbatch: further options of sbatch.
+        folder: shared by the nodes and this machine; None for a fresh one in the state folder.
+        container: what precedes the node's program: options of srun (pyxis), or `apptainer exec --nv IMAGE`.
+        node: further options of `raydebug node`.
+    """
+
+    nodes: int | None = None
+    sbatch: tuple[str, ...] = ()
+    folder: Path | None = None
+    container: str = ""
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """What Slurm says of a job: its state (GONE where it knows none), why it waits, the seconds it has left, if any."""
+
+    state: str = GONE
+    reason: str = ""
+    left_s: float = math.inf
+
+
+def script_of(options: UpOptions, asked: SlurmOptions, folder: Path) -> str:
+    """Return the script for sbatch. Pure.
+
+    A node that fails ends neither the job nor the step; the head's end does: it alone ends with an error. 30 s before
+    its time limit the job is asked to end, and it is not queued again: what was paused would be gone.
+    """
+    settings = {
+        "nodes": asked.nodes, "ntasks-per-node": 1, "job-name": f"raydebug-{options.name}", "chdir": folder,
+        "output": folder / LOG, "open-mode": "append", "signal": "TERM@30",
+        **({"gres": f"gpu:{options.gpus}"} if options.gpus else {}),
+    }  # fmt: skip
+    lines = [f"#SBATCH --{name}={shlex.quote(str(value))}" for name, value in settings.items()]
+    step = ["srun", "--no-kill", "--kill-on-bad-exit=1", "--wait=0", "--unbuffered", "--label"]
+    step += [*shlex.split(asked.container), python_of(options, asked), SAFE_PATH, "-m", "raydebug", "node"]
+    step += ["--folder", str(folder), "--nodes", str(asked.nodes), "--debugger", options.debugger]
+    for name, value in (("--gpus", options.gpus), ("--cpus", options.cpus)):
+        step += [name, str(value)] if value is not None else []
+    step += shlex.split(asked.node)
+    return "\n".join(["#!/bin/bash", *lines, "#SBATCH --no-kill --no-requeue", f"exec {shlex.join(step)}", ""])
+
+
+def python_of(options: UpOptions, asked: SlurmOptions) -> str:
+    """Return the Python of the nodes: this one, or in a container the one on its PATH."""
+    return options.python or ("python3" if asked.container else sys.executable)
+
+
+def fresh_folder(name: str) -> Path:
+    """Return the path for the folder of a new cluster; it is not made."""
+    return state.clusters_dir() / state.check_name(name) / f"slurm-{secrets.token_hex(4)}"
+
+
+def bring_up(
+    options: UpOptions, asked: SlurmOptions, *, on_phase: Callable[[str], None]
+) -> tuple[Cluster, list[NodeState], bool]:
+    """Submit a cluster and wait until it is up; one that was submitted before is waited for.
+
+    Returns:
+        The cluster, its nodes, and whether this call has submitted it.
+
+    Raises:
+        RaydebugError: Slurm refuses it, or it does not come up; nothing is left of a job that this call has submitted.
+    """
+    for program in ("sbatch", "squeue", "scancel", "srun"):
+        if shutil.which(program) is None:
+            raise UsageError(
+                "Slurm is not here", cause=f"there is no {program} on the PATH",
+                fix="run it where you submit jobs: on a login node", code="slurm.missing",
+            )  # fmt: skip
+    with only_one(options.name, wait=False):
+        cluster = state.read_record(options.name)
+        if cluster is not None and cluster.kind != "slurm":
+            raise RaydebugError(
+                f"cluster '{options.name}' is another one", cause=f"it is of the kind {cluster.kind}",
+                fix=f"`raydebug down{name_option(options.name)}`, or another name with --name",
+                code="cluster.other-kind", exit_code=Exit.TAKEN,
+            )  # fmt: skip
+        submitted = cluster is None and asked.nodes is not None
+        if cluster is None:
+            cluster = _submit(options, asked) if submitted else _adopt(options, asked, on_phase)
+        try:
+            head, nodes = _wait_until_up(cluster, on_phase)
+            cluster = _with_head(cluster, head)
+            on_phase("opening the way to its head")
+            far = {"gateway": head["client_port"], "dashboard": head["dashboard_port"]}
+            cluster = open_way(cluster, far, {"gateway": options.gateway_port, "dashboard": options.dashboard_port})
+            raise_if_interrupted()
+        except BaseException:
+            if submitted or ask(cluster).state in PENDING:
+                on_phase("cancelling its job")
+                with ignore_interrupts():
+                    take_down(cluster)
+            raise
+        return cluster, nodes, submitted
+
+
+def take_down(cluster: Cluster) -> list[str]:
+    """Cancel the job and wait for its end, close the way there, remove the folder and the record; return what is left.
+
+    A cluster in an allocation of the user's own runs on.
+    """
+    keep_audit_lines(cluster)
+    job, folder = cluster.there.launched["job"], Path(cluster.there.folder)
+    left = []
+    if not is_own(cluster):
+        if ask(cluster).state != GONE:
+            with contextlib.suppress(process.CommandFailed):  # it has ended meanwhile
+                process.run(["scancel", job])
+        deadline = time.monotonic() + ENDS_S
+        while (found := ask(cluster).state) in (RUNNING, *PENDING, *ENDING) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        left = [f"job {job} ({found})"] if found in (RUNNING, *PENDING, *ENDING) else []
+    close_way(cluster)
+    if not left:
+        if folder.parent == cluster.folder:
+            remove_private(folder)
+        elif not is_own(cluster):
+            (folder / "token").unlink(missing_ok=True)
+        state.forget(cluster)
+    return left
+
+
+def is_own(cluster: Cluster) -> bool:
+    """Return whether the cluster is in an allocation of the user's own, which `down` does not end."""
+    return "own" in cluster.there.launched
+
+
+def ask(cluster: Cluster) -> SlurmJob:
+    """Return what Slurm says of the cluster's job."""
+    job = cluster.there.launched["job"]
+    try:
+        said = process.run(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%L|%r"])
+    except process.CommandFailed as error:
+        if "Invalid job id" in error.output:  # it has ended some minutes ago (MinJobAge)
+            return SlurmJob()
+        raise
+    return read_job(said)
+
+
+def read_job(said: str) -> SlurmJob:
+    """Return what a line of squeue says. Pure.
+
+    >>> read_job("PENDING|1:00:00|Resources")
+    SlurmJob(state='PENDING', reason='Resources', left_s=3600.0)
+    >>> read_job("RUNNING|1-00:04:05|None").left_s, read_job("RUNNING|UNLIMITED|None").left_s, read_job("").state
+    (86645.0, inf, 'gone')
+    """
+    found = re.search(r"^([A-Z_]+)\|([^|\n]*)\|([^\n]*)$", said, re.MULTILINE)
+    if found is None:
+        return SlurmJob()
+    left = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", found[2])
+    left_s = math.inf
+    if left is not None:
+        days, hours, minutes, seconds = (int(part or 0) for part in left.groups())
+        left_s = float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    return SlurmJob(found[1], found[3], left_s)
+
+
+def why_not_running(cluster: Cluster) -> str | None:
+    """Return why the cluster's job does not run; None while it does."""
+    job, found = cluster.there.launched["job"], ask(cluster)
+    if found.state == RUNNING:
+        return None
+    return f"job {job} is {found.state.lower()}" + (f": {found.reason}" if found.reason not in ("", "None") else "")
+
+
+def why_soon_over(cluster: Cluster) -> str | None:
+    """Return that Slurm ends the cluster within WARN_S, in words; None before. Slurm is asked only near the end."""
+    job, ends = cluster.there.launched["job"], float(cluster.there.launched.get("ends", "inf"))
+    if time.time() < ends - WARN_S or (left_s := ask(cluster).left_s) > WARN_S:
+        return None
+    return (
+        f"Slurm ends this cluster, job {job}, in {left_s:.0f} s, and all pauses with it"
+        f" (`scontrol update JobId={job} TimeLimit=...` where you may)"
+    )
+
+
+def state_of_host(host: str) -> str:
+    """Return what Slurm says of a host; empty if it says nothing."""
+    with contextlib.suppress(process.CommandFailed):
+        return (process.run(["sinfo", "--noheader", "-N", f"--nodes={host}", "--format=%T"]).split() or [""])[0]
+    return ""
+
+
+def keep_audit_lines(cluster: Cluster) -> None:
+    """Copy the gateway's audit lines, whose folder is removed with the cluster, to the kept ones."""
+    with contextlib.suppress(OSError):
+        log = Path(cluster.there.folder, "gateway.log").read_text(encoding="utf-8", errors="replace")
+        audit_log.keep(cluster.name, log.splitlines())
+
+
+def _submit(options: UpOptions, asked: SlurmOptions) -> Cluster:
+    """Submit the job and return the cluster, recorded: from now on `down` ends it, and `up` waits for it."""
+    state.make_folder(options.name)
+    folder = asked.folder.absolute() if asked.folder else fresh_folder(options.name)
+    rendezvous.make(folder)
+    rendezvous.check(folder)
+    rendezvous.forget_head(folder)
+    remove_private(folder / rendezvous.NODES)
+    with state.writing(folder):
+        (folder / SCRIPT).write_text(script_of(options, asked, folder), encoding="utf-8")
+    fix = "its own options follow after `--`: raydebug up --cluster slurm --nodes 2 -- --partition=NAME --time=01:00:00"
+    try:
+        said = process.run(["sbatch", "--parsable", *asked.sbatch, str(folder / SCRIPT)], fix=fix)
+    except BaseException:
+        remove_private(folder) if asked.folder is None else (folder / "token").unlink(missing_ok=True)
+        raise
+    job = next((found[1] for line in said.splitlines() if (found := re.fullmatch(r"(\d+)(?:;.*)?", line.strip()))), "")
+    if not job:
+        raise RaydebugError("sbatch gave no number of a job", cause=said.strip()[-300:], fix=fix, code="slurm.no-job")
+    return _record(options, folder, {"job": job, "container": asked.container})
+
+
+def _adopt(options: UpOptions, asked: SlurmOptions, on_phase: Callable[[str], None]) -> Cluster:
+    """Return the cluster of an allocation of the user's own, recorded, once its head says where it is."""
+    if asked.folder is None:
+        raise UsageError(
+            "nothing says which cluster", cause="--nodes submits a new one, --folder names one that srun has started",
+            fix="raydebug up --cluster slurm --nodes 2", code="slurm.options",
+        )  # fmt: skip
+    folder, deadline = asked.folder.absolute(), time.monotonic() + STARTS_S
+    on_phase(f"waiting for a head in {folder}")
+    while (head := rendezvous.find_head(folder)) is None and time.monotonic() < deadline:
+        raise_if_interrupted()
+        time.sleep(POLL_S)
+    job = head["life"].split(" ")[0] if head else ""
+    if not job.isdecimal():
+        raise RaydebugError(
+            f"{folder} has no cluster of Slurm", cause=f"no head has written {rendezvous.HEAD_FILE} there, below srun",
+            fix=f"srun raydebug node --folder {folder}", code="slurm.no-head",
+        )  # fmt: skip
+    rendezvous.check(folder)
+    return _record(options, folder, {"job": job, "container": asked.container, "own": "1"})
+
+
+def _record(options: UpOptions, folder: Path, launched: dict[str, str]) -> Cluster:
+    own = state.make_folder(options.name)
+    nowhere = "127.0.0.1:1"  # until the head says where it is
+    remote = Remote(f"http://{nowhere}", nowhere, str(folder / "token"), folder=str(folder), launched=launched)
+    cluster = Cluster(
+        name=options.name, id=uuid.uuid4().hex, kind="slurm", folder=own, temp_dir=own, python=sys.executable,
+        ports={}, cpus=options.cpus or 0, gpus=options.gpus or 0, debugger=options.debugger, flavour="core",
+        created=time.time(), remote=remote,
+    )  # fmt: skip
+    state.save_cluster(cluster)
+    return cluster
+
+
+def _with_head(cluster: Cluster, head: Head) -> Cluster:
+    """Return the record with what the head has said."""
+    launched, left_s = dict(cluster.there.launched), ask(cluster).left_s
+    if math.isfinite(left_s):
+        launched["ends"] = str(time.time() + left_s)
+    step = ["srun", f"--jobid={launched['job']}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={head['host']}"]
+    way = shlex.join([*step, "--quiet", "--unbuffered", *shlex.split(launched["container"])])
+    remote = replace(
+        cluster.there, head=head["ip"], gcs=head["gcs"], dial=head["dial"], client_port=head["client_port"],
+        logs=f"{head['temp_dir']}/r/session_latest/logs", through=way, launched=launched,
+    )  # fmt: skip
+    return replace(
+        cluster, id=head["id"], python=head["python"], ray=head["ray"], flavour=head["flavour"], gpus=head["gpus"],
+        debugger=head["debugger"], remote=remote,
+    )  # fmt: skip
+
+
+def _wait_until_up(cluster: Cluster, on_phase: Callable[[str], None]) -> tuple[Head, list[NodeState]]:
+    """Return the head and all nodes, once each is up or has failed, or is late and the head is up.
+
+    Raises:
+        RaydebugError: the job has ended, or the head has not come up.
+    """
+    folder, job = Path(cluster.there.folder), cluster.there.launched["job"]
+    said, asked, deadline, found = "", -ASK_S, math.inf, SlurmJob()
+    while True:
+        raise_if_interrupted()
+        if time.monotonic() > asked + ASK_S:
+            asked, found = time.monotonic(), ask(cluster)
+        nodes, head = rendezvous.list_nodes(folder), None
+        if found.state == RUNNING:
+            deadline = min(deadline, time.monotonic() + STARTS_S)
+            head = rendezvous.find_head(folder)
+            settled = [node for node in nodes if node["phase"] in (UP, FAILED, ENDED)]
+            if head is not None and (len(settled) >= head["nodes"] or time.monotonic() > deadline):
+                return head, nodes
+            now = "; ".join(f"{one['host']}: {one['phase']}" for one in nodes if one["phase"] != UP)
+            now = now or f"{len(nodes)} nodes have begun"
+        else:
+            now = f"job {job} is {found.state.lower()}: {found.reason}"
+        if found.state not in (RUNNING, *PENDING) or time.monotonic() > deadline:
+            reasons = [f"{node['host']}: {node['reason']}" for node in nodes if node["phase"] == FAILED]
+            raise RaydebugError(
+                f"cluster '{cluster.name}' did not come up",
+                cause=f"{now}; {'; '.join(reasons) or last_words(folder / LOG)}",
+                fix=f"`squeue --jobs={job} --states=all`; `raydebug up` of the same form again",
+                code="cluster.not-up",
+            )
+        if now != said:
+            said = now
+            on_phase(now)
+        time.sleep(POLL_S)
