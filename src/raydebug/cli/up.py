@@ -97,7 +97,7 @@ _Folder = Annotated[
 _Container = Annotated[
     str,
     typer.Option(
-        help="slurm: what precedes the program on a node: '--container-image=IMAGE' (pyxis), 'apptainer exec --nv IMAGE'.",
+        help="slurm: what comes before the node's program: '--container-image=IMAGE' (pyxis), 'apptainer exec --nv IMG'.",
         metavar="WORDS",
     ),
 ]
@@ -169,8 +169,8 @@ def up(
     given = {"--mount": mount, "--hf-cache": hf_cache, "--env-file": env_file, "--dry-run": dry_run, "--yes": yes,
              "--flavour": flavour, "--workers": workers is not None}  # fmt: skip
     local = {"--python": python, "--end-when-hung": end_when_hung}
-    others = {"--cluster": cluster, "--gpus": gpus is not None, "--cpus": cpus, "--prefork": prefork or warm, **of_slurm,
-              "--dashboard-port": dashboard_port is not None, **given, **local}  # fmt: skip
+    others = {"--cluster": cluster, "--gpus": gpus is not None, "--cpus": cpus, "--prefork": prefork or warm,
+              "--dashboard-port": dashboard_port is not None, **of_slurm, **given, **local}  # fmt: skip
     if known is not None and known.is_joined:
         join = known.there.join_url  # the join again
     _check_join(join, through, [option for option, value in others.items() if value])
@@ -300,7 +300,7 @@ def _slurm(options: UpOptions, asked: SlurmOptions, *, dry_run: bool, as_json: b
         raise RaydebugError(
             f"the gateway runs on the head, {cluster.there.head}, and cannot be reached from here",
             cause=f"{cluster.there.through} said: {tunnel.last_said(cluster)}; {problem}",
-            fix=f"all that it says: {cluster.folder / tunnel.LOG}; `raydebug up` tries it again, `raydebug down` ends it",
+            fix=f"all that it says: {cluster.folder / tunnel.LOG}; `raydebug up` tries again, `raydebug down` ends it",
             code="joined.no-way",
         )
     if as_json:
