@@ -97,7 +97,7 @@ _Folder = Annotated[
 _Container = Annotated[
     str,
     typer.Option(
-        help="slurm: what comes before the node's program: '--container-image=IMAGE' (pyxis), 'apptainer exec --nv IMG'.",
+        help="slurm: what precedes the node's program: '--container-image=IMAGE' (pyxis), 'apptainer exec --nv IMG'.",
         metavar="WORDS",
     ),
 ]
