@@ -217,7 +217,8 @@ def test_waits_for_the_head_of_its_own_job(folder: Path, monkeypatch: pytest.Mon
         late.start()
         assert node.wait_for_head(folder, 20.0, stop) == own
     stop.asked = True
-    assert node.wait_for_head(folder, 20.0, stop) is None
+    with pytest.raises(RaydebugError):
+        node.wait_for_head(folder, 20.0, stop)
 
 
 def test_end_of_the_head_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch):

@@ -151,34 +151,32 @@ def run(options: NodeOptions) -> tuple[str | None, bool]:
     """Run a node until its end; return why it has failed, and whether it is the head.
 
     Raises:
-        RaydebugError: it cannot start as it is.
+        RaydebugError: nothing says what it is, or the folder is not this user's alone.
     """
     is_head = which_role(options, os.environ)
     host = rendezvous.check_host(os.environ.get("SLURMD_NODENAME") or socket.gethostname())
-    folder = Path(os.path.abspath(options.folder))
-    stop, head = Stop(), None
+    folder, stop = Path(os.path.abspath(options.folder)), Stop()
     stop.take_signals()
     adopt_orphans()
     if is_head:
         rendezvous.make(folder)
-    else:
-        try:
-            head = wait_for_head(folder, options.patience_s, stop)
-        except RaydebugError as error:  # the others may be well: srun ends all of them with one that fails
-            failure = f"{error.what}: {error.cause}"
-            rendezvous.say_node(folder, NodeState(
-                host=host, ip="?", role="worker", phase=FAILED, reason=failure, gateway=None, since=time.time(),
-            ))  # fmt: skip
-            return failure, False
-        if head is None:
-            return None, False
-    rendezvous.check(folder)
-    os.chdir(variables.CLUSTER_DIR)
-    temp_dir = Path(head["temp_dir"]) if head else Path(tempfile.mkdtemp(prefix="rd-", dir=LOCAL_DISK))
     try:
-        return _plan(options, folder, temp_dir, host, head, stop).run(), is_head
-    finally:
-        private_folders.remove_private(temp_dir)
+        head = None if is_head else wait_for_head(folder, options.patience_s, stop)
+        rendezvous.check(folder)
+        os.chdir(variables.CLUSTER_DIR)
+        temp_dir = Path(head["temp_dir"]) if head else Path(tempfile.mkdtemp(prefix="rd-", dir=LOCAL_DISK))
+        try:
+            return _plan(options, folder, temp_dir, host, head, stop).run(), is_head
+        finally:
+            private_folders.remove_private(temp_dir)
+    except RaydebugError as error:
+        failure = None if stop.asked else f"{error.what}: {error.cause}"
+        role, phase = "head" if is_head else "worker", FAILED if failure else ENDED
+        with contextlib.suppress(RaydebugError):
+            rendezvous.say_node(folder, NodeState(
+                host=host, ip="?", role=role, phase=phase, reason=failure, gateway=None, since=time.time(),
+            ))  # fmt: skip
+        return failure, is_head
 
 
 def _plan(options: NodeOptions, folder: Path, temp_dir: Path, host: str, head: Head | None, stop: Stop) -> NodeKeeper:
@@ -294,11 +292,11 @@ def address_toward(peers: Iterable[str], interface: str | None) -> str:
     )
 
 
-def wait_for_head(folder: Path, patience_s: float, stop: Stop) -> Head | None:
-    """Return the head, once it says where it is and can be reached; None if this node is to end before.
+def wait_for_head(folder: Path, patience_s: float, stop: Stop) -> Head:
+    """Return the head, once it says where it is and can be reached.
 
     Raises:
-        RaydebugError: it does not within the patience.
+        RaydebugError: it does not within the patience, or before the node is asked to end.
     """
     deadline, problem = time.monotonic() + patience_s, f"no head has written {folder / rendezvous.HEAD_FILE}"
     log(f"waiting for the head in {folder}")
@@ -313,8 +311,6 @@ def wait_for_head(folder: Path, patience_s: float, stop: Stop) -> Head | None:
             else:
                 return head
         time.sleep(POLL_S)
-    if stop.asked:
-        return None
     raise RaydebugError(
         f"the head has not come up within {patience_s:.0f} s", cause=problem,
         fix="see what the head has printed; wait longer with --patience SECONDS", code="node.no-head",
