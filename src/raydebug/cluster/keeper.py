@@ -91,13 +91,11 @@ class Keeper:
 
     def _start_and_watch(self) -> str | None:
         """Start all parts and watch them until one cannot go on; return why, None if it was asked to end."""
-        failure = self._take_ports()
-        if failure is None:
-            if self._gateway_at:
-                self._say(phase="starting the gateway")
-                self._gateway = self._start_gateway()
-            self._start_ray("starting Ray")
-            failure = self._wait_until_up()
+        if self._gateway_at:
+            self._say(phase="starting the gateway")
+            self._gateway = self._start_gateway()
+        self._start_ray("starting Ray")
+        failure = self._wait_until_up()
         if failure is None and not self._is_over():
             self._note_up()
             failure = self._watch()

@@ -103,7 +103,7 @@ class NodeKeeper(Keeper):
         """Run the node until a signal or its own end, then end all of it; return why it has failed."""
         failure: str | None = "it was interrupted"
         try:
-            failure = self._start_and_watch()
+            failure = self._take_ports() or self._start_and_watch()
         finally:
             with contextlib.suppress(RaydebugError):
                 if self.join is None and self._is_known():

@@ -89,8 +89,10 @@ def check(folder: Path) -> None:
     token = folder / "token"
     try:
         found = token.lstat()
-        problem = None if stat.S_ISREG(found.st_mode) else "it is not a regular file"
-        if found.st_uid != os.geteuid():
+        problem = None
+        if not stat.S_ISREG(found.st_mode):
+            problem = "it is not a regular file"
+        elif found.st_uid != os.geteuid():
             problem = f"it belongs to uid {found.st_uid}, not to {os.geteuid()}"
         elif found.st_mode & 0o077:
             problem = f"its mode is {found.st_mode & 0o7777:04o}, not 0600"

@@ -44,8 +44,10 @@ class Supervisor(Keeper):
             self._end_all()
 
     def _keep(self) -> None:
-        failure = self._not_private() or self._start_and_watch()
-        failure = failure and f"{failure}; its logs: {state.keep_logs(self.cluster)}"
+        failure = self._not_private() or self._take_ports()
+        if failure is None:
+            failure = self._start_and_watch()
+            failure = failure and f"{failure}; its logs: {state.keep_logs(self.cluster)}"
         if not self._is_over():
             self._say(phase="dead", reason=failure)
             self._end_all()
