@@ -142,12 +142,12 @@ def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapp
     }
 
 
-def ray_command(cluster: Cluster, ip: str, join: str | None = None) -> list[str]:
+def ray_command(cluster: Cluster, ip: str | None = None, join: str | None = None) -> list[str]:
     """Return the argv that runs a node in the foreground.
 
     Args:
         cluster: with ports, sizes and Ray's temp dir.
-        ip: the node's own address.
+        ip: the node's own address; None for that of a cluster of this machine alone.
         join: address of the head's GCS; None for the head.
     """
     port = cluster.ports
@@ -169,7 +169,7 @@ def ray_command(cluster: Cluster, ip: str, join: str | None = None) -> list[str]
         "start",
         *place,
         "--block",
-        f"--node-ip-address={ip}",
+        f"--node-ip-address={ip or cluster.host}",
         f"--dashboard-agent-listen-port={port['agent']}",
         f"--dashboard-agent-grpc-port={port['agent_grpc']}",
         f"--runtime-env-agent-port={port['runtime_env']}",

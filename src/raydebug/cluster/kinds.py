@@ -366,7 +366,7 @@ class ByHandKind(Kind):
 class JoinedKind(Kind):
     """A Ray cluster that runs already, and `up --join` has joined: the gateway is a job there."""
 
-    services = ("gateway",)
+    services: tuple[str, ...] = ("gateway",)
 
     def take_down(self) -> list[str]:
         """Stop the gateway and remove the token's files; the cluster stays."""

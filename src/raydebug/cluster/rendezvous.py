@@ -200,12 +200,12 @@ def _what_is_wrong(head: Head) -> str:
     if missing:
         return f"it lacks {missing[0]}"
     for name in ("gcs", "dial"):
-        ip, _, port = str(head[name]).rpartition(":")  # type: ignore[literal-required]
+        ip, _, port = str(head[name]).rpartition(":")
         if not _ADDRESS.fullmatch(ip) or not (port.isdecimal() and 0 < int(port) < 65536):
             return f"its {name} is no address with a port"
     if not _ADDRESS.fullmatch(head["ip"]) or not _HOST.fullmatch(head["host"]):
         return "its head has no address or no name"
-    if not all(0 < head[name] < 65536 for name in ("client_port", "dashboard_port")):  # type: ignore[literal-required]
+    if not all(0 < head[name] < 65536 for name in ("client_port", "dashboard_port")):
         return "its ports are none"
     if not _PATH.fullmatch(head["python"]) or not _TEMP_DIR.fullmatch(head["temp_dir"]):
         return "its paths are no plain ones"
