@@ -160,6 +160,8 @@ def run(options: NodeOptions) -> tuple[str | None, bool]:
     adopt_orphans()
     if is_head:
         rendezvous.make(folder)
+    else:
+        _say_early(folder, host, f"waiting for the head in {folder}")
     try:
         head = None if is_head else wait_for_head(folder, options.patience_s, stop)
         rendezvous.check(folder)
@@ -171,12 +173,18 @@ def run(options: NodeOptions) -> tuple[str | None, bool]:
             private_folders.remove_private(temp_dir)
     except RaydebugError as error:
         failure = None if stop.asked else f"{error.what}: {error.cause}"
-        role, phase = "head" if is_head else "worker", FAILED if failure else ENDED
-        with contextlib.suppress(RaydebugError):
-            rendezvous.say_node(folder, NodeState(
-                host=host, ip="?", role=role, phase=phase, reason=failure, gateway=None, since=time.time(),
-            ))  # fmt: skip
+        _say_early(folder, host, FAILED if failure else ENDED, failure, is_head=is_head)
         return failure, is_head
+
+
+def _say_early(folder: Path, host: str, phase: str, reason: str | None = None, *, is_head: bool = False) -> None:
+    """Say how a node is that has no address yet."""
+    node = NodeState(host=host, ip="?", role="head" if is_head else "worker", phase=phase, reason=reason,
+                     gateway=None, since=time.time())  # fmt: skip
+    log(f"{host}: {phase}{'; ' + reason if reason else ''}")
+    with contextlib.suppress(RaydebugError):
+        if folder.is_dir():
+            rendezvous.say_node(folder, node)
 
 
 def _plan(options: NodeOptions, folder: Path, temp_dir: Path, host: str, head: Head | None, stop: Stop) -> NodeKeeper:
@@ -189,11 +197,12 @@ def _plan(options: NodeOptions, folder: Path, temp_dir: Path, host: str, head: H
     block = {"worker_first": first + OWN_PORTS, "worker_last": last} if last else {}
     within = f"{first}-{first + OWN_PORTS}" if last else None
     gpus = choose_gpus(options.gpus, os.environ)
+    ports = choose_ports({"dashboard": 0, "gateway": 0}, {}, (), OF_NODES if head else PURPOSES, within)
     cluster = state.Cluster(
         name=state.DEFAULT_NAME, id=head["id"] if head else uuid.uuid4().hex, kind="node", folder=folder,
         temp_dir=temp_dir, python=sys.executable, cpus=options.cpus or cpus_for(gpus), gpus=gpus,
         debugger=head["debugger"] if head else options.debugger, flavour=flavour_here(), created=time.time(),
-        ports=choose_ports({"dashboard": 0, "gateway": 0}, {}, (), OF_NODES if head else PURPOSES, within) | block,
+        ports={"dial": 0, **ports, **block},
     )  # fmt: skip
     if head is not None:
         return NodeKeeper(host, cluster, ip, head, stop, is_head=False)
@@ -299,7 +308,6 @@ def wait_for_head(folder: Path, patience_s: float, stop: Stop) -> Head:
         RaydebugError: it does not within the patience, or before the node is asked to end.
     """
     deadline, problem = time.monotonic() + patience_s, f"no head has written {folder / rendezvous.HEAD_FILE}"
-    log(f"waiting for the head in {folder}")
     while time.monotonic() < deadline and not stop.asked:
         head = rendezvous.find_head(folder)
         if head is not None and head["life"] == life_of(os.environ):

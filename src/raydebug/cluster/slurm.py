@@ -343,7 +343,7 @@ def _wait_until_up(cluster: Cluster, on_phase: Callable[[str], None]) -> tuple[H
             if head is not None and (len(settled) >= head["nodes"] or time.monotonic() > deadline):
                 return head, nodes
             now = "; ".join(f"{one['host']}: {one['phase']}" for one in nodes if one["phase"] != UP)
-            now = now or f"{len(nodes)} nodes have begun"
+            now = now or f"{len(settled)} nodes are up"
         else:
             now = f"job {job} is {found.state.lower()}: {found.reason}"
         if found.state not in (RUNNING, *PENDING) or time.monotonic() > deadline:
@@ -351,7 +351,7 @@ def _wait_until_up(cluster: Cluster, on_phase: Callable[[str], None]) -> tuple[H
             raise RaydebugError(
                 f"cluster '{cluster.name}' did not come up",
                 cause=f"{now}; {'; '.join(reasons) or last_words(folder / LOG)}",
-                fix=f"`squeue --jobs={job} --states=all`; `raydebug up` of the same form again",
+                fix=f"`squeue --jobs={job} --states=all` shows what Slurm says; then the same `raydebug up` again",
                 code="cluster.not-up",
             )
         if now != said:
