@@ -166,7 +166,7 @@ def test_all_verbs_are_there_where_none_is_named(arguments):
     ("arguments", "what"),
     [
         (["nosuch"], "No such command 'nosuch'"),
-        (["up", "--nosuch"], "No such option: --nosuch"),
+        (["up", "--unheard"], "No such option: --unheard"),
         (["run"], "there is no command to run"),
         (["run", "--gpus", "-1", "--", "x"], "Invalid value for '--gpus': -1 is not in the range x>=0"),
         (["up", "--gpus", "-1"], "Invalid value for '--gpus': -1 is not in the range x>=0"),

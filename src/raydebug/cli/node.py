@@ -39,8 +39,8 @@ def node(
 
     \b
     Examples:
-      srun raydebug node --folder ~/cluster          on every host of a Slurm allocation; task 0 is the head
-      raydebug node --folder ~/cluster --head        any other launcher: --head on one host, --join on the others
+      raydebug node --folder ~/cluster --head        on one host; --join on the others
+      srun raydebug node --folder ~/cluster          on all hosts of an allocation of Slurm: task 0 is the head
     """
     from raydebug.cluster.node import NodeOptions, run
     from raydebug.errors import UsageError

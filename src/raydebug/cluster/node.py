@@ -161,7 +161,7 @@ def run(options: NodeOptions) -> tuple[str | None, bool]:
     if is_head:
         rendezvous.make(folder)
     else:
-        _say_early(folder, host, f"waiting for the head in {folder}")
+        _say_early(folder, host, "waiting for the head")
     try:
         head = None if is_head else wait_for_head(folder, options.patience_s, stop)
         rendezvous.check(folder)

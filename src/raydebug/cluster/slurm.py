@@ -35,6 +35,7 @@ LOG, SCRIPT = "slurm.log", "job.sh"
 ASK_S, POLL_S = 2.0, 0.2  # Slurm's controller is asked, and our own files are looked at
 STARTS_S = START_LIMIT_S + 60.0  # all nodes, once the job runs
 ENDS_S = 90.0  # after scancel: Slurm waits KillWait, 30 s by default, before it kills
+NAMED = 4  # nodes in a line of progress
 WARN_S = 300.0  # before the time limit
 # Slurm 22.05 squeue(1), JOB STATE CODES: a job is there in all of these.
 PENDING = (
@@ -47,8 +48,8 @@ PENDING = (
     "SUSPENDED",
     "STOPPED",
 )
-RUNNING, ENDING = "RUNNING", ("COMPLETING", "SIGNALING", "STAGE_OUT")
-GONE = "gone"
+RUNNING, GONE, UNKNOWN = "RUNNING", "gone", "unknown"  # the last two where Slurm knows none, or does not answer
+THERE = (*PENDING, RUNNING, UNKNOWN, "COMPLETING", "SIGNALING", "STAGE_OUT")
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class SlurmOptions:
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What Slurm says of a job: its state (GONE where it knows none), why it waits, the seconds it has left, if any."""
+    """What Slurm says of a job: its state, why it waits, the seconds it has left, if any."""
 
     state: str = GONE
     reason: str = ""
@@ -167,9 +168,9 @@ def take_down(cluster: Cluster) -> list[str]:
             with contextlib.suppress(process.CommandFailed):  # it has ended meanwhile
                 process.run(["scancel", job])
         deadline = time.monotonic() + ENDS_S
-        while (found := ask(cluster).state) in (RUNNING, *PENDING, *ENDING) and time.monotonic() < deadline:
+        while (found := ask(cluster).state) in THERE and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        left = [f"job {job} ({found})"] if found in (RUNNING, *PENDING, *ENDING) else []
+        left = [f"job {job} ({found})"] if found in THERE else []
     close_way(cluster)
     if not left:
         if folder.parent == cluster.folder:
@@ -193,7 +194,7 @@ def ask(cluster: Cluster) -> SlurmJob:
     except process.CommandFailed as error:
         if "Invalid job id" in error.output:  # it has ended some minutes ago (MinJobAge)
             return SlurmJob()
-        raise
+        return SlurmJob(UNKNOWN, error.cause)
     return read_job(said)
 
 
@@ -219,7 +220,7 @@ def read_job(said: str) -> SlurmJob:
 def why_not_running(cluster: Cluster) -> str | None:
     """Return why the cluster's job does not run; None while it does."""
     job, found = cluster.there.launched["job"], ask(cluster)
-    if found.state == RUNNING:
+    if found.state in (RUNNING, UNKNOWN):
         return None
     return f"job {job} is {found.state.lower()}" + (f": {found.reason}" if found.reason not in ("", "None") else "")
 
@@ -342,11 +343,12 @@ def _wait_until_up(cluster: Cluster, on_phase: Callable[[str], None]) -> tuple[H
             settled = [node for node in nodes if node["phase"] in (UP, FAILED, ENDED)]
             if head is not None and (len(settled) >= head["nodes"] or time.monotonic() > deadline):
                 return head, nodes
-            now = "; ".join(f"{one['host']}: {one['phase']}" for one in nodes if one["phase"] != UP)
-            now = now or f"{len(settled)} nodes are up"
+            waiting = [f"{one['host']}: {one['phase']}" for one in nodes if one["phase"] != UP]
+            more = f"; and {len(waiting) - NAMED} more" if len(waiting) > NAMED else ""
+            now = f"{len(settled)} of its nodes are up; {'; '.join(waiting[:NAMED])}{more}"
         else:
             now = f"job {job} is {found.state.lower()}: {found.reason}"
-        if found.state not in (RUNNING, *PENDING) or time.monotonic() > deadline:
+        if found.state not in (RUNNING, UNKNOWN, *PENDING) or time.monotonic() > deadline:
             reasons = [f"{node['host']}: {node['reason']}" for node in nodes if node["phase"] == FAILED]
             raise RaydebugError(
                 f"cluster '{cluster.name}' did not come up",
