@@ -442,12 +442,8 @@ class NodesKind(JoinedKind):
             if row is None:
                 rows.append(_row_of(one))
             elif row["state"] == "dead":
-                row["reason"] = one["reason"] or self.why_dead(one["host"]) or row["reason"]
+                row["reason"] = one["reason"] or row["reason"]
         return rows
-
-    def why_dead(self, host: str) -> str | None:
-        """Return what the launcher says of a host; None if it says nothing."""
-        return None
 
     def why_gateway_down(self) -> str | None:
         """Return what the head says."""
@@ -486,13 +482,6 @@ class SlurmKind(NodesKind):
         if why is None:
             return super().broken_nodes()
         return [node_row("head", self.cluster.there.head, "dead" if self.cluster.there.head else "pending", why)]
-
-    def why_dead(self, host: str) -> str | None:
-        """Return Slurm's state of a host that is not in order."""
-        from raydebug.cluster import slurm
-
-        said = slurm.state_of_host(host)
-        return f"Slurm has {host} as {said}" if said.startswith(("down", "drain", "fail", "unk", "reboot")) else None
 
     def why_gateway_down(self) -> str | None:
         """Return why the job does not run, or what the head says."""

@@ -154,7 +154,7 @@ def run(options: NodeOptions) -> tuple[str | None, bool]:
         RaydebugError: nothing says what it is, or the folder is not this user's alone.
     """
     is_head = which_role(options, os.environ)
-    host = rendezvous.check_host(os.environ.get("SLURMD_NODENAME") or socket.gethostname())
+    host = re.sub(r"[^\w.-]", "_", os.environ.get("SLURMD_NODENAME") or socket.gethostname(), flags=re.ASCII)
     folder, stop = Path(os.path.abspath(options.folder)), Stop()
     stop.take_signals()
     adopt_orphans()

@@ -180,20 +180,6 @@ def list_nodes(folder: Path) -> list[NodeState]:
     return sorted(found, key=lambda node: node["role"] != "head")
 
 
-def check_host(host: str) -> str:
-    """Return a host's name, checked: it becomes the name of a file.
-
-    Raises:
-        RaydebugError: it cannot be one.
-    """
-    if not _HOST.fullmatch(host):
-        raise RaydebugError(
-            f"{host!r} cannot be a node's name", cause="it takes letters, digits, '.', '_' and '-'",
-            fix="give this host another name", code="node.bad-host",
-        )  # fmt: skip
-    return host
-
-
 def _what_is_wrong(head: Head) -> str:
     """Return what is missing or impossible; empty for nothing. Pure."""
     missing = sorted(Head.__annotations__.keys() - head.keys())

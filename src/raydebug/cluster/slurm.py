@@ -136,6 +136,12 @@ def bring_up(
                 fix=f"`raydebug down{name_option(options.name)}`, or another name with --name",
                 code="cluster.other-kind", exit_code=Exit.TAKEN,
             )  # fmt: skip
+        if cluster is not None and ask(cluster).state not in THERE:
+            down = f"`raydebug down{name_option(options.name)}`"
+            raise RaydebugError(
+                f"the job of cluster '{options.name}' has ended", cause=str(why_not_running(cluster)),
+                fix=f"clear it away with {down}, then `raydebug up --cluster slurm` again", code="cluster.dead",
+            )  # fmt: skip
         submitted = cluster is None and asked.nodes is not None
         if cluster is None:
             cluster = _submit(options, asked) if submitted else _adopt(options, asked, on_phase)
@@ -236,13 +242,6 @@ def why_soon_over(cluster: Cluster) -> str | None:
     )
 
 
-def state_of_host(host: str) -> str:
-    """Return what Slurm says of a host; empty if it says nothing."""
-    with contextlib.suppress(process.CommandFailed):
-        return (process.run(["sinfo", "--noheader", "-N", f"--nodes={host}", "--format=%T"]).split() or [""])[0]
-    return ""
-
-
 def keep_audit_lines(cluster: Cluster) -> None:
     """Copy the gateway's audit lines, whose folder is removed with the cluster, to the kept ones."""
     with contextlib.suppress(OSError):
@@ -262,8 +261,9 @@ def _submit(options: UpOptions, asked: SlurmOptions) -> Cluster:
         (folder / SCRIPT).write_text(script_of(options, asked, folder), encoding="utf-8")
     fix = "its own options follow after `--`: raydebug up --cluster slurm --nodes 2 -- --partition=NAME --time=01:00:00"
     try:
-        said = process.run(["sbatch", "--parsable", *asked.sbatch, str(folder / SCRIPT)], fix=fix)
-    except BaseException:
+        with ignore_interrupts():  # what was submitted is recorded
+            said = process.run(["sbatch", "--parsable", *asked.sbatch, str(folder / SCRIPT)], fix=fix)
+    except RaydebugError:
         remove_private(folder) if asked.folder is None else (folder / "token").unlink(missing_ok=True)
         raise
     job = next((found[1] for line in said.splitlines() if (found := re.fullmatch(r"(\d+)(?:;.*)?", line.strip()))), "")
