@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,16 +17,18 @@ from raydebug.cli.status import describe, show_cluster, show_variables, warn_wit
 from raydebug.errors import RaydebugError, UsageError
 
 if TYPE_CHECKING:
+    from raydebug.cluster.hosts import SshOptions
     from raydebug.cluster.slurm import SlurmOptions
     from raydebug.cluster.state import Cluster
     from raydebug.cluster.up import UpOptions
 
+LAUNCHED = ("slurm", "ssh")  # kinds of clusters whose nodes are on other machines
 _Kind = Annotated[
     str | None,
     typer.Option(
         "--cluster",
         metavar="KIND",
-        help="compose (containers), local, or slurm (a job). Default: compose where a Docker engine answers.",
+        help="compose (containers), local, slurm or ssh. Default: compose where a Docker engine answers.",
     ),
 ]
 _Gpus = Annotated[
@@ -42,7 +44,7 @@ _Cpus = Annotated[
     typer.Option(help="Logical CPUs of a node (default: 16, the machine's, or more for GPUs).", min=1, metavar="N"),
 ]
 _Python = Annotated[
-    str | None, typer.Option(help="local, slurm: interpreter whose environment Ray runs in.", metavar="PATH")
+    str | None, typer.Option(help="local, slurm, ssh: interpreter whose environment Ray runs in.", metavar="PATH")
 ]
 _Yes = Annotated[
     bool, typer.Option("--yes", help="compose: merge the project's own compose file, whatever it asks for.")
@@ -102,7 +104,14 @@ _Container = Annotated[
     ),
 ]
 _NodeOptions = Annotated[
-    str, typer.Option("--node-options", help="slurm: options of `raydebug node`: '--interface ib0'.", metavar="WORDS")
+    str,
+    typer.Option("--node-options", help="slurm, ssh: options of `raydebug node`: '--interface ib0'.", metavar="WORDS"),
+]
+_Hosts = Annotated[
+    Path | None, typer.Option(help="ssh: a file with the name of a host on each line, the head first.", metavar="FILE")
+]
+_Ssh = Annotated[
+    str | None, typer.Option(help="ssh: the command that leads to a host: 'ssh -F CONFIG'.", metavar="COMMAND")
 ]
 _Join = Annotated[
     str | None,
@@ -139,6 +148,8 @@ def up(
     folder: _Folder = None,
     container: _Container = "",
     node_options: _NodeOptions = "",
+    hosts: _Hosts = None,
+    ssh: _Ssh = None,
     mount: _Mount = None,
     hf_cache: _HfCache = False,
     env_file: _EnvFile = None,
@@ -153,6 +164,7 @@ def up(
       raydebug up --cluster local --gpus 1
       raydebug up --join http://HEAD:8265       a Ray cluster that runs already: nothing of it is restarted
       raydebug up --cluster slurm --nodes 2 --gpus 8 -- --time=01:00:00      after --: options of sbatch
+      raydebug up --cluster ssh --hosts FILE
     """
     from raydebug.cluster.find import find_cluster
     from raydebug.cluster.locks import Use
@@ -162,20 +174,23 @@ def up(
     if warm:
         say_renamed("up --warm", "up --prefork")
     sbatch = command_of(ctx)
+    by_ssh = {"--hosts": hosts, "--ssh": ssh}
     of_slurm = {"--nodes": nodes is not None, "--folder": folder, "--container": container,
-                "--node-options": node_options, "what follows `--`": sbatch}  # fmt: skip
+                "what follows `--`": sbatch}  # fmt: skip
     known = find_cluster(name) if join is None else None
-    cluster = _only("slurm", of_slurm, cluster or ("slurm" if known is not None and known.kind == "slurm" else None))
+    cluster = _only("ssh", by_ssh, cluster or (known.kind if known is not None and known.kind in LAUNCHED else None))
+    cluster = _only("slurm", of_slurm if cluster == "ssh" else {**of_slurm, "--node-options": node_options}, cluster)
     given = {"--mount": mount, "--hf-cache": hf_cache, "--env-file": env_file, "--dry-run": dry_run, "--yes": yes,
              "--flavour": flavour, "--workers": workers is not None}  # fmt: skip
     local = {"--python": python, "--end-when-hung": end_when_hung}
     others = {"--cluster": cluster, "--gpus": gpus is not None, "--cpus": cpus, "--prefork": prefork or warm,
-              "--dashboard-port": dashboard_port is not None, **of_slurm, **given, **local}  # fmt: skip
+              "--dashboard-port": dashboard_port is not None, "--node-options": node_options,
+              **of_slurm, **by_ssh, **given, **local}  # fmt: skip
     if known is not None and known.is_joined:
         join = known.there.join_url  # the join again
     _check_join(join, through, [option for option, value in others.items() if value])
-    if cluster == "slurm":
-        given, local = {**given, "--dry-run": False}, {**local, "--python": False}
+    if cluster in LAUNCHED:
+        given, local = {**given, "--dry-run": dry_run and cluster == "ssh"}, {**local, "--python": False}
     cluster = _only("compose", given, cluster)
     cluster = _only("local", local, cluster)
     options = UpOptions(
@@ -190,6 +205,11 @@ def up(
 
             asked = SlurmOptions(nodes or (None if folder else 1), tuple(sbatch), folder, container, node_options)
             _slurm(options, asked, dry_run=dry_run, as_json=as_json)
+            return
+        if cluster == "ssh":
+            from raydebug.cluster.hosts import SshOptions
+
+            _by_ssh(options, SshOptions(hosts, ssh or "ssh", node_options), as_json=as_json)
             return
         if dry_run:
             _preview(options, as_json=as_json)
@@ -286,7 +306,7 @@ def _wait_for_gateway(cluster: Cluster) -> str | None:
 
 def _slurm(options: UpOptions, asked: SlurmOptions, *, dry_run: bool, as_json: bool) -> None:
     """Submit a cluster to Slurm and wait for it, or show the script."""
-    from raydebug.cluster import slurm, tunnel
+    from raydebug.cluster import slurm
 
     if dry_run:
         folder = asked.folder.absolute() if asked.folder else slurm.fresh_folder(options.name)
@@ -294,25 +314,46 @@ def _slurm(options: UpOptions, asked: SlurmOptions, *, dry_run: bool, as_json: b
         return
     with render.phases(f"starting cluster '{options.name}' with Slurm") as on_phase:
         cluster, nodes, submitted = slurm.bring_up(options, asked, on_phase=on_phase)
-        on_phase("asking its gateway")
-        problem = _wait_for_gateway(cluster)
-    if problem:
+        _reach_gateway(cluster, on_phase)
+    _show_launched(cluster, submitted, as_json=as_json)
+    if as_json:
+        return
+    for node in nodes:
+        if node["phase"] != "up":
+            reason = f": {node['reason']}" if node["reason"] else ""
+            render.say(render.visible(f"note: {node['host']} is not up ({node['phase']}{reason})"))
+
+
+def _by_ssh(options: UpOptions, asked: SshOptions, *, as_json: bool) -> None:
+    from raydebug.cluster import hosts
+
+    with render.phases(f"starting cluster '{options.name}' by ssh") as on_phase:
+        cluster, started = hosts.bring_up(options, asked, on_phase=on_phase)
+        _reach_gateway(cluster, on_phase)
+    _show_launched(cluster, started, as_json=as_json)
+
+
+def _reach_gateway(cluster: Cluster, on_phase: Callable[[str], None]) -> None:
+    """Wait for an answer of the gateway of a cluster that was launched."""
+    from raydebug.cluster import tunnel
+
+    on_phase("asking its gateway")
+    if problem := _wait_for_gateway(cluster):
         raise RaydebugError(
             f"the gateway runs on the head, {cluster.there.head}, and cannot be reached from here",
             cause=f"{cluster.there.through} said: {tunnel.last_said(cluster)}; {problem}",
             fix=f"all that it says: {cluster.folder / tunnel.LOG}; `raydebug up` tries again, `raydebug down` ends it",
             code="joined.no-way",
         )
+
+
+def _show_launched(cluster: Cluster, started: bool, *, as_json: bool) -> None:
     if as_json:
         render.out_json(describe(cluster))
         return
-    if not submitted:
-        render.say(f"cluster '{options.name}' runs already:")
+    if not started:
+        render.say(f"cluster '{cluster.name}' runs already:")
     show_cluster(cluster)
-    for node in nodes:
-        if node["phase"] != "up":
-            reason = f": {node['reason']}" if node["reason"] else ""
-            render.say(render.visible(f"note: {node['host']} is not up ({node['phase']}{reason})"))
 
 
 def _bring_up(options: UpOptions, asked: str | None) -> tuple[Cluster, bool]:
@@ -360,6 +401,7 @@ _WHY_ONLY = {
     "compose": "its processes have this machine's folders, its Python and your environment as they are",
     "local": "in containers the image and the engine decide about that",
     "slurm": "no job of Slurm is submitted for it",
+    "ssh": "it is not started on other hosts",
 }
 
 
@@ -408,7 +450,7 @@ def _choose_kind(asked: str | None) -> str:
     if asked is not None:
         raise UsageError(
             f"there is no kind of cluster '{asked}'",
-            cause="--cluster takes: local, compose, slurm",
+            cause="--cluster takes: local, compose, slurm, ssh",
             fix="raydebug up --cluster local",
             code="cluster.unknown-kind",
         )
@@ -440,7 +482,7 @@ def down(name: Name = "default") -> None:
             f"cluster '{name}' is not wholly down",
             cause=f"still there: {', '.join(left)}",
             fix="run `raydebug down` again; look at what is left, by these ids"
-            + (f"; where it stays, remove it on the nodes, and then {cluster.folder}" if cluster.is_joined else ""),
+            + (f"; where it stays, remove it on the nodes, and then {cluster.folder}" if cluster.remote else ""),
             code="cluster.not-down",
         )
     render.say(

@@ -377,7 +377,7 @@ class Dashboard:
     def _where_tokens_are(self) -> str:
         if not self._cluster.has_gateway:
             return "name this cluster's token as Ray itself wants it: RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH=FILE"
-        if self._cluster.repair:
+        if self._cluster.is_joined:
             return f"{self._cluster.repair}, with the token that Ray has now"
         return f"the token is not this cluster's: look at {self._cluster.token_file}"
 

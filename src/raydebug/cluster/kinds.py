@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypedDict
 
 from raydebug import render
-from raydebug.cluster import rendezvous, state
+from raydebug.cluster import audit_log, rendezvous, state
 from raydebug.cluster.dashboard import GCS_TIMEOUT_S, Dashboard, why_no_gcs
 from raydebug.cluster.growing_log import GrowingLog
 from raydebug.cluster.rendezvous import NodeState
@@ -396,24 +396,28 @@ class JoinedKind(Kind):
         except RaydebugError as error:  # with its nodes the cluster itself does not answer
             return error.cause
 
+    def log_of(self, service: str) -> str:
+        """Return the log of the gateway's job."""
+        return Dashboard(self.cluster).job_logs(self.cluster.there.job)
+
     def show_logs(self, service: str | None, *, follow: bool) -> int:
-        """Print the log of the gateway's job; its end ends `follow`."""
-        dashboard, job, shown = Dashboard(self.cluster), self.cluster.there.job, 0
+        """Print the logs; the gateway's end ends `follow`."""
+        shown = {part: 0 for part in self.services if service in (None, part)}
         while True:
             is_over = not follow or self.why_gateway_down() is not None
-            lines = dashboard.job_logs(job).splitlines()
-            for line in lines[shown:]:
-                render.out(f"gateway | {render.visible(line)}")
-            shown = len(lines)
+            for part, before in shown.items():
+                lines = self.log_of(part).splitlines()
+                for line in lines[before:]:
+                    render.out(f"{part} | {render.visible(line)}")
+                shown[part] = len(lines)
             if is_over:
                 return Exit.OK
             time.sleep(FOLLOW_EVERY_S)
 
     def keep_audit_lines(self) -> None:
-        """Copy the gateway's audit lines from its job's log."""
-        from raydebug.cluster.joined import keep_audit_lines
-
-        keep_audit_lines(self.cluster)
+        """Copy the gateway's audit lines from its log, which ends with it."""
+        with contextlib.suppress(RaydebugError):
+            audit_log.keep(self.cluster.name, self.log_of("gateway").splitlines())
 
 
 class NodesKind(JoinedKind):
@@ -506,11 +510,37 @@ class SlurmKind(NodesKind):
         slurm.keep_audit_lines(self.cluster)
 
 
+class SshKind(NodesKind):
+    """A cluster that `up` has started by ssh on the hosts of a file."""
+
+    services = ("head", "gateway")
+
+    def take_down(self) -> list[str]:
+        """End it on all hosts."""
+        from raydebug.cluster import hosts
+
+        self.keep_audit_lines()
+        return hosts.take_down(self.cluster)
+
+    def node_states(self) -> list[NodeState]:
+        """Ask all hosts."""
+        from raydebug.cluster import hosts
+
+        return hosts.node_states(self.cluster)
+
+    def log_of(self, service: str) -> str:
+        """Return the end of a log on the head."""
+        from raydebug.cluster import hosts
+
+        return hosts.read_log(self.cluster, service)
+
+
 _KINDS: dict[str, type[Kind]] = {
     "local": LocalKind,
     "compose": ComposeKind,
     "by-hand": ByHandKind,
     "slurm": SlurmKind,
+    "ssh": SshKind,
 }
 
 
@@ -530,8 +560,9 @@ def find_running(name: str) -> Cluster | None:
 
 
 def _row_of(node: NodeState) -> ListedNode:
-    ended = node["phase"] in (rendezvous.FAILED, rendezvous.ENDED)
-    return node_row(node["role"], node["ip"], "dead" if ended else "starting", node["reason"] or node["phase"])
+    known = {rendezvous.FAILED: "dead", rendezvous.ENDED: "dead", rendezvous.UP: "alive"}
+    condition = known.get(node["phase"], "starting")
+    return node_row(node["role"], node["ip"], condition, node["reason"] or node["phase"])
 
 
 def _print_logs(logs: Mapping[str, Path], service: str | None, is_last: Callable[[], bool]) -> int:

@@ -170,15 +170,21 @@ def take_down(cluster: Cluster) -> list[int]:
             supervisor.send_signal(signal.SIGTERM)
         with contextlib.suppress(psutil.TimeoutExpired):
             supervisor.wait(timeout=DOWN_TIMEOUT_S - 0.8)
-    while (left := [one for one in family + marked_processes(cluster) if runs(one)]) and time.monotonic() < deadline:
-        for one in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
-        psutil.wait_procs(left, timeout=0.1)
+    left = kill_all(lambda: family + marked_processes(cluster), deadline)
     private_folders.remove_private(cluster.temp_dir)
     if not left:
         state.forget(cluster)
     return [one.pid for one in left]
+
+
+def kill_all(find: Callable[[], list[psutil.Process]], deadline: float) -> list[psutil.Process]:
+    """Kill processes until none is found, or until a monotonic time in seconds; return those that would not end."""
+    while (left := [one for one in find() if runs(one)]) and time.monotonic() < deadline:
+        for one in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        psutil.wait_procs(left, timeout=0.1)
+    return left
 
 
 def is_alive(cluster: Cluster) -> bool:
@@ -203,10 +209,15 @@ def _is_supervisor(cluster: Cluster, found: psutil.Process) -> bool:
 
 def marked_processes(cluster: Cluster) -> list[psutil.Process]:
     """Return the processes that carry the cluster's id, with their descendants."""
+    return processes_with(variables.CLUSTER_ID, cluster.id)
+
+
+def processes_with(variable: str, value: str) -> list[psutil.Process]:
+    """Return the processes whose environment has a variable with this value, with their descendants."""
     found: dict[int, psutil.Process] = {}
     for one in psutil.process_iter():
         try:
-            if one.pid != os.getpid() and one.environ().get(variables.CLUSTER_ID) == cluster.id:
+            if one.pid != os.getpid() and one.environ().get(variable) == value:
                 found.update({relative.pid: relative for relative in [one, *below(one)]})
         except (psutil.Error, OSError):
             continue

@@ -62,8 +62,8 @@ def agreed_token(private: int, public: str) -> str:
     return hashlib.sha256(shared.to_bytes(256, "big")).hexdigest()
 
 
-def look_at_node(folder: str, token: str) -> dict[str, Any]:
-    """Return the versions on this node, once it has the token's file."""
+def facts_of_python() -> dict[str, Any]:
+    """Return the versions in this Python, and whether it has raydebug's hook."""
 
     def version(name: str) -> str | None:
         try:
@@ -75,6 +75,12 @@ def look_at_node(folder: str, token: str) -> dict[str, Any]:
     facts: dict[str, Any] = {name: version(name) for name in PACKAGES}
     facts |= {"python": platform.python_version(), "executable": sys.executable}
     facts["hook"] = any(os.path.exists(os.path.join(place, "raydebug.pth")) for place in sites)
+    return facts
+
+
+def look_at_node(folder: str, token: str) -> dict[str, Any]:
+    """Return the versions on this node, once it has the token's file."""
+    facts = facts_of_python()
     try:
         if not os.path.isdir(folder):  # also where two nodes are one host
             os.makedirs(folder, mode=0o700, exist_ok=True)

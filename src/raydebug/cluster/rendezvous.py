@@ -10,11 +10,13 @@ import json
 import os
 import re
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
 
 from raydebug.cluster import state
 from raydebug.cluster.private_folders import check_private, make_private
+from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.protocol import records
 from raydebug.settings.debugger import MODES
@@ -131,7 +133,7 @@ def find_head(folder: Path) -> Head | None:
         raise _broken(folder, error.strerror or str(error)) from error
     try:
         head = records.read(read_json(path, bytes_max=BYTES_MAX, what="it"), Head, "it")
-        problem = _what_is_wrong(head)
+        problem = what_is_wrong(head)
     except (NotPlainText, records.BadRecord) as error:
         problem = str(error)
     if problem:
@@ -139,6 +141,19 @@ def find_head(folder: Path) -> Head | None:
             return None
         raise _broken(path, problem)
     return head
+
+
+def with_head(cluster: Cluster, head: Head, *, through: str, launched: dict[str, str]) -> Cluster:
+    """Return the record of a cluster with what its head has said, and the command that leads there."""
+    remote = replace(
+        cluster.there, head=head["ip"], gcs=head["gcs"], dial=head["dial"], client_port=head["client_port"],
+        logs=f"{head['temp_dir']}/r/session_latest/logs", through=through, launched=launched,
+        head_dashboard=f"http://127.0.0.1:{head['dashboard_port']}",
+    )  # fmt: skip
+    return replace(
+        cluster, id=head["id"], python=head["python"], ray=head["ray"], flavour=head["flavour"], gpus=head["gpus"],
+        debugger=head["debugger"], remote=remote,
+    )  # fmt: skip
 
 
 def forget_head(folder: Path) -> None:
@@ -180,7 +195,7 @@ def list_nodes(folder: Path) -> list[NodeState]:
     return sorted(found, key=lambda node: node["role"] != "head")
 
 
-def _what_is_wrong(head: Head) -> str:
+def what_is_wrong(head: Head) -> str:
     """Return what is missing or impossible; empty for nothing. Pure."""
     missing = sorted(Head.__annotations__.keys() - head.keys())
     if missing:
@@ -191,6 +206,8 @@ def _what_is_wrong(head: Head) -> str:
             return f"its {name} is no address with a port"
     if not _ADDRESS.fullmatch(head["ip"]) or not _HOST.fullmatch(head["host"]):
         return "its head has no address or no name"
+    if not re.fullmatch(r"[\w.+-]+ [\w.+-]+", f"{head['ray']} {head['flavour']}", re.ASCII):
+        return "its version of Ray or its flavour is none"
     if not all(0 < head[name] < 65536 for name in ("client_port", "dashboard_port")):
         return "its ports are none"
     if not _PATH.fullmatch(head["python"]) or not _TEMP_DIR.fullmatch(head["temp_dir"]):

@@ -16,7 +16,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from raydebug import process
@@ -149,8 +149,7 @@ def bring_up(
             head, nodes = _wait_until_up(cluster, on_phase)
             cluster = _with_head(cluster, head)
             on_phase("opening the way to its head")
-            far = {"gateway": head["client_port"], "dashboard": head["dashboard_port"]}
-            cluster = open_way(cluster, far, {"gateway": options.gateway_port, "dashboard": options.dashboard_port})
+            cluster = open_way(cluster, options.ports)
             raise_if_interrupted()
         except BaseException:
             if submitted or ask(cluster).state in PENDING:
@@ -314,14 +313,7 @@ def _with_head(cluster: Cluster, head: Head) -> Cluster:
         launched["ends"] = str(time.time() + left_s)
     step = ["srun", f"--jobid={launched['job']}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={head['host']}"]
     way = shlex.join([*step, "--quiet", "--unbuffered", *shlex.split(launched["container"])])
-    remote = replace(
-        cluster.there, head=head["ip"], gcs=head["gcs"], dial=head["dial"], client_port=head["client_port"],
-        logs=f"{head['temp_dir']}/r/session_latest/logs", through=way, launched=launched,
-    )  # fmt: skip
-    return replace(
-        cluster, id=head["id"], python=head["python"], ray=head["ray"], flavour=head["flavour"], gpus=head["gpus"],
-        debugger=head["debugger"], remote=remote,
-    )  # fmt: skip
+    return rendezvous.with_head(cluster, head, through=way, launched=launched)
 
 
 def _wait_until_up(cluster: Cluster, on_phase: Callable[[str], None]) -> tuple[Head, list[NodeState]]:

@@ -80,7 +80,7 @@ class Cluster:
 
     Args:
         id: unique; every process of the cluster carries it in its environment.
-        kind: `local`, `compose` or `joined`; without a record (find.py) `joined`, `by-hand` or `stock`.
+        kind: `local`, `compose`, `joined`, `slurm` or `ssh`; without a record (find.py) `joined`, `by-hand` or `stock`.
         folder: its folder in the state directory: token, logs, status.
         temp_dir: private folder of a local cluster for Ray's temp dir and sockets, removed when the cluster ends.
         python: the interpreter whose environment Ray runs in.
@@ -210,9 +210,9 @@ class Cluster:
 
     @property
     def repair(self) -> str:
-        """What repairs a cluster that was joined, in words; empty for another one."""
+        """What repairs a cluster on other machines, or the way to it, in words; empty for another one."""
         if not self.is_joined:
-            return ""
+            return f"`raydebug up{name_option(self.name)}` opens the way there again" if self.is_of_nodes else ""
         return f"`raydebug up --join {self.there.join_url}{name_option(self.name)}` starts it again"
 
     @property
@@ -240,7 +240,8 @@ class Cluster:
             raise UsageError(
                 f"the token of cluster '{self.name}' cannot be read",
                 cause=f"{self.token_file}: {getattr(error, 'strerror', None) or error}",
-                fix=self.repair or ("correct that file, or its name in your environment" if self.remote else anew),
+                fix=(self.is_joined and self.repair)
+                or ("correct that file, or its name in your environment" if self.remote else anew),
                 code="auth.no-token",
             ) from error
 

@@ -1,0 +1,350 @@
+"""Clusters by ssh: Ray and the gateway on the hosts of a file, the first one the head, without a shared folder.
+
+Each request to a host is one ssh connection, whose far end is on_host.py; none is kept, so the cluster outlives them.
+A host is believed in what it says of itself, and its answer is checked for its form. One that lies about its versions
+fails later; it has the token, as every node has, so it gains nothing by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import raydebug
+from raydebug import render
+from raydebug.cluster import audit_log, on_nodes, rendezvous, state
+from raydebug.cluster.locks import only_one
+from raydebug.cluster.node_jobs import problems_of
+from raydebug.cluster.on_host import LOG, HostAnswer
+from raydebug.cluster.ray_node import START_LIMIT_S
+from raydebug.cluster.rendezvous import FAILED, Head, NodeState
+from raydebug.cluster.state import Cluster, Remote, name_option
+from raydebug.cluster.tunnel import close_way, open_way
+from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted
+from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.process import SAFE_PATH
+from raydebug.protocol import records
+from raydebug.settings.files import NotPlainText, read_plain
+
+HOSTS_FILE_BYTES, ANSWER_BYTES = 1 << 20, 8 << 20
+AT_ONCE = 32  # connections
+ASK_LIMIT_S, UP_LIMIT_S = 60.0, START_LIMIT_S + 30.0
+KILLED_S, LAST_CHARS = 2.0, 300
+# A name, and a user's before it: nothing that ssh or a shell reads as something else.
+_HOST = re.compile(r"(\w[\w.-]*@)?[\w:][\w.:-]*", re.ASCII)
+# Nobody is there to answer a question; a terminal or forwardings of ssh_config would be in the way.
+SSH_OPTIONS = ["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15"]
+SSH_OPTIONS += ["-o", "ClearAllForwardings=yes", "--"]
+COLUMNS = ("python", "ray", "raydebug", "debugpy")
+
+
+@dataclass(frozen=True)
+class SshOptions:
+    """What `up --cluster ssh` takes beside the options of every cluster.
+
+    Args:
+        hosts: file with their names; None only for a cluster that is there.
+        ssh: the command that leads to a host, before its name.
+        node: further options of `raydebug node`.
+    """
+
+    hosts: Path | None = None
+    ssh: str = "ssh"
+    node: str = ""
+
+
+def read_hosts(path: Path) -> list[str]:
+    """Return the names in a file of hosts: one a line, `#` begins a comment.
+
+    Raises:
+        RaydebugError: it has none, one of them twice, or what is no name.
+    """
+    lines: dict[str, int] = {}
+    try:
+        for number, line in enumerate(read_plain(path, bytes_max=HOSTS_FILE_BYTES, what="it").split("\n"), 1):
+            name = line.partition("#")[0].strip()
+            if name and not _HOST.fullmatch(name):
+                raise NotPlainText(f"{name!r} is no name of a host", number)
+            if name in lines:
+                raise NotPlainText(f"{name} is in line {lines[name]} already", number)
+            if name:
+                lines[name] = number
+        if not lines:
+            raise NotPlainText("it names no host")
+    except NotPlainText as error:
+        raise UsageError(
+            f"{path} is no file of hosts", cause=str(error),
+            fix="one name a line, as `ssh NAME` takes it; the first one becomes the head", code="ssh.hosts",
+        ) from error  # fmt: skip
+    return list(lines)
+
+
+def ask_hosts(
+    cluster: Cluster, do: str, names: Iterable[str] | None = None, *, limit_s: float = ASK_LIMIT_S, **request: Any
+) -> dict[str, HostAnswer]:
+    """Send a request to all hosts of a cluster, or to those named, side by side, and return their answers.
+
+    A failure of any kind is the answer's `problem`. Where this is interrupted the connections are ended.
+
+    Args:
+        cluster: of the kind `ssh`.
+        do: what on_host.py is to do.
+        names: of hosts.
+        limit_s: for each host.
+        **request: what it needs.
+    """
+    there = cluster.there
+    far = [there.launched["python"], SAFE_PATH, "-m", "raydebug.cluster.on_host"]
+    given = json.dumps({"do": do, "folder": there.folder, **request}).encode()
+    asked = hosts_of(cluster) if names is None else list(names)
+
+    async def ask_each() -> list[HostAnswer]:
+        some = asyncio.Semaphore(AT_ONCE)
+
+        async def ask(host: str) -> HostAnswer:
+            async with some:
+                return await _ask([*_ssh_to(there.launched["ssh"], host), shlex.join(far)], given, limit_s)
+
+        return await asyncio.gather(*map(ask, asked))
+
+    return dict(zip(asked, asyncio.run(ask_each()), strict=True))
+
+
+async def _ask(argv: list[str], given: bytes, limit_s: float) -> HostAnswer:
+    pipe = asyncio.subprocess.PIPE
+    try:  # in a session of its own: a Ctrl-C is ours to answer
+        far = await asyncio.create_subprocess_exec(
+            *argv, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT, start_new_session=True
+        )
+    except OSError as error:
+        return {"problem": f"{argv[0]}: {error.strerror}"}
+    assert far.stdin is not None
+    assert far.stdout is not None
+    try:
+        async with asyncio.timeout(limit_s):
+            far.stdin.write(given)
+            far.stdin.close()
+            await far.stdout.readexactly(ANSWER_BYTES)
+        return {"problem": "its answer is too long"}
+    except TimeoutError:
+        return {"problem": f"it gave no answer within {limit_s:.0f} s"}
+    except asyncio.IncompleteReadError as error:  # the usual end
+        printed = error.partial
+        await far.wait()
+    finally:
+        if far.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(far.pid, signal.SIGKILL)
+            with contextlib.suppress(TimeoutError):  # something else may hold its output
+                await asyncio.wait_for(far.wait(), KILLED_S)
+    lines = printed.decode("utf-8", "replace").strip().split("\n")
+    answers = [line.removeprefix(on_nodes.MARK) for line in lines if line.startswith(on_nodes.MARK)]
+    try:
+        if answers:
+            answer = records.read(json.loads(answers[-1]), HostAnswer, "the answer")
+            wrong = rendezvous.what_is_wrong(answer["head"]) if "head" in answer else ""
+            return {"problem": f"it has no head that could be used: {wrong}"} if wrong else answer
+    except (ValueError, RecursionError) as error:
+        return {"problem": f"its answer cannot be read: {error}"}
+    what = "ssh does not reach it" if far.returncode == 255 else "raydebug does not run there"  # ssh(1), EXIT STATUS
+    return {"problem": f"{what}: {lines[-1].strip()[-LAST_CHARS:] or 'it printed nothing'}"}
+
+
+def hosts_of(cluster: Cluster) -> list[str]:
+    """Return the names of a cluster's hosts, head first."""
+    return cluster.there.launched["hosts"].split()
+
+
+def what_does_not_fit(looked: Mapping[str, HostAnswer], version: str) -> list[str]:
+    """Return why hosts, head first, cannot be one cluster of this version of raydebug. Pure."""
+    problems: dict[str, HostAnswer] = {}
+    first, model = next(((host, dict(one)) for host, one in looked.items() if one.get("ray")), ("", {}))
+    for host, answer in looked.items():
+        facts: dict[str, Any] = {"hook": False, **dict.fromkeys((*COLUMNS, "executable")), **answer}
+        problem = on_nodes.problem_of(facts, version)
+        # Ray takes no other version of itself, nor of Python, not even another patch release of it (ray 2.60.0
+        # _private/utils.py check_version_info).
+        for key, name in (("ray", "Ray"), ("python", "Python")):
+            if problem is None and not facts[key]:
+                problem = f"its Python {facts['python']} ({facts['executable']}) has no ray"
+            elif problem is None and facts[key] != model[key]:
+                problem = f"it has {name} {facts[key]}, and {first} has {model[key]}"
+        if problem is not None:
+            problems[host] = {"problem": problem}
+    return said_of(problems)
+
+
+def said_of(answers: Mapping[str, HostAnswer]) -> list[str]:
+    """Return the problems of hosts, a line for each problem. Pure."""
+    return problems_of({"ip": host, "problem": one["problem"]} for host, one in answers.items() if "problem" in one)
+
+
+def bring_up(options: UpOptions, asked: SshOptions, *, on_phase: Callable[[str], None]) -> tuple[Cluster, bool]:
+    """Start a cluster on the hosts of a file; return it when all are up, and whether this call started it.
+
+    Of one that runs, only the way to it is opened again.
+
+    Raises:
+        RaydebugError: a host is missing, or does not fit; nothing is left on any of them then.
+    """
+    audit_log.prune()
+    with only_one(options.name, wait=False):
+        existing = state.read_record(options.name)
+        if existing is not None:
+            return _open(existing, _head_of(existing), existing.there.launched, options), False
+        if asked.hosts is None:
+            raise UsageError(
+                "--cluster ssh needs --hosts", cause="Ray is started on the hosts of a file",
+                fix="raydebug up --hosts FILE, with one name a line", code="ssh.hosts",
+            )  # fmt: skip
+        cluster = _plan(options, asked, read_hosts(asked.hosts))
+        on_phase("comparing versions")
+        _refuse_unfit(ask_hosts(cluster, "look"))
+        state.save_cluster(cluster)  # from here on `down` ends all of it
+        try:
+            head, launched = _start(cluster, options, asked, on_phase)
+            return _open(cluster, head, launched, options), True
+        except BaseException:
+            on_phase("ending what was started")
+            with ignore_interrupts():
+                if left := take_down(cluster):
+                    down = f"`raydebug down{name_option(cluster.name)}`"
+                    render.say(f"note: not all could be ended: {'; '.join(left)}; {down} tries it again")
+            raise
+
+
+def take_down(cluster: Cluster) -> list[str]:
+    """End the cluster on all hosts and forget it; return what is left."""
+    left = said_of(ask_hosts(cluster, "end"))
+    close_way(cluster)
+    if not left:
+        state.forget(cluster)
+    return left
+
+
+def node_states(cluster: Cluster) -> list[NodeState]:
+    """Return how each node is, by its host's words, the head first; one whose host cannot be asked has failed."""
+    found = []
+    for number, (host, answer) in enumerate(ask_hosts(cluster, "read").items()):
+        node, problem = answer.get("node", {}), answer.get("problem")
+        ip = node.get("ip") or dict(enumerate(cluster.there.launched.get("ips", "").split())).get(number, host)
+        found.append(NodeState(
+            host=host, ip=ip, role="worker" if number else "head", gateway=node.get("gateway"), since=0.0,
+            phase=FAILED if problem else node.get("phase", "starting"),
+            reason=f"{host}: {problem}" if problem else node.get("reason"),
+        ))  # fmt: skip
+    return found
+
+
+def read_log(cluster: Cluster, service: str) -> str:
+    """Return the end of the log of the `head` or the `gateway`; empty where it cannot be read."""
+    there, head = cluster.there, hosts_of(cluster)[0]
+    file = "gateway.log" if service == "gateway" else there.launched.get("log", LOG)
+    return ask_hosts(cluster, "log", [head], file=file)[head].get("log", "")
+
+
+def _ssh_to(ssh: str, host: str) -> list[str]:
+    return [*_words("--ssh", ssh), *SSH_OPTIONS, host]
+
+
+def _words(option: str, text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{option} {text!r} cannot be read", cause=str(error), fix="quote it as for a shell", code="ssh.options"
+        ) from error
+
+
+def _open(cluster: Cluster, head: Head, launched: dict[str, str], options: UpOptions) -> Cluster:
+    """Return the cluster with the way to its head."""
+    cluster = rendezvous.with_head(cluster, head, through=cluster.there.through, launched=launched)
+    return open_way(cluster, options.ports)
+
+
+def _head_of(cluster: Cluster) -> Head:
+    """Return where the head of a cluster is that runs."""
+    down = f"`raydebug down{name_option(cluster.name)}`"
+    if cluster.kind != "ssh":
+        raise RaydebugError(
+            f"cluster '{cluster.name}' is there, of the kind {cluster.kind}", cause="its record is kept until `down`",
+            fix=f"{down}, or choose another name with --name", code="cluster.other-kind", exit_code=Exit.TAKEN,
+        )  # fmt: skip
+    ((host, answer),) = ask_hosts(cluster, "read", hosts_of(cluster)[:1]).items()
+    if "problem" in answer or "head" not in answer:
+        raise RaydebugError(
+            f"cluster '{cluster.name}' is there, but its head does not answer",
+            cause=f"{host}: {answer.get('problem', 'it has not come up')}",
+            fix=f"clear it away with {down}, then `raydebug up` again", code="cluster.dead",
+        )  # fmt: skip
+    return answer["head"]
+
+
+def _plan(options: UpOptions, asked: SshOptions, hosts: list[str]) -> Cluster:
+    """Return the record as far as it is known before anything is started."""
+    _words("--node-options", asked.node)
+    folder, identity = state.make_folder(options.name), uuid.uuid4().hex
+    launched = {"hosts": " ".join(hosts), "ssh": asked.ssh, "python": options.python or sys.executable}
+    remote = Remote(
+        "http://127.0.0.1:0", "127.0.0.1:0", str(state.make_token(folder)), launched=launched,
+        through=shlex.join(_ssh_to(asked.ssh, hosts[0])),
+        folder=f"/tmp/rd-{identity[:12]}",  # noqa: S108 - made private there; short, as a socket's path has 107 bytes
+    )  # fmt: skip
+    return Cluster(
+        name=options.name, id=identity, kind="ssh", folder=folder, temp_dir=folder, python=launched["python"], ports={},
+        cpus=options.cpus or 0, gpus=0, debugger=options.debugger, flavour="core", created=time.time(), remote=remote,
+    )  # fmt: skip
+
+
+def _refuse_unfit(looked: Mapping[str, HostAnswer]) -> None:
+    if not (problems := what_does_not_fit(looked, raydebug.__version__)):
+        return
+    rows = [[host, *(str(answer.get(key, "-")) for key in COLUMNS)] for host, answer in looked.items()]
+    render.table(None, ["host", *COLUMNS], rows, to_stderr=True)
+    raise RaydebugError(
+        "these hosts cannot be one cluster", cause="; ".join(problems),
+        fix="each needs a login without a question (`ssh HOST true`), and the same Python with the same Ray, debugpy"
+        f" and raydebug {raydebug.__version__}; --python PATH names it", code="ssh.unfit",
+    )  # fmt: skip
+
+
+def _start(
+    cluster: Cluster, options: UpOptions, asked: SshOptions, on_phase: Callable[[str], None]
+) -> tuple[Head, dict[str, str]]:
+    """Start the head, then the others; when all are up, return where the head is, and what the record is to have."""
+    hosts, ips = hosts_of(cluster), list[str]()
+    words = {"nodes": len(hosts), "debugger": options.debugger, "cpus": options.cpus, "gpus": options.gpus}
+    common = _words("--node-options", asked.node)
+    common += [word for name, value in words.items() if value is not None for word in (f"--{name}", str(value))]
+    head: Head | None = None
+    for names, role in ((hosts[:1], "--head"), (hosts[1:], "--join")):
+        if not names:
+            continue
+        on_phase(f"starting the head on {names[0]}" if head is None else f"starting {len(names)} more nodes")
+        answers = ask_hosts(
+            cluster, "start", names, limit_s=UP_LIMIT_S, token=cluster.token, head=head, options=[role, *common]
+        )
+        raise_if_interrupted()
+        problems, head = said_of(answers), head or answers[hosts[0]].get("head")
+        if problems or head is None:
+            raise RaydebugError(
+                f"cluster '{cluster.name}' did not come up",
+                cause="; ".join(problems) or f"{hosts[0]} does not say where its head is",
+                fix="correct this there, then `raydebug up` again", code="cluster.not-up",
+            )  # fmt: skip
+        found = [answers[host].get("node", {}).get("ip", "") for host in names]
+        ips += [ip if _HOST.fullmatch(ip) else "?" for ip in found]
+    assert head is not None
+    return head, {**cluster.there.launched, "ips": " ".join(ips), "log": f"nodes/{head['host']}.log"}
