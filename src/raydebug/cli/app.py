@@ -40,7 +40,7 @@ class Verb:
 
 HEADINGS = {
     "Cluster": (
-        Verb("up", "up:up"),
+        Verb("up", "up:up", takes_command=True),
         Verb("ps", "status:ps"),
         Verb("logs", "status:logs"),
         Verb("mode", "status:mode"),

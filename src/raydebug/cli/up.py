@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Debugger, Json, Name, say_renamed
+from raydebug.cli.options import Debugger, Json, Name, command_of, say_renamed
 from raydebug.cli.status import describe, show_cluster, show_variables, warn_without_token
 from raydebug.errors import RaydebugError, UsageError
 
@@ -25,7 +25,8 @@ _Kind = Annotated[
     typer.Option(
         "--cluster",
         metavar="KIND",
-        help="compose (containers) or local. Default: compose where a Docker engine answers.",
+        help="compose (containers), local, or kubernetes (prints a manifest). Default: compose where a Docker engine"
+        " answers.",
     ),
 ]
 _Gpus = Annotated[
@@ -46,10 +47,15 @@ _Yes = Annotated[
 ]
 _Flavour = Annotated[
     str | None,
-    typer.Option(help="compose: core, cpu, cuda or cuda-verl04 (default: cuda with a GPU).", metavar="FLAVOUR"),
+    typer.Option(help="compose, kubernetes: core, cpu, cuda ... (default: cuda with a GPU).", metavar="FLAVOUR"),
 ]
 _Workers = Annotated[
-    int | None, typer.Option(help="compose: how many worker nodes. Default: 1.", min=0, metavar="N", show_default=False)
+    int | None,
+    typer.Option(help="compose, kubernetes: how many workers. Default: 1.", min=0, metavar="N", show_default=False),
+]
+_Image = Annotated[
+    str | None,
+    typer.Option("--image", help="kubernetes: what the pods run, REGISTRY/NAME@sha256:DIGEST.", metavar="IMAGE"),
 ]
 _Prefork = Annotated[
     bool,
@@ -74,7 +80,7 @@ _EnvFile = Annotated[
     typer.Option("--env-file", help="compose: KEY=VALUE lines for the nodes (HF_TOKEN ...), mode 600.", metavar="FILE"),
 ]
 _DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="compose: show the sizes chosen for this machine, start nothing.")
+    bool, typer.Option("--dry-run", help="Start nothing. compose: show the sizes chosen; kubernetes: the manifest.")
 ]
 _GatewayPort = Annotated[
     int | None,
@@ -95,6 +101,7 @@ _Through = Annotated[
 
 
 def up(
+    ctx: typer.Context,
     cluster: _Kind = None,
     join: _Join = None,
     through: _Through = None,
@@ -104,6 +111,7 @@ def up(
     python: _Python = None,
     flavour: _Flavour = None,
     workers: _Workers = None,
+    image: _Image = None,
     debugger: Debugger = None,
     dashboard_port: _DashboardPort = None,
     gateway_port: _GatewayPort = None,
@@ -123,6 +131,7 @@ def up(
     Examples:
       raydebug up --cluster local --gpus 1
       raydebug up --join http://HEAD:8265       a Ray cluster that runs already: nothing of it is restarted
+      raydebug up --cluster kubernetes --image IMAGE --gpus 8 --dry-run -- python train.py | kubectl apply -f -
     """
     from raydebug.cluster.find import find_cluster
     from raydebug.cluster.locks import Use
@@ -131,14 +140,27 @@ def up(
 
     if warm:
         say_renamed("up --warm", "up --prefork")
+    command = command_of(ctx)
     given = {"--mount": mount, "--hf-cache": hf_cache, "--env-file": env_file, "--dry-run": dry_run, "--yes": yes,
              "--flavour": flavour, "--workers": workers is not None}  # fmt: skip
     local = {"--python": python, "--end-when-hung": end_when_hung}
     others = {"--cluster": cluster, "--gpus": gpus is not None, "--cpus": cpus, "--prefork": prefork or warm,
-              "--dashboard-port": dashboard_port is not None, **given, **local}  # fmt: skip
+              "--dashboard-port": dashboard_port is not None, **given, **local, "--image": image,
+              "a command": command}  # fmt: skip
+    if cluster == "kubernetes" and join is None:
+        from raydebug.cli.manifests import show_manifest
+        from raydebug.cluster.kubernetes import Wanted
+
+        wanted = Wanted(name, image or "", 1 if workers is None else workers, gpus or 0, cpus,
+                        choose_mode(debugger, os.environ)[0], flavour, tuple(command))  # fmt: skip
+        has_place = "--cluster --gpus --cpus --flavour --workers --dry-run --image a command"
+        unfit = [option for option, value in others.items() if value and option not in has_place]
+        show_manifest(wanted, unfit, dry_run=dry_run, as_json=as_json)
+        return
     if join is None and (known := find_cluster(name)) is not None and known.is_joined:
         join = known.there.join_url  # the join again
     _check_join(join, through, [option for option, value in others.items() if value])
+    _only("kubernetes", {"--image": image, "a command": command}, cluster or "compose")
     cluster = _only("compose", given, cluster)
     cluster = _only("local", local, cluster)
     options = UpOptions(
@@ -277,6 +299,7 @@ def _take_over(cluster: Cluster) -> Cluster:
 _WHY_ONLY = {
     "compose": "its processes have this machine's folders, its Python and your environment as they are",
     "local": "in containers the image and the engine decide about that",
+    "kubernetes": "only a manifest names an image; `raydebug run -- COMMAND` starts a job",
 }
 
 
@@ -300,7 +323,7 @@ def _only(kind: str, given: Mapping[str, object], asked: str | None) -> str | No
         f"{' and '.join(named)} {'is' if len(named) == 1 else 'are'} for --cluster {kind}",
         cause=f"this is a cluster of the kind {asked}: {_WHY_ONLY[kind]}",
         fix=f"leave {'it' if len(named) == 1 else 'them'} out, or use --cluster {kind}",
-        code="cluster.not-containers" if kind == "compose" else "cluster.not-local",
+        code="cluster.not-containers" if kind == "compose" else f"cluster.not-{kind}",
     )
 
 
@@ -325,7 +348,7 @@ def _choose_kind(asked: str | None) -> str:
     if asked is not None:
         raise UsageError(
             f"there is no kind of cluster '{asked}'",
-            cause="--cluster takes: local, compose",
+            cause="--cluster takes: local, compose, kubernetes",
             fix="raydebug up --cluster local",
             code="cluster.unknown-kind",
         )

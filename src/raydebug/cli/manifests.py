@@ -1,0 +1,45 @@
+"""`raydebug up --cluster kubernetes --dry-run`: the manifest on stdout, and what to do with it."""
+
+from __future__ import annotations
+
+from raydebug import render
+from raydebug.cluster.kubernetes import Wanted, has_digest, manifest, next_steps
+from raydebug.errors import UsageError
+
+
+def show_manifest(wanted: Wanted, unfit: list[str], *, dry_run: bool, as_json: bool) -> None:
+    """Print the manifest of a cluster, for `kubectl apply -f -`.
+
+    Args:
+        wanted: the cluster.
+        unfit: options that the user gave and that it has no place for.
+        dry_run: whether it may be printed; raydebug itself starts nothing on Kubernetes.
+        as_json: print one document with the text and the commands that follow.
+
+    Raises:
+        RaydebugError: something is missing, or cannot be.
+    """
+    if unfit:
+        raise UsageError(
+            f"{' and '.join(unfit)} {'is' if len(unfit) == 1 else 'are'} not for --cluster kubernetes",
+            cause="a manifest has no place for it; what you change in the manifest, Kubernetes keeps",
+            fix="leave it out, and change what --dry-run prints",
+            code="kubernetes.options",
+        )
+    text, steps = manifest(wanted), next_steps(wanted)
+    if not dry_run:
+        raise UsageError(
+            "raydebug starts nothing on Kubernetes itself",
+            cause="it has no access there: kubectl has, with your account; raydebug writes the manifest",
+            fix="the same command with `--dry-run | kubectl apply -f -`, then the `raydebug up --join` that it prints",
+            code="kubernetes.dry-run",
+        )
+    if as_json:
+        render.out_json({"version": 1, "manifest": text, "next": steps})
+        return
+    render.out(text.rstrip())
+    if not has_digest(wanted.image):  # no refusal: an image that was loaded into kind or minikube has none
+        render.say(f"warning: {wanted.image} has no digest: two pods may get different images; use NAME@sha256:...")
+    render.say("next: pipe this into `kubectl apply -f -`; when its pods run:")
+    for step in steps:
+        render.say(f"  {step}")
