@@ -35,28 +35,27 @@ def pod() -> Iterator[ForeignRay]:
 
     An API server that runs what `kubectl exec` asks for is there too.
     """
-    ports = choose_ports({"dashboard": 0, "gateway": 0}, {}, [], ["gateway", "dial", "agent"])
 
     def prepare(head: ForeignRay) -> None:
+        head.ports |= choose_ports({}, {}, head.ports.values(), ["kube"])
         ours = {
             "/run/secrets/raydebug/auth_token": str(head.folder / "ray_token"),
             "/gateway/": f"{head.folder}/",
             "train-head-svc": head.ip,
-            "5678": str(ports["gateway"]),
-            "5679": str(ports["dial"]),
+            "5678": str(head.ports["gateway"]),
+            "5679": str(head.ports["dial"]),
         }
         text = manifest(Wanted("train", "raydebug:core", debugger="breakpoint"))
         for theirs, here in ours.items():
             text = text.replace(theirs, here)
         cluster = list(yaml.safe_load_all(text))[1]
         in_pod = cluster["spec"]["headGroupSpec"]["template"]["spec"]
+        (gateway,) = in_pod["initContainers"]
+        head.more = {one["name"]: one.get("value", head.ip) for one in gateway["env"]}
+        head.start(gateway["command"])
+        wait_for(lambda: head.start(gateway["startupProbe"]["exec"]["command"]).wait(10) == 0, "the gateway")
+        head.start([sys.executable, str(FAKE_KUBE), str(head.ports["kube"])])
         head.more = {one["name"]: one["value"] for one in in_pod["containers"][0]["env"]}
-        head.more["POD_IP"] = head.ip
-        head.more["RAYDEBUG_KUBE"] = str(ports["agent"])
-        head.start(in_pod["initContainers"][0]["command"])
-        probe = in_pod["initContainers"][0]["startupProbe"]["exec"]["command"]
-        wait_for(lambda: head.start(probe).wait(10) == 0, "the gateway")
-        head.start([sys.executable, str(FAKE_KUBE), str(ports["agent"])])
 
     with foreign_ray(with_token=True, ip=outer_address(), prepare=prepare) as head:
         yield head
@@ -64,8 +63,8 @@ def pod() -> Iterator[ForeignRay]:
 
 @pytest.mark.timeout(240)
 def test_kubectl_exec(pod, tmp_path):
-    """`up --join` takes the gateway of the pod: what runs there already pauses, `run` and `attach` work, `down` leaves it."""
-    kubectl = f"{KUBECTL} --cache-dir {tmp_path} --server http://127.0.0.1:{pod.more['RAYDEBUG_KUBE']}"
+    """`up --join` takes the gateway of the pod: what runs there pauses, `run` and `attach` work, `down` leaves it."""
+    kubectl = f"{KUBECTL} --cache-dir {tmp_path} --server http://127.0.0.1:{pod.ports['kube']}"
     environ = {**pod.environ, "KUBECONFIG": os.devnull}
 
     def join(target: str) -> list[str]:
@@ -76,12 +75,11 @@ def test_kubectl_exec(pod, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     cluster = read_record("kube")
     assert cluster is not None
-    client, dial = pod.more["RAYDEBUG_GATEWAY_CLIENTS"], pod.more["RAYDEBUG_GATEWAY"]
-    assert f"127.0.0.1:{cluster.joined['client_port']}" == client
-    assert cluster.joined["dial"] == dial
-    assert cluster.gateway_port != int(client.rpartition(":")[2])
-    assert _listens(client, LOOPBACK)
-    assert _listens(dial, pod.ip)
+    assert cluster.joined["client_port"] == str(pod.ports["gateway"])
+    assert cluster.joined["dial"] == f"{pod.ip}:{pod.ports['dial']}"
+    assert cluster.gateway_port != pod.ports["gateway"], "the way there begins at a port of its own"
+    assert _listens_at(pod.ports["gateway"]) == {LOOPBACK}
+    assert _listens_at(pod.ports["dial"]) == {pod.ip}
 
     # As the operator submits a RayJob: without a word of raydebug.
     entrypoint = f"cd {JOBS} && {sys.executable} cases.py actor"
@@ -102,11 +100,10 @@ def test_kubectl_exec(pod, tmp_path):
     assert "(NotFound)" in lost.stderr
 
     assert "it runs on without raydebug" in raydebug("down", "--name", "kube").stderr
-    assert _listens(client, LOOPBACK), "the gateway is the pod's"
+    assert _listens_at(pod.ports["gateway"]) == {LOOPBACK}, "the gateway is the pod's"
     assert Dashboard(cluster).own_jobs("") == []
 
 
-def _listens(address: str, ip: str) -> bool:
-    port = int(address.rpartition(":")[2])
-    found = {one.laddr.ip for one in psutil.net_connections("tcp") if one.status == "LISTEN" and one.laddr.port == port}
-    return found == {ip}
+def _listens_at(port: int) -> set[str]:
+    listening = (one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN)
+    return {one.laddr.ip for one in listening if one.laddr.port == port}
