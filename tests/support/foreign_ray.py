@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from raydebug.cluster.environment import ray_command
+from raydebug.cluster.find import cluster_at
 from raydebug.cluster.state import Cluster
 from raydebug.cluster.up import PURPOSES, choose_ports
 from runs import wait_for
@@ -147,6 +148,16 @@ def foreign_ray(
         for one in reversed(head.started):
             head.end(one, within_s=0)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def cluster_of(head: ForeignRay) -> Cluster:
+    """Return the cluster as its dashboard alone is known."""
+    token = str(head.folder / "ray_token") if head.token else "/nowhere"
+    os.environ["RAY_AUTH_TOKEN_PATH"] = token
+    try:
+        return cluster_at(head.url)
+    finally:
+        del os.environ["RAY_AUTH_TOKEN_PATH"]
 
 
 def _is_up(head: ForeignRay) -> bool:

@@ -161,4 +161,5 @@ def _environ(wanted: Wanted) -> list[str]:
 
 def _quoted(text: str) -> str:
     """Return a text as one word of YAML."""
-    return yaml.safe_dump(text, default_style='"', width=float("inf")).strip()
+    word: str = yaml.safe_dump(text, default_style='"', width=float("inf"))
+    return word.strip()
