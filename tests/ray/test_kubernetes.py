@@ -76,8 +76,8 @@ def test_kubectl_exec(pod, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     cluster = read_record("kube")
     assert cluster is not None
-    assert cluster.joined["client_port"] == str(pod.ports["gateway"])
-    assert cluster.joined["dial"] == f"{pod.ip}:{pod.ports['dial']}"
+    assert cluster.there.client_port == pod.ports["gateway"]
+    assert cluster.there.dial == f"{pod.ip}:{pod.ports['dial']}"
     assert cluster.gateway_port != pod.ports["gateway"], "the way there begins at a port of its own"
     assert _listens_at(pod.ports["gateway"]) == {LOOPBACK}
     assert _listens_at(pod.ports["dial"]) == {pod.ip}

@@ -24,7 +24,7 @@ from raydebug.errors import RaydebugError
 
 IMAGE = f"registry.example/team/raydebug@sha256:{'5' * 64}"
 GOLDEN = {
-    "cluster.yaml": Wanted("train", IMAGE, workers=2, gpus=8),
+    "cluster.yaml": Wanted("train", IMAGE, workers=2, gpus=8, flavour="cuda"),
     "job.yaml": Wanted("train", IMAGE, workers=0, command=("python", "train.py", "data.files=[a: 'b']", "--x=#1\n- y")),
 }
 
@@ -134,7 +134,9 @@ def schemas() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def documents() -> list[Document]:
     """A cluster with a job."""
-    return list(yaml.safe_load_all(manifest(Wanted("train", IMAGE, workers=2, gpus=8, command=("true",)))))
+    return list(
+        yaml.safe_load_all(manifest(Wanted("train", IMAGE, workers=2, gpus=8, flavour="cuda", command=("true",))))
+    )
 
 
 @pytest.mark.parametrize("file", GOLDEN)

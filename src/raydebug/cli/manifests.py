@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from raydebug import render
-from raydebug.cluster.kubernetes import Wanted, has_digest, manifest, next_steps
+from raydebug.cluster.kubernetes import Wanted, manifest, next_steps
 from raydebug.errors import UsageError
 
 
 def show_manifest(wanted: Wanted, unfit: list[str], *, dry_run: bool, as_json: bool) -> None:
-    """Print the manifest of a cluster, for `kubectl apply -f -`.
-
-    Args:
-        wanted: the cluster.
-        unfit: options that the user gave and that it has no place for.
-        dry_run: whether it may be printed; raydebug itself starts nothing on Kubernetes.
-        as_json: print one document with the text and the commands that follow.
+    """Print the manifest of a cluster; `unfit` are options that it has no place for.
 
     Raises:
         RaydebugError: something is missing, or cannot be.
@@ -22,10 +16,9 @@ def show_manifest(wanted: Wanted, unfit: list[str], *, dry_run: bool, as_json: b
     if unfit:
         raise UsageError(
             f"{' and '.join(unfit)} {'is' if len(unfit) == 1 else 'are'} not for --cluster kubernetes",
-            cause="a manifest has no place for it; what you change in the manifest, Kubernetes keeps",
-            fix="leave it out, and change what --dry-run prints",
+            cause="a manifest has no place for it", fix="leave it out, and change what --dry-run prints",
             code="kubernetes.options",
-        )
+        )  # fmt: skip
     text, steps = manifest(wanted), next_steps(wanted)
     if not dry_run:
         raise UsageError(
@@ -38,8 +31,7 @@ def show_manifest(wanted: Wanted, unfit: list[str], *, dry_run: bool, as_json: b
         render.out_json({"version": 1, "manifest": text, "next": steps})
         return
     render.out(text.rstrip())
-    if not has_digest(wanted.image):  # no refusal: an image that was loaded into kind or minikube has none
+    if "@" not in wanted.image:  # no refusal: an image that was loaded into kind or minikube has no digest
         render.say(f"warning: {wanted.image} has no digest: two pods may get different images; use NAME@sha256:...")
-    render.say("next: pipe this into `kubectl apply -f -`; when its pods run:")
-    for step in steps:
-        render.say(f"  {step}")
+    for line in ("next: pipe this into `kubectl apply -f -`; when its pods run:", *(f"  {step}" for step in steps)):
+        render.say(line)

@@ -152,7 +152,8 @@ def up(
         from raydebug.cluster.kubernetes import Wanted
 
         wanted = Wanted(name, image or "", 1 if workers is None else workers, gpus or 0, cpus,
-                        choose_mode(debugger, os.environ)[0], flavour, tuple(command))  # fmt: skip
+                        choose_mode(debugger, os.environ)[0], flavour or ("cuda" if gpus else "core"),
+                        tuple(command))  # fmt: skip
         has_place = {"--cluster", "--gpus", "--cpus", "--flavour", "--workers", "--dry-run", "--image", "a command"}
         others["--through"] = through
         unfit = [option for option, value in others.items() if value and option not in has_place]

@@ -28,7 +28,7 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 # Source: distribution/reference, regexp.go: no character that YAML or a shell reads.
 _IMAGE = re.compile(
     r"(?:[a-zA-Z0-9.-]+(?::[0-9]+)?/)?[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*"
-    r"(?::\w[\w.-]{0,127})?(?P<digest>@sha256:[0-9a-f]{64})?",
+    r"(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?",
     re.ASCII,
 )
 _PLACE = re.compile("<([a-z_]+)>")
@@ -45,7 +45,7 @@ class Wanted:
         gpus: of each worker; of the head without workers.
         cpus: of each pod; None for few of Kubernetes's, and as many logical ones as a training asks Ray for.
         debugger: its mode.
-        flavour: whose variables the processes have; None for the one that fits.
+        flavour: whose variables the processes have, and whose Ray the image has.
         command: of a RayJob; empty for none.
     """
 
@@ -55,7 +55,7 @@ class Wanted:
     gpus: int = 0
     cpus: int | None = None
     debugger: str = "breakpoint"
-    flavour: str | None = None
+    flavour: str = "core"
     command: tuple[str, ...] = ()
 
 
@@ -66,20 +66,20 @@ def manifest(wanted: Wanted) -> str:
         RaydebugError: a name or an image that Kubernetes would refuse or read as something else, an unknown flavour or
             one whose Ray has no token.
     """
-    _check(wanted)
+    ray = _check(wanted)
     gpus = (wanted.gpus, 0) if wanted.workers == 0 else (0, wanted.gpus)
     memory = [f"{MEMORY_GIB + MEMORY_GIB_PER_GPU * count}Gi" for count in gpus]
     values = {
         "name": wanted.name,
         "image": wanted.image,
-        "ray": _ray_of(_flavour(wanted)),
+        "ray": ray,
         "dashboard_host": "0.0.0.0" if wanted.command else "127.0.0.1",
         "workers": str(wanted.workers),
         "cpus": str(wanted.cpus or POD_CPUS),
         "ray_cpus": str(wanted.cpus or max(CPUS_AT_LEAST, CPUS_PER_GPU * wanted.gpus + CPUS_BESIDE_GPUS)),
         **dict(zip(("head_gpus", "worker_gpus"), map(str, gpus), strict=True)),
         **dict(zip(("head_memory", "worker_memory"), memory, strict=True)),
-        "entrypoint": _quoted(shlex.join(wanted.command)),
+        "entrypoint": yaml.safe_dump(shlex.join(wanted.command), default_style='"', width=float("inf")).strip(),
     }
     lines = []
     for file in ("raycluster.yaml", *(["rayjob.yaml"] if wanted.command else [])):
@@ -102,20 +102,14 @@ def next_steps(wanted: Wanted) -> list[str]:
     ]
 
 
-def has_digest(image: str) -> bool:
-    """Return whether an image is the same one whenever a pod starts."""
-    found = _IMAGE.fullmatch(image)
-    return found is not None and found["digest"] is not None
-
-
-def _check(wanted: Wanted) -> None:
+def _check(wanted: Wanted) -> str:
+    """Return the version of Ray, if all is well."""
     if not _NAME.fullmatch(check_name(wanted.name)):
         raise UsageError(
             f"{wanted.name!r} cannot be a cluster's name on Kubernetes",
             cause="it becomes the name of a service: small letters, digits and '-', a letter first, no '-' at the end",
-            fix="use a name such as `--name train`",
-            code="kubernetes.name",
-        )
+            fix="use a name such as `--name train`", code="kubernetes.name",
+        )  # fmt: skip
     if not _IMAGE.fullmatch(wanted.image):
         raise UsageError(
             f"{wanted.image!r} is no image" if wanted.image else "there is no image for the pods",
@@ -123,22 +117,15 @@ def _check(wanted: Wanted) -> None:
             fix="`raydebug image` builds one; push it to a registry, and name it by the digest that the push prints",
             code="kubernetes.image",
         )
-    require_flavour(_flavour(wanted), fix="raydebug up --cluster kubernetes --flavour cuda ...")
-    if not has_token_mode(ray := _ray_of(_flavour(wanted))):
+    require_flavour(wanted.flavour, fix="raydebug up --cluster kubernetes --flavour cuda ...")
+    ray = read_lock(environment_dir() / f"{wanted.flavour}.lock").pins["ray"]
+    if not has_token_mode(ray):
         raise UsageError(
             f"flavour '{wanted.flavour}' does not run on Kubernetes",
             cause=f"its Ray {ray} asks for no token, and every pod that reaches its dashboard could run code",
-            fix="--flavour cuda, whose Ray asks for one",
-            code="kubernetes.flavour",
-        )
-
-
-def _ray_of(flavour: str) -> str:
-    return read_lock(environment_dir() / f"{flavour}.lock").pins["ray"]
-
-
-def _flavour(wanted: Wanted) -> str:
-    return wanted.flavour or ("cuda" if wanted.gpus else "core")
+            fix="--flavour cuda, whose Ray asks for one", code="kubernetes.flavour",
+        )  # fmt: skip
+    return ray
 
 
 def _environ(wanted: Wanted) -> list[str]:
@@ -149,7 +136,7 @@ def _environ(wanted: Wanted) -> list[str]:
         variables.CLUSTER_ID: wanted.name,
         **({} if wanted.name == DEFAULT_NAME else {variables.CLUSTER_NAME: wanted.name}),
         **mode_variables(wanted.debugger),
-        **flavour_variables(_flavour(wanted)),
+        **flavour_variables(wanted.flavour),
         # As in docker-compose.yml.
         "GRPC_ENABLE_FORK_SUPPORT": "0",
         "RAY_health_check_failure_threshold": "7",
@@ -157,9 +144,3 @@ def _environ(wanted: Wanted) -> list[str]:
         "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9/",
     }
     return [f"{{name: {name}, value: {json.dumps(value)}}}" for name, value in environ.items()]
-
-
-def _quoted(text: str) -> str:
-    """Return a text as one word of YAML."""
-    word: str = yaml.safe_dump(text, default_style='"', width=float("inf"))
-    return word.strip()
