@@ -98,7 +98,7 @@ def test_kubectl_exec(pod, tmp_path):
 
     lost = raydebug(*join("pod/other"), env=environ)
     assert three_lines(lost, 1).endswith("cannot be reached from here")
-    assert "(NotFound)" in lost.stderr
+    assert "(NotFound): /api/v1/namespaces/default/pods/other not found" in lost.stderr
 
     assert "it runs on without raydebug" in raydebug("down", "--name", "kube").stderr
     assert _listens_at(pod.ports["gateway"]) == {LOOPBACK}, "the gateway is the pod's"

@@ -45,7 +45,8 @@ ANSWERS: dict[str, dict[str, Any]] = {
 async def answer(request: web.Request) -> web.StreamResponse:
     """Answer with a document that is known, else with 404."""
     known = ANSWERS.get(request.path)
-    missing = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
+    missing = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404,
+               "message": f"{request.path} not found"}  # fmt: skip
     return web.json_response(known or missing, status=200 if known else 404)
 
 
