@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -68,17 +69,18 @@ def test_kubectl_exec(pod, tmp_path):
     kubectl = f"{KUBECTL} --cache-dir {tmp_path} --server http://127.0.0.1:{pod.ports['kube']}"
     environ = {**pod.environ, "KUBECONFIG": os.devnull}
 
-    def join(target: str) -> list[str]:
-        through = f"{kubectl} exec -i {target} -c ray-head --"
-        return ["up", "--join", pod.url, "--name", "kube", "--gateway-port", "0", "--through", through]
+    def join(target: str, name: str) -> subprocess.CompletedProcess[str]:
+        way = ["--through", f"{kubectl} exec -i {target} -c ray-head --"]
+        return raydebug("up", "--join", pod.url, "--name", name, "--gateway-port", "0", *way, env=environ)
 
-    done = raydebug(*join("svc/train-head-svc"), env=environ)
+    done = join("svc/train-head-svc", "kube")
     assert done.returncode == 0, done.stdout + done.stderr
     cluster = read_record("kube")
     assert cluster is not None
     assert cluster.there.client_port == pod.ports["gateway"]
     assert cluster.there.dial == f"{pod.ip}:{pod.ports['dial']}"
     assert cluster.gateway_port != pod.ports["gateway"], "the way there begins at a port of its own"
+    assert cluster.dashboard != pod.url, "so does the one to the dashboard"
     assert _listens_at(pod.ports["gateway"]) == {LOOPBACK}
     assert _listens_at(pod.ports["dial"]) == {pod.ip}
 
@@ -96,9 +98,10 @@ def test_kubectl_exec(pod, tmp_path):
         assert "seconds" in run.attach(pause["id"], "p sorted(locals())", "c")
         run.end()
 
-    lost = raydebug(*join("pod/other"), env=environ)
-    assert three_lines(lost, 1).endswith("cannot be reached from here")
+    lost = join("pod/other", "lost")
+    assert three_lines(lost, 1).startswith("error: Ray's dashboard cannot be reached through ")
     assert "(NotFound): /api/v1/namespaces/default/pods/other not found" in lost.stderr
+    assert read_record("lost") is None
 
     assert "it runs on without raydebug" in raydebug("down", "--name", "kube").stderr
     assert _listens_at(pod.ports["gateway"]) == {LOOPBACK}, "the gateway is the pod's"

@@ -97,7 +97,6 @@ def next_steps(wanted: Wanted) -> list[str]:
     join = f"raydebug up --join http://127.0.0.1:8265{name_option(wanted.name)}"
     return [
         f"(umask 077; kubectl get secret {wanted.name} -o {template} > {token})",
-        f"kubectl port-forward {service} 8265 &",
         f"RAY_AUTH_TOKEN_PATH=$PWD/{token} {join} --through 'kubectl exec -i {service} -c ray-head --'",
     ]
 
