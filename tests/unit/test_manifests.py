@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 import kuberay_schemas
+from raydebug.cluster import on_nodes
 from raydebug.cluster.kubernetes import Wanted, manifest
 from raydebug.errors import RaydebugError
 
@@ -338,6 +339,31 @@ def test_the_verb():
     )
     unfit = up("--image", IMAGE, "--dry-run", "--python", "x", "--through", "ssh a")
     assert unfit.stderr.startswith("error: --python and --through are not for --cluster kubernetes\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "ports"),
+    [
+        ({}, [5678, 5679]),
+        ({"RAYDEBUG_GATEWAY_CLIENTS": "gateway:5678"}, []),
+        ({"RAYDEBUG_GATEWAY_CLIENTS": "127.0.0.1:"}, []),
+        ({"RAYDEBUG_GATEWAY": ""}, []),
+        ({"RAYDEBUG_TOKEN_PATH": "/nowhere/token"}, []),
+        ({"RAY_AUTH_TOKEN": "another"}, []),
+        ({"public": "2"}, []),
+    ],
+)
+def test_which_gateway_is_the_pods(change, ports, tmp_path, monkeypatch):
+    """`up --join` takes the gateway beside Ray's head if it is on the pod's loopback and has Ray's own token."""
+    (tmp_path / "token").write_text("mine\n")
+    environ = {
+        "RAYDEBUG_GATEWAY": "train-head-svc:5679", "RAYDEBUG_GATEWAY_CLIENTS": "127.0.0.1:5678",
+        "RAYDEBUG_TOKEN_PATH": str(tmp_path / "token"), "RAY_AUTH_TOKEN": "mine", **change,
+    }  # fmt: skip
+    public = environ.pop("public", "")
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert on_nodes._ports_beside({"public": public}) == ports
 
 
 if __name__ == "__main__":
