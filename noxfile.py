@@ -88,7 +88,7 @@ TRAINING_MODULES = (
 SCRIPTS = ("ci/docker-engine", "ci/base-image", "ci/chromium", "ci/build-twice", "ci/package-access", ".ci/run")
 GPU, CPU, HOSTS = "docker-compose.yml", "docker-compose.cpu.yml", "docker-compose.hosts.yml"
 RDMA = "docker-compose.rdma.yml"
-YAML = (GPU, CPU, HOSTS, RDMA, ".devcontainer", "env", ".github", ".yamllint")
+YAML = (GPU, CPU, HOSTS, RDMA, ".devcontainer", "env", "src", ".github", ".yamllint")
 DEV, DEV_CPU = ".devcontainer/docker-compose.dev.yml", ".devcontainer/docker-compose.dev-cpu.yml"
 COMPOSE_COMBINATIONS = (
     *((GPU,), (GPU, CPU), (GPU, HOSTS), (GPU, CPU, HOSTS), (GPU, RDMA), (GPU, DEV), (GPU, CPU, DEV, DEV_CPU)),

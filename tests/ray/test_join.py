@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from foreign_ray import LOOPBACK, ForeignRay, foreign_ray, outer_address, python_without_raydebug
+from foreign_ray import LOOPBACK, ForeignRay, cluster_of, foreign_ray, outer_address, python_without_raydebug
 from raydebug.cluster.dashboard import ENDED, Dashboard
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.runner import run_on_each
@@ -258,18 +258,6 @@ def _stop_gateway(head: ForeignRay, cluster: Cluster) -> None:
     dashboard = Dashboard(cluster)
     dashboard.stop_job(cluster.there.job)
     wait_for(lambda: dashboard.job(cluster.there.job)["status"] in ENDED, "the end of the gateway's job")
-
-
-def cluster_of(head: ForeignRay) -> Cluster:
-    """Return the cluster as its dashboard alone is known."""
-    from raydebug.cluster.find import cluster_at
-
-    token = str(head.folder / "ray_token") if head.token else "/nowhere"
-    os.environ["RAY_AUTH_TOKEN_PATH"] = token
-    try:
-        return cluster_at(head.url)
-    finally:
-        del os.environ["RAY_AUTH_TOKEN_PATH"]
 
 
 def _nodes(head: ForeignRay) -> int:

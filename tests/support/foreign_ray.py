@@ -11,13 +11,14 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from raydebug.cluster.environment import ray_command
+from raydebug.cluster.find import cluster_at
 from raydebug.cluster.state import Cluster
 from raydebug.cluster.up import PURPOSES, choose_ports
 from runs import wait_for
@@ -34,6 +35,7 @@ class ForeignRay:
         ip: the address of its nodes.
         ports: by purpose.
         token: Ray's own; empty for a cluster without.
+        more: variables that its programs have, and its users have not.
     """
 
     folder: Path
@@ -41,6 +43,7 @@ class ForeignRay:
     ports: dict[str, int]
     token: str
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    more: dict[str, str] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
@@ -59,8 +62,9 @@ class ForeignRay:
 
     def start(self, argv: list[str]) -> subprocess.Popen[bytes]:
         """Start a program of the cluster."""
+        environ = {**self.environ, **self.more}
         with (self.folder / "ray.log").open("ab") as log:
-            one = subprocess.Popen(argv, cwd="/", env=self.environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            one = subprocess.Popen(argv, cwd="/", env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         self.started.append(one)
         return one
 
@@ -111,8 +115,16 @@ def outer_address() -> str:
 
 
 @contextlib.contextmanager
-def foreign_ray(*, with_token: bool, ip: str = LOOPBACK) -> Iterator[ForeignRay]:
-    """Start a head and wait until it can run jobs; at the end nothing of it is left."""
+def foreign_ray(
+    *, with_token: bool, ip: str = LOOPBACK, prepare: Callable[[ForeignRay], None] = lambda head: None
+) -> Iterator[ForeignRay]:
+    """Start a head and wait until it can run jobs; at the end nothing of it is left.
+
+    Args:
+        with_token: whether it asks for one.
+        ip: its address.
+        prepare: called before its start; it may start other programs, and set variables.
+    """
     folder = Path(tempfile.mkdtemp(prefix="rj-", dir="/tmp"))
     token = secrets.token_hex(32) if with_token else ""
     if token:
@@ -126,8 +138,9 @@ def foreign_ray(*, with_token: bool, ip: str = LOOPBACK) -> Iterator[ForeignRay]
     )  # fmt: skip
     argv = ray_command(like)
     argv[argv.index(f"--node-ip-address={LOOPBACK}")] = f"--node-ip-address={ip}"
-    started = head.start(argv)
     try:
+        prepare(head)
+        started = head.start(argv)
         wait_for(lambda: started.poll() is not None or _is_up(head), "Ray's head")
         assert started.poll() is None, (folder / "ray.log").read_text()
         yield head
@@ -135,6 +148,16 @@ def foreign_ray(*, with_token: bool, ip: str = LOOPBACK) -> Iterator[ForeignRay]
         for one in reversed(head.started):
             head.end(one, within_s=0)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def cluster_of(head: ForeignRay) -> Cluster:
+    """Return the cluster as its dashboard alone is known."""
+    token = str(head.folder / "ray_token") if head.token else "/nowhere"
+    os.environ["RAY_AUTH_TOKEN_PATH"] = token
+    try:
+        return cluster_at(head.url)
+    finally:
+        del os.environ["RAY_AUTH_TOKEN_PATH"]
 
 
 def _is_up(head: ForeignRay) -> bool:

@@ -173,7 +173,7 @@ def test_all_verbs_are_there_where_none_is_named(arguments):
         (["up", "--cluster", "moon"], "there is no kind of cluster 'moon'"),
         (
             ["up", "--cluster", "local", "--workers", "0", "--flavour", "cpu"],
-            "--flavour and --workers are for --cluster compose",
+            "--flavour and --workers are for --cluster compose or kubernetes",
         ),
         (["up", "--cluster", "compose", "--end-when-hung"], "--end-when-hung is for --cluster local"),
         (["up", "--cluster", "local", "--yes"], "--yes is for --cluster compose"),

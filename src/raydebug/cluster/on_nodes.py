@@ -14,6 +14,7 @@ import os
 import platform
 import secrets
 import shutil
+import signal
 import site
 import socket
 import stat
@@ -183,6 +184,22 @@ def _token_of_ray() -> str:
     return Path(path).read_text(encoding="ascii").strip()
 
 
+def _ports_beside(request: dict[str, Any]) -> list[int]:
+    """Return the ports of a gateway that runs beside Ray's head with Ray's own token (raycluster.yaml); empty if none.
+
+    Processes that were started without `raydebug run` dial it, so it is the one to join.
+    """
+    host, _, client = os.environ.get(variables.GATEWAY_CLIENTS, "").partition(":")
+    dial = os.environ.get(variables.GATEWAY, "").rpartition(":")[2]
+    if request["public"] or host != "127.0.0.1" or not (client.isdecimal() and dial.isdecimal()):
+        return []
+    try:
+        token = Path(os.environ.get(variables.TOKEN_PATH, "")).read_text(encoding="ascii").strip()
+    except OSError:
+        return []
+    return [int(client), int(dial)] if token == _token_of_ray() else []
+
+
 def _listen(host: str, ports: list[int]) -> socket.socket:
     """Return a socket that listens on the first of these ports that is free; 0 takes any."""
     for port in ports:
@@ -204,8 +221,9 @@ def join(request: dict[str, Any]) -> tuple[dict[str, Any], list[socket.socket]]:
 
     folder, public, head = Path(request["folder"]), "", ray.util.get_node_ip_address()
     sockets: list[socket.socket] = []
-    wanted = (("127.0.0.1", request["client_ports"]), (head, request["dial_ports"])) if request["gateway"] else ()
-    for host, ports in wanted:
+    beside = _ports_beside(request)
+    wanted = (("127.0.0.1", request["client_ports"]), (head, request["dial_ports"]))
+    for host, ports in wanted if request["gateway"] and not beside else ():
         try:
             sockets.append(_listen(host, ports))
         except OSError as error:
@@ -229,7 +247,7 @@ def join(request: dict[str, Any]) -> tuple[dict[str, Any], list[socket.socket]]:
     (folder / "numbers").touch(mode=0o600)
     answer = {"nodes": nodes, "public": public, "head": head, "gcs": ray.get_runtime_context().gcs_address}
     answer["logs"] = ray._private.worker._global_node.get_logs_dir_path()
-    answer["ports"] = [one.getsockname()[1] for one in sockets]
+    answer["ports"] = beside or [one.getsockname()[1] for one in sockets]
     return answer, sockets
 
 
@@ -267,6 +285,10 @@ def main() -> None:
     ray.shutdown()
     if sockets:
         _become_gateway(request["folder"], sockets)
+    elif request.get("gateway") and answer.get("ports"):
+        sys.stdout.write("The gateway is beside Ray's head: kubectl logs POD -c raydebug-gateway\n")
+        sys.stdout.flush()
+        signal.pause()  # this job says that the cluster is joined, until `down` stops it
 
 
 def _answer(answer: dict[str, Any]) -> None:

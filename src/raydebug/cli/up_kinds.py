@@ -1,0 +1,92 @@
+"""Which kind of cluster `up` starts: by --cluster, or by options that only some kinds take. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from raydebug.errors import UsageError
+
+KINDS = ("local", "compose", "slurm", "ssh", "kubernetes")
+LAUNCHED = ("slurm", "ssh")  # their nodes are other machines
+COMMAND = "what follows `--`"
+# The kinds that take an option; the first one is meant where nothing else says which. Other options are for all.
+TAKES = {
+    "--python": ("local", "slurm", "ssh"),
+    "--prefork": ("local", "compose"),
+    "--end-when-hung": ("local",),
+    "--mount": ("compose",),
+    "--hf-cache": ("compose",),
+    "--env-file": ("compose",),
+    "--dry-run": ("compose", "slurm", "kubernetes"),
+    "--yes": ("compose",),
+    "--flavour": ("compose", "kubernetes"),
+    "--workers": ("compose", "kubernetes"),
+    "--nodes": ("slurm",),
+    "--folder": ("slurm",),
+    "--container": ("slurm",),
+    "--node-options": ("slurm", "ssh"),
+    "--hosts": ("ssh",),
+    "--ssh": ("ssh",),
+    "--image": ("kubernetes",),
+    "--dashboard-port": ("local", "compose", "slurm", "ssh"),
+    "--gateway-port": ("local", "compose", "slurm", "ssh"),
+    COMMAND: ("slurm", "kubernetes"),
+}
+WITHOUT_A_KIND = ("--prefork", "--dashboard-port", "--gateway-port")  # these choose none
+_WHY_ONLY = {
+    "compose": "its processes have this machine's folders, its Python and your environment as they are",
+    "local": "in containers the image and the engine decide about that",
+    "slurm": "no job of Slurm is submitted for it",
+    "ssh": "it is not started on other hosts",
+    "kubernetes": "only a manifest has a place for it",
+}
+
+
+def choose(asked: str | None, given: Sequence[str]) -> str | None:
+    """Return the kind of cluster that the user asks for; None where nothing says it.
+
+    Args:
+        asked: of --cluster, or of the record.
+        given: the options that the user gave.
+
+    Raises:
+        RaydebugError: there is no such kind, or it does not take one of them.
+    """
+    if asked is not None and asked not in KINDS:
+        raise UsageError(
+            f"there is no kind of cluster '{asked}'", cause=f"--cluster takes: {', '.join(KINDS)}",
+            fix="raydebug up --cluster local", code="cluster.unknown-kind",
+        )  # fmt: skip
+    kinds: Collection[str] = KINDS if asked is None else (asked,)
+    says_it = False
+    for option in given:
+        says_it |= option in TAKES and option not in WITHOUT_A_KIND
+        fitting = [kind for kind in kinds if kind in TAKES.get(option, KINDS)]
+        if not fitting:
+            _refuse(next(iter(kinds)), [one for one in given if not set(kinds) & set(TAKES.get(one, KINDS))])
+        kinds = fitting
+    return asked or (next(iter(kinds)) if says_it else None)
+
+
+def refuse_for_join(url: str, given: Sequence[str]) -> None:
+    """Refuse options that a cluster which runs already has no place for.
+
+    Raises:
+        RaydebugError: there is one.
+    """
+    if given:
+        raise UsageError(
+            f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} not for --join",
+            cause="the cluster runs already: it has its sizes, and its Python",
+            fix=f"raydebug up --join {url}", code="joined.options",
+        )  # fmt: skip
+
+
+def _refuse(kind: str, options: Sequence[str]) -> None:
+    takes = [one for one in KINDS if all(one in TAKES[option] for option in options)] or list(TAKES[options[0]])
+    raise UsageError(
+        f"{' and '.join(options)} {'is' if len(options) == 1 else 'are'} for --cluster {' or '.join(takes)}",
+        cause=f"this is a cluster of the kind {kind}: {_WHY_ONLY[takes[0]]}",
+        fix=f"leave {'it' if len(options) == 1 else 'them'} out, or use --cluster {takes[0]}",
+        code="cluster.not-containers" if takes[0] == "compose" else f"cluster.not-{takes[0]}",
+    )
