@@ -216,7 +216,7 @@ def compose(session: nox.Session) -> None:
 
 @nox.session
 def hosts(session: nox.Session) -> None:
-    """Tests on a login node and three nodes with Slurm and ssh, all of them namespaces of Linux; needs root (minutes)."""
+    """Tests on a login node and three nodes with Slurm and ssh, in namespaces of Linux; needs root (minutes)."""
     use(session, "core")
     run_pytest(session, "tests/hosts")
 
