@@ -18,7 +18,7 @@ def test_machines_are_apart(world: World):
             assert not set(NODES) & set(world.on(node, ["ls", folder]).stdout.split())
             world.on(node, ["touch", f"{folder}/{node}"])
         world.on(node, ["sh", "-c", "touch ~/$(hostname)"])
-        programs = sorted(one.cmdline()[0].split()[0].strip(":") for one in world.processes(node))
+        programs = sorted(one.cmdline()[0].split()[0].strip(":") for one in world.own[node])
         assert programs == ["munged", "slurmd", "sshd"]
     assert set(NODES) <= set(world.login(["ls", str(world.home())]).stdout.split())
 
@@ -42,6 +42,14 @@ def test_cable_and_power(world: World):
     assert world.login(knock, check=False).returncode != 0
     world.mend("n3")
     wait_for(lambda: world.login(knock, check=False).returncode == 0, "n3's network")
+    left = world.start("n3", ["sleep", "3600"])
+    wait_for(lambda: bool(world.programs("n3")), "a program on n3")
+    world.clean()
+    assert (world.programs("n3"), left.wait() != 0, world.on("n3", ["ls", "/tmp"]).stdout) == (
+        [],
+        True,
+        f"{world.folder.name}\n",
+    )
     world.kill("n3")
     assert world.login(knock, check=False).returncode != 0
     world.boot("n3")

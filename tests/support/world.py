@@ -85,11 +85,13 @@ class World:
         folder: it has the same path on all machines and here.
         inits: the first process of each machine, as this machine sees it.
         keepers: what ends each.
+        own: its processes after its start.
     """
 
     folder: Path
     inits: dict[str, int] = field(default_factory=dict)
     keepers: dict[str, contextlib.ExitStack] = field(default_factory=dict)
+    own: dict[str, list[psutil.Process]] = field(default_factory=dict)
 
     def home(self, user: str = "root") -> Path:
         """Return a user's home, the same on all machines."""
@@ -138,7 +140,29 @@ class World:
         """Run a program on the login node to its end."""
         return self.on(LOGIN, argv, **options)
 
-    def processes(self, machine: str) -> list[psutil.Process]:
+    def files(self, machine: str, path: str) -> Path:
+        """Return a path of a machine as this process reaches it."""
+        return Path(f"/proc/{self.inits[machine]}/root{path}")
+
+    def programs(self, machine: str) -> list[psutil.Process]:
+        """Return the processes of a machine that its start has not left there."""
+        return [one for one in self._processes(machine) if one not in self.own[machine]]
+
+    def clean(self) -> None:
+        """End every program and empty what is of one machine alone, with Slurm's jobs first."""
+        self.login(["scancel", "--user=root,bob"], check=False)
+        wait_for(lambda: not self.login(["squeue", "-h"]).stdout, "the end of Slurm's jobs")
+        for machine in self.inits:
+            for one in self.programs(machine):
+                with contextlib.suppress(psutil.Error):
+                    one.kill()
+            for folder in ("/tmp", "/dev/shm"):
+                kept = [self.folder, REPOSITORY, Path(sys.prefix), Path(sys.base_prefix)]
+                for one in self.files(machine, folder).iterdir():
+                    if not any(path.is_relative_to(f"{folder}/{one.name}") for path in kept):
+                        shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink()
+
+    def _processes(self, machine: str) -> list[psutil.Process]:
         """Return the processes of a machine but its first one."""
         found = []
         there = Path(f"/proc/{self.inits[machine]}/ns/pid").readlink()
@@ -188,6 +212,7 @@ class World:
         daemons = ["slurmctld"] if machine == LOGIN else [f"/usr/sbin/sshd -E {log}/sshd-{machine}", "slurmd"]
         up = f"ip address add {ADDRESSES[machine]}/24 dev {device}"
         self._script(machine, up, f"ip link set {device} up", "mkdir /run/munge /run/sshd", munged, *daemons)
+        self.own[machine] = self._processes(machine)
 
     def _layer(self, folder: str) -> str:
         """Return the command that puts the packages, and files of ours, over a folder of the system."""
