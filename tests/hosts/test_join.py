@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import socket
 import stat
 import subprocess
 import time
@@ -17,7 +16,7 @@ import psutil
 import pytest
 
 from foreign_ray import python_without_raydebug
-from ray_by_hand import HEAD, URL, User, ray_by_hand, ray_start, start_ray
+from ray_by_hand import HEAD, URL, User, debug, ray_by_hand, ray_start, start_ray
 from runs import RAYDEBUG, three_lines, wait_for
 from world import ADDRESSES, LOGIN, NODES, World
 
@@ -45,16 +44,6 @@ def root(world: World) -> Iterator[User]:
         yield user
 
 
-@contextlib.contextmanager
-def joined(user: User, through: str = SSH) -> Iterator[dict[str, str]]:
-    """Join, give what the record says of the cluster, and leave in any case."""
-    user.join(through)
-    try:
-        yield user.record()["joined"]
-    finally:
-        user.ask("down")
-
-
 def knock(world: World, machine: str, host: str, port: str | int, sent: str = REQUEST, user: str = "root") -> str:
     """Send something to a port from a machine, and return the first line that comes back."""
     return world.on(machine, ["python", "-c", KNOCK, host, str(port), sent], user=user).stdout.strip()
@@ -75,36 +64,6 @@ def lasting(user: User) -> dict[str, set[int]]:
 def in_tmp(user: User) -> dict[str, set[str]]:
     """Return what lies in /tmp of each machine."""
     return {machine: {one.name for one in user.world.files(machine, "/tmp").iterdir()} for machine in user.world.inits}
-
-
-def debug(user: User) -> None:
-    """Go the way of a user: a breakpoint on n3, values, stacks, a new breakpoint, a crash on n2, its snapshot."""
-    with user.running("--", "python", "several.py", "stop", "n3") as job:
-        (pause,) = user.pauses(1)
-        assert (pause["ip"], pause["function"]) == (ADDRESSES["n3"], "stop")
-        assert "n3" in user.attach(pause["id"], "p host")
-        assert "paused by raydebug" in user.ask("stacks")
-        assert "secret" in user.attach(pause["id"], "p sorted(locals())", "c")
-        assert "done: n3 41" in job.end()
-    with user.running("--", "python", "several.py", "work", "600") as job:
-        wait_for(lambda: "working" in job.text, "the job's start")
-        shown = user.ask("stacks", "--native")
-        assert "several.py" in shown
-        assert re.search(r" in \S+\.so", shown), "C frames"
-        assert re.search(r"set in [2-9]", user.ask("break add", "several.py:step"))
-        pauses = user.pauses(3)
-        assert {one["ip"] for one in pauses} == {ADDRESSES[node] for node in NODES}
-        assert {one["rank"] for one in pauses} == {None}
-    with user.running("--debugger", "post-mortem", "--", "python", "several.py", "fail", "n2") as job:
-        (pause,) = user.pauses(1)
-        assert (pause["kind"], pause["ip"]) == ("post-mortem", ADDRESSES["n2"])
-        assert "n2" in user.attach(pause["id"], "p host", "c")
-        job.end(1)
-        assert "boom 41 on n2" in user.ask("diagnose", job.id, code=1)
-        assert "41" in user.raydebug("open", job.id, "-x", "p secret").stdout
-        page = user.world.home(user.name) / "page.html"
-        user.raydebug("report", job.id, "--output", str(page))
-        assert "boom 41 on n2" in page.read_text()
 
 
 def test_a_node_without_raydebug(root: User):
@@ -130,7 +89,7 @@ def test_a_node_without_raydebug(root: User):
 def test_debug_from_the_login_node(root: User):
     """Every verb works through ssh, and `down` leaves processes, files and jobs as they were."""
     programs, files = lasting(root), in_tmp(root)
-    with joined(root):
+    with root.joined(SSH):
         debug(root)
         listed = root.ask("ps")
         assert all(address in listed for machine, address in ADDRESSES.items() if machine != LOGIN)
@@ -147,7 +106,7 @@ def test_debug_from_the_login_node(root: User):
 
 def test_where_the_token_is(root: User):
     """The token is in no argument, variable or log of any machine, and its files are their owner's alone."""
-    with joined(root) as cluster, root.running("--", "python", "several.py", "stop", "n3"):
+    with root.joined(SSH) as cluster, root.running("--", "python", "several.py", "stop", "n3"):
         (pause,) = root.pauses(1)
         assert "n3" in root.attach(pause["id"], "p host")
         root.ask("stacks")
@@ -169,7 +128,7 @@ def test_where_the_token_is(root: User):
 
 def test_the_gateways_ports(root: User):
     """Clients reach the gateway on the head's loopback only, processes only with the token; other users get nothing."""
-    with joined(root) as cluster, root.running("--", "python", "several.py", "stop", "n3"):
+    with root.joined(SSH) as cluster, root.running("--", "python", "several.py", "stop", "n3"):
         (pause,) = root.pauses(1)
         world, client, dial = root.world, cluster["client_port"], cluster["dial"].rpartition(":")[2]
         listening = {line.split()[3] for line in world.on(HEAD, ["ss", "-Hltn"]).stdout.splitlines()}
@@ -199,7 +158,7 @@ def test_the_gateways_ports(root: User):
 
 def test_a_network_that_is_cut(root: User):
     """A pause on a node without network leaves the list, and comes back with its number; the job goes on."""
-    with joined(root), root.running("--", "python", "several.py", "stop", "n3") as job:
+    with root.joined(SSH), root.running("--", "python", "several.py", "stop", "n3") as job:
         (pause,) = root.pauses(1)
         root.world.cut("n3")
         try:
@@ -214,9 +173,9 @@ def test_a_network_that_is_cut(root: User):
 
 
 def test_ways_that_end(root: User):
-    """A connection, the tunnel and the gateway may end: the pause stays, the error says how to go on, and that works."""
+    """Connections, the tunnel and the gateway may end: the pause stays, and the error says how to go on."""
     again = f"raydebug up --join {URL}"
-    with joined(root) as cluster, root.running("--", "python", "several.py", "stop", "n3") as job:
+    with root.joined(SSH) as cluster, root.running("--", "python", "several.py", "stop", "n3") as job:
         (pause,) = root.pauses(1)
         attached = root.world.start(LOGIN, [str(RAYDEBUG), "attach"], env=root.environ, stdin=subprocess.PIPE,
                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
@@ -256,9 +215,9 @@ def test_two_users(root: User):
     os.chown(token, 2002, 2002)
     token.chmod(0o600)
     bob = User(world, "bob", environ={**root.environ, "RAY_AUTH_TOKEN_PATH": str(token)}, token=root.token)
-    with joined(root), root.running("--", "python", "several.py", "stop", "n3") as job:
+    with root.joined(SSH), root.running("--", "python", "several.py", "stop", "n3") as job:
         (pause,) = root.pauses(1)
-        with joined(bob), bob.running("--", "python", "several.py", "stop", "n2") as other:
+        with bob.joined(SSH), bob.running("--", "python", "several.py", "stop", "n2") as other:
             (his,) = bob.pauses(1)
             assert his["ip"] == ADDRESSES["n2"]
             assert "was joined already" in root.join(SSH).stderr
@@ -304,8 +263,8 @@ def test_a_wrong_token(root: User):
 
 
 def test_ray_that_is_started_again(root: User):
-    """When Ray was started anew under a cluster that was joined, joining again works. (The same version: one is here.)"""
-    with joined(root):
+    """When Ray (of the same version) was started anew under a cluster that was joined, joining again works."""
+    with root.joined(SSH):
         root.world.clean()
         assert "does not answer" in three_lines(*_failed(root.raydebug("paused", code=None)))
         start_ray(root.world, HEAD, root.environ)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import secrets
 import subprocess
 from collections.abc import Iterator
@@ -108,6 +109,15 @@ class User:
         way = ("--through", through) if through else ()
         return self.raydebug("up", "--join", URL, "--name", self.cluster, *way, code=code)
 
+    @contextlib.contextmanager
+    def joined(self, through: str) -> Iterator[dict[str, str]]:
+        """Join, give what the record says of the cluster, and leave in any case."""
+        self.join(through)
+        try:
+            yield self.record()["joined"]
+        finally:
+            self.ask("down")
+
     def record(self) -> dict[str, Any]:
         """Return what raydebug has noted of the cluster."""
         file = self.world.home(self.name) / ".local/state/raydebug/clusters" / self.cluster / "cluster.json"
@@ -175,3 +185,33 @@ class Job:
         """Wait for its end, check the exit code, and return all that it printed."""
         assert self.process.wait(timeout_s) == code, self.text
         return self.text
+
+
+def debug(user: User) -> None:
+    """Go the way of a user: a breakpoint on n3, values, stacks, a new breakpoint, a crash on n2, its snapshot."""
+    with user.running("--", "python", "several.py", "stop", "n3") as job:
+        (pause,) = user.pauses(1)
+        assert (pause["ip"], pause["function"]) == (ADDRESSES["n3"], "stop")
+        assert "n3" in user.attach(pause["id"], "p host")
+        assert "paused by raydebug" in user.ask("stacks")
+        assert "secret" in user.attach(pause["id"], "p sorted(locals())", "c")
+        assert "done: n3 41" in job.end()
+    with user.running("--", "python", "several.py", "work", "600") as job:
+        wait_for(lambda: "working" in job.text, "the job's start")
+        shown = user.ask("stacks", "--native")
+        assert "several.py" in shown
+        assert re.search(r" in \S+\.so", shown), "C frames"
+        assert re.search(r"set in [2-9]", user.ask("break add", "several.py:step"))
+        pauses = user.pauses(3)
+        assert {one["ip"] for one in pauses} == {ADDRESSES[node] for node in NODES}
+        assert {one["rank"] for one in pauses} == {None}
+    with user.running("--debugger", "post-mortem", "--", "python", "several.py", "fail", "n2") as job:
+        (pause,) = user.pauses(1)
+        assert (pause["kind"], pause["ip"]) == ("post-mortem", ADDRESSES["n2"])
+        assert "n2" in user.attach(pause["id"], "p host", "c")
+        job.end(1)
+        assert "boom 41 on n2" in user.ask("diagnose", job.id, code=1)
+        assert "41" in user.raydebug("open", job.id, "-x", "p secret").stdout
+        page = user.world.home(user.name) / "page.html"
+        user.raydebug("report", job.id, "--output", str(page))
+        assert "boom 41 on n2" in page.read_text()
