@@ -215,3 +215,16 @@ def debug(user: User) -> None:
         page = user.world.home(user.name) / "page.html"
         user.raydebug("report", job.id, "--output", str(page))
         assert "boom 41 on n2" in page.read_text()
+
+
+def assert_token_is_hidden(world: World, token: str) -> None:
+    """Check that a token is in no argument, variable or log of any machine."""
+    secret = token.encode()
+    for machine in world.inits:
+        for one in world.programs(machine):
+            for part in ("cmdline", "environ"):
+                with contextlib.suppress(OSError):
+                    assert secret not in Path(f"/proc/{one.pid}/{part}").read_bytes(), f"{part} of {one}"
+        logs = [path for path in world.files(machine, "/tmp").rglob("*") if path.suffix in (".log", ".out", ".err")]
+        for path in (*logs, *(world.folder / "log").iterdir(), *world.home().rglob("*.log")):
+            assert secret not in path.read_bytes(), path

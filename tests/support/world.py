@@ -56,9 +56,10 @@ AccountingStorageType=accounting_storage/none
 MpiDefault=none
 ReturnToService=2
 SlurmdTimeout=30
+SlurmdParameters=config_overrides
 KillWait=5
-NodeName=n[1-3] CPUs=2 RealMemory=4000
-PartitionName=main Nodes=n[1-3] Default=YES OverSubscribe=YES:4
+NodeName=n[1-3] CPUs=8 RealMemory=4000
+PartitionName=main Nodes=n[1-3] Default=YES
 """
 SSHD = """\
 HostKey /etc/ssh/host_key
