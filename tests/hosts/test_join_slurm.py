@@ -68,7 +68,7 @@ def test_srun_alone_leads_to_the_head(batch: tuple[User, str]):
     user, job = batch
     with user.joined(f"srun --jobid {job} --overlap -N1 -n1 -w {HEAD}"):
         debug(user)
-        token = Path(user.record()["joined"]["token_file"]).read_text()
+        token = Path(user.record()["remote"]["token_file"]).read_text()
         shown = user.world.login(["scontrol", "show", "job", "-dd", job]).stdout
         script = user.world.login(["scontrol", "write", "batch_script", job, "-"]).stdout
         assert token not in shown + script

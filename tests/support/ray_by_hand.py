@@ -55,18 +55,22 @@ def ray_by_hand(world: World, *, with_token: bool) -> Iterator[User]:
     token = secrets.token_hex(32) if with_token else ""
     environ = ray_environ(world, token=token)
     try:
-        for machine in NODES:
-            start_ray(world, machine, environ)
+        start_ray(world, HEAD, environ)
+        for node in WORKERS:
+            start_ray(world, node, environ, wait=False)
+        for node in WORKERS:
+            wait_until_up(world, node)
         yield User(world, environ=environ, token=token)
     finally:
         world.clean()
 
 
-def start_ray(world: World, machine: str, environ: dict[str, str], *prefix: str) -> None:
+def start_ray(world: World, machine: str, environ: dict[str, str], *, wait: bool = True) -> None:
     """Start Ray on a node, and wait until it is up."""
     with (world.folder / "log" / f"ray-{machine}").open("a") as log:
-        world.start(machine, [*prefix, *ray_start(machine)], env=environ, stdout=log, stderr=log)
-    wait_until_up(world, machine)
+        world.start(machine, ray_start(machine), env=environ, stdout=log, stderr=log)
+    if wait:
+        wait_until_up(world, machine)
 
 
 @dataclass
@@ -110,11 +114,11 @@ class User:
         return self.raydebug("up", "--join", URL, "--name", self.cluster, *way, code=code)
 
     @contextlib.contextmanager
-    def joined(self, through: str) -> Iterator[dict[str, str]]:
+    def joined(self, through: str) -> Iterator[dict[str, Any]]:
         """Join, give what the record says of the cluster, and leave in any case."""
         self.join(through)
         try:
-            yield self.record()["joined"]
+            yield self.record()["remote"]
         finally:
             self.ask("down")
 
@@ -191,7 +195,7 @@ def debug(user: User) -> None:
     """Go the way of a user: a breakpoint on n3, values, stacks, a new breakpoint, a crash on n2, its snapshot."""
     with user.running("--", "python", "several.py", "stop", "n3") as job:
         (pause,) = user.pauses(1)
-        assert (pause["ip"], pause["function"]) == (ADDRESSES["n3"], "stop")
+        assert (pause["ip"], pause["function"].rpartition(".")[2]) == (ADDRESSES["n3"], "stop")
         assert "n3" in user.attach(pause["id"], "p host")
         assert "paused by raydebug" in user.ask("stacks")
         assert "secret" in user.attach(pause["id"], "p sorted(locals())", "c")
