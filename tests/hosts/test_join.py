@@ -33,7 +33,7 @@ except OSError as error:
 """
 REQUEST = "GET /pauses HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(500)
 
 
 @pytest.fixture(scope="module")
@@ -256,7 +256,7 @@ def test_ray_that_is_started_again(root: User):
     with root.joined(SSH):
         root.world.clean()
         assert "does not answer" in three_lines(*_failed(root.raydebug("paused", code=None)))
-        start_ray(root.world, HEAD, root.environ)
+        start_ray(root.world, [HEAD], root.environ)
         root.raydebug("up", "--join", URL)
         with root.running("--", "python", "several.py", "stop", HEAD) as job:
             (pause,) = root.pauses(1)

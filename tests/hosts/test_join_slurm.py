@@ -8,20 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from ray_by_hand import HEAD, User, assert_token_is_hidden, debug, ray_environ, ray_start, wait_until_up
+from ray_by_hand import HEAD, RAY_STARTS_S, User, assert_token_is_hidden, debug, is_up, ray_environ, ray_start
 from runs import JOBS, RAYDEBUG, wait_for
 from world import NODES, World
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(500)
 
 # As users start it (Ray's documentation, Deploying on Slurm), but for the wait until the head can be joined.
 BATCH = """\
 #!/bin/sh
 #SBATCH --nodes=3 --ntasks-per-node=1 --output={log}
-srun --overlap -N1 -n1 -w n1 {head} &
+start() {{ for _ in 1 2 3; do srun --overlap -N1 -n1 -w "$@"; done }}  # Ray gives up on a busy machine
+start n1 {head} &
 until [ -e {up} ]; do sleep 0.2; done
-srun --overlap -N1 -n1 -w n2 {second} &
-srun --overlap -N1 -n1 -w n3 {third} &
+start n2 {second} &
+start n3 {third} &
 cd {jobs}
 until [ -e {go} ]; do sleep 0.2; done
 {raydebug} up --join auto --name inside && {raydebug} run --name inside -- python several.py work 1
@@ -54,10 +55,9 @@ def batch(world: World) -> Iterator[tuple[User, str]]:
         starts = (" ".join(ray_start(node)) for node in NODES)
         words = dict(zip(("head", "second", "third"), starts, strict=True))
         job = submit(world, BATCH.format(**words, **marks, jobs=JOBS, raydebug=RAYDEBUG), environ)
-        wait_until_up(world, HEAD)
+        wait_for(lambda: is_up(world, HEAD), "the head", RAY_STARTS_S)
         marks["up"].touch()
-        for node in NODES:
-            wait_until_up(world, node)
+        wait_for(lambda: all(is_up(world, node) for node in NODES), "the nodes", RAY_STARTS_S)
         yield User(world, environ=environ), job
     finally:
         world.clean()

@@ -7,7 +7,7 @@ import json
 import re
 import secrets
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ HEAD, *WORKERS = NODES
 URL = f"http://{HEAD}:8265"
 GCS = f"{ADDRESSES[HEAD]}:6379"
 SMALL = ("--num-cpus=2", "--num-gpus=0", "--object-store-memory=100000000", "--disable-usage-stats")
-RAY_STARTS_S = 120.0  # three nodes on two cores
+STARTS, RAY_STARTS_S = 3, 240.0  # on two cores that do other things
 TOKEN_NAME = "ray_token"
 _IS_UP = "import urllib.request, sys; urllib.request.urlopen(sys.argv[1], timeout=2)"
 
@@ -40,13 +40,27 @@ def ray_environ(world: World, *, token: str) -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
 
 
-def wait_until_up(world: World, machine: str) -> None:
-    """Wait until a node's agent answers: it starts jobs."""
+def is_up(world: World, machine: str) -> bool:
+    """Return whether a node's agent answers: it starts jobs."""
     page = f"http://{ADDRESSES[machine]}:52365/api/local_raylet_healthz"
-    wait_for(
-        lambda: world.on(machine, ["python", "-c", _IS_UP, page], check=False).returncode == 0, f"Ray on {machine}",
-        RAY_STARTS_S,
-    )  # fmt: skip
+    return world.on(machine, ["python", "-c", _IS_UP, page], check=False).returncode == 0
+
+
+def start_ray(world: World, machines: Sequence[str], environ: dict[str, str]) -> None:
+    """Start Ray on nodes, and wait until they are up: again where it has given up, as it does on a busy machine."""
+    started: dict[str, subprocess.Popen[str]] = {}
+    left = dict.fromkeys(machines, STARTS)
+
+    def are_up() -> bool:
+        for machine in machines:
+            if machine not in started or started[machine].poll() is not None:
+                assert left[machine], (world.folder / "log" / f"ray-{machine}").read_text()
+                left[machine] -= 1
+                with (world.folder / "log" / f"ray-{machine}").open("a") as log:
+                    started[machine] = world.start(machine, ray_start(machine), env=environ, stdout=log, stderr=log)
+        return all(is_up(world, machine) for machine in machines)
+
+    wait_for(are_up, f"Ray on {machines}", RAY_STARTS_S)
 
 
 @contextlib.contextmanager
@@ -55,22 +69,11 @@ def ray_by_hand(world: World, *, with_token: bool) -> Iterator[User]:
     token = secrets.token_hex(32) if with_token else ""
     environ = ray_environ(world, token=token)
     try:
-        start_ray(world, HEAD, environ)
-        for node in WORKERS:
-            start_ray(world, node, environ, wait=False)
-        for node in WORKERS:
-            wait_until_up(world, node)
+        start_ray(world, [HEAD], environ)
+        start_ray(world, WORKERS, environ)
         yield User(world, environ=environ, token=token)
     finally:
         world.clean()
-
-
-def start_ray(world: World, machine: str, environ: dict[str, str], *, wait: bool = True) -> None:
-    """Start Ray on a node, and wait until it is up."""
-    with (world.folder / "log" / f"ray-{machine}").open("a") as log:
-        world.start(machine, ray_start(machine), env=environ, stdout=log, stderr=log)
-    if wait:
-        wait_until_up(world, machine)
 
 
 @dataclass
