@@ -215,6 +215,13 @@ def compose(session: nox.Session) -> None:
 
 
 @nox.session
+def hosts(session: nox.Session) -> None:
+    """Tests on a login node and three nodes with Slurm and ssh, in namespaces of Linux; needs root (minutes)."""
+    use(session, "core")
+    run_pytest(session, "tests/hosts")
+
+
+@nox.session
 def image(session: nox.Session) -> None:
     """Build an image (`-- --flavour cpu`)."""
     use(session, "core")
@@ -240,7 +247,7 @@ def everything(session: nox.Session) -> None:
     """All sessions, with the long forms of tests that have one: loads, fuzzing, kills, every Ray (hours)."""
     os.environ["RAYDEBUG_TEST_LONG"] = "1"
     others = [f"unit-{version}" for version in OTHER_PYTHONS] + [f"compat({version})" for version in OLDER["ray"]]
-    once = ("gpu", "wheels", "cpu", "editors", "browser", "demo", "compose")
+    once = ("gpu", "wheels", "cpu", "editors", "browser", "hosts", "demo", "compose")
     for name in ("lint", "types", "tests", *others, *once):
         session.notify(name)
 

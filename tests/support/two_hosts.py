@@ -71,8 +71,8 @@ def two_hosts() -> Iterator[TwoHosts]:
         NoNamespaces: it cannot be done here.
     """
     with contextlib.ExitStack() as ends:
-        server = Host(SERVER, "cable0", ends.enter_context(_kept(["unshare", "--user", "--map-root-user", "--net"])))
-        client = Host(CLIENT, "cable1", ends.enter_context(_kept(server.argv("unshare", "--net"))))
+        server = Host(SERVER, "cable0", ends.enter_context(kept(["unshare", "--user", "--map-root-user", "--net"])))
+        client = Host(CLIENT, "cable1", ends.enter_context(kept(server.argv("unshare", "--net"))))
         try:
             end = ("type", "veth", "peer", "name", client.device, "netns", str(client.keeper.pid))
             server.run("ip", "link", "add", server.device, *end)
@@ -86,7 +86,7 @@ def two_hosts() -> Iterator[TwoHosts]:
 
 
 @contextlib.contextmanager
-def _kept(unshare: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+def kept(unshare: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     """Keep a new namespace by a `cat` in it, which answers once it is there."""
     try:
         keeper = subprocess.Popen(
