@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypedDict
 
 from raydebug import render
-from raydebug.cluster import audit_log, rendezvous, state
+from raydebug.cluster import rendezvous, state
 from raydebug.cluster.dashboard import GCS_TIMEOUT_S, Dashboard, why_no_gcs
 from raydebug.cluster.growing_log import GrowingLog
 from raydebug.cluster.rendezvous import NodeState
@@ -416,6 +416,8 @@ class JoinedKind(Kind):
 
     def keep_audit_lines(self) -> None:
         """Copy the gateway's audit lines from its log, which ends with it."""
+        from raydebug.cluster import audit_log
+
         with contextlib.suppress(RaydebugError):
             audit_log.keep(self.cluster.name, self.log_of("gateway").splitlines())
 
