@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -307,13 +308,31 @@ def test_what_is_refused(change, code):
     assert refused.value.code == code
 
 
-@pytest.mark.parametrize("word", ["y", "1e3", "a\u2028b\x85c", "<name>", "$(date)", '", nvidia.com/gpu: "0"', "é\t\\n"])
+# The last one is written as a blank by kubectl, whatever it has read.
+WORDS = ["y", "1e3", "a\u2028b", "<name>", "$(date)", '", nvidia.com/gpu: "0"', "é\t\\n", "\U0001f600", "b\x85c"]
+
+
+@pytest.mark.parametrize("word", WORDS)
 def test_a_command_is_one_word_of_yaml(word):
     """Whatever a command is made of, the job gets it as it was given."""
     read = list(yaml.safe_load_all(manifest(Wanted("y", "1e3", command=("echo", word)))))
     assert shlex.split(read[-1]["spec"]["entrypoint"]) == ["echo", word]
     assert read[1]["metadata"]["name"] == "y"
     assert _first(read)["containers"][0]["image"] == "1e3"
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl")
+def test_kubectl_reads_the_same(tmp_path):
+    """kubectl's reader of YAML, which is another one, sees the same documents."""
+    wanted = Wanted("y", "1e3", workers=2, gpus=8, command=("echo", *WORDS[:-1]))
+    (tmp_path / "manifest.yaml").write_text(manifest(wanted))
+    (tmp_path / "kustomization.yaml").write_text("resources: [manifest.yaml]\n")
+    done = subprocess.run(["kubectl", "kustomize", str(tmp_path)], capture_output=True, text=True, check=True)
+    ours, theirs = (
+        {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(text)}
+        for text in (manifest(wanted), done.stdout)
+    )
+    assert theirs == ours
 
 
 def up(*arguments: str) -> subprocess.CompletedProcess[str]:
