@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,12 +34,14 @@ class ForeignRay:
         ip: the address of its nodes.
         ports: by purpose.
         token: Ray's own; empty for a cluster without.
+        before: the beginning of each command that starts a node.
     """
 
     folder: Path
     ip: str
     ports: dict[str, int]
     token: str
+    before: list[str] = field(default_factory=list)
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
@@ -60,6 +62,7 @@ class ForeignRay:
     def start(self, argv: list[str]) -> subprocess.Popen[bytes]:
         """Start a program of the cluster."""
         with (self.folder / "ray.log").open("ab") as log:
+            argv = [*self.before, *argv]
             one = subprocess.Popen(argv, cwd="/", env=self.environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         self.started.append(one)
         return one
@@ -111,7 +114,7 @@ def outer_address() -> str:
 
 
 @contextlib.contextmanager
-def foreign_ray(*, with_token: bool, ip: str = LOOPBACK) -> Iterator[ForeignRay]:
+def foreign_ray(*, with_token: bool, ip: str = LOOPBACK, before: Sequence[str] = ()) -> Iterator[ForeignRay]:
     """Start a head and wait until it can run jobs; at the end nothing of it is left."""
     folder = Path(tempfile.mkdtemp(prefix="rj-", dir="/tmp"))
     token = secrets.token_hex(32) if with_token else ""
@@ -119,7 +122,7 @@ def foreign_ray(*, with_token: bool, ip: str = LOOPBACK) -> Iterator[ForeignRay]
         (folder / "ray_token").touch(mode=0o600)
         (folder / "ray_token").write_text(token)
     ports = choose_ports({"dashboard": 0, "gateway": 0}, {}, [])
-    head = ForeignRay(folder, ip, ports, token)
+    head = ForeignRay(folder, ip, ports, token, list(before))
     like = Cluster(
         name="", id="", kind="local", folder=folder, temp_dir=folder, python=sys.executable, ports=ports, cpus=8,
         gpus=0, debugger="", flavour="", created=0.0,
