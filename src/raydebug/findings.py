@@ -23,6 +23,7 @@ CODES: dict[str, str] = {
     "env.slow-flag": "a debugging variable that makes everything slow is left over",
     "env.preload-missing": "LD_PRELOAD names a file that is not there",
     "env.interface-missing": "a network interface that a variable names is not there",
+    "env.interface-not-to-head": "a variable names another network interface than the one that leads to Ray's head",
     "env.offline-clash": "the switches for offline use contradict each other",
     "env.hub-cache": "the Hugging Face cache cannot be written",
     "env.port-taken": "a port that a variable fixes is in use",

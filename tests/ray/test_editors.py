@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import subprocess
 import sys
 
 import pytest
 
-from gateway_under_test import EDITOR, Editor
+from gateway_under_test import started
 from raydebug.editors import adapter
 from raydebug.editors.vscode import configuration_for
 from runs import JOBS
-
-
-@contextlib.asynccontextmanager
-async def started(configuration):
-    """Start the configuration's adapter as VS Code does, and attach through it."""
-    argv = [configuration["debugAdapterPython"], configuration["debugAdapterPath"]]
-    process = await asyncio.create_subprocess_exec(*argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=2**20)
-    session = Editor(process.stdout, process.stdin)
-    try:
-        await session.request("initialize", EDITOR)
-        await session.request("attach", configuration)
-        await session.next_event("initialized", timeout_s=10)
-        await session.request("configurationDone")
-        yield session
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
 
 
 @pytest.mark.timeout(120)

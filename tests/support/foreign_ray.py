@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,12 +36,14 @@ class ForeignRay:
         ports: by purpose.
         token: Ray's own; empty for a cluster without.
         more: variables that its programs have, and its users have not.
+        before: the beginning of each command that starts a node.
     """
 
     folder: Path
     ip: str
     ports: dict[str, int]
     token: str
+    before: list[str] = field(default_factory=list)
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
     more: dict[str, str] = field(default_factory=dict)
 
@@ -64,6 +66,7 @@ class ForeignRay:
         """Start a program of the cluster."""
         environ = {**self.environ, **self.more}
         with (self.folder / "ray.log").open("ab") as log:
+            argv = [*self.before, *argv]
             one = subprocess.Popen(argv, cwd="/", env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         self.started.append(one)
         return one
@@ -116,13 +119,18 @@ def outer_address() -> str:
 
 @contextlib.contextmanager
 def foreign_ray(
-    *, with_token: bool, ip: str = LOOPBACK, prepare: Callable[[ForeignRay], None] = lambda head: None
+    *,
+    with_token: bool,
+    ip: str = LOOPBACK,
+    before: Sequence[str] = (),
+    prepare: Callable[[ForeignRay], None] = lambda head: None,
 ) -> Iterator[ForeignRay]:
     """Start a head and wait until it can run jobs; at the end nothing of it is left.
 
     Args:
         with_token: whether it asks for one.
         ip: its address.
+        before: the beginning of each command that starts a node.
         prepare: called before its start; it may start other programs, and set variables.
     """
     folder = Path(tempfile.mkdtemp(prefix="rj-", dir="/tmp"))
@@ -131,7 +139,7 @@ def foreign_ray(
         (folder / "ray_token").touch(mode=0o600)
         (folder / "ray_token").write_text(token)
     ports = choose_ports({"dashboard": 0, "gateway": 0}, {}, [])
-    head = ForeignRay(folder, ip, ports, token)
+    head = ForeignRay(folder, ip, ports, token, list(before))
     like = Cluster(
         name="", id="", kind="local", folder=folder, temp_dir=folder, python=sys.executable, ports=ports, cpus=8,
         gpus=0, debugger="", flavour="", created=0.0,

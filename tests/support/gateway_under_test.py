@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -186,3 +186,23 @@ def visit(gateway: GatewayUnderTest, work: Callable[[], Awaitable[Any]], *, limi
             return await work()
 
     return asyncio.run(limited())
+
+
+@contextlib.asynccontextmanager
+async def started(configuration: dict[str, Any]) -> AsyncIterator[Editor]:
+    """Start the adapter of a configuration as VS Code does, and attach through it."""
+    argv = [configuration["debugAdapterPython"], configuration["debugAdapterPath"]]
+    process = await asyncio.create_subprocess_exec(*argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=2**20)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    session = Editor(process.stdout, process.stdin)
+    try:
+        await session.request("initialize", EDITOR)
+        await session.request("attach", configuration)
+        await session.next_event("initialized", timeout_s=10)
+        await session.request("configurationDone")
+        yield session
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

@@ -202,6 +202,33 @@ def test_nodes_that_differ() -> None:
     assert "they differ in ray, torch" in found.why
 
 
+def test_the_network_of_each_node() -> None:
+    """What is wrong on several nodes is one finding that names them; another network than Ray's is a note."""
+    memlock = {"limits": {"nofile": [65536, 65536], "nproc": [-1, -1], "memlock": [65536, 65536]}}
+    cards = {"infiniband": ["mlx5_0"], "verbs": {"devices": ["uverbs0"], "library": True}, **memlock}
+    wrong = facts(variables={"NCCL_SOCKET_IFNAME": "ib", "GLOO_SOCKET_IFNAME": "eth0"}, to_head="eth0", **cards)
+    elsewhere = {**wrong, "interfaces": ["lo", "eth0", "ib0"]}
+    well = facts(variables={"NCCL_SOCKET_IFNAME": "^lo,docker"}, to_head="eth0")
+    memory = "a process may lock 0 MiB of memory (ulimit -l), and there are InfiniBand cards"
+    found = list(env.judge_nodes({"10.0.0.2": wrong, "10.0.0.3": elsewhere, "10.0.0.4": wrong, "10.0.0.5": well}))
+    assert [(one.severity, one.code, one.what) for one in found] == [
+        ("error", "env.interface-missing",
+         "10.0.0.2, 10.0.0.4: NCCL_SOCKET_IFNAME=ib, and this machine has no such network interface"),
+        ("error", "env.locked-memory", f"10.0.0.2, 10.0.0.3, 10.0.0.4: {memory}"),
+        ("note", "env.interface-not-to-head",
+         "10.0.0.3: NCCL_SOCKET_IFNAME=ib, and Ray's head is reached over eth0"),
+    ]  # fmt: skip
+    assert found[2].why == "the processes of a group then meet over ib0: it has to lead to all other nodes"
+    assert found[2].fix == "nothing if it does; else unset NCCL_SOCKET_IFNAME, or name eth0"
+
+
+def test_the_interface_to_the_head() -> None:
+    """The probe names the interface whose address this machine sends from."""
+    assert inside.gather({"head": "127.0.0.1"})["to_head"] == "lo"
+    assert inside.gather({})["to_head"] is None
+    assert inside.gather({"head": "head.invalid"})["to_head"] is None
+
+
 def test_no_secret_in_the_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The facts hold variables by name, none whose name says that it is secret."""
     monkeypatch.setenv("HF_HUB_TOKEN", "hf_secretsecret")

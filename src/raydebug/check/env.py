@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,11 @@ TYPO_LIKENESS = 0.86  # VLLM_USE_V2 is like VLLM_USE_V1; VLLM_SERVICE_HOST, whic
 
 def check(target: Target) -> StageResult:
     """Gather facts about the environment in the cluster's Python and judge them."""
-    command = list(target.command)
-    facts = run_probe(target, "env", budget_s=BUDGET_S, command=command)
-    others = run_probes(target, dict(target.others), "env", budget_s=BUDGET_S)
-    return StageResult([*judge(target, facts), *compare(facts, others)])
+    command, cluster = list(target.command), target.cluster
+    head = cluster.there.head if cluster is not None and cluster.is_of_nodes and target.others else None
+    facts = run_probe(target, "env", budget_s=BUDGET_S, command=command, head=head)
+    others = run_probes(target, dict(target.others), "env", budget_s=BUDGET_S, head=head)
+    return StageResult([*judge(target, facts), *compare(facts, others), *judge_nodes(others)])
 
 
 def compare(facts: Facts, others: Mapping[str, Facts]) -> Iterator[Finding]:
@@ -63,6 +65,17 @@ def compare(facts: Facts, others: Mapping[str, Facts]) -> Iterator[Finding]:
                 why=f"they differ in {', '.join(different[:6])}; Ray refuses another Ray or Python at once",
                 fix="`raydebug down` and `raydebug up`: all nodes of one image",
             )
+
+
+def judge_nodes(others: Mapping[str, Facts]) -> Iterator[Finding]:
+    """Return what is wrong on further nodes with the network between nodes, each finding with its nodes. Pure."""
+    found: dict[str, tuple[Finding, list[str]]] = {}
+    for node, facts in others.items():
+        network = _interfaces(facts["variables"], facts["interfaces"], facts.get("to_head"))
+        for one in (*network, *env_machine.judge_locked_memory(facts)):
+            found.setdefault(one.what, (one, []))[1].append(node)
+    for one, nodes in found.values():
+        yield replace(one, what=f"{', '.join(nodes)}: {one.what}")
 
 
 def judge(target: Target, facts: Facts) -> list[Finding]:
@@ -199,7 +212,7 @@ def judge_variables(facts: Mapping[str, Any], caller: Mapping[str, str], keys: M
     variables: dict[str, str] = facts["variables"]
     yield from _debugger(caller)
     yield from _vllm(variables, facts["vllm"], facts["packages"], keys.get("attention_backend", ""))
-    yield from _interfaces(variables, facts["interfaces"])
+    yield from _interfaces(variables, facts["interfaces"], facts.get("to_head"))
     for path in facts["missing_preloads"]:
         yield error(
             "env.preload-missing",
@@ -330,7 +343,7 @@ def _unknown(name: str, names: list[str], version: str) -> Iterator[Finding]:
         )
 
 
-def _interfaces(variables: Mapping[str, str], present: list[str]) -> Iterator[Finding]:
+def _interfaces(variables: Mapping[str, str], present: list[str], to_head: str | None) -> Iterator[Finding]:
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         value = variables.get(name)
         # "^docker" leaves out, "=eth0" is exact, "eth" is a prefix. Source: NCCL user guide, NCCL_SOCKET_IFNAME;
@@ -339,7 +352,17 @@ def _interfaces(variables: Mapping[str, str], present: list[str]) -> Iterator[Fi
             continue
         wanted = value.removeprefix("=").split(",")
         is_exact = value.startswith("=") or name.startswith("GLOO")
-        if not any(have == want if is_exact else have.startswith(want) for want in wanted for have in present):
+        fitting = [
+            have for have in present if any(have == want if is_exact else have.startswith(want) for want in wanted)
+        ]
+        if fitting and to_head and to_head not in fitting:
+            yield note(
+                "env.interface-not-to-head",
+                f"{name}={value}, and Ray's head is reached over {to_head}",
+                why=f"the processes of a group then meet over {fitting[0]}: it has to lead to all other nodes",
+                fix=f"nothing if it does; else unset {name}, or name {to_head}",
+            )
+        if not fitting:
             yield error(
                 "env.interface-missing",
                 f"{name}={value}, and this machine has no such network interface",

@@ -71,6 +71,11 @@ def judge_limits(facts: Mapping[str, Any]) -> Iterator[Finding]:
             fix="export TMPDIR=/tmp before `raydebug up`",
             variables={"TMPDIR": None},
         )
+    yield from judge_locked_memory(facts)
+
+
+def judge_locked_memory(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """Return whether too little memory can be locked for the InfiniBand cards that are there."""
     memlock = facts["limits"]["memlock"][0]
     if (
         facts["infiniband"]

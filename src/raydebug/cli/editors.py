@@ -81,7 +81,7 @@ def listen(
             fix="list the pauses with `raydebug paused`",
             code="pause.unknown",
         )
-    address = GatewayAddress(cluster.gateway_host, cluster.gateway_port, cluster.token)
+    address = GatewayAddress.of(cluster)
     import asyncio  # 30 ms that every other verb would pay
 
     raise typer.Exit(int(asyncio.run(_listen(address, target, port, is_over))))

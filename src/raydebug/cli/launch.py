@@ -14,6 +14,7 @@ from raydebug.cli.run_plan import RunOptions, Surroundings, fit_gpus, plan_run
 from raydebug.cli.status import warn_without_token
 from raydebug.cluster import environment, local, state
 from raydebug.cluster.kinds import find_running, kind_of
+from raydebug.cluster.known_folders import note_shared
 from raydebug.cluster.locks import Use
 from raydebug.cluster.runner import LocalRunner
 from raydebug.cluster.state import Cluster
@@ -72,6 +73,14 @@ def _look_and_require(options: RunOptions) -> Surroundings:
         load_profile(options.profile_in_force)
     cluster = find_running(options.name)
     runner = LocalRunner(sys.executable) if cluster is None else kind_of(cluster).runner()
+    if options.upload is not None:
+        if cluster is None or not cluster.is_of_nodes:
+            raise UsageError(
+                "--upload and --no-upload are for a cluster that was joined",
+                cause=f"the jobs of cluster '{options.name}' run in this folder itself",
+                fix="leave it out",
+            )
+        note_shared(cluster, folder, shared=not options.upload)
     return Surroundings(reading, folder, runner.folder(folder), cluster, runner)
 
 

@@ -152,7 +152,7 @@ def attach(
         if selection is not None or process is not None:
             raise _needs_gateway(option)
         raise typer.Exit(_attach_stock(cluster, option, target, commands, timeout))
-    gateway = GatewayAddress(cluster.gateway_host, cluster.gateway_port, cluster.token)
+    gateway = GatewayAddress.of(cluster)
     with named_if_lost(cluster):
         if selection is not None:
             code = attach_group(gateway, selection, lambda: fetch_pauses(cluster), commands=commands, timeout_s=timeout)

@@ -102,6 +102,15 @@ def run(
             metavar="rollout|train",
         ),
     ] = None,
+    upload: Annotated[
+        bool | None,
+        typer.Option(
+            "--upload/--no-upload",
+            help="On a cluster that was joined: copy this folder to its nodes, or use their own of this name. Default:"
+            " copy it, unless they share it.",
+            show_default=False,
+        ),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Leave the job running and return at once.")] = False,
     gpus: _Gpus = None,
     again: Annotated[
@@ -140,6 +149,7 @@ def run(
         snapshots=not no_snapshots,
         detach=detach,
         gpus=gpus,
+        upload=upload,
     )
     raise typer.Exit(launch(options, again))
 

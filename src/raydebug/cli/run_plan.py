@@ -33,6 +33,7 @@ class RunOptions:
         breaks: where to stop, as `--break` takes them.
         hang_after_s: without progress for so long, the job hangs; 0 for never, None for the default.
         gpus: logical GPUs of a cluster that is started for the command.
+        upload: whether the folder is copied to the nodes of a cluster that was joined; None: as needed.
     """
 
     command: list[str]
@@ -51,6 +52,7 @@ class RunOptions:
     snapshots: bool = True
     detach: bool = False
     gpus: int | None = None
+    upload: bool | None = None
 
     @property
     def profile_in_force(self) -> str | None:

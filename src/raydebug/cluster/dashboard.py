@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 from urllib.parse import urlsplit
 
+from raydebug.cluster.known_folders import PACKAGE_PREFIX, with_local_names
 from raydebug.cluster.port_owner import stranger_at
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import RaydebugError
@@ -23,6 +24,7 @@ GCS_TIMEOUT_S = 1.5  # without its GCS the dashboard answers late or never, and 
 ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})  # ray 2.60.0 dashboard/modules/job/common.py JobStatus
 ANSWER_CHARS = 80  # shown of an answer that is not Ray's
 OWN_JOBS = ("raydebug-gateway-", "raydebug-nodes-")  # raydebug's own on a joined cluster; no job of the user's
+PACKAGE_TIMEOUT_S = 120.0
 STOCK_ID_CHARS = 8  # of Ray's worker id: enough to tell them apart, short enough to type
 
 
@@ -184,7 +186,7 @@ class Dashboard:
     def log_text(self, node_id: str, name: str) -> str:
         """Return the whole text of one of a node's log files."""
         params = {"node_id": node_id, "filename": name, "lines": -1}
-        return self._receive("GET", "/api/v0/logs/file", params=params).text
+        return with_local_names(self._cluster, self._receive("GET", "/api/v0/logs/file", params=params).text)
 
     async def follow_file(self, node_id: str, name: str) -> AsyncIterator[str]:
         """Yield one of a node's log files as it grows, from its beginning; it ends with the connection."""
@@ -202,12 +204,30 @@ class Dashboard:
         more = {"trace": check}
         async with client as http, http.stream("GET", "/api/v0/logs/stream", params=params, extensions=more) as answer:
             async for piece in answer.aiter_text():
-                yield piece
+                yield with_local_names(self._cluster, piece)
 
-    def submit_job(self, entrypoint: str, *, submission_id: str, env: dict[str, str]) -> str:
-        """Start a job and return its submission id; `env` is for the driver and its workers."""
-        body = {"entrypoint": entrypoint, "submission_id": submission_id, "runtime_env": {"env_vars": env}}
+    def submit_job(self, entrypoint: str, *, submission_id: str, env: dict[str, str], folder: str = "") -> str:
+        """Start a job and return its submission id; `env` is for the driver and its workers.
+
+        If it runs in the folder of a package, Ray unpacks that on each node.
+        """
+        there = {"env_vars": env, **({"working_dir": f"gcs://{name}"} if (name := _package_of(folder)) else {})}
+        body = {"entrypoint": entrypoint, "submission_id": submission_id, "runtime_env": there}
         return str(self._ask("POST", "/api/jobs/", "submission_id", of=str, json=body))
+
+    def has_package(self, folder: str) -> bool:
+        """Return whether Ray has the package of a folder; for the next 10 minutes it keeps it without a job, too."""
+        try:
+            self._receive("GET", f"/api/packages/gcs/{_package_of(folder)}")
+        except RaydebugError as error:
+            if error.code != "ray.unknown":
+                raise
+            return False
+        return True
+
+    def put_package(self, folder: str, content: bytes) -> None:
+        """Give Ray the package of a folder: a zip of its files."""
+        self._receive("PUT", f"/api/packages/gcs/{_package_of(folder)}", content=content, timeout=PACKAGE_TIMEOUT_S)
 
     def jobs(self) -> list[JobInfo]:
         """Return every job that the cluster knows but raydebug's own, with its status and runtime environment."""
@@ -230,8 +250,12 @@ class Dashboard:
         info: JobInfo = self._ask("GET", f"/api/jobs/{submission_id}")
         return info
 
-    def job_logs(self, submission_id: str, *, most_bytes: int | None = None) -> str:
-        """Return the whole log of a job's driver; a longer one than this is refused."""
+    def job_logs(self, submission_id: str) -> str:
+        """Return the whole log of a job's driver."""
+        return with_local_names(self._cluster, self.raw_job_logs(submission_id))
+
+    def raw_job_logs(self, submission_id: str, *, most_bytes: int | None = None) -> str:
+        """Return the log of a job's driver with the nodes' own names of files; a longer one than this is refused."""
         path = f"/api/jobs/{submission_id}/logs"
         return str(self._ask("GET", path, "logs", of=str, most_bytes=most_bytes))
 
@@ -268,7 +292,8 @@ class Dashboard:
         how["close_timeout"] = CLOSE_TIMEOUT_S
         async with websockets.connect(url, sock=connection, additional_headers=self._headers, **how) as stream:
             async for piece in stream:
-                yield piece if isinstance(piece, str) else piece.decode(errors="replace")
+                text = piece if isinstance(piece, str) else piece.decode(errors="replace")
+                yield with_local_names(self._cluster, text)
 
     def _all_jobs(self) -> list[JobInfo]:
         rows: list[JobInfo] = self._ask("GET", "/api/jobs/", of=list)
@@ -380,6 +405,12 @@ class Dashboard:
         if self._cluster.is_joined:
             return f"{self._cluster.repair}, with the token that Ray has now"
         return f"the token is not this cluster's: look at {self._cluster.token_file}"
+
+
+def _package_of(folder: str) -> str:
+    """Return the name of the package that Ray unpacks in a folder of the nodes; empty for any other folder."""
+    name = folder.partition("/working_dir_files/")[2]
+    return f"{name}.zip" if name.startswith(PACKAGE_PREFIX) else ""
 
 
 def fetch_stock_pauses(cluster: Cluster) -> list[ListedPause]:

@@ -66,7 +66,8 @@ def new_id(cluster: Cluster, prefix: str) -> str:
 def submit_request(cluster: Cluster, job: str, request: Mapping[str, Any]) -> None:
     """Start on_nodes.py with a request."""
     argv = [cluster.python, SAFE_PATH, "-m", "raydebug.cluster.on_nodes", json.dumps(request)]
-    Dashboard(cluster).submit_job(f"cd / && exec {shlex.join(argv)}", submission_id=job, env={})
+    line = f"cd / && exec {shlex.join(argv)}"
+    Dashboard(cluster).submit_job(line, submission_id=job, env={}, folder=request["folder"])
 
 
 def wait_for_answer(
@@ -85,7 +86,7 @@ def wait_for_answer(
         try:
             info = dashboard.job(job)
             state = str(info["status"])
-            log = dashboard.job_logs(job, most_bytes=LOG_BYTES) if state != "PENDING" else ""
+            log = dashboard.raw_job_logs(job, most_bytes=LOG_BYTES) if state != "PENDING" else ""
             heard = time.monotonic()
         except RaydebugError as error:  # a busy head answers late, or with 500
             if error.code not in ("cluster.no-answer", "ray.refused") or time.monotonic() > heard + SILENT_S:

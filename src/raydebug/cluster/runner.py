@@ -131,14 +131,23 @@ class ContainerRunner:
 
 
 @dataclass(frozen=True)
-class NodeRunner(_SamePaths):
-    """A node of a joined cluster: programs run there as jobs of raydebug's own, in 3 s.
-
-    This machine and the nodes share folders, or the error says that a node has none.
-    """
+class NodeRunner:
+    """A node of a joined cluster: programs run there as jobs of raydebug's own, in 3 s."""
 
     cluster: Cluster
     ip: str
+
+    def folder(self, here: Path) -> str:
+        """Return where the nodes have a folder, which is copied there if they do not share it."""
+        from raydebug.cluster.working_folder import folder_on_nodes
+
+        return folder_on_nodes(self.cluster, here, as_it_is=True)
+
+    def here(self, there: str) -> Path:
+        """Return the file of this machine that a copy was made of; any other path as it is."""
+        from raydebug.cluster.known_folders import with_local_names
+
+        return Path(with_local_names(self.cluster, there))
 
     def has_program(self, name: str, working_dir: Path) -> bool:
         """Leave the answer to the job itself, whose log says it."""
@@ -169,11 +178,13 @@ def _run_on_nodes(
     """Run the Python of nodes, by address, in one job of raydebug's own for each NODES_AT_ONCE."""
     from raydebug.cluster.node_jobs import ANSWER_LIMIT_S, Node, ask_nodes
     from raydebug.cluster.on_nodes import NO_FOLDER
+    from raydebug.cluster.working_folder import folder_on_nodes
 
+    folder = folder_on_nodes(cluster, working_dir, as_it_is=False)
     answers: dict[str, Node] = {}
     for first in range(0, len(programs), NODES_AT_ONCE):
         request = {
-            "do": "run", "head": cluster.there.head, "folder": str(working_dir), "limit_s": timeout_s,
+            "do": "run", "head": cluster.there.head, "folder": folder, "limit_s": timeout_s,
             "argv": dict(list(programs.items())[first : first + NODES_AT_ONCE]),
         }  # fmt: skip
         answers |= {node["ip"]: node for node in ask_nodes(cluster, request, ANSWER_LIMIT_S + timeout_s)}
@@ -185,7 +196,7 @@ def _run_on_nodes(
         if code != 0:
             fix = f"see `raydebug ps{name_option(cluster.name)}`"
             if code == NO_FOLDER:
-                fix = "the nodes need the same folder as this machine: run from one that is shared"
+                fix = f"let it be copied there: `raydebug run --upload{name_option(cluster.name)} -- ...`"
             found[ip] = process.CommandFailed([f"python on {ip}", SAFE_PATH, *arguments], code, output, fix=fix)
     return found
 

@@ -318,14 +318,15 @@ class Debugger:
     async def lines(self, frame: Frame) -> list[str]:
         """Return the source of a frame: our file on this machine, else that of the process; empty if there is none.
 
-        The two files may differ; usually both sides share one checkout.
+        The two files may differ; usually both sides share one checkout. Where the process has a copy, it is asked: our
+        file may have been edited since.
         """
         if frame.path not in self._files:
-            found = read_local(frame.path) if is_own_source(frame.path) else None
+            found = read_local(frame.path) if not frame.there and is_own_source(frame.path) else None
             if found is None:
                 # Not DAP's `source`: for a file without text pydevd 1.8.22 returns decompiled nonsense (seen with
                 # Ray's _raylet.pyx).
-                code = f"__import__('json').dumps(__import__('linecache').getlines({frame.path!r}))"
+                code = f"__import__('json').dumps(__import__('linecache').getlines({frame.there or frame.path!r}))"
                 with contextlib.suppress(CommandFailed):
                     found = await self.document(code, long=True)
             self._files[frame.path] = [line.rstrip("\n") for line in found or []]

@@ -24,12 +24,17 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame; `id` is the DAP frame id, valid until the thread runs again."""
+    """One frame; `id` is the DAP frame id, valid until the thread runs again.
+
+    Args:
+        there: the file as the process names it, where this machine has a copy of it as `path`; else empty.
+    """
 
     id: int
     function: str
     path: str
     line: int
+    there: str = ""
 
     @classmethod
     def parse(cls, frame: Message) -> Frame:
@@ -40,6 +45,7 @@ class Frame:
             function=str(frame.get("name", "?")).removesuffix(" (Current frame)"),
             path=str(source.get("path") or source.get("name") or "?"),
             line=int(frame.get("line", 0)),
+            there=str(source.get("adapterData") or ""),  # gateway/path_map.py
         )
 
     @property

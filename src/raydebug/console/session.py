@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from raydebug.cluster.known_folders import copies_on
+from raydebug.cluster.state import Cluster
 from raydebug.console import probes
 from raydebug.console.frames import Stack
 from raydebug.dap import ConnectionLost, DapSession, RequestFailed
@@ -31,12 +33,24 @@ _INTERRUPT_PERIOD_S = 0.05
 
 
 class GatewayAddress(NamedTuple):
-    """Host and port of a gateway, and the token that it has to hold."""
+    """Host and port of a gateway, the token that it has to hold, and DAP's `pathMappings` of the cluster."""
 
     host: str
     port: int
     token: str
     reads_exceptions: bool = True  # their texts come from the user's `__str__`, which pydevd calls
+    mappings: tuple[Message, ...] = ()
+
+    @classmethod
+    def of(cls, cluster: Cluster, *, reads_exceptions: bool = True) -> GatewayAddress:
+        """Return the address of a cluster's gateway; the token's file is read.
+
+        Raises:
+            RaydebugError: it cannot be read.
+        """
+        mappings = ({"localRoot": here, "remoteRoot": there} for there, here in copies_on(cluster).items())
+        host, port = cluster.gateway_host, cluster.gateway_port
+        return cls(host, port, cluster.token, reads_exceptions, tuple(mappings))
 
     async def open(self, target: str, *, steal: bool, on_output: Callable[[Output], None]) -> DebugSession:
         """Attach a pause and wait for its stack.
@@ -70,6 +84,7 @@ class DebugSession:
     """An attached pause, made by `GatewayAddress.open`."""
 
     _reads_exceptions = True
+    _mappings: tuple[Message, ...] = ()
     stays_paused = True  # the thread stays paused when we disconnect
 
     def __init__(self, on_output: Callable[[Output], None]) -> None:
@@ -91,7 +106,7 @@ class DebugSession:
     async def attach(self, address: GatewayAddress, target: str, *, steal: bool) -> None:
         """Begin the session; see `GatewayAddress.open`."""
         self._address = f"{address.host}:{address.port}"
-        self._reads_exceptions = address.reads_exceptions
+        self._reads_exceptions, self._mappings = address.reads_exceptions, address.mappings
         try:
             self._dap = await DapSession.connect(
                 address.host, address.port, token=address.token, on_event=self._take, on_end=self._end
@@ -118,7 +133,9 @@ class DebugSession:
         await self.request("initialize", hello)
         try:
             # No limit: with `next` the gateway answers when a pause begins, which may take hours.
-            arguments = {"target": target, "steal": steal}
+            arguments: Message = {"target": target, "steal": steal}
+            if address.mappings:
+                arguments["pathMappings"] = list(address.mappings)
             answer = await self.request("attach", arguments, timeout_s=None)
         except RequestFailed as refused:
             raise explain_refusal(refused) from refused
@@ -134,6 +151,13 @@ class DebugSession:
                 code="session.no-stop",
                 exit_code=Exit.SESSION_LOST,
             ) from error
+
+    def named_here(self, path: str) -> str:
+        """Return the name that a file of the process has on this machine, as frames have it."""
+        for one in self._mappings:
+            if path.startswith(f"{one['remoteRoot']}/"):
+                return str(one["localRoot"]) + path.removeprefix(one["remoteRoot"])
+        return path
 
     # Requests
 

@@ -44,7 +44,7 @@ def find_address(arguments: Message) -> GatewayAddress:
     """
     cluster = load_cluster(str(arguments.get("cluster") or DEFAULT_NAME))
     try:
-        return GatewayAddress(cluster.gateway_host, cluster.gateway_port, cluster.token)
+        return GatewayAddress.of(cluster)
     except (OSError, ValueError) as error:
         raise RaydebugError(
             f"the token of cluster '{cluster.name}' cannot be read",
@@ -96,6 +96,7 @@ class Relay:
         self._snapshot = snapshot
         self._session: SnapshotSession | None = None
         self._hello: Message = {}
+        self._mappings: tuple[Message, ...] = ()
         self._gateway: asyncio.StreamWriter | None = None
         self._backward: asyncio.Task[None] | None = None
 
@@ -156,6 +157,7 @@ class Relay:
         arguments = attach.get("arguments")
         try:
             address = self._find_address(arguments if isinstance(arguments, dict) else {})
+            self._mappings = address.mappings
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 reader, gateway = await open_proven(address.host, address.port, address.token)
         except RaydebugError as failure:
@@ -177,10 +179,11 @@ class Relay:
         self._backward = asyncio.ensure_future(self._forward_back(reader))
 
     def _named(self, attach: Message) -> Message:
-        """Return the request for the gateway, with our target and without a token that the editor knows."""
+        """Return the request for the gateway, with our target and mappings, without a token that the editor knows."""
         arguments = attach.get("arguments")
         fixed = {} if self._target is None else {"target": self._target}
-        given = {**(arguments if isinstance(arguments, dict) else {}), **fixed}
+        mapped = {"pathMappings": list(self._mappings)} if self._mappings else {}
+        given = {**mapped, **(arguments if isinstance(arguments, dict) else {}), **fixed}
         given.pop("token", None)
         return {**attach, "arguments": given}
 

@@ -38,7 +38,8 @@ def configuration_for(cluster: Cluster, folder: Path) -> dict[str, object]:
     configuration = _configuration(cluster.name, cluster=cluster.name, target="all")
     from raydebug.cluster.kinds import kind_of
 
-    remote = kind_of(cluster).runner().folder(folder)
+    # Where the nodes have copies of the folder, the adapter names these: each edit makes a new one.
+    remote = str(folder) if cluster.is_of_nodes else kind_of(cluster).runner().folder(folder)
     if remote != str(folder):
         configuration["pathMappings"] = [{"localRoot": "${workspaceFolder}", "remoteRoot": remote}]
     return configuration

@@ -209,6 +209,7 @@ class Client:
             self._to.refuse(message, refused)
             return
         self._board.assign(pause, self)
+        self._forwarder.paths.to_client(str(pause.record.get("file")))  # so its folder comes first
         logs.audit("attach", self.title, pause)
         self._to.answer(message, {"pause": self._board.describe(pause)})
         self._to.send(wire.event(0, "initialized"))

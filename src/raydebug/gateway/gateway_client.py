@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gzip
 import json
 import socket
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
@@ -14,6 +16,7 @@ from urllib.parse import quote
 
 import h11
 
+from raydebug.cluster.known_folders import copies_on, with_local_names
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import Exit, RaydebugError
 from raydebug.protocol import messages
@@ -30,6 +33,7 @@ from raydebug.protocol.listings import (
 from raydebug.protocol.questions import Answer, Body, Question
 from raydebug.protocol.records import BreakpointSpec
 from raydebug.protocol.snapshot import IS_ID, SnapshotSummary
+from raydebug.protocol.snapshot import MAX_BYTES as SNAPSHOT_BYTES
 
 TIMEOUT_S = 5.0
 PROCESSES_TIMEOUT_S = 30.0  # beside what the processes may take; a busy gateway needs seconds for thousands of them
@@ -71,7 +75,7 @@ def request(
     try:
         sent = None if body is None else json.dumps(body).encode("ascii")
         status, text = _exchange(cluster, method, path, sent, timeout_s)
-        document: dict[str, Any] = json.loads(text)
+        document: dict[str, Any] = json.loads(with_local_names(cluster, text.decode(), is_json=True))
     except NotProven as error:
         raise unproven(error, f"{where} (cluster '{cluster.name}')") from error
     except (OSError, h11.ProtocolError, ValueError) as error:
@@ -227,12 +231,19 @@ def fetch_snapshots(cluster: Cluster, job: str) -> list[SnapshotSummary]:
 
 
 def fetch_snapshot(cluster: Cluster, job: str, snapshot_id: str) -> bytes:
-    """Return the file of one snapshot.
+    """Return the file of one snapshot; its frames have the names that files have on this machine.
 
     Raises:
         RaydebugError: the gateway does not answer, or does not have it any more.
     """
-    return base64.b64decode(request(cluster, "GET", f"/snapshots/{quote(job, safe='')}/{snapshot_id}")["data"])
+    packed = base64.b64decode(request(cluster, "GET", f"/snapshots/{quote(job, safe='')}/{snapshot_id}")["data"])
+    if copies_on(cluster):
+        with contextlib.suppress(zlib.error, ValueError, KeyError, TypeError, AttributeError):  # `open` says what it is
+            document = json.loads(zlib.decompressobj(wbits=16 + zlib.MAX_WBITS).decompress(packed, 2 * SNAPSHOT_BYTES))
+            for about in (document["summary"], *document["frames"]):
+                about["file"] = with_local_names(cluster, about.get("file", "?"))
+            packed = gzip.compress(json.dumps(document).encode("ascii"), 1)
+    return packed
 
 
 def save_pause(cluster: Cluster, pause_id: str) -> SnapshotSummary:
@@ -270,8 +281,8 @@ def set_breaks(cluster: Cluster, breaks: list[BreakpointSpec], *, job: str | Non
     """
     if not breaks:
         return []
-    added: list[BreakpointSpec] = request(cluster, "POST", "/breaks", {"breaks": breaks, "job": job})["breaks"]
-    return added
+    added = request(cluster, "POST", "/breaks", {"breaks": breaks, "job": job})["breaks"]
+    return [{**one, **spec} for one, spec in zip(added, breaks, strict=True)]  # files have their names of the nodes
 
 
 def add_break(cluster: Cluster, spec: BreakpointSpec, *, job: str | None = None) -> ListedBreakpoint:

@@ -22,7 +22,8 @@ class PathMap:
     pydevd_file_utils.py:891), but those apply to all clients of a process.
 
     Args:
-        pairs: client's folder, cluster's folder.
+        pairs: client's folder, cluster's folder. A client's folder may be in several: it is that of the pair by which a
+            file of the process was last named, at first that of the first pair.
     """
 
     def __init__(self, pairs: list[tuple[str, str]]) -> None:
@@ -60,6 +61,7 @@ class PathMap:
         for local, remote in sorted(self._pairs, key=lambda pair: -len(pair[1])):
             rest = _below(path, remote)
             if rest is not None:
+                self._pairs.sort(key=lambda pair: pair != (local, remote))
                 separator = "\\" if "\\" in local and "/" not in local else "/"
                 return separator.join([local.rstrip("/\\"), *rest.split("/")]) if rest else local
         return None
@@ -81,7 +83,7 @@ class PathMap:
                 continue
             here = self.to_client(path)
             if here is not None:
-                source["path"] = here
+                source["path"], source["adapterData"] = here, path  # DAP: the client leaves it as it is
             elif not source.get("sourceReference"):
                 source["sourceReference"] = self._reference(path)
         return body

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from raydebug import render
 from raydebug.cluster.dashboard import Dashboard
+from raydebug.cluster.known_folders import with_local_names
 from raydebug.cluster.runner import Runner
 from raydebug.cluster.state import DEFAULT_NAME, Cluster, without_token
 from raydebug.commands.trainings import read_command
@@ -163,7 +164,8 @@ def python_path_of_jobs(cluster: Cluster, job: str | None = None) -> list[str]:
         for row in Dashboard(cluster).submitted_jobs():
             folder = folder_of(row["entrypoint"])
             if folder is not None and row["status"] == "RUNNING" and job in (None, row["submission_id"]):
-                found += read_command(words_of(row["entrypoint"]), os.environ, Path(folder)).python_path
+                here = Path(with_local_names(cluster, folder))
+                found += read_command(words_of(row["entrypoint"]), os.environ, here).python_path
     return list(dict.fromkeys(found))
 
 
@@ -225,7 +227,8 @@ def submit(cluster: Cluster, job: Job) -> str:
     job = replace(job, breaks=set_breaks(cluster, job.breaks, job=submission_id))
     environment = node_variables(cluster) | job_variables(job, submission_id, node_gpus=cluster.gpus)
     try:
-        return Dashboard(cluster).submit_job(job_entrypoint(job), submission_id=submission_id, env=environment)
+        line, folder = job_entrypoint(job), job.working_dir
+        return Dashboard(cluster).submit_job(line, submission_id=submission_id, env=environment, folder=folder)
     except RaydebugError:  # without a job, nothing would remove them
         for spec in job.breaks:
             with contextlib.suppress(RaydebugError):

@@ -133,7 +133,7 @@ class Sessions:
     async def _attached(self, pauses: str) -> AsyncIterator[Group]:
         cluster = await in_thread(self._find)
         chosen = choose_pauses(await self._listed(), pauses)
-        address = GatewayAddress(cluster.gateway_host, cluster.gateway_port, cluster.token, self._runs_code)
+        address = GatewayAddress.of(cluster, reads_exceptions=self._runs_code)
         group = Group(address, render.Paint(), interactive=False, kind=QuietDebugger)
         try:
             failures = await group.join(chosen)

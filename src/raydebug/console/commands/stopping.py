@@ -155,7 +155,7 @@ async def _place(debugger: Debugger, where: str) -> tuple[str, int]:
     found = await debugger.document(probes.as_code_place(debugger.expression(where)))
     if not found:
         raise CommandFailed(f"{where!r} is not a function, line or file:line")
-    return str(found[0]), int(found[1])
+    return debugger.session.named_here(str(found[0])), int(found[1])
 
 
 async def _file(debugger: Debugger, name: str) -> str:
@@ -170,7 +170,7 @@ async def _file(debugger: Debugger, name: str) -> str:
     if len(loaded) > 1:
         raise CommandFailed(f"{name!r} may be {' or '.join(loaded)}: give more of its path")
     if loaded:
-        return str(loaded[0])
+        return debugger.session.named_here(str(loaded[0]))
     if (here := _local(name)) is not None:  # not loaded there yet
         return here
     raise CommandFailed(f"no file {name!r} is loaded in the process; give its full path")

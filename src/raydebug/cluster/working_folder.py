@@ -1,0 +1,159 @@
+"""The working folder on the nodes of a joined cluster: the same as here where they share it, else a copy.
+
+A copy is a package of Ray's own: a zip, named by its content, which Ray unpacks on each node before a process of the
+job starts there. Source: ray 2.41.0 to 2.60.0 dashboard/modules/job/job_head.py `get_package` and `upload_package`,
+_private/runtime_env/working_dir.py and packaging.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import secrets
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from raydebug import process, render
+from raydebug.cluster.dashboard import Dashboard
+from raydebug.cluster.known_folders import PACKAGE_PREFIX, note_copy, note_shared, read_known
+from raydebug.cluster.node_jobs import ANSWER_LIMIT_S, ask_nodes
+from raydebug.cluster.state import Cluster
+from raydebug.errors import RaydebugError, UsageError
+
+MIB = 1024**2
+MOST_BYTES = 96 * MIB  # Ray's dashboard takes 100 MiB (ray 2.41.0 to 2.60.0 DASHBOARD_CLIENT_MAX_SIZE)
+IGNORED = frozenset({".git", ".venv", "node_modules", "__pycache__"})
+NAMED_AT_MOST = 3
+ASKED_NODES = 50  # the head and some others; the request is one word of a command line
+LIMIT_S = 30.0
+
+
+def folder_on_nodes(cluster: Cluster, here: Path, *, as_it_is: bool) -> str:
+    """Return the path that a folder of this machine has on the nodes; it is copied there if they do not share it.
+
+    Args:
+        cluster: that was joined.
+        here: the folder.
+        as_it_is: copy it again if it has changed; else the last copy will do, which a running job may have.
+
+    Raises:
+        RaydebugError: the nodes do not answer, or the folder cannot be copied.
+    """
+    if here == Path("/"):  # raydebug's own programs that need no folder run there
+        return "/"
+    known = read_known(cluster)
+    shared = known["shared"].get(str(here))
+    if shared is None:
+        shared = _is_shared(cluster, here)
+        note_shared(cluster, here, shared=shared)
+    if shared:
+        return str(here)
+    there = next((there for there, of in known["copies"].items() if of == str(here)), None)
+    if there is None or as_it_is or not Dashboard(cluster).has_package(there):
+        there = _copy(cluster, here)
+        note_copy(cluster, here, there)
+    return there
+
+
+def _is_shared(cluster: Cluster, here: Path) -> bool:
+    """Return whether all nodes see a file that is made in a folder for this question."""
+    mark = here / f".raydebug-{secrets.token_hex(8)}"
+    looks = ["-c", "import os, sys; print(os.path.exists(sys.argv[1]))", str(mark)]
+    ips = [node["node_ip"] for node in Dashboard(cluster).living_nodes()][:ASKED_NODES]
+    programs, head = dict.fromkeys(ips, looks), cluster.there.head
+    request = {"do": "run", "head": head, "folder": "/", "limit_s": LIMIT_S, "argv": programs}
+    try:
+        mark.touch(exist_ok=False)
+    except OSError:  # a folder that this user cannot write
+        return False
+    try:
+        answers = [node["output"].strip() for node in ask_nodes(cluster, request, ANSWER_LIMIT_S + LIMIT_S)
+                   if node.get("code") == 0]  # fmt: skip
+    finally:
+        mark.unlink(missing_ok=True)
+    return bool(answers) and set(answers) == {"True"}
+
+
+def _copy(cluster: Cluster, here: Path) -> str:
+    """Give Ray a folder's files, unless it has them, and return where it unpacks them."""
+    try:
+        sizes = {path: (here / path).stat().st_size for path in list_files(here)}
+        total = sum(sizes.values())
+        if total > MOST_BYTES:
+            raise _too_big(here, sizes)
+        data = pack(here, sizes)
+    except OSError as error:
+        raise UsageError(
+            f"the working folder {here} cannot be copied to the nodes",
+            cause=f"{error.filename}: {error.strerror}",
+            fix="make it readable, or name it in .gitignore",
+            code="run.folder-unreadable",
+        ) from error
+    name = f"{PACKAGE_PREFIX}{hashlib.sha256(data).hexdigest()[:40]}"
+    session = PurePosixPath(cluster.there.logs).parent
+    there = str(session / "runtime_resources" / "working_dir_files" / name)
+    dashboard = Dashboard(cluster)
+    if not dashboard.has_package(there):
+        render.say(f"the nodes do not share {here}: {len(sizes)} files of it are copied there, {total / MIB:.1f} MiB")
+        dashboard.put_package(there, data)
+    return there
+
+
+def list_files(folder: Path) -> list[Path]:
+    """Return the files that a job may need, relative to the folder, sorted.
+
+    In a checkout of git those that it does not ignore, of submodules too; else all but IGNORED, and virtual
+    environments. Links to folders are left out: they may lead anywhere.
+    """
+    found: list[Path] = []
+    for path in map(Path, _listed_by_git(folder) or _walk(folder)):
+        whole = folder / path
+        if IGNORED.intersection(path.parts) or (whole.is_symlink() and whole.is_dir()):
+            continue
+        if whole.is_dir():  # a submodule, or another checkout
+            found += [path / inner for inner in list_files(whole)]
+        elif whole.is_file():
+            found.append(path)
+    return sorted(found)
+
+
+def _listed_by_git(folder: Path) -> list[str]:
+    with contextlib.suppress(OSError):  # no git here
+        argv = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        with process.start_filter(argv) as git:
+            printed, _ = git.communicate()
+        return [os.fsdecode(name) for name in printed.split(b"\0") if name] if git.returncode == 0 else []
+    return []
+
+
+def _walk(folder: Path) -> Iterable[str]:
+    for at, folders, files in os.walk(folder):
+        folders[:] = [one for one in folders if one not in IGNORED and not Path(at, one, "pyvenv.cfg").exists()]
+        yield from (os.path.relpath(os.path.join(at, file), folder) for file in files)  # noqa: PTH118 - of many files
+
+
+def pack(folder: Path, files: Iterable[Path]) -> bytes:
+    """Return a zip of files of a folder; equal files make an equal zip."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as package:
+        for path in files:
+            # Of 1980, whatever the time of the file is.
+            entry = zipfile.ZipInfo(os.fsencode(path).decode(errors="replace"))
+            entry.external_attr = (0o600 | (folder / path).stat().st_mode & 0o777) << 16
+            package.writestr(entry, (folder / path).read_bytes(), zipfile.ZIP_DEFLATED)
+    return packed.getvalue()
+
+
+def _too_big(here: Path, sizes: dict[Path, int]) -> RaydebugError:
+    largest = sorted(sizes, key=lambda path: -sizes[path])[:NAMED_AT_MOST]
+    named = ", ".join(f"{path} {sizes[path] / MIB:.0f} MiB" for path in largest)
+    return UsageError(
+        f"the working folder {here} is too big to be copied to the nodes",
+        cause=f"it has {sum(sizes.values()) / MIB:.0f} MiB, {MOST_BYTES // MIB} are possible; the largest: {named}",
+        fix="name what the job does not need in .gitignore (outside of git: `git init` first), or run in a folder that"
+        " the nodes share; where they have their own files at this path: --no-upload",
+        code="run.folder-too-big",
+    )

@@ -1,0 +1,204 @@
+"""The working folder of a job on nodes that do not share it: which files are copied, and the names that users see."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raydebug.cluster.dashboard import Dashboard
+from raydebug.cluster.known_folders import (
+    copies_on,
+    note_copy,
+    note_shared,
+    read_known,
+    with_local_names,
+)
+from raydebug.cluster.state import Cluster, Remote
+from raydebug.cluster.working_folder import folder_on_nodes, list_files, pack
+from raydebug.console.session import GatewayAddress
+from raydebug.errors import RaydebugError
+from raydebug.gateway.path_map import PathMap
+
+THERE = "/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_" + 40 * "a"
+NEWER = "/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_" + 40 * "b"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    """The record of a cluster that was joined."""
+    folder = tmp_path / "state"
+    folder.mkdir(mode=0o700)
+    (folder / "token").write_text("0" * 64)
+    return Cluster(
+        name="x", id="1", kind="joined", folder=folder, temp_dir=folder, python=sys.executable, ports={}, cpus=0,
+        gpus=0, debugger="breakpoint", flavour="core", created=1.0,
+        remote=Remote("http://127.0.0.1:1", "127.0.0.1:1", str(folder / "token"), folder="/tmp/raydebug-1"),
+    )  # fmt: skip
+
+
+def git(folder: Path, *arguments: str) -> None:
+    """Run git as a user without a configuration."""
+    one = ["git", "-c", "user.name=x", "-c", "user.email=x@x", "-c", "protocol.file.allow=always", *arguments]
+    environ = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
+    subprocess.run(one, cwd=folder, check=True, capture_output=True, env=environ)
+
+
+def write(folder: Path, *names: str) -> None:
+    """Write small files."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+
+
+def names(folder: Path) -> list[str]:
+    """Return the files of a folder that would be copied."""
+    return [str(path) for path in list_files(folder)]
+
+
+def test_files_of_a_checkout(tmp_path):
+    """Of a checkout of git the files that it does not ignore are copied, and those of checkouts inside of it."""
+    library, project = tmp_path / "library", tmp_path / "project"
+    write(library, "lib.py")
+    git(library, "init", "-q")
+    git(library, "add", ".")
+    git(library, "commit", "-qm", "1")
+    write(project, "train.py", "gone.py", "sub/new.py", "out/big.bin", ".venv/x.py", "node_modules/y.js", "data/d.bin")
+    (project / ".gitignore").write_text("out/\n")
+    git(project, "init", "-q")
+    git(project, "add", "train.py", "gone.py")
+    git(project, "submodule", "add", "-q", str(library), "library")
+    git(project, "commit", "-qm", "1")
+    write(project / "other", "o.py")
+    git(project / "other", "init", "-q")
+    (project / "gone.py").unlink()
+    (project / "here").symlink_to(".")
+    (project / "link.py").symlink_to("train.py")
+    assert names(project) == [
+        ".gitignore", ".gitmodules", "data/d.bin", "library/lib.py", "link.py", "other/o.py", "sub/new.py", "train.py",
+    ]  # fmt: skip
+    assert names(project / "sub") == ["new.py"]
+    assert names(project / "out") == ["big.bin"], "a folder that git ignores, but which is the working folder"
+
+
+def test_files_of_another_folder(tmp_path):
+    """Outside of git all files are copied but those of virtual environments, of caches and of linked folders."""
+    write(tmp_path, "train.py", "sub/a.py", "env/pyvenv.cfg", "env/lib/x.py", "sub/__pycache__/a.pyc", ".git/HEAD")
+    (tmp_path / "loop").symlink_to(".")
+    assert names(tmp_path) == ["sub/a.py", "train.py"]
+
+
+def test_a_copy_is_named_by_its_content(tmp_path):
+    """Equal files make equal bytes, whatever their times; a file stays executable, and its owner can write it."""
+    write(tmp_path, "a.sh", "b/c.py")
+    (tmp_path / "a.sh").chmod(0o555)
+    first = pack(tmp_path, list_files(tmp_path))
+    os.utime(tmp_path / "b/c.py", (1, 1))
+    assert pack(tmp_path, list_files(tmp_path)) == first
+    with zipfile.ZipFile(io.BytesIO(first)) as package:
+        assert {one.filename: stat.filemode(one.external_attr >> 16)[1:] for one in package.infolist()} == {
+            "a.sh": "rwxr-xr-x",
+            "b/c.py": stat.filemode((tmp_path / "b/c.py").stat().st_mode)[1:],
+        }
+        assert package.read("b/c.py") == b"b/c.py"
+    write(tmp_path, "b/d.py")
+    assert pack(tmp_path, list_files(tmp_path)) != first
+
+
+def test_a_folder_that_is_too_big(cluster, tmp_path):
+    """The error names the largest files, and what to do."""
+    folder = tmp_path / "project"
+    write(folder, "train.py")
+    for name, mib in (("big.bin", 90), ("second.bin", 20)):
+        with (folder / name).open("wb") as file:
+            file.truncate(mib * 1024**2)
+    note_shared(cluster, folder, shared=False)
+    with pytest.raises(RaydebugError) as raised:
+        folder_on_nodes(cluster, folder, as_it_is=True)
+    error = raised.value
+    assert error.what == f"the working folder {folder} is too big to be copied to the nodes"
+    assert error.cause == (
+        "it has 110 MiB, 96 are possible; the largest: big.bin 90 MiB, second.bin 20 MiB, train.py 0 MiB"
+    )
+    assert error.fix == (
+        "name what the job does not need in .gitignore (outside of git: `git init` first), or run in a folder that the"
+        " nodes share; where they have their own files at this path: --no-upload"
+    )
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root can read every file")
+def test_a_file_that_cannot_be_read(cluster, tmp_path):
+    """The error names the file."""
+    folder = tmp_path / "project"
+    write(folder, "secret")
+    (folder / "secret").chmod(0)
+    note_shared(cluster, folder, shared=False)
+    with pytest.raises(RaydebugError) as raised:
+        folder_on_nodes(cluster, folder, as_it_is=True)
+    assert (raised.value.code, raised.value.cause) == ("run.folder-unreadable", f"{folder}/secret: Permission denied")
+
+
+def test_what_is_remembered(cluster, tmp_path):
+    """An answer holds until the cluster is joined again; the folders of copies are known for longer."""
+    note_shared(cluster, tmp_path, shared=True)
+    assert folder_on_nodes(cluster, tmp_path, as_it_is=True) == str(tmp_path)
+    assert folder_on_nodes(cluster, Path("/"), as_it_is=True) == "/"
+    note_copy(cluster, Path("/my/project"), THERE)
+    note_copy(cluster, Path("/my/project"), NEWER)
+    again = replace(cluster, created=2.0)
+    assert (read_known(again)["shared"], list(copies_on(again))) == ({}, [NEWER, THERE])
+    (cluster.folder / "folders.json").write_text("[]")
+    assert read_known(cluster) == {"created": 1.0, "shared": {}, "copies": {}}
+
+
+def test_names_of_files(cluster):
+    """What the cluster sends has the names of this machine's files: a text, and JSON."""
+    here = Path('/my "project"')
+    note_copy(cluster, here, THERE)
+    assert with_local_names(cluster, f'  File "{THERE}/a.py", line 1') == '  File "/my "project"/a.py", line 1'
+    sent = json.dumps({"file": f"{THERE}/a.py", "other": f"{NEWER}/a.py"})
+    assert json.loads(with_local_names(cluster, sent, is_json=True)) == {
+        "file": '/my "project"/a.py',
+        "other": f"{NEWER}/a.py",
+    }
+    assert with_local_names(replace(cluster, remote=None), sent) == sent
+    assert GatewayAddress.of(cluster).mappings == ({"localRoot": str(here), "remoteRoot": THERE},)
+
+
+def test_a_folder_with_several_copies():
+    """A file here is that of the copy which the process has; the client gets the name there beside its own."""
+    paths = PathMap([("/my/project", NEWER), ("/my/project", THERE)])
+    assert paths.to_cluster("/my/project/a.py") == f"{NEWER}/a.py"
+    body = paths.translate_body({"stackFrames": [{"source": {"path": f"{THERE}/a.py"}}]})
+    assert body["stackFrames"][0]["source"] == {"path": "/my/project/a.py", "adapterData": f"{THERE}/a.py"}
+    assert paths.to_cluster("/my/project/a.py") == f"{THERE}/a.py"
+
+
+def test_packages(cluster, monkeypatch):
+    """A job in a copy asks Ray for its package, any other job for none."""
+    sent = []
+    monkeypatch.setattr(Dashboard, "_ask", lambda *arguments, **options: sent.append(options["json"]["runtime_env"]))
+    for folder in (THERE, "/my/project", ""):
+        Dashboard(cluster).submit_job("true", submission_id="1", env={}, folder=folder)
+    assert [one.get("working_dir") for one in sent] == [f"gcs://_ray_pkg_{40 * 'a'}.zip", None, None]
+
+
+def test_another_kind_of_cluster(tmp_path):
+    """--upload is refused where jobs run in the folder itself."""
+    argv = [sys.executable, "-m", "raydebug", "run", "--upload", "--", "true"]
+    environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environ, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-3:] == [
+        "error: --upload and --no-upload are for a cluster that was joined",
+        "cause: the jobs of cluster 'default' run in this folder itself",
+        "fix: leave it out",
+    ]
