@@ -356,8 +356,8 @@ def test_the_verb():
         "cause: it has no access there: kubectl has, with your account; raydebug writes the manifest\n"
         "fix: the same command with `--dry-run | kubectl apply -f -`, then the `raydebug up --join` that it prints\n"
     )
-    unfit = up("--image", IMAGE, "--dry-run", "--python", "x", "--through", "ssh a")
-    assert unfit.stderr.startswith("error: --python and --through are not for --cluster kubernetes\n")
+    unfit = up("--image", IMAGE, "--dry-run", "--cluster", "kubernetes", "--python", "x")
+    assert unfit.stderr.startswith("error: --python is for --cluster local or slurm or ssh\n")
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,6 @@ import typer
 from raydebug import render
 from raydebug.cli.options import Debugger, Json, Name, command_of, say_renamed
 from raydebug.cli.status import describe, show_cluster, warn_without_token
-from raydebug.cli.up_elsewhere import join_cluster, show_manifest, up_by_ssh, up_on_slurm
-from raydebug.cli.up_kinds import COMMAND, LAUNCHED, choose, refuse_for_join
 from raydebug.errors import RaydebugError, UsageError
 
 if TYPE_CHECKING:
@@ -171,6 +169,8 @@ def up(
       raydebug up --cluster ssh --hosts FILE
       raydebug up --cluster kubernetes --image IMAGE --gpus 8 --dry-run -- python train.py | kubectl apply -f -
     """
+    from raydebug.cli.up_elsewhere import join_cluster, show_manifest, up_by_ssh, up_on_slurm
+    from raydebug.cli.up_kinds import COMMAND, LAUNCHED, choose, refuse_for_join
     from raydebug.cluster.find import find_cluster
     from raydebug.cluster.locks import Use
     from raydebug.cluster.up import UpOptions, ignore_interrupts, notice_interrupts
