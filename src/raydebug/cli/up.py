@@ -190,7 +190,8 @@ def up(
         join = known.there.join_url  # the join again
     _check_join(join, through, [option for option, value in others.items() if value])
     if cluster in LAUNCHED:
-        given, local = {**given, "--dry-run": dry_run and cluster == "ssh"}, {**local, "--python": False}
+        given = {**given, "--dry-run": dry_run and cluster == "ssh"}
+        local = {**local, "--python": False, "--prefork": prefork or warm}
     cluster = _only("compose", given, cluster)
     cluster = _only("local", local, cluster)
     options = UpOptions(
