@@ -90,7 +90,7 @@ def test_own_allocation(user: User):
     time.sleep(0.5)
     psutil.Process(srun.pid).children()[0].send_signal(signal.SIGINT)
     srun.wait(30)
-    wait_for(lambda: not left(user), "the end of all programs", GONE_S)
+    wait_for(lambda: not left(user), f"the end of {left(user)}", GONE_S)
 
 
 def test_sbatch_refuses(user: User):

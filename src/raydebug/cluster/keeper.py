@@ -34,7 +34,7 @@ START_PROBE_TIMEOUT_S = 2.0
 STOP_GRACE_S = 2.6  # Ray's own way out takes 2 s when idle; a running job would make it wait for up to 30 s
 TURNED_AWAY = 4096  # connections at one time: a peer that connects without end must not hold up the rest
 RESTARTS, RESTARTS_WINDOW_S = 5, 600.0  # of the gateway, and of the pool
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 class Restarts:
@@ -314,20 +314,7 @@ class Keeper:
 
     def _end_children(self, but: int | None = None) -> None:
         """Kill all descendants, also those whose parents have ended, but for one child."""
-        for _ in range(20):  # a process that ends may still start another
-            left = [one for one in psutil.Process().children(recursive=True) if one.pid != but]
-            if not left:
-                break
-            for one in left:
-                try:
-                    one.kill()
-                except psutil.NoSuchProcess:
-                    continue
-            psutil.wait_procs(left, timeout=0.2)
-            if but is None:
-                _reap()
-            else:
-                self._reap_adopted()
+        end_descendants(but, self._reap_adopted if but else _reap)
 
 
 def log(text: str) -> None:
@@ -348,7 +335,29 @@ def _reap() -> None:
         pass
 
 
+def end_descendants(but: int | None = None, reap: Callable[[], None] = _reap) -> None:
+    """Kill all processes below this one, but for one child; `reap` collects those that have ended."""
+    for _ in range(20):  # a process that ends may still start another
+        left = [one for one in psutil.Process().children(recursive=True) if one.pid != but]
+        if not left:
+            break
+        for one in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        psutil.wait_procs(left, timeout=0.2)
+        reap()
+
+
 def adopt_orphans() -> None:
     """Become the parent of all processes below whose own parents end (Linux)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with_parent() -> None:
+    """Get SIGTERM when the parent ends (Linux)."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

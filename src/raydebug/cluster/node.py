@@ -25,10 +25,10 @@ import psutil
 
 from raydebug.cluster import private_folders, rendezvous, state
 from raydebug.cluster.environment import choose_gpus, cluster_environment, cpus_for, start_environment
-from raydebug.cluster.keeper import POLL_S, REAP_PERIOD_S, Keeper, adopt_orphans, log
+from raydebug.cluster.keeper import POLL_S, REAP_PERIOD_S, Keeper, adopt_orphans, end_descendants, end_with_parent, log
 from raydebug.cluster.rendezvous import ENDED, FAILED, Head, NodeState
 from raydebug.cluster.up import PURPOSES, choose_ports
-from raydebug.errors import RaydebugError, UsageError
+from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol import variables
 from raydebug.settings.files import open_private
 from raydebug.settings.flavours import flavour_here, flavour_variables
@@ -73,7 +73,7 @@ class NodeOptions:
 class Stop:
     """Whether a signal has asked the node to end."""
 
-    asked = False
+    asked, child = False, 0
 
     def take_signals(self) -> None:
         """Note the signals from now on."""
@@ -83,6 +83,9 @@ class Stop:
 
     def _note(self, _number: int, _frame: object) -> None:
         self.asked = True
+        if self.child:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.child, signal.SIGTERM)
 
 
 class NodeKeeper(Keeper):
@@ -150,31 +153,62 @@ class NodeKeeper(Keeper):
 def run(options: NodeOptions) -> tuple[str | None, bool]:
     """Run a node until its end; return why it has failed, and whether it is the head.
 
+    It is kept by a process of its own. Where one of the two is killed, the other ends all that was started.
+
     Raises:
         RaydebugError: nothing says what it is, or the folder is not this user's alone.
     """
     is_head = which_role(options, os.environ)
     host = re.sub(r"[^\w.-]", "_", os.environ.get("SLURMD_NODENAME") or socket.gethostname(), flags=re.ASCII)
     folder, stop = Path(os.path.abspath(options.folder)), Stop()
-    stop.take_signals()
-    adopt_orphans()
     if is_head:
         rendezvous.make(folder)
-    else:
-        _say_early(folder, host, "waiting for the head")
+    stop.take_signals()
+    adopt_orphans()
+    reading, writing = os.pipe()
+    stop.child = os.fork()
+    if not stop.child:
+        code = Exit.FAILED
+        try:
+            end_with_parent()
+            adopt_orphans()
+            os.write(writing, (_keep(options, folder, host, stop, writing, is_head=is_head) or "").encode())
+            code = Exit.OK
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading, encoding="utf-8", errors="replace") as said:
+        temp_dir, _, failure = said.read().partition("\n")
+    if os.waitpid(stop.child, 0)[1] != 0:
+        failure = "its process was killed"
+        with contextlib.suppress(RaydebugError):
+            if is_head:
+                rendezvous.forget_head(folder)
+        end_descendants()
+        if temp_dir:
+            private_folders.remove_private(Path(temp_dir))
+        _say_early(folder, host, FAILED, failure, is_head=is_head)
+    return failure or None, is_head
+
+
+def _keep(options: NodeOptions, folder: Path, host: str, stop: Stop, told: int, *, is_head: bool) -> str | None:
+    """Keep the node until its end; return why it has failed. Its temp dir is written to the pipe `told`."""
     try:
+        if not is_head:
+            _say_early(folder, host, "waiting for the head")
         head = None if is_head else wait_for_head(folder, options.patience_s, stop)
         rendezvous.check(folder)
         os.chdir(variables.CLUSTER_DIR)
         temp_dir = Path(head["temp_dir"]) if head else Path(tempfile.mkdtemp(prefix="rd-", dir=LOCAL_DISK))
+        os.write(told, f"{temp_dir}\n".encode())
         try:
-            return _plan(options, folder, temp_dir, host, head, stop).run(), is_head
+            return _plan(options, folder, temp_dir, host, head, stop).run()
         finally:
             private_folders.remove_private(temp_dir)
     except RaydebugError as error:
         failure = None if stop.asked else f"{error.what}: {error.cause}"
         _say_early(folder, host, FAILED if failure else ENDED, failure, is_head=is_head)
-        return failure, is_head
+        return failure
 
 
 def _say_early(folder: Path, host: str, phase: str, reason: str | None = None, *, is_head: bool = False) -> None:
