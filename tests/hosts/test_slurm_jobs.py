@@ -6,7 +6,6 @@ import contextlib
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 
 import psutil
@@ -86,9 +85,7 @@ def test_own_allocation(user: User):
         job.end()
     user.ask("down")
     assert user.world.login(["squeue", "-h", "-o", "%T"]).stdout == "RUNNING\n"
-    psutil.Process(srun.pid).children()[0].send_signal(signal.SIGINT)
-    time.sleep(0.5)
-    psutil.Process(srun.pid).children()[0].send_signal(signal.SIGINT)
+    user.world.login(["scancel", "--user=root"])
     srun.wait(30)
     wait_for(lambda: not left(user), f"the end of {left(user)}", GONE_S)
 

@@ -221,6 +221,18 @@ def test_waits_for_the_head_of_its_own_job(folder: Path, monkeypatch: pytest.Mon
         node.wait_for_head(folder, 20.0, stop)
 
 
+def test_remains_of_a_node_that_was_killed(tmp_path: Path):
+    """A node removes the temp dirs of killed nodes, and no other: one in use, a link, one without a lock."""
+    for name in ("rd-left", "rd-held", "rd-local", "elsewhere"):
+        (tmp_path / name).mkdir(mode=0o700)
+    for name in ("rd-left", "elsewhere"):
+        (tmp_path / name / node.LOCK).touch()
+    (tmp_path / "rd-link").symlink_to(tmp_path / "elsewhere")
+    node.hold(tmp_path / "rd-held")
+    node.clear_remains(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"rd-held", "rd-local", "rd-link", "elsewhere"}
+
+
 def test_end_of_the_head_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """A node ends when the head's file is gone or another cluster's, but not because it cannot be read."""
     monkeypatch.setattr(node, "REAP_PERIOD_S", 0.0)

@@ -8,6 +8,7 @@ answers; the others wait for that, and join. A node that joins before the head's
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.metadata
 import os
 import re
@@ -38,6 +39,7 @@ CONNECT_TIMEOUT_S = 3.0
 OF_NODES = ("agent", "agent_grpc", "runtime_env", "metrics", "node_manager", "object_manager")
 OWN_PORTS, BLOCK_PORTS = 16, 64  # of a block of ports: those of Ray's own processes, and the least number of all
 LOCAL_DISK = "/tmp"  # noqa: S108 - mkdtemp; not TMPDIR, which may be on NFS, and the path is that of all nodes
+LOCK = "node.lock"
 ANYWHERE = "192.0.2.1"  # RFC 5737, for documentation: the way there is the default route, and nothing is sent
 # Below Ray they would be those of one task of the launcher's, the same in all processes of a node.
 LAUNCHERS = ("SLURM_", "SLURMD_", "SBATCH_", "PMI_", "PMI2_", "PMIX_")
@@ -201,6 +203,9 @@ def _keep(options: NodeOptions, folder: Path, host: str, stop: Stop, told: int, 
         os.chdir(variables.CLUSTER_DIR)
         temp_dir = Path(head["temp_dir"]) if head else Path(tempfile.mkdtemp(prefix="rd-", dir=LOCAL_DISK))
         os.write(told, f"{temp_dir}\n".encode())
+        clear_remains(Path(LOCAL_DISK))
+        private_folders.make_private(temp_dir)
+        hold(temp_dir)
         try:
             return _plan(options, folder, temp_dir, host, head, stop).run()
         finally:
@@ -209,6 +214,22 @@ def _keep(options: NodeOptions, folder: Path, host: str, stop: Stop, told: int, 
         failure = None if stop.asked else f"{error.what}: {error.cause}"
         _say_early(folder, host, FAILED if failure else ENDED, failure, is_head=is_head)
         return failure
+
+
+def hold(temp_dir: Path) -> None:
+    """Hold the lock of a temp dir as long as this process lives."""
+    fresh = temp_dir / f"{LOCK}.{os.getpid()}"  # it gets its name when it is held
+    with contextlib.suppress(OSError):
+        fcntl.flock(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW, 0o600), fcntl.LOCK_EX)
+        fresh.rename(temp_dir / LOCK)
+
+
+def clear_remains(disk: Path) -> None:
+    """Remove temp dirs of ours that nobody holds: a launcher may kill all processes of a node at once."""
+    for lock in disk.glob(f"rd-*/{LOCK}"):
+        with contextlib.suppress(OSError), lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            private_folders.remove_private(lock.parent)
 
 
 def _say_early(folder: Path, host: str, phase: str, reason: str | None = None, *, is_head: bool = False) -> None:
@@ -223,7 +244,6 @@ def _say_early(folder: Path, host: str, phase: str, reason: str | None = None, *
 
 def _plan(options: NodeOptions, folder: Path, temp_dir: Path, host: str, head: Head | None, stop: Stop) -> NodeKeeper:
     """Return what keeps the node; `head` is None for the head itself."""
-    private_folders.make_private(temp_dir)
     # srun says from where it was called, as the nodes see that host; in a batch script that is the first of them.
     peers = [head["ip"]] if head else [os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ANYWHERE), host, ANYWHERE]
     ip = address_toward(peers, options.interface)
