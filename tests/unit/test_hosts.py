@@ -15,6 +15,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import pytest
 import raydebug
 from raydebug.cluster import hosts, on_host, on_nodes
 from raydebug.cluster.hosts import ask_hosts, read_hosts, what_does_not_fit
+from raydebug.cluster.kinds import SshKind
 from raydebug.cluster.local import processes_with
 from raydebug.cluster.on_host import HostAnswer
 from raydebug.cluster.state import Cluster, Remote, clusters_dir
@@ -228,6 +230,28 @@ def test_the_end_of_a_node_that_was_killed(cluster, tmp_path):
         assert left.wait() == -signal.SIGKILL
     assert not temp_dir.exists()
     assert not folder_of(cluster).exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "condition", "reason"),
+    [
+        (answer_of({"node": {"phase": "up", "ip": "192.0.2.7"}}), "alive", "up"),
+        (answer_of({"node": {"phase": "starting Ray", "ip": "192.0.2.7"}}), "starting", "starting Ray"),
+        (answer_of({"node": {"phase": "up", "ip": "192.0.2.7"}, "problem": "it ended"}), "dead", "n2: it ended"),
+        ("echo 'No route'; exit 255", "unreachable", "n2: ssh does not reach it: No route"),
+    ],
+)
+def test_what_becomes_of_a_node(cluster, tmp_path, script, condition, reason):
+    """Its own words; what ssh says of one that is not reached, with the address that it had at its start."""
+    (tmp_path / "n1").write_text(answer_of({"node": {"phase": "starting", "ip": "192.0.2.6"}}))
+    (tmp_path / "n2").write_text(script)
+    launched = {**cluster.there.launched, "ips": "192.0.2.6 192.0.2.7"}
+    kind = SshKind(replace(cluster, remote=replace(cluster.there, launched=launched)))
+    assert kind.nodes() == [
+        {"node_id": None, "ip": "192.0.2.6", "role": "head", "state": "starting", "reason": "starting"},
+        {"node_id": None, "ip": "192.0.2.7", "role": "worker", "state": condition, "reason": reason},
+    ]
+    assert kind.why_gateway_down() == "its head is starting"
 
 
 def test_up_names_a_host_with_another_ray(cluster, tmp_path):

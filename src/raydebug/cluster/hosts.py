@@ -29,7 +29,7 @@ from raydebug.cluster.locks import only_one
 from raydebug.cluster.node_jobs import problems_of
 from raydebug.cluster.on_host import LOG, HostAnswer
 from raydebug.cluster.ray_node import START_LIMIT_S
-from raydebug.cluster.rendezvous import FAILED, Head, NodeState
+from raydebug.cluster.rendezvous import FAILED, UNREACHABLE, Head, NodeState
 from raydebug.cluster.state import Cluster, Remote, name_option
 from raydebug.cluster.tunnel import close_way, open_way
 from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted
@@ -234,15 +234,15 @@ def take_down(cluster: Cluster) -> list[str]:
     return left
 
 
-def node_states(cluster: Cluster) -> list[NodeState]:
-    """Return how each node is, by its host's words, the head first; one whose host cannot be asked has failed."""
+def node_states(cluster: Cluster, names: Iterable[str] | None = None) -> list[NodeState]:
+    """Return how nodes are, by their hosts' words, the head first; a host may be out of reach."""
     found = []
-    for number, (host, answer) in enumerate(ask_hosts(cluster, "read").items()):
+    for number, (host, answer) in enumerate(ask_hosts(cluster, "read", names).items()):
         node, problem = answer.get("node", {}), answer.get("problem")
         ip = node.get("ip") or dict(enumerate(cluster.there.launched.get("ips", "").split())).get(number, host)
         found.append(NodeState(
             host=host, ip=ip, role="worker" if number else "head", gateway=node.get("gateway"), since=0.0,
-            phase=FAILED if problem else node.get("phase", "starting"),
+            phase=node.get("phase", "starting") if not problem else FAILED if node else UNREACHABLE,
             reason=f"{host}: {problem}" if problem else node.get("reason"),
         ))  # fmt: skip
     return found

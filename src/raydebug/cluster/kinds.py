@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -524,11 +525,22 @@ class SshKind(NodesKind):
         self.keep_audit_lines()
         return hosts.take_down(self.cluster)
 
-    def node_states(self) -> list[NodeState]:
-        """Ask all hosts."""
+    @functools.cached_property
+    def _states(self) -> list[NodeState]:
         from raydebug.cluster import hosts
 
         return hosts.node_states(self.cluster)
+
+    def node_states(self) -> list[NodeState]:
+        """Ask all hosts, once: one that is lost answers after 10 s."""
+        return self._states
+
+    def why_gateway_down(self) -> str | None:
+        """Ask the head alone."""
+        from raydebug.cluster import hosts
+
+        (head,) = hosts.node_states(self.cluster, hosts.hosts_of(self.cluster)[:1])
+        return head["gateway"] if head["phase"] == rendezvous.UP else head["reason"] or f"its head is {head['phase']}"
 
     def log_of(self, service: str) -> str:
         """Return the end of a log on the head."""
@@ -562,7 +574,8 @@ def find_running(name: str) -> Cluster | None:
 
 
 def _row_of(node: NodeState) -> ListedNode:
-    known = {rendezvous.FAILED: "dead", rendezvous.ENDED: "dead", rendezvous.UP: "alive"}
+    known = {rendezvous.UP: "alive", rendezvous.UNREACHABLE: "unreachable"}
+    known |= dict.fromkeys((rendezvous.FAILED, rendezvous.ENDED), "dead")
     condition = known.get(node["phase"], "starting")
     return node_row(node["role"], node["ip"], condition, node["reason"] or node["phase"])
 

@@ -25,6 +25,8 @@ from raydebug.settings.files import NotPlainText, atomic_write, read_json
 HEAD_FILE, NODES = "cluster.json", "nodes"
 BYTES_MAX = 64 * 1024
 UP, FAILED, ENDED = "up", "failed", "ended"  # phases besides what a start is at
+UNREACHABLE = "unreachable"  # of a node whose host cannot be asked
+UNREACHABLE = "unreachable"  # what another host says of one that it cannot ask
 _ADDRESS = re.compile(r"\d{1,3}(\.\d{1,3}){3}", re.ASCII)
 _HOST = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")  # becomes the name of a file
 _PATH = re.compile(r"/[\w./+@-]+", re.ASCII)
