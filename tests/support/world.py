@@ -152,11 +152,16 @@ class World:
     def clean(self) -> None:
         """End every program and empty what is of one machine alone, with Slurm's jobs first."""
         self.login(["scancel", "--user=root,bob"], check=False)
-        wait_for(lambda: not self.login(["squeue", "-h"]).stdout, "the end of Slurm's jobs")
-        for machine in self.inits:
-            for one in self.programs(machine):
+
+        def is_clean() -> bool:  # Slurm waits for what a job has left
+            left = [one for machine in self.inits for one in self.programs(machine)]
+            for one in left:
                 with contextlib.suppress(psutil.Error):
                     one.kill()
+            return not left and not self.login(["squeue", "-h"]).stdout
+
+        wait_for(is_clean, "the end of all programs")
+        for machine in self.inits:
             for folder in ("/tmp", "/dev/shm"):
                 kept = [self.folder, REPOSITORY, Path(sys.prefix), Path(sys.base_prefix)]
                 for one in self.files(machine, folder).iterdir():
