@@ -57,6 +57,7 @@ class GatewayUnderTest:
     name: str = "test"
     kind: str = "local"
     is_joined: bool = False
+    is_of_nodes: bool = False
     repair: str = ""
     has_gateway: bool = True
     gateway_host: str = "127.0.0.1"

@@ -25,6 +25,7 @@ from joinable_dashboard import HEAD, NODE, JoinableDashboard
 from raydebug.check.cache import Cache
 from raydebug.check.target import target_of
 from raydebug.cluster import joined, node_jobs, on_nodes, reach, state, tunnel
+from raydebug.cluster.known_folders import note_shared
 from raydebug.cluster.runner import NodeRunner, run_on_each
 from raydebug.cluster.state import Cluster, Remote, read_record
 from raydebug.cluster.up import UpOptions
@@ -434,11 +435,12 @@ def test_one_job_for_all_nodes(dashboard):
 
     dashboard.answer = answer
     programs = {ip: (NodeRunner(cluster, ip), ["-c", ip]) for ip in ("10.0.0.1", "10.0.0.2", "10.0.0.3")}
+    note_shared(cluster, Path("/w"), shared=True)
     found = run_on_each(programs, Path("/w"), timeout_s=5)
     assert found["10.0.0.1"] == "a"
     failed, gone = found["10.0.0.2"], found["10.0.0.3"]
     assert isinstance(failed, RaydebugError)
-    assert failed.fix == "the nodes need the same folder as this machine: run from one that is shared"
+    assert failed.fix == "let it be copied there: `raydebug run --upload --name x -- ...`"
     assert isinstance(gone, RaydebugError)
     assert gone.cause.endswith("no node 10.0.0.3 is alive")
     assert [one["argv"] for one in dashboard.asked[asked:]] == [{ip: ["-c", ip] for ip in programs}]

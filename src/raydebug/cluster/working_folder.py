@@ -29,6 +29,7 @@ IGNORED = frozenset({".git", ".venv", "node_modules", "__pycache__"})
 NAMED_AT_MOST = 3
 ASKED_NODES = 50  # the head and some others; the request is one word of a command line
 LIMIT_S = 30.0
+RESOURCES = "--resource_dir="  # ray 2.41.0 to 2.60.0 _private/services.py start_raylet
 
 
 def folder_on_nodes(cluster: Cluster, here: Path, *, as_it_is: bool) -> str:
@@ -93,13 +94,21 @@ def _copy(cluster: Cluster, here: Path) -> str:
             code="run.folder-unreadable",
         ) from error
     name = f"{PACKAGE_PREFIX}{hashlib.sha256(data).hexdigest()[:40]}"
-    session = PurePosixPath(cluster.there.logs).parent
-    there = str(session / "runtime_resources" / "working_dir_files" / name)
     dashboard = Dashboard(cluster)
+    there = f"{_resources(cluster, dashboard)}/working_dir_files/{name}"
     if not dashboard.has_package(there):
         render.say(f"the nodes do not share {here}: {len(sizes)} files of it are copied there, {total / MIB:.1f} MiB")
         dashboard.put_package(there, data)
     return there
+
+
+def _resources(cluster: Cluster, dashboard: Dashboard) -> str:
+    """Return the folder of the nodes in which Ray unpacks packages: a word of the raylet's command line names it."""
+    with contextlib.suppress(RaydebugError, IndexError):
+        for word in dashboard.node_statistics(dashboard.living_nodes()[0]["node_id"]).get("cmdline") or ():
+            if word.startswith(RESOURCES):
+                return str(word.removeprefix(RESOURCES))
+    return str(PurePosixPath(cluster.there.logs).parent / "runtime_resources")  # its agent has not reported yet
 
 
 def list_files(folder: Path) -> list[Path]:
