@@ -79,6 +79,11 @@ class SlurmJob:
     reason: str = ""
     left_s: float = math.inf
 
+    @property
+    def words(self) -> str:
+        """Its state, with the reason where there is one."""
+        return self.state.lower() + ("" if self.reason in ("", "None") else f": {self.reason}")
+
 
 def script_of(options: UpOptions, asked: SlurmOptions, folder: Path) -> str:
     """Return the script for sbatch. Pure.
@@ -227,7 +232,7 @@ def why_not_running(cluster: Cluster) -> str | None:
     job, found = cluster.there.launched["job"], ask(cluster)
     if found.state in (RUNNING, UNKNOWN):
         return None
-    return f"job {job} is {found.state.lower()}" + (f": {found.reason}" if found.reason not in ("", "None") else "")
+    return f"job {job} is {found.words}"
 
 
 def why_soon_over(cluster: Cluster) -> str | None:
@@ -337,9 +342,9 @@ def _wait_until_up(cluster: Cluster, on_phase: Callable[[str], None]) -> tuple[H
                 return head, nodes
             waiting = [f"{one['host']}: {one['phase']}" for one in nodes if one["phase"] != UP]
             more = f"; and {len(waiting) - NAMED} more" if len(waiting) > NAMED else ""
-            now = f"{len(settled)} of its nodes are up; {'; '.join(waiting[:NAMED])}{more}"
+            now = f"{len(settled)} nodes are up; {'; '.join(waiting[:NAMED])}{more}"
         else:
-            now = f"job {job} is {found.state.lower()}: {found.reason}"
+            now = f"job {job} is {found.words}"
         if found.state not in (RUNNING, UNKNOWN, *PENDING) or time.monotonic() > deadline:
             reasons = [f"{node['host']}: {node['reason']}" for node in nodes if node["phase"] == FAILED]
             raise RaydebugError(
