@@ -17,6 +17,7 @@ import socket
 import sys
 import tempfile
 import time
+import traceback
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -176,6 +177,8 @@ def run(options: NodeOptions) -> tuple[str | None, bool]:
             adopt_orphans()
             os.write(writing, (_keep(options, folder, host, stop, writing, is_head=is_head) or "").encode())
             code = Exit.OK
+        except Exception:  # noqa: BLE001 - the last words of this process
+            traceback.print_exc()
         finally:
             os._exit(code)
     os.close(writing)
