@@ -45,6 +45,23 @@ def submit(world: World, script: str, environ: dict[str, str]) -> str:
     return world.login(["sbatch", "--parsable", str(file)], env=environ).stdout.strip()
 
 
+def test_symmetric_run(world: World):
+    """Under `ray symmetric-run` the command on the head joins its own Ray, the only one; an actor on n3 pauses."""
+    log = world.home() / "symmetric.log"
+    environ = ray_environ(world, token="5" * 64)
+    small = "--num-cpus=2 --object-store-memory=100000000"
+    try:
+        submit(world, SYMMETRIC.format(log=log, jobs=JOBS, raydebug=RAYDEBUG, small=small), environ)
+        wait_for(lambda: log.exists() and "paused 1" in log.read_text(), "the pause", 240)
+        inside = User(world, machine=HEAD, environ=environ, cluster="symmetric")
+        (pause,) = inside.pauses(1)
+        assert "n3" in inside.attach(pause["id"], "p host", "c")
+        wait_for(lambda: "'symmetric' is left: it runs on without raydebug" in log.read_text(), "raydebug's end")
+        assert "done: n3 41" in log.read_text()
+    finally:
+        world.clean()
+
+
 @pytest.fixture(scope="module")
 def batch(world: World) -> Iterator[tuple[User, str]]:
     """A user at the login node, and the job of Slurm in which Ray runs."""
@@ -90,20 +107,3 @@ def test_inside_the_job(batch: tuple[User, str]):
     assert "nodes      3 with Ray" in said
     assert "done: ['n1', 'n2', 'n3']" in said
     assert "cluster 'inside' is left: it runs on without raydebug" in said
-
-
-def test_symmetric_run(world: World):
-    """Under `ray symmetric-run` the command on the head joins its own Ray; its actor on n3 pauses."""
-    log = world.home() / "symmetric.log"
-    environ = ray_environ(world, token="5" * 64)
-    small = "--num-cpus=2 --object-store-memory=100000000"
-    try:
-        submit(world, SYMMETRIC.format(log=log, jobs=JOBS, raydebug=RAYDEBUG, small=small), environ)
-        wait_for(lambda: log.exists() and "paused 1" in log.read_text(), "the pause", 240)
-        inside = User(world, machine=HEAD, environ=environ, cluster="symmetric")
-        (pause,) = inside.pauses(1)
-        assert "n3" in inside.attach(pause["id"], "p host", "c")
-        wait_for(lambda: "'symmetric' is left: it runs on without raydebug" in log.read_text(), "raydebug's end")
-        assert "done: n3 41" in log.read_text()
-    finally:
-        world.clean()

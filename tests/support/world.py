@@ -151,16 +151,22 @@ class World:
 
     def clean(self) -> None:
         """End every program and empty what is of one machine alone, with Slurm's jobs first."""
-        self.login(["scancel", "--user=root,bob"], check=False)
+        for user in USERS:
+            self.login(["scancel", f"--user={user}"])
 
-        def is_clean() -> bool:  # Slurm waits for what a job has left
-            left = [one for machine in self.inits for one in self.programs(machine)]
-            for one in left:
-                with contextlib.suppress(psutil.Error):
-                    one.kill()
-            return not left and not self.login(["squeue", "-h"]).stdout
+        def left() -> list[str]:  # Slurm waits for what a job has left
+            found = [self.login(["squeue", "-h"]).stdout.strip()]
+            for machine in self.inits:
+                for one in self.programs(machine):
+                    with contextlib.suppress(psutil.Error):
+                        found.append(f"{machine}: {' '.join(one.cmdline())}")
+                        one.kill()
+            return [one for one in found if one]
 
-        wait_for(is_clean, "the end of all programs")
+        try:
+            wait_for(lambda: not left(), "the end of all programs")
+        except AssertionError as error:
+            raise AssertionError(f"what is left: {left()}") from error
         for machine in self.inits:
             for folder in ("/tmp", "/dev/shm"):
                 kept = [self.folder, REPOSITORY, Path(sys.prefix), Path(sys.base_prefix)]
