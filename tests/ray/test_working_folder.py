@@ -187,7 +187,7 @@ def test_a_crash_in_a_copy(far):
         text = job.end(1)
         assert "rows: 7" in text
         assert f'File "{far.project}/train.py", line 12' in text
-        (name,) = [line.split()[1].rstrip(":") for line in text.splitlines() if line.startswith("job raydebug-")]
+        name = text.partition("\njob ")[2].partition(":")[0]
     opened = raydebug("open", name, "-x", "w")
     assert f"{far.project}/train.py:12" in opened.stdout, opened.stdout + opened.stderr
     record = json.loads(raydebug("report", name, "--json").stdout)
