@@ -341,9 +341,10 @@ def down(name: Name = "default") -> None:
             + (f"; where it stays, remove it on the nodes, and then {cluster.folder}" if cluster.remote else ""),
             code="cluster.not-down",
         )
-    render.say(
-        f"cluster '{name}' is left: it runs on without raydebug" if cluster.is_joined else f"cluster '{name}' is down"
-    )
+    what = "is left: it runs on without raydebug" if cluster.is_joined else "is down"
+    if cluster.remote is not None and "own" in cluster.remote.launched:
+        what = f"is left: job {cluster.remote.launched['job']} runs on, with raydebug (`scancel` ends it)"
+    render.say(f"cluster '{name}' {what}")
 
 
 def _name_pauses(cluster: Cluster) -> None:
