@@ -126,7 +126,7 @@ def test_the_gateways_ports(root: User):
         assert ours == {f"127.0.0.1:{client}", f"{ADDRESSES[HEAD]}:{dial}"}
         for machine in (LOGIN, "n2"):
             assert knock(world, machine, HEAD, client) == "ConnectionRefusedError"
-        assert knock(world, "n2", HEAD, dial) == ""
+        assert knock(world, "n2", HEAD, dial) in ("", "ConnectionResetError")
 
         wrong = world.home("bob") / "wrong"
         wrong.write_text("0" * 64)
@@ -142,7 +142,10 @@ def test_the_gateways_ports(root: User):
         token = ["cat", f"{cluster['folder']}/token"]
         assert "Permission denied" in world.on(HEAD, token, user="bob", check=False).stderr
         # The tunnel on the login node runs its command for root alone.
-        assert knock(world, LOGIN, "127.0.0.1", cluster["gateway"].rpartition(":")[2], user="bob") == ""
+        assert knock(world, LOGIN, "127.0.0.1", cluster["gateway"].rpartition(":")[2], user="bob") in (
+            "",
+            "ConnectionResetError",
+        )
         assert [one["id"] for one in root.pauses(1)] == [pause["id"]]
 
 
@@ -173,8 +176,8 @@ def test_ways_that_end(root: User):
         for one in root.world.programs(LOGIN):
             if one.name() == "ssh":
                 one.kill()
-        assert attached.wait(30) == 4
-        attached.communicate()
+        said, _ = attached.communicate("p host\n", timeout=30)
+        assert attached.returncode == 4, said
         assert [one["id"] for one in root.pauses(1)] == [pause["id"]]
 
         root.world.login(["kill", "-9", str(root.record()["supervisor_pid"])])

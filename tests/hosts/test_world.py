@@ -18,7 +18,7 @@ def test_machines_are_apart(world: World):
             assert not set(NODES) & set(world.on(node, ["ls", folder]).stdout.split())
             world.on(node, ["touch", f"{folder}/{node}"])
         world.on(node, ["sh", "-c", "touch ~/$(hostname)"])
-        programs = sorted(one.cmdline()[0].split()[0].strip(":") for one in world.own[node])
+        programs = sorted(one.cmdline()[0].split()[0].strip(":") for one in world.processes(node))
         assert programs == ["munged", "slurmd", "sshd"]
     assert set(NODES) <= set(world.login(["ls", str(world.home())]).stdout.split())
 

@@ -30,6 +30,7 @@ USERS = {"root": 0, "bob": 2002}
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "openssh-server")
 PROGRAMS = ("apt-get", "dpkg-deb", "ip", "mount", "nsenter", "unshare")
 REPOSITORY = Path(__file__).resolve().parents[2]
+DAEMONS = ("munged", "sshd", "slurmctld", "slurmscriptd", "slurmd")
 LIMIT_S = 60.0  # of a command
 PACKAGES_S = 300.0
 # A machine's first process: it collects what its parents left, and ends with its stdin.
@@ -86,13 +87,11 @@ class World:
         folder: it has the same path on all machines and here.
         inits: the first process of each machine, as this machine sees it.
         keepers: what ends each.
-        own: its processes after its start.
     """
 
     folder: Path
     inits: dict[str, int] = field(default_factory=dict)
     keepers: dict[str, contextlib.ExitStack] = field(default_factory=dict)
-    own: dict[str, list[psutil.Process]] = field(default_factory=dict)
 
     def home(self, user: str = "root") -> Path:
         """Return a user's home, the same on all machines."""
@@ -146,8 +145,14 @@ class World:
         return Path(f"/proc/{self.inits[machine]}/root{path}")
 
     def programs(self, machine: str) -> list[psutil.Process]:
-        """Return the processes of a machine that its start has not left there."""
-        return [one for one in self._processes(machine) if one not in self.own[machine]]
+        """Return the processes of a machine but its daemons: sessions of sshd and steps of Slurm are among them."""
+        found = []
+        for one in self.processes(machine):
+            with contextlib.suppress(psutil.Error):
+                is_session = one.name() == "sshd" and one.ppid() != self.inits[machine]
+                if one.name() not in DAEMONS or is_session:
+                    found.append(one)
+        return found
 
     def clean(self) -> None:
         """End every program and empty what is of one machine alone, with Slurm's jobs first."""
@@ -174,7 +179,7 @@ class World:
                     if not any(path.is_relative_to(f"{folder}/{one.name}") for path in kept):
                         shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink()
 
-    def _processes(self, machine: str) -> list[psutil.Process]:
+    def processes(self, machine: str) -> list[psutil.Process]:
         """Return the processes of a machine but its first one."""
         found = []
         there = Path(f"/proc/{self.inits[machine]}/ns/pid").readlink()
@@ -224,7 +229,6 @@ class World:
         daemons = ["slurmctld"] if machine == LOGIN else [f"/usr/sbin/sshd -E {log}/sshd-{machine}", "slurmd"]
         up = f"ip address add {ADDRESSES[machine]}/24 dev {device}"
         self._script(machine, up, f"ip link set {device} up", "mkdir /run/munge /run/sshd", munged, *daemons)
-        self.own[machine] = self._processes(machine)
 
     def _layer(self, folder: str) -> str:
         """Return the command that puts the packages, and files of ours, over a folder of the system."""
