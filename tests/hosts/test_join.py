@@ -34,6 +34,7 @@ except OSError as error:
 REQUEST = "GET /pauses HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 pytestmark = pytest.mark.timeout(500)
+long = pytest.mark.skipif("RAYDEBUG_TEST_LONG" not in os.environ, reason="minutes more: RAYDEBUG_TEST_LONG=1")
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +201,7 @@ def three_and_fix(done: subprocess.CompletedProcess[str]) -> str:
     return done.stderr.strip().splitlines()[-1]
 
 
+@long
 def test_two_users(root: User):
     """Two users join the same cluster: each lists his own pauses, and one may leave, or join twice."""
     world = root.world
@@ -255,6 +257,7 @@ def test_a_wrong_token(root: User):
     assert "f" * 64 not in done.stderr
 
 
+@long
 def test_ray_that_is_started_again(root: User):
     """When Ray (of the same version) was started anew under a cluster that was joined, joining again works."""
     with root.joined(SSH):
