@@ -17,7 +17,7 @@ import pytest
 from foreign_ray import python_without_raydebug
 from ray_by_hand import HEAD, URL, User, assert_token_is_hidden, debug, ray_by_hand, ray_start, start_ray
 from runs import RAYDEBUG, three_lines, wait_for
-from world import ADDRESSES, LOGIN, NODES, World
+from world import ADDRESSES, LOGIN, NODES, World, long
 
 SSH = f"ssh {HEAD}"
 # A connection that proves nothing: what comes back of it, or the name of its error.
@@ -34,7 +34,6 @@ except OSError as error:
 REQUEST = "GET /pauses HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 
 pytestmark = pytest.mark.timeout(500)
-long = pytest.mark.skipif("RAYDEBUG_TEST_LONG" not in os.environ, reason="minutes more: RAYDEBUG_TEST_LONG=1")
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +149,7 @@ def test_the_gateways_ports(root: User):
         assert [one["id"] for one in root.pauses(1)] == [pause["id"]]
 
 
+@long
 def test_a_network_that_is_cut(root: User):
     """A pause on a node without network leaves the list, and comes back with its number; the job goes on."""
     with root.joined(SSH), root.running("--", "python", "several.py", "stop", "n3") as job:
@@ -166,6 +166,7 @@ def test_a_network_that_is_cut(root: User):
         assert "done: n3 41" in job.end()
 
 
+@long
 def test_ways_that_end(root: User):
     """Connections, the tunnel and the gateway may end: the pause stays, and the error says how to go on."""
     again = f"raydebug up --join {URL}"

@@ -9,9 +9,9 @@ import pytest
 
 from ray_by_hand import HEAD, RAY_STARTS_S, User, assert_token_is_hidden, debug, is_up, ray_environ, ray_start
 from runs import JOBS, RAYDEBUG, wait_for
-from world import NODES, World
+from world import NODES, World, long
 
-pytestmark = pytest.mark.timeout(500)
+pytestmark = [pytest.mark.timeout(500), long]
 
 # As users start it (Ray's documentation, Deploying on Slurm), but for the wait until the head can be joined.
 BATCH = """\

@@ -14,7 +14,7 @@ import pytest
 
 from ray_by_hand import User, assert_token_is_hidden, debug
 from runs import wait_for
-from world import ADDRESSES, LOGIN, NODES, World
+from world import ADDRESSES, LOGIN, NODES, World, long
 
 UP_S, GONE_S = 120.0, 15.0
 
@@ -95,6 +95,7 @@ def test_where_the_token_is(shared: User):
         assert_token_is_hidden(shared.world, secret)
 
 
+@long
 def test_a_network_that_is_cut(shared: User):
     """n3's network goes for 30 s: its pause comes back within 10 s, with its number, and the job goes on."""
     with shared.running("--", "python", "several.py", "stop", "n3") as job:
@@ -109,6 +110,7 @@ def test_a_network_that_is_cut(shared: User):
         assert "done: n3 41" in job.end()
 
 
+@long
 def test_twice_on_the_same_nodes(shared: User):
     """A second cluster on the same nodes has its own ports, and its own pauses."""
     second = up(shared.world, "second")
@@ -123,6 +125,7 @@ def test_twice_on_the_same_nodes(shared: User):
     assert [state for state, _ in nodes(shared).values()] == ["alive"] * 3
 
 
+@long
 def test_a_node_that_dies(cluster: User):
     """n3 loses its power: head and n2 live, `ps` says why n3 does not, and the job's error names the dead node."""
     with cluster.running("--", "python", "several.py", "work", "600") as job:
@@ -138,7 +141,7 @@ def test_a_node_that_dies(cluster: User):
             cluster.world.boot("n3")
 
 
-@pytest.mark.parametrize("end", ["scancel", "the head", "down"])
+@pytest.mark.parametrize("end", ["scancel", pytest.param("the head", marks=long), pytest.param("down", marks=long)])
 def test_nothing_is_left(cluster: User, end: str):
     """However the cluster ends, no program of it and no folder is left on any node."""
     world = cluster.world
@@ -156,6 +159,7 @@ def test_nothing_is_left(cluster: User, end: str):
         job.process.wait(60)
 
 
+@long
 def test_a_head_that_starts_slowly(world: World):
     """The head's raylet stands still for 20 s while it starts: all nodes come up."""
     user = User(world)

@@ -13,7 +13,7 @@ import pytest
 
 from ray_by_hand import User
 from runs import JOBS, RAYDEBUG, three_lines, wait_for
-from world import LOGIN, World
+from world import LOGIN, World, long
 
 UP = ("up", "--cluster", "slurm")
 GONE_S = 15.0  # after the end of a job: KillWait of the world is 5 s
@@ -61,6 +61,7 @@ def test_pending_job(user: User):
     assert "there is no cluster" in user.raydebug("ps", code=None).stderr
 
 
+@long
 def test_own_allocation(user: User):
     """A cluster that the user's own srun has started is reached through its folder; `down` leaves it alone."""
     folder = user.world.home() / "own"

@@ -17,7 +17,7 @@ import pytest
 from foreign_ray import python_without_raydebug
 from ray_by_hand import User, debug
 from runs import RAYDEBUG, three_lines, wait_for
-from world import ADDRESSES, LOGIN, NODES, World
+from world import ADDRESSES, LOGIN, NODES, World, long
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -117,7 +117,7 @@ def test_a_host_with_another_python(user: User, hosts: Path, world: World):
     assert left_on(world) == NOTHING
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=long)])
 def test_a_start_that_is_cut_off(user: User, hosts: Path, how: signal.Signals):
     """Ctrl-C ends what was started; after a `kill -9` of `up` it is `down` that does."""
     world = user.world
@@ -136,6 +136,7 @@ def test_a_start_that_is_cut_off(user: User, hosts: Path, how: signal.Signals):
     wait_for(lambda: left_on(world) == NOTHING, "the end of the head", 30.0)
 
 
+@long
 def test_a_host_that_is_lost(user: User, hosts: Path):
     """`ps` has its name and why it is not reached, `down` names it, and `down` again works when it is back."""
     up(user, hosts)
@@ -152,6 +153,7 @@ def test_a_host_that_is_lost(user: User, hosts: Path):
     assert "there is no cluster 'default'" in user.raydebug("down", code=1).stderr
 
 
+@long
 def test_programs_that_are_killed(user: User, hosts: Path):
     """The node program of n2, then that of the head: `ps` says so, and `down` finds what they have left."""
     up(user, hosts)
@@ -165,6 +167,7 @@ def test_programs_that_are_killed(user: User, hosts: Path):
     assert left_on(world) == NOTHING
 
 
+@long
 def test_two_clusters_on_the_same_hosts(user: User, hosts: Path):
     """They have their own ports, folders and tokens; the end of one leaves the other."""
     up(user, hosts)

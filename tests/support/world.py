@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from runs import wait_for
 from two_hosts import NoNamespaces, kept
@@ -32,6 +33,8 @@ PROGRAMS = ("apt-get", "dpkg-deb", "ip", "mount", "nsenter", "unshare")
 REPOSITORY = Path(__file__).resolve().parents[2]
 DAEMONS = ("munged", "sshd", "slurmctld", "slurmscriptd", "slurmd")
 LIMIT_S = 60.0  # of a command
+# Of the twenty minutes that all tests of tests/hosts take, CI has eight.
+long = pytest.mark.skipif("RAYDEBUG_TEST_LONG" not in os.environ, reason="minutes more: RAYDEBUG_TEST_LONG=1")
 PACKAGES_S = 300.0
 # A machine's first process: it collects what its parents left, and ends with its stdin.
 INIT = ("env", "--ignore-signal=CHLD")

@@ -478,6 +478,8 @@ def test_a_folder_that_cannot_be_entered(tmp_path):
             "ssh head docker exec -i ray",
             "ssh head docker exec -i ray /opt/python -P -m raydebug.cluster.reach there 5678",
         ),
+        ("srun -w head", "srun --unbuffered -w head /opt/python -P -m raydebug.cluster.reach there 5678"),
+        ("srun -u -w head", "srun -u -w head /opt/python -P -m raydebug.cluster.reach there 5678"),
         ("kubectl exec -i p --", "kubectl exec -i p -- /opt/python -P -m raydebug.cluster.reach there 5678"),
     ],
 )

@@ -212,20 +212,22 @@ def stop_job(cluster: Cluster, job: str, limit_s: float = 15.0, *, comes_within_
     return False
 
 
-def clear_jobs(cluster: Cluster, *, rounds: int = 4) -> None:
+def clear_jobs(cluster: Cluster, *, rounds: int = 6) -> None:
     """Remove all of raydebug's jobs of this cluster from Ray's table, once they have ended.
 
     Ray looks at a job once a second, and lists one again, as failed, that was removed just after its end
-    (ray 2.60.0 job_manager.py `_monitor_job_internal`). So the end is waited for, and they are looked for again.
+    (ray 2.60.0 job_manager.py `_monitor_job_internal`). So the end is waited for, and they are looked for until none
+    has been seen twice; a busy head looks later than a second.
     """
-    dashboard = Dashboard(cluster)
+    dashboard, seen_none = Dashboard(cluster), 0
     for _ in range(rounds):
         time.sleep(MONITORED_EVERY_S)
         own = dashboard.own_jobs(cluster.id[:8])
         for job in own:
             if job["status"] in ENDED:
                 _remove(dashboard, job["submission_id"])
-        if not own:
+        seen_none = 0 if own else seen_none + 1
+        if seen_none == 2:
             return
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import sys
 import threading
@@ -71,8 +72,9 @@ async def _connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, a
     await asyncio.wait([receiving], timeout=CLIENT_LEFT_S)
     sending.cancel()
     receiving.cancel()
-    with contextlib.suppress(ProcessLookupError):
-        far.terminate()
+    if far.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(far.pid, signal.SIGTERM)  # `terminate` would poll, and take its end from asyncio, which complains
     await far.wait()
 
 

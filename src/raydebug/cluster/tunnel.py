@@ -67,6 +67,9 @@ def command_of(through: str, python: str) -> list[str]:
             fix="--through 'ssh HEAD' needs none, or keep `ssh -N -L PORT:127.0.0.1:PORT HEAD` open (docs/12)",
             code="joined.python",
         )
+    # srun passes on whole lines only, and messages of DAP end without one.
+    if Path(words[0]).name == "srun" and not {"-u", "--unbuffered"} & set(words):
+        words.insert(1, "--unbuffered")
     return [*words, python, SAFE_PATH, "-m", "raydebug.cluster.reach", "there", FAR_PORT]
 
 
