@@ -207,7 +207,7 @@ def test_a_node_that_does_not_start(cluster):
     assert again["problem"] == f"{folder} is there already: has this host two names in the file?"
     assert ask_hosts(cluster, "end") == {"n1": {}, "n2": {}}
     assert not folder.exists()
-    assert "is not private" in ask_hosts(cluster, "read", ["n1"])["n1"]["problem"]
+    assert ask_hosts(cluster, "read", ["n1"])["n1"]["problem"].startswith("its node is gone: the host was restarted")
 
 
 def test_a_connection_that_is_lost_while_a_node_starts(cluster):

@@ -471,9 +471,9 @@ def test_a_folder_that_cannot_be_entered(tmp_path):
 @pytest.mark.parametrize(
     ("through", "command"),
     [
-        ("ssh head", "ssh -W 127.0.0.1:5678 head"),
-        ("ssh -p 22 me@head -v", "ssh -W 127.0.0.1:5678 -p 22 me@head -v"),
-        ("/usr/bin/ssh -J 'jump host' head", "/usr/bin/ssh -W 127.0.0.1:5678 -J|jump host|head"),
+        ("ssh head", "ssh -o ControlMaster=no -W 127.0.0.1:5678 head"),
+        ("ssh -p 22 me@head -v", "ssh -o ControlMaster=no -W 127.0.0.1:5678 -p 22 me@head -v"),
+        ("/usr/bin/ssh -J 'jump host' head", "/usr/bin/ssh -o ControlMaster=no -W 127.0.0.1:5678 -J|jump host|head"),
         (
             "ssh head docker exec -i ray",
             "ssh head docker exec -i ray /opt/python -P -m raydebug.cluster.reach there 5678",
@@ -504,7 +504,14 @@ def test_a_python_that_a_shell_would_read(dashboard, python):
     refused(dashboard, "joined.python", "env A=b")
     assert dashboard.asked == []
     assert read_record("x") is None
-    assert tunnel.command_of("ssh head", python) == ["ssh", "-W", f"127.0.0.1:{reach.FAR_PORT}", "head"]
+    assert tunnel.command_of("ssh head", python) == [
+        "ssh",
+        "-o",
+        "ControlMaster=no",
+        "-W",
+        f"127.0.0.1:{reach.FAR_PORT}",
+        "head",
+    ]
 
 
 def test_a_way_that_changes(dashboard):
@@ -622,7 +629,10 @@ def test_why_a_way_fails(dashboard, tmp_path):
     done = raydebug("up", "--join", dashboard.url, "--name", "x", "--through", f"{ssh} head")
     what, cause, fix = done.stderr.splitlines()[-3:]
     assert what == f"error: Ray's dashboard cannot be reached through '{ssh} head'"
-    assert f"Permission denied (publickey). -W 127.0.0.1:{dashboard.url.rpartition(':')[2]} head" in cause
+    assert (
+        f"Permission denied (publickey). -o ControlMaster=no -W 127.0.0.1:{dashboard.url.rpartition(':')[2]} head"
+        in cause
+    )
     assert fix.startswith("fix: name a command that works, and the dashboard's URL as it is on the head;")
     assert (dashboard.jobs, read_record("x")) == ({}, None)
 

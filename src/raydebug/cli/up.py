@@ -188,7 +188,7 @@ def up(
         "--dashboard-port": dashboard_port is not None,
     }  # fmt: skip
     given = [option for option, value in values.items() if value]
-    known = find_cluster(name) if join is None else None
+    known = find_cluster(name) if join is None and cluster != "kubernetes" and image is None else None
     if known is not None and known.is_joined:
         join = known.there.join_url  # the join again
     if join is not None:

@@ -20,28 +20,13 @@ if TYPE_CHECKING:
 
 def join_cluster(options: UpOptions, address: str, through: str | None, *, as_json: bool) -> None:
     """Join a cluster, check that its gateway can be reached from here, and show what a job of the user's own needs."""
-    from raydebug.cluster import joined, node_jobs, tunnel
-    from raydebug.cluster.state import name_option
+    from raydebug.cluster import joined, node_jobs
     from raydebug.jobs.submit import node_variables
 
     asked = joined.asked_at(address, options.name)
     with render.phases(f"joining {asked.dashboard} as cluster '{options.name}'") as on_phase:
         cluster, nodes, was_joined = joined.join(options, asked, through, on_phase=on_phase)
-        on_phase("asking its gateway")
-        problem = _wait_for_gateway(cluster)
-    if problem:
-        port, head, way = cluster.there.client_port, cluster.there.head, cluster.there.through
-        said = tunnel.last_said(cluster)
-        again = f"`raydebug up --join {cluster.there.join_url}{name_option(cluster.name)}"
-        fix = f"{again} --through 'ssh {head}'`, or keep `ssh -N -L {port}:127.0.0.1:{port} {head}` open and join again"
-        if way:
-            fix = f"{again} --through COMMAND` with one that works; all that it says: {cluster.folder / tunnel.LOG}"
-        raise RaydebugError(
-            f"the gateway runs on the head, {head}, and cannot be reached from here",
-            cause=f"{f'{way} said: {said}; ' if said else ''}{problem}; there it is 127.0.0.1:{port}",
-            fix=f"{fix}; `raydebug down{name_option(cluster.name)}` leaves the cluster",
-            code="joined.no-way",
-        )
+        cluster = _reach_gateway(cluster, options, on_phase, lambda: _way_to_head(cluster))
     needed = node_variables(cluster)
     if as_json:
         render.out_json({**describe(cluster), "variables": needed})
@@ -68,7 +53,7 @@ def up_on_slurm(options: UpOptions, asked: SlurmOptions, *, dry_run: bool, as_js
         return
     with render.phases(f"starting cluster '{options.name}' with Slurm") as on_phase:
         cluster, nodes, submitted = slurm.bring_up(options, asked, on_phase=on_phase)
-        _reach_gateway(cluster, on_phase)
+        cluster = _reach_gateway(cluster, options, on_phase, lambda: _log_of_way(cluster))
     _show_launched(cluster, submitted, as_json=as_json)
     if as_json:
         return
@@ -84,7 +69,7 @@ def up_by_ssh(options: UpOptions, asked: SshOptions, *, as_json: bool) -> None:
 
     with render.phases(f"starting cluster '{options.name}' by ssh") as on_phase:
         cluster, started = hosts.bring_up(options, asked, on_phase=on_phase)
-        _reach_gateway(cluster, on_phase)
+        cluster = _reach_gateway(cluster, options, on_phase, lambda: _log_of_way(cluster))
     _show_launched(cluster, started, as_json=as_json)
 
 
@@ -114,8 +99,60 @@ def show_manifest(wanted: Wanted, *, dry_run: bool, as_json: bool) -> None:
         render.say(line)
 
 
-def _wait_for_gateway(cluster: Cluster) -> str | None:
-    """Return why the gateway of a cluster that was joined or launched does not answer; None if it does."""
+def _way_to_head(cluster: Cluster) -> str:
+    from raydebug.cluster import tunnel
+    from raydebug.cluster.state import name_option
+
+    head, port, name = cluster.there.head, cluster.there.client_port, name_option(cluster.name)
+    again = f"`raydebug up --join {cluster.there.join_url}{name}"
+    fix = f"{again} --through 'ssh {head}'`, or keep `ssh -N -L {port}:127.0.0.1:{port} {head}` open and join again"
+    if cluster.there.through:
+        fix = f"{again} --through COMMAND` with one that works; all that it says: {cluster.folder / tunnel.LOG}"
+    return f"{fix}; `raydebug down{name}` leaves the cluster"
+
+
+def _log_of_way(cluster: Cluster) -> str:
+    from raydebug.cluster import tunnel
+
+    return f"all that it says: {cluster.folder / tunnel.LOG}; `raydebug up` tries again, `raydebug down` ends it"
+
+
+def _reach_gateway(
+    cluster: Cluster, options: UpOptions, on_phase: Callable[[str], None], fix: Callable[[], str]
+) -> Cluster:
+    """Wait for an answer of a cluster's gateway; a tunnel that does not lead there is opened anew, once.
+
+    Such a tunnel has, for example, the ssh-agent of a terminal that is closed.
+
+    Args:
+        cluster: that was joined or launched.
+        options: the ports that the user named.
+        on_phase: called with what it does.
+        fix: returns what to do where there is no answer.
+
+    Returns:
+        The cluster, as it is recorded.
+    """
+    from raydebug.cluster import tunnel
+
+    on_phase("asking its gateway")
+    problem = _ask_gateway(cluster)
+    if problem and cluster.there.through:
+        on_phase("opening another way to its gateway")
+        tunnel.close_way(cluster)
+        cluster = tunnel.open_way(cluster, options.ports)
+        problem = _ask_gateway(cluster)
+    if problem:
+        said, way, port = tunnel.last_said(cluster), cluster.there.through, cluster.there.client_port
+        raise RaydebugError(
+            f"the gateway runs on the head, {cluster.there.head}, and cannot be reached from here",
+            cause=f"{f'{way} said: {said}; ' if said else ''}{problem}; there it is 127.0.0.1:{port}",
+            fix=fix(), code="joined.no-way",
+        )  # fmt: skip
+    return cluster
+
+
+def _ask_gateway(cluster: Cluster) -> str | None:
     from raydebug.cluster.tunnel import STARTS_S
     from raydebug.gateway.gateway_client import fetch_status
 
@@ -123,20 +160,6 @@ def _wait_for_gateway(cluster: Cluster) -> str | None:
     while (problem := fetch_status(cluster)["problem"]) and time.monotonic() < deadline:
         time.sleep(0.2)
     return problem
-
-
-def _reach_gateway(cluster: Cluster, on_phase: Callable[[str], None]) -> None:
-    """Wait for an answer of the gateway of a cluster that was launched."""
-    from raydebug.cluster import tunnel
-
-    on_phase("asking its gateway")
-    if problem := _wait_for_gateway(cluster):
-        raise RaydebugError(
-            f"the gateway runs on the head, {cluster.there.head}, and cannot be reached from here",
-            cause=f"{cluster.there.through} said: {tunnel.last_said(cluster)}; {problem}",
-            fix=f"all that it says: {cluster.folder / tunnel.LOG}; `raydebug up` tries again, `raydebug down` ends it",
-            code="joined.no-way",
-        )
 
 
 def _show_launched(cluster: Cluster, started: bool, *, as_json: bool) -> None:

@@ -31,7 +31,7 @@ from raydebug.cluster.on_host import LOG, HostAnswer
 from raydebug.cluster.ray_node import START_LIMIT_S
 from raydebug.cluster.rendezvous import FAILED, UNREACHABLE, Head, NodeState
 from raydebug.cluster.state import Cluster, Remote, name_option
-from raydebug.cluster.tunnel import close_way, open_way
+from raydebug.cluster.tunnel import close_way, folder_of_commands, open_way
 from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.process import SAFE_PATH
@@ -45,8 +45,9 @@ KILLED_S, LAST_CHARS = 2.0, 300
 # A name, and a user's before it: nothing that ssh or a shell reads as something else.
 _HOST = re.compile(r"(\w[\w.-]*@)?[\w:][\w.:-]*", re.ASCII)
 # Nobody is there to answer a question; a terminal or forwardings of ssh_config would be in the way.
+# With ControlMaster one connection would end others.
 SSH_OPTIONS = ["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15"]
-SSH_OPTIONS += ["-o", "ClearAllForwardings=yes", "--"]
+SSH_OPTIONS += ["-o", "ControlMaster=no", "-o", "ClearAllForwardings=yes", "--"]
 COLUMNS = ("python", "ray", "raydebug", "debugpy")
 
 
@@ -115,19 +116,21 @@ def ask_hosts(
 
         async def ask(host: str) -> HostAnswer:
             async with some:
-                return await _ask([*_ssh_to(there.launched["ssh"], host), shlex.join(far)], given, limit_s)
+                argv = [*_ssh_to(there.launched["ssh"], host), shlex.join(far)]
+                return await _ask(argv, folder_of_commands(cluster), given, limit_s)
 
         return await asyncio.gather(*map(ask, asked))
 
     return dict(zip(asked, asyncio.run(ask_each()), strict=True))
 
 
-async def _ask(argv: list[str], given: bytes, limit_s: float) -> HostAnswer:
+async def _ask(argv: list[str], folder: Path | None, given: bytes, limit_s: float) -> HostAnswer:
     pipe = asyncio.subprocess.PIPE
     try:  # in a session of its own: a Ctrl-C is ours to answer
         far = await asyncio.create_subprocess_exec(
-            *argv, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.STDOUT, start_new_session=True
-        )
+            *argv, cwd=folder, stdin=pipe, stdout=pipe,
+            stderr=asyncio.subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
     except OSError as error:
         return {"problem": f"{argv[0]}: {error.strerror}"}
     assert far.stdin is not None
@@ -203,6 +206,7 @@ def bring_up(options: UpOptions, asked: SshOptions, *, on_phase: Callable[[str],
     with only_one(options.name, wait=False):
         existing = state.read_record(options.name)
         if existing is not None:
+            _refuse_other_hosts(existing, asked)
             return _open(existing, _head_of(existing), existing.there.launched, options), False
         if asked.hosts is None:
             raise UsageError(
@@ -225,6 +229,15 @@ def bring_up(options: UpOptions, asked: SshOptions, *, on_phase: Callable[[str],
             raise
 
 
+def _refuse_other_hosts(existing: Cluster, asked: SshOptions) -> None:
+    if asked.hosts is not None and existing.kind == "ssh" and read_hosts(asked.hosts) != hosts_of(existing):
+        raise RaydebugError(
+            f"cluster '{existing.name}' runs already, on other hosts", cause=f"it has {' '.join(hosts_of(existing))}",
+            fix=f"`raydebug down{name_option(existing.name)}` first, or another name with --name",
+            code="ssh.other-hosts", exit_code=Exit.TAKEN,
+        )  # fmt: skip
+
+
 def take_down(cluster: Cluster) -> list[str]:
     """End the cluster on all hosts and forget it; return what is left."""
     left = said_of(ask_hosts(cluster, "end"))
@@ -242,7 +255,7 @@ def node_states(cluster: Cluster, names: Iterable[str] | None = None) -> list[No
         ip = node.get("ip") or dict(enumerate(cluster.there.launched.get("ips", "").split())).get(number, host)
         found.append(NodeState(
             host=host, ip=ip, role="worker" if number else "head", gateway=node.get("gateway"), since=0.0,
-            phase=node.get("phase", "starting") if not problem else FAILED if node else UNREACHABLE,
+            phase=node.get("phase", "starting") if not problem else FAILED if node or "gone" in answer else UNREACHABLE,
             reason=f"{host}: {problem}" if problem else node.get("reason"),
         ))  # fmt: skip
     return found
@@ -297,6 +310,7 @@ def _plan(options: UpOptions, asked: SshOptions, hosts: list[str]) -> Cluster:
     _words("--node-options", asked.node)
     folder, identity = state.make_folder(options.name), uuid.uuid4().hex
     launched = {"hosts": " ".join(hosts), "ssh": asked.ssh, "python": options.python or sys.executable}
+    launched["folder"] = str(Path.cwd())  # of the files that --ssh may name
     remote = Remote(
         "http://127.0.0.1:0", "127.0.0.1:0", str(state.make_token(folder)), launched=launched,
         through=shlex.join(_ssh_to(asked.ssh, hosts[0])),

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -18,6 +19,7 @@ from raydebug import render
 from raydebug.cluster import audit_log, on_nodes, state
 from raydebug.cluster.dashboard import ENDED, Dashboard
 from raydebug.cluster.find import cluster_around_us, cluster_at
+from raydebug.cluster.local import supervisor_of
 from raydebug.cluster.locks import only_one
 from raydebug.cluster.node_jobs import (
     GATEWAY,
@@ -72,7 +74,14 @@ def join(
         on_phase("asking its dashboard")
         base = _with_way(options, asked, earlier, through)
         try:
-            asked = _checked(asked, base)
+            try:
+                asked = _checked(asked, base)
+            except RaydebugError as error:
+                if earlier is None or not base.there.head_dashboard or error.code != "cluster.no-answer":
+                    raise
+                close_way(base)  # it may have the ssh-agent of a terminal that is closed
+                base = open_way(base, options.ports)
+                asked = _checked(asked, base)
             cluster = _plan(options, asked, base)
             if base.there.through:  # with the Python that the dashboard names
                 command_of(base.there.through, cluster.python)
@@ -174,6 +183,8 @@ def leave(cluster: Cluster, *, touched: bool = True) -> list[str]:
         RaydebugError: the cluster does not answer; the record is kept.
     """
     try:
+        if cluster.there.through and supervisor_of(cluster) is None:
+            cluster = open_way(cluster, {})
         dashboard = Dashboard(cluster)
         nodes = dashboard.living_nodes()
     except RaydebugError as error:
@@ -237,7 +248,8 @@ def _with_way(options: UpOptions, asked: Cluster, earlier: Cluster | None, throu
         close_way(base)
     far_dashboard = asked.dashboard if way and is_loopback(asked.dashboard) else ""
     url = base.dashboard if far_dashboard else asked.dashboard
-    base = _with(base, through=way, head_dashboard=far_dashboard, dashboard=url)
+    launched = {"folder": str(Path.cwd())} if through else base.there.launched
+    base = _with(base, through=way, head_dashboard=far_dashboard, dashboard=url, launched=launched)
     return open_way(base, options.ports) if far_dashboard else base
 
 
@@ -269,6 +281,8 @@ def _checked(asked: Cluster, base: Cluster) -> Cluster:
     """Return the cluster to join, with whose its dashboard is, where, and whether it asks for a token."""
     # Of an earlier join, another user may have the port now.
     asked = _with(asked, dashboard=base.dashboard, dashboard_uid=base.there.dashboard_uid)
+    if not asked.token and base.there.token_file and base.token_file.is_file():
+        asked = _with(asked, token_file=base.there.token_file)  # a terminal without RAY_AUTH_TOKEN_PATH
     silent = _with(asked, asks_token=False)  # no token is sent to who does not ask for one: it may be another cluster's
     return _with(asked, asks_token=Dashboard(silent).asks_for_token())
 

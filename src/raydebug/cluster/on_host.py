@@ -39,6 +39,7 @@ class HostAnswer(TypedDict, total=False):
     """What a host answers, as far as it is asked for it; `problem` is why it cannot."""
 
     problem: Text
+    gone: bool
     python: Name
     executable: Name
     hook: bool
@@ -84,6 +85,8 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
 def read(request: dict[str, Any]) -> dict[str, Any]:
     """Return what the node says of itself, and where the head is; with a `problem` where the node program has ended."""
     folder = Path(request["folder"])
+    if not folder.exists():
+        return {"problem": "its node is gone: the host was restarted, or its /tmp cleaned", "gone": True}
     private_folders.check_private(folder)
     node = _node(folder)
     found: dict[str, Any] = {"node": node, "head": rendezvous.find_head(folder)}

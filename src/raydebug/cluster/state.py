@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from raydebug.cluster.private_folders import make_private
+from raydebug.cluster.private_folders import make_private, remove_private
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.files import atomic_write, state_dir
 
@@ -314,7 +314,7 @@ def read_record(name: str) -> Cluster | None:
         known = {field.name for field in dataclasses.fields(Cluster)}  # another version may have had other fields
         kept = {key: value for key, value in document.items() if key in known}
         kept |= {"folder": Path(document["folder"]), "temp_dir": Path(document["temp_dir"])}
-        kept["remote"] = Remote(**document["remote"]) if document.get("remote") else None
+        kept["remote"] = _remote_of(document)
         return Cluster(**{**kept, "ports": {purpose: int(port) for purpose, port in document["ports"].items()}})
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -327,6 +327,15 @@ def read_record(name: str) -> Cluster | None:
         ) from error
 
 
+def _remote_of(document: Mapping[str, Any]) -> Remote | None:
+    if document.get("remote"):
+        known = {field.name for field in dataclasses.fields(Remote)}
+        return Remote(**{key: value for key, value in document["remote"].items() if key in known})
+    if document["kind"] in ("joined", "slurm", "ssh"):
+        raise ValueError("it does not say how the cluster is reached: it is of an older version; join it again")
+    return None
+
+
 def known_names() -> list[str]:
     """Return the names of all recorded clusters."""
     found = (path.parent.name for path in clusters_dir().glob("*/cluster.json"))
@@ -336,7 +345,10 @@ def known_names() -> list[str]:
 def forget(cluster: Cluster) -> None:
     """Remove a cluster's record and files, except its ports: the next cluster of its name takes them again."""
     for path in cluster.folder.glob("*"):
-        path.unlink(missing_ok=True)
+        if path.is_dir() and not path.is_symlink():
+            remove_private(path)
+        else:
+            path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         atomic_write(cluster.folder / "ports.json", json.dumps(cluster.ports))
 

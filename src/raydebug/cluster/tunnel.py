@@ -52,7 +52,8 @@ def command_of(through: str, python: str) -> list[str]:
             if not host:
                 raise ValueError("it names no host")
             if not getopt.getopt(host[1:], SSH_OPTIONS)[1]:  # else it runs a program there, such as `docker exec -i`
-                return [words[0], "-W", f"127.0.0.1:{FAR_PORT}", *words[1:]]
+                # Not the master of others (ControlMaster in ssh_config): they would end with it.
+                return [words[0], "-o", "ControlMaster=no", "-W", f"127.0.0.1:{FAR_PORT}", *words[1:]]
     except (ValueError, IndexError, getopt.GetoptError) as error:
         raise UsageError(
             f"--through {through!r} is no command that leads to the head",
@@ -100,7 +101,8 @@ def open_way(cluster: Cluster, asked: Mapping[str, int | None]) -> Cluster:
             here = [sys.executable, SAFE_PATH, "-m", "raydebug.cluster.reach", "here", ",".join(ways)]
             argv = [*here, *command_of(cluster.there.through, cluster.python)]
             with open_private(cluster.folder / LOG, "wb") as log:
-                tunnel = process.start(argv, env=os.environ, output=log, new_session=True)
+                folder = folder_of_commands(cluster)
+                tunnel = process.start(argv, env=os.environ, output=log, cwd=folder, new_session=True)
             cluster = replace(
                 cluster, supervisor_pid=tunnel.pid, supervisor_birth=process.birth_of(tunnel.pid),
                 supervisor_started=psutil.Process(tunnel.pid).create_time(),
@@ -132,6 +134,12 @@ def _at(cluster: Cluster, ports: dict[str, int]) -> Cluster:
     if "dashboard" in ports:
         there = replace(there, dashboard=f"http://127.0.0.1:{ports['dashboard']}")
     return replace(cluster, ports=ports, remote=there)
+
+
+def folder_of_commands(cluster: Cluster) -> Path | None:
+    """Return the folder that `up` was called in: a command may name files there."""
+    folder = Path(cluster.there.launched.get("folder", ""))
+    return folder if folder.is_absolute() and folder.is_dir() else None
 
 
 def last_said(cluster: Cluster) -> str:
