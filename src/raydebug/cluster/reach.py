@@ -68,14 +68,16 @@ async def _connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, a
     assert far.stdout is not None
     sending = asyncio.create_task(_pass_on(reader, far.stdin))
     receiving = asyncio.create_task(_pass_on(far.stdout, writer))
-    await asyncio.wait([sending, receiving], return_when=asyncio.FIRST_COMPLETED)
-    await asyncio.wait([receiving], timeout=CLIENT_LEFT_S)
-    sending.cancel()
-    receiving.cancel()
-    if far.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(far.pid, signal.SIGTERM)  # `terminate` would poll, and take its end from asyncio, which complains
-    await far.wait()
+    try:
+        await asyncio.wait([sending, receiving], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([receiving], timeout=CLIENT_LEFT_S)
+    finally:
+        sending.cancel()
+        receiving.cancel()
+        if far.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(far.pid, signal.SIGTERM)  # `terminate` would poll, and take its end from asyncio
+        await far.wait()
 
 
 async def _pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
