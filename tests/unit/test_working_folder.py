@@ -61,7 +61,7 @@ def write(folder: Path, *names: str) -> None:
 
 def names(folder: Path) -> list[str]:
     """Return the files of a folder that would be copied."""
-    return [str(path) for path in list_files(folder)]
+    return [str(path) for path in list_files(folder)[0]]
 
 
 def test_files_of_a_checkout(tmp_path):
@@ -91,18 +91,85 @@ def test_files_of_a_checkout(tmp_path):
 
 def test_files_of_another_folder(tmp_path):
     """Outside of git all files are copied but those of virtual environments, of caches and of linked folders."""
-    write(tmp_path, "train.py", "sub/a.py", "env/pyvenv.cfg", "env/lib/x.py", "sub/__pycache__/a.pyc", ".git/HEAD")
+    write(tmp_path, "train.py", "sub/a.py", "env/pyvenv.cfg", "env/lib/x.py", "sub/__pycache__/a.pyc")
     (tmp_path / "loop").symlink_to(".")
-    assert names(tmp_path) == ["sub/a.py", "train.py"]
+    write(tmp_path / "inner", "a.py", "out/secret", ".gitignore")
+    (tmp_path / "inner/.gitignore").write_text("out\n.gitignore\n")
+    git(tmp_path / "inner", "init", "-q")
+    assert names(tmp_path) == ["inner/a.py", "sub/a.py", "train.py"], "git is asked in a checkout inside of it"
+
+
+SECRETS = (
+    ".env", "sub/.env.local", ".ssh/id", ".aws/x", ".netrc", "x.token", ".gnupg/x", ".kube/config", "state/raydebug/x",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("in_git", [False, True])
+def test_secrets_and_links_are_not_copied(cluster, tmp_path, monkeypatch, capsys, in_git):
+    """Files of secrets are left out unless they were committed, and links that lead elsewhere; links are counted."""
+    project = tmp_path / "project"
+    monkeypatch.setenv("XDG_STATE_HOME", str(project / "state"))
+    write(project, "train.py", "conf/.env", *SECRETS)
+    write(tmp_path, "outside")
+    for name, leads_to in (("a", "../outside"), ("b", ".env"), ("c", "sub"), ("d", "/"), ("same.py", "train.py")):
+        (project / name).symlink_to(leads_to)
+    if in_git:
+        git(project, "init", "-q")
+        git(project, "add", "conf/.env")
+    assert names(project) == [*(["conf/.env"] if in_git else []), "same.py", "train.py"]
+    note_shared(cluster, project, shared=False)
+    monkeypatch.setattr(Dashboard, "living_nodes", lambda _: [])
+    monkeypatch.setattr(Dashboard, "has_package", lambda *_: False)
+    monkeypatch.setattr(Dashboard, "put_package", lambda *_: None)
+    folder_on_nodes(cluster, project, as_it_is=True)
+    assert "; 4 links are left out: a, b, c, ..." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["", None])
+def test_git_that_fails(tmp_path, monkeypatch, path):
+    """In a checkout nothing is copied unless git says what it ignores: the error has what git said."""
+    write(tmp_path, ".git/HEAD", "sub/train.py", ".gitignore")
+    if path is not None:
+        monkeypatch.setenv("PATH", path)
+    with pytest.raises(RaydebugError) as raised:
+        list_files(tmp_path / "sub")
+    said = "not a git repository" if path is None else "No such file or directory: 'git'"
+    assert (raised.value.code, said in raised.value.cause) == ("run.git-failed", True)
+    assert "git config --global --add safe.directory DIR" in raised.value.fix
+
+
+def test_the_home_folder_is_not_copied(tmp_path, monkeypatch):
+    """Outside of git neither the home folder nor one that has it inside is copied."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home/me"))
+    write(tmp_path, "home/me/project/train.py")
+    for folder in (tmp_path / "home/me", tmp_path / "home", Path("/")):
+        with pytest.raises(RaydebugError) as raised:
+            list_files(folder)
+        assert raised.value.code == "run.folder-is-home"
+    assert names(tmp_path / "home/me/project") == ["train.py"]
+
+
+def test_a_submodule_that_is_not_there(tmp_path):
+    """It has no files."""
+    library, project, clone = tmp_path / "library", tmp_path / "project", tmp_path / "clone"
+    for folder in (library, project):
+        write(folder, "a.py")
+        git(folder, "init", "-q")
+        git(folder, "add", ".")
+        git(folder, "commit", "-qm", "1")
+    git(project, "submodule", "add", "-q", str(library), "library")
+    git(project, "commit", "-qm", "2")
+    git(tmp_path, "clone", "-q", str(project), str(clone))
+    assert names(clone) == [".gitmodules", "a.py"]
 
 
 def test_a_copy_is_named_by_its_content(tmp_path):
     """Equal files make equal bytes, whatever their times; a file stays executable, and its owner can write it."""
     write(tmp_path, "a.sh", "b/c.py")
     (tmp_path / "a.sh").chmod(0o555)
-    first = pack(tmp_path, list_files(tmp_path))
+    first = pack(tmp_path, list_files(tmp_path)[0])
     os.utime(tmp_path / "b/c.py", (1, 1))
-    assert pack(tmp_path, list_files(tmp_path)) == first
+    assert pack(tmp_path, list_files(tmp_path)[0]) == first
     with zipfile.ZipFile(io.BytesIO(first)) as package:
         assert {one.filename: stat.filemode(one.external_attr >> 16)[1:] for one in package.infolist()} == {
             "a.sh": "rwxr-xr-x",
@@ -110,7 +177,7 @@ def test_a_copy_is_named_by_its_content(tmp_path):
         }
         assert package.read("b/c.py") == b"b/c.py"
     write(tmp_path, "b/d.py")
-    assert pack(tmp_path, list_files(tmp_path)) != first
+    assert pack(tmp_path, list_files(tmp_path)[0]) != first
 
 
 def test_a_folder_that_is_too_big(cluster, tmp_path):
@@ -157,6 +224,17 @@ def test_what_is_remembered(cluster, tmp_path):
     assert (read_known(again)["shared"], list(copies_on(again))) == ({}, [NEWER, THERE])
     (cluster.folder / "folders.json").write_text("[]")
     assert read_known(cluster) == {"created": 1.0, "shared": {}, "copies": {}}
+
+
+def test_a_folder_that_cannot_be_written(cluster, tmp_path, monkeypatch, capsys):
+    """No file can be made there to ask the nodes for: it counts as not shared, and a note says what to do."""
+    monkeypatch.setattr(Dashboard, "living_nodes", lambda _: [])
+    monkeypatch.setattr(Dashboard, "has_package", lambda *_: True)
+    folder_on_nodes(cluster, tmp_path / "gone", as_it_is=True)
+    assert capsys.readouterr().err == (
+        f"note: whether the nodes share {tmp_path}/gone is not known, as no file can be made there (No such file or"
+        " directory); it counts as not shared. If they share it: --no-upload\n"
+    )
 
 
 def test_names_of_files(cluster):
