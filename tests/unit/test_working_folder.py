@@ -22,11 +22,13 @@ from raydebug.cluster.known_folders import (
     read_known,
     with_local_names,
 )
+from raydebug.cluster.runner import NodeRunner
 from raydebug.cluster.state import Cluster, Remote
 from raydebug.cluster.working_folder import folder_on_nodes, list_files, pack
 from raydebug.console.session import GatewayAddress
 from raydebug.errors import RaydebugError
 from raydebug.gateway.path_map import PathMap
+from raydebug.jobs.submit import copy_of_jobs
 
 THERE = "/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_" + 40 * "a"
 NEWER = "/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_" + 40 * "b"
@@ -248,25 +250,65 @@ def test_names_of_files(cluster):
         "other": f"{NEWER}/a.py",
     }
     assert with_local_names(replace(cluster, remote=None), sent) == sent
-    assert GatewayAddress.of(cluster).mappings == ({"localRoot": str(here), "remoteRoot": THERE},)
+    assert GatewayAddress.of(cluster).copies() == [{"localRoot": str(here), "remoteRoot": THERE}]
 
 
 def test_a_folder_with_several_copies():
     """A file here is that of the copy which the process has; the client gets the name there beside its own."""
-    paths = PathMap([("/my/project", NEWER), ("/my/project", THERE)])
+    paths = PathMap([], [("/my/project", NEWER), ("/my/project", THERE)])
     assert paths.to_cluster("/my/project/a.py") == f"{NEWER}/a.py"
     body = paths.translate_body({"stackFrames": [{"source": {"path": f"{THERE}/a.py"}}]})
     assert body["stackFrames"][0]["source"] == {"path": "/my/project/a.py", "adapterData": f"{THERE}/a.py"}
     assert paths.to_cluster("/my/project/a.py") == f"{THERE}/a.py"
 
 
+def test_a_folder_inside_of_another():
+    """A file in it is that of the copy which the process has, of either folder."""
+    paths = PathMap([], [("/my/project", THERE), ("/my/project/sub", NEWER)])
+    assert paths.to_cluster("/my/project/sub/a.py") == f"{NEWER}/a.py"
+    assert paths.to_client(f"{THERE}/sub/a.py") == "/my/project/sub/a.py"
+    assert paths.to_cluster("/my/project/sub/a.py") == f"{THERE}/sub/a.py"
+    assert paths.to_client(f"{NEWER}/a.py") == "/my/project/sub/a.py"
+    assert paths.to_cluster("/my/project/sub/a.py") == f"{NEWER}/a.py"
+
+
+def test_files_outside_of_copies():
+    """An editor opens its own file, unless its user has mappings that do not have it."""
+    body = {"stackFrames": [{"source": {"path": "/shared/a.py"}}]}
+    paths = PathMap([], [("/my/project", THERE)])
+    assert paths.translate_body(body) == body
+    paths = PathMap([("/x", "/y")], [("/my/project", THERE)])
+    assert paths.translate_body(body)["stackFrames"][0]["source"]["sourceReference"] == 1_000_000
+    assert paths.to_client(f"{THERE}/a.py") == "/my/project/a.py"
+
+
+def test_breakpoints_of_a_running_job(cluster, monkeypatch):
+    """They are looked up in the copy that a running job has, in that of the named job first; not in a newer one."""
+    here, newest = Path("/my/project"), NEWER.replace("b", "c")
+    for there in (THERE, NEWER, newest):
+        note_copy(cluster, here, there)
+    jobs = [("1", THERE, "RUNNING"), ("2", NEWER, "RUNNING"), ("3", newest, "FAILED"), ("4", "/other", "RUNNING")]
+    rows = [
+        {"submission_id": name, "entrypoint": f"cd {there} && exec x", "status": status} for name, there, status in jobs
+    ]
+    monkeypatch.setattr(Dashboard, "submitted_jobs", lambda _: rows)
+    assert [copy_of_jobs(cluster, here, job) for job in ("1", "2", "3", None)] == [THERE, NEWER, NEWER, NEWER]
+    assert copy_of_jobs(cluster, Path("/other")) == ""
+    asked = []
+    monkeypatch.setattr("raydebug.cluster.node_jobs.ask_nodes", lambda _, request, *more: asked.append(request) or [])
+    with pytest.raises(RaydebugError):
+        NodeRunner(cluster, "127.0.0.1", at=THERE).run_python(["-c", ""], here)
+    assert asked[0]["folder"] == THERE
+
+
 def test_packages(cluster, monkeypatch):
-    """A job in a copy asks Ray for its package, any other job for none."""
+    """A job in a copy asks Ray for its package, any other job for none, whatever the name of its folder."""
     sent = []
+    note_copy(cluster, Path("/my/project"), THERE)
     monkeypatch.setattr(Dashboard, "_ask", lambda *arguments, **options: sent.append(options["json"]["runtime_env"]))
-    for folder in (THERE, "/my/project", ""):
+    for folder in (THERE, "/my/project", NEWER, ""):
         Dashboard(cluster).submit_job("true", submission_id="1", env={}, folder=folder)
-    assert [one.get("working_dir") for one in sent] == [f"gcs://_ray_pkg_{40 * 'a'}.zip", None, None]
+    assert [one.get("working_dir") for one in sent] == [f"gcs://_ray_pkg_{40 * 'a'}.zip", None, None, None]
 
 
 def test_another_kind_of_cluster(tmp_path):
