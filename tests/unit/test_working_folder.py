@@ -22,6 +22,8 @@ from raydebug.cluster.known_folders import (
     read_known,
     with_local_names,
 )
+from raydebug.cluster.node_jobs import submit_request
+from raydebug.cluster.on_nodes import run_here
 from raydebug.cluster.runner import NodeRunner
 from raydebug.cluster.state import Cluster, Remote
 from raydebug.cluster.working_folder import folder_on_nodes, list_files, pack
@@ -64,6 +66,17 @@ def write(folder: Path, *names: str) -> None:
 def names(folder: Path) -> list[str]:
     """Return the files of a folder that would be copied."""
     return [str(path) for path in list_files(folder)[0]]
+
+
+def have_nodes(monkeypatch: pytest.MonkeyPatch, *temp_dirs: str) -> None:
+    """Let a cluster have nodes with these folders of Ray's; an empty one has not reported."""
+    rows = [{"node_id": temp_dir, "node_ip": f"10.0.0.{number}"} for number, temp_dir in enumerate(temp_dirs)]
+    monkeypatch.setattr(Dashboard, "living_nodes", lambda _: rows)
+    monkeypatch.setattr(
+        Dashboard,
+        "node_statistics",
+        lambda _, node: {"cmdline": ["raylet", f"--resource_dir={node}"] if node else None},
+    )
 
 
 def test_files_of_a_checkout(tmp_path):
@@ -120,7 +133,7 @@ def test_secrets_and_links_are_not_copied(cluster, tmp_path, monkeypatch, capsys
         git(project, "add", "conf/.env")
     assert names(project) == [*(["conf/.env"] if in_git else []), "same.py", "train.py"]
     note_shared(cluster, project, shared=False)
-    monkeypatch.setattr(Dashboard, "living_nodes", lambda _: [])
+    have_nodes(monkeypatch, "/tmp/ray")
     monkeypatch.setattr(Dashboard, "has_package", lambda *_: False)
     monkeypatch.setattr(Dashboard, "put_package", lambda *_: None)
     folder_on_nodes(cluster, project, as_it_is=True)
@@ -215,6 +228,47 @@ def test_a_file_that_cannot_be_read(cluster, tmp_path):
     assert (raised.value.code, raised.value.cause) == ("run.folder-unreadable", f"{folder}/secret: Permission denied")
 
 
+def test_where_ray_unpacks(cluster, tmp_path, monkeypatch):
+    """It is asked of the nodes: those that have not reported do not count, and different folders are refused."""
+    note_shared(cluster, tmp_path, shared=False)
+    monkeypatch.setattr(Dashboard, "has_package", lambda *_: True)
+    have_nodes(monkeypatch, "/a", "", "/a")
+    assert folder_on_nodes(cluster, tmp_path, as_it_is=True).startswith("/a/working_dir_files/_ray_pkg_")
+    (cluster.folder / "folders.json").unlink()
+    note_shared(cluster, tmp_path, shared=False)
+    monkeypatch.setattr("raydebug.cluster.working_folder.REPORTS_WITHIN_S", 0.1)
+    for temp_dirs, code, cause in (
+        (("/a", "/b"), "run.temp-dirs-differ", "in different folders there: /a on 10.0.0.0, /b on 10.0.0.1"),
+        (("",), "run.nodes-silent", "no node has said"),
+    ):
+        have_nodes(monkeypatch, *temp_dirs)
+        with pytest.raises(RaydebugError) as raised:
+            folder_on_nodes(cluster, tmp_path, as_it_is=True)
+        assert (raised.value.code, cause in raised.value.cause) == (code, True)
+        assert copies_on(cluster) == {}
+
+
+def test_programs_of_raydebug_do_not_import_from_a_copy(cluster, tmp_path, monkeypatch):
+    """Ray has a copy first on PYTHONPATH: a file of the user's with the name of a library's is not run by ours."""
+    lines = []
+    monkeypatch.setattr(Dashboard, "submit_job", lambda _, line, **more: lines.append(line))
+    note_copy(cluster, Path("/my/project"), THERE)
+    for folder in (THERE, "/"):
+        submit_request(cluster, "1", {"folder": folder})
+    shown = f"{lines[0].partition(' && exec ')[0]}; echo $PYTHONPATH"
+    for given, left in ((THERE, ""), (f"{THERE}:/a:/b", "/a:/b"), ("/a", "/a")):
+        done = subprocess.run(
+            ["sh", "-c", shown], env={"PYTHONPATH": given}, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == f"{left}\n"
+    assert lines[1].startswith("cd / && exec ")
+    copy = tmp_path / "working_dir_files/_ray_pkg_a"
+    write(copy, "secrets.py")
+    monkeypatch.setenv("PYTHONPATH", f"{copy}:/a")
+    path = run_here(["-c", "import secrets, sys; print(*sys.path[:1])"], str(copy), 30.0)
+    assert path == {"code": 0, "output": "/a\n"}
+
+
 def test_what_is_remembered(cluster, tmp_path):
     """An answer holds until the cluster is joined again; the folders of copies are known for longer."""
     note_shared(cluster, tmp_path, shared=True)
@@ -230,7 +284,7 @@ def test_what_is_remembered(cluster, tmp_path):
 
 def test_a_folder_that_cannot_be_written(cluster, tmp_path, monkeypatch, capsys):
     """No file can be made there to ask the nodes for: it counts as not shared, and a note says what to do."""
-    monkeypatch.setattr(Dashboard, "living_nodes", lambda _: [])
+    have_nodes(monkeypatch, "/tmp/ray")
     monkeypatch.setattr(Dashboard, "has_package", lambda *_: True)
     folder_on_nodes(cluster, tmp_path / "gone", as_it_is=True)
     assert capsys.readouterr().err == (
@@ -318,7 +372,7 @@ def test_another_kind_of_cluster(tmp_path):
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environ, timeout=60)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-3:] == [
-        "error: --upload and --no-upload are for a cluster that was joined",
+        "error: --upload and --no-upload are for a cluster whose nodes are other machines",
         "cause: the jobs of cluster 'default' run in this folder itself",
         "fix: leave it out",
     ]

@@ -14,15 +14,16 @@ import os
 import re
 import secrets
 import subprocess
+import time
 import zipfile
 from collections.abc import Iterable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from raydebug import process, render
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.known_folders import PACKAGE_PREFIX, note_copy, note_shared, read_known
 from raydebug.cluster.node_jobs import ANSWER_LIMIT_S, ask_nodes
-from raydebug.cluster.state import Cluster
+from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.files import state_dir
 
@@ -33,6 +34,7 @@ SECRET = re.compile(r"\.(aws|gnupg|kube|netrc|ray|ssh|env.*)|.*\.token")
 NAMED_AT_MOST = 3
 ASKED_NODES = 50  # the head and some others; the request is one word of a command line
 LIMIT_S = 30.0
+REPORTS_WITHIN_S = 10.0  # of the agent of a node that has just started
 RESOURCES = "--resource_dir="  # ray 2.41.0 to 2.60.0 _private/services.py start_raylet
 
 
@@ -115,12 +117,34 @@ def _copy(cluster: Cluster, here: Path) -> str:
 
 
 def _resources(cluster: Cluster, dashboard: Dashboard) -> str:
-    """Return the folder of the nodes in which Ray unpacks packages: a word of the raylet's command line names it."""
-    with contextlib.suppress(RaydebugError, IndexError):
-        for word in dashboard.node_statistics(dashboard.living_nodes()[0]["node_id"]).get("cmdline") or ():
-            if word.startswith(RESOURCES):
-                return str(word.removeprefix(RESOURCES))
-    return str(PurePosixPath(cluster.there.logs).parent / "runtime_resources")  # its agent has not reported yet
+    """Return the folder of the nodes in which Ray unpacks packages: a word of each raylet's command line names it.
+
+    Raises:
+        RaydebugError: they have different ones, or no node's agent has reported.
+    """
+    found: dict[str, str] = {}
+    deadline = time.monotonic() + REPORTS_WITHIN_S
+    while not found and time.monotonic() < deadline:
+        for node in dashboard.living_nodes()[:ASKED_NODES]:
+            with contextlib.suppress(RaydebugError):
+                for word in dashboard.node_statistics(node["node_id"]).get("cmdline") or ():
+                    if word.startswith(RESOURCES):
+                        found.setdefault(word.removeprefix(RESOURCES), node["node_ip"])
+        time.sleep(0 if found else 1)
+    if len(found) == 1:
+        return found.popitem()[0]
+    places = ", ".join(f"{place} on {ip}" for place, ip in list(found.items())[:NAMED_AT_MOST])
+    share = "run in a folder that the nodes share; where they have their own files at this path: --no-upload"
+    raise UsageError(
+        "the working folder cannot be copied to the nodes",
+        cause=f"Ray unpacks it in different folders there: {places}"
+        if found
+        else "no node has said where Ray unpacks it",
+        fix=f"start Ray with one --temp-dir on all nodes, or {share}"
+        if found
+        else f"try again when `raydebug ps{name_option(cluster.name)}` lists the nodes as alive",
+        code="run.temp-dirs-differ" if found else "run.nodes-silent",
+    )
 
 
 def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
