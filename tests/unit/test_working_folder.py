@@ -72,11 +72,8 @@ def have_nodes(monkeypatch: pytest.MonkeyPatch, *temp_dirs: str) -> None:
     """Let a cluster have nodes with these folders of Ray's; an empty one has not reported."""
     rows = [{"node_id": temp_dir, "node_ip": f"10.0.0.{number}"} for number, temp_dir in enumerate(temp_dirs)]
     monkeypatch.setattr(Dashboard, "living_nodes", lambda _: rows)
-    monkeypatch.setattr(
-        Dashboard,
-        "node_statistics",
-        lambda _, node: {"cmdline": ["raylet", f"--resource_dir={node}"] if node else None},
-    )
+    words = {node: {"cmdline": ["raylet", f"--resource_dir={node}"] if node else None} for node in temp_dirs}
+    monkeypatch.setattr(Dashboard, "node_statistics", lambda _, node: words[node])
 
 
 def test_files_of_a_checkout(tmp_path):
@@ -238,7 +235,7 @@ def test_where_ray_unpacks(cluster, tmp_path, monkeypatch):
     note_shared(cluster, tmp_path, shared=False)
     monkeypatch.setattr("raydebug.cluster.working_folder.REPORTS_WITHIN_S", 0.1)
     for temp_dirs, code, cause in (
-        (("/a", "/b"), "run.temp-dirs-differ", "in different folders there: /a on 10.0.0.0, /b on 10.0.0.1"),
+        (("/a", "/b"), "run.temp-dirs-differ", "in different folders: /a on 10.0.0.0, /b on 10.0.0.1"),
         (("",), "run.nodes-silent", "no node has said"),
     ):
         have_nodes(monkeypatch, *temp_dirs)

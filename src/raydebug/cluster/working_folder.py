@@ -133,18 +133,13 @@ def _resources(cluster: Cluster, dashboard: Dashboard) -> str:
         time.sleep(0 if found else 1)
     if len(found) == 1:
         return found.popitem()[0]
-    places = ", ".join(f"{place} on {ip}" for place, ip in list(found.items())[:NAMED_AT_MOST])
-    share = "run in a folder that the nodes share; where they have their own files at this path: --no-upload"
-    raise UsageError(
-        "the working folder cannot be copied to the nodes",
-        cause=f"Ray unpacks it in different folders there: {places}"
-        if found
-        else "no node has said where Ray unpacks it",
-        fix=f"start Ray with one --temp-dir on all nodes, or {share}"
-        if found
-        else f"try again when `raydebug ps{name_option(cluster.name)}` lists the nodes as alive",
-        code="run.temp-dirs-differ" if found else "run.nodes-silent",
-    )
+    cause, code = "no node has said where Ray unpacks it", "run.nodes-silent"
+    fix = f"try again when `raydebug ps{name_option(cluster.name)}` lists the nodes as alive"
+    if found:
+        places = ", ".join(f"{place} on {ip}" for place, ip in list(found.items())[:NAMED_AT_MOST])
+        cause, code = f"Ray unpacks it in different folders: {places}", "run.temp-dirs-differ"
+        fix = "start Ray with one --temp-dir on all nodes, or run in one that they share; --no-upload takes their own"
+    raise UsageError("the working folder cannot be copied to the nodes", cause=cause, fix=fix, code=code)
 
 
 def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
