@@ -134,7 +134,7 @@ def test_secrets_and_links_are_not_copied(cluster, tmp_path, monkeypatch, capsys
     monkeypatch.setattr(Dashboard, "has_package", lambda *_: False)
     monkeypatch.setattr(Dashboard, "put_package", lambda *_: None)
     folder_on_nodes(cluster, project, as_it_is=True)
-    assert "; 4 links are left out: a, b, c, ..." in capsys.readouterr().err
+    assert "; links that are left out: 4 (a, b, c, ...)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", ["", None])

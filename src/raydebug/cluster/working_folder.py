@@ -110,7 +110,7 @@ def _copy(cluster: Cluster, here: Path) -> str:
     if not dashboard.has_package(there):
         copied = f"{len(sizes)} files of it are copied there, {total / MIB:.1f} MiB"
         named = ", ".join(map(str, links[:NAMED_AT_MOST])) + (", ..." if len(links) > NAMED_AT_MOST else "")
-        left_out = f"; {len(links)} links are left out: {render.visible(named, keep='')}" if links else ""
+        left_out = f"; links that are left out: {len(links)} ({render.visible(named, keep='')})" if links else ""
         render.say(f"the nodes do not share {here}: {copied}{left_out}")
         dashboard.put_package(there, data)
     return there
