@@ -105,11 +105,11 @@ def start(
     )
 
 
-def start_filter(argv: Sequence[str]) -> subprocess.Popen[bytes]:
+def start_filter(argv: Sequence[str], *, errors: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     """Start a program that reads bytes on stdin and writes others on stdout; both are pipes of ours."""
     log.debug("filter: %s", _shown(argv))
     return subprocess.Popen(  # noqa: S603 - as above
-        list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
     )
 
 

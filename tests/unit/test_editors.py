@@ -426,6 +426,50 @@ def test_s10_listen_with_another_clusters_token(gateway):
     assert gateway.pauses()[0]["state"] == "waiting"
 
 
+def test_listen_names_the_copies_that_there_are_now(gateway):
+    """A client that waits has the names of a folder that was copied in the meantime."""
+    copies = []
+
+    async def look():
+        address = GatewayAddress("127.0.0.1", gateway.gateway_port, TOKEN, copies=lambda: [*copies])
+        listener = listen.Listener(address, "next", say=lambda _: None)
+        port = await listener.open(0)
+        running = asyncio.ensure_future(listener.run())
+        session = await DapSession.connect("127.0.0.1", port)
+        await session.request("initialize")
+        attaching = asyncio.ensure_future(session.request("attach", timeout_s=30))
+        await asyncio.sleep(0.2)
+        copies.append({"localRoot": "/my/project", "remoteRoot": str(gateway.folder)})
+        gateway.start(PAUSES)
+        await attaching
+        asked = {"source": {"path": "/my/project/program0.py"}, "breakpoints": [{"line": 3}]}
+        (one,) = (await session.request("setBreakpoints", asked))["breakpoints"]
+        assert (one["verified"], one["source"]["path"]) == (True, "/my/project/program0.py")
+        await session.close()
+        assert await asyncio.wait_for(running, 5)
+
+    visit(gateway, look)
+
+
+def test_attach_next_names_the_copies_that_there_are_now(gateway):
+    """A terminal that waits has the names of a folder that was copied in the meantime."""
+    copies = []
+
+    async def look():
+        address = GatewayAddress("127.0.0.1", gateway.gateway_port, TOKEN, copies=lambda: [*copies])
+        opening = asyncio.ensure_future(address.open("next", steal=False, on_output=lambda _: None))
+        await asyncio.sleep(0.2)
+        copies.append({"localRoot": "/my/project", "remoteRoot": str(gateway.folder)})
+        gateway.start(PAUSES)
+        session = await opening
+        assert session.named_here(f"{gateway.folder}/a.py") == "/my/project/a.py"
+        frames = (await session.request("stackTrace", {"threadId": session.stop["threadId"]}))["stackFrames"]
+        assert frames[0]["source"]["path"] == "/my/project/program0.py"
+        await session.leave()
+
+    visit(gateway, look)
+
+
 KNOCK = "import socket; s = socket.create_connection(('127.0.0.1', {})); s.send(b'x'); print(s.recv(200).decode())"
 
 

@@ -14,6 +14,7 @@ from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
 from raydebug.gateway import gateway_client
 from raydebug.protocol import client_handshake
+from raydebug.protocol.records import BreakpointSpec
 
 TOKEN, NONCE = "t" * 64, "a" * 64
 LONG = b'{"pauses": "%s"}' % (b"x" * 300_000)
@@ -109,6 +110,23 @@ def test_nobody_there(tmp_path):
 def test_reason_of_a_crash_is_one_line(exception, shown):
     """A list shows an exception by its first line with text, and dots for the lines left out."""
     assert gateway_client.name_reason({"exception": exception}) == shown
+
+
+def test_breakpoints_that_are_not_all_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the gateway sets fewer than it was given, those are removed again."""
+    sent = []
+
+    def request(_: Cluster, method: str, path: str, *more: object) -> dict[str, object]:
+        sent.append(f"{method} {path}")
+        return {"breaks": [{"id": "b1"}], "removed": True}
+
+    monkeypatch.setattr(gateway_client, "request", request)
+    with pytest.raises(RaydebugError) as raised:
+        gateway_client.set_breaks(
+            _cluster(tmp_path, 1), [BreakpointSpec(where=where) for where in ("a.py:1", "b.py:2")]
+        )
+    assert (raised.value.code, raised.value.cause) == ("gateway.breaks", "it was given 2 and answered with 1")
+    assert sent == ["POST /breaks", "DELETE /breaks/b1"]
 
 
 def test_a_breakpoint_that_a_process_has_not_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -347,7 +347,7 @@ def test_the_verb():
     assert (done.returncode, done.stdout) == (0, manifest(GOLDEN["cluster.yaml"]))
     assert "warning" not in done.stderr
     join = "raydebug up --join http://127.0.0.1:8265 --name train --through 'kubectl exec -i svc/train-head-svc"
-    assert f"RAY_AUTH_TOKEN_PATH=$PWD/train.token {join} -c ray-head --'" in done.stderr
+    assert f"RAY_AUTH_TOKEN_PATH=~/.ray/train.token {join} -c ray-head --'" in done.stderr
     tagged = up("--image", "raydebug:cpu", "--dry-run", "--json", "--", "python", "train.py", "--json")
     assert 'entrypoint: "python train.py --json"' in json.loads(tagged.stdout)["manifest"]
     assert "warning: raydebug:cpu has no digest" in up("--image", "raydebug:cpu", "--dry-run").stderr

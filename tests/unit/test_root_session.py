@@ -12,6 +12,7 @@ from raydebug.gateway.board import Board
 from raydebug.gateway.processes import Process
 from raydebug.gateway.requests import Refused
 from raydebug.gateway.root_session import RootSession, child_configuration, read_ranks
+from raydebug.protocol.messages import COPIES
 
 PAUSES = "def work():\n    secret = 41\n    breakpoint()\n    return secret\n\nprint('went on', work())\n"
 TWICE = "def work(i):\n    breakpoint()\n    return i\n\nfor i in range(2):\n    work(i)\nprint('done')\n"
@@ -45,6 +46,7 @@ def test_every_pause_is_announced_once(gateway):
         mappings = [{"localRoot": "/here", "remoteRoot": "/there"}]
         parent = await open_parent(
             gateway, connect=connect, name="raydebug", type="debugpy", request="attach", pathMappings=mappings,
+            raydebugCopies=mappings,
             justMyCode=False, subProcess=False, preLaunchTask="build",
         )  # fmt: skip
         assert (await parent.request("threads"))["threads"] == []
@@ -325,6 +327,23 @@ def test_files_are_named_as_the_client_has_them(gateway):
         other, _ = await gateway.attach(pause["id"], steal=True)
         frames = (await other.request("stackTrace", thread))["stackFrames"]
         assert frames[1]["source"]["path"] == f"{gateway.folder}/program0.py", "another client has names of its own"
+
+    visit(gateway, look)
+
+
+def test_a_copy_that_is_made_while_a_client_waits(gateway):
+    """A client names the copies again when it has a pause: its breakpoints and frames are those of the new one."""
+    gateway.start("def work():\n    breakpoint()\n    return 1\n\nwork()\n")
+    (pause,) = gateway.pauses()
+
+    async def look():
+        old, new = ({"localRoot": "/my/project", "remoteRoot": there} for there in ("/old", str(gateway.folder)))
+        session, stopped = await gateway.attach(pause["id"], **{COPIES: [old]})
+        asked = {"source": {"path": "/my/project/program0.py"}, "breakpoints": [{"line": 3}], COPIES: [old, new]}
+        (one,) = (await session.request("setBreakpoints", asked))["breakpoints"]
+        assert (one["verified"], one["source"]["path"]) == (True, "/my/project/program0.py")
+        frames = (await session.request("stackTrace", {"threadId": stopped["threadId"]}))["stackFrames"]
+        assert frames[0]["source"]["path"] == "/my/project/program0.py"
 
     visit(gateway, look)
 

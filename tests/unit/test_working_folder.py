@@ -22,11 +22,15 @@ from raydebug.cluster.known_folders import (
     read_known,
     with_local_names,
 )
+from raydebug.cluster.node_jobs import submit_request
+from raydebug.cluster.on_nodes import run_here
+from raydebug.cluster.runner import NodeRunner
 from raydebug.cluster.state import Cluster, Remote
 from raydebug.cluster.working_folder import folder_on_nodes, list_files, pack
 from raydebug.console.session import GatewayAddress
 from raydebug.errors import RaydebugError
 from raydebug.gateway.path_map import PathMap
+from raydebug.jobs.submit import copy_of_jobs
 
 THERE = "/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_" + 40 * "a"
 NEWER = "/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_" + 40 * "b"
@@ -61,7 +65,15 @@ def write(folder: Path, *names: str) -> None:
 
 def names(folder: Path) -> list[str]:
     """Return the files of a folder that would be copied."""
-    return [str(path) for path in list_files(folder)]
+    return [str(path) for path in list_files(folder)[0]]
+
+
+def have_nodes(monkeypatch: pytest.MonkeyPatch, *temp_dirs: str) -> None:
+    """Let a cluster have nodes with these folders of Ray's; an empty one has not reported."""
+    rows = [{"node_id": temp_dir, "node_ip": f"10.0.0.{number}"} for number, temp_dir in enumerate(temp_dirs)]
+    monkeypatch.setattr(Dashboard, "living_nodes", lambda _: rows)
+    words = {node: {"cmdline": ["raylet", f"--resource_dir={node}"] if node else None} for node in temp_dirs}
+    monkeypatch.setattr(Dashboard, "node_statistics", lambda _, node: words[node])
 
 
 def test_files_of_a_checkout(tmp_path):
@@ -91,18 +103,85 @@ def test_files_of_a_checkout(tmp_path):
 
 def test_files_of_another_folder(tmp_path):
     """Outside of git all files are copied but those of virtual environments, of caches and of linked folders."""
-    write(tmp_path, "train.py", "sub/a.py", "env/pyvenv.cfg", "env/lib/x.py", "sub/__pycache__/a.pyc", ".git/HEAD")
+    write(tmp_path, "train.py", "sub/a.py", "env/pyvenv.cfg", "env/lib/x.py", "sub/__pycache__/a.pyc")
     (tmp_path / "loop").symlink_to(".")
-    assert names(tmp_path) == ["sub/a.py", "train.py"]
+    write(tmp_path / "inner", "a.py", "out/secret", ".gitignore")
+    (tmp_path / "inner/.gitignore").write_text("out\n.gitignore\n")
+    git(tmp_path / "inner", "init", "-q")
+    assert names(tmp_path) == ["inner/a.py", "sub/a.py", "train.py"], "git is asked in a checkout inside of it"
+
+
+SECRETS = (
+    ".env", "sub/.env.local", ".ssh/id", ".aws/x", ".netrc", "x.token", ".gnupg/x", ".kube/config", "state/raydebug/x",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("in_git", [False, True])
+def test_secrets_and_links_are_not_copied(cluster, tmp_path, monkeypatch, capsys, in_git):
+    """Files of secrets are left out unless they were committed, and links that lead elsewhere; links are counted."""
+    project = tmp_path / "project"
+    monkeypatch.setenv("XDG_STATE_HOME", str(project / "state"))
+    write(project, "train.py", "conf/.env", *SECRETS)
+    write(tmp_path, "outside")
+    for name, leads_to in (("a", "../outside"), ("b", ".env"), ("c", "sub"), ("d", "/"), ("same.py", "train.py")):
+        (project / name).symlink_to(leads_to)
+    if in_git:
+        git(project, "init", "-q")
+        git(project, "add", "conf/.env")
+    assert names(project) == [*(["conf/.env"] if in_git else []), "same.py", "train.py"]
+    note_shared(cluster, project, shared=False)
+    have_nodes(monkeypatch, "/tmp/ray")
+    monkeypatch.setattr(Dashboard, "has_package", lambda *_: False)
+    monkeypatch.setattr(Dashboard, "put_package", lambda *_: None)
+    folder_on_nodes(cluster, project, as_it_is=True)
+    assert "; links that are left out: 4 (a, b, c, ...)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["", None])
+def test_git_that_fails(tmp_path, monkeypatch, path):
+    """In a checkout nothing is copied unless git says what it ignores: the error has what git said."""
+    write(tmp_path, ".git/HEAD", "sub/train.py", ".gitignore")
+    if path is not None:
+        monkeypatch.setenv("PATH", path)
+    with pytest.raises(RaydebugError) as raised:
+        list_files(tmp_path / "sub")
+    said = "not a git repository" if path is None else "No such file or directory: 'git'"
+    assert (raised.value.code, said in raised.value.cause) == ("run.git-failed", True)
+    assert "git config --global --add safe.directory DIR" in raised.value.fix
+
+
+def test_the_home_folder_is_not_copied(tmp_path, monkeypatch):
+    """Outside of git neither the home folder nor one that has it inside is copied."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home/me"))
+    write(tmp_path, "home/me/project/train.py")
+    for folder in (tmp_path / "home/me", tmp_path / "home", Path("/")):
+        with pytest.raises(RaydebugError) as raised:
+            list_files(folder)
+        assert raised.value.code == "run.folder-is-home"
+    assert names(tmp_path / "home/me/project") == ["train.py"]
+
+
+def test_a_submodule_that_is_not_there(tmp_path):
+    """It has no files."""
+    library, project, clone = tmp_path / "library", tmp_path / "project", tmp_path / "clone"
+    for folder in (library, project):
+        write(folder, "a.py")
+        git(folder, "init", "-q")
+        git(folder, "add", ".")
+        git(folder, "commit", "-qm", "1")
+    git(project, "submodule", "add", "-q", str(library), "library")
+    git(project, "commit", "-qm", "2")
+    git(tmp_path, "clone", "-q", str(project), str(clone))
+    assert names(clone) == [".gitmodules", "a.py"]
 
 
 def test_a_copy_is_named_by_its_content(tmp_path):
     """Equal files make equal bytes, whatever their times; a file stays executable, and its owner can write it."""
     write(tmp_path, "a.sh", "b/c.py")
     (tmp_path / "a.sh").chmod(0o555)
-    first = pack(tmp_path, list_files(tmp_path))
+    first = pack(tmp_path, list_files(tmp_path)[0])
     os.utime(tmp_path / "b/c.py", (1, 1))
-    assert pack(tmp_path, list_files(tmp_path)) == first
+    assert pack(tmp_path, list_files(tmp_path)[0]) == first
     with zipfile.ZipFile(io.BytesIO(first)) as package:
         assert {one.filename: stat.filemode(one.external_attr >> 16)[1:] for one in package.infolist()} == {
             "a.sh": "rwxr-xr-x",
@@ -110,7 +189,7 @@ def test_a_copy_is_named_by_its_content(tmp_path):
         }
         assert package.read("b/c.py") == b"b/c.py"
     write(tmp_path, "b/d.py")
-    assert pack(tmp_path, list_files(tmp_path)) != first
+    assert pack(tmp_path, list_files(tmp_path)[0]) != first
 
 
 def test_a_folder_that_is_too_big(cluster, tmp_path):
@@ -146,6 +225,47 @@ def test_a_file_that_cannot_be_read(cluster, tmp_path):
     assert (raised.value.code, raised.value.cause) == ("run.folder-unreadable", f"{folder}/secret: Permission denied")
 
 
+def test_where_ray_unpacks(cluster, tmp_path, monkeypatch):
+    """It is asked of the nodes: those that have not reported do not count, and different folders are refused."""
+    note_shared(cluster, tmp_path, shared=False)
+    monkeypatch.setattr(Dashboard, "has_package", lambda *_: True)
+    have_nodes(monkeypatch, "/a", "", "/a")
+    assert folder_on_nodes(cluster, tmp_path, as_it_is=True).startswith("/a/working_dir_files/_ray_pkg_")
+    (cluster.folder / "folders.json").unlink()
+    note_shared(cluster, tmp_path, shared=False)
+    monkeypatch.setattr("raydebug.cluster.working_folder.REPORTS_WITHIN_S", 0.1)
+    for temp_dirs, code, cause in (
+        (("/a", "/b"), "run.temp-dirs-differ", "in different folders: /a on 10.0.0.0, /b on 10.0.0.1"),
+        (("",), "run.nodes-silent", "no node has said"),
+    ):
+        have_nodes(monkeypatch, *temp_dirs)
+        with pytest.raises(RaydebugError) as raised:
+            folder_on_nodes(cluster, tmp_path, as_it_is=True)
+        assert (raised.value.code, cause in raised.value.cause) == (code, True)
+        assert copies_on(cluster) == {}
+
+
+def test_programs_of_raydebug_do_not_import_from_a_copy(cluster, tmp_path, monkeypatch):
+    """Ray has a copy first on PYTHONPATH: a file of the user's with the name of a library's is not run by ours."""
+    lines = []
+    monkeypatch.setattr(Dashboard, "submit_job", lambda _, line, **more: lines.append(line))
+    note_copy(cluster, Path("/my/project"), THERE)
+    for folder in (THERE, "/"):
+        submit_request(cluster, "1", {"folder": folder})
+    shown = f"{lines[0].partition(' && exec ')[0]}; echo $PYTHONPATH"
+    for given, left in ((THERE, ""), (f"{THERE}:/a:/b", "/a:/b"), ("/a", "/a")):
+        done = subprocess.run(
+            ["sh", "-c", shown], env={"PYTHONPATH": given}, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == f"{left}\n"
+    assert lines[1].startswith("cd / && exec ")
+    copy = tmp_path / "working_dir_files/_ray_pkg_a"
+    write(copy, "secrets.py")
+    monkeypatch.setenv("PYTHONPATH", f"{copy}:/a")
+    path = run_here(["-c", "import secrets, sys; print(*sys.path[:1])"], str(copy), 30.0)
+    assert path == {"code": 0, "output": "/a\n"}
+
+
 def test_what_is_remembered(cluster, tmp_path):
     """An answer holds until the cluster is joined again; the folders of copies are known for longer."""
     note_shared(cluster, tmp_path, shared=True)
@@ -159,6 +279,17 @@ def test_what_is_remembered(cluster, tmp_path):
     assert read_known(cluster) == {"created": 1.0, "shared": {}, "copies": {}}
 
 
+def test_a_folder_that_cannot_be_written(cluster, tmp_path, monkeypatch, capsys):
+    """No file can be made there to ask the nodes for: it counts as not shared, and a note says what to do."""
+    have_nodes(monkeypatch, "/tmp/ray")
+    monkeypatch.setattr(Dashboard, "has_package", lambda *_: True)
+    folder_on_nodes(cluster, tmp_path / "gone", as_it_is=True)
+    assert capsys.readouterr().err == (
+        f"note: whether the nodes share {tmp_path}/gone is not known, as no file can be made there (No such file or"
+        " directory); it counts as not shared. If they share it: --no-upload\n"
+    )
+
+
 def test_names_of_files(cluster):
     """What the cluster sends has the names of this machine's files: a text, and JSON."""
     here = Path('/my "project"')
@@ -170,25 +301,65 @@ def test_names_of_files(cluster):
         "other": f"{NEWER}/a.py",
     }
     assert with_local_names(replace(cluster, remote=None), sent) == sent
-    assert GatewayAddress.of(cluster).mappings == ({"localRoot": str(here), "remoteRoot": THERE},)
+    assert GatewayAddress.of(cluster).copies() == [{"localRoot": str(here), "remoteRoot": THERE}]
 
 
 def test_a_folder_with_several_copies():
     """A file here is that of the copy which the process has; the client gets the name there beside its own."""
-    paths = PathMap([("/my/project", NEWER), ("/my/project", THERE)])
+    paths = PathMap([], [("/my/project", NEWER), ("/my/project", THERE)])
     assert paths.to_cluster("/my/project/a.py") == f"{NEWER}/a.py"
     body = paths.translate_body({"stackFrames": [{"source": {"path": f"{THERE}/a.py"}}]})
     assert body["stackFrames"][0]["source"] == {"path": "/my/project/a.py", "adapterData": f"{THERE}/a.py"}
     assert paths.to_cluster("/my/project/a.py") == f"{THERE}/a.py"
 
 
+def test_a_folder_inside_of_another():
+    """A file in it is that of the copy which the process has, of either folder."""
+    paths = PathMap([], [("/my/project", THERE), ("/my/project/sub", NEWER)])
+    assert paths.to_cluster("/my/project/sub/a.py") == f"{NEWER}/a.py"
+    assert paths.to_client(f"{THERE}/sub/a.py") == "/my/project/sub/a.py"
+    assert paths.to_cluster("/my/project/sub/a.py") == f"{THERE}/sub/a.py"
+    assert paths.to_client(f"{NEWER}/a.py") == "/my/project/sub/a.py"
+    assert paths.to_cluster("/my/project/sub/a.py") == f"{NEWER}/a.py"
+
+
+def test_files_outside_of_copies():
+    """An editor opens its own file, unless its user has mappings that do not have it."""
+    body = {"stackFrames": [{"source": {"path": "/shared/a.py"}}]}
+    paths = PathMap([], [("/my/project", THERE)])
+    assert paths.translate_body(body) == body
+    paths = PathMap([("/x", "/y")], [("/my/project", THERE)])
+    assert paths.translate_body(body)["stackFrames"][0]["source"]["sourceReference"] == 1_000_000
+    assert paths.to_client(f"{THERE}/a.py") == "/my/project/a.py"
+
+
+def test_breakpoints_of_a_running_job(cluster, monkeypatch):
+    """They are looked up in the copy that a running job has, in that of the named job first; not in a newer one."""
+    here, newest = Path("/my/project"), NEWER.replace("b", "c")
+    for there in (THERE, NEWER, newest):
+        note_copy(cluster, here, there)
+    jobs = [("1", THERE, "RUNNING"), ("2", NEWER, "RUNNING"), ("3", newest, "FAILED"), ("4", "/other", "RUNNING")]
+    rows = [
+        {"submission_id": name, "entrypoint": f"cd {there} && exec x", "status": status} for name, there, status in jobs
+    ]
+    monkeypatch.setattr(Dashboard, "submitted_jobs", lambda _: rows)
+    assert [copy_of_jobs(cluster, here, job) for job in ("1", "2", "3", None)] == [THERE, NEWER, NEWER, NEWER]
+    assert copy_of_jobs(cluster, Path("/other")) == ""
+    asked = []
+    monkeypatch.setattr("raydebug.cluster.node_jobs.ask_nodes", lambda _, request, *more: asked.append(request) or [])
+    with pytest.raises(RaydebugError):
+        NodeRunner(cluster, "127.0.0.1", at=THERE).run_python(["-c", ""], here)
+    assert asked[0]["folder"] == THERE
+
+
 def test_packages(cluster, monkeypatch):
-    """A job in a copy asks Ray for its package, any other job for none."""
+    """A job in a copy asks Ray for its package, any other job for none, whatever the name of its folder."""
     sent = []
+    note_copy(cluster, Path("/my/project"), THERE)
     monkeypatch.setattr(Dashboard, "_ask", lambda *arguments, **options: sent.append(options["json"]["runtime_env"]))
-    for folder in (THERE, "/my/project", ""):
+    for folder in (THERE, "/my/project", NEWER, ""):
         Dashboard(cluster).submit_job("true", submission_id="1", env={}, folder=folder)
-    assert [one.get("working_dir") for one in sent] == [f"gcs://_ray_pkg_{40 * 'a'}.zip", None, None]
+    assert [one.get("working_dir") for one in sent] == [f"gcs://_ray_pkg_{40 * 'a'}.zip", None, None, None]
 
 
 def test_another_kind_of_cluster(tmp_path):
@@ -198,7 +369,7 @@ def test_another_kind_of_cluster(tmp_path):
     done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environ, timeout=60)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-3:] == [
-        "error: --upload and --no-upload are for a cluster that was joined",
+        "error: --upload and --no-upload are for a cluster whose nodes are other machines",
         "cause: the jobs of cluster 'default' run in this folder itself",
         "fix: leave it out",
     ]

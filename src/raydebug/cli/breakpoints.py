@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,15 +26,11 @@ def add(
     Example: raydebug break add 'my/reward.py:42,rank=0,if=score > 1,once'
     """
     from raydebug.cluster.find import load_cluster
-    from raydebug.cluster.kinds import kind_of
-    from raydebug.gateway.breakpoint_specs import resolve_breaks
     from raydebug.gateway.gateway_client import add_break, describe_break_states
-    from raydebug.jobs.submit import python_path_of_jobs
+    from raydebug.jobs.submit import find_break
 
     cluster = load_cluster(name)
-    search = python_path_of_jobs(cluster, job)
-    (spec,) = resolve_breaks([where], runner=kind_of(cluster).runner(), working_dir=Path.cwd(), search=search)
-    one = add_break(cluster, spec, job=job)
+    one = add_break(cluster, find_break(cluster, where, job), job=job)
     if as_json:
         render.out_json({"version": 1, "break": one})
         return

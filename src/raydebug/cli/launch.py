@@ -76,9 +76,10 @@ def _look_and_require(options: RunOptions) -> Surroundings:
     if options.upload is not None:
         if cluster is None or not cluster.is_of_nodes:
             raise UsageError(
-                "--upload and --no-upload are for a cluster that was joined",
+                "--upload and --no-upload are for a cluster whose nodes are other machines",
                 cause=f"the jobs of cluster '{options.name}' run in this folder itself",
                 fix="leave it out",
+                code="run.no-nodes",
             )
         note_shared(cluster, folder, shared=not options.upload)
     return Surroundings(reading, folder, runner.folder(folder), cluster, runner)

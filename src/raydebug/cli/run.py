@@ -106,7 +106,7 @@ def run(
         bool | None,
         typer.Option(
             "--upload/--no-upload",
-            help="On a cluster that was joined: copy this folder to its nodes, or use their own of this name. Default:"
+            help="Where the nodes are other machines: copy this folder there, or use their own of this name. Default:"
             " copy it, unless they share it.",
             show_default=False,
         ),

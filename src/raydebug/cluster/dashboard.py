@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 from urllib.parse import urlsplit
 
-from raydebug.cluster.known_folders import PACKAGE_PREFIX, with_local_names
+from raydebug.cluster.known_folders import PACKAGE_PREFIX, copies_on, with_local_names
 from raydebug.cluster.port_owner import stranger_at
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import RaydebugError
@@ -209,9 +209,11 @@ class Dashboard:
     def submit_job(self, entrypoint: str, *, submission_id: str, env: dict[str, str], folder: str = "") -> str:
         """Start a job and return its submission id; `env` is for the driver and its workers.
 
-        If it runs in the folder of a package, Ray unpacks that on each node.
+        If it runs in a copy of a folder, Ray unpacks that on each node.
         """
-        there = {"env_vars": env, **({"working_dir": f"gcs://{name}"} if (name := _package_of(folder)) else {})}
+        there: dict[str, object] = {"env_vars": env}
+        if folder in copies_on(self._cluster):
+            there["working_dir"] = f"gcs://{_package_of(folder)}"
         body = {"entrypoint": entrypoint, "submission_id": submission_id, "runtime_env": there}
         return str(self._ask("POST", "/api/jobs/", "submission_id", of=str, json=body))
 

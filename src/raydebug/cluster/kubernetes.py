@@ -92,12 +92,12 @@ def manifest(wanted: Wanted) -> str:
 
 def next_steps(wanted: Wanted) -> list[str]:
     """Return the commands that join the cluster once its pods run. Pure."""
-    service, token = f"svc/{wanted.name}-head-svc", f"{wanted.name}.token"
+    service, token = f"svc/{wanted.name}-head-svc", f"~/.ray/{wanted.name}.token"
     template = "go-template='{{.data.auth_token | base64decode}}'"
     join = f"raydebug up --join http://127.0.0.1:8265{name_option(wanted.name)}"
     return [
-        f"(umask 077; kubectl get secret {wanted.name} -o {template} > {token})",
-        f"RAY_AUTH_TOKEN_PATH=$PWD/{token} {join} --through 'kubectl exec -i {service} -c ray-head --'",
+        f"(umask 077; mkdir -p ~/.ray; kubectl get secret {wanted.name} -o {template} > {token})",
+        f"RAY_AUTH_TOKEN_PATH={token} {join} --through 'kubectl exec -i {service} -c ray-head --'",
     ]
 
 

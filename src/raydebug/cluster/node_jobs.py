@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypedDict
 
 import raydebug
 from raydebug.cluster.dashboard import ENDED, OWN_JOBS, Dashboard
+from raydebug.cluster.known_folders import copies_on
 from raydebug.cluster.on_nodes import MARK, NODE_LIMIT_S, PRIME
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
@@ -66,8 +67,11 @@ def new_id(cluster: Cluster, prefix: str) -> str:
 def submit_request(cluster: Cluster, job: str, request: Mapping[str, Any]) -> None:
     """Start on_nodes.py with a request."""
     argv = [cluster.python, SAFE_PATH, "-m", "raydebug.cluster.on_nodes", json.dumps(request)]
-    line = f"cd / && exec {shlex.join(argv)}"
-    Dashboard(cluster).submit_job(line, submission_id=job, env={}, folder=request["folder"])
+    begin, folder = "cd /", request["folder"]
+    if folder in copies_on(cluster):  # Ray puts it first on PYTHONPATH, also for our own code
+        begin += f" && PYTHONPATH=${{PYTHONPATH#{shlex.quote(folder)}}} && export PYTHONPATH=${{PYTHONPATH#:}}"
+    line = f"{begin} && exec {shlex.join(argv)}"
+    Dashboard(cluster).submit_job(line, submission_id=job, env={}, folder=folder)
 
 
 def wait_for_answer(

@@ -108,10 +108,14 @@ def leave_node(folder: str) -> dict[str, Any]:
 
 def run_here(argv: list[str], folder: str, limit_s: float) -> dict[str, Any]:
     """Run the node's own Python with these arguments, and return its exit code and what it printed."""
+    first, _, others = os.environ.get("PYTHONPATH", "").partition(os.pathsep)
+    # Ray puts a copy of the user's folder first; see submit_request.
+    without = {"PYTHONPATH": others} if first == folder and "/working_dir_files/" in folder else {}
     try:
         done = subprocess.run(  # noqa: S603, TID251 - raydebug's own code; on a node that may have no raydebug.process
             [sys.executable, "-P", *argv], cwd=folder, timeout=limit_s, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
+            env={**os.environ, **without},
         )  # fmt: skip
     except OSError as error:
         why = f"{folder}: {error.strerror}" if os.path.isdir(folder) else f"the node has no folder {folder}"

@@ -132,10 +132,17 @@ class ContainerRunner:
 
 @dataclass(frozen=True)
 class NodeRunner:
-    """A node of a joined cluster: programs run there as jobs of raydebug's own, in 3 s."""
+    """A node of a joined cluster: programs run there as jobs of raydebug's own, in 3 s.
+
+    Args:
+        cluster: that it is a node of.
+        ip: its address.
+        at: the folder of the nodes in which `run_python` runs; empty for the newest copy of the given one.
+    """
 
     cluster: Cluster
     ip: str
+    at: str = ""
 
     def folder(self, here: Path) -> str:
         """Return where the nodes have a folder, which is copied there if they do not share it."""
@@ -162,7 +169,7 @@ class NodeRunner:
         timeout_s: float = PYTHON_TIMEOUT_S,
     ) -> str:
         """Run the node's Python, whose environment the jobs have too."""
-        done = _run_on_nodes(self.cluster, {self.ip: arguments}, working_dir, timeout_s)[self.ip]
+        done = _run_on_nodes(self.cluster, {self.ip: arguments}, working_dir, timeout_s, self.at)[self.ip]
         if isinstance(done, RaydebugError):
             raise done
         return done
@@ -173,14 +180,14 @@ Runner = LocalRunner | ContainerRunner | NodeRunner
 
 
 def _run_on_nodes(
-    cluster: Cluster, programs: Mapping[str, list[str]], working_dir: Path, timeout_s: float
+    cluster: Cluster, programs: Mapping[str, list[str]], working_dir: Path, timeout_s: float, at: str = ""
 ) -> dict[str, str | RaydebugError]:
     """Run the Python of nodes, by address, in one job of raydebug's own for each NODES_AT_ONCE."""
     from raydebug.cluster.node_jobs import ANSWER_LIMIT_S, Node, ask_nodes
     from raydebug.cluster.on_nodes import NO_FOLDER
     from raydebug.cluster.working_folder import folder_on_nodes
 
-    folder = folder_on_nodes(cluster, working_dir, as_it_is=False)
+    folder = at or folder_on_nodes(cluster, working_dir, as_it_is=False)
     answers: dict[str, Node] = {}
     for first in range(0, len(programs), NODES_AT_ONCE):
         request = {

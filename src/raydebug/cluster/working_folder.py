@@ -11,24 +11,30 @@ import contextlib
 import hashlib
 import io
 import os
+import re
 import secrets
+import subprocess
+import time
 import zipfile
-from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from raydebug import process, render
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.known_folders import PACKAGE_PREFIX, note_copy, note_shared, read_known
 from raydebug.cluster.node_jobs import ANSWER_LIMIT_S, ask_nodes
-from raydebug.cluster.state import Cluster
+from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import RaydebugError, UsageError
+from raydebug.settings.files import state_dir
 
 MIB = 1024**2
 MOST_BYTES = 96 * MIB  # Ray's dashboard takes 100 MiB (ray 2.41.0 to 2.60.0 DASHBOARD_CLIENT_MAX_SIZE)
 IGNORED = frozenset({".git", ".venv", "node_modules", "__pycache__"})
+SECRET = re.compile(r"\.(aws|gnupg|kube|netrc|ray|ssh|env.*)|.*\.token")
 NAMED_AT_MOST = 3
 ASKED_NODES = 50  # the head and some others; the request is one word of a command line
 LIMIT_S = 30.0
+REPORTS_WITHIN_S = 10.0  # of the agent of a node that has just started
 RESOURCES = "--resource_dir="  # ray 2.41.0 to 2.60.0 _private/services.py start_raylet
 
 
@@ -68,7 +74,11 @@ def _is_shared(cluster: Cluster, here: Path) -> bool:
     request = {"do": "run", "head": head, "folder": "/", "limit_s": LIMIT_S, "argv": programs}
     try:
         mark.touch(exist_ok=False)
-    except OSError:  # a folder that this user cannot write
+    except OSError as error:
+        render.say(
+            f"note: whether the nodes share {here} is not known, as no file can be made there ({error.strerror}); it"
+            " counts as not shared. If they share it: --no-upload"
+        )
         return False
     try:
         answers = [node["output"].strip() for node in ask_nodes(cluster, request, ANSWER_LIMIT_S + LIMIT_S)
@@ -81,7 +91,8 @@ def _is_shared(cluster: Cluster, here: Path) -> bool:
 def _copy(cluster: Cluster, here: Path) -> str:
     """Give Ray a folder's files, unless it has them, and return where it unpacks them."""
     try:
-        sizes = {path: (here / path).stat().st_size for path in list_files(here)}
+        files, links = list_files(here)
+        sizes = {path: (here / path).stat().st_size for path in files}
         total = sum(sizes.values())
         if total > MOST_BYTES:
             raise _too_big(here, sizes)
@@ -97,51 +108,120 @@ def _copy(cluster: Cluster, here: Path) -> str:
     dashboard = Dashboard(cluster)
     there = f"{_resources(cluster, dashboard)}/working_dir_files/{name}"
     if not dashboard.has_package(there):
-        render.say(f"the nodes do not share {here}: {len(sizes)} files of it are copied there, {total / MIB:.1f} MiB")
+        copied = f"{len(sizes)} files of it are copied there, {total / MIB:.1f} MiB"
+        named = ", ".join(map(str, links[:NAMED_AT_MOST])) + (", ..." if len(links) > NAMED_AT_MOST else "")
+        left_out = f"; links that are left out: {len(links)} ({render.visible(named, keep='')})" if links else ""
+        render.say(f"the nodes do not share {here}: {copied}{left_out}")
         dashboard.put_package(there, data)
     return there
 
 
 def _resources(cluster: Cluster, dashboard: Dashboard) -> str:
-    """Return the folder of the nodes in which Ray unpacks packages: a word of the raylet's command line names it."""
-    with contextlib.suppress(RaydebugError, IndexError):
-        for word in dashboard.node_statistics(dashboard.living_nodes()[0]["node_id"]).get("cmdline") or ():
-            if word.startswith(RESOURCES):
-                return str(word.removeprefix(RESOURCES))
-    return str(PurePosixPath(cluster.there.logs).parent / "runtime_resources")  # its agent has not reported yet
+    """Return the folder of the nodes in which Ray unpacks packages: a word of each raylet's command line names it.
+
+    Raises:
+        RaydebugError: they have different ones, or no node's agent has reported.
+    """
+    found: dict[str, str] = {}
+    deadline = time.monotonic() + REPORTS_WITHIN_S
+    while not found and time.monotonic() < deadline:
+        for node in dashboard.living_nodes()[:ASKED_NODES]:
+            with contextlib.suppress(RaydebugError):
+                for word in dashboard.node_statistics(node["node_id"]).get("cmdline") or ():
+                    if word.startswith(RESOURCES):
+                        found.setdefault(word.removeprefix(RESOURCES), node["node_ip"])
+        time.sleep(0 if found else 1)
+    if len(found) == 1:
+        return found.popitem()[0]
+    cause, code = "no node has said where Ray unpacks it", "run.nodes-silent"
+    fix = f"try again when `raydebug ps{name_option(cluster.name)}` lists the nodes as alive"
+    if found:
+        places = ", ".join(f"{place} on {ip}" for place, ip in list(found.items())[:NAMED_AT_MOST])
+        cause, code = f"Ray unpacks it in different folders: {places}", "run.temp-dirs-differ"
+        fix = "start Ray with one --temp-dir on all nodes, or run in one that they share; --no-upload takes their own"
+    raise UsageError("the working folder cannot be copied to the nodes", cause=cause, fix=fix, code=code)
 
 
-def list_files(folder: Path) -> list[Path]:
-    """Return the files that a job may need, relative to the folder, sorted.
+def list_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the files that a job may need, and the links that are left out, relative to the folder, sorted.
 
     In a checkout of git those that it does not ignore, of submodules too; else all but IGNORED, and virtual
-    environments. Links to folders are left out: they may lead anywhere.
+    environments. What SECRET names is left out unless it was committed; so are links to folders, to secrets and to
+    files outside of the folder.
+
+    Raises:
+        RaydebugError: git fails in a checkout, or the folder is no project.
     """
-    found: list[Path] = []
-    for path in map(Path, _listed_by_git(folder) or _walk(folder)):
+    files, links, top = [], [], os.path.realpath(folder)
+    for path in _listed(folder):
         whole = folder / path
-        if IGNORED.intersection(path.parts) or (whole.is_symlink() and whole.is_dir()):
+        if whole.is_symlink():
+            leads_to = Path(os.path.relpath(os.path.realpath(whole), top))
+            if whole.is_dir() or ".." in leads_to.parts or _is_secret(folder, leads_to):
+                links.append(path)
+                continue
+        if whole.is_file():
+            files.append(path)
+    return sorted(files), sorted(links)
+
+
+def _listed(folder: Path) -> Iterator[Path]:
+    found = _listed_by_git(folder)
+    if found is None or not (found or (folder / ".git").exists()):  # outside of git, or git ignores the folder itself
+        found = _walk(folder)
+    for path, is_committed in found:
+        whole = folder / path
+        # Git names a submodule that is not there "./", in its folder.
+        if not path.parts or IGNORED.intersection(path.parts) or (_is_secret(folder, path) and not is_committed):
             continue
-        if whole.is_dir():  # a submodule, or another checkout
-            found += [path / inner for inner in list_files(whole)]
-        elif whole.is_file():
-            found.append(path)
-    return sorted(found)
+        if whole.is_dir() and not whole.is_symlink():  # a submodule, or another checkout
+            yield from (path / inner for inner in _listed(whole))
+        else:
+            yield path
 
 
-def _listed_by_git(folder: Path) -> list[str]:
-    with contextlib.suppress(OSError):  # no git here
-        argv = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        with process.start_filter(argv) as git:
-            printed, _ = git.communicate()
-        return [os.fsdecode(name) for name in printed.split(b"\0") if name] if git.returncode == 0 else []
-    return []
+def _is_secret(folder: Path, path: Path) -> bool:
+    return any(map(SECRET.fullmatch, path.parts)) or (folder / path).is_relative_to(state_dir())
 
 
-def _walk(folder: Path) -> Iterable[str]:
+def _listed_by_git(folder: Path) -> Iterable[tuple[Path, bool]] | None:
+    """Return the paths that git does not ignore, and whether each is committed; None outside of a checkout."""
+    if not any((at / ".git").exists() for at in (folder, *folder.parents)):
+        return None
+    argv = ["git", "-C", str(folder), "ls-files", "-tz", "--cached", "--others", "--exclude-standard"]
+    try:
+        with process.start_filter(argv, errors=subprocess.PIPE) as git:
+            printed, said = git.communicate()
+        if git.returncode == 0:  # each name follows a letter, "?" where it is not committed, and a space
+            lines = [line for line in printed.split(b"\0") if line]
+            return [(Path(os.fsdecode(line[2:])), not line.startswith(b"?")) for line in lines]
+        why = " ".join(said.decode(errors="replace").split())
+    except OSError as error:  # no git here
+        why = str(error)
+    raise UsageError(
+        f"the working folder {folder} cannot be copied to the nodes: git does not say which files it ignores",
+        cause=why,
+        fix="where another user owns the checkout: `git config --global --add safe.directory DIR`; where the nodes have"
+        " their own files at this path: --no-upload",
+        code="run.git-failed",
+    )
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, bool]]:
+    if Path.home().resolve().is_relative_to(folder.resolve()):
+        raise UsageError(
+            f"the working folder {folder} is not copied to the nodes",
+            cause="your home folder is in it, with all that is private",
+            fix="run in the folder of your project; where the nodes have their own files at this path: --no-upload",
+            code="run.folder-is-home",
+        )
     for at, folders, files in os.walk(folder):
-        folders[:] = [one for one in folders if one not in IGNORED and not Path(at, one, "pyvenv.cfg").exists()]
-        yield from (os.path.relpath(os.path.join(at, file), folder) for file in files)  # noqa: PTH118 - of many files
+        inner = [one for one in folders if one not in IGNORED and not Path(at, one, "pyvenv.cfg").exists()]
+        whole = [one for one in inner if Path(at, one, ".git").exists() or Path(at, one).is_symlink()]
+        folders[:] = [
+            one for one in inner if one not in whole and not _is_secret(folder, Path(at, one).relative_to(folder))
+        ]
+        yield from ((Path(at, name).relative_to(folder), False) for name in (*files, *whole))
 
 
 def pack(folder: Path, files: Iterable[Path]) -> bytes:

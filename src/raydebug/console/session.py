@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from raydebug.errors import Exit, RaydebugError
 from raydebug.gateway.gateway_client import unproven
 from raydebug.protocol.client_handshake import NotProven
 from raydebug.protocol.lost_peers import OUT_OF_REACH
+from raydebug.protocol.messages import COPIES
 from raydebug.protocol.wire import Message
 
 _REFUSALS = {
@@ -33,13 +34,13 @@ _INTERRUPT_PERIOD_S = 0.05
 
 
 class GatewayAddress(NamedTuple):
-    """Host and port of a gateway, the token that it has to hold, and DAP's `pathMappings` of the cluster."""
+    """Host and port of a gateway, the token that it has to hold, and what returns the COPIES that there are now."""
 
     host: str
     port: int
     token: str
     reads_exceptions: bool = True  # their texts come from the user's `__str__`, which pydevd calls
-    mappings: tuple[Message, ...] = ()
+    copies: Callable[[], list[Message]] = list
 
     @classmethod
     def of(cls, cluster: Cluster, *, reads_exceptions: bool = True) -> GatewayAddress:
@@ -48,9 +49,11 @@ class GatewayAddress(NamedTuple):
         Raises:
             RaydebugError: it cannot be read.
         """
-        mappings = ({"localRoot": here, "remoteRoot": there} for there, here in copies_on(cluster).items())
-        host, port = cluster.gateway_host, cluster.gateway_port
-        return cls(host, port, cluster.token, reads_exceptions, tuple(mappings))
+
+        def copies() -> list[Message]:
+            return [{"localRoot": here, "remoteRoot": there} for there, here in copies_on(cluster).items()]
+
+        return cls(cluster.gateway_host, cluster.gateway_port, cluster.token, reads_exceptions, copies)
 
     async def open(self, target: str, *, steal: bool, on_output: Callable[[Output], None]) -> DebugSession:
         """Attach a pause and wait for its stack.
@@ -84,7 +87,7 @@ class DebugSession:
     """An attached pause, made by `GatewayAddress.open`."""
 
     _reads_exceptions = True
-    _mappings: tuple[Message, ...] = ()
+    _copies: Sequence[Message] = ()
     stays_paused = True  # the thread stays paused when we disconnect
 
     def __init__(self, on_output: Callable[[Output], None]) -> None:
@@ -106,7 +109,7 @@ class DebugSession:
     async def attach(self, address: GatewayAddress, target: str, *, steal: bool) -> None:
         """Begin the session; see `GatewayAddress.open`."""
         self._address = f"{address.host}:{address.port}"
-        self._reads_exceptions, self._mappings = address.reads_exceptions, address.mappings
+        self._reads_exceptions = address.reads_exceptions
         try:
             self._dap = await DapSession.connect(
                 address.host, address.port, token=address.token, on_event=self._take, on_end=self._end
@@ -134,13 +137,12 @@ class DebugSession:
         try:
             # No limit: with `next` the gateway answers when a pause begins, which may take hours.
             arguments: Message = {"target": target, "steal": steal}
-            if address.mappings:
-                arguments["pathMappings"] = list(address.mappings)
             answer = await self.request("attach", arguments, timeout_s=None)
         except RequestFailed as refused:
             raise explain_refusal(refused) from refused
         self._note_pause(answer.get("pause") or {})
-        await self.request("configurationDone")
+        self._copies = address.copies()  # not earlier: the pause may be of a job that began while it was waited for
+        await self.request("configurationDone", {COPIES: self._copies} if self._copies else None)
         try:
             await self.wait_stop(timeout_s=_REQUEST_TIMEOUT_S)
         except TimeoutError as error:
@@ -154,7 +156,7 @@ class DebugSession:
 
     def named_here(self, path: str) -> str:
         """Return the name that a file of the process has on this machine, as frames have it."""
-        for one in self._mappings:
+        for one in self._copies:
             if path.startswith(f"{one['remoteRoot']}/"):
                 return str(one["localRoot"]) + path.removeprefix(one["remoteRoot"])
         return path

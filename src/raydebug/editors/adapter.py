@@ -26,12 +26,14 @@ from raydebug.errors import RaydebugError
 from raydebug.protocol import wire
 from raydebug.protocol.client_handshake import NotProven
 from raydebug.protocol.lost_peers import OUT_OF_REACH, watch_peer
+from raydebug.protocol.messages import COPIES
 from raydebug.protocol.wire import Message
 
 if TYPE_CHECKING:
     from raydebug.snapshot.session import SnapshotSession
 
 CONNECT_TIMEOUT_S = 5.0
+NAMED = ("attach", "setBreakpoints", "configurationDone")  # once `attach` has waited there may be new copies
 # The gateway is known only after `attach`; its other capabilities follow as a `capabilities` event.
 INITIAL_CAPABILITIES = {"supportsConfigurationDoneRequest": True}
 
@@ -96,7 +98,7 @@ class Relay:
         self._snapshot = snapshot
         self._session: SnapshotSession | None = None
         self._hello: Message = {}
-        self._mappings: tuple[Message, ...] = ()
+        self._copies: Callable[[], list[Message]] = list
         self._gateway: asyncio.StreamWriter | None = None
         self._backward: asyncio.Task[None] | None = None
 
@@ -120,7 +122,7 @@ class Relay:
         async for message in _messages(self._reader, self._first):
             command = message.get("command") if message.get("type") == "request" else None
             if self._gateway is not None:
-                self._gateway.write(wire.encode(self._named(message) if command == "attach" else message))
+                self._gateway.write(wire.encode(self._named(message) if command in NAMED else message))
                 await self._gateway.drain()
                 continue
             if command == "initialize":
@@ -157,7 +159,7 @@ class Relay:
         arguments = attach.get("arguments")
         try:
             address = self._find_address(arguments if isinstance(arguments, dict) else {})
-            self._mappings = address.mappings
+            self._copies = address.copies
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 reader, gateway = await open_proven(address.host, address.port, address.token)
         except RaydebugError as failure:
@@ -178,14 +180,14 @@ class Relay:
         gateway.write(wire.encode(hello) + wire.encode(self._named(attach)))
         self._backward = asyncio.ensure_future(self._forward_back(reader))
 
-    def _named(self, attach: Message) -> Message:
-        """Return the request for the gateway, with our target and mappings, without a token that the editor knows."""
-        arguments = attach.get("arguments")
-        fixed = {} if self._target is None else {"target": self._target}
-        mapped = {"pathMappings": list(self._mappings)} if self._mappings else {}
-        given = {**mapped, **(arguments if isinstance(arguments, dict) else {}), **fixed}
-        given.pop("token", None)
-        return {**attach, "arguments": given}
+    def _named(self, request: Message) -> Message:
+        """Return a request for the gateway, with our target and copies, without a token that the editor knows."""
+        arguments, copies = request.get("arguments"), self._copies()
+        given = {**(arguments if isinstance(arguments, dict) else {}), **({COPIES: copies} if copies else {})}
+        if request["command"] == "attach":
+            given |= {} if self._target is None else {"target": self._target}
+            given.pop("token", None)
+        return {**request, "arguments": given}
 
     # Gateway to client
 

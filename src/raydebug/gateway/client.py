@@ -17,6 +17,7 @@ from raydebug.gateway.requests import LOOK, Refused
 from raydebug.gateway.root_session import ROOT, TARGET, RootSession
 from raydebug.gateway.throttle import AuthThrottle
 from raydebug.protocol import messages, wire
+from raydebug.protocol.messages import COPIES
 from raydebug.protocol.wire import Message
 
 AUTHENTICATION_TIMEOUT_S = 5.0
@@ -133,6 +134,9 @@ class Client:
             return True
 
     def _answer_request(self, message: Message, command: str, arguments: Message) -> bool:
+        if self._proven and command != "attach" and COPIES in arguments:
+            self._forwarder.paths.replace_copies(arguments.pop(COPIES))
+            self._name_file()
         if command == "initialize":
             self.name = str(arguments.get("clientName") or "a client")[:80]
             self._starts_sessions = arguments.get("supportsStartDebuggingRequest") is True
@@ -209,11 +213,16 @@ class Client:
             self._to.refuse(message, refused)
             return
         self._board.assign(pause, self)
-        self._forwarder.paths.to_client(str(pause.record.get("file")))  # so its folder comes first
+        self._name_file()
         logs.audit("attach", self.title, pause)
         self._to.answer(message, {"pause": self._board.describe(pause)})
         self._to.send(wire.event(0, "initialized"))
         self._show_stop()  # some clients send `configurationDone` right after `attach`
+
+    def _name_file(self) -> None:
+        """Have the folder that the paused process runs in come first."""
+        if (pause := self._board.pause_of(self)) is not None:
+            self._forwarder.paths.to_client(str(pause.record.get("file")))
 
     def _find(self, pause_id: str, *, steal: bool) -> Pause:
         pause = self._board.get(pause_id)

@@ -277,11 +277,21 @@ def set_breaks(cluster: Cluster, breaks: list[BreakpointSpec], *, job: str | Non
     """Set breakpoints in every process of a job (of all jobs without one), and return them with their ids.
 
     Raises:
-        RaydebugError: the gateway does not answer.
+        RaydebugError: the gateway does not answer, or does not set all; then none stays.
     """
     if not breaks:
         return []
     added = request(cluster, "POST", "/breaks", {"breaks": breaks, "job": job})["breaks"]
+    if len(added) != len(breaks):
+        for one in added:
+            with contextlib.suppress(RaydebugError):
+                remove_break(cluster, one["id"])
+        raise RaydebugError(
+            f"the gateway of cluster '{cluster.name}' did not set the breakpoints",
+            cause=f"it was given {len(breaks)} and answered with {len(added)}",
+            fix=f"try again; see what is wrong with `raydebug ps{name_option(cluster.name)}`",
+            code="gateway.breaks",
+        )
     return [{**one, **spec} for one, spec in zip(added, breaks, strict=True)]  # files have their names of the nodes
 
 

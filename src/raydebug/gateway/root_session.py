@@ -22,6 +22,7 @@ from raydebug.gateway.forwarding import Connection
 from raydebug.gateway.requests import Refused
 from raydebug.protocol import wire
 from raydebug.protocol.listings import ListedPause
+from raydebug.protocol.messages import COPIES
 from raydebug.protocol.wire import Message
 
 TARGET = "all"
@@ -30,7 +31,7 @@ ENDED = "the editor ended the session that opened this one; the task stays pause
 # A terminal that waits for the next pause, or a session that waits for the next one of its process, gets it first.
 OTHERS_FIRST_S = 0.05
 # Keys of the editor's configuration that concern the root session alone.
-ROOT_ONLY = ("processId", "preLaunchTask", "postDebugTask", "restart", "steal", "job", "ranks", "host", "port")
+ROOT_ONLY = ("processId", "preLaunchTask", "postDebugTask", "restart", "steal", "job", "ranks", "host", "port", COPIES)
 BREAKPOINTS_HINT = "it applies in the session of each pause; `raydebug run --break` pauses where there is none yet"
 EMPTY_BODIES: dict[str, Message] = {
     "threads": {"threads": []},

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from raydebug import render
-from raydebug.cluster.dashboard import Dashboard
-from raydebug.cluster.known_folders import with_local_names
-from raydebug.cluster.runner import Runner
+from raydebug.cluster.dashboard import Dashboard, JobInfo
+from raydebug.cluster.kinds import kind_of
+from raydebug.cluster.known_folders import copies_on, with_local_names
+from raydebug.cluster.runner import NodeRunner, Runner
 from raydebug.cluster.state import DEFAULT_NAME, Cluster, without_token
 from raydebug.commands.trainings import read_command
 from raydebug.errors import RaydebugError, UsageError
+from raydebug.gateway.breakpoint_specs import resolve_breaks
 from raydebug.gateway.gateway_client import fetch_dial_address, remove_break, set_breaks
 from raydebug.protocol import variables
 from raydebug.protocol.records import BreakpointSpec
@@ -167,6 +169,37 @@ def python_path_of_jobs(cluster: Cluster, job: str | None = None) -> list[str]:
                 here = Path(with_local_names(cluster, folder))
                 found += read_command(words_of(row["entrypoint"]), os.environ, here).python_path
     return list(dict.fromkeys(found))
+
+
+def find_break(cluster: Cluster, where: str, job: str | None = None) -> BreakpointSpec:
+    """Return a breakpoint for running jobs, whose files are those of the copy of this folder that such a job has.
+
+    Args:
+        cluster: that runs them.
+        where: as --break takes it.
+        job: only this one.
+
+    Raises:
+        RaydebugError: it cannot be parsed, or nothing is there.
+    """
+    runner, here = kind_of(cluster).runner(), Path.cwd()
+    if isinstance(runner, NodeRunner):
+        runner = replace(runner, at=copy_of_jobs(cluster, here, job))
+    search = python_path_of_jobs(cluster, job)
+    (spec,) = resolve_breaks([where], runner=runner, working_dir=here, search=search)
+    return spec
+
+
+def copy_of_jobs(cluster: Cluster, here: Path, job: str | None = None) -> str:
+    """Return the copy of a folder in which a running job is, the last one if `job` is not; empty if none is."""
+    copies = copies_on(cluster)
+    rows = Dashboard(cluster).submitted_jobs() if copies else []
+    rows = [row for row in rows if row["status"] == "RUNNING" and copies.get(_folder(row)) == str(here)]
+    return _folder(max(rows, key=lambda row: (row["submission_id"] == job, rows.index(row)))) if rows else ""
+
+
+def _folder(row: JobInfo) -> str:
+    return folder_of(row["entrypoint"]) or ""
 
 
 def find_program(command: list[str], working_dir: Path, runner: Runner) -> None:

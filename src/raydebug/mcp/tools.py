@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import anyio
@@ -147,10 +146,9 @@ class Tools:
         Conditions: if=EXPR, rank=0, step>=3, every=100, once, max=5, timeout=60s; log="loss={loss}" does not stop.
         Example: breakpoints(add="reward.py:42,rank=0,if=score > 1,once")
         """
-        from raydebug.cluster.kinds import kind_of
-        from raydebug.gateway.breakpoint_specs import describe, resolve_breaks
+        from raydebug.gateway.breakpoint_specs import describe
         from raydebug.gateway.gateway_client import add_break, describe_break_states, fetch_breaks, remove_break
-        from raydebug.jobs.submit import python_path_of_jobs
+        from raydebug.jobs.submit import find_break
 
         if self._read_only and (add or remove):
             raise UsageError(
@@ -159,9 +157,7 @@ class Tools:
             )  # fmt: skip
         cluster = self._cluster()
         if add:
-            search = python_path_of_jobs(cluster)
-            (spec,) = resolve_breaks([add], runner=kind_of(cluster).runner(), working_dir=Path.cwd(), search=search)
-            add_break(cluster, spec, job=job or None)
+            add_break(cluster, find_break(cluster, add, job or None), job=job or None)
         ids = [one["id"] for one in fetch_breaks(cluster)] if remove == ALL else remove.replace(",", " ").split()
         for gone in ids:
             remove_break(cluster, gone)

@@ -24,6 +24,8 @@ BROKEN_OFF_EVENT = "raydebugPauseBrokenOff"
 """A suspended thread was resumed without a client, e.g. its task was cancelled: {threadId, reason}."""
 SAY_REQUEST = "raydebugSay"
 """Has a paused thread write a line to the job's log: a JobLine."""
+COPIES = "raydebugCopies"
+"""Argument of a client's `attach` and later requests: the copies of its folders on the nodes, as `pathMappings`."""
 
 ANSWERED, SILENT, ENDED, UNKNOWN = "answered", "silent", "ended", "unknown"
 """What becomes of a question to a process, beside FAILED. UNKNOWN is also the message of an answer: its raydebug does
