@@ -228,9 +228,22 @@ def test_remains_of_a_node_that_was_killed(tmp_path: Path):
     for name in ("rd-left", "elsewhere"):
         (tmp_path / name / node.LOCK).touch()
     (tmp_path / "rd-link").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / "rd-local" / "other")
+    (tmp_path / "rd-local" / node.LOCK).symlink_to(tmp_path / "rd-local" / "other")
     node.hold(tmp_path / "rd-held")
     node.clear_remains(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"rd-held", "rd-local", "rd-link", "elsewhere"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a folder of another user: needs root")
+def test_remains_of_another_user(tmp_path: Path):
+    """A lock in a folder of another user is not opened, whatever it is."""
+    (tmp_path / "rd-theirs").mkdir()
+    os.mkfifo(tmp_path / "rd-theirs" / node.LOCK)
+    os.chown(tmp_path / "rd-theirs", 65534, 65534)
+    assert node.is_held(tmp_path / "rd-theirs") is None
+    node.clear_remains(tmp_path)
+    assert (tmp_path / "rd-theirs").is_dir()
 
 
 def test_end_of_the_head_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch):

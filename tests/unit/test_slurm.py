@@ -28,8 +28,10 @@ SCRIPT = """\
 #SBATCH --open-mode=append
 #SBATCH --signal=TERM@30
 #SBATCH --gres=gpu:8
+#SBATCH --exclusive
 #SBATCH --no-kill --no-requeue
-exec srun --no-kill --kill-on-bad-exit=1 --wait=0 --unbuffered --label \
+[ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+exec srun --no-kill --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --unbuffered --label \
 /venv/bin/python -P -m raydebug node --folder /shared/f --nodes 3 --debugger post-mortem --gpus 8 --interface ib0
 """
 CONTAINED = """\
@@ -41,8 +43,10 @@ CONTAINED = """\
 #SBATCH --output='/my files/slurm.log'
 #SBATCH --open-mode=append
 #SBATCH --signal=TERM@30
+#SBATCH --cpus-per-task=4
 #SBATCH --no-kill --no-requeue
-exec srun --no-kill --kill-on-bad-exit=1 --wait=0 --unbuffered --label \
+[ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+exec srun --no-kill --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --unbuffered --label \
 --container-image=verl.sqsh '--container-mounts=/a b:/c' \
 python3 -P -m raydebug node --folder '/my files' --nodes 1 --debugger breakpoint --cpus 4
 """
@@ -55,6 +59,27 @@ def test_script():
     prefix = "--container-image=verl.sqsh '--container-mounts=/a b:/c'"
     asked = SlurmOptions(1, container=prefix)
     assert slurm.script_of(UpOptions(cpus=4), asked, Path("/my files")) == CONTAINED
+
+
+@pytest.mark.parametrize("words", ["-c 4", "--cpus-per-task=4", "--cpus-per-gpu=4", "-s", "--exclusive=user"])
+def test_cpus_that_the_user_named(words: str):
+    """Whole nodes are asked for only where nothing says which CPUs of a node the job gets."""
+    for sbatch, whole in ((words.split(), 0), (["-C", "a100", "--partition=p"], 1)):
+        script = slurm.script_of(UpOptions(), SlurmOptions(1, tuple(sbatch)), Path("/f"))
+        assert script.count("#SBATCH --exclusive\n") == whole
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["job.sh", "-W", "--wait", "--array=1-3", "--array 1-3", "-a1-3", "--test-only", "-M east", "--clusters=east"],
+)
+def test_options_of_sbatch_that_are_refused(words: str):
+    """An option after which no single job of this cluster is submitted is refused, also by --dry-run."""
+    with pytest.raises(RaydebugError, match="is no option that this job can have"):
+        slurm.script_of(UpOptions(), SlurmOptions(1, tuple(words.split())), Path("/f"))
+    slurm.script_of(UpOptions(), SlurmOptions(1, ("--partition", "gpu", "--wait-all-nodes=1")), Path("/f"))
+    with pytest.raises(RaydebugError, match="there is no script without --nodes"):
+        slurm.script_of(UpOptions(), SlurmOptions(folder=Path("/f")), Path("/f"))
 
 
 FAKE = """#!{python}
@@ -106,6 +131,19 @@ def test_interrupt_while_it_is_pending(site: Path, monkeypatch: pytest.MonkeyPat
     assert calls_of(site, "scancel") == [["17"]]
     assert state.read_record("default") is None
     assert not Path(script).parent.exists()
+
+
+def test_job_that_cannot_be_recorded(site: Path, monkeypatch: pytest.MonkeyPatch):
+    """A job that was submitted and cannot be recorded is cancelled."""
+
+    def no_space(_: object) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(state, "save_cluster", no_space)
+    with pytest.raises(OSError, match="no space"):
+        slurm.bring_up(UpOptions(), SlurmOptions(2), on_phase=lambda _: None)
+    assert calls_of(site, "scancel") == [["17"]]
+    assert not list((site / "home/raydebug/clusters/default").glob("slurm-*"))
 
 
 def test_job_that_ends_while_it_starts(site: Path):

@@ -37,7 +37,9 @@ OURS_TO_SET = (variables.PATIENCE, variables.OPEN, variables.PREFORK_MODULES, va
 
 def cpus_for(gpus: int) -> int:
     """Return the number of logical CPUs that a node with this many logical GPUs needs."""
-    return max(CPUS_AT_LEAST, os.cpu_count() or 1, CPUS_PER_GPU * gpus + CPUS_BESIDE_GPUS)
+    # A batch system may give a process some of the host's only; macOS does not tell.
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(CPUS_AT_LEAST, here, CPUS_PER_GPU * gpus + CPUS_BESIDE_GPUS)
 
 
 def visible(gpus: Sequence[Gpu], said: str | None) -> int:

@@ -229,10 +229,28 @@ def hold(temp_dir: Path) -> None:
 
 def clear_remains(disk: Path) -> None:
     """Remove temp dirs of ours that nobody holds: a launcher may kill all processes of a node at once."""
-    for lock in disk.glob(f"rd-*/{LOCK}"):
-        with contextlib.suppress(OSError), lock.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            private_folders.remove_private(lock.parent)
+    for temp_dir in disk.glob("rd-*"):
+        if is_held(temp_dir) is False:
+            private_folders.remove_private(temp_dir)
+
+
+def is_held(temp_dir: Path) -> bool | None:
+    """Return whether the node of a temp dir lives; None where the folder is another user's, or has no lock."""
+    try:
+        if temp_dir.lstat().st_uid != os.geteuid():
+            return None
+        lock = os.open(temp_dir / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(lock)
+    return False
 
 
 def _say_early(folder: Path, host: str, phase: str, reason: str | None = None, *, is_head: bool = False) -> None:

@@ -33,6 +33,7 @@ from raydebug.process import SAFE_PATH
 
 LOG, SCRIPT = "slurm.log", "job.sh"
 ASK_S, POLL_S = 2.0, 0.2  # Slurm's controller is asked, and our own files are looked at
+SUBMITS_S = 600.0  # a busy slurmctld lets sbatch wait, and a job whose number is not known cannot be cancelled
 STARTS_S = START_LIMIT_S + 60.0  # all nodes, once the job runs
 ENDS_S = 90.0  # after scancel: Slurm waits KillWait, 30 s by default, before it kills
 NAMED = 4  # nodes in a line of progress
@@ -49,6 +50,11 @@ PENDING = (
     "STOPPED",
 )
 RUNNING, GONE, UNKNOWN = "RUNNING", "gone", "unknown"  # the last two where Slurm knows none, or does not answer
+# Slurm 22.05 sbatch(1): options that say which CPUs of a node the job gets, and those that raydebug cannot follow.
+_NAMES_CPUS = re.compile(r"-[cs]|--(cpus|mincpus|exclusive|oversubscribe)")
+_REFUSED = re.compile(r"-[WaM]|--(wait$|(array|test-only|clusters?)(=|$))")
+# srun does not take them from its job (Slurm 22.05 srun(1), --cpus-per-task).
+CPUS_OF_STEP = '[ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK'
 THERE = (*PENDING, RUNNING, UNKNOWN, "COMPLETING", "SIGNALING", "STAGE_OUT")
 
 
@@ -89,21 +95,48 @@ def script_of(options: UpOptions, asked: SlurmOptions, folder: Path) -> str:
     """Return the script for sbatch. Pure.
 
     A node that fails ends neither the job nor the step; the head's end does: it alone ends with an error. 30 s before
-    its time limit the job is asked to end, and it is not queued again: what was paused would be gone.
+    its time limit the job is asked to end, and it is not queued again: what was paused would be gone. A task gets one
+    CPU unless it asks for more: without --cpus, and unless the options of sbatch say what it gets, it has whole nodes.
+
+    Raises:
+        RaydebugError: the options ask for no job of this kind.
     """
+    _refuse(asked)
+    cpus = {"cpus-per-task": options.cpus} if options.cpus is not None else {}
     settings = {
         "nodes": asked.nodes, "ntasks-per-node": 1, "job-name": f"raydebug-{options.name}", "chdir": folder,
         "output": folder / LOG, "open-mode": "append", "signal": "TERM@30",
-        **({"gres": f"gpu:{options.gpus}"} if options.gpus else {}),
+        **cpus, **({"gres": f"gpu:{options.gpus}"} if options.gpus else {}),
     }  # fmt: skip
     lines = [f"#SBATCH --{name}={shlex.quote(str(value))}" for name, value in settings.items()]
-    step = ["srun", "--no-kill", "--kill-on-bad-exit=1", "--wait=0", "--unbuffered", "--label"]
+    if not cpus and not any(map(_NAMES_CPUS.match, asked.sbatch)):
+        lines.append("#SBATCH --exclusive")
+    step = ["srun", "--no-kill", "--kill-on-bad-exit=1", "--wait=0", "--cpu-bind=none", "--unbuffered", "--label"]
     step += [*shlex.split(asked.container), python_of(options, asked), SAFE_PATH, "-m", "raydebug", "node"]
     step += ["--folder", str(folder), "--nodes", str(asked.nodes), "--debugger", options.debugger]
     for name, value in (("--gpus", options.gpus), ("--cpus", options.cpus)):
         step += [name, str(value)] if value is not None else []
     step += shlex.split(asked.node)
-    return "\n".join(["#!/bin/bash", *lines, "#SBATCH --no-kill --no-requeue", f"exec {shlex.join(step)}", ""])
+    lines += ["#SBATCH --no-kill --no-requeue", CPUS_OF_STEP]
+    return "\n".join(["#!/bin/bash", *lines, f"exec {shlex.join(step)}", ""])
+
+
+def _refuse(asked: SlurmOptions) -> None:
+    """Refuse options of sbatch after which its job is not one that can be waited for. Pure."""
+    fix = "raydebug up --cluster slurm --nodes 2 -- --partition=NAME --time=01:00:00"
+    if asked.nodes is None:
+        raise UsageError(
+            "there is no script without --nodes", cause="with --folder alone a cluster that srun has started is taken",
+            fix="--nodes N, or leave --dry-run out", code="slurm.options",
+        )  # fmt: skip
+    for number, word in enumerate(asked.sbatch):
+        if (number == 0 and not word.startswith("-")) or _REFUSED.match(word):
+            raise UsageError(
+                f"{word} is no option that this job can have",
+                cause="what follows `--` are options of sbatch; the script, how many jobs there are, in which cluster"
+                " of Slurm, and waiting for their end are not among them",
+                fix=fix, code="slurm.options",
+            )  # fmt: skip
 
 
 def python_of(options: UpOptions, asked: SlurmOptions) -> str:
@@ -255,25 +288,36 @@ def keep_audit_lines(cluster: Cluster) -> None:
 
 def _submit(options: UpOptions, asked: SlurmOptions) -> Cluster:
     """Submit the job and return the cluster, recorded: from now on `down` ends it, and `up` waits for it."""
-    state.make_folder(options.name)
     folder = asked.folder.absolute() if asked.folder else fresh_folder(options.name)
+    script = script_of(options, asked, folder)
+    state.make_folder(options.name)
     rendezvous.make(folder)
     rendezvous.check(folder)
     rendezvous.forget_head(folder)
     remove_private(folder / rendezvous.NODES)
     with state.writing(folder):
-        (folder / SCRIPT).write_text(script_of(options, asked, folder), encoding="utf-8")
-    fix = "its own options follow after `--`: raydebug up --cluster slurm --nodes 2 -- --partition=NAME --time=01:00:00"
+        (folder / SCRIPT).write_text(script, encoding="utf-8")
+    job, fix = (
+        "",
+        "its own options follow after `--`: raydebug up --cluster slurm --nodes 2 -- --partition=NAME --time=01:00:00",
+    )
+    submit = ["sbatch", "--parsable", *asked.sbatch, str(folder / SCRIPT)]
     try:
         with ignore_interrupts():  # what was submitted is recorded
-            said = process.run(["sbatch", "--parsable", *asked.sbatch, str(folder / SCRIPT)], fix=fix)
-    except RaydebugError:
+            said = process.run(submit, timeout_s=SUBMITS_S, fix=fix)
+            found = re.search(r"^\s*(\d+)(?:;.*)?\s*$", said, re.MULTILINE | re.ASCII)
+            if found is None:
+                raise RaydebugError(
+                    "sbatch gave no number of a job", cause=said.strip()[-300:], fix=fix, code="slurm.no-job"
+                )
+            job = found[1]
+            return _record(options, folder, {"job": job, "container": asked.container})
+    except BaseException:
+        with ignore_interrupts(), contextlib.suppress(process.CommandFailed):
+            if job:
+                process.run(["scancel", job])
         remove_private(folder) if asked.folder is None else (folder / "token").unlink(missing_ok=True)
         raise
-    job = next((found[1] for line in said.splitlines() if (found := re.fullmatch(r"(\d+)(?:;.*)?", line.strip()))), "")
-    if not job:
-        raise RaydebugError("sbatch gave no number of a job", cause=said.strip()[-300:], fix=fix, code="slurm.no-job")
-    return _record(options, folder, {"job": job, "container": asked.container})
 
 
 def _adopt(options: UpOptions, asked: SlurmOptions, on_phase: Callable[[str], None]) -> Cluster:
