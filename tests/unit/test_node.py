@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,8 @@ def test_head_is_found_as_it_was_published(folder: Path):
         ({"gcs": "10.77.0.11:6379 --head"}, "its gcs is no address with a port"),
         ({"dial": "n1;id:5679"}, "its dial is no address with a port"),
         ({"dial": "10.77.0.11:70000"}, "its dial is no address with a port"),
+        ({"dial": "10.77.0.11:٥٦٧٩"}, "its dial is no address with a port"),
+        ({"dial": f"10.77.0.11:{'0' * 5000}1"}, "its dial is no address with a port"),
         ({"ip": "$(id)"}, "its head has no address or no name"),
         ({"host": "../n1"}, "its head has no address or no name"),
         ({"client_port": 0}, "its ports are none"),
@@ -138,14 +142,23 @@ def test_role():
         assert node.which_role(NodeOptions(Path(), head=head), {"SLURM_PROCID": rank}) is expected
     with pytest.raises(RaydebugError, match="nothing says whether this node is the head"):
         node.which_role(NodeOptions(Path()), {})
+    for head in (None, True, False):
+        with pytest.raises(RaydebugError, match="this host has several tasks of this step") as error:
+            node.which_role(NodeOptions(Path(), head=head), {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"})
+        assert "--ntasks-per-node=1" in error.value.fix
 
 
 @pytest.mark.parametrize("ports", ["20000", "20000-20010", "80-20000", "30000-20000", "20000-70000", "a-b", ""])
 def test_block_of_ports_that_is_none(ports: str):
     """A block of ports is refused where it is none, too small, or not a user's."""
-    assert node._block("20000-20999") == (20000, 20999)
+    assert node._block("20000-20999", 16) == (20000, 20500, 20999)
+    assert node._block("20000-20063", 16) == (20000, 20032, 20063)
+    assert node._block("20000-20299", 200) == (20000, 20084, 20299)
+    assert node._block(None, 16) == (0, 0, 0)
     with pytest.raises(RaydebugError, match="is no block of at least 64 ports"):
-        node._block(ports)
+        node._block(ports, 16)
+    with pytest.raises(RaydebugError, match="is no block of at least 232 ports"):
+        node._block("20000-20199", 200)
 
 
 def a_node(folder: Path, **changes: Any) -> state.Cluster:
@@ -203,22 +216,44 @@ def test_waits_for_the_head_of_its_own_job(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     stop = Stop()
     rendezvous.publish(folder, {**HEAD, "life": "7  "})
+    life = node.life_of(os.environ)
     with pytest.raises(RaydebugError) as error:
-        node.wait_for_head(folder, 0.3, stop)
-    assert error.value.cause == f"no head has written {folder}/cluster.json"
+        node.wait_for_head(folder, 0.3, stop, life)
+    assert error.value.cause == (
+        f"the head in {folder}/cluster.json is of another step, or of an earlier life of its job"
+    )
     with socket.create_server(("127.0.0.1", 0)) as gcs:
         port = gcs.getsockname()[1]
         own = rendezvous.Head(**{**HEAD, "gcs": f"127.0.0.1:{port}", "life": "7  1"})
         rendezvous.publish(folder, {**own, "gcs": "127.0.0.1:1"})
         with pytest.raises(RaydebugError) as error:
-            node.wait_for_head(folder, 0.3, stop)
+            node.wait_for_head(folder, 0.3, stop, life)
         assert error.value.cause == "its 127.0.0.1:1 cannot be reached from here: Connection refused"
+        assert "--ports" in error.value.fix
+        (folder / "cluster.json").write_text("{")  # it is read again until the patience is over
         late = threading.Timer(0.3, rendezvous.publish, (folder, own))
         late.start()
-        assert node.wait_for_head(folder, 20.0, stop) == own
+        assert node.wait_for_head(folder, 20.0, stop, life) == own
+        assert node.wait_for_head(folder, 20.0, stop, None) == own
+        rendezvous.publish(folder, {**own, "life": "7 3 "})  # each was told what it is, in a step of its own
+        assert node.wait_for_head(folder, 20.0, stop, None)["life"] == "7 3 "
     stop.asked = True
     with pytest.raises(RaydebugError):
-        node.wait_for_head(folder, 20.0, stop)
+        node.wait_for_head(folder, 20.0, stop, life)
+
+
+def test_failure_before_anything_is_started(folder: Path):
+    """A node that gives up before it has a temp dir says why; another node's end does not end the cluster."""
+    (folder / "nodes").mkdir(mode=0o700)
+    (folder / "nodes" / "n9.json").write_text("{}")
+    argv = [sys.executable, "-m", "raydebug", "node", "--folder", str(folder), "--join", "--patience", "0"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert done.stderr.startswith("error: this node has ended\ncause: the head has not come up within 0 s: no head has")
+    (mine,) = [one for one in rendezvous.list_nodes(folder) if one["host"] != "n9"]
+    assert (mine["phase"], mine["ip"]) == ("failed", "?")
+    rendezvous.forget_nodes(folder)
+    assert rendezvous.list_nodes(folder) == []
 
 
 def test_remains_of_a_node_that_was_killed(tmp_path: Path):
@@ -252,8 +287,12 @@ def test_end_of_the_head_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatc
 
     def is_over() -> bool:
         kept = node.NodeKeeper("n2", a_node(folder, id=HEAD["id"]), "10.77.0.12", HEAD, Stop(), is_head=False)
-        kept._keep_others()
-        return kept._is_over()
+        over = []
+        for _ in range(2):
+            kept._keep_others()
+            over.append(kept._is_over())
+        assert not over[0], "it may be missing for a moment"
+        return over[1]
 
     rendezvous.publish(folder, HEAD)
     assert not is_over()

@@ -68,9 +68,9 @@ def test_hidden_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cpus_follow_from_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node has the logical CPUs that verl reserves beside its GPUs, and never less than its cores."""
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(2), raising=False)
     assert [environment.cpus_for(gpus) for gpus in (0, 1, 2, 8)] == [16, 16, 18, 36]
-    monkeypatch.setattr("os.cpu_count", lambda: 192)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(192), raising=False)
     assert environment.cpus_for(8) == 192
 
 

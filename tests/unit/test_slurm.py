@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from raydebug.cluster import rendezvous, slurm, state
+from raydebug.cluster import kinds, rendezvous, slurm, state
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.slurm import SlurmOptions
 from raydebug.cluster.up import UpOptions
@@ -161,6 +162,98 @@ def test_job_that_ends_while_it_starts(site: Path):
     assert not (folder / "token").exists()
 
 
+def test_logs_of_a_start_that_fails(site: Path, monkeypatch: pytest.MonkeyPatch):
+    """The logs of nodes that do not come up outlive their folder; a folder that nobody has written to is named."""
+    monkeypatch.setattr(slurm, "STARTS_S", 0.5)
+    (site / "state").write_text("RUNNING|1:00:00|None")
+    seen: list[Path] = []
+
+    def on_phase(phase: str) -> None:
+        (folder,) = (site / "home/raydebug/clusters/default").glob("slurm-*")
+        if not seen:
+            say(folder, "n1", "failed", role="head")
+            (folder / "nodes" / "n1.log").write_text("no space")
+            (folder / "slurm.log").write_text("0: n1: failed")
+        seen.append(folder)
+
+    with pytest.raises(RaydebugError) as error:
+        slurm.bring_up(UpOptions(), SlurmOptions(2), on_phase=on_phase)
+    kept = state.kept_logs("default")
+    assert f"read the logs in {kept}; " in error.value.fix
+    assert {path.name: path.read_text() for path in kept.iterdir()} == {
+        "n1.log": "no space", "slurm.log": "0: n1: failed"
+    }  # fmt: skip
+    assert not seen[0].exists()
+
+    with pytest.raises(RaydebugError) as error:
+        slurm.bring_up(UpOptions(), SlurmOptions(2), on_phase=lambda _: None)
+    assert error.value.cause.startswith("no node has written to ")
+    assert error.value.cause.endswith("; there is no log of the job")
+    assert error.value.fix.startswith(
+        "the nodes and this machine have to share that folder: --folder DIR names another;"
+    )
+
+
+@pytest.fixture
+def way(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is done with the way to the head, in the place of a tunnel: `close`, or the Python at its far end."""
+    done: list[str] = []
+    monkeypatch.setattr(slurm, "close_way", lambda _: done.append("close"))
+    monkeypatch.setattr(slurm, "open_way", lambda cluster, _: done.append(cluster.python) or cluster)
+    return done
+
+
+def test_up_again(site: Path, way: list[str]):
+    """A later `up` waits for no late node, closes the way to an earlier head, and leaves a job whose way fails."""
+    (site / "state").write_text("RUNNING|1:00:00|None")
+    folder = site / "f"
+
+    def publish(_: str, **changes: Any) -> None:
+        for host in ("n1", "n2"):
+            say(folder, host, "up")
+        rendezvous.publish(folder, rendezvous.Head(**{**HEAD, "python": "/in/image/python", **changes}))
+
+    asked = SlurmOptions(2, folder=folder, container="apptainer exec IMG")
+    cluster, _, started = slurm.bring_up(UpOptions(), asked, on_phase=publish)
+    assert (started, cluster.python) == (True, "/in/image/python")
+    assert way[-1] == sys.executable, "the way does not lead into the container"
+    assert "apptainer" not in cluster.there.through
+    way.clear()
+    say(folder, "n2", "starting Ray")
+    assert slurm.bring_up(UpOptions(), SlurmOptions(), on_phase=lambda _: None)[2] is False
+    assert way == [sys.executable]
+    way.clear()
+    publish("", dashboard_port=8266)
+    slurm.bring_up(UpOptions(), SlurmOptions(), on_phase=lambda _: None)
+    assert way == ["close", sys.executable]
+    assert not calls_of(site, "scancel")
+
+
+def no_way(*_: object) -> None:
+    raise RaydebugError("no way", cause="", fix="", code="joined.no-way")
+
+
+def test_way_that_fails(site: Path, monkeypatch: pytest.MonkeyPatch):
+    """A job that is up is left where only the way to it cannot be opened; none is submitted for a port that is taken."""
+    (site / "state").write_text("RUNNING|1:00:00|None")
+
+    def publish(_: str) -> None:
+        (folder,) = (site / "home/raydebug/clusters/default").glob("slurm-*")
+        say(folder, "n1", "up", role="head")
+        rendezvous.publish(folder, rendezvous.Head(**{**HEAD, "nodes": 1}))
+
+    monkeypatch.setattr(slurm, "open_way", no_way)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with pytest.raises(RaydebugError) as error:
+            slurm.bring_up(UpOptions(gateway_port=server.getsockname()[1]), SlurmOptions(1), on_phase=lambda _: None)
+        assert error.value.code == "port.taken"
+    assert not (site / "calls").exists()
+    with pytest.raises(RaydebugError, match="no way"):
+        slurm.bring_up(UpOptions(), SlurmOptions(1), on_phase=publish)
+    assert not calls_of(site, "scancel")
+    assert state.read_record("default") is not None
+
+
 def say(folder: Path, host: str, phase: str, *, role: str = "worker", reason: str | None = None) -> None:
     ip = f"10.77.0.1{host[1:]}"
     rendezvous.say_node(folder, {"host": host, "ip": ip, "role": role, "phase": phase, "reason": reason,
@@ -201,6 +294,7 @@ def test_nodes_as_slurm_and_the_nodes_say(site: Path, monkeypatch: pytest.Monkey
     folder = site / "f"
     rendezvous.make(folder)
     cluster = slurm._record(UpOptions(), folder, {"job": "17", "container": ""})
+    monkeypatch.setattr(kinds, "ASK_SLURM_S", 0.0)
     kind = kind_of(cluster)
     assert [(row["state"], row["reason"]) for row in kind.nodes()] == [("pending", "job 17 is pending: Resources")]
     assert kind.why_gateway_down() == "job 17 is pending: Resources"
@@ -231,14 +325,30 @@ def test_nodes_as_slurm_and_the_nodes_say(site: Path, monkeypatch: pytest.Monkey
 
     (site / "state").unlink()
     assert kind.why_gateway_down() == "job 17 is gone"
+    say(folder, "n2", "up")
+    assert [(row["ip"], row["state"], row["reason"]) for row in kind_of(cluster).nodes()] == [
+        ("10.77.0.11", "dead", "Ray ended while it started"), ("10.77.0.12", "dead", "job 17 is gone"),
+    ]  # fmt: skip
     assert kind_of(cluster).take_down() == []
     assert state.read_record("default") is None
 
 
-def test_own_allocation_runs_on(site: Path):
+def test_own_allocation_runs_on(site: Path, monkeypatch: pytest.MonkeyPatch):
     """`down` of a cluster in an allocation of the user's own forgets it, and cancels nothing."""
     folder = site / "f"
     rendezvous.make(folder)
+    rendezvous.publish(folder, rendezvous.Head(**HEAD))
+    (site / "state").write_text("COMPLETED|0:00|None")
+    monkeypatch.setattr(slurm, "STARTS_S", 0.0)
+    with pytest.raises(RaydebugError) as error:
+        slurm._adopt(UpOptions(), SlurmOptions(folder=folder), lambda _: None)
+    assert error.value.cause == "its cluster.json is of job 17, which is completed"
+    (site / "state").write_text("RUNNING|1:00:00|None")
+    monkeypatch.setattr(slurm, "open_way", no_way)
+    with pytest.raises(RaydebugError, match="no way"):
+        slurm.bring_up(UpOptions(), SlurmOptions(folder=folder), on_phase=lambda _: None)
+    assert state.read_record("default") is None
+    assert calls_of(site, "scancel") == []
     rendezvous.publish(folder, rendezvous.Head(**HEAD))
     cluster = slurm._adopt(UpOptions(), SlurmOptions(folder=folder), lambda _: None)
     assert cluster.there.launched["job"] == "17"

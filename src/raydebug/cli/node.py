@@ -40,7 +40,7 @@ def node(
     \b
     Examples:
       raydebug node --folder ~/cluster --head        on one host; --join on the others
-      srun raydebug node --folder ~/cluster          on all hosts of an allocation of Slurm: task 0 is the head
+      srun --ntasks-per-node=1 --cpu-bind=none raydebug node --folder ~/cluster    on all hosts of a job of Slurm
     """
     from raydebug.cluster.node import NodeOptions, run
     from raydebug.errors import UsageError

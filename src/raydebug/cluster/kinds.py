@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, tzinfo
@@ -21,7 +22,7 @@ from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError, UsageError
 
 CONTAINER_ENDS_S = 1.5
-FOLLOW_EVERY_S = 0.5
+FOLLOW_EVERY_S, ASK_SLURM_S = 0.5, 10.0
 
 
 class ListedNode(TypedDict):
@@ -464,6 +465,7 @@ class SlurmKind(NodesKind):
     """A cluster that is a job of Slurm, or in one."""
 
     services = ("head", "gateway", "nodes")
+    _said: tuple[float, str | None] = (-math.inf, None)
 
     def take_down(self) -> list[str]:
         """Cancel the job; one of the user's own runs on."""
@@ -471,30 +473,33 @@ class SlurmKind(NodesKind):
 
         return slurm.take_down(self.cluster)
 
-    def is_alive(self) -> bool:
-        """Return whether its job runs, and its head has been up."""
+    def _why_not_running(self) -> str | None:
+        """Return what Slurm has said within the last ASK_SLURM_S: one controller serves the whole site."""
         from raydebug.cluster import slurm
 
-        return bool(self.cluster.there.head) and slurm.why_not_running(self.cluster) is None
+        if time.monotonic() > self._said[0] + ASK_SLURM_S:
+            self._said = time.monotonic(), slurm.why_not_running(self.cluster)
+        return self._said[1]
+
+    def is_alive(self) -> bool:
+        """Return whether its job runs, and its head has been up."""
+        return bool(self.cluster.there.head) and self._why_not_running() is None
 
     def node_states(self) -> list[NodeState]:
         """Return what is in the shared folder."""
         return rendezvous.list_nodes(Path(self.cluster.there.folder))
 
     def broken_nodes(self) -> list[ListedNode]:
-        """Return why the job does not run; the nodes unless the head is up."""
-        from raydebug.cluster import slurm
-
-        why = slurm.why_not_running(self.cluster)
+        """Return why the job does not run, of each node; the nodes unless the head is up."""
+        why, head = self._why_not_running(), self.cluster.there.head
         if why is None:
             return super().broken_nodes()
-        return [node_row("head", self.cluster.there.head, "dead" if self.cluster.there.head else "pending", why)]
+        nodes = [(one["role"], one["ip"]) for one in self.node_states()] or [("head", head)]
+        return [node_row(role, ip, "dead" if head else "pending", why) for role, ip in nodes]
 
     def why_gateway_down(self) -> str | None:
         """Return why the job does not run, or what the head says."""
-        from raydebug.cluster import slurm
-
-        return slurm.why_not_running(self.cluster) or super().why_gateway_down()
+        return self._why_not_running() or super().why_gateway_down()
 
     def show_logs(self, service: str | None, *, follow: bool) -> int:
         """Print what Ray's head, the gateway and all nodes have written to the shared folder."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 from collections.abc import Iterator
+from pathlib import Path
 from typing import BinaryIO
 
 from raydebug import render
@@ -21,19 +22,20 @@ def only_one(name: str, *, wait: bool = False) -> Iterator[None]:
         RaydebugError: another `up` of this name is running, and this one shall not wait for it.
     """
     with open_lock(f"{check_name(name)}.lock") as file:
-        try:
-            if wait:
-                _wait_for(file, fcntl.LOCK_EX, f"another `raydebug` starts cluster '{name}': waiting for it")
-            else:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RaydebugError(
-                f"another `raydebug up` of cluster '{name}' is at work",
-                cause=f"it holds the lock {file.name}",
-                fix="wait for it, or choose another name with --name",
-                code="cluster.starting",
-                exit_code=Exit.TAKEN,
-            ) from error
+        with writing(Path(file.name)):  # some file systems have no locks
+            try:
+                if wait:
+                    _wait_for(file, fcntl.LOCK_EX, f"another `raydebug` starts cluster '{name}': waiting for it")
+                else:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RaydebugError(
+                    f"another `raydebug up` of cluster '{name}' is at work",
+                    cause=f"it holds the lock {file.name}",
+                    fix="wait for it, or choose another name with --name",
+                    code="cluster.starting",
+                    exit_code=Exit.TAKEN,
+                ) from error
         yield
 
 

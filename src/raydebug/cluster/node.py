@@ -38,9 +38,12 @@ from raydebug.settings.flavours import flavour_here, flavour_variables
 PATIENCE_S = 300.0  # for the head: a launcher may start it later, on a slower disk
 CONNECT_TIMEOUT_S = 3.0
 OF_NODES = ("agent", "agent_grpc", "runtime_env", "metrics", "node_manager", "object_manager")
-OWN_PORTS, BLOCK_PORTS = 16, 64  # of a block of ports: those of Ray's own processes, and the least number of all
+# Of a block of ports: the least number of all, and those of Ray's and our own processes. They are taken anywhere in the
+# first half of it, as another cluster may have the same block on the same host, and Ray's workers have the rest.
+BLOCK_PORTS, OWN_PORTS = 64, 16
 LOCAL_DISK = "/tmp"  # noqa: S108 - mkdtemp; not TMPDIR, which may be on NFS, and the path is that of all nodes
 LOCK = "node.lock"
+ABSENCES = 2  # of the head's file: for a moment a shared file system may show a folder without it
 ANYWHERE = "192.0.2.1"  # RFC 5737, for documentation: the way there is the default route, and nothing is sent
 # Below Ray they would be those of one task of the launcher's, the same in all processes of a node.
 LAUNCHERS = ("SLURM_", "SLURMD_", "SBATCH_", "PMI_", "PMI2_", "PMIX_")
@@ -103,7 +106,7 @@ class NodeKeeper(Keeper):
         )
         self.host, self.head, self._stop = host, head, stop
         self.join = None if is_head else head["gcs"]
-        self._looked = time.monotonic()
+        self._looked, self._absent = time.monotonic(), 0
 
     def run(self) -> str | None:
         """Run the node until a signal or its own end, then end all of it; return why it has failed."""
@@ -131,7 +134,8 @@ class NodeKeeper(Keeper):
         if self.join is not None and time.monotonic() > self._looked + REAP_PERIOD_S:
             self._looked = time.monotonic()
             with contextlib.suppress(RaydebugError):  # a file system that is away for a while
-                if not self._is_known():
+                self._absent = 0 if self._is_known() else self._absent + 1
+                if self._absent == ABSENCES:
                     log("the head has ended")
                     self.stopping = True
 
@@ -166,6 +170,7 @@ def run(options: NodeOptions) -> tuple[str | None, bool]:
     folder, stop = Path(os.path.abspath(options.folder)), Stop()
     if is_head:
         rendezvous.make(folder)
+        rendezvous.forget_nodes(folder)
     stop.take_signals()
     adopt_orphans()
     reading, writing = os.pipe()
@@ -175,7 +180,8 @@ def run(options: NodeOptions) -> tuple[str | None, bool]:
         try:
             end_with_parent()
             adopt_orphans()
-            os.write(writing, (_keep(options, folder, host, stop, writing, is_head=is_head) or "").encode())
+            failure = _keep(options, folder, host, stop, writing, is_head=is_head) or ""
+            os.write(writing, b"\n" + failure.encode())
             code = Exit.OK
         except Exception:  # noqa: BLE001 - the last words of this process
             traceback.print_exc()
@@ -201,12 +207,19 @@ def _keep(options: NodeOptions, folder: Path, host: str, stop: Stop, told: int, 
     try:
         if not is_head:
             _say_early(folder, host, "waiting for the head")
-        head = None if is_head else wait_for_head(folder, options.patience_s, stop)
+        life = life_of(os.environ) if options.head is None else None
+        head = None if is_head else wait_for_head(folder, options.patience_s, stop, life)
         rendezvous.check(folder)
         os.chdir(variables.CLUSTER_DIR)
         temp_dir = Path(head["temp_dir"]) if head else Path(tempfile.mkdtemp(prefix="rd-", dir=LOCAL_DISK))
-        os.write(told, f"{temp_dir}\n".encode())
+        os.write(told, os.fsencode(temp_dir))
         clear_remains(Path(LOCAL_DISK))
+        if is_held(temp_dir):
+            raise RaydebugError(
+                "this host has a node of this cluster already", cause=f"it holds {temp_dir / LOCK}",
+                fix="start one `raydebug node` on each host: srun --ntasks-per-node=1 raydebug node ...",
+                code="node.tasks",
+            )  # fmt: skip
         private_folders.make_private(temp_dir)
         hold(temp_dir)
         try:
@@ -268,14 +281,15 @@ def _plan(options: NodeOptions, folder: Path, temp_dir: Path, host: str, head: H
     # srun says from where it was called, as the nodes see that host; in a batch script that is the first of them.
     peers = [head["ip"]] if head else [os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ANYWHERE), host, ANYWHERE]
     ip = address_toward(peers, options.interface)
-    first, last = _block(options.ports)
-    block = {"worker_first": first + OWN_PORTS, "worker_last": last} if last else {}
-    within = f"{first}-{first + OWN_PORTS}" if last else None
     gpus = choose_gpus(options.gpus, os.environ)
+    cpus = options.cpus or cpus_for(gpus)
+    first, middle, last = _block(options.ports, cpus)
+    block = {"worker_first": middle, "worker_last": last} if last else {}
+    within = f"{first}-{middle}" if last else None
     ports = choose_ports({"dashboard": 0, "gateway": 0}, {}, (), OF_NODES if head else PURPOSES, within)
     cluster = state.Cluster(
         name=state.DEFAULT_NAME, id=head["id"] if head else uuid.uuid4().hex, kind="node", folder=folder,
-        temp_dir=temp_dir, python=sys.executable, cpus=options.cpus or cpus_for(gpus), gpus=gpus,
+        temp_dir=temp_dir, python=sys.executable, cpus=cpus, gpus=gpus,
         debugger=head["debugger"] if head else options.debugger, flavour=flavour_here(), created=time.time(),
         ports={"dial": 0, **ports, **block},
     )  # fmt: skip
@@ -293,30 +307,38 @@ def _plan(options: NodeOptions, folder: Path, temp_dir: Path, host: str, head: H
     return NodeKeeper(host, cluster, ip, own, stop, is_head=True)
 
 
-def _block(ports: str | None) -> tuple[int, int]:
-    """Return the first and the last port that may be used; (0, 0) for any. Pure.
+def _block(ports: str | None, cpus: int) -> tuple[int, int, int]:
+    """Return the first port that may be used, the first one of Ray's workers, and the last one; 0 for any. Pure.
 
     Raises:
         RaydebugError: it is no block that is large enough.
     """
     found = re.fullmatch(r"(\d{4,5})-(\d{4,5})", ports or "0000-0000", re.ASCII)
     first, last = (int(found[1]), int(found[2])) if found else (0, -1)
-    if ports is not None and not (1024 <= first <= last - BLOCK_PORTS + 1 and last < 65536):
+    least = max(BLOCK_PORTS, cpus + 2 * OWN_PORTS)
+    if ports is not None and not (1024 <= first <= last - least + 1 and last < 65536):
         raise UsageError(
-            f"--ports {ports} is no block of at least {BLOCK_PORTS} ports",
-            cause="Ray and the gateway listen on 11 ports of the head, and each of Ray's workers on one",
+            f"--ports {ports} is no block of at least {least} ports",
+            cause=f"Ray and the gateway listen on 11 ports of the head, and each of Ray's workers on one: {cpus} CPUs",
             fix="--ports 20000-20999",
             code="node.ports",
         )
-    return first, last
+    return first, min(last + 1 - cpus - OWN_PORTS, (first + last + 1) // 2) if last else 0, last
 
 
 def which_role(options: NodeOptions, environ: Mapping[str, str]) -> bool:
     """Return whether this is the head. Pure.
 
     Raises:
-        RaydebugError: nothing says so.
+        RaydebugError: nothing says so, or Slurm has started several on this host.
     """
+    if environ.get("SLURM_LOCALID", "0") != "0":
+        raise UsageError(
+            "this host has several tasks of this step",
+            cause=f"SLURM_LOCALID is {environ['SLURM_LOCALID']}; one `raydebug node` has all CPUs and GPUs of a host",
+            fix="srun --ntasks-per-node=1 raydebug node ...",
+            code="node.tasks",
+        )
     if options.head is not None:
         return options.head
     if "SLURM_PROCID" in environ:
@@ -376,25 +398,39 @@ def address_toward(peers: Iterable[str], interface: str | None) -> str:
     )
 
 
-def wait_for_head(folder: Path, patience_s: float, stop: Stop) -> Head:
+def wait_for_head(folder: Path, patience_s: float, stop: Stop, life: str | None) -> Head:
     """Return the head, once it says where it is and can be reached.
+
+    Args:
+        folder: of the cluster.
+        patience_s: how long to wait.
+        stop: what ends it earlier.
+        life: that of the head (life_of); None for any, where each node was told what it is.
 
     Raises:
         RaydebugError: it does not within the patience, or before the node is asked to end.
     """
+    fix = "see what the head has printed; wait longer with --patience SECONDS"
     deadline, problem = time.monotonic() + patience_s, f"no head has written {folder / rendezvous.HEAD_FILE}"
     while time.monotonic() < deadline and not stop.asked:
-        head = rendezvous.find_head(folder)
-        if head is not None and head["life"] == life_of(os.environ):
+        try:
+            head = rendezvous.find_head(folder)
+        except RaydebugError as error:  # a file system that is away for a while
+            head, problem = None, error.cause
+        if head is not None and life not in (None, head["life"]):
+            problem = (
+                f"the head in {folder / rendezvous.HEAD_FILE} is of another step, or of an earlier life of its job"
+            )
+        elif head is not None:
             ip, _, port = head["gcs"].rpartition(":")
             try:
                 socket.create_connection((ip, int(port)), timeout=CONNECT_TIMEOUT_S).close()
             except OSError as error:
                 problem = f"its {head['gcs']} cannot be reached from here: {error.strerror or error}"
+                fix = "name the head's network with --interface, or the ports that a firewall lets through with --ports"
             else:
                 return head
         time.sleep(POLL_S)
     raise RaydebugError(
-        f"the head has not come up within {patience_s:.0f} s", cause=problem,
-        fix="see what the head has printed; wait longer with --patience SECONDS", code="node.no-head",
+        f"the head has not come up within {patience_s:.0f} s", cause=problem, fix=fix, code="node.no-head"
     )  # fmt: skip

@@ -26,8 +26,8 @@ HEAD_FILE, NODES = "cluster.json", "nodes"
 BYTES_MAX = 64 * 1024
 UP, FAILED, ENDED = "up", "failed", "ended"  # phases besides what a start is at
 UNREACHABLE = "unreachable"  # of a node whose host cannot be asked
-UNREACHABLE = "unreachable"  # what another host says of one that it cannot ask
 _ADDRESS = re.compile(r"\d{1,3}(\.\d{1,3}){3}", re.ASCII)
+_PORT = re.compile(r"\d{1,5}", re.ASCII)
 _HOST = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")  # becomes the name of a file
 _PATH = re.compile(r"/[\w./+@-]+", re.ASCII)
 _TEMP_DIR = re.compile(r"/tmp/rd-\w+", re.ASCII)  # noqa: S108 - it is made private, and removed in the end
@@ -164,6 +164,13 @@ def forget_head(folder: Path) -> None:
         (folder / HEAD_FILE).unlink(missing_ok=True)
 
 
+def forget_nodes(folder: Path) -> None:
+    """Remove what the nodes of an earlier life have said."""
+    with state.writing(folder):
+        for path in (folder / NODES).glob("*.json"):
+            path.unlink(missing_ok=True)
+
+
 def say_node(folder: Path, node: NodeState) -> None:
     """Say how a node is."""
     with state.writing(folder):
@@ -204,7 +211,7 @@ def what_is_wrong(head: Head) -> str:
         return f"it lacks {missing[0]}"
     for name in ("gcs", "dial"):
         ip, _, port = str(head[name]).rpartition(":")
-        if not _ADDRESS.fullmatch(ip) or not (port.isdecimal() and 0 < int(port) < 65536):
+        if not _ADDRESS.fullmatch(ip) or not (_PORT.fullmatch(port) and 0 < int(port) < 65536):
             return f"its {name} is no address with a port"
     if not _ADDRESS.fullmatch(head["ip"]) or not _HOST.fullmatch(head["host"]):
         return "its head has no address or no name"

@@ -16,7 +16,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raydebug import process
@@ -27,12 +27,13 @@ from raydebug.cluster.ray_node import START_LIMIT_S, last_words
 from raydebug.cluster.rendezvous import ENDED, FAILED, UP, Head, NodeState
 from raydebug.cluster.state import Cluster, Remote, name_option
 from raydebug.cluster.tunnel import close_way, open_way
-from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted
+from raydebug.cluster.up import UpOptions, choose_ports, choosing_ports, ignore_interrupts, raise_if_interrupted
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.process import SAFE_PATH
 
 LOG, SCRIPT = "slurm.log", "job.sh"
 ASK_S, POLL_S = 2.0, 0.2  # Slurm's controller is asked, and our own files are looked at
+ASK_LATER_S = 15.0  # of a job that has been pending for a minute: one controller serves the whole site
 SUBMITS_S = 600.0  # a busy slurmctld lets sbatch wait, and a job whose number is not known cannot be cancelled
 STARTS_S = START_LIMIT_S + 60.0  # all nodes, once the job runs
 ENDS_S = 90.0  # after scancel: Slurm waits KillWait, 30 s by default, before it kills
@@ -158,7 +159,8 @@ def bring_up(
         The cluster, its nodes, and whether this call has submitted it.
 
     Raises:
-        RaydebugError: Slurm refuses it, or it does not come up; nothing is left of a job that this call has submitted.
+        RaydebugError: Slurm refuses it, or it does not come up: nothing is left then of a job that this call has
+            submitted. Or there is no way to it: then it stays.
     """
     for program in ("sbatch", "squeue", "scancel", "srun"):
         if shutil.which(program) is None:
@@ -175,27 +177,31 @@ def bring_up(
                 code="cluster.other-kind", exit_code=Exit.TAKEN,
             )  # fmt: skip
         if cluster is not None and ask(cluster).state not in THERE:
-            down = f"`raydebug down{name_option(options.name)}`"
+            down, own = f"`raydebug down{name_option(options.name)}`", is_own(cluster)
+            again = f"`raydebug up --cluster slurm{f' --folder {cluster.there.folder}' if own else ''}`"
             raise RaydebugError(
                 f"the job of cluster '{options.name}' has ended", cause=str(why_not_running(cluster)),
-                fix=f"clear it away with {down}, then `raydebug up --cluster slurm` again", code="cluster.dead",
+                fix=f"clear it away with {down}, then {again} again", code="cluster.dead",
             )  # fmt: skip
-        submitted = cluster is None and asked.nodes is not None
+        is_new, is_up = cluster is None, False
         if cluster is None:
-            cluster = _submit(options, asked) if submitted else _adopt(options, asked, on_phase)
+            _refuse_taken_ports(options)
+            cluster = _adopt(options, asked, on_phase) if asked.nodes is None else _submit(options, asked)
+        own = is_own(cluster)
         try:
             head, nodes = _wait_until_up(cluster, on_phase)
-            cluster = _with_head(cluster, head)
+            is_up = True
             on_phase("opening the way to its head")
-            cluster = open_way(cluster, options.ports)
+            cluster = _open(cluster, head, options)
             raise_if_interrupted()
-        except BaseException:
-            if submitted or ask(cluster).state in PENDING:
-                on_phase("cancelling its job")
+        except BaseException as error:  # a cluster that is up stays where only the way to it has failed
+            gives_up = own or not is_up or isinstance(error, KeyboardInterrupt)
+            if gives_up and (is_new or ask(cluster).state in PENDING):
+                on_phase("leaving it" if own else "cancelling its job")
                 with ignore_interrupts():
-                    take_down(cluster)
+                    take_down(state.read_record(options.name) or cluster)  # the record knows the way
             raise
-        return cluster, nodes, submitted
+        return cluster, nodes, is_new and not own
 
 
 def take_down(cluster: Cluster) -> list[str]:
@@ -231,7 +237,11 @@ def is_own(cluster: Cluster) -> bool:
 
 def ask(cluster: Cluster) -> SlurmJob:
     """Return what Slurm says of the cluster's job."""
-    job = cluster.there.launched["job"]
+    return ask_job(cluster.there.launched["job"])
+
+
+def ask_job(job: str) -> SlurmJob:
+    """Return what Slurm says of a job."""
     try:
         said = process.run(["squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%L|%r"])
     except process.CommandFailed as error:
@@ -286,6 +296,14 @@ def keep_audit_lines(cluster: Cluster) -> None:
         audit_log.keep(cluster.name, log.splitlines())
 
 
+def _keep_logs(cluster: Cluster) -> Path:
+    """Copy the logs of a cluster that has not come up, whose folder is removed; return the folder of the copies."""
+    folder = Path(cluster.there.folder)
+    remove_private(state.kept_logs(cluster.name))
+    state.keep_logs(replace(cluster, folder=folder / rendezvous.NODES))
+    return state.keep_logs(replace(cluster, folder=folder))
+
+
 def _submit(options: UpOptions, asked: SlurmOptions) -> Cluster:
     """Submit the job and return the cluster, recorded: from now on `down` ends it, and `up` waits for it."""
     folder = asked.folder.absolute() if asked.folder else fresh_folder(options.name)
@@ -320,6 +338,24 @@ def _submit(options: UpOptions, asked: SlurmOptions) -> Cluster:
         raise
 
 
+def _refuse_taken_ports(options: UpOptions) -> None:
+    """Refuse a port that the user named and is taken, before anything waits for a job."""
+    with choosing_ports(options.name) as taken:
+        choose_ports(options.ports, {}, taken, [purpose for purpose, port in options.ports.items() if port])
+
+
+def _open(cluster: Cluster, head: Head, options: UpOptions) -> Cluster:
+    """Return the cluster, recorded, with the way to its head."""
+    found = _with_head(cluster, head)
+    if (found.there.through, found.there.far) != (cluster.there.through, cluster.there.far):
+        close_way(cluster)  # to an earlier head
+    # The way is not in the container, and its far end needs raydebug alone: this Python, which the nodes share.
+    python = sys.executable if cluster.there.launched["container"] else found.python
+    found = replace(open_way(replace(found, python=python), options.ports), python=found.python)
+    state.save_cluster(found)
+    return found
+
+
 def _adopt(options: UpOptions, asked: SlurmOptions, on_phase: Callable[[str], None]) -> Cluster:
     """Return the cluster of an allocation of the user's own, recorded, once its head says where it is."""
     if asked.folder is None:
@@ -329,14 +365,26 @@ def _adopt(options: UpOptions, asked: SlurmOptions, on_phase: Callable[[str], No
         )  # fmt: skip
     folder, deadline = asked.folder.absolute(), time.monotonic() + STARTS_S
     on_phase(f"waiting for a head in {folder}")
-    while (head := rendezvous.find_head(folder)) is None and time.monotonic() < deadline:
+    job, problem = "", f"no head has written {rendezvous.HEAD_FILE} there, below srun"
+    while not job:
         raise_if_interrupted()
-        time.sleep(POLL_S)
-    job = head["life"].split(" ")[0] if head else ""
-    if not job.isdecimal():
+        try:
+            if head := rendezvous.find_head(folder):
+                of = head["life"].split(" ")[0]
+                found = ask_job(of) if of.isdecimal() else None
+                if found is None or found.state in (RUNNING, UNKNOWN):
+                    job = of
+                    break
+                problem = f"its {rendezvous.HEAD_FILE} is of job {of}, which is {found.words}"
+        except RaydebugError as error:  # a file system that is away for a while
+            problem = error.cause
+        if time.monotonic() > deadline:
+            break
+        time.sleep(ASK_S)
+    if not job:
         raise RaydebugError(
-            f"{folder} has no cluster of Slurm", cause=f"no head has written {rendezvous.HEAD_FILE} there, below srun",
-            fix=f"srun raydebug node --folder {folder}", code="slurm.no-head",
+            f"{folder} has no cluster of Slurm", cause=problem,
+            fix=f"srun --ntasks-per-node=1 --cpu-bind=none raydebug node --folder {folder}", code="slurm.no-head",
         )  # fmt: skip
     rendezvous.check(folder)
     return _record(options, folder, {"job": job, "container": asked.container, "own": "1"})
@@ -361,7 +409,7 @@ def _with_head(cluster: Cluster, head: Head) -> Cluster:
     if math.isfinite(left_s):
         launched["ends"] = str(time.time() + left_s)
     step = ["srun", f"--jobid={launched['job']}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={head['host']}"]
-    way = shlex.join([*step, "--quiet", "--unbuffered", *shlex.split(launched["container"])])
+    way = shlex.join([*step, "--quiet", "--unbuffered"])
     return rendezvous.with_head(cluster, head, through=way, launched=launched)
 
 
@@ -373,28 +421,43 @@ def _wait_until_up(cluster: Cluster, on_phase: Callable[[str], None]) -> tuple[H
     """
     folder, job = Path(cluster.there.folder), cluster.there.launched["job"]
     said, asked, deadline, found = "", -ASK_S, math.inf, SlurmJob()
+    began = time.monotonic()
     while True:
         raise_if_interrupted()
-        if time.monotonic() > asked + ASK_S:
+        waits_s = (time.monotonic() - began) / 4 if found.state in PENDING else 0.0
+        if time.monotonic() > asked + min(max(waits_s, ASK_S), ASK_LATER_S):
             asked, found = time.monotonic(), ask(cluster)
-        nodes, head = rendezvous.list_nodes(folder), None
+        nodes, head, problem = rendezvous.list_nodes(folder), None, ""
         if found.state == RUNNING:
             deadline = min(deadline, time.monotonic() + STARTS_S)
-            head = rendezvous.find_head(folder)
-            settled = [node for node in nodes if node["phase"] in (UP, FAILED, ENDED)]
-            if head is not None and (len(settled) >= head["nodes"] or time.monotonic() > deadline):
+            try:
+                head = rendezvous.find_head(folder)
+            except RaydebugError as error:  # a file system that is away for a while
+                problem = error.cause
+            settled = sum(node["phase"] in (UP, FAILED, ENDED) for node in nodes)
+            # A node that is late at a later `up` has ended without a word.
+            if head is not None and (settled >= head["nodes"] or cluster.there.head or time.monotonic() > deadline):
                 return head, nodes
             waiting = [f"{one['host']}: {one['phase']}" for one in nodes if one["phase"] != UP]
-            more = f"; and {len(waiting) - NAMED} more" if len(waiting) > NAMED else ""
-            now = f"{len(settled)} nodes are up; {'; '.join(waiting[:NAMED])}{more}"
+            now = f"{len(nodes) - len(waiting)} nodes are up"
+            more = [f"and {len(waiting) - NAMED} more"] if len(waiting) > NAMED else []
+            now = "; ".join([now, *waiting[:NAMED], *more])
+            if not nodes:
+                now = f"no node has written to {folder}"
         else:
             now = f"job {job} is {found.words}"
         if found.state not in (RUNNING, UNKNOWN, *PENDING) or time.monotonic() > deadline:
             reasons = [f"{node['host']}: {node['reason']}" for node in nodes if node["phase"] == FAILED]
+            said = last_words(folder / LOG) if (folder / LOG).exists() else "there is no log of the job"
+            share = (
+                "" if nodes else "the nodes and this machine have to share that folder: --folder DIR names another; "
+            )
+            logs = f"read the logs in {kept}; " if (kept := _keep_logs(cluster)).is_dir() else ""
             raise RaydebugError(
                 f"cluster '{cluster.name}' did not come up",
-                cause=f"{now}; {'; '.join(reasons) or last_words(folder / LOG)}",
-                fix=f"`squeue --jobs={job} --states=all` shows what Slurm says; then the same `raydebug up` again",
+                cause="; ".join([now, *([problem] if problem else []), *(reasons or [said])]),
+                fix=f"{share}{logs}`squeue --jobs={job} --states=all` shows what Slurm says; then the same"
+                " `raydebug up` again",
                 code="cluster.not-up",
             )
         if now != said:
