@@ -116,7 +116,8 @@ def test_nodes_are_listed_head_first(folder: Path):
         (lambda token: token.chmod(0o640), "its mode is 0640, not 0600"),
         (lambda token: token.write_text(""), "it is empty"),
         (lambda token: token.unlink(), "No such file or directory"),
-        (lambda token: (token.rename(f"{token}2"), token.symlink_to(f"{token}2")), "it is not a regular file"),
+        (lambda token: (token.rename(f"{token}2"), token.symlink_to("token2")), "it is a link to token2"),
+        (lambda token: (token.unlink(), token.mkdir(mode=0o700)), "it is not a regular file"),
     ],
 )
 def test_token_that_others_could_have(folder: Path, spoil: Any, cause: str):

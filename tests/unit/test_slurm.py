@@ -185,6 +185,7 @@ def test_logs_of_a_start_that_fails(site: Path, monkeypatch: pytest.MonkeyPatch)
     }  # fmt: skip
     assert not seen[0].exists()
 
+    (site / "state").write_text("RUNNING|1:00:00|None")
     with pytest.raises(RaydebugError) as error:
         slurm.bring_up(UpOptions(), SlurmOptions(2), on_phase=lambda _: None)
     assert error.value.cause.startswith("no node has written to ")
@@ -234,7 +235,7 @@ def no_way(*_: object) -> None:
 
 
 def test_way_that_fails(site: Path, monkeypatch: pytest.MonkeyPatch):
-    """A job that is up is left where only the way to it cannot be opened; none is submitted for a port that is taken."""
+    """A job that is up is left where only the way to it cannot be opened; none is submitted for a taken port."""
     (site / "state").write_text("RUNNING|1:00:00|None")
 
     def publish(_: str) -> None:

@@ -46,8 +46,8 @@ def make_private(path: Path) -> None:
     check_private(path)
 
 
-def check_private(path: Path) -> None:
-    """Check that a path is our folder, not a link, closed to other users, and that no other user can replace it.
+def check_private(path: Path, *, is_file: bool = False) -> None:
+    """Check that a path is our folder, or file, no link, closed to other users, and that no other user can replace it.
 
     Raises:
         RaydebugError: one of these does not hold.
@@ -58,12 +58,13 @@ def check_private(path: Path) -> None:
         raise _refuse(path, f"{error.strerror}", "take the cluster down and start it again") from error
     if stat.S_ISLNK(found.st_mode):
         raise _refuse(path, f"it is a link to {path.readlink()}", f"remove the link {path}")
-    if not stat.S_ISDIR(found.st_mode):
-        raise _refuse(path, "it is not a folder", f"remove {path}")
+    if not (stat.S_ISREG if is_file else stat.S_ISDIR)(found.st_mode):
+        raise _refuse(path, f"it is not a {'regular file' if is_file else 'folder'}", f"remove {path}")
     if found.st_uid != os.geteuid():
         raise _refuse(path, f"it belongs to uid {found.st_uid}, not to {os.geteuid()}", f"remove the folder {path}")
     if found.st_mode & 0o077:
-        raise _refuse(path, f"its mode is {found.st_mode & 0o7777:04o}, not 0700", f"chmod 700 {path}")
+        mode = "0600" if is_file else "0700"
+        raise _refuse(path, f"its mode is {found.st_mode & 0o7777:04o}, not {mode}", f"chmod {mode[1:]} {path}")
     _check_ancestors(path)
 
 

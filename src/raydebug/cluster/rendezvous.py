@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -90,24 +89,15 @@ def check(folder: Path) -> None:
         RaydebugError: they are not, or there is no token.
     """
     check_private(folder)
-    token = folder / "token"
     try:
-        found = token.lstat()
-        problem = None
-        if not stat.S_ISREG(found.st_mode):
-            problem = "it is not a regular file"
-        elif found.st_uid != os.geteuid():
-            problem = f"it belongs to uid {found.st_uid}, not to {os.geteuid()}"
-        elif found.st_mode & 0o077:
-            problem = f"its mode is {found.st_mode & 0o7777:04o}, not 0600"
-        elif not found.st_size:
-            problem = "it is empty"
-    except OSError as error:
-        problem = error.strerror
+        check_private(folder / "token", is_file=True)
+        problem = "" if (folder / "token").stat().st_size else "it is empty"
+    except RaydebugError as error:
+        problem = error.cause
     if problem:
         raise UsageError(
-            f"{token} is no token of yours alone",
-            cause=str(problem),
+            f"{folder / 'token'} is no token of yours alone",
+            cause=problem,
             fix=f"remove {folder}; the head of the cluster makes it with a new token",
             code="node.token",
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 import secrets
 import shlex
@@ -15,7 +16,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,14 +42,8 @@ NAMED = 4  # nodes in a line of progress
 WARN_S = 300.0  # before the time limit
 # Slurm 22.05 squeue(1), JOB STATE CODES: a job is there in all of these.
 PENDING = (
-    "PENDING",
-    "CONFIGURING",
-    "REQUEUED",
-    "REQUEUE_HOLD",
-    "SPECIAL_EXIT",
-    "RESV_DEL_HOLD",
-    "SUSPENDED",
-    "STOPPED",
+    *("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD"),
+    *("SPECIAL_EXIT", "RESV_DEL_HOLD", "SUSPENDED", "STOPPED"),
 )
 RUNNING, GONE, UNKNOWN = "RUNNING", "gone", "unknown"  # the last two where Slurm knows none, or does not answer
 # Slurm 22.05 sbatch(1): options that say which CPUs of a node the job gets, and those that raydebug cannot follow.
@@ -235,6 +230,19 @@ def is_own(cluster: Cluster) -> bool:
     return "own" in cluster.there.launched
 
 
+def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for sbatch and srun without what another job of Slurm has set in it. Pure.
+
+    In the shell of an `salloc` they would take the nodes, tasks and memory of that job for options of theirs (Slurm
+    22.05 sbatch(1) and srun(1), INPUT ENVIRONMENT VARIABLES).
+
+    >>> clean_environment({"SLURM_JOB_ID": "7", "SLURM_MEM_PER_CPU": "1", "SLURM_CONF": "/c", "SBATCH_ACCOUNT": "a"})
+    {'SLURM_CONF': '/c', 'SBATCH_ACCOUNT': 'a'}
+    """
+    kept = ("SLURM_CONF", "SLURM_CLUSTERS")
+    return {name: value for name, value in environ.items() if name in kept or not name.startswith("SLURM_")}
+
+
 def ask(cluster: Cluster) -> SlurmJob:
     """Return what Slurm says of the cluster's job."""
     return ask_job(cluster.there.launched["job"])
@@ -322,7 +330,7 @@ def _submit(options: UpOptions, asked: SlurmOptions) -> Cluster:
     submit = ["sbatch", "--parsable", *asked.sbatch, str(folder / SCRIPT)]
     try:
         with ignore_interrupts():  # what was submitted is recorded
-            said = process.run(submit, timeout_s=SUBMITS_S, fix=fix)
+            said = process.run(submit, env=clean_environment(os.environ), timeout_s=SUBMITS_S, fix=fix)
             found = re.search(r"^\s*(\d+)(?:;.*)?\s*$", said, re.MULTILINE | re.ASCII)
             if found is None:
                 raise RaydebugError(
@@ -448,18 +456,19 @@ def _wait_until_up(cluster: Cluster, on_phase: Callable[[str], None]) -> tuple[H
             now = f"job {job} is {found.words}"
         if found.state not in (RUNNING, UNKNOWN, *PENDING) or time.monotonic() > deadline:
             reasons = [f"{node['host']}: {node['reason']}" for node in nodes if node["phase"] == FAILED]
-            said = last_words(folder / LOG) if (folder / LOG).exists() else "there is no log of the job"
+            log = last_words(folder / LOG) if (folder / LOG).exists() else ""
             share = (
-                "" if nodes else "the nodes and this machine have to share that folder: --folder DIR names another; "
+                ""
+                if nodes or log
+                else "the nodes and this machine have to share that folder: --folder DIR names another; "
             )
             logs = f"read the logs in {kept}; " if (kept := _keep_logs(cluster)).is_dir() else ""
+            causes = [now, problem, *(reasons or [log or "there is no log of the job"])]
             raise RaydebugError(
-                f"cluster '{cluster.name}' did not come up",
-                cause="; ".join([now, *([problem] if problem else []), *(reasons or [said])]),
-                fix=f"{share}{logs}`squeue --jobs={job} --states=all` shows what Slurm says; then the same"
-                " `raydebug up` again",
-                code="cluster.not-up",
-            )
+                f"cluster '{cluster.name}' did not come up", cause="; ".join(filter(None, causes)),
+                fix=f"{share}{logs}`squeue --jobs={job} --states=all` shows what Slurm says; then"
+                " the same `raydebug up` again", code="cluster.not-up",
+            )  # fmt: skip
         if now != said:
             said = now
             on_phase(now)
