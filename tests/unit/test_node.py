@@ -173,11 +173,12 @@ def a_node(folder: Path, **changes: Any) -> state.Cluster:
 
 def test_environment_below_a_launcher(folder: Path):
     """Ray's processes have the head's addresses and the token's file, and nothing of one task of the launcher's."""
-    base = {"SLURM_PROCID": "2", "SLURMD_NODENAME": "n3", "SBATCH_X": "1", "PMI_RANK": "2", "PMIX_RANK": "2",
+    base = {"SLURM_PROCID": "2", "SLURMD_NODENAME": "n3", "SBATCH_X": "1", "SRUN_CPUS_PER_TASK": "8",
+            "PMI_RANK": "2", "PMIX_RANK": "2",
             "RAY_ADDRESS": "other:6379", "RAYDEBUG_GATEWAY": "other:1", "HOME": "/home/u",
             "CUDA_VISIBLE_DEVICES": "0,1", "PATH": "/bin"}  # fmt: skip
     found = node.environment_of(base, a_node(folder), "10.77.0.11:5679")
-    assert not [name for name in found if name.startswith(("SLURM", "SBATCH", "PMI", "RAY_ADDRESS"))]
+    assert not [name for name in found if name.startswith(("SLURM", "SBATCH", "SRUN", "PMI", "RAY_ADDRESS"))]
     assert found["RAYDEBUG_GATEWAY"] == "10.77.0.11:5679"
     assert found["RAYDEBUG_TOKEN_PATH"] == found["RAY_AUTH_TOKEN_PATH"] == f"{folder}/token"
     assert (found["RAY_AUTH_MODE"], found["RAY_DEBUG_POST_MORTEM"]) == ("token", "1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -16,6 +17,7 @@ import pytest
 from raydebug.cluster import kinds, rendezvous, slurm, state
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.slurm import SlurmOptions
+from raydebug.cluster.tunnel import command_of
 from raydebug.cluster.up import UpOptions
 from raydebug.errors import RaydebugError
 
@@ -190,17 +192,21 @@ def test_logs_of_a_start_that_fails(site: Path, monkeypatch: pytest.MonkeyPatch)
         slurm.bring_up(UpOptions(), SlurmOptions(2), on_phase=lambda _: None)
     assert error.value.cause.startswith("no node has written to ")
     assert error.value.cause.endswith("; there is no log of the job")
-    assert error.value.fix.startswith(
-        "the nodes and this machine have to share that folder: --folder DIR names another;"
-    )
+    assert error.value.fix.startswith("nodes and this machine have to share that folder: --folder DIR; ")
 
 
 @pytest.fixture
 def way(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is done with the way to the head, in the place of a tunnel: `close`, or the Python at its far end."""
+    """What is done with the way to the head, in the place of a tunnel: `close`, or the command that leads there."""
     done: list[str] = []
+
+    def open_way(cluster: state.Cluster, _: object) -> state.Cluster:
+        done.append(cluster.there.through)
+        state.save_cluster(cluster)
+        return cluster
+
     monkeypatch.setattr(slurm, "close_way", lambda _: done.append("close"))
-    monkeypatch.setattr(slurm, "open_way", lambda cluster, _: done.append(cluster.python) or cluster)
+    monkeypatch.setattr(slurm, "open_way", open_way)
     return done
 
 
@@ -217,16 +223,20 @@ def test_up_again(site: Path, way: list[str]):
     asked = SlurmOptions(2, folder=folder, container="apptainer exec IMG")
     cluster, _, started = slurm.bring_up(UpOptions(), asked, on_phase=publish)
     assert (started, cluster.python) == (True, "/in/image/python")
-    assert way[-1] == sys.executable, "the way does not lead into the container"
-    assert "apptainer" not in cluster.there.through
+    assert "apptainer" not in cluster.there.through, "the way does not lead into the container"
+    far = command_of(cluster.there.through, cluster.python)
+    assert far[-6:] == ["/in/image/python", "-P", "-m", "raydebug.cluster.reach", "there", "FAR_PORT"]
+    shown = subprocess.run([*far[far.index("sh"):-5], "-c", "import sys; print(sys.executable)"],
+                           capture_output=True, text=True, check=True)  # fmt: skip
+    assert shown.stdout.strip() == sys.executable
     way.clear()
     say(folder, "n2", "starting Ray")
     assert slurm.bring_up(UpOptions(), SlurmOptions(), on_phase=lambda _: None)[2] is False
-    assert way == [sys.executable]
+    assert way == [cluster.there.through]
     way.clear()
     publish("", dashboard_port=8266)
     slurm.bring_up(UpOptions(), SlurmOptions(), on_phase=lambda _: None)
-    assert way == ["close", sys.executable]
+    assert way == ["close", cluster.there.through]
     assert not calls_of(site, "scancel")
 
 

@@ -46,7 +46,7 @@ LOCK = "node.lock"
 ABSENCES = 2  # of the head's file: for a moment a shared file system may show a folder without it
 ANYWHERE = "192.0.2.1"  # RFC 5737, for documentation: the way there is the default route, and nothing is sent
 # Below Ray they would be those of one task of the launcher's, the same in all processes of a node.
-LAUNCHERS = ("SLURM_", "SLURMD_", "SBATCH_", "PMI_", "PMI2_", "PMIX_")
+LAUNCHERS = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PMI_", "PMI2_", "PMIX_")
 THRESHOLD = "RAY_health_check_failure_threshold"
 
 

@@ -357,11 +357,7 @@ def _open(cluster: Cluster, head: Head, options: UpOptions) -> Cluster:
     found = _with_head(cluster, head)
     if (found.there.through, found.there.far) != (cluster.there.through, cluster.there.far):
         close_way(cluster)  # to an earlier head
-    # The way is not in the container, and its far end needs raydebug alone: this Python, which the nodes share.
-    python = sys.executable if cluster.there.launched["container"] else found.python
-    found = replace(open_way(replace(found, python=python), options.ports), python=found.python)
-    state.save_cluster(found)
-    return found
+    return open_way(found, options.ports)
 
 
 def _adopt(options: UpOptions, asked: SlurmOptions, on_phase: Callable[[str], None]) -> Cluster:
@@ -417,8 +413,10 @@ def _with_head(cluster: Cluster, head: Head) -> Cluster:
     if math.isfinite(left_s):
         launched["ends"] = str(time.time() + left_s)
     step = ["srun", f"--jobid={launched['job']}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={head['host']}"]
-    way = shlex.join([*step, "--quiet", "--unbuffered"])
-    return rendezvous.with_head(cluster, head, through=way, launched=launched)
+    step += ["--quiet", "--unbuffered"]
+    if launched["container"]:  # no second one for each connection: the far end needs this Python, which the nodes share
+        step += ["sh", "-c", f'shift; exec {shlex.quote(sys.executable)} "$@"', "sh"]
+    return rendezvous.with_head(cluster, head, through=shlex.join(step), launched=launched)
 
 
 def _wait_until_up(cluster: Cluster, on_phase: Callable[[str], None]) -> tuple[Head, list[NodeState]]:
@@ -457,11 +455,7 @@ def _wait_until_up(cluster: Cluster, on_phase: Callable[[str], None]) -> tuple[H
         if found.state not in (RUNNING, UNKNOWN, *PENDING) or time.monotonic() > deadline:
             reasons = [f"{node['host']}: {node['reason']}" for node in nodes if node["phase"] == FAILED]
             log = last_words(folder / LOG) if (folder / LOG).exists() else ""
-            share = (
-                ""
-                if nodes or log
-                else "the nodes and this machine have to share that folder: --folder DIR names another; "
-            )
+            share = "" if nodes or log else "nodes and this machine have to share that folder: --folder DIR; "
             logs = f"read the logs in {kept}; " if (kept := _keep_logs(cluster)).is_dir() else ""
             causes = [now, problem, *(reasons or [log or "there is no log of the job"])]
             raise RaydebugError(
