@@ -268,6 +268,8 @@ def test_remains_of_a_node_that_was_killed(tmp_path: Path):
     os.mkfifo(tmp_path / "rd-local" / "other")
     (tmp_path / "rd-local" / node.LOCK).symlink_to(tmp_path / "rd-local" / "other")
     node.hold(tmp_path / "rd-held")
+    held = {name: node.is_held(tmp_path / name) for name in ("rd-held", "rd-left", "rd-local", "rd-none")}
+    assert held == {"rd-held": True, "rd-left": False, "rd-local": None, "rd-none": None}
     node.clear_remains(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"rd-held", "rd-local", "rd-link", "elsewhere"}
 

@@ -334,6 +334,8 @@ def test_nodes_as_slurm_and_the_nodes_say(site: Path, monkeypatch: pytest.Monkey
     assert slurm.why_soon_over(replace(cluster, remote=later)) is None
     assert len(calls_of(site, "squeue")) == asked, "Slurm is asked near the end only"
 
+    (folder / "gateway.log").write_text("audit\xff")
+    assert (kind.log_of("gateway"), kind.log_of("nodes")) == ("audit\xff", "")
     (site / "state").unlink()
     assert kind.why_gateway_down() == "job 17 is gone"
     say(folder, "n2", "up")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import select
 import subprocess
 import sys
@@ -75,6 +76,21 @@ def test_lock_of_a_name():
         pass
     with locks.only_one("x"):
         pass
+
+
+def test_file_system_without_locks(monkeypatch):
+    """A state folder that cannot be locked is named, and is not taken for another `up` at work."""
+
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    for wait in (False, True):
+        with pytest.raises(RaydebugError) as failure, locks.only_one("mine", wait=wait):
+            pass
+        assert failure.value.code == "state.unwritable"
+        assert failure.value.cause == f"{state.clusters_dir() / 'mine.lock'}: No locks available"
+        assert "XDG_STATE_HOME" in failure.value.fix
 
 
 def test_cluster_around_us(tmp_path, monkeypatch):

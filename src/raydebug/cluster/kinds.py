@@ -471,6 +471,7 @@ class SlurmKind(NodesKind):
         """Cancel the job; one of the user's own runs on."""
         from raydebug.cluster import slurm
 
+        self.keep_audit_lines()
         return slurm.take_down(self.cluster)
 
     def _why_not_running(self) -> str | None:
@@ -501,21 +502,24 @@ class SlurmKind(NodesKind):
         """Return why the job does not run, or what the head says."""
         return self._why_not_running() or super().why_gateway_down()
 
-    def show_logs(self, service: str | None, *, follow: bool) -> int:
-        """Print what Ray's head, the gateway and all nodes have written to the shared folder."""
+    def _logs(self) -> dict[str, Path]:
+        """Return what Ray's head, the gateway and all nodes write to the shared folder."""
         from raydebug.cluster import slurm
 
         folder = Path(self.cluster.there.folder)
         heads = [one["host"] for one in self.node_states() if one["role"] == "head"]
         logs = {"head": folder / rendezvous.NODES / f"{(heads or ['head'])[0]}.log"}
-        logs |= {"gateway": folder / "gateway.log", "nodes": folder / slurm.LOG}
-        return _print_logs(logs, service, lambda: not follow or not self.is_alive())
+        return logs | {"gateway": folder / "gateway.log", "nodes": folder / slurm.LOG}
 
-    def keep_audit_lines(self) -> None:
-        """Copy the gateway's audit lines from its log."""
-        from raydebug.cluster import slurm
+    def show_logs(self, service: str | None, *, follow: bool) -> int:
+        """Print the logs; the end of the job ends `follow`."""
+        return _print_logs(self._logs(), service, lambda: not follow or not self.is_alive())
 
-        slurm.keep_audit_lines(self.cluster)
+    def log_of(self, service: str) -> str:
+        """Return a log; empty where it cannot be read."""
+        with contextlib.suppress(OSError):
+            return self._logs()[service].read_text(encoding="utf-8", errors="replace")
+        return ""
 
 
 class SshKind(NodesKind):

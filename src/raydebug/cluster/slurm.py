@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raydebug import process
-from raydebug.cluster import audit_log, rendezvous, state
+from raydebug.cluster import rendezvous, state
 from raydebug.cluster.locks import only_one
 from raydebug.cluster.private_folders import remove_private
 from raydebug.cluster.ray_node import START_LIMIT_S, last_words
@@ -204,7 +204,6 @@ def take_down(cluster: Cluster) -> list[str]:
 
     A cluster in an allocation of the user's own runs on.
     """
-    keep_audit_lines(cluster)
     job, folder = cluster.there.launched["job"], Path(cluster.there.folder)
     left = []
     if not is_own(cluster):
@@ -295,13 +294,6 @@ def why_soon_over(cluster: Cluster) -> str | None:
         f"Slurm ends this cluster, job {job}, in {left_s:.0f} s, and all pauses with it"
         f" (`scontrol update JobId={job} TimeLimit=...` where you may)"
     )
-
-
-def keep_audit_lines(cluster: Cluster) -> None:
-    """Copy the gateway's audit lines, whose folder is removed with the cluster, to the kept ones."""
-    with contextlib.suppress(OSError):
-        log = Path(cluster.there.folder, "gateway.log").read_text(encoding="utf-8", errors="replace")
-        audit_log.keep(cluster.name, log.splitlines())
 
 
 def _keep_logs(cluster: Cluster) -> Path:
