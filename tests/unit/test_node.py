@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -283,6 +285,24 @@ def test_remains_of_another_user(tmp_path: Path):
     assert node.is_held(tmp_path / "rd-theirs") is None
     node.clear_remains(tmp_path)
     assert (tmp_path / "rd-theirs").is_dir()
+
+
+def test_a_second_node_on_the_head_s_host(folder: Path):
+    """A node that joins on the head's host is refused, and touches neither the head's temp dir nor its state."""
+    temp_dir = Path(tempfile.mkdtemp(prefix="rd-", dir="/tmp"))
+    try:
+        node.hold(temp_dir)
+        rendezvous.publish(folder, {**HEAD, "temp_dir": str(temp_dir)})
+        argv = [sys.executable, "-m", "raydebug", "node", "--folder", str(folder), "--join"]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0
+        assert (
+            f"cause: this host has a node of this cluster already: the head holds {temp_dir}/node.lock" in done.stderr
+        )
+        assert rendezvous.list_nodes(folder) == []
+        assert node.is_held(temp_dir)
+    finally:
+        shutil.rmtree(temp_dir)
 
 
 def test_end_of_the_head_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch):

@@ -35,7 +35,7 @@ SCRIPT = """\
 #SBATCH --no-kill --no-requeue
 [ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 exec srun --no-kill --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --unbuffered --label \
-/venv/bin/python -P -m raydebug node --folder /shared/f --nodes 3 --debugger post-mortem --gpus 8 --interface ib0
+/venv/bin/python -P -m raydebug node --folder /shared/f --debugger post-mortem --gpus 8 --interface ib0
 """
 CONTAINED = """\
 #!/bin/bash
@@ -51,7 +51,7 @@ CONTAINED = """\
 [ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 exec srun --no-kill --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --unbuffered --label \
 --container-image=verl.sqsh '--container-mounts=/a b:/c' \
-python3 -P -m raydebug node --folder '/my files' --nodes 1 --debugger breakpoint --cpus 4
+python3 -P -m raydebug node --folder '/my files' --debugger breakpoint --cpus 4
 """
 
 

@@ -181,7 +181,7 @@ def run(options: NodeOptions) -> tuple[str | None, bool]:
             end_with_parent()
             adopt_orphans()
             failure = _keep(options, folder, host, stop, writing, is_head=is_head) or ""
-            os.write(writing, b"\n" + failure.encode())
+            os.write(writing, b"\n" + failure.encode(errors="replace"))
             code = Exit.OK
         except Exception:  # noqa: BLE001 - the last words of this process
             traceback.print_exc()
@@ -206,20 +206,17 @@ def _keep(options: NodeOptions, folder: Path, host: str, stop: Stop, told: int, 
     """Keep the node until its end; return why it has failed. Its temp dir is written to the pipe `told`."""
     try:
         if not is_head:
+            _refuse_second(folder)
             _say_early(folder, host, "waiting for the head")
         life = life_of(os.environ) if options.head is None else None
         head = None if is_head else wait_for_head(folder, options.patience_s, stop, life)
         rendezvous.check(folder)
         os.chdir(variables.CLUSTER_DIR)
         temp_dir = Path(head["temp_dir"]) if head else Path(tempfile.mkdtemp(prefix="rd-", dir=LOCAL_DISK))
+        if head is not None:
+            _refuse_second(folder)
         os.write(told, os.fsencode(temp_dir))
         clear_remains(Path(LOCAL_DISK))
-        if is_held(temp_dir):
-            raise RaydebugError(
-                "this host has a node of this cluster already", cause=f"it holds {temp_dir / LOCK}",
-                fix="start one `raydebug node` on each host: srun --ntasks-per-node=1 raydebug node ...",
-                code="node.tasks",
-            )  # fmt: skip
         private_folders.make_private(temp_dir)
         hold(temp_dir)
         try:
@@ -228,8 +225,25 @@ def _keep(options: NodeOptions, folder: Path, host: str, stop: Stop, told: int, 
             private_folders.remove_private(temp_dir)
     except RaydebugError as error:
         failure = None if stop.asked else f"{error.what}: {error.cause}"
-        _say_early(folder, host, FAILED if failure else ENDED, failure, is_head=is_head)
+        if error.code != "node.tasks":  # else its name is that of the one that is there
+            _say_early(folder, host, FAILED if failure else ENDED, failure, is_head=is_head)
         return failure
+
+
+def _refuse_second(folder: Path) -> None:
+    """Refuse to join on the host of the head, whose temp dir and name of a file this node would have.
+
+    Raises:
+        RaydebugError: the head is here.
+    """
+    head = None
+    with contextlib.suppress(RaydebugError):
+        head = rendezvous.find_head(folder)
+    if head is not None and is_held(Path(head["temp_dir"])):
+        raise RaydebugError(
+            "this host has a node of this cluster already", cause=f"the head holds {head['temp_dir']}/{LOCK}",
+            fix="start one `raydebug node` on each host: srun --ntasks-per-node=1 raydebug node ...", code="node.tasks",
+        )  # fmt: skip
 
 
 def hold(temp_dir: Path) -> None:

@@ -109,7 +109,7 @@ def script_of(options: UpOptions, asked: SlurmOptions, folder: Path) -> str:
         lines.append("#SBATCH --exclusive")
     step = ["srun", "--no-kill", "--kill-on-bad-exit=1", "--wait=0", "--cpu-bind=none", "--unbuffered", "--label"]
     step += [*shlex.split(asked.container), python_of(options, asked), SAFE_PATH, "-m", "raydebug", "node"]
-    step += ["--folder", str(folder), "--nodes", str(asked.nodes), "--debugger", options.debugger]
+    step += ["--folder", str(folder), "--debugger", options.debugger]
     for name, value in (("--gpus", options.gpus), ("--cpus", options.cpus)):
         step += [name, str(value)] if value is not None else []
     step += shlex.split(asked.node)
@@ -212,7 +212,7 @@ def take_down(cluster: Cluster) -> list[str]:
                 process.run(["scancel", job])
         deadline = time.monotonic() + ENDS_S
         while (found := ask(cluster).state) in THERE and time.monotonic() < deadline:
-            time.sleep(POLL_S)
+            time.sleep(ASK_S / 2)
         left = [f"job {job} ({found})"] if found in THERE else []
     close_way(cluster)
     if not left:
