@@ -109,7 +109,7 @@ def test_a_host_with_another_python(user: User, hosts: Path, world: World):
         world.on(node, ["sh", "-c", f"{script} && chmod +x /run/python"])
     lacks = user.raydebug("up", "--hosts", str(hosts), "--python", "/run/python", code=1)
     assert three_lines(lacks, 1) == "error: these hosts cannot be one cluster"
-    assert re.search(r"cause: n2: its Python 3\S+ \(.*\) has no raydebug\n", lacks.stderr), lacks.stderr
+    assert re.search(r"cause: n2: .*(no module named 'raydebug'|has no raydebug)", lacks.stderr, re.I), lacks.stderr
     hosts_with_one_more = hosts.with_name("more")
     hosts_with_one_more.write_text(hosts.read_text() + "n9\n")
     missing = user.raydebug("up", "--hosts", str(hosts_with_one_more), code=1)
@@ -183,7 +183,7 @@ def test_a_port_that_is_not_forwarded(user: User, hosts: Path):
     """Where ssh leads to the hosts and not to the gateway, the error has what it said, and `down` works."""
     ssh = user.world.home() / "bin" / "ssh"
     ssh.parent.mkdir()
-    ssh.write_text('#!/bin/sh\n[ "$1" = -W ] && set -- -p 9 "$@"\nexec /usr/bin/ssh "$@"\n')
+    ssh.write_text('#!/bin/sh\ncase "$*" in *"-W 127"*) set -- -p 9 "$@";; esac\nexec /usr/bin/ssh "$@"\n')
     ssh.chmod(0o755)
     printed = up(user, hosts, "--ssh", str(ssh), code=1)
     assert "cannot be reached from here" in printed
