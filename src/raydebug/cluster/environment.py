@@ -105,6 +105,19 @@ def why_so_many(asked: int | None, environ: Mapping[str, str]) -> str:
     return f"the NVIDIA driver lists {len(gpus)}{hidden}"
 
 
+def without_slurm(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for sbatch and srun without what another job of Slurm has set in it. Pure.
+
+    In the shell of an `salloc` they would take the nodes, tasks and memory of that job for options of theirs (Slurm
+    22.05 sbatch(1) and srun(1), INPUT ENVIRONMENT VARIABLES).
+
+    >>> without_slurm({"SLURM_JOB_ID": "7", "SLURM_MEM_PER_CPU": "1", "SLURM_CONF": "/c", "SBATCH_ACCOUNT": "a"})
+    {'SLURM_CONF': '/c', 'SBATCH_ACCOUNT': 'a'}
+    """
+    kept = ("SLURM_CONF", "SLURM_CLUSTERS")
+    return {name: value for name, value in environ.items() if name in kept or not name.startswith("SLURM_")}
+
+
 def cluster_environment(base: Mapping[str, str], cluster: Cluster, flavour: Mapping[str, str]) -> dict[str, str]:
     """Return the whole environment of the cluster's processes, set once before Ray starts. Pure.
 

@@ -16,12 +16,13 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raydebug import process
 from raydebug.cluster import rendezvous, state
+from raydebug.cluster.environment import without_slurm
 from raydebug.cluster.locks import only_one
 from raydebug.cluster.private_folders import remove_private
 from raydebug.cluster.ray_node import START_LIMIT_S, last_words
@@ -229,19 +230,6 @@ def is_own(cluster: Cluster) -> bool:
     return "own" in cluster.there.launched
 
 
-def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for sbatch and srun without what another job of Slurm has set in it. Pure.
-
-    In the shell of an `salloc` they would take the nodes, tasks and memory of that job for options of theirs (Slurm
-    22.05 sbatch(1) and srun(1), INPUT ENVIRONMENT VARIABLES).
-
-    >>> clean_environment({"SLURM_JOB_ID": "7", "SLURM_MEM_PER_CPU": "1", "SLURM_CONF": "/c", "SBATCH_ACCOUNT": "a"})
-    {'SLURM_CONF': '/c', 'SBATCH_ACCOUNT': 'a'}
-    """
-    kept = ("SLURM_CONF", "SLURM_CLUSTERS")
-    return {name: value for name, value in environ.items() if name in kept or not name.startswith("SLURM_")}
-
-
 def ask(cluster: Cluster) -> SlurmJob:
     """Return what Slurm says of the cluster's job."""
     return ask_job(cluster.there.launched["job"])
@@ -322,7 +310,7 @@ def _submit(options: UpOptions, asked: SlurmOptions) -> Cluster:
     submit = ["sbatch", "--parsable", *asked.sbatch, str(folder / SCRIPT)]
     try:
         with ignore_interrupts():  # what was submitted is recorded
-            said = process.run(submit, env=clean_environment(os.environ), timeout_s=SUBMITS_S, fix=fix)
+            said = process.run(submit, env=without_slurm(os.environ), timeout_s=SUBMITS_S, fix=fix)
             found = re.search(r"^\s*(\d+)(?:;.*)?\s*$", said, re.MULTILINE | re.ASCII)
             if found is None:
                 raise RaydebugError(

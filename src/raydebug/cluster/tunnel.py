@@ -21,6 +21,7 @@ import psutil
 
 from raydebug import process
 from raydebug.cluster import state
+from raydebug.cluster.environment import without_slurm
 from raydebug.cluster.local import supervisor_of
 from raydebug.cluster.ray_node import below, last_words
 from raydebug.cluster.reach import FAR_PORT
@@ -102,7 +103,8 @@ def open_way(cluster: Cluster, asked: Mapping[str, int | None]) -> Cluster:
             argv = [*here, *command_of(cluster.there.through, cluster.python)]
             with open_private(cluster.folder / LOG, "wb") as log:
                 folder = folder_of_commands(cluster)
-                tunnel = process.start(argv, env=_environment(cluster), output=log, cwd=folder, new_session=True)
+                environ = without_slurm(os.environ) if cluster.kind == "slurm" else os.environ
+                tunnel = process.start(argv, env=environ, output=log, cwd=folder, new_session=True)
             cluster = replace(
                 cluster, supervisor_pid=tunnel.pid, supervisor_birth=process.birth_of(tunnel.pid),
                 supervisor_started=psutil.Process(tunnel.pid).create_time(),
@@ -112,14 +114,6 @@ def open_way(cluster: Cluster, asked: Mapping[str, int | None]) -> Cluster:
     else:
         state.save_cluster(cluster)
     return cluster
-
-
-def _environment(cluster: Cluster) -> Mapping[str, str]:
-    if cluster.kind != "slurm":
-        return os.environ
-    from raydebug.cluster.slurm import clean_environment
-
-    return clean_environment(os.environ)
 
 
 def _wait_until_it_listens(cluster: Cluster) -> None:
