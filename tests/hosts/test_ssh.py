@@ -159,7 +159,9 @@ def test_programs_that_are_killed(user: User, hosts: Path):
     up(user, hosts)
     world = user.world
     for node in ("n2", "n1"):
-        world.on(node, ["pkill", "-9", "-f", "raydebug node --folder"])
+        for program in world.programs(node):
+            if "raydebug node --folder" in " ".join(program.cmdline()):
+                program.kill()
     said = user.raydebug("ps", code=1).stdout
     assert "its node program has ended" in said
     assert "is there, but its head does not answer" in up(user, hosts, code=1)

@@ -109,14 +109,14 @@ def test_a_file_of_hosts(tmp_path):
         ("", "line 1: it is empty"),
         ("# none\n", "it names no host"),
         ("n1\nn2\n\nn1\n", "line 4: n1 is in line 1 already"),
-        ("n1\n-oProxyCommand=id\n", "line 2: '-oProxyCommand=id' is no name of a host"),
-        ("me@-oProxyCommand=id\n", "line 1: 'me@-oProxyCommand=id' is no name of a host"),
-        ("n1 n2\n", "line 1: 'n1 n2' is no name of a host"),
-        ("n1;id\n", "line 1: 'n1;id' is no name of a host"),
-        ("n1\n$(id)\n", "line 2: '$(id)' is no name of a host"),
-        ("n%h\n", "line 1: 'n%h' is no name of a host"),
+        ("n1\n-oProxyCommand=id\n", "line 2: '-oProxyCommand=id' is not the name of a host"),
+        ("me@-oProxyCommand=id\n", "line 1: 'me@-oProxyCommand=id' is not the name of a host"),
+        ("n1 n2\n", "line 1: 'n1 n2' is not the name of a host"),
+        ("n1;id\n", "line 1: 'n1;id' is not the name of a host"),
+        ("n1\n$(id)\n", "line 2: '$(id)' is not the name of a host"),
+        ("n%h\n", "line 1: 'n%h' is not the name of a host"),
         ("n1\r\n", "line 1: it has a CR line end"),
-        ("né\n", "line 1: 'né' is no name of a host"),
+        ("né\n", "line 1: 'né' is not the name of a host"),
         ("n1\n" * 400_000, "it has 1200000 bytes, more than the 1048576 that it may have"),
     ],
 )  # fmt: skip
@@ -126,7 +126,11 @@ def test_what_is_no_file_of_hosts(tmp_path, text, cause):
     path.write_bytes(text.encode())
     with pytest.raises(RaydebugError) as caught:
         read_hosts(path)
-    assert (caught.value.what, caught.value.cause, caught.value.exit_code) == (f"{path} is no file of hosts", cause, 2)
+    assert (caught.value.what, caught.value.cause, caught.value.exit_code) == (
+        f"{path} is not a file of host names",
+        cause,
+        2,
+    )
 
 
 @pytest.mark.parametrize(

@@ -158,9 +158,9 @@ def test_block_of_ports_that_is_none(ports: str):
     assert node._block("20000-20063", 16) == (20000, 20032, 20063)
     assert node._block("20000-20299", 200) == (20000, 20084, 20299)
     assert node._block(None, 16) == (0, 0, 0)
-    with pytest.raises(RaydebugError, match="is no block of at least 64 ports"):
+    with pytest.raises(RaydebugError, match="is not a block of at least 64 ports"):
         node._block(ports, 16)
-    with pytest.raises(RaydebugError, match="is no block of at least 232 ports"):
+    with pytest.raises(RaydebugError, match="is not a block of at least 232 ports"):
         node._block("20000-20199", 200)
 
 

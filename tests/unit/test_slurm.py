@@ -78,7 +78,7 @@ def test_cpus_that_the_user_named(words: str):
 )
 def test_options_of_sbatch_that_are_refused(words: str):
     """An option after which no single job of this cluster is submitted is refused, also by --dry-run."""
-    with pytest.raises(RaydebugError, match="is no option that this job can have"):
+    with pytest.raises(RaydebugError, match="is not an option that this job can have"):
         slurm.script_of(UpOptions(), SlurmOptions(1, tuple(words.split())), Path("/f"))
     slurm.script_of(UpOptions(), SlurmOptions(1, ("--partition", "gpu", "--wait-all-nodes=1")), Path("/f"))
     with pytest.raises(RaydebugError, match="there is no script without --nodes"):

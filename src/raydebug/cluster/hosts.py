@@ -77,7 +77,7 @@ def read_hosts(path: Path) -> list[str]:
         for number, line in enumerate(read_plain(path, bytes_max=HOSTS_FILE_BYTES, what="it").split("\n"), 1):
             name = line.partition("#")[0].strip()
             if name and not _HOST.fullmatch(name):
-                raise NotPlainText(f"{name!r} is no name of a host", number)
+                raise NotPlainText(f"{name!r} is not the name of a host", number)
             if name in lines:
                 raise NotPlainText(f"{name} is in line {lines[name]} already", number)
             if name:
@@ -86,7 +86,7 @@ def read_hosts(path: Path) -> list[str]:
             raise NotPlainText("it names no host")
     except NotPlainText as error:
         raise UsageError(
-            f"{path} is no file of hosts", cause=str(error),
+            f"{path} is not a file of host names", cause=str(error),
             fix="one name a line, as `ssh NAME` takes it; the first one becomes the head", code="ssh.hosts",
         ) from error  # fmt: skip
     return list(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 import json
@@ -424,12 +425,12 @@ class JoinedKind(Kind):
             audit_log.keep(self.cluster.name, self.log_of("gateway").splitlines())
 
 
-class NodesKind(JoinedKind):
+class NodesKind(JoinedKind, abc.ABC):
     """A cluster of node programs (node.py), each of which says how it is."""
 
+    @abc.abstractmethod
     def node_states(self) -> list[NodeState]:
         """Return how each node is, by its own words."""
-        raise NotImplementedError
 
     def why_gone(self) -> str | None:
         """Return None: the head's node program watches the GCS, and has said so (`broken_nodes`)."""

@@ -111,7 +111,7 @@ def _check(wanted: Wanted) -> str:
         )  # fmt: skip
     if not _IMAGE.fullmatch(wanted.image):
         raise UsageError(
-            f"{wanted.image!r} is no image" if wanted.image else "there is no image for the pods",
+            f"{wanted.image!r} is not an image" if wanted.image else "there is no image for the pods",
             cause="--image takes REGISTRY/NAME@sha256:DIGEST, an image that the nodes of Kubernetes can pull",
             fix="`raydebug image` builds one; push it to a registry, and name it by the digest that the push prints",
             code="kubernetes.image",

@@ -332,7 +332,7 @@ def _block(ports: str | None, cpus: int) -> tuple[int, int, int]:
     least = max(BLOCK_PORTS, cpus + 2 * OWN_PORTS)
     if ports is not None and not (1024 <= first <= last - least + 1 and last < 65536):
         raise UsageError(
-            f"--ports {ports} is no block of at least {least} ports",
+            f"--ports {ports} is not a block of at least {least} ports",
             cause=f"Ray and the gateway listen on 11 ports of the head, and each of Ray's workers on one: {cpus} CPUs",
             fix="--ports 20000-20999",
             code="node.ports",

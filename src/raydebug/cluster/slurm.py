@@ -129,7 +129,7 @@ def _refuse(asked: SlurmOptions) -> None:
     for number, word in enumerate(asked.sbatch):
         if (number == 0 and not word.startswith("-")) or _REFUSED.match(word):
             raise UsageError(
-                f"{word} is no option that this job can have",
+                f"{word} is not an option that this job can have",
                 cause="what follows `--` are options of sbatch; the script, how many jobs there are, in which cluster"
                 " of Slurm, and waiting for their end are not among them",
                 fix=fix, code="slurm.options",

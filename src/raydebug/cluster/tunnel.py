@@ -57,7 +57,7 @@ def command_of(through: str, python: str) -> list[str]:
                 return [words[0], "-o", "ControlMaster=no", "-W", f"127.0.0.1:{FAR_PORT}", *words[1:]]
     except (ValueError, IndexError, getopt.GetoptError) as error:
         raise UsageError(
-            f"--through {through!r} is no command that leads to the head",
+            f"--through {through!r} is not a command that leads to the head",
             cause=str(error),
             fix="--through 'ssh HEAD', as you type it in a shell",
             code="joined.options",
@@ -65,7 +65,7 @@ def command_of(through: str, python: str) -> list[str]:
     if not _PLAIN_PATH.fullmatch(python):
         raise RaydebugError(
             "the cluster's Python is not run through this command",
-            cause=f"its dashboard calls it {python!r}, which is no plain path",
+            cause=f"its dashboard calls it {python!r}, which is not a plain path",
             fix="--through 'ssh HEAD' needs none, or keep `ssh -N -L PORT:127.0.0.1:PORT HEAD` open (docs/12)",
             code="joined.python",
         )
