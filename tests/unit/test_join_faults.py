@@ -344,6 +344,7 @@ def test_a_ray_that_now_asks_for_a_token(dashboard, monkeypatch):
     dashboard.token = TOKEN
     error = refused(dashboard, "auth.wrong-token")
     assert "RAY_AUTH_TOKEN" in error.fix
+    assert not any(dashboard.agreed in header for header in dashboard.headers)  # the gateway's own is not Ray's
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
     cluster = join(dashboard)
     assert (cluster.token, cluster.there.asks_token) == (TOKEN, True)
@@ -355,6 +356,15 @@ def test_a_ray_that_now_asks_for_a_token(dashboard, monkeypatch):
     assert raised.value.fix == f"{again}, with the token that Ray has now"
     dashboard.token = TOKEN
     assert joined.leave(cluster) == []
+
+
+def test_joined_again_from_another_terminal(dashboard, monkeypatch):
+    """Joining again needs no RAY_AUTH_TOKEN: the record has the token that Ray asks for."""
+    dashboard.token = TOKEN
+    monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
+    first = join(dashboard)
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    assert join(dashboard).there.job == first.there.job
 
 
 def test_leaving_nodes_that_lost_raydebug(dashboard):

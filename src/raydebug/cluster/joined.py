@@ -281,8 +281,10 @@ def _checked(asked: Cluster, base: Cluster) -> Cluster:
     """Return the cluster to join, with whose its dashboard is, where, and whether it asks for a token."""
     # Of an earlier join, another user may have the port now.
     asked = _with(asked, dashboard=base.dashboard, dashboard_uid=base.there.dashboard_uid)
-    if not asked.token and base.there.token_file and base.token_file.is_file():
-        asked = _with(asked, token_file=base.there.token_file)  # a terminal without RAY_AUTH_TOKEN_PATH
+    was = base.there
+    if not asked.token and was.job and was.asks_token and base.token_file.is_file():
+        # A terminal without RAY_AUTH_TOKEN_PATH. Where Ray asked for none, the file has the gateway's own: not for Ray.
+        asked = _with(asked, token_file=was.token_file)
     silent = _with(asked, asks_token=False)  # no token is sent to who does not ask for one: it may be another cluster's
     return _with(asked, asks_token=Dashboard(silent).asks_for_token())
 
