@@ -19,6 +19,11 @@ log = logging.getLogger("raydebug.process")
 SAFE_PATH = "-P"
 
 
+def too_old(said: str) -> str:
+    """Return that a Python is too old for SAFE_PATH, where it has printed so; else nothing. Pure."""
+    return "its Python is older than 3.11" if f"nknown option: {SAFE_PATH}" in said else ""
+
+
 def _shown(argv: Sequence[str]) -> str:
     return shlex.join(without_secret_arguments(argv))
 

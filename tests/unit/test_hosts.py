@@ -161,6 +161,7 @@ def test_hosts_that_do_not_fit(answer, problem):
         ("echo 'ssh: connect to host n2: No route to host' >&2; exit 255", "ssh does not reach it: ssh: connect to"),
         ("exit 255", "ssh does not reach it: it printed nothing"),
         ("echo 'No module named raydebug'; exit 1", "raydebug does not run there: No module named raydebug"),
+        ("echo 'Unknown option: -P'; echo usage; exit 2", "raydebug does not run there: its Python is older than 3.11"),
         ("echo 'raydebug-answer: {'", "its answer cannot be read: "),
         ("echo 'raydebug-answer: []'", "its answer cannot be read: the answer is not an object"),
         ("echo 'raydebug-answer: {\"ray\": 7}'", "its answer cannot be read: 'ray' of the answer is not a text"),

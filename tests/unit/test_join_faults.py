@@ -422,6 +422,16 @@ def test_nodes_that_lack_something(dashboard):
     )
 
 
+def test_nodes_with_an_old_python(dashboard):
+    """A cluster of Python 3.10, which says only that it knows no -P, is refused with what it needs; nothing is left."""
+    usage = "Unknown option: -P\nusage: python [option] ... [-c cmd | -m mod | file | -]\nTry `python -h' for more.\n"
+    dashboard.answer = lambda _: usage
+    error = refused(dashboard, "joined.no-raydebug")
+    assert error.cause == "the head: its Python is older than 3.11 (/opt/python)"
+    assert error.fix.startswith("install it on all nodes, Python 3.11 or later;")
+    assert (dashboard.running(), read_record("x")) == ([], None)
+
+
 def test_no_head_that_is_alive(dashboard):
     """A head that was replaced does not count; without one the error says so."""
     dead = {**HEAD, "node_id": "n0", "node_ip": "10.9.9.9", "state": "DEAD"}
@@ -650,6 +660,15 @@ def test_why_a_way_fails(dashboard, tmp_path):
     )
     assert fix.startswith("fix: name a command that works, and the dashboard's URL as it is on the head;")
     assert (dashboard.jobs, read_record("x")) == ({}, None)
+
+
+def test_a_way_to_an_old_python(dashboard, tmp_path):
+    """The usage of a Python 3.10 at the far end is not shown as what the way has said."""
+    way = tmp_path / "way"
+    way.write_text("#!/bin/sh\nprintf 'Unknown option: -P\\nusage: ...\\nTry ...\\n' >&2; exit 2\n")
+    way.chmod(0o755)
+    done = raydebug("up", "--join", dashboard.url, "--name", "x", "--through", str(way))
+    assert f"cause: {way} said: its Python is older than 3.11; there the dashboard" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from raydebug.cluster.state import Cluster, Remote, name_option
 from raydebug.cluster.tunnel import close_way, folder_of_commands, open_way
 from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted
 from raydebug.errors import Exit, RaydebugError, UsageError
-from raydebug.process import SAFE_PATH
+from raydebug.process import SAFE_PATH, too_old
 from raydebug.protocol import records
 from raydebug.settings.files import NotPlainText, read_plain
 
@@ -162,7 +162,8 @@ async def _ask(argv: list[str], folder: Path | None, given: bytes, limit_s: floa
     except (ValueError, RecursionError) as error:
         return {"problem": f"its answer cannot be read: {error}"}
     what = "ssh does not reach it" if far.returncode == 255 else "raydebug does not run there"  # ssh(1), EXIT STATUS
-    return {"problem": f"{what}: {lines[-1].strip()[-LAST_CHARS:] or 'it printed nothing'}"}
+    last = too_old("".join(lines)) or lines[-1].strip()[-LAST_CHARS:] or "it printed nothing"
+    return {"problem": f"{what}: {last}"}
 
 
 def hosts_of(cluster: Cluster) -> list[str]:

@@ -21,7 +21,7 @@ from raydebug.cluster.known_folders import copies_on
 from raydebug.cluster.on_nodes import MARK, NODE_LIMIT_S, PRIME
 from raydebug.cluster.state import Cluster
 from raydebug.errors import Exit, RaydebugError
-from raydebug.process import SAFE_PATH
+from raydebug.process import SAFE_PATH, too_old
 from raydebug.protocol import records
 from raydebug.protocol.records import text_of_at_most
 
@@ -156,7 +156,9 @@ def _what_is_wrong(answer: Answer) -> str:
 
 def _no_answer(cluster: Cluster, job: str, log: str) -> RaydebugError:
     last = (log.strip().splitlines() or ["(it printed nothing)"])[-1]
-    if "No module named" in last or "nknown option: -P" in log:
+    if old := too_old(log):
+        return lacks_raydebug(f"the head: {old} ({cluster.python})")
+    if "No module named" in last:
         return lacks_raydebug(f"{cluster.python} of the head says: {last}")
     return RaydebugError(
         f"raydebug's job {job} failed on the head", cause=last, fix="read what Ray says: its dashboard, Jobs",

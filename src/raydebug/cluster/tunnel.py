@@ -28,7 +28,7 @@ from raydebug.cluster.reach import FAR_PORT
 from raydebug.cluster.state import Cluster
 from raydebug.cluster.up import choose_ports, choosing_ports, ignore_interrupts, is_free, raise_if_interrupted
 from raydebug.errors import RaydebugError, UsageError
-from raydebug.process import SAFE_PATH
+from raydebug.process import SAFE_PATH, too_old
 from raydebug.settings.files import open_private
 
 STARTS_S, ENDS_S = 10.0, 2.0
@@ -147,7 +147,7 @@ def folder_of_commands(cluster: Cluster) -> Path | None:
 def last_said(cluster: Cluster) -> str:
     """Return what the command said last; empty without one."""
     said = last_words(cluster.folder / LOG) if cluster.there.through else ""
-    return "" if said.startswith("(") else said
+    return too_old(said) or ("" if said.startswith("(") else said)
 
 
 def close_way(cluster: Cluster) -> None:
