@@ -175,9 +175,7 @@ def test_ways_that_end(root: User):
         attached = root.world.start(LOGIN, [str(RAYDEBUG), "attach"], env=root.environ, stdin=subprocess.PIPE,
                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
         wait_for(lambda: json.loads(root.ask("paused", "--json"))["pauses"][0]["state"] != "waiting", "the attach")
-        for one in root.world.programs(LOGIN):
-            if one.name() == "ssh":
-                one.kill()
+        root.world.send_to(LOGIN, lambda argv: argv[0] == "ssh")
         said, _ = attached.communicate("p host\n", timeout=30)
         assert attached.returncode == 4, said
         assert [one["id"] for one in root.pauses(1)] == [pause["id"]]
@@ -213,7 +211,7 @@ def test_two_users(root: User):
     bob = User(world, "bob", environ={**root.environ, "RAY_AUTH_TOKEN_PATH": str(token)}, token=root.token)
     with root.joined(SSH), root.running("--", "python", "several.py", "stop", "n3") as job:
         (pause,) = root.pauses(1)
-        with bob.joined(SSH), bob.running("--", "python", "several.py", "stop", "n2") as other:
+        with bob.joined(SSH), bob.running("--no-upload", "--", "python", "several.py", "stop", "n2") as other:
             (his,) = bob.pauses(1)
             assert his["ip"] == ADDRESSES["n2"]
             assert "was joined already" in root.join(SSH).stderr

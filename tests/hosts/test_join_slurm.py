@@ -91,9 +91,7 @@ def test_srun_alone_leads_to_the_head(batch: tuple[User, str]):
         assert_token_is_hidden(user.world, token)
         with user.running("--", "python", "several.py", "stop", "n3"):
             (pause,) = user.pauses(1)
-            for one in user.world.programs("login"):
-                if one.name() == "srun" and "raydebug.cluster.reach" in one.cmdline():
-                    one.kill()
+            user.world.send_to("login", lambda argv: argv[0] == "srun" and "raydebug.cluster.reach" in argv)
             assert [one["id"] for one in user.pauses(1)] == [pause["id"]]
 
 

@@ -49,9 +49,7 @@ def test_pending_job(user: User):
     try:
         wait_for(lambda: "PENDING" in user.world.login(["squeue", "-h", "-o", "%T"]).stdout, "the job")
         assert re.search(r"pending.*BeginTime", " ".join(user.ask("ps", code=1).split()))
-        for one in user.world.programs(LOGIN):
-            if one.cmdline()[-1:] == ["--begin=now+1hour"]:
-                one.send_signal(signal.SIGINT)
+        user.world.send_to(LOGIN, lambda words: words[-1] == "--begin=now+1hour", signal.SIGINT)
         said, _ = started.communicate(timeout=30)
         assert "is pending: BeginTime" in said
         assert started.returncode == 130

@@ -86,9 +86,7 @@ def test_debug_by_ssh(user: User, hosts: Path):
     assert "runs already" in up(user, hosts)
     with user.running("--", "python", "several.py", "stop", "n3") as job:
         (pause,) = user.pauses(1)
-        for one in world.programs(LOGIN):
-            if one.name() == "ssh":
-                one.kill()
+        world.send_to(LOGIN, lambda argv: argv[0] == "ssh")
         assert [one["id"] for one in user.pauses(1)] == [pause["id"]]
         world.login(["kill", "-9", str(user.record()["supervisor_pid"])])
         assert "raydebug up" in user.raydebug("paused", code=None).stderr
@@ -124,9 +122,7 @@ def test_a_start_that_is_cut_off(user: User, hosts: Path, how: signal.Signals):
     argv = [str(RAYDEBUG), "up", "--hosts", str(hosts), "--cpus", "2"]
     started = world.start(LOGIN, argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     wait_for(lambda: any(world.files("n1", "/tmp").glob("rd-*/nodes/n1.json")), "the start of the head", 60.0)
-    for one in world.programs(LOGIN):
-        if one.cmdline()[1:3] == argv[:2]:
-            one.send_signal(how)
+    world.send_to(LOGIN, lambda words: words[1:3] == argv[:2], how)
     said, _ = started.communicate(timeout=90.0)
     if how == signal.SIGINT:
         assert started.returncode == 130, said
@@ -159,9 +155,7 @@ def test_programs_that_are_killed(user: User, hosts: Path):
     up(user, hosts)
     world = user.world
     for node in ("n2", "n1"):
-        for program in world.programs(node):
-            if "raydebug node --folder" in " ".join(program.cmdline()):
-                program.kill()
+        world.send_to(node, lambda argv: "raydebug node --folder" in " ".join(argv))
     said = user.raydebug("ps", code=1).stdout
     assert "its node program has ended" in said
     assert "is there, but its head does not answer" in up(user, hosts, code=1)

@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,13 @@ class World:
                 if one.name() not in DAEMONS or is_session:
                     found.append(one)
         return found
+
+    def send_to(self, machine: str, matches: Callable[[list[str]], bool], how: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to the programs of a machine whose argv matches; they may end meanwhile."""
+        for one in self.programs(machine):
+            with contextlib.suppress(psutil.Error):
+                if (argv := one.cmdline()) and matches(argv):
+                    one.send_signal(how)
 
     def clean(self) -> None:
         """End every program and empty what is of one machine alone, with Slurm's jobs first."""
