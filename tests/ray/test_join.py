@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from environments import with_ray
 from foreign_ray import LOOPBACK, ForeignRay, cluster_of, foreign_ray, outer_address, python_without_raydebug
 from raydebug.cluster.dashboard import ENDED, Dashboard
 from raydebug.cluster.kinds import kind_of
@@ -236,6 +237,32 @@ def test_several_nodes(with_token):
     assert raydebug("down", "--name", "two").returncode == 0
     assert folders() <= before
     assert Dashboard(cluster_of(head)).own_jobs("") == []
+
+
+@pytest.mark.skipif(not has_token_mode(version("ray")), reason="this Ray has no token")
+@pytest.mark.skipif("RAYDEBUG_TEST_LONG" not in os.environ, reason="two more heads, a minute: RAYDEBUG_TEST_LONG=1")
+@pytest.mark.timeout(240)
+def test_ray_that_is_upgraded(tmp_path):
+    """Another Ray at the address of a cluster that was joined, now with a token: each verb says so, `up` joins it."""
+    with foreign_ray(with_token=False, python=with_ray(tmp_path / "old", "2.52.0")) as head:
+        cluster = joined(head, "old")
+        assert cluster.ray == "2.52.0"
+        head.end(head.started[0])
+        head.token = "5" * 64
+        (head.folder / "ray_token").write_text(head.token)
+        head.start_head()
+        for verb in (["ps"], ["paused"], ["run", "--", "python", "first.py"]):
+            done = raydebug(verb[0], "--name", "old", *verb[1:], cwd=JOBS)
+            assert done.returncode != 0
+            assert f"`raydebug up --join {head.url} --name old` starts it again" in done.stdout + done.stderr
+        again = joined(head, "old")
+        assert (again.ray, again.there.asks_token) == (version("ray"), True)
+        with starting_runs(again) as run:
+            job = run("--", "python", "cases.py", "actor")
+            (pause,) = job.pauses(1)
+            job.attach(pause["id"], "c")
+            job.end()
+        assert raydebug("down", "--name", "old").returncode == 0
 
 
 def _logs_of_own_jobs(head: ForeignRay) -> list[Path]:

@@ -31,3 +31,12 @@ def test_dashboard_asks_for_the_token_or_up_says_that_it_does_not(cluster):
     )
     told = [line for line in shown.stderr.splitlines() if line.startswith("warning: ")]
     assert (status, told) == ((401, []) if has_token_mode(ray.__version__) else (200, [warning]))
+
+
+@pytest.mark.timeout(180)
+def test_a_log_comes_as_it_is(cluster, dashboard):
+    """What Ray's dashboard sends of a log file is the file, without marks between its pieces."""
+    (node,) = dashboard.nodes()
+    lines = "".join(f"line {number}\n" for number in range(100_000))  # of several pieces
+    (cluster.ray_logs / "long.log").write_text(lines)
+    assert dashboard.log_text(node["node_id"], "long.log") == lines

@@ -32,6 +32,21 @@ def with_version(folder: Path, package: str, version: str) -> str:
     return python
 
 
+def with_ray(folder: Path, version: str) -> str:
+    """Make an environment that is this one, with a Ray that says it is of another version; return its Python."""
+    python = without(folder, "ray")
+    there = _packages(Path(python)) / "ray"
+    there.mkdir()
+    for path in (_packages() / "ray").iterdir():
+        if path.name not in ("_version.py", "__pycache__"):
+            (there / path.name).symlink_to(path)
+    (there / "_version.py").write_text(f"commit, version = '', {version!r}\n")
+    about = there.with_name(f"ray-{version}.dist-info")
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: ray\nVersion: {version}\n")
+    return python
+
+
 def _packages(python: Path | None = None) -> Path:
     if python is None:
         return Path(sysconfig.get_paths()["purelib"])

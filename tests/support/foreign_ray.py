@@ -71,6 +71,19 @@ class ForeignRay:
         self.started.append(one)
         return one
 
+    def start_head(self, python: str = sys.executable) -> subprocess.Popen[bytes]:
+        """Start the head in a Python, and wait until it can run jobs."""
+        like = Cluster(
+            name="", id="", kind="local", folder=self.folder, temp_dir=self.folder, python=python, ports=self.ports,
+            cpus=8, gpus=0, debugger="", flavour="", created=0.0,
+        )  # fmt: skip
+        argv = ray_command(like)
+        argv[argv.index(f"--node-ip-address={LOOPBACK}")] = f"--node-ip-address={self.ip}"
+        started = self.start(argv)
+        wait_for(lambda: started.poll() is not None or _is_up(self), "Ray's head")
+        assert started.poll() is None, (self.folder / "ray.log").read_text()
+        return started
+
     def start_worker(self, python: str = sys.executable, ip: str = "") -> subprocess.Popen[bytes]:
         """Start a further node, on the same host: in another Python, or at another address of loopback."""
         purposes = [one for one in PURPOSES if one not in ("dashboard", "gateway")]
@@ -124,6 +137,7 @@ def foreign_ray(
     ip: str = LOOPBACK,
     before: Sequence[str] = (),
     prepare: Callable[[ForeignRay], None] = lambda head: None,
+    python: str = sys.executable,
 ) -> Iterator[ForeignRay]:
     """Start a head and wait until it can run jobs; at the end nothing of it is left.
 
@@ -132,6 +146,7 @@ def foreign_ray(
         ip: its address.
         before: the beginning of each command that starts a node.
         prepare: called before its start; it may start other programs, and set variables.
+        python: that runs it.
     """
     folder = Path(tempfile.mkdtemp(prefix="rj-", dir="/tmp"))
     token = secrets.token_hex(32) if with_token else ""
@@ -140,17 +155,9 @@ def foreign_ray(
         (folder / "ray_token").write_text(token)
     ports = choose_ports({"dashboard": 0, "gateway": 0}, {}, [])
     head = ForeignRay(folder, ip, ports, token, list(before))
-    like = Cluster(
-        name="", id="", kind="local", folder=folder, temp_dir=folder, python=sys.executable, ports=ports, cpus=8,
-        gpus=0, debugger="", flavour="", created=0.0,
-    )  # fmt: skip
-    argv = ray_command(like)
-    argv[argv.index(f"--node-ip-address={LOOPBACK}")] = f"--node-ip-address={ip}"
     try:
         prepare(head)
-        started = head.start(argv)
-        wait_for(lambda: started.poll() is not None or _is_up(head), "Ray's head")
-        assert started.poll() is None, (folder / "ray.log").read_text()
+        head.start_head(python)
         yield head
     finally:
         for one in reversed(head.started):

@@ -25,6 +25,9 @@ ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})  # ray 2.60.0 dashboard/mo
 ANSWER_CHARS = 80  # shown of an answer that is not Ray's
 OWN_JOBS = ("raydebug-gateway-", "raydebug-nodes-")  # raydebug's own on a joined cluster; no job of the user's
 PACKAGE_TIMEOUT_S = 120.0
+# Else each piece of a file begins with a 1. Source: ray 2.41.0 dashboard/modules/state/state_head.py get_logs; 2.52.1
+# and later ones take no `format`, and send the file as it is.
+AS_TEXT = {"format": "text"}
 STOCK_ID_CHARS = 8  # of Ray's worker id: enough to tell them apart, short enough to type
 
 
@@ -185,14 +188,14 @@ class Dashboard:
 
     def log_text(self, node_id: str, name: str) -> str:
         """Return the whole text of one of a node's log files."""
-        params = {"node_id": node_id, "filename": name, "lines": -1}
+        params = {"node_id": node_id, "filename": name, "lines": -1, **AS_TEXT}
         return with_local_names(self._cluster, self._receive("GET", "/api/v0/logs/file", params=params).text)
 
     async def follow_file(self, node_id: str, name: str) -> AsyncIterator[str]:
         """Yield one of a node's log files as it grows, from its beginning; it ends with the connection."""
         import httpx
 
-        params = {"node_id": node_id, "filename": name, "lines": "-1", "interval": "0.5"}
+        params = {"node_id": node_id, "filename": name, "lines": "-1", "interval": "0.5", **AS_TEXT}
         forever = httpx.Timeout(TIMEOUT_S, read=None)
         client = httpx.AsyncClient(
             base_url=self._cluster.dashboard, headers=self._headers, timeout=forever, trust_env=False
