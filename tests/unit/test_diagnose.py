@@ -248,6 +248,23 @@ OSError: [Errno 98] error while attempting to bind on address ('127.0.0.1', 4421
     assert names(log)[0] == "ray-port-in-use"
 
 
+@pytest.mark.parametrize(
+    ("ray", "python", "names_it"),
+    [
+        ("2.41.0", "3.11.7", "ray-version-mismatch"),
+        ("2.60.1", "3.11.7", "ray-version-mismatch"),
+        ("2.60.0", "3.11.9", "ray-python-version-mismatch"),
+        ("2.60.0", "3.1.7", "ray-python-version-mismatch"),
+    ],
+)
+def test_which_version_differs(ray: str, python: str, names_it: str) -> None:
+    """Ray's error names both versions of both sides; the one that differs is the cause, and the other one is none."""
+    sides = [
+        f"was started with:\n    Ray: {one}\n    Python: {two}" for one, two in (("2.60.0", "3.11.7"), (ray, python))
+    ]
+    assert names(f"RuntimeError: Version mismatch: The cluster {sides[0]}\nThis process on node 10.0.0.1 {sides[1]}") == [names_it]
+
+
 def test_optional_package() -> None:
     """A program that says what it does without a package does not fail for it."""
     warning = (

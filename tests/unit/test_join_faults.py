@@ -25,6 +25,7 @@ from joinable_dashboard import HEAD, NODE, JoinableDashboard
 from raydebug.check.cache import Cache
 from raydebug.check.target import target_of
 from raydebug.cluster import joined, node_jobs, on_nodes, reach, state, tunnel
+from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.known_folders import note_shared
 from raydebug.cluster.runner import NodeRunner, run_on_each
 from raydebug.cluster.state import Cluster, Remote, read_record
@@ -354,6 +355,7 @@ def test_a_ray_that_now_asks_for_a_token(dashboard, monkeypatch):
         joined.why_gateway_down(cluster)
     again = f"`raydebug up --join {dashboard.url} --name x` starts it again"
     assert raised.value.fix == f"{again}, with the token that Ray has now"
+    assert str(kind_of(cluster).why_gateway_down()).endswith(f"; {raised.value.fix}")
     dashboard.token = TOKEN
     assert joined.leave(cluster) == []
 

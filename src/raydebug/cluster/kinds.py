@@ -397,7 +397,7 @@ class JoinedKind(Kind):
         try:
             return why_gateway_down(self.cluster)
         except RaydebugError as error:  # with its nodes the cluster itself does not answer
-            return error.cause
+            return error.cause if error.code != "auth.wrong-token" else f"{error.cause}; {error.fix}"
 
     def log_of(self, service: str) -> str:
         """Return the log of the gateway's job."""
