@@ -259,10 +259,11 @@ OSError: [Errno 98] error while attempting to bind on address ('127.0.0.1', 4421
 )
 def test_which_version_differs(ray: str, python: str, names_it: str) -> None:
     """Ray's error names both versions of both sides; the one that differs is the cause, and the other one is none."""
-    sides = [
-        f"was started with:\n    Ray: {one}\n    Python: {two}" for one, two in (("2.60.0", "3.11.7"), (ray, python))
-    ]
-    assert names(f"RuntimeError: Version mismatch: The cluster {sides[0]}\nThis process on node 10.0.0.1 {sides[1]}") == [names_it]
+    head, job = (
+        f"started with:\n    Ray: {one}\n    Python: {two}" for one, two in (("2.60.0", "3.11.7"), (ray, python))
+    )
+    text = f"RuntimeError: Version mismatch: The cluster was {head}\nThis process on node 10.0.0.1 was {job}"
+    assert names(text) == [names_it]
 
 
 def test_optional_package() -> None:
