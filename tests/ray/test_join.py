@@ -188,6 +188,7 @@ def test_a_cluster_without_token(without_token, tmp_path):
     assert repair in raydebug("run", "--name", "open", "--", "python", "first.py").stderr
     seen = raydebug("ps", "--name", "open")
     assert f"the gateway is down: its job {cluster.there.job} is STOPPED; {repair}" in " ".join(seen.stdout.split())
+    assert "next: raydebug run" not in seen.stderr
     printed = join(head, "open").stderr.splitlines()[-1].strip()
     repaired = read_record("open")
     assert repaired is not None

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _LiveMode = TypedDict("_LiveMode", {"for": str, "debugger": str, "variables": dict[str, str], "from": str})
 
 
-def show_cluster(cluster: Cluster, nodes: Sequence[Mapping[str, Any]] = ()) -> None:
-    """Print a cluster's addresses, what the nodes have of one that was joined, and the next command."""
+def show_cluster(cluster: Cluster, nodes: Sequence[Mapping[str, Any]] = (), *, usable: bool = True) -> None:
+    """Print a cluster's addresses, what the nodes have of one that was joined, and the next command if it is usable."""
     from raydebug.cluster.kinds import kind_of
     from raydebug.cluster.state import name_option
 
@@ -38,7 +38,8 @@ def show_cluster(cluster: Cluster, nodes: Sequence[Mapping[str, Any]] = ()) -> N
         render.say(
             f"it ends with the last `raydebug run` that uses it; `raydebug up{name_option(cluster.name)}` keeps it"
         )
-    render.say(f"next: {kind_of(cluster).next_step.format(name=name_option(cluster.name))}")
+    if usable:
+        render.say(f"next: {kind_of(cluster).next_step.format(name=name_option(cluster.name))}")
 
 
 def show_variables(variables: Mapping[str, str]) -> None:
@@ -108,8 +109,9 @@ def ps(
     if as_json:
         render.out_json(document)
     else:
-        show_cluster(cluster)
-        if document["gateway"]["state"] == "down":
+        is_down = document["gateway"]["state"] == "down"
+        show_cluster(cluster, usable=not is_down)
+        if is_down:
             render.out(render.visible(f"the gateway is down: {document['gateway']['reason']}"))
         rows = [[str(n[k] or "") for k in ("role", "ip", "state", "node_id", "reason")] for n in document["nodes"]]
         render.table(None, ["role", "ip", "state", "node", "reason"], rows)
