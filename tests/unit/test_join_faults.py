@@ -664,6 +664,16 @@ def test_why_a_way_fails(dashboard, tmp_path):
     assert (dashboard.jobs, read_record("x")) == ({}, None)
 
 
+def test_a_way_to_a_port_that_is_closed():
+    """What is quoted of a far end without a dashboard is one line, without a traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    done = raydebug("up", "--join", f"http://127.0.0.1:{port}", "--name", "x", "--through", "env A=b")
+    said = f"port {port} of the loopback of {socket.gethostname()}: Connection refused"
+    assert f"cause: env A=b said: {said}" in done.stderr
+    assert "socket.py" not in done.stderr
+
+
 def test_a_way_to_an_old_python(dashboard, tmp_path):
     """The usage of a Python 3.10 at the far end is not shown as what the way has said."""
     way = tmp_path / "way"

@@ -28,7 +28,10 @@ CLIENT_LEFT_S = 60.0  # after the client's end; over a network that was cut the 
 
 def there(port: int) -> None:
     """Pass bytes between stdin, stdout and a port of loopback until the port's end is closed."""
-    connection = socket.create_connection(("127.0.0.1", port))
+    try:
+        connection = socket.create_connection(("127.0.0.1", port))
+    except OSError as error:  # what `up` then quotes
+        sys.exit(f"port {port} of the loopback of {socket.gethostname()}: {error.strerror}")
 
     def send() -> None:
         with contextlib.suppress(OSError):
