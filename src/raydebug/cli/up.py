@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Debugger, Json, Name, command_of, say_renamed
+from raydebug.cli.options import Debugger, Json, Name, command_of, given_options, say_renamed
 from raydebug.cli.status import describe, show_cluster, warn_without_token
 from raydebug.errors import RaydebugError, UsageError
 
@@ -169,7 +169,7 @@ def up(
       raydebug up --cluster ssh --hosts FILE
       raydebug up --cluster kubernetes --image IMAGE --gpus 8 --dry-run -- python train.py | kubectl apply -f -
     """
-    from raydebug.cli.up_elsewhere import join_cluster, show_manifest, up_by_ssh, up_on_slurm
+    from raydebug.cli.up_elsewhere import join_cluster, launch_cluster, show_manifest
     from raydebug.cli.up_kinds import COMMAND, LAUNCHED, choose, refuse_for_join
     from raydebug.cluster.find import find_cluster
     from raydebug.cluster.locks import Use
@@ -179,20 +179,12 @@ def up(
     if warm:
         say_renamed("up --warm", "up --prefork")
     after = command_of(ctx)
-    values = {
-        "--gpus": gpus is not None, "--cpus": cpus, "--prefork": prefork or warm, "--python": python,
-        "--end-when-hung": end_when_hung, "--mount": mount, "--hf-cache": hf_cache, "--env-file": env_file,
-        "--dry-run": dry_run, "--yes": yes, "--flavour": flavour, "--workers": workers is not None,
-        "--nodes": nodes is not None, "--folder": folder, "--container": container, "--node-options": node_options,
-        "--hosts": hosts, "--ssh": ssh, "--image": image, COMMAND: after,
-        "--dashboard-port": dashboard_port is not None,
-    }  # fmt: skip
-    given = [option for option, value in values.items() if value]
+    given = ["--prefork" if one == "--warm" else one for one in given_options(ctx)] + ([COMMAND] if after else [])
     known = find_cluster(name) if join is None and cluster != "kubernetes" and image is None else None
     if known is not None and known.is_joined:
         join = known.there.join_url  # the join again
     if join is not None:
-        refuse_for_join(join, [*(["--cluster"] if cluster else []), *given])
+        refuse_for_join(join, given)
     elif through is not None:
         raise UsageError(
             "--through needs --join", cause="it is the way to the head of a cluster that runs already",
@@ -200,7 +192,7 @@ def up(
         )  # fmt: skip
     else:
         launched = known.kind if known is not None and known.kind in LAUNCHED else None
-        cluster = choose(cluster or launched, [*given, *(["--gateway-port"] if gateway_port is not None else [])])
+        cluster = choose(cluster or launched, given)
     options = UpOptions(
         name=name, cpus=cpus, gpus=gpus, debugger=choose_mode(debugger, os.environ)[0], dashboard_port=dashboard_port,
         gateway_port=gateway_port, python=python, prefork=prefork or warm, end_when_hung=end_when_hung,
@@ -211,16 +203,13 @@ def up(
         if join is not None:
             join_cluster(options, join, through, as_json=as_json)
             return
-        if cluster == "slurm":
+        if cluster in LAUNCHED:
+            from raydebug.cluster.hosts import SshOptions
             from raydebug.cluster.slurm import SlurmOptions
 
             asked = SlurmOptions(nodes or (None if folder else 1), tuple(after), folder, container, node_options)
-            up_on_slurm(options, asked, dry_run=dry_run, as_json=as_json)
-            return
-        if cluster == "ssh":
-            from raydebug.cluster.hosts import SshOptions
-
-            up_by_ssh(options, SshOptions(hosts, ssh or "ssh", node_options), as_json=as_json)
+            by_ssh = SshOptions(hosts, ssh or "ssh", node_options)
+            launch_cluster(options, asked if cluster == "slurm" else by_ssh, dry_run=dry_run, as_json=as_json)
             return
         if cluster == "kubernetes":
             from raydebug.cluster.kubernetes import Wanted
