@@ -103,8 +103,7 @@ def test_nodes_are_listed_head_first(folder: Path):
     assert rendezvous.list_nodes(folder) == []
     for host, role, phase in (("a", "worker", "starting Ray"), ("b", "head", "up"), ("a", "worker", "up")):
         rendezvous.say_node(
-            folder, {"host": host, "ip": "10.0.0.1", "role": role, "phase": phase, "reason": None, "gateway": None,
-                     "since": 5.0},
+            folder, {"host": host, "ip": "10.0.0.1", "role": role, "phase": phase, "reason": None, "gateway": None},
         )  # fmt: skip
     found = rendezvous.list_nodes(folder)
     assert [(one["host"], one["role"], one["phase"], one["reason"]) for one in found] == [

@@ -197,26 +197,19 @@ def up(
         name=name, cpus=cpus, gpus=gpus, debugger=choose_mode(debugger, os.environ)[0], dashboard_port=dashboard_port,
         gateway_port=gateway_port, python=python, prefork=prefork or warm, end_when_hung=end_when_hung,
         flavour=flavour, workers=1 if workers is None else workers, project=Path.cwd(), mounts=mount or [],
-        hf_cache=hf_cache, env_file=env_file, yes=yes,
+        hf_cache=hf_cache, env_file=env_file, yes=yes, nodes=nodes or (None if folder else 1), folder=folder,
+        container=container, node_options=node_options, hosts=hosts, ssh=ssh or "ssh", image=image or "",
+        after=tuple(after),
     )  # fmt: skip
     with notice_interrupts():  # from here on: an import can lose a Ctrl-C too
         if join is not None:
             join_cluster(options, join, through, as_json=as_json)
             return
         if cluster in LAUNCHED:
-            from raydebug.cluster.hosts import SshOptions
-            from raydebug.cluster.slurm import SlurmOptions
-
-            asked = SlurmOptions(nodes or (None if folder else 1), tuple(after), folder, container, node_options)
-            by_ssh = SshOptions(hosts, ssh or "ssh", node_options)
-            launch_cluster(options, asked if cluster == "slurm" else by_ssh, dry_run=dry_run, as_json=as_json)
+            launch_cluster(cluster, options, dry_run=dry_run, as_json=as_json)
             return
         if cluster == "kubernetes":
-            from raydebug.cluster.kubernetes import Wanted
-
-            wanted = Wanted(name, image or "", options.workers, gpus or 0, cpus, options.debugger,
-                            flavour or ("cuda" if gpus else "core"), tuple(after))  # fmt: skip
-            show_manifest(wanted, dry_run=dry_run, as_json=as_json)
+            show_manifest(options, dry_run=dry_run, as_json=as_json)
             return
         if dry_run:
             _preview(options, as_json=as_json)

@@ -11,10 +11,7 @@ from raydebug.cli.status import describe, show_cluster, show_variables
 from raydebug.errors import RaydebugError, UsageError
 
 if TYPE_CHECKING:
-    from raydebug.cluster.hosts import SshOptions
-    from raydebug.cluster.kubernetes import Wanted
     from raydebug.cluster.rendezvous import NodeState
-    from raydebug.cluster.slurm import SlurmOptions
     from raydebug.cluster.state import Cluster
     from raydebug.cluster.up import UpOptions
 
@@ -44,20 +41,21 @@ def join_cluster(options: UpOptions, address: str, through: str | None, *, as_js
     show_variables(needed)
 
 
-def launch_cluster(options: UpOptions, asked: SlurmOptions | SshOptions, *, dry_run: bool, as_json: bool) -> None:
+def launch_cluster(kind: str, options: UpOptions, *, dry_run: bool, as_json: bool) -> None:
     """Start a cluster with Slurm, or by ssh on the hosts of a file, and wait for it; or show Slurm's script."""
     from raydebug.cluster import hosts, slurm
 
     nodes: list[NodeState] = []
-    if isinstance(asked, slurm.SlurmOptions) and dry_run:
-        folder = asked.folder.absolute() if asked.folder else slurm.fresh_folder(options.name)
-        render.out(slurm.script_of(options, asked, folder).rstrip())
+    if dry_run:
+        folder = options.folder.absolute() if options.folder else slurm.fresh_folder(options.name)
+        render.out(slurm.script_of(options, folder).rstrip())
         return
-    with render.phases(f"starting cluster '{options.name}' on other machines") as on_phase:
-        if isinstance(asked, slurm.SlurmOptions):
-            cluster, nodes, started = slurm.bring_up(options, asked, on_phase=on_phase)
+    how = "with Slurm" if kind == "slurm" else "by ssh"
+    with render.phases(f"starting cluster '{options.name}' {how}") as on_phase:
+        if kind == "slurm":
+            cluster, nodes, started = slurm.bring_up(options, on_phase=on_phase)
         else:
-            cluster, started = hosts.bring_up(options, asked, on_phase=on_phase)
+            cluster, started = hosts.bring_up(options, on_phase=on_phase)
         cluster = _reach_gateway(cluster, options, on_phase)
     if as_json:
         render.out_json(describe(cluster))
@@ -71,7 +69,7 @@ def launch_cluster(options: UpOptions, asked: SlurmOptions | SshOptions, *, dry_
             render.say(render.visible(f"note: {node['host']} is not up ({node['phase']}{reason})"))
 
 
-def show_manifest(wanted: Wanted, *, dry_run: bool, as_json: bool) -> None:
+def show_manifest(wanted: UpOptions, *, dry_run: bool, as_json: bool) -> None:
     """Print the manifest of a cluster, and what to do with it.
 
     Raises:

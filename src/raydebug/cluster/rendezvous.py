@@ -57,7 +57,7 @@ class Head(TypedDict):
 
 
 class NodeState(TypedDict):
-    """How a node is: `phase` is UP, FAILED, ENDED, or what its start is at; `since` in seconds since 1970."""
+    """How a node is: `phase` is UP, FAILED, ENDED, or what its start is at."""
 
     host: str
     ip: str
@@ -65,7 +65,14 @@ class NodeState(TypedDict):
     phase: str
     reason: str | None
     gateway: str | None
-    since: float
+
+
+def state_of(
+    host: str, ip: str, phase: str, *, is_head: bool, reason: str | None = None, gateway: str | None = None
+) -> NodeState:
+    """Return how a node is."""
+    role = "head" if is_head else "worker"
+    return NodeState(host=host, ip=ip, role=role, phase=phase, reason=reason, gateway=gateway)
 
 
 def make(folder: Path) -> None:
@@ -181,15 +188,12 @@ def list_nodes(folder: Path) -> list[NodeState]:
         host, problem = name.removesuffix(".json"), None
         try:
             node = records.read(read_json(folder / NODES / name, bytes_max=BYTES_MAX, what="it"), NodeState, "it")
-            if not {"ip", "role", "phase", "since"} <= node.keys():
+            if not {"ip", "role", "phase"} <= node.keys():
                 problem = "it lacks a field"
         except (NotPlainText, records.BadRecord) as error:
             problem = str(error)
         if problem:
-            node = NodeState(
-                host=host, ip="?", role="worker", phase="unknown", reason=f"{folder / NODES / name}: {problem}",
-                gateway=None, since=0.0,
-            )  # fmt: skip
+            node = state_of(host, "?", "unknown", is_head=False, reason=f"{folder / NODES / name}: {problem}")
         found.append({**node, "host": host, "reason": node.get("reason"), "gateway": node.get("gateway")})
     return sorted(found, key=lambda node: node["role"] != "head")
 

@@ -52,12 +52,20 @@ class UpOptions:
         owner: local: pid of the `run` that the cluster is for; it ends with the last `run` that uses it.
         prefork: local: keep pre-forked processes with the heavy imports done.
         end_when_hung: local: end the cluster when Ray has not answered for ray_node.HUNG_AFTER_S.
-        workers: compose: number of worker nodes.
+        workers: compose, kubernetes: number of worker nodes.
         project: compose: folder of this machine that the containers have as /workspace.
         mounts: compose: SOURCE:TARGET[:ro] of further folders.
         hf_cache: compose: mount the user's Hugging Face cache.
         env_file: compose: file with KEY=VALUE lines for the nodes.
         yes: compose: merge the project's own compose file, whatever it asks for.
+        nodes: slurm: how many; None for the cluster of an allocation of the user's own, in `folder`.
+        folder: slurm: shared by the nodes and this machine; None for a fresh one in the state folder.
+        container: slurm: what precedes the node's program: options of srun (pyxis), or `apptainer exec --nv IMAGE`.
+        node_options: slurm, ssh: further options of `raydebug node`.
+        hosts: ssh: file with their names; None only for a cluster that is there.
+        ssh: ssh: the command that leads to a host, before its name.
+        image: kubernetes: with Ray, raydebug and debugpy in the Python of its PATH.
+        after: what follows `--`: options of sbatch, or on Kubernetes the command of a RayJob.
     """
 
     name: str = state.DEFAULT_NAME
@@ -77,6 +85,14 @@ class UpOptions:
     hf_cache: bool = False
     env_file: Path | None = None
     yes: bool = False
+    nodes: int | None = None
+    folder: Path | None = None
+    container: str = ""
+    node_options: str = ""
+    hosts: Path | None = None
+    ssh: str = "ssh"
+    image: str = ""
+    after: tuple[str, ...] = ()
 
     @property
     def ports(self) -> dict[str, int | None]:
