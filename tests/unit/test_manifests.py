@@ -226,7 +226,7 @@ MISTAKES: dict[str, tuple[Callable[[list[Document]], Any], str]] = {
         "the gateway does not run beside Ray",
     ),
     "clients from everywhere": (
-        lambda them: _first(them)["initContainers"][0].update(after=["python", "-m", "raydebug.gateway"]),
+        lambda them: _first(them)["initContainers"][0].update(command=["python", "-m", "raydebug.gateway"]),
         "the gateway listens elsewhere",
     ),
     "the port for processes is left out": (
