@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from raydebug.cluster import kinds, rendezvous, slurm, state
+from raydebug.cluster import remote_kinds, rendezvous, slurm, state
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.tunnel import command_of
 from raydebug.cluster.up import UpOptions
@@ -306,7 +306,7 @@ def test_nodes_as_slurm_and_the_nodes_say(site: Path, monkeypatch: pytest.Monkey
     folder = site / "f"
     rendezvous.make(folder)
     cluster = slurm._record(UpOptions(), folder, {"job": "17", "container": ""})
-    monkeypatch.setattr(kinds, "ASK_SLURM_S", 0.0)
+    monkeypatch.setattr(remote_kinds, "ASK_SLURM_S", 0.0)
     kind = kind_of(cluster)
     assert [(row["state"], row["reason"]) for row in kind.nodes()] == [("pending", "job 17 is pending: Resources")]
     assert kind.why_gateway_down() == "job 17 is pending: Resources"

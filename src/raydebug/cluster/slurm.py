@@ -34,6 +34,7 @@ from raydebug.errors import RaydebugError, UsageError
 from raydebug.process import SAFE_PATH
 
 LOG, SCRIPT = "slurm.log", "job.sh"
+EXAMPLE = "raydebug up --cluster slurm --nodes 2 -- --partition=NAME --time=01:00:00"
 ASK_S, POLL_S = 2.0, 0.2  # Slurm's controller is asked, and our own files are looked at
 ASK_LATER_S = 15.0  # of a job that has been pending for a minute: one controller serves the whole site
 SUBMITS_S = 600.0  # a busy slurmctld lets sbatch wait, and a job whose number is not known cannot be cancelled
@@ -90,7 +91,8 @@ def script_of(options: UpOptions, folder: Path) -> str:
     if not cpus and not any(map(_NAMES_CPUS.match, options.after)):
         lines.append("#SBATCH --exclusive")
     step = ["srun", "--no-kill", "--kill-on-bad-exit=1", "--wait=0", "--cpu-bind=none", "--unbuffered", "--label"]
-    step += [*shlex.split(options.container), python_of(options), SAFE_PATH, "-m", "raydebug", "node"]
+    python = options.python or ("python3" if options.container else sys.executable)  # in a container, that on its PATH
+    step += [*shlex.split(options.container), python, SAFE_PATH, "-m", "raydebug", "node"]
     step += ["--folder", str(folder), "--debugger", options.debugger]
     for name, value in (("--gpus", options.gpus), ("--cpus", options.cpus)):
         step += [name, str(value)] if value is not None else []
@@ -101,7 +103,6 @@ def script_of(options: UpOptions, folder: Path) -> str:
 
 def _refuse(options: UpOptions) -> None:
     """Refuse options of sbatch after which its job is not one that can be waited for. Pure."""
-    fix = "raydebug up --cluster slurm --nodes 2 -- --partition=NAME --time=01:00:00"
     if options.nodes is None:
         raise UsageError(
             "there is no script without --nodes", cause="with --folder alone a cluster that srun has started is taken",
@@ -113,13 +114,8 @@ def _refuse(options: UpOptions) -> None:
                 f"{word} is not an option that this job can have",
                 cause="what follows `--` are options of sbatch; the script, how many jobs there are, in which cluster"
                 " of Slurm, and waiting for their end are not among them",
-                fix=fix, code="slurm.options",
+                fix=EXAMPLE, code="slurm.options",
             )  # fmt: skip
-
-
-def python_of(options: UpOptions) -> str:
-    """Return the Python of the nodes: this one, or in a container the one on its PATH."""
-    return options.python or ("python3" if options.container else sys.executable)
 
 
 def fresh_folder(name: str) -> Path:
@@ -156,7 +152,8 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None]) -> tuple[Cl
             )  # fmt: skip
         is_new, is_up = cluster is None, False
         if cluster is None:
-            _refuse_taken_ports(options)
+            with choosing_ports(options.name) as taken:  # refused before anything waits for a job
+                choose_ports(options.ports, {}, taken, [purpose for purpose, port in options.ports.items() if port])
             cluster = _adopt(options, on_phase) if options.nodes is None else _submit(options)
         own = is_own(cluster)
         try:
@@ -278,10 +275,7 @@ def _submit(options: UpOptions) -> Cluster:
     remove_private(folder / rendezvous.NODES)
     with state.writing(folder):
         (folder / SCRIPT).write_text(script, encoding="utf-8")
-    job, fix = (
-        "",
-        "its own options follow after `--`: raydebug up --cluster slurm --nodes 2 -- --partition=NAME --time=01:00:00",
-    )
+    job, fix = "", f"its own options follow after `--`: {EXAMPLE}"
     submit = ["sbatch", "--parsable", *options.after, str(folder / SCRIPT)]
     try:
         with ignore_interrupts():  # what was submitted is recorded
@@ -299,12 +293,6 @@ def _submit(options: UpOptions) -> Cluster:
                 process.run(["scancel", job])
         remove_private(folder) if options.folder is None else (folder / "token").unlink(missing_ok=True)
         raise
-
-
-def _refuse_taken_ports(options: UpOptions) -> None:
-    """Refuse a port that the user named and is taken, before anything waits for a job."""
-    with choosing_ports(options.name) as taken:
-        choose_ports(options.ports, {}, taken, [purpose for purpose, port in options.ports.items() if port])
 
 
 def _open(cluster: Cluster, head: Head, options: UpOptions) -> Cluster:
