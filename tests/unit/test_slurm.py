@@ -54,6 +54,13 @@ python3 -P -m raydebug node --folder '/my files' --debugger breakpoint --cpus 4
 """
 
 
+@pytest.mark.parametrize("option", ["container", "node_options"])
+def test_words_without_an_end(option: str):
+    """Words with a quotation mark that is not closed are refused, before anything is submitted."""
+    with pytest.raises(RaydebugError, match="cannot be read"):
+        slurm.script_of(UpOptions(nodes=1, **{option: "'a"}), Path("/f"))
+
+
 def test_script():
     """The script for sbatch is this, word for word."""
     options = UpOptions(

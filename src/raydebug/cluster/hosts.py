@@ -31,7 +31,7 @@ from raydebug.cluster.ray_node import START_LIMIT_S
 from raydebug.cluster.rendezvous import FAILED, UNREACHABLE, Head, NodeState
 from raydebug.cluster.state import Cluster, Remote, name_option
 from raydebug.cluster.tunnel import close_way, folder_of_commands, open_way
-from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted
+from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted, words_of
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.process import SAFE_PATH
 from raydebug.protocol import records
@@ -255,16 +255,7 @@ def read_log(cluster: Cluster, service: str) -> str:
 
 
 def _ssh_to(ssh: str, host: str) -> list[str]:
-    return [*_words("--ssh", ssh), *SSH_OPTIONS, host]
-
-
-def _words(option: str, text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UsageError(
-            f"{option} {text!r} cannot be read", cause=str(error), fix="quote it as for a shell", code="ssh.options"
-        ) from error
+    return [*words_of("--ssh", ssh), *SSH_OPTIONS, host]
 
 
 def _open(cluster: Cluster, head: Head, launched: dict[str, str], options: UpOptions) -> Cluster:
@@ -288,7 +279,7 @@ def _head_of(cluster: Cluster) -> Head:
 
 def _plan(options: UpOptions, hosts: list[str]) -> Cluster:
     """Return the record as far as it is known before anything is started."""
-    _words("--node-options", options.node_options)
+    words_of("--node-options", options.node_options)
     folder, identity = state.make_folder(options.name), uuid.uuid4().hex
     launched = {"hosts": " ".join(hosts), "ssh": options.ssh, "python": options.python or sys.executable}
     launched["folder"] = str(Path.cwd())  # of the files that --ssh may name
@@ -319,7 +310,7 @@ def _start(cluster: Cluster, options: UpOptions, on_phase: Callable[[str], None]
     """Start the head, then the others; when all are up, return where the head is, and what the record is to have."""
     hosts, ips = hosts_of(cluster), list[str]()
     words = {"nodes": len(hosts), "debugger": options.debugger, "cpus": options.cpus, "gpus": options.gpus}
-    common = _words("--node-options", options.node_options)
+    common = words_of("--node-options", options.node_options)
     common += [word for name, value in words.items() if value is not None for word in (f"--{name}", str(value))]
     head: Head | None = None
     for names, role in ((hosts[:1], "--head"), (hosts[1:], "--join")):

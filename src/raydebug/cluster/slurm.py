@@ -29,7 +29,14 @@ from raydebug.cluster.ray_node import START_LIMIT_S, last_words
 from raydebug.cluster.rendezvous import ENDED, FAILED, UP, Head, NodeState
 from raydebug.cluster.state import Cluster, Remote, name_option
 from raydebug.cluster.tunnel import close_way, open_way
-from raydebug.cluster.up import UpOptions, choose_ports, choosing_ports, ignore_interrupts, raise_if_interrupted
+from raydebug.cluster.up import (
+    UpOptions,
+    choose_ports,
+    choosing_ports,
+    ignore_interrupts,
+    raise_if_interrupted,
+    words_of,
+)
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.process import SAFE_PATH
 
@@ -92,11 +99,11 @@ def script_of(options: UpOptions, folder: Path) -> str:
         lines.append("#SBATCH --exclusive")
     step = ["srun", "--no-kill", "--kill-on-bad-exit=1", "--wait=0", "--cpu-bind=none", "--unbuffered", "--label"]
     python = options.python or ("python3" if options.container else sys.executable)  # in a container, that on its PATH
-    step += [*shlex.split(options.container), python, SAFE_PATH, "-m", "raydebug", "node"]
+    step += [*words_of("--container", options.container), python, SAFE_PATH, "-m", "raydebug", "node"]
     step += ["--folder", str(folder), "--debugger", options.debugger]
     for name, value in (("--gpus", options.gpus), ("--cpus", options.cpus)):
         step += [name, str(value)] if value is not None else []
-    step += shlex.split(options.node_options)
+    step += words_of("--node-options", options.node_options)
     lines += ["#SBATCH --no-kill --no-requeue", CPUS_OF_STEP]
     return "\n".join(["#!/bin/bash", *lines, f"exec {shlex.join(step)}", ""])
 

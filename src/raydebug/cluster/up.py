@@ -14,6 +14,7 @@ import fcntl
 import json
 import os
 import random
+import shlex
 import signal
 import socket
 import threading
@@ -26,7 +27,7 @@ from typing import Any
 from raydebug import render
 from raydebug.cluster import state
 from raydebug.cluster.locks import open_lock
-from raydebug.errors import Exit, RaydebugError
+from raydebug.errors import Exit, RaydebugError, UsageError
 
 # Ray's default range for workers is 10002-19999, the kernel's for outgoing connections 32768-60999. Tests that run side
 # by side have a part of it each (tests/conftest.py): between the choice of a port and its use another could choose it.
@@ -98,6 +99,20 @@ class UpOptions:
     def ports(self) -> dict[str, int | None]:
         """The ports that the user named, by purpose."""
         return {"dashboard": self.dashboard_port, "gateway": self.gateway_port}
+
+
+def words_of(option: str, text: str) -> list[str]:
+    """Return the words of an option, as a shell reads them.
+
+    Raises:
+        RaydebugError: it cannot.
+    """
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{option} {text!r} cannot be read", cause=str(error), fix="quote it as for a shell", code="up.words"
+        ) from error
 
 
 def is_free(port: int) -> bool:
