@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -173,6 +174,7 @@ def up(
     from raydebug.cli.up_kinds import COMMAND, LAUNCHED, choose, refuse_for_join
     from raydebug.cluster.find import find_cluster
     from raydebug.cluster.locks import Use
+    from raydebug.cluster.state import save_cluster
     from raydebug.cluster.up import UpOptions, ignore_interrupts, notice_interrupts
     from raydebug.settings.debugger import choose_mode
 
@@ -216,7 +218,9 @@ def up(
             return
         with Use(name):  # what is there, and belongs to a `run`, is not ended meanwhile
             found, started = _bring_up(options, cluster)
-            found, owner = _take_over(found), found.owner
+            if owner := found.owner:  # a `run` has started it: it stays from now on
+                found = replace(found, owner=0)
+                save_cluster(found)
     with ignore_interrupts():  # the cluster runs: an exit code 130 would say that nothing is left of it
         if as_json:
             render.out_json(describe(found))
@@ -260,18 +264,6 @@ def _bring_up(options: UpOptions, asked: str | None) -> tuple[Cluster, bool]:
         title = f"starting cluster '{options.name}' on this machine"
     with render.phases(title) as on_phase:
         return bring_up(options, on_phase=on_phase)
-
-
-def _take_over(cluster: Cluster) -> Cluster:
-    """Return a cluster that stays from now on, also if a `run` has started it."""
-    from dataclasses import replace
-
-    from raydebug.cluster.state import save_cluster
-
-    if cluster.owner:
-        cluster = replace(cluster, owner=0)
-        save_cluster(cluster)
-    return cluster
 
 
 def _preview(options: UpOptions, *, as_json: bool) -> None:

@@ -26,9 +26,9 @@ from raydebug import render
 from raydebug.cluster import audit_log, on_nodes, rendezvous, state
 from raydebug.cluster.locks import only_one
 from raydebug.cluster.node_jobs import problems_of
-from raydebug.cluster.on_host import LOG, HostAnswer
+from raydebug.cluster.on_host import HostAnswer
 from raydebug.cluster.ray_node import START_LIMIT_S
-from raydebug.cluster.rendezvous import FAILED, UNREACHABLE, Head, NodeState
+from raydebug.cluster.rendezvous import Head
 from raydebug.cluster.state import Cluster, Remote, name_option
 from raydebug.cluster.tunnel import close_way, folder_of_commands, open_way
 from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted, words_of
@@ -230,28 +230,6 @@ def take_down(cluster: Cluster) -> list[str]:
     if not left:
         state.forget(cluster)
     return left
-
-
-def node_states(cluster: Cluster, names: Iterable[str] | None = None) -> list[NodeState]:
-    """Return how nodes are, by their hosts' words, the head first; a host may be out of reach."""
-    found = []
-    for number, (host, answer) in enumerate(ask_hosts(cluster, "read", names).items()):
-        node, problem = answer.get("node", {}), answer.get("problem")
-        ip = node.get("ip") or dict(enumerate(cluster.there.launched.get("ips", "").split())).get(number, host)
-        phase, reason = node.get("phase", "starting"), node.get("reason")
-        if problem:
-            phase, reason = FAILED if node or "gone" in answer else UNREACHABLE, f"{host}: {problem}"
-        found.append(
-            rendezvous.state_of(host, ip, phase, is_head=number == 0, reason=reason, gateway=node.get("gateway"))
-        )
-    return found
-
-
-def read_log(cluster: Cluster, service: str) -> str:
-    """Return the end of the log of the `head` or the `gateway`; empty where it cannot be read."""
-    there, head = cluster.there, hosts_of(cluster)[0]
-    file = "gateway.log" if service == "gateway" else there.launched.get("log", LOG)
-    return ask_hosts(cluster, "log", [head], file=file)[head].get("log", "")
 
 
 def _ssh_to(ssh: str, host: str) -> list[str]:

@@ -13,6 +13,7 @@ from raydebug import render
 from raydebug.cluster import audit_log, hosts, joined, rendezvous, slurm
 from raydebug.cluster.dashboard import Dashboard
 from raydebug.cluster.kind import FOLLOW_EVERY_S, Kind, ListedNode, node_row, print_logs
+from raydebug.cluster.on_host import LOG
 from raydebug.cluster.rendezvous import NodeState
 from raydebug.cluster.runner import NodeRunner, Runner
 from raydebug.errors import Exit, RaydebugError
@@ -181,16 +182,31 @@ class SshKind(NodesKind):
 
     @functools.cached_property
     def _states(self) -> list[NodeState]:
-        return hosts.node_states(self.cluster)
+        return self._ask(None)
+
+    def _ask(self, names: list[str] | None) -> list[NodeState]:
+        """Return how nodes are, by their hosts' words, the head first; a host may be out of reach."""
+        found, ips = [], dict(enumerate(self.cluster.there.launched.get("ips", "").split()))
+        for number, (host, answer) in enumerate(hosts.ask_hosts(self.cluster, "read", names).items()):
+            node, problem = answer.get("node", {}), answer.get("problem")
+            phase, reason = node.get("phase", "starting"), node.get("reason")
+            if problem:
+                is_gone = bool(node) or "gone" in answer
+                phase, reason = rendezvous.FAILED if is_gone else rendezvous.UNREACHABLE, f"{host}: {problem}"
+            ip, gateway = node.get("ip") or ips.get(number, host), node.get("gateway")
+            found.append(rendezvous.state_of(host, ip, phase, is_head=number == 0, reason=reason, gateway=gateway))
+        return found
 
     def why_gateway_down(self) -> str | None:
         """Ask the head alone."""
-        (head,) = hosts.node_states(self.cluster, hosts.hosts_of(self.cluster)[:1])
+        (head,) = self._ask(hosts.hosts_of(self.cluster)[:1])
         return head["gateway"] if head["phase"] == rendezvous.UP else head["reason"] or f"its head is {head['phase']}"
 
     def log_of(self, service: str) -> str:
-        """Return the end of a log on the head."""
-        return hosts.read_log(self.cluster, service)
+        """Return the end of a log on the head; empty where it cannot be read."""
+        head = hosts.hosts_of(self.cluster)[0]
+        file = "gateway.log" if service == "gateway" else self.cluster.there.launched.get("log", LOG)
+        return hosts.ask_hosts(self.cluster, "log", [head], file=file)[head].get("log", "")
 
 
 def _row_of(node: NodeState) -> ListedNode:
