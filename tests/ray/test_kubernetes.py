@@ -16,9 +16,9 @@ import yaml
 
 from foreign_ray import LOOPBACK, ForeignRay, cluster_of, foreign_ray, outer_address
 from raydebug.cluster.dashboard import Dashboard
-from raydebug.cluster.kubernetes import Wanted, manifest
+from raydebug.cluster.kubernetes import manifest
 from raydebug.cluster.state import read_record
-from raydebug.cluster.up import choose_ports
+from raydebug.cluster.up import UpOptions, choose_ports
 from raydebug.settings.flavours import has_token_mode
 from runs import JOBS, Run, raydebug, starting_runs, three_lines, wait_for
 
@@ -46,7 +46,7 @@ def pod() -> Iterator[ForeignRay]:
             "5678": str(head.ports["gateway"]),
             "5679": str(head.ports["dial"]),
         }
-        text = manifest(Wanted("train", "raydebug:core", debugger="breakpoint"))
+        text = manifest(UpOptions(name="train", image="raydebug:core"))
         for theirs, here in ours.items():
             text = text.replace(theirs, here)
         cluster = list(yaml.safe_load_all(text))[1]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from raydebug.cluster import kind as base
 from raydebug.cluster import kinds
 from raydebug.cluster.growing_log import GrowingLog
 from raydebug.cluster.kinds import LocalKind
@@ -49,7 +50,7 @@ def test_follow_a_local_cluster(
 
     looks: list[str] = []
     monkeypatch.setattr(kind, "is_alive", is_alive)
-    monkeypatch.setattr(kinds, "FOLLOW_EVERY_S", 0.0)
+    monkeypatch.setattr(base, "FOLLOW_EVERY_S", 0.0)
     kind.show_logs("head", follow=True)
     assert looks == ["", "head | started\nhead | look 1\n", "head | look 2\n"]
     assert capsys.readouterr().out == "head | look 3\n"

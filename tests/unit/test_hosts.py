@@ -25,9 +25,9 @@ import pytest
 import raydebug
 from raydebug.cluster import hosts, on_host, on_nodes
 from raydebug.cluster.hosts import ask_hosts, read_hosts, what_does_not_fit
-from raydebug.cluster.kinds import SshKind
 from raydebug.cluster.local import processes_with
 from raydebug.cluster.on_host import HostAnswer
+from raydebug.cluster.remote_kinds import SshKind
 from raydebug.cluster.state import Cluster, Remote, clusters_dir
 from raydebug.errors import RaydebugError
 from raydebug.protocol import variables

@@ -21,13 +21,16 @@ import yaml
 
 import kuberay_schemas
 from raydebug.cluster import on_nodes
-from raydebug.cluster.kubernetes import Wanted, manifest
+from raydebug.cluster.kubernetes import manifest
+from raydebug.cluster.up import UpOptions
 from raydebug.errors import RaydebugError
 
 IMAGE = f"registry.example/team/raydebug@sha256:{'5' * 64}"
 GOLDEN = {
-    "cluster.yaml": Wanted("train", IMAGE, workers=2, gpus=8, flavour="cuda"),
-    "job.yaml": Wanted("train", IMAGE, workers=0, command=("python", "train.py", "data.files=[a: 'b']", "--x=#1\n- y")),
+    "cluster.yaml": UpOptions(name="train", image=IMAGE, workers=2, gpus=8, flavour="cuda"),
+    "job.yaml": UpOptions(
+        name="train", image=IMAGE, workers=0, after=("python", "train.py", "data.files=[a: 'b']", "--x=#1\n- y")
+    ),
 }
 
 Document = dict[str, Any]
@@ -137,7 +140,9 @@ def schemas() -> dict[str, Any]:
 def documents() -> list[Document]:
     """A cluster with a job."""
     return list(
-        yaml.safe_load_all(manifest(Wanted("train", IMAGE, workers=2, gpus=8, flavour="cuda", command=("true",))))
+        yaml.safe_load_all(
+            manifest(UpOptions(name="train", image=IMAGE, workers=2, gpus=8, flavour="cuda", after=("true",)))
+        )
     )
 
 
@@ -148,14 +153,14 @@ def test_manifest(file, schemas):
     assert text == (Path(__file__).parent / "manifests" / file).read_text()
     read = list(yaml.safe_load_all(text))
     assert list(faults_of(read, schemas)) == []
-    if GOLDEN[file].command:
-        assert shlex.split(read[-1]["spec"]["entrypoint"]) == list(GOLDEN[file].command)
+    if GOLDEN[file].after:
+        assert shlex.split(read[-1]["spec"]["entrypoint"]) == list(GOLDEN[file].after)
 
 
 @pytest.mark.parametrize(("workers", "gpus", "cpus"), [*itertools.product((0, 1, 64), (0, 8), (None, 4))])
 def test_sizes(workers, gpus, cpus, schemas):
     """GPUs are the workers', or the head's without workers; pods have what Ray counts with."""
-    read = list(yaml.safe_load_all(manifest(Wanted("a", IMAGE, workers=workers, gpus=gpus, cpus=cpus))))
+    read = list(yaml.safe_load_all(manifest(UpOptions(name="a", image=IMAGE, workers=workers, gpus=gpus, cpus=cpus))))
     assert list(faults_of(read, schemas)) == []
     head, (group,) = read[1]["spec"]["headGroupSpec"], read[1]["spec"]["workerGroupSpecs"]
     counted = [
@@ -304,7 +309,7 @@ def test_a_mistake_is_found(mistake, documents, schemas):
 def test_what_is_refused(change, code):
     """A value that Kubernetes would refuse, or that would be more than a value in YAML, is refused."""
     with pytest.raises(RaydebugError) as refused:
-        manifest(Wanted(**{"name": "train", "image": IMAGE, **change}))
+        manifest(UpOptions(**{"name": "train", "image": IMAGE, **change}))
     assert refused.value.code == code
 
 
@@ -315,7 +320,7 @@ WORDS = ["y", "1e3", "a\u2028b", "<name>", "$(date)", '", nvidia.com/gpu: "0"', 
 @pytest.mark.parametrize("word", WORDS)
 def test_a_command_is_one_word_of_yaml(word):
     """Whatever a command is made of, the job gets it as it was given."""
-    read = list(yaml.safe_load_all(manifest(Wanted("y", "1e3", command=("echo", word)))))
+    read = list(yaml.safe_load_all(manifest(UpOptions(name="y", image="1e3", after=("echo", word)))))
     assert shlex.split(read[-1]["spec"]["entrypoint"]) == ["echo", word]
     assert read[1]["metadata"]["name"] == "y"
     assert _first(read)["containers"][0]["image"] == "1e3"
@@ -324,7 +329,7 @@ def test_a_command_is_one_word_of_yaml(word):
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl")
 def test_kubectl_reads_the_same(tmp_path):
     """kubectl's reader of YAML, which is another one, sees the same documents."""
-    wanted = Wanted("y", "1e3", workers=2, gpus=8, command=("echo", *WORDS[:-1]))
+    wanted = UpOptions(name="y", image="1e3", workers=2, gpus=8, after=("echo", *WORDS[:-1]))
     (tmp_path / "manifest.yaml").write_text(manifest(wanted))
     (tmp_path / "kustomization.yaml").write_text("resources: [manifest.yaml]\n")
     done = subprocess.run(["kubectl", "kustomize", str(tmp_path)], capture_output=True, text=True, check=True)

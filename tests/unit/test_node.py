@@ -50,21 +50,21 @@ def test_head_is_found_as_it_was_published(folder: Path):
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
-        ({"gcs": "10.77.0.11"}, "its gcs is no address with a port"),
-        ({"gcs": "10.77.0.11:6379 --head"}, "its gcs is no address with a port"),
-        ({"dial": "n1;id:5679"}, "its dial is no address with a port"),
-        ({"dial": "10.77.0.11:70000"}, "its dial is no address with a port"),
-        ({"dial": "10.77.0.11:٥٦٧٩"}, "its dial is no address with a port"),
-        ({"dial": f"10.77.0.11:{'0' * 5000}1"}, "its dial is no address with a port"),
-        ({"ip": "$(id)"}, "its head has no address or no name"),
-        ({"host": "../n1"}, "its head has no address or no name"),
-        ({"client_port": 0}, "its ports are none"),
+        ({"gcs": "10.77.0.11"}, "its gcs has the wrong form"),
+        ({"gcs": "10.77.0.11:6379 --head"}, "its gcs has the wrong form"),
+        ({"dial": "n1;id:5679"}, "its dial has the wrong form"),
+        ({"dial": "10.77.0.11:70000"}, "its dial has the wrong form"),
+        ({"dial": "10.77.0.11:٥٦٧٩"}, "its dial has the wrong form"),
+        ({"dial": f"10.77.0.11:{'0' * 5000}1"}, "its dial has the wrong form"),
+        ({"ip": "$(id)"}, "its ip has the wrong form"),
+        ({"host": "../n1"}, "its host has the wrong form"),
+        ({"client_port": 0}, "its client_port has the wrong form"),
         ({"client_port": "5678"}, "'client_port' of it is not a whole number"),
-        ({"temp_dir": "/root"}, "its paths are no plain ones"),
-        ({"temp_dir": "/tmp/rd-a/../.."}, "its paths are no plain ones"),
-        ({"python": "/bin/sh -c id"}, "its paths are no plain ones"),
-        ({"debugger": "all"}, "its id or its debugger's mode is none"),
-        ({"id": "x"}, "its id or its debugger's mode is none"),
+        ({"temp_dir": "/root"}, "its temp_dir has the wrong form"),
+        ({"temp_dir": "/tmp/rd-a/../.."}, "its temp_dir has the wrong form"),
+        ({"python": "/bin/sh -c id"}, "its python has the wrong form"),
+        ({"debugger": "all"}, "its debugger has the wrong form"),
+        ({"id": "x"}, "its id has the wrong form"),
         ({"life": None}, "it lacks life"),
     ],
 )
@@ -103,8 +103,7 @@ def test_nodes_are_listed_head_first(folder: Path):
     assert rendezvous.list_nodes(folder) == []
     for host, role, phase in (("a", "worker", "starting Ray"), ("b", "head", "up"), ("a", "worker", "up")):
         rendezvous.say_node(
-            folder, {"host": host, "ip": "10.0.0.1", "role": role, "phase": phase, "reason": None, "gateway": None,
-                     "since": 5.0},
+            folder, {"host": host, "ip": "10.0.0.1", "role": role, "phase": phase, "reason": None, "gateway": None},
         )  # fmt: skip
     found = rendezvous.list_nodes(folder)
     assert [(one["host"], one["role"], one["phase"], one["reason"]) for one in found] == [

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from raydebug.cluster import kinds, rendezvous, slurm, state
+from raydebug.cluster import remote_kinds, rendezvous, slurm, state
 from raydebug.cluster.kinds import kind_of
-from raydebug.cluster.slurm import SlurmOptions
 from raydebug.cluster.tunnel import command_of
 from raydebug.cluster.up import UpOptions
 from raydebug.errors import RaydebugError
@@ -55,20 +54,29 @@ python3 -P -m raydebug node --folder '/my files' --debugger breakpoint --cpus 4
 """
 
 
+@pytest.mark.parametrize("option", ["container", "node_options"])
+def test_words_without_an_end(option: str):
+    """Words with a quotation mark that is not closed are refused, before anything is submitted."""
+    with pytest.raises(RaydebugError, match="cannot be read"):
+        slurm.script_of(UpOptions(nodes=1, **{option: "'a"}), Path("/f"))
+
+
 def test_script():
     """The script for sbatch is this, word for word."""
-    options = UpOptions(name="mine", gpus=8, debugger="post-mortem", python="/venv/bin/python")
-    assert slurm.script_of(options, SlurmOptions(3, node="--interface ib0"), Path("/shared/f")) == SCRIPT
+    options = UpOptions(
+        name="mine", gpus=8, debugger="post-mortem", python="/venv/bin/python", nodes=3, node_options="--interface ib0"
+    )
+    assert slurm.script_of(options, Path("/shared/f")) == SCRIPT
     prefix = "--container-image=verl.sqsh '--container-mounts=/a b:/c'"
-    asked = SlurmOptions(1, container=prefix)
-    assert slurm.script_of(UpOptions(cpus=4), asked, Path("/my files")) == CONTAINED
+    options = UpOptions(cpus=4, nodes=1, container=prefix)
+    assert slurm.script_of(options, Path("/my files")) == CONTAINED
 
 
 @pytest.mark.parametrize("words", ["-c 4", "--cpus-per-task=4", "--cpus-per-gpu=4", "-s", "--exclusive=user"])
 def test_cpus_that_the_user_named(words: str):
     """Whole nodes are asked for only where nothing says which CPUs of a node the job gets."""
     for sbatch, whole in ((words.split(), 0), (["-C", "a100", "--partition=p"], 1)):
-        script = slurm.script_of(UpOptions(), SlurmOptions(1, tuple(sbatch)), Path("/f"))
+        script = slurm.script_of(UpOptions(nodes=1, after=tuple(sbatch)), Path("/f"))
         assert script.count("#SBATCH --exclusive\n") == whole
 
 
@@ -79,10 +87,10 @@ def test_cpus_that_the_user_named(words: str):
 def test_options_of_sbatch_that_are_refused(words: str):
     """An option after which no single job of this cluster is submitted is refused, also by --dry-run."""
     with pytest.raises(RaydebugError, match="is not an option that this job can have"):
-        slurm.script_of(UpOptions(), SlurmOptions(1, tuple(words.split())), Path("/f"))
-    slurm.script_of(UpOptions(), SlurmOptions(1, ("--partition", "gpu", "--wait-all-nodes=1")), Path("/f"))
+        slurm.script_of(UpOptions(nodes=1, after=tuple(words.split())), Path("/f"))
+    slurm.script_of(UpOptions(nodes=1, after=("--partition", "gpu", "--wait-all-nodes=1")), Path("/f"))
     with pytest.raises(RaydebugError, match="there is no script without --nodes"):
-        slurm.script_of(UpOptions(), SlurmOptions(folder=Path("/f")), Path("/f"))
+        slurm.script_of(UpOptions(folder=Path("/f")), Path("/f"))
 
 
 FAKE = """#!{python}
@@ -127,7 +135,7 @@ def test_interrupt_while_it_is_pending(site: Path, monkeypatch: pytest.MonkeyPat
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        slurm.bring_up(UpOptions(), SlurmOptions(2, ("--partition=gpu",)), on_phase=on_phase)
+        slurm.bring_up(UpOptions(nodes=2, after=("--partition=gpu",)), on_phase=on_phase)
     assert said == ["job 17 is pending: Resources", "cancelling its job"]
     ((parsable, partition, script),) = calls_of(site, "sbatch")
     assert (parsable, partition, Path(script).name) == ("--parsable", "--partition=gpu", "job.sh")
@@ -144,7 +152,7 @@ def test_job_that_cannot_be_recorded(site: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(state, "save_cluster", no_space)
     with pytest.raises(OSError, match="no space"):
-        slurm.bring_up(UpOptions(), SlurmOptions(2), on_phase=lambda _: None)
+        slurm.bring_up(UpOptions(nodes=2), on_phase=lambda _: None)
     assert calls_of(site, "scancel") == [["17"]]
     assert not list((site / "home/raydebug/clusters/default").glob("slurm-*"))
 
@@ -156,7 +164,7 @@ def test_job_that_ends_while_it_starts(site: Path):
 
     with pytest.raises(RaydebugError) as error:
         slurm.bring_up(
-            UpOptions(), SlurmOptions(1, folder=folder),
+            UpOptions(nodes=1, folder=folder),
             on_phase=lambda _: (rendezvous.make(folder), say(folder, "n1", "failed", reason="Ray ended: no space")),
         )  # fmt: skip
     assert error.value.code == "cluster.not-up"
@@ -179,7 +187,7 @@ def test_logs_of_a_start_that_fails(site: Path, monkeypatch: pytest.MonkeyPatch)
         seen.append(folder)
 
     with pytest.raises(RaydebugError) as error:
-        slurm.bring_up(UpOptions(), SlurmOptions(2), on_phase=on_phase)
+        slurm.bring_up(UpOptions(nodes=2), on_phase=on_phase)
     kept = state.kept_logs("default")
     assert f"read the logs in {kept}; " in error.value.fix
     assert {path.name: path.read_text() for path in kept.iterdir()} == {
@@ -189,7 +197,7 @@ def test_logs_of_a_start_that_fails(site: Path, monkeypatch: pytest.MonkeyPatch)
 
     (site / "state").write_text("RUNNING|1:00:00|None")
     with pytest.raises(RaydebugError) as error:
-        slurm.bring_up(UpOptions(), SlurmOptions(2), on_phase=lambda _: None)
+        slurm.bring_up(UpOptions(nodes=2), on_phase=lambda _: None)
     assert error.value.cause.startswith("no node has written to ")
     assert error.value.cause.endswith("; there is no log of the job")
     assert error.value.fix.startswith("nodes and this machine have to share that folder: --folder DIR; ")
@@ -220,8 +228,8 @@ def test_up_again(site: Path, way: list[str]):
             say(folder, host, "up")
         rendezvous.publish(folder, rendezvous.Head(**{**HEAD, "python": "/in/image/python", **changes}))
 
-    asked = SlurmOptions(2, folder=folder, container="apptainer exec IMG")
-    cluster, _, started = slurm.bring_up(UpOptions(), asked, on_phase=publish)
+    asked = UpOptions(nodes=2, folder=folder, container="apptainer exec IMG")
+    cluster, _, started = slurm.bring_up(asked, on_phase=publish)
     assert (started, cluster.python) == (True, "/in/image/python")
     assert "apptainer" not in cluster.there.through, "the way does not lead into the container"
     far = command_of(cluster.there.through, cluster.python)
@@ -231,11 +239,11 @@ def test_up_again(site: Path, way: list[str]):
     assert shown.stdout.strip() == sys.executable
     way.clear()
     say(folder, "n2", "starting Ray")
-    assert slurm.bring_up(UpOptions(), SlurmOptions(), on_phase=lambda _: None)[2] is False
+    assert slurm.bring_up(UpOptions(), on_phase=lambda _: None)[2] is False
     assert way == [cluster.there.through]
     way.clear()
     publish("", dashboard_port=8266)
-    slurm.bring_up(UpOptions(), SlurmOptions(), on_phase=lambda _: None)
+    slurm.bring_up(UpOptions(), on_phase=lambda _: None)
     assert way == ["close", cluster.there.through]
     assert not calls_of(site, "scancel")
 
@@ -256,11 +264,11 @@ def test_way_that_fails(site: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(slurm, "open_way", no_way)
     with socket.create_server(("127.0.0.1", 0)) as server:
         with pytest.raises(RaydebugError) as error:
-            slurm.bring_up(UpOptions(gateway_port=server.getsockname()[1]), SlurmOptions(1), on_phase=lambda _: None)
+            slurm.bring_up(UpOptions(gateway_port=server.getsockname()[1], nodes=1), on_phase=lambda _: None)
         assert error.value.code == "port.taken"
     assert not (site / "calls").exists()
     with pytest.raises(RaydebugError, match="no way"):
-        slurm.bring_up(UpOptions(), SlurmOptions(1), on_phase=publish)
+        slurm.bring_up(UpOptions(nodes=1), on_phase=publish)
     assert not calls_of(site, "scancel")
     assert state.read_record("default") is not None
 
@@ -268,7 +276,7 @@ def test_way_that_fails(site: Path, monkeypatch: pytest.MonkeyPatch):
 def say(folder: Path, host: str, phase: str, *, role: str = "worker", reason: str | None = None) -> None:
     ip = f"10.77.0.1{host[1:]}"
     rendezvous.say_node(folder, {"host": host, "ip": ip, "role": role, "phase": phase, "reason": reason,
-                                 "gateway": None, "since": time.time()})  # fmt: skip
+                                 "gateway": None})  # fmt: skip
 
 
 HEAD: dict[str, Any] = {
@@ -291,7 +299,7 @@ def test_token_is_nowhere_but_in_its_file(site: Path, monkeypatch: pytest.Monkey
         assert (folder / "token").stat().st_mode & 0o777 == 0o600
 
     with pytest.raises(RaydebugError, match="did not come up"):
-        slurm.bring_up(UpOptions(), SlurmOptions(2), on_phase=on_phase)
+        slurm.bring_up(UpOptions(nodes=2), on_phase=on_phase)
     token = seen.pop("token")
     assert len(token) == 64
     assert set(seen) == {"job.sh"}
@@ -305,7 +313,7 @@ def test_nodes_as_slurm_and_the_nodes_say(site: Path, monkeypatch: pytest.Monkey
     folder = site / "f"
     rendezvous.make(folder)
     cluster = slurm._record(UpOptions(), folder, {"job": "17", "container": ""})
-    monkeypatch.setattr(kinds, "ASK_SLURM_S", 0.0)
+    monkeypatch.setattr(remote_kinds, "ASK_SLURM_S", 0.0)
     kind = kind_of(cluster)
     assert [(row["state"], row["reason"]) for row in kind.nodes()] == [("pending", "job 17 is pending: Resources")]
     assert kind.why_gateway_down() == "job 17 is pending: Resources"
@@ -354,20 +362,20 @@ def test_own_allocation_runs_on(site: Path, monkeypatch: pytest.MonkeyPatch):
     (site / "state").write_text("COMPLETED|0:00|None")
     monkeypatch.setattr(slurm, "STARTS_S", 0.0)
     with pytest.raises(RaydebugError) as error:
-        slurm._adopt(UpOptions(), SlurmOptions(folder=folder), lambda _: None)
+        slurm._adopt(UpOptions(folder=folder), lambda _: None)
     assert error.value.cause == "its cluster.json is of job 17, which is completed"
     (site / "state").write_text("RUNNING|1:00:00|None")
     monkeypatch.setattr(slurm, "open_way", no_way)
     with pytest.raises(RaydebugError, match="no way"):
-        slurm.bring_up(UpOptions(), SlurmOptions(folder=folder), on_phase=lambda _: None)
+        slurm.bring_up(UpOptions(folder=folder), on_phase=lambda _: None)
     assert state.read_record("default") is None
     assert calls_of(site, "scancel") == []
     rendezvous.publish(folder, rendezvous.Head(**HEAD))
-    cluster = slurm._adopt(UpOptions(), SlurmOptions(folder=folder), lambda _: None)
+    cluster = slurm._adopt(UpOptions(folder=folder), lambda _: None)
     assert cluster.there.launched["job"] == "17"
     assert slurm.take_down(cluster) == []
     assert (folder / "token").is_file()
     assert not (site / "calls").exists() or calls_of(site, "scancel") == []
     rendezvous.publish(folder, rendezvous.Head(**{**HEAD, "life": "  "}))
     with pytest.raises(RaydebugError, match="has no cluster of Slurm"):
-        slurm._adopt(UpOptions(), SlurmOptions(folder=folder), lambda _: None)
+        slurm._adopt(UpOptions(folder=folder), lambda _: None)

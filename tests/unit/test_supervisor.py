@@ -262,7 +262,7 @@ def start_ray(kept: Supervisor, monkeypatch: pytest.MonkeyPatch, gives_up_s: flo
         kept, "_first_missing", lambda: None if tries.exists() and tries.read_text() == "xxx" else "the raylet's agent"
     )
     ended: list[int | None] = []
-    monkeypatch.setattr(kept, "_end_children", lambda but=None: ended.append(but))
+    monkeypatch.setattr(keeper, "end_descendants", lambda but=None, reap=None: ended.append(but))
     kept._gateway = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with locks.Use("open"):
         kept._start_ray("starting Ray")

@@ -77,6 +77,12 @@ class PassThrough(TyperCommand):
         return super().parse_args(ctx, args[:at])
 
 
+def given_options(ctx: typer.Context) -> list[str]:
+    """Return the options on the command line, by their first name."""
+    sources = {one.opts[0]: ctx.get_parameter_source(one.name or "") for one in ctx.command.params}
+    return [option for option, source in sources.items() if source and source.name == "COMMANDLINE"]
+
+
 def command_of(ctx: typer.Context, purpose: str = "", *, or_else: str = "") -> list[str]:
     """Return the user's command; empty without one.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Debugger, Json, Name, command_of, say_renamed
+from raydebug.cli.options import Debugger, Json, Name, command_of, given_options, say_renamed
 from raydebug.cli.status import describe, show_cluster, warn_without_token
 from raydebug.errors import RaydebugError, UsageError
 
@@ -169,30 +170,23 @@ def up(
       raydebug up --cluster ssh --hosts FILE
       raydebug up --cluster kubernetes --image IMAGE --gpus 8 --dry-run -- python train.py | kubectl apply -f -
     """
-    from raydebug.cli.up_elsewhere import join_cluster, show_manifest, up_by_ssh, up_on_slurm
+    from raydebug.cli.up_elsewhere import join_cluster, launch_cluster, show_manifest
     from raydebug.cli.up_kinds import COMMAND, LAUNCHED, choose, refuse_for_join
     from raydebug.cluster.find import find_cluster
     from raydebug.cluster.locks import Use
+    from raydebug.cluster.state import save_cluster
     from raydebug.cluster.up import UpOptions, ignore_interrupts, notice_interrupts
     from raydebug.settings.debugger import choose_mode
 
     if warm:
         say_renamed("up --warm", "up --prefork")
     after = command_of(ctx)
-    values = {
-        "--gpus": gpus is not None, "--cpus": cpus, "--prefork": prefork or warm, "--python": python,
-        "--end-when-hung": end_when_hung, "--mount": mount, "--hf-cache": hf_cache, "--env-file": env_file,
-        "--dry-run": dry_run, "--yes": yes, "--flavour": flavour, "--workers": workers is not None,
-        "--nodes": nodes is not None, "--folder": folder, "--container": container, "--node-options": node_options,
-        "--hosts": hosts, "--ssh": ssh, "--image": image, COMMAND: after,
-        "--dashboard-port": dashboard_port is not None,
-    }  # fmt: skip
-    given = [option for option, value in values.items() if value]
+    given = ["--prefork" if one == "--warm" else one for one in given_options(ctx)] + ([COMMAND] if after else [])
     known = find_cluster(name) if join is None and cluster != "kubernetes" and image is None else None
     if known is not None and known.is_joined:
         join = known.there.join_url  # the join again
     if join is not None:
-        refuse_for_join(join, [*(["--cluster"] if cluster else []), *given])
+        refuse_for_join(join, given)
     elif through is not None:
         raise UsageError(
             "--through needs --join", cause="it is the way to the head of a cluster that runs already",
@@ -200,41 +194,33 @@ def up(
         )  # fmt: skip
     else:
         launched = known.kind if known is not None and known.kind in LAUNCHED else None
-        cluster = choose(cluster or launched, [*given, *(["--gateway-port"] if gateway_port is not None else [])])
+        cluster = choose(cluster or launched, given)
     options = UpOptions(
         name=name, cpus=cpus, gpus=gpus, debugger=choose_mode(debugger, os.environ)[0], dashboard_port=dashboard_port,
         gateway_port=gateway_port, python=python, prefork=prefork or warm, end_when_hung=end_when_hung,
         flavour=flavour, workers=1 if workers is None else workers, project=Path.cwd(), mounts=mount or [],
-        hf_cache=hf_cache, env_file=env_file, yes=yes,
+        hf_cache=hf_cache, env_file=env_file, yes=yes, nodes=nodes or (None if folder else 1), folder=folder,
+        container=container, node_options=node_options, hosts=hosts, ssh=ssh or "ssh", image=image or "",
+        after=tuple(after),
     )  # fmt: skip
     with notice_interrupts():  # from here on: an import can lose a Ctrl-C too
         if join is not None:
             join_cluster(options, join, through, as_json=as_json)
             return
-        if cluster == "slurm":
-            from raydebug.cluster.slurm import SlurmOptions
-
-            asked = SlurmOptions(nodes or (None if folder else 1), tuple(after), folder, container, node_options)
-            up_on_slurm(options, asked, dry_run=dry_run, as_json=as_json)
-            return
-        if cluster == "ssh":
-            from raydebug.cluster.hosts import SshOptions
-
-            up_by_ssh(options, SshOptions(hosts, ssh or "ssh", node_options), as_json=as_json)
+        if cluster in LAUNCHED:
+            launch_cluster(cluster, options, dry_run=dry_run, as_json=as_json)
             return
         if cluster == "kubernetes":
-            from raydebug.cluster.kubernetes import Wanted
-
-            wanted = Wanted(name, image or "", options.workers, gpus or 0, cpus, options.debugger,
-                            flavour or ("cuda" if gpus else "core"), tuple(after))  # fmt: skip
-            show_manifest(wanted, dry_run=dry_run, as_json=as_json)
+            show_manifest(options, dry_run=dry_run, as_json=as_json)
             return
         if dry_run:
             _preview(options, as_json=as_json)
             return
         with Use(name):  # what is there, and belongs to a `run`, is not ended meanwhile
             found, started = _bring_up(options, cluster)
-            found, owner = _take_over(found), found.owner
+            if owner := found.owner:  # a `run` has started it: it stays from now on
+                found = replace(found, owner=0)
+                save_cluster(found)
     with ignore_interrupts():  # the cluster runs: an exit code 130 would say that nothing is left of it
         if as_json:
             render.out_json(describe(found))
@@ -278,18 +264,6 @@ def _bring_up(options: UpOptions, asked: str | None) -> tuple[Cluster, bool]:
         title = f"starting cluster '{options.name}' on this machine"
     with render.phases(title) as on_phase:
         return bring_up(options, on_phase=on_phase)
-
-
-def _take_over(cluster: Cluster) -> Cluster:
-    """Return a cluster that stays from now on, also if a `run` has started it."""
-    from dataclasses import replace
-
-    from raydebug.cluster.state import save_cluster
-
-    if cluster.owner:
-        cluster = replace(cluster, owner=0)
-        save_cluster(cluster)
-    return cluster
 
 
 def _preview(options: UpOptions, *, as_json: bool) -> None:

@@ -11,9 +11,7 @@ from raydebug.cli.status import describe, show_cluster, show_variables
 from raydebug.errors import RaydebugError, UsageError
 
 if TYPE_CHECKING:
-    from raydebug.cluster.hosts import SshOptions
-    from raydebug.cluster.kubernetes import Wanted
-    from raydebug.cluster.slurm import SlurmOptions
+    from raydebug.cluster.rendezvous import NodeState
     from raydebug.cluster.state import Cluster
     from raydebug.cluster.up import UpOptions
 
@@ -26,7 +24,7 @@ def join_cluster(options: UpOptions, address: str, through: str | None, *, as_js
     asked = joined.asked_at(address, options.name)
     with render.phases(f"joining {asked.dashboard} as cluster '{options.name}'") as on_phase:
         cluster, nodes, was_joined = joined.join(options, asked, through, on_phase=on_phase)
-        cluster = _reach_gateway(cluster, options, on_phase, lambda: _way_to_head(cluster))
+        cluster = _reach_gateway(cluster, options, on_phase)
     needed = node_variables(cluster)
     if as_json:
         render.out_json({**describe(cluster), "variables": needed})
@@ -43,37 +41,35 @@ def join_cluster(options: UpOptions, address: str, through: str | None, *, as_js
     show_variables(needed)
 
 
-def up_on_slurm(options: UpOptions, asked: SlurmOptions, *, dry_run: bool, as_json: bool) -> None:
-    """Submit a cluster to Slurm and wait for it, or show the script."""
-    from raydebug.cluster import slurm
+def launch_cluster(kind: str, options: UpOptions, *, dry_run: bool, as_json: bool) -> None:
+    """Start a cluster with Slurm, or by ssh on the hosts of a file, and wait for it; or show Slurm's script."""
+    from raydebug.cluster import hosts, slurm
 
+    nodes: list[NodeState] = []
     if dry_run:
-        folder = asked.folder.absolute() if asked.folder else slurm.fresh_folder(options.name)
-        render.out(slurm.script_of(options, asked, folder).rstrip())
+        folder = options.folder.absolute() if options.folder else slurm.fresh_folder(options.name)
+        render.out(slurm.script_of(options, folder).rstrip())
         return
-    with render.phases(f"starting cluster '{options.name}' with Slurm") as on_phase:
-        cluster, nodes, submitted = slurm.bring_up(options, asked, on_phase=on_phase)
-        cluster = _reach_gateway(cluster, options, on_phase, lambda: _log_of_way(cluster))
-    _show_launched(cluster, submitted, as_json=as_json)
+    how = "with Slurm" if kind == "slurm" else "by ssh"
+    with render.phases(f"starting cluster '{options.name}' {how}") as on_phase:
+        if kind == "slurm":
+            cluster, nodes, started = slurm.bring_up(options, on_phase=on_phase)
+        else:
+            cluster, started = hosts.bring_up(options, on_phase=on_phase)
+        cluster = _reach_gateway(cluster, options, on_phase)
     if as_json:
+        render.out_json(describe(cluster))
         return
+    if not started:
+        render.say(f"cluster '{cluster.name}' runs already:")
+    show_cluster(cluster)
     for node in nodes:
         if node["phase"] != "up":
             reason = f": {node['reason']}" if node["reason"] else ""
             render.say(render.visible(f"note: {node['host']} is not up ({node['phase']}{reason})"))
 
 
-def up_by_ssh(options: UpOptions, asked: SshOptions, *, as_json: bool) -> None:
-    """Start a cluster on the hosts of a file."""
-    from raydebug.cluster import hosts
-
-    with render.phases(f"starting cluster '{options.name}' by ssh") as on_phase:
-        cluster, started = hosts.bring_up(options, asked, on_phase=on_phase)
-        cluster = _reach_gateway(cluster, options, on_phase, lambda: _log_of_way(cluster))
-    _show_launched(cluster, started, as_json=as_json)
-
-
-def show_manifest(wanted: Wanted, *, dry_run: bool, as_json: bool) -> None:
+def show_manifest(wanted: UpOptions, *, dry_run: bool, as_json: bool) -> None:
     """Print the manifest of a cluster, and what to do with it.
 
     Raises:
@@ -100,38 +96,25 @@ def show_manifest(wanted: Wanted, *, dry_run: bool, as_json: bool) -> None:
 
 
 def _way_to_head(cluster: Cluster) -> str:
-    from raydebug.cluster import tunnel
+    """Return what to do where there is no way to the head, in words."""
     from raydebug.cluster.state import name_option
+    from raydebug.cluster.tunnel import LOG
 
+    log = f"all that it says: {cluster.folder / LOG}"
+    if not cluster.is_joined:
+        return f"{log}; `raydebug up` tries again, `raydebug down` ends it"
     head, port, name = cluster.there.head, cluster.there.client_port, name_option(cluster.name)
     again = f"`raydebug up --join {cluster.there.join_url}{name}"
     fix = f"{again} --through 'ssh {head}'`, or keep `ssh -N -L {port}:127.0.0.1:{port} {head}` open and join again"
     if cluster.there.through:
-        fix = f"{again} --through COMMAND` with one that works; all that it says: {cluster.folder / tunnel.LOG}"
+        fix = f"{again} --through COMMAND` with one that works; {log}"
     return f"{fix}; `raydebug down{name}` leaves the cluster"
 
 
-def _log_of_way(cluster: Cluster) -> str:
-    from raydebug.cluster import tunnel
+def _reach_gateway(cluster: Cluster, options: UpOptions, on_phase: Callable[[str], None]) -> Cluster:
+    """Wait for an answer of a cluster's gateway; return the cluster, as it is recorded.
 
-    return f"all that it says: {cluster.folder / tunnel.LOG}; `raydebug up` tries again, `raydebug down` ends it"
-
-
-def _reach_gateway(
-    cluster: Cluster, options: UpOptions, on_phase: Callable[[str], None], fix: Callable[[], str]
-) -> Cluster:
-    """Wait for an answer of a cluster's gateway; a tunnel that does not lead there is opened anew, once.
-
-    Such a tunnel has, for example, the ssh-agent of a terminal that is closed.
-
-    Args:
-        cluster: that was joined or launched.
-        options: the ports that the user named.
-        on_phase: called with what it does.
-        fix: returns what to do where there is no answer.
-
-    Returns:
-        The cluster, as it is recorded.
+    A tunnel that does not lead there is opened anew, once: it may have the ssh-agent of a terminal that is closed.
     """
     from raydebug.cluster import tunnel
 
@@ -147,7 +130,7 @@ def _reach_gateway(
         raise RaydebugError(
             f"the gateway runs on the head, {cluster.there.head}, and cannot be reached from here",
             cause=f"{f'{way} said: {said}; ' if said else ''}{problem}; there it is 127.0.0.1:{port}",
-            fix=fix(), code="joined.no-way",
+            fix=_way_to_head(cluster), code="joined.no-way",
         )  # fmt: skip
     return cluster
 
@@ -160,12 +143,3 @@ def _ask_gateway(cluster: Cluster) -> str | None:
     while (problem := fetch_status(cluster)["problem"]) and time.monotonic() < deadline:
         time.sleep(0.2)
     return problem
-
-
-def _show_launched(cluster: Cluster, started: bool, *, as_json: bool) -> None:
-    if as_json:
-        render.out_json(describe(cluster))
-        return
-    if not started:
-        render.say(f"cluster '{cluster.name}' runs already:")
-    show_cluster(cluster)

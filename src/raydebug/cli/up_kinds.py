@@ -33,13 +33,7 @@ TAKES = {
     COMMAND: ("slurm", "kubernetes"),
 }
 WITHOUT_A_KIND = ("--prefork", "--dashboard-port", "--gateway-port")  # these choose none
-_WHY_ONLY = {
-    "compose": "its processes have this machine's folders, its Python and your environment as they are",
-    "local": "in containers the image and the engine decide about that",
-    "slurm": "no job of Slurm is submitted for it",
-    "ssh": "it is not started on other hosts",
-    "kubernetes": "only a manifest has a place for it",
-}
+WITH_JOIN = ("--join", "--through", "--name", "--debugger", "--gateway-port", "--json")
 
 
 def choose(asked: str | None, given: Sequence[str]) -> str | None:
@@ -74,9 +68,9 @@ def refuse_for_join(url: str, given: Sequence[str]) -> None:
     Raises:
         RaydebugError: there is one.
     """
-    if given:
+    if wrong := [option for option in given if option not in WITH_JOIN]:
         raise UsageError(
-            f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} not for --join",
+            f"{' and '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} not for --join",
             cause="the cluster runs already: it has its sizes, and its Python",
             fix=f"raydebug up --join {url}", code="joined.options",
         )  # fmt: skip
@@ -86,7 +80,7 @@ def _refuse(kind: str, options: Sequence[str]) -> None:
     takes = [one for one in KINDS if all(one in TAKES[option] for option in options)] or list(TAKES[options[0]])
     raise UsageError(
         f"{' and '.join(options)} {'is' if len(options) == 1 else 'are'} for --cluster {' or '.join(takes)}",
-        cause=f"this is a cluster of the kind {kind}: {_WHY_ONLY[takes[0]]}",
+        cause=f"this is a cluster of the kind {kind}, which has no place for {'it' if len(options) == 1 else 'them'}",
         fix=f"leave {'it' if len(options) == 1 else 'them'} out, or use --cluster {takes[0]}",
         code="cluster.not-containers" if takes[0] == "compose" else f"cluster.not-{takes[0]}",
     )

@@ -18,7 +18,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,12 @@ from raydebug import render
 from raydebug.cluster import audit_log, on_nodes, rendezvous, state
 from raydebug.cluster.locks import only_one
 from raydebug.cluster.node_jobs import problems_of
-from raydebug.cluster.on_host import LOG, HostAnswer
+from raydebug.cluster.on_host import HostAnswer
 from raydebug.cluster.ray_node import START_LIMIT_S
-from raydebug.cluster.rendezvous import FAILED, UNREACHABLE, Head, NodeState
+from raydebug.cluster.rendezvous import Head
 from raydebug.cluster.state import Cluster, Remote, name_option
 from raydebug.cluster.tunnel import close_way, folder_of_commands, open_way
-from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted
+from raydebug.cluster.up import UpOptions, ignore_interrupts, raise_if_interrupted, words_of
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.process import SAFE_PATH, too_old
 from raydebug.protocol import records
@@ -49,21 +48,6 @@ _HOST = re.compile(r"(\w[\w.-]*@)?[\w:][\w.:-]*", re.ASCII)
 SSH_OPTIONS = ["-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15"]
 SSH_OPTIONS += ["-o", "ControlMaster=no", "-o", "ClearAllForwardings=yes", "--"]
 COLUMNS = ("python", "ray", "raydebug", "debugpy")
-
-
-@dataclass(frozen=True)
-class SshOptions:
-    """What `up --cluster ssh` takes beside the options of every cluster.
-
-    Args:
-        hosts: file with their names; None only for a cluster that is there.
-        ssh: the command that leads to a host, before its name.
-        node: further options of `raydebug node`.
-    """
-
-    hosts: Path | None = None
-    ssh: str = "ssh"
-    node: str = ""
 
 
 def read_hosts(path: Path) -> list[str]:
@@ -195,7 +179,7 @@ def said_of(answers: Mapping[str, HostAnswer]) -> list[str]:
     return problems_of({"ip": host, "problem": one["problem"]} for host, one in answers.items() if "problem" in one)
 
 
-def bring_up(options: UpOptions, asked: SshOptions, *, on_phase: Callable[[str], None]) -> tuple[Cluster, bool]:
+def bring_up(options: UpOptions, *, on_phase: Callable[[str], None]) -> tuple[Cluster, bool]:
     """Start a cluster on the hosts of a file; return it when all are up, and whether this call started it.
 
     Of one that runs, only the way to it is opened again.
@@ -207,19 +191,19 @@ def bring_up(options: UpOptions, asked: SshOptions, *, on_phase: Callable[[str],
     with only_one(options.name, wait=False):
         existing = state.read_record(options.name)
         if existing is not None:
-            _refuse_other_hosts(existing, asked)
+            _refuse_others(existing, options)
             return _open(existing, _head_of(existing), existing.there.launched, options), False
-        if asked.hosts is None:
+        if options.hosts is None:
             raise UsageError(
                 "--cluster ssh needs --hosts", cause="Ray is started on the hosts of a file",
                 fix="raydebug up --hosts FILE, with one name a line", code="ssh.hosts",
             )  # fmt: skip
-        cluster = _plan(options, asked, read_hosts(asked.hosts))
+        cluster = _plan(options, read_hosts(options.hosts))
         on_phase("comparing versions")
         _refuse_unfit(ask_hosts(cluster, "look"))
         state.save_cluster(cluster)  # from here on `down` ends all of it
         try:
-            head, launched = _start(cluster, options, asked, on_phase)
+            head, launched = _start(cluster, options, on_phase)
             return _open(cluster, head, launched, options), True
         except BaseException:
             on_phase("ending what was started")
@@ -230,8 +214,9 @@ def bring_up(options: UpOptions, asked: SshOptions, *, on_phase: Callable[[str],
             raise
 
 
-def _refuse_other_hosts(existing: Cluster, asked: SshOptions) -> None:
-    if asked.hosts is not None and existing.kind == "ssh" and read_hosts(asked.hosts) != hosts_of(existing):
+def _refuse_others(existing: Cluster, options: UpOptions) -> None:
+    state.refuse_other_kind(existing, "ssh")
+    if options.hosts is not None and read_hosts(options.hosts) != hosts_of(existing):
         raise RaydebugError(
             f"cluster '{existing.name}' runs already, on other hosts", cause=f"it has {' '.join(hosts_of(existing))}",
             fix=f"`raydebug down{name_option(existing.name)}` first, or another name with --name",
@@ -248,38 +233,8 @@ def take_down(cluster: Cluster) -> list[str]:
     return left
 
 
-def node_states(cluster: Cluster, names: Iterable[str] | None = None) -> list[NodeState]:
-    """Return how nodes are, by their hosts' words, the head first; a host may be out of reach."""
-    found = []
-    for number, (host, answer) in enumerate(ask_hosts(cluster, "read", names).items()):
-        node, problem = answer.get("node", {}), answer.get("problem")
-        ip = node.get("ip") or dict(enumerate(cluster.there.launched.get("ips", "").split())).get(number, host)
-        found.append(NodeState(
-            host=host, ip=ip, role="worker" if number else "head", gateway=node.get("gateway"), since=0.0,
-            phase=node.get("phase", "starting") if not problem else FAILED if node or "gone" in answer else UNREACHABLE,
-            reason=f"{host}: {problem}" if problem else node.get("reason"),
-        ))  # fmt: skip
-    return found
-
-
-def read_log(cluster: Cluster, service: str) -> str:
-    """Return the end of the log of the `head` or the `gateway`; empty where it cannot be read."""
-    there, head = cluster.there, hosts_of(cluster)[0]
-    file = "gateway.log" if service == "gateway" else there.launched.get("log", LOG)
-    return ask_hosts(cluster, "log", [head], file=file)[head].get("log", "")
-
-
 def _ssh_to(ssh: str, host: str) -> list[str]:
-    return [*_words("--ssh", ssh), *SSH_OPTIONS, host]
-
-
-def _words(option: str, text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UsageError(
-            f"{option} {text!r} cannot be read", cause=str(error), fix="quote it as for a shell", code="ssh.options"
-        ) from error
+    return [*words_of("--ssh", ssh), *SSH_OPTIONS, host]
 
 
 def _open(cluster: Cluster, head: Head, launched: dict[str, str], options: UpOptions) -> Cluster:
@@ -290,31 +245,26 @@ def _open(cluster: Cluster, head: Head, launched: dict[str, str], options: UpOpt
 
 def _head_of(cluster: Cluster) -> Head:
     """Return where the head of a cluster is that runs."""
-    down = f"`raydebug down{name_option(cluster.name)}`"
-    if cluster.kind != "ssh":
-        raise RaydebugError(
-            f"cluster '{cluster.name}' is there, of the kind {cluster.kind}", cause="its record is kept until `down`",
-            fix=f"{down}, or choose another name with --name", code="cluster.other-kind", exit_code=Exit.TAKEN,
-        )  # fmt: skip
     ((host, answer),) = ask_hosts(cluster, "read", hosts_of(cluster)[:1]).items()
     if "problem" in answer or "head" not in answer:
         raise RaydebugError(
             f"cluster '{cluster.name}' is there, but its head does not answer",
             cause=f"{host}: {answer.get('problem', 'it has not come up')}",
-            fix=f"clear it away with {down}, then `raydebug up` again", code="cluster.dead",
+            fix=f"clear it away with `raydebug down{name_option(cluster.name)}`, then `raydebug up` again",
+            code="cluster.dead",
         )  # fmt: skip
     return answer["head"]
 
 
-def _plan(options: UpOptions, asked: SshOptions, hosts: list[str]) -> Cluster:
+def _plan(options: UpOptions, hosts: list[str]) -> Cluster:
     """Return the record as far as it is known before anything is started."""
-    _words("--node-options", asked.node)
+    words_of("--node-options", options.node_options)
     folder, identity = state.make_folder(options.name), uuid.uuid4().hex
-    launched = {"hosts": " ".join(hosts), "ssh": asked.ssh, "python": options.python or sys.executable}
+    launched = {"hosts": " ".join(hosts), "ssh": options.ssh, "python": options.python or sys.executable}
     launched["folder"] = str(Path.cwd())  # of the files that --ssh may name
     remote = Remote(
         "http://127.0.0.1:0", "127.0.0.1:0", str(state.make_token(folder)), launched=launched,
-        through=shlex.join(_ssh_to(asked.ssh, hosts[0])),
+        through=shlex.join(_ssh_to(options.ssh, hosts[0])),
         folder=f"/tmp/rd-{identity[:12]}",  # noqa: S108 - made private there; short, as a socket's path has 107 bytes
     )  # fmt: skip
     return Cluster(
@@ -335,13 +285,11 @@ def _refuse_unfit(looked: Mapping[str, HostAnswer]) -> None:
     )  # fmt: skip
 
 
-def _start(
-    cluster: Cluster, options: UpOptions, asked: SshOptions, on_phase: Callable[[str], None]
-) -> tuple[Head, dict[str, str]]:
+def _start(cluster: Cluster, options: UpOptions, on_phase: Callable[[str], None]) -> tuple[Head, dict[str, str]]:
     """Start the head, then the others; when all are up, return where the head is, and what the record is to have."""
     hosts, ips = hosts_of(cluster), list[str]()
     words = {"nodes": len(hosts), "debugger": options.debugger, "cpus": options.cpus, "gpus": options.gpus}
-    common = _words("--node-options", asked.node)
+    common = words_of("--node-options", options.node_options)
     common += [word for name, value in words.items() if value is not None for word in (f"--{name}", str(value))]
     head: Head | None = None
     for names, role in ((hosts[:1], "--head"), (hosts[1:], "--join")):

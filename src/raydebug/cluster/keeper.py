@@ -204,7 +204,7 @@ class Keeper:
                 if tried_s < ray_node.RAY_GIVES_UP_S or startup.is_over():
                     return ended
                 log(ended)
-                self._end_children(but=self._gateway.pid if self._gateway else None)
+                end_descendants(self._gateway.pid if self._gateway else None, self._reap_adopted)
                 self._start_ray(f"Ray gave up on its start after {tried_s:.0f} s; starting it again")
             if self._gateway and self._gateway.poll() is not None:
                 return f"the gateway ended while it started: {self._last_words('gateway')}"
@@ -309,12 +309,8 @@ class Keeper:
         deadline = time.monotonic() + STOP_GRACE_S
         while time.monotonic() < deadline and any(child.poll() is None for child in self._started):
             time.sleep(0.02)
-        self._end_children()
+        end_descendants()
         private_folders.remove_private(self.cluster.temp_dir)
-
-    def _end_children(self, but: int | None = None) -> None:
-        """Kill all descendants, also those whose parents have ended, but for one child."""
-        end_descendants(but, self._reap_adopted if but else _reap)
 
 
 def log(text: str) -> None:
@@ -336,7 +332,7 @@ def _reap() -> None:
 
 
 def end_descendants(but: int | None = None, reap: Callable[[], None] = _reap) -> None:
-    """Kill all processes below this one, but for one child; `reap` collects those that have ended."""
+    """Kill all processes below this one, adopted ones too, but for one child; `reap` collects what has ended."""
     for _ in range(20):  # a process that ends may still start another
         left = [one for one in psutil.Process().children(recursive=True) if one.pid != but]
         if not left:

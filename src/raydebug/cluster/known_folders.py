@@ -6,10 +6,13 @@ A file of a copy has another name on the nodes. Users see the names that files h
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypedDict
 
+from raydebug.cluster.locks import open_lock
 from raydebug.cluster.state import Cluster, writing
 from raydebug.settings.files import atomic_write
 
@@ -45,17 +48,15 @@ def read_known(cluster: Cluster) -> KnownFolders:
 
 def note_shared(cluster: Cluster, here: Path, *, shared: bool) -> None:
     """Remember for a folder, until the cluster is joined again, whether the nodes share it."""
-    known = read_known(cluster)
-    known["shared"][str(here)] = shared
-    _write(cluster, known)
+    with _changing(cluster) as known:
+        known["shared"][str(here)] = shared
 
 
 def note_copy(cluster: Cluster, here: Path, there: str) -> None:
     """Remember the newest copy of a folder."""
-    known = read_known(cluster)
-    others = [(path, of) for path, of in known["copies"].items() if path != there]
-    known["copies"] = dict([(there, str(here)), *others][:KEPT_COPIES])
-    _write(cluster, known)
+    with _changing(cluster) as known:
+        others = [(path, of) for path, of in known["copies"].items() if path != there]
+        known["copies"] = dict([(there, str(here)), *others][:KEPT_COPIES])
 
 
 def copies_on(cluster: Cluster) -> dict[str, str]:
@@ -71,6 +72,11 @@ def with_local_names(cluster: Cluster, text: str, *, is_json: bool = False) -> s
     return text
 
 
-def _write(cluster: Cluster, known: KnownFolders) -> None:
-    with writing(cluster.folder):
+@contextlib.contextmanager
+def _changing(cluster: Cluster) -> Iterator[KnownFolders]:
+    """Yield what is known, and write it; another verb that notes something waits meanwhile."""
+    with writing(cluster.folder), open_lock(f"{cluster.name}.folders") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known = read_known(cluster)
+        yield known
         atomic_write(cluster.folder / FILE, json.dumps(known))

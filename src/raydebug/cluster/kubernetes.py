@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from raydebug.cluster.environment import CPUS_AT_LEAST, CPUS_BESIDE_GPUS, CPUS_PER_GPU
 from raydebug.cluster.state import DEFAULT_NAME, check_name, name_option
+from raydebug.cluster.up import UpOptions
 from raydebug.errors import UsageError
 from raydebug.protocol import variables
 from raydebug.settings.debugger import mode_variables
@@ -34,55 +34,30 @@ _IMAGE = re.compile(
 _PLACE = re.compile("<([a-z_]+)>")
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What the user asks for.
-
-    Args:
-        name: of the cluster.
-        image: with Ray, raydebug and debugpy in the Python of its PATH.
-        workers: pods beside the head.
-        gpus: of each worker; of the head without workers.
-        cpus: of each pod; None for few of Kubernetes's, and as many logical ones as a training asks Ray for.
-        debugger: its mode.
-        flavour: whose variables the processes have, and whose Ray the image has.
-        command: of a RayJob; empty for none.
-    """
-
-    name: str
-    image: str
-    workers: int = 1
-    gpus: int = 0
-    cpus: int | None = None
-    debugger: str = "breakpoint"
-    flavour: str = "core"
-    command: tuple[str, ...] = ()
-
-
-def manifest(wanted: Wanted) -> str:
+def manifest(wanted: UpOptions) -> str:
     """Return the text for `kubectl apply -f -`.
 
     Raises:
         RaydebugError: a name or an image that Kubernetes would refuse or read as something else, an unknown flavour or
             one whose Ray has no token.
     """
-    ray = _check(wanted)
-    gpus = (wanted.gpus, 0) if wanted.workers == 0 else (0, wanted.gpus)
+    ray, each = _check(wanted), wanted.gpus or 0
+    gpus = (each, 0) if wanted.workers == 0 else (0, each)
     memory = [f"{MEMORY_GIB + MEMORY_GIB_PER_GPU * count}Gi" for count in gpus]
     values = {
         "name": wanted.name,
         "image": wanted.image,
         "ray": ray,
-        "dashboard_host": "0.0.0.0" if wanted.command else "127.0.0.1",
+        "dashboard_host": "0.0.0.0" if wanted.after else "127.0.0.1",
         "workers": str(wanted.workers),
         "cpus": str(wanted.cpus or POD_CPUS),
-        "ray_cpus": str(wanted.cpus or max(CPUS_AT_LEAST, CPUS_PER_GPU * wanted.gpus + CPUS_BESIDE_GPUS)),
+        "ray_cpus": str(wanted.cpus or max(CPUS_AT_LEAST, CPUS_PER_GPU * each + CPUS_BESIDE_GPUS)),
         **dict(zip(("head_gpus", "worker_gpus"), map(str, gpus), strict=True)),
         **dict(zip(("head_memory", "worker_memory"), memory, strict=True)),
-        "entrypoint": yaml.safe_dump(shlex.join(wanted.command), default_style='"', width=float("inf")).strip(),
+        "entrypoint": yaml.safe_dump(shlex.join(wanted.after), default_style='"', width=float("inf")).strip(),
     }
     lines = []
-    for file in ("raycluster.yaml", *(["rayjob.yaml"] if wanted.command else [])):
+    for file in ("raycluster.yaml", *(["rayjob.yaml"] if wanted.after else [])):
         for line in Path(__file__).with_name(file).read_text(encoding="utf-8").splitlines():
             begin, environ, _ = line.partition("<environ>")
             parts = [f"{begin}{pair}" for pair in _environ(wanted)] if environ else [line]
@@ -90,7 +65,7 @@ def manifest(wanted: Wanted) -> str:
     return "\n".join([*lines, ""]).replace(', nvidia.com/gpu: "0"', "")  # a quotation mark of the user's has a "\\"
 
 
-def next_steps(wanted: Wanted) -> list[str]:
+def next_steps(wanted: UpOptions) -> list[str]:
     """Return the commands that join the cluster once its pods run. Pure."""
     service, token = f"svc/{wanted.name}-head-svc", f"~/.ray/{wanted.name}.token"
     template = "go-template='{{.data.auth_token | base64decode}}'"
@@ -101,7 +76,12 @@ def next_steps(wanted: Wanted) -> list[str]:
     ]
 
 
-def _check(wanted: Wanted) -> str:
+def flavour_of(wanted: UpOptions) -> str:
+    """Return whose variables the processes have, and whose Ray the image has."""
+    return wanted.flavour or ("cuda" if wanted.gpus else "core")
+
+
+def _check(wanted: UpOptions) -> str:
     """Return the version of Ray, if all is well."""
     if not _NAME.fullmatch(check_name(wanted.name)):
         raise UsageError(
@@ -116,18 +96,18 @@ def _check(wanted: Wanted) -> str:
             fix="`raydebug image` builds one; push it to a registry, and name it by the digest that the push prints",
             code="kubernetes.image",
         )
-    require_flavour(wanted.flavour, fix="raydebug up --cluster kubernetes --flavour cuda ...")
-    ray = read_lock(environment_dir() / f"{wanted.flavour}.lock").pins["ray"]
+    require_flavour(flavour_of(wanted), fix="raydebug up --cluster kubernetes --flavour cuda ...")
+    ray = read_lock(environment_dir() / f"{flavour_of(wanted)}.lock").pins["ray"]
     if not has_token_mode(ray):
         raise UsageError(
-            f"flavour '{wanted.flavour}' does not run on Kubernetes",
+            f"flavour '{flavour_of(wanted)}' does not run on Kubernetes",
             cause=f"its Ray {ray} asks for no token, and every pod that reaches its dashboard could run code",
             fix="--flavour cuda, whose Ray asks for one", code="kubernetes.flavour",
         )  # fmt: skip
     return ray
 
 
-def _environ(wanted: Wanted) -> list[str]:
+def _environ(wanted: UpOptions) -> list[str]:
     """Return the variables of Ray's containers, each as an item of a list in YAML."""
     environ = {
         variables.GATEWAY: f"{wanted.name}-head-svc:5679",
@@ -135,7 +115,7 @@ def _environ(wanted: Wanted) -> list[str]:
         variables.CLUSTER_ID: wanted.name,
         **({} if wanted.name == DEFAULT_NAME else {variables.CLUSTER_NAME: wanted.name}),
         **mode_variables(wanted.debugger),
-        **flavour_variables(wanted.flavour),
+        **flavour_variables(flavour_of(wanted)),
         # As in docker-compose.yml.
         "GRPC_ENABLE_FORK_SUPPORT": "0",
         "RAY_health_check_failure_threshold": "7",

@@ -78,15 +78,8 @@ def bring_up(options: UpOptions, *, on_phase: Callable[[str], None] = lambda pha
     audit_log.prune()
     with only_one(options.name, wait=options.owner is not None):
         running = find_cluster(options.name)
-        if running is not None and not running.is_local:
-            raise RaydebugError(
-                f"cluster '{options.name}' is there, of the kind {running.kind}, and its head does not run",
-                cause="what `up` has started and its record are kept until `raydebug down`",
-                fix=f"`raydebug up{name_option(options.name)}` starts the head again, `raydebug down"
-                f"{name_option(options.name)}` removes it; or choose another name with --name",
-                code="cluster.other-kind",
-                exit_code=Exit.TAKEN,
-            )
+        if running is not None:
+            state.refuse_other_kind(running, "local")
         if running is not None and is_alive(running):
             status = state.read_status(running)
             if status["phase"] == "dead":

@@ -148,13 +148,8 @@ class NodeKeeper(Keeper):
         return folder / rendezvous.NODES / f"{self.host}.log" if part == "ray" else super()._log_of(part)
 
     def _write_status(self) -> None:
-        found = self._status
-        node = NodeState(
-            host=self.host, ip=self.ip, role="worker" if self.join else "head", phase=found["phase"],
-            reason=found["reason"], gateway=found["gateway"], since=time.time(),
-        )  # fmt: skip
-        log(f"{self.host} {self.ip}: {node['phase']}{'; ' + node['reason'] if node['reason'] else ''}")
-        rendezvous.say_node(self.cluster.folder, node)
+        found = {name: self._status[name] for name in ("phase", "reason", "gateway")}
+        _say(self.cluster.folder, rendezvous.state_of(self.host, self.ip, is_head=not self.join, **found))
 
 
 def run(options: NodeOptions) -> tuple[str | None, bool]:
@@ -282,12 +277,14 @@ def is_held(temp_dir: Path) -> bool | None:
 
 def _say_early(folder: Path, host: str, phase: str, reason: str | None = None, *, is_head: bool = False) -> None:
     """Say how a node is that has no address yet."""
-    node = NodeState(host=host, ip="?", role="head" if is_head else "worker", phase=phase, reason=reason,
-                     gateway=None, since=time.time())  # fmt: skip
-    log(f"{host}: {phase}{'; ' + reason if reason else ''}")
     with contextlib.suppress(RaydebugError):
-        if folder.is_dir():
-            rendezvous.say_node(folder, node)
+        _say(folder, rendezvous.state_of(host, "?", phase, is_head=is_head, reason=reason))
+
+
+def _say(folder: Path, node: NodeState) -> None:
+    log(f"{node['host']} {node['ip']}: {node['phase']}{'; ' + node['reason'] if node['reason'] else ''}")
+    if folder.is_dir():
+        rendezvous.say_node(folder, node)
 
 
 def _plan(options: NodeOptions, folder: Path, temp_dir: Path, host: str, head: Head | None, stop: Stop) -> NodeKeeper:

@@ -11,7 +11,7 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from raydebug.cluster import state
 from raydebug.cluster.private_folders import check_private, make_private
@@ -25,11 +25,14 @@ HEAD_FILE, NODES = "cluster.json", "nodes"
 BYTES_MAX = 64 * 1024
 UP, FAILED, ENDED = "up", "failed", "ended"  # phases besides what a start is at
 UNREACHABLE = "unreachable"  # of a node whose host cannot be asked
-_ADDRESS = re.compile(r"\d{1,3}(\.\d{1,3}){3}", re.ASCII)
-_PORT = re.compile(r"\d{1,5}", re.ASCII)
+_IP, _PATH, _WORD = r"\d{1,3}(\.\d{1,3}){3}", r"/[\w./+@-]+", r"[\w.+-]+"
+_PORT = r"([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"
 _HOST = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")  # becomes the name of a file
-_PATH = re.compile(r"/[\w./+@-]+", re.ASCII)
-_TEMP_DIR = re.compile(r"/tmp/rd-\w+", re.ASCII)  # noqa: S108 - it is made private, and removed in the end
+FORMS = {  # of what the head says, as regular expressions
+    "id": "[0-9a-f]{32}", "host": _HOST.pattern, "ip": _IP, "gcs": f"{_IP}:{_PORT}", "dial": f"{_IP}:{_PORT}",
+    "client_port": _PORT, "dashboard_port": _PORT, "python": _PATH, "ray": _WORD, "flavour": _WORD,
+    "debugger": "|".join(MODES), "temp_dir": r"/tmp/rd-\w+",  # noqa: S108 - it is made private, and removed in the end
+}  # fmt: skip
 
 
 class Head(TypedDict):
@@ -57,7 +60,7 @@ class Head(TypedDict):
 
 
 class NodeState(TypedDict):
-    """How a node is: `phase` is UP, FAILED, ENDED, or what its start is at; `since` in seconds since 1970."""
+    """How a node is: `phase` is UP, FAILED, ENDED, or what its start is at."""
 
     host: str
     ip: str
@@ -65,7 +68,14 @@ class NodeState(TypedDict):
     phase: str
     reason: str | None
     gateway: str | None
-    since: float
+
+
+def state_of(
+    host: str, ip: str, phase: str, *, is_head: bool, reason: str | None = None, gateway: str | None = None
+) -> NodeState:
+    """Return how a node is."""
+    role = "head" if is_head else "worker"
+    return NodeState(host=host, ip=ip, role=role, phase=phase, reason=reason, gateway=gateway)
 
 
 def make(folder: Path) -> None:
@@ -181,38 +191,23 @@ def list_nodes(folder: Path) -> list[NodeState]:
         host, problem = name.removesuffix(".json"), None
         try:
             node = records.read(read_json(folder / NODES / name, bytes_max=BYTES_MAX, what="it"), NodeState, "it")
-            if not {"ip", "role", "phase", "since"} <= node.keys():
+            if not {"ip", "role", "phase"} <= node.keys():
                 problem = "it lacks a field"
         except (NotPlainText, records.BadRecord) as error:
             problem = str(error)
         if problem:
-            node = NodeState(
-                host=host, ip="?", role="worker", phase="unknown", reason=f"{folder / NODES / name}: {problem}",
-                gateway=None, since=0.0,
-            )  # fmt: skip
+            node = state_of(host, "?", "unknown", is_head=False, reason=f"{folder / NODES / name}: {problem}")
         found.append({**node, "host": host, "reason": node.get("reason"), "gateway": node.get("gateway")})
     return sorted(found, key=lambda node: node["role"] != "head")
 
 
 def what_is_wrong(head: Head) -> str:
     """Return what is missing or impossible; empty for nothing. Pure."""
-    missing = sorted(Head.__annotations__.keys() - head.keys())
-    if missing:
-        return f"it lacks {missing[0]}"
-    for name in ("gcs", "dial"):
-        ip, _, port = str(head[name]).rpartition(":")
-        if not _ADDRESS.fullmatch(ip) or not (_PORT.fullmatch(port) and 0 < int(port) < 65536):
-            return f"its {name} is no address with a port"
-    if not _ADDRESS.fullmatch(head["ip"]) or not _HOST.fullmatch(head["host"]):
-        return "its head has no address or no name"
-    if not re.fullmatch(r"[\w.+-]+ [\w.+-]+", f"{head['ray']} {head['flavour']}", re.ASCII):
-        return "its version of Ray or its flavour is none"
-    if not all(0 < head[name] < 65536 for name in ("client_port", "dashboard_port")):
-        return "its ports are none"
-    if not _PATH.fullmatch(head["python"]) or not _TEMP_DIR.fullmatch(head["temp_dir"]):
-        return "its paths are no plain ones"
-    if head["debugger"] not in MODES or not re.fullmatch("[0-9a-f]{32}", head["id"]):
-        return "its id or its debugger's mode is none"
+    for name in Head.__annotations__:
+        if name not in head:
+            return f"it lacks {name}"
+        if name in FORMS and not re.fullmatch(FORMS[name], str(cast(dict[str, Any], head)[name]), re.ASCII):
+            return f"its {name} has the wrong form"
     return ""
 
 

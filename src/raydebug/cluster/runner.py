@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raydebug import process
+from raydebug.cluster.known_folders import with_local_names
 from raydebug.cluster.state import Cluster, name_option
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.process import SAFE_PATH
@@ -20,8 +21,14 @@ PYTHON_TIMEOUT_S = 30.0
 NODES_AT_ONCE = 100  # a word of a command line has at most 128 KiB on Linux
 
 
-class _SamePaths:
-    """Folders are called the same here and there."""
+Environ = Mapping[str, str] | None
+
+
+@dataclass(frozen=True)
+class LocalRunner:
+    """This machine, with the cluster's interpreter."""
+
+    python: str
 
     def folder(self, here: Path) -> str:
         """Return the folder itself."""
@@ -31,13 +38,6 @@ class _SamePaths:
         """Return the file itself; the inverse of `folder`."""
         return Path(there)
 
-
-@dataclass(frozen=True)
-class LocalRunner(_SamePaths):
-    """This machine, with the cluster's interpreter."""
-
-    python: str
-
     def has_program(self, name: str, working_dir: Path) -> bool:
         """Look on the PATH that the cluster has: its interpreter's folder comes first."""
         if "/" in name:
@@ -46,12 +46,7 @@ class LocalRunner(_SamePaths):
         return shutil.which(name, path=path) is not None
 
     def run_python(
-        self,
-        arguments: list[str],
-        working_dir: Path,
-        *,
-        environ: Mapping[str, str] | None = None,
-        timeout_s: float = PYTHON_TIMEOUT_S,
+        self, arguments: list[str], working_dir: Path, *, environ: Environ = None, timeout_s: float = PYTHON_TIMEOUT_S
     ) -> str:
         """Run code of ours in the cluster's Python in a folder, and return what it printed.
 
@@ -98,12 +93,7 @@ class ContainerRunner:
         return code == 0
 
     def run_python(
-        self,
-        arguments: list[str],
-        working_dir: Path,
-        *,
-        environ: Mapping[str, str] | None = None,
-        timeout_s: float = PYTHON_TIMEOUT_S,
+        self, arguments: list[str], working_dir: Path, *, environ: Environ = None, timeout_s: float = PYTHON_TIMEOUT_S
     ) -> str:
         """Run the image's Python in the container, whose environment the jobs have too; there is no limit."""
         code, printed = self._run(arguments, working_dir)
@@ -152,8 +142,6 @@ class NodeRunner:
 
     def here(self, there: str) -> Path:
         """Return the file of this machine that a copy was made of; any other path as it is."""
-        from raydebug.cluster.known_folders import with_local_names
-
         return Path(with_local_names(self.cluster, there))
 
     def has_program(self, name: str, working_dir: Path) -> bool:
@@ -161,12 +149,7 @@ class NodeRunner:
         return True
 
     def run_python(
-        self,
-        arguments: list[str],
-        working_dir: Path,
-        *,
-        environ: Mapping[str, str] | None = None,
-        timeout_s: float = PYTHON_TIMEOUT_S,
+        self, arguments: list[str], working_dir: Path, *, environ: Environ = None, timeout_s: float = PYTHON_TIMEOUT_S
     ) -> str:
         """Run the node's Python, whose environment the jobs have too."""
         done = _run_on_nodes(self.cluster, {self.ip: arguments}, working_dir, timeout_s, self.at)[self.ip]
@@ -212,22 +195,22 @@ def run_on_each(
     programs: Mapping[str, tuple[Runner, list[str]]],
     working_dir: Path,
     *,
-    environ: Mapping[str, str] | None = None,
+    environ: Environ = None,
     timeout_s: float = PYTHON_TIMEOUT_S,
 ) -> dict[str, str | RaydebugError]:
     """Run code of ours in several places, by any key; return what each printed, or why it failed.
 
     On the nodes of a joined cluster that is one job.
     """
-    runners = [runner for runner, _ in programs.values()]
-    nodes = [runner for runner in runners if isinstance(runner, NodeRunner)]
-    if nodes and len({node.ip for node in nodes}) == len(runners):
-        by_ip = {runner.ip: arguments for runner, arguments in programs.values() if isinstance(runner, NodeRunner)}
+    nodes = {key: (node, words) for key, (node, words) in programs.items() if isinstance(node, NodeRunner)}
+    by_ip = {node.ip: words for node, words in nodes.values()}
+    if by_ip and len(by_ip) == len(programs):
+        cluster = next(node.cluster for node, _ in nodes.values())
         try:
-            done = _run_on_nodes(nodes[0].cluster, by_ip, working_dir, timeout_s)
+            done = _run_on_nodes(cluster, by_ip, working_dir, timeout_s)
         except RaydebugError as error:
             return dict.fromkeys(programs, error)
-        return {key: done[runner.ip] for key, (runner, _) in programs.items() if isinstance(runner, NodeRunner)}
+        return {key: done[node.ip] for key, (node, _) in nodes.items()}
     found: dict[str, str | RaydebugError] = {}
     for key, (runner, arguments) in programs.items():
         try:

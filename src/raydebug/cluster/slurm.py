@@ -29,11 +29,19 @@ from raydebug.cluster.ray_node import START_LIMIT_S, last_words
 from raydebug.cluster.rendezvous import ENDED, FAILED, UP, Head, NodeState
 from raydebug.cluster.state import Cluster, Remote, name_option
 from raydebug.cluster.tunnel import close_way, open_way
-from raydebug.cluster.up import UpOptions, choose_ports, choosing_ports, ignore_interrupts, raise_if_interrupted
-from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.cluster.up import (
+    UpOptions,
+    choose_ports,
+    choosing_ports,
+    ignore_interrupts,
+    raise_if_interrupted,
+    words_of,
+)
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.process import SAFE_PATH
 
 LOG, SCRIPT = "slurm.log", "job.sh"
+EXAMPLE = "raydebug up --cluster slurm --nodes 2 -- --partition=NAME --time=01:00:00"
 ASK_S, POLL_S = 2.0, 0.2  # Slurm's controller is asked, and our own files are looked at
 ASK_LATER_S = 15.0  # of a job that has been pending for a minute: one controller serves the whole site
 SUBMITS_S = 600.0  # a busy slurmctld lets sbatch wait, and a job whose number is not known cannot be cancelled
@@ -56,25 +64,6 @@ THERE = (*PENDING, RUNNING, UNKNOWN, "COMPLETING", "SIGNALING", "STAGE_OUT")
 
 
 @dataclass(frozen=True)
-class SlurmOptions:
-    """What `up --cluster slurm` takes beside the options of every cluster.
-
-    Args:
-        nodes: how many; None for the cluster of an allocation of the user's own, in `folder`.
-        sbatch: further options of sbatch.
-        folder: shared by the nodes and this machine; None for a fresh one in the state folder.
-        container: what precedes the node's program: options of srun (pyxis), or `apptainer exec --nv IMAGE`.
-        node: further options of `raydebug node`.
-    """
-
-    nodes: int | None = None
-    sbatch: tuple[str, ...] = ()
-    folder: Path | None = None
-    container: str = ""
-    node: str = ""
-
-
-@dataclass(frozen=True)
 class SlurmJob:
     """What Slurm says of a job: its state, why it waits, the seconds it has left, if any."""
 
@@ -88,7 +77,7 @@ class SlurmJob:
         return self.state.lower() + ("" if self.reason in ("", "None") else f": {self.reason}")
 
 
-def script_of(options: UpOptions, asked: SlurmOptions, folder: Path) -> str:
+def script_of(options: UpOptions, folder: Path) -> str:
     """Return the script for sbatch. Pure.
 
     A node that fails ends neither the job nor the step; the head's end does: it alone ends with an error. 30 s before
@@ -98,47 +87,42 @@ def script_of(options: UpOptions, asked: SlurmOptions, folder: Path) -> str:
     Raises:
         RaydebugError: the options ask for no job of this kind.
     """
-    _refuse(asked)
+    _refuse(options)
     cpus = {"cpus-per-task": options.cpus} if options.cpus is not None else {}
     settings = {
-        "nodes": asked.nodes, "ntasks-per-node": 1, "job-name": f"raydebug-{options.name}", "chdir": folder,
+        "nodes": options.nodes, "ntasks-per-node": 1, "job-name": f"raydebug-{options.name}", "chdir": folder,
         "output": folder / LOG, "open-mode": "append", "signal": "TERM@30",
         **cpus, **({"gres": f"gpu:{options.gpus}"} if options.gpus else {}),
     }  # fmt: skip
     lines = [f"#SBATCH --{name}={shlex.quote(str(value))}" for name, value in settings.items()]
-    if not cpus and not any(map(_NAMES_CPUS.match, asked.sbatch)):
+    if not cpus and not any(map(_NAMES_CPUS.match, options.after)):
         lines.append("#SBATCH --exclusive")
     step = ["srun", "--no-kill", "--kill-on-bad-exit=1", "--wait=0", "--cpu-bind=none", "--unbuffered", "--label"]
-    step += [*shlex.split(asked.container), python_of(options, asked), SAFE_PATH, "-m", "raydebug", "node"]
+    python = options.python or ("python3" if options.container else sys.executable)  # in a container, that on its PATH
+    step += [*words_of("--container", options.container), python, SAFE_PATH, "-m", "raydebug", "node"]
     step += ["--folder", str(folder), "--debugger", options.debugger]
     for name, value in (("--gpus", options.gpus), ("--cpus", options.cpus)):
         step += [name, str(value)] if value is not None else []
-    step += shlex.split(asked.node)
+    step += words_of("--node-options", options.node_options)
     lines += ["#SBATCH --no-kill --no-requeue", CPUS_OF_STEP]
     return "\n".join(["#!/bin/bash", *lines, f"exec {shlex.join(step)}", ""])
 
 
-def _refuse(asked: SlurmOptions) -> None:
+def _refuse(options: UpOptions) -> None:
     """Refuse options of sbatch after which its job is not one that can be waited for. Pure."""
-    fix = "raydebug up --cluster slurm --nodes 2 -- --partition=NAME --time=01:00:00"
-    if asked.nodes is None:
+    if options.nodes is None:
         raise UsageError(
             "there is no script without --nodes", cause="with --folder alone a cluster that srun has started is taken",
             fix="--nodes N, or leave --dry-run out", code="slurm.options",
         )  # fmt: skip
-    for number, word in enumerate(asked.sbatch):
+    for number, word in enumerate(options.after):
         if (number == 0 and not word.startswith("-")) or _REFUSED.match(word):
             raise UsageError(
                 f"{word} is not an option that this job can have",
                 cause="what follows `--` are options of sbatch; the script, how many jobs there are, in which cluster"
                 " of Slurm, and waiting for their end are not among them",
-                fix=fix, code="slurm.options",
+                fix=EXAMPLE, code="slurm.options",
             )  # fmt: skip
-
-
-def python_of(options: UpOptions, asked: SlurmOptions) -> str:
-    """Return the Python of the nodes: this one, or in a container the one on its PATH."""
-    return options.python or ("python3" if asked.container else sys.executable)
 
 
 def fresh_folder(name: str) -> Path:
@@ -146,9 +130,7 @@ def fresh_folder(name: str) -> Path:
     return state.clusters_dir() / state.check_name(name) / f"slurm-{secrets.token_hex(4)}"
 
 
-def bring_up(
-    options: UpOptions, asked: SlurmOptions, *, on_phase: Callable[[str], None]
-) -> tuple[Cluster, list[NodeState], bool]:
+def bring_up(options: UpOptions, *, on_phase: Callable[[str], None]) -> tuple[Cluster, list[NodeState], bool]:
     """Submit a cluster and wait until it is up; one that was submitted before is waited for.
 
     Returns:
@@ -166,12 +148,8 @@ def bring_up(
             )  # fmt: skip
     with only_one(options.name, wait=False):
         cluster = state.read_record(options.name)
-        if cluster is not None and cluster.kind != "slurm":
-            raise RaydebugError(
-                f"cluster '{options.name}' is another one", cause=f"it is of the kind {cluster.kind}",
-                fix=f"`raydebug down{name_option(options.name)}`, or another name with --name",
-                code="cluster.other-kind", exit_code=Exit.TAKEN,
-            )  # fmt: skip
+        if cluster is not None:
+            state.refuse_other_kind(cluster, "slurm")
         if cluster is not None and ask(cluster).state not in THERE:
             down, own = f"`raydebug down{name_option(options.name)}`", is_own(cluster)
             again = f"`raydebug up --cluster slurm{f' --folder {cluster.there.folder}' if own else ''}`"
@@ -181,8 +159,9 @@ def bring_up(
             )  # fmt: skip
         is_new, is_up = cluster is None, False
         if cluster is None:
-            _refuse_taken_ports(options)
-            cluster = _adopt(options, asked, on_phase) if asked.nodes is None else _submit(options, asked)
+            with choosing_ports(options.name) as taken:  # refused before anything waits for a job
+                choose_ports(options.ports, {}, taken, [purpose for purpose, port in options.ports.items() if port])
+            cluster = _adopt(options, on_phase) if options.nodes is None else _submit(options)
         own = is_own(cluster)
         try:
             head, nodes = _wait_until_up(cluster, on_phase)
@@ -292,10 +271,10 @@ def _keep_logs(cluster: Cluster) -> Path:
     return state.keep_logs(replace(cluster, folder=folder))
 
 
-def _submit(options: UpOptions, asked: SlurmOptions) -> Cluster:
+def _submit(options: UpOptions) -> Cluster:
     """Submit the job and return the cluster, recorded: from now on `down` ends it, and `up` waits for it."""
-    folder = asked.folder.absolute() if asked.folder else fresh_folder(options.name)
-    script = script_of(options, asked, folder)
+    folder = options.folder.absolute() if options.folder else fresh_folder(options.name)
+    script = script_of(options, folder)
     state.make_folder(options.name)
     rendezvous.make(folder)
     rendezvous.check(folder)
@@ -303,11 +282,8 @@ def _submit(options: UpOptions, asked: SlurmOptions) -> Cluster:
     remove_private(folder / rendezvous.NODES)
     with state.writing(folder):
         (folder / SCRIPT).write_text(script, encoding="utf-8")
-    job, fix = (
-        "",
-        "its own options follow after `--`: raydebug up --cluster slurm --nodes 2 -- --partition=NAME --time=01:00:00",
-    )
-    submit = ["sbatch", "--parsable", *asked.sbatch, str(folder / SCRIPT)]
+    job, fix = "", f"its own options follow after `--`: {EXAMPLE}"
+    submit = ["sbatch", "--parsable", *options.after, str(folder / SCRIPT)]
     try:
         with ignore_interrupts():  # what was submitted is recorded
             said = process.run(submit, env=without_slurm(os.environ), timeout_s=SUBMITS_S, fix=fix)
@@ -317,19 +293,13 @@ def _submit(options: UpOptions, asked: SlurmOptions) -> Cluster:
                     "sbatch gave no number of a job", cause=said.strip()[-300:], fix=fix, code="slurm.no-job"
                 )
             job = found[1]
-            return _record(options, folder, {"job": job, "container": asked.container})
+            return _record(options, folder, {"job": job, "container": options.container})
     except BaseException:
         with ignore_interrupts(), contextlib.suppress(process.CommandFailed):
             if job:
                 process.run(["scancel", job])
-        remove_private(folder) if asked.folder is None else (folder / "token").unlink(missing_ok=True)
+        remove_private(folder) if options.folder is None else (folder / "token").unlink(missing_ok=True)
         raise
-
-
-def _refuse_taken_ports(options: UpOptions) -> None:
-    """Refuse a port that the user named and is taken, before anything waits for a job."""
-    with choosing_ports(options.name) as taken:
-        choose_ports(options.ports, {}, taken, [purpose for purpose, port in options.ports.items() if port])
 
 
 def _open(cluster: Cluster, head: Head, options: UpOptions) -> Cluster:
@@ -340,14 +310,14 @@ def _open(cluster: Cluster, head: Head, options: UpOptions) -> Cluster:
     return open_way(found, options.ports)
 
 
-def _adopt(options: UpOptions, asked: SlurmOptions, on_phase: Callable[[str], None]) -> Cluster:
+def _adopt(options: UpOptions, on_phase: Callable[[str], None]) -> Cluster:
     """Return the cluster of an allocation of the user's own, recorded, once its head says where it is."""
-    if asked.folder is None:
+    if options.folder is None:
         raise UsageError(
             "nothing says which cluster", cause="--nodes submits a new one, --folder names one that srun has started",
             fix="raydebug up --cluster slurm --nodes 2", code="slurm.options",
         )  # fmt: skip
-    folder, deadline = asked.folder.absolute(), time.monotonic() + STARTS_S
+    folder, deadline = options.folder.absolute(), time.monotonic() + STARTS_S
     on_phase(f"waiting for a head in {folder}")
     job, problem = "", f"no head has written {rendezvous.HEAD_FILE} there, below srun"
     while not job:
@@ -371,7 +341,7 @@ def _adopt(options: UpOptions, asked: SlurmOptions, on_phase: Callable[[str], No
             fix=f"srun --ntasks-per-node=1 --cpu-bind=none raydebug node --folder {folder}", code="slurm.no-head",
         )  # fmt: skip
     rendezvous.check(folder)
-    return _record(options, folder, {"job": job, "container": asked.container, "own": "1"})
+    return _record(options, folder, {"job": job, "container": options.container, "own": "1"})
 
 
 def _record(options: UpOptions, folder: Path, launched: dict[str, str]) -> Cluster:

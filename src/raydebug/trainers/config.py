@@ -113,16 +113,6 @@ def package_folder(name: str) -> Path | None:
     return Path(spec.origin).parent if spec is not None and spec.origin else None
 
 
-def distribution_version(package: str) -> str | None:
-    """Return the version of an installed distribution; None if there is none."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def is_number(text: str) -> bool:
     """Return whether a text is a number, as Python reads one."""
     try:

@@ -13,7 +13,8 @@ from typing import Any
 
 from raydebug.check.probes import Facts
 from raydebug.findings import describe_exception
-from raydebug.trainers.config import TrainingConfig, distribution_version
+from raydebug.settings.flavours import installed_version
+from raydebug.trainers.config import TrainingConfig
 from raydebug.trainers.verl.vision import breaks_equal_lengths, config_of, loses_normalization
 
 PLACEHOLDER = "<image>"
@@ -153,11 +154,11 @@ def look_at_processor(config: TrainingConfig, folder: Path, architecture: str) -
         "loses_normalization": loses_normalization(str(config.get("load_format")), architecture),
         "breaks_equal_lengths": breaks_equal_lengths(),
         "sequences": _sequences_of_a_rank(config),
-        "verl": distribution_version("verl"),
+        "verl": installed_version("verl"),
     }
     if importlib.util.find_spec("torchvision") is None:
         # torch 2.N has torchvision 0.(N + 15): github.com/pytorch/vision#installation
-        torch = re.match(r"2\.(\d+)\.(\d+)", distribution_version("torch") or "")
+        torch = re.match(r"2\.(\d+)\.(\d+)", installed_version("torch") or "")
         return {**found, "no_torchvision": True, "fitting": f"0.{int(torch[1]) + 15}.{torch[2]}" if torch else None}
     from transformers import AutoProcessor
 

@@ -59,10 +59,11 @@ class OpenRlhf:
 
     def read_config(self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Installed:
         """Read the version from its metadata and the options with their defaults from its source."""
-        from raydebug.trainers.config import distribution_version, find_program_file
+        from raydebug.settings.flavours import installed_version
+        from raydebug.trainers.config import find_program_file
         from raydebug.trainers.openrlhf.options import declared_defaults
 
-        version = distribution_version(self.name)
+        version = installed_version(self.name)
         file = find_program_file(program.module, argv[program.arguments_at - 1], folder, search)
         if file is None:
             return Installed(version, None, f"{program.module} is not installed here")

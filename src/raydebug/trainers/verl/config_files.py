@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raydebug.trainers.config import distribution_version, find_program_file, is_file
+from raydebug.settings.flavours import installed_version
+from raydebug.trainers.config import find_program_file, is_file
 from raydebug.trainers.trainer import Installed, Program
 
 CONFIG_BYTES_MAX = 1024 * 1024  # verl's largest has 45 KiB
@@ -37,8 +38,8 @@ def read_config(program: Program, argv: Sequence[str], *, folder: Path, search: 
     package = program.module.partition(".")[0]
     file = find_program_file(program.module, argv[program.arguments_at - 1], folder, search)
     if file is None:
-        return Installed(distribution_version(package), None, f"{program.module} is not installed here")
-    version = _version_of(file.parent.parent) or distribution_version(package)
+        return Installed(installed_version(package), None, f"{program.module} is not installed here")
+    version = _version_of(file.parent.parent) or installed_version(package)
     try:
         return Installed(version, _compose_defaults(file, Overrides(list(argv[program.arguments_at :])), folder))
     except (NotComposed, OSError) as failure:
