@@ -200,11 +200,13 @@ ARG RAY_VERSION="" DEBUGPY_VERSION="" TORCH_VERSION="" VLLM_VERSION="" VERL_VERS
 COPY --chmod=755 entrypoints/ /opt/raydebug/entrypoints/
 RUN --mount=type=bind,from=wheel,source=/dist,target=/mnt/dist \
     --mount=type=bind,from=uv,source=/opt/uv,target=/mnt/uv \
+    --mount=type=bind,source=env,target=/mnt/env \
     export UV_LINK_MODE=copy UV_NO_INSTALLER_METADATA=1 PYTHONHASHSEED=0; \
     /mnt/uv/bin/uv pip install --quiet --no-cache --offline --no-deps --python /opt/venv/bin/python /mnt/dist/*.whl; \
     installed=$(/opt/venv/bin/python -c 'import raydebug; print(raydebug.__path__[0])'); \
     /opt/venv/bin/python -m compileall -q --invalidation-mode unchecked-hash "$installed"; \
-    grep -qF "# body: ${LOCK_DIGEST}" "$installed/env/${FLAVOUR}.lock"
+    grep -qF "# body: ${LOCK_DIGEST}" "$installed/env/${FLAVOUR}.lock"; \
+    /opt/venv/bin/python /mnt/env/sbom.py "$FLAVOUR" /opt/raydebug/sbom.cdx.json
 ENV RAYDEBUG_FLAVOUR=${FLAVOUR}
 LABEL org.opencontainers.image.title="raydebug" \
       org.opencontainers.image.description="Ray with a debugger at every stop" \
@@ -243,10 +245,11 @@ RUN --mount=type=secret,id=extra_ca \
     --mount=type=cache,id=raydebug-uv,target=/root/.cache/uv,sharing=locked \
     --mount=type=bind,from=uv,source=/opt/uv,target=/mnt/uv \
     --mount=type=bind,source=ci/package-access,target=/mnt/package-access \
-    --mount=type=bind,source=env/dev.lock,target=/mnt/dev.lock \
+    --mount=type=bind,source=env,target=/mnt/env \
     . /mnt/package-access; \
     export UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy; \
-    /mnt/uv/bin/uv pip install --quiet --python /opt/venv/bin/python --no-deps --require-hashes -r /mnt/dev.lock
+    /mnt/uv/bin/uv pip install --quiet --python /opt/venv/bin/python --no-deps --require-hashes -r /mnt/env/dev.lock; \
+    /opt/venv/bin/python /mnt/env/sbom.py "$RAYDEBUG_FLAVOUR" /opt/raydebug/sbom.cdx.json
 USER 1000:1000
 HEALTHCHECK NONE
 CMD ["sleep", "infinity"]

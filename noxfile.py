@@ -387,7 +387,7 @@ def stamp(folder: Path, part: str, made_of: str | None = None) -> str:
 def wheel_inputs() -> list[Path]:
     """Return all that raydebug's wheel is built from."""
     build = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    return [*map(Path, ("pyproject.toml", "README.md", "LICENSE", *build["packages"], *build["force-include"]))]
+    return [*map(Path, ("pyproject.toml", "README.md", "LICENSE", *build["only-include"], *build["force-include"]))]
 
 
 def digest(paths: Iterable[Path]) -> str:

@@ -14,16 +14,16 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+import sbom
 from lock_files import asked_pins, read_inputs, verify_lock, write_lock
 from raydebug.errors import RaydebugError
 from raydebug.process import run
 from raydebug.render import error, out, say
-from raydebug.settings.flavours import Lock, read_lock
+from raydebug.settings.flavours import FLAVOURS, Lock, read_lock
 
 ROOT = Path(__file__).resolve().parent.parent
 ENV = ROOT / "env"
 DOCS = ROOT / "docs" / "04-pins.md"
-TABLE_START, TABLE_END = "<!-- pins: made by nox -s lock -->", "<!-- pins: end -->"
 RESOLVE_TIMEOUT_S = 900.0
 
 
@@ -136,24 +136,29 @@ def reasons() -> dict[str, str]:
     return found
 
 
-def documented(table: str) -> str:
-    """Return docs/04-pins.md with this table in its place."""
-    before, _, rest = DOCS.read_text().partition(TABLE_START)
-    return f"{before}{TABLE_START}\n{table}\n{TABLE_END}{rest.partition(TABLE_END)[2]}"
+def documented() -> str:
+    """Return docs/04-pins.md with the tables of the pins and the licences in their places."""
+    text = DOCS.read_text()
+    for part, table in (("pins", pins_table()), ("licences", sbom.licence_table(FLAVOURS))):
+        before, start, rest = text.partition(f"<!-- {part}: made by nox -s lock -->\n")
+        text = f"{before}{start}{table}\n<!-- {part}: end -->{rest.partition(f'<!-- {part}: end -->')[2]}"
+    return text
 
 
 def check() -> None:
-    """Hold each lock against its inputs, and the table in the docs against the locks.
+    """Hold each lock against its inputs, its bill of materials against it, and the tables in the docs against both.
 
     Raises:
         RaydebugError: the first that does not fit.
     """
     for target in TARGETS:
-        verify_lock(Path("env") / f"{target.flavour}.lock", inputs_of(target))
-    if documented(pins_table()) != DOCS.read_text():
+        lock = verify_lock(Path("env") / f"{target.flavour}.lock", inputs_of(target))
+        if target.flavour in FLAVOURS:
+            sbom.check(lock, FLAVOURS)
+    if documented() != DOCS.read_text():
         raise RaydebugError(
             "docs/04-pins.md does not show the pins of the locks",
-            cause="its table differs from what env/*.lock and the reasons in env/*.in say",
+            cause="its tables differ from what env/*.lock, the reasons in env/*.in and env/sbom say",
             fix="nox -s lock",
             code="lock.docs",
         )
@@ -178,8 +183,10 @@ def main() -> int:
             for target in TARGETS:
                 if not arguments.flavours or target.flavour in arguments.flavours:
                     lock = make(target, upgrade=arguments.upgrade)
+                    if target.flavour in FLAVOURS:
+                        sbom.make(lock, FLAVOURS)
                     say(f"env/{target.flavour}.lock: {len(lock.pins)} packages for Python {lock.python}")
-            DOCS.write_text(documented(pins_table()))
+            DOCS.write_text(documented())
     except RaydebugError as failure:
         error(failure)
         return failure.exit_code

@@ -14,6 +14,7 @@ CODES: dict[str, str] = {
     "env.version-untested": "a package whose inside raydebug uses has another version than it is tested with",
     "env.own-trainer": "the command runs a fork of the trainer from its own folder, not the installed one",
     "env.version-unlocked": "a package has another version than the lock of the flavour",
+    "env.sbom-differs": "installed packages differ from the image's bill of materials, or from the lock",
     "env.python-version": "the Python version is not one that the flavour is made for",
     "env.user-site": "a package comes from ~/.local instead of the environment",
     "env.debugger-flag": "a variable of a debugger is wrong, ignored, or left over",

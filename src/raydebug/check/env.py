@@ -38,6 +38,7 @@ TRAINING_NEEDS = ("ray", "verl", "torch", "transformers", "tensordict")
 QUEUE = "TransferQueue"
 # raydebug uses private parts of these (env/core.in).
 OURS = ("ray", "debugpy")
+OFF_SHOWN = 6  # packages that differ from the list, by name
 BACKEND = "VLLM_ATTENTION_BACKEND"
 TYPO_LIKENESS = 0.86  # VLLM_USE_V2 is like VLLM_USE_V1; VLLM_SERVICE_HOST, which Kubernetes sets, is like nothing
 
@@ -118,6 +119,7 @@ def judge_packages(facts: Mapping[str, Any], *, trainer: str | None) -> Iterator
     for name in sorted(clashing):
         yield _clash(name, [clash for clash in facts["conflicts"] if normalise(clash["of"]) == name], has, flavour)
     yield from _off_the_lock(has, flavour, clashing)
+    yield from _off_the_list(facts.get("installed", {}), facts.get("listed"), flavour)
     yield from _wrong_python(facts["python"], flavour)
     for name in facts["user_site"]:
         yield error(
@@ -186,6 +188,29 @@ def _off_the_lock(has: Mapping[str, str], flavour: str, known: set[str]) -> Iter
                 why="this set of versions has not been tested together",
                 fix=f"pip install {name}=={pinned}",
             )
+
+
+def _off_the_list(installed: Mapping[str, str], of_image: Mapping[str, str] | None, flavour: str) -> Iterator[Finding]:
+    """Return how an environment differs from the list of its image, or from the lock where it was made from that.
+
+    Packages that only the environment has count in an image, whose list is complete.
+    """
+    lock = _lock(flavour)
+    listed = of_image or {name: version for name, version in lock.pins.items() if name not in lock.elsewhere}
+    names = {*listed, *installed} if of_image else listed.keys()
+    off = sorted(name for name in names if installed.get(name) != listed.get(name))
+    same = sum(installed.get(name) == version for name, version in listed.items())
+    if not off or (of_image is None and same < len(listed) / 2):  # an environment of somebody's own
+        return
+    what = "the image as it was built" if of_image else f"env/{flavour}.lock"
+    shown = [f"{n} {installed.get(n, '(not installed)')} for {listed.get(n, '(none)')}" for n in off[:OFF_SHOWN]]
+    yield (warning if of_image else note)(
+        "env.sbom-differs",
+        f"{len(off)} of {len(listed)} packages differ from {what}",
+        why=", ".join(shown) + ("" if len(off) <= OFF_SHOWN else f" and {len(off) - OFF_SHOWN} more"),
+        fix="`raydebug down` and `raydebug up` start from the image again" if of_image
+        else f"uv pip install --no-deps --require-hashes -r env/{flavour}.lock",
+    )  # fmt: skip
 
 
 def _wrong_python(python: str, flavour: str) -> Iterator[Finding]:

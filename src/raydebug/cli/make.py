@@ -35,6 +35,9 @@ def image(
     flavour: Annotated[str, typer.Option(help="core (Ray), cpu (Ray, vLLM, verl), cuda or cuda-verl04.")] = "cuda",
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Build every layer anew.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command and do nothing.")] = False,
+    sbom: Annotated[
+        Path | None, typer.Option("--sbom", help="Write the list of what it has, CycloneDX 1.6.", metavar="FILE")
+    ] = None,
 ) -> None:
     """Build the image of a flavour with docker buildx, in a checkout of raydebug.
 
@@ -42,7 +45,7 @@ def image(
     """
     from raydebug.cluster.compose.image import build_image
 
-    code = build_image(flavour, Path.cwd(), ["--no-cache"] if no_cache else [], dry_run=dry_run)
+    code = build_image(flavour, Path.cwd(), ["--no-cache"] if no_cache else [], dry_run=dry_run, sbom=sbom)
     raise typer.Exit(code)
 
 

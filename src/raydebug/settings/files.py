@@ -15,6 +15,8 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
+# The list of what an image has, CycloneDX 1.6; env/sbom.py writes it where the image is built.
+IMAGE_SBOM = Path("/opt/raydebug/sbom.cdx.json")
 # What no editor shows: each of them makes a line mean another thing than it says.
 HIDDEN = ((b"\xef\xbb\xbf", "a byte order mark"), (b"\0", "a NUL byte"), (b"\r", "a CR line end"))
 

@@ -25,6 +25,7 @@ LOCK_BYTES_MAX = 4 * 1024 * 1024  # the largest lock is about 0.4 MB; a bigger f
 TITLE = "# raydebug lock, made by `nox -s lock`: change the .in file, not this one"
 HEADER_FIELDS = ("flavour", "python", "inputs", "body")
 _PIN = re.compile(r"(?P<name>[a-z0-9][a-z0-9._-]*)==(?P<version>[^\s;\\]+)(?: ; (?P<marker>[^\\]+?))?(?P<more> \\)?")
+_ELSEWHERE = re.compile(r"sys_platform == '(?!linux')")  # the only kind of marker in the locks that decides on Linux
 _HASH = re.compile(r" {4}--hash=sha256:(?P<sha256>[0-9a-f]{64})(?P<more> \\)?")
 
 
@@ -94,6 +95,7 @@ class Lock:
         body: digest of its pins and hashes as they were made.
         pins: normalised name -> exact version.
         hashes: normalised name -> sha256 of every file that may be installed.
+        elsewhere: the packages that are installed on other systems than Linux only.
         body_now: digest of its pins and hashes as they are.
     """
 
@@ -103,6 +105,7 @@ class Lock:
     body: str
     pins: Mapping[str, str]
     hashes: Mapping[str, tuple[str, ...]]
+    elsewhere: frozenset[str]
     body_now: str
 
 
@@ -129,6 +132,7 @@ def read_lock(path: Path) -> Lock:
     pins: dict[str, str] = {}
     pinned_at: dict[str, int] = {}
     hashes: dict[str, list[str]] = {}
+    elsewhere: set[str] = set()
     name, more = "", False
     for number, line in enumerate(body, start=2 + len(HEADER_FIELDS)):
         if more:
@@ -144,11 +148,13 @@ def read_lock(path: Path) -> Lock:
             if not found["more"]:
                 raise _malformed(path, number, f"{name} has no --hash")
             pins[name], pinned_at[name], hashes[name] = found["version"], number, []
+            if _ELSEWHERE.search(found["marker"] or ""):
+                elsewhere.add(name)
         more = bool(found["more"])
     if more or not pins:
         raise _malformed(path, len(lines), "it ends in the middle of a pin" if more else "it pins nothing")
     sha256s = {name: tuple(found) for name, found in hashes.items()}
-    return Lock(**fields, pins=pins, hashes=sha256s, body_now=digest(body))
+    return Lock(**fields, pins=pins, hashes=sha256s, elsewhere=frozenset(elsewhere), body_now=digest(body))
 
 
 def digest_of(flavour: str) -> str:

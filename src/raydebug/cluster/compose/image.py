@@ -10,6 +10,7 @@ from pathlib import Path
 from raydebug import process, render
 from raydebug.cluster.gpus import Gpu, list_gpus
 from raydebug.errors import Exit, RaydebugError, UsageError
+from raydebug.settings.files import IMAGE_SBOM
 from raydebug.settings.flavours import Lock, read_lock, require_flavour
 
 # The build's own variables (.env.example): a base, a folder of wheels, a private CA, the way to a package index.
@@ -49,8 +50,12 @@ def flash_attn_archs(gpus: Sequence[Gpu]) -> str | None:
     return ";".join(ARCHS_BY_GENERATION[generation] for generation in known) or None
 
 
-def build_image(flavour: str, source: Path, extra: list[str], *, dry_run: bool = False) -> int:
+def build_image(
+    flavour: str, source: Path, extra: list[str], *, dry_run: bool = False, sbom: Path | None = None
+) -> int:
     """Build a flavour's image from a checkout, with buildx's own progress, and return its exit code.
+
+    With `sbom` the list of what the image has is written to that file too.
 
     Raises:
         RaydebugError: this is no checkout, there is no such flavour, or buildx is missing.
@@ -80,7 +85,27 @@ def build_image(flavour: str, source: Path, extra: list[str], *, dry_run: bool =
     if dry_run:
         render.out(shlex.join(argv))
         return 0
-    return process.hand_over(argv, cwd=source)
+    code = process.hand_over(argv, cwd=source)
+    if code == 0 and sbom is not None:
+        copy_sbom(f"raydebug:{flavour}", sbom)
+    return code
+
+
+def copy_sbom(image: str, file: Path) -> None:
+    """Copy the list of what an image has out of the image.
+
+    Raises:
+        CommandFailed: the image has none, or the file cannot be written.
+    """
+    said = process.run(["docker", "create", "--network", "none", image], fix="raydebug image, then again")
+    container = said.split()[-1]  # below warnings, if there are any
+    try:
+        process.run(
+            ["docker", "cp", f"{container}:{IMAGE_SBOM}", str(file)],
+            fix="name a file that can be written; an image built before 0.2 has no list: build it again",
+        )
+    finally:
+        process.run(["docker", "rm", container])
 
 
 def _revision(source: Path) -> str:
