@@ -254,8 +254,14 @@ def everything(session: nox.Session) -> None:
 
 @nox.session
 def lock(session: nox.Session) -> None:
-    """Make env/*.lock from env/*.in (`-- --upgrade` for newer versions, `-- cpu` for one flavour)."""
+    """Make env/*.lock and env/sbom from env/*.in (`-- --upgrade` for newer versions, `-- cpu` for one flavour)."""
     lock_tool(session, "make", *session.posargs)
+
+
+@nox.session
+def newer(session: nox.Session) -> None:
+    """Try newer releases of Ray, debugpy, verl, vLLM and torch, each in a copy of the checkout (`-- ray`; an hour)."""
+    session.run(sys.executable, "env/newer.py", *session.posargs, env={**SOURCES, "RAYDEBUG_UV": uv()})
 
 
 def has_compose(session: nox.Session) -> bool:

@@ -17,7 +17,7 @@ from pathlib import Path
 import sbom
 from lock_files import asked_pins, read_inputs, verify_lock, write_lock
 from raydebug.errors import RaydebugError
-from raydebug.process import run
+from raydebug.process import CommandFailed, run
 from raydebug.render import error, out, say
 from raydebug.settings.flavours import FLAVOURS, Lock, read_lock
 
@@ -81,32 +81,54 @@ def cpu_torch_options() -> list[str]:
 
 
 def make(target: Target, *, upgrade: bool) -> Lock:
-    """Resolve one lock; pins that it has stay, unless `upgrade`."""
+    """Resolve one lock; pins that it has stay, unless `upgrade`.
+
+    Raises:
+        RaydebugError: `lock.unsolvable`, with uv's reason.
+    """
     lock = ENV / f"{target.flavour}.lock"
     with tempfile.TemporaryDirectory(prefix="raydebug-lock-") as folder:
         draft = Path(folder) / lock.name
         if lock.exists() and not upgrade:
             draft.write_bytes(lock.read_bytes())  # uv prefers the versions that its output file already has
-        overrides = ENV / f"{target.flavour}.overrides"
-        run(
-            [
-                os.environ.get("RAYDEBUG_UV", "uv"),
-                *("--config-file", str(ENV / "uv.toml"), "pip", "compile", "--quiet"),
-                *(["pyproject.toml"] if target.with_project else []),
-                f"env/{target.flavour}.in",
-                *(["--override", str(overrides)] if overrides.exists() else []),
-                *(cpu_torch_options() if target.cpu_torch else []),
-                *target.options,
-                *("--generate-hashes", "--no-header", "--no-annotate"),  # neither header nor notes: no host, no path
-                *("--output-file", str(draft)),
-            ],
-            cwd=ROOT,
-            timeout_s=RESOLVE_TIMEOUT_S,
-            fix=f"make env/{target.flavour}.in solvable: uv names the packages that clash",
-        )
-        body = "".join(line for line in draft.read_text().splitlines(keepends=True) if not line.startswith("#"))
+        body = resolve(target, target.options, draft)
     write_lock(lock, flavour=target.flavour, python=target.python, inputs=inputs_of(target), body=body)
     return read_lock(lock)
+
+
+def resolve(target: Target, options: tuple[str, ...], draft: Path) -> str:
+    """Return the lines that uv resolves for a lock: pins with hashes.
+
+    Args:
+        target: which lock.
+        options: the Pythons and the platform to resolve for.
+        draft: where uv writes; versions that it has already are preferred.
+
+    Raises:
+        RaydebugError: `lock.unsolvable`, with uv's reason.
+    """
+    overrides = ENV / f"{target.flavour}.overrides"
+    argv = [
+        os.environ.get("RAYDEBUG_UV", "uv"),
+        *("--config-file", str(ENV / "uv.toml"), "pip", "compile", "--quiet"),
+        *(["pyproject.toml"] if target.with_project else []),
+        f"env/{target.flavour}.in",
+        *(["--override", str(overrides)] if overrides.exists() else []),
+        *(cpu_torch_options() if target.cpu_torch else []),
+        *options,
+        *("--generate-hashes", "--no-header", "--no-annotate"),  # neither header nor notes: no host, no path
+        *("--output-file", str(draft)),
+    ]
+    try:
+        run(argv, cwd=ROOT, timeout_s=RESOLVE_TIMEOUT_S)
+    except CommandFailed as failure:
+        raise RaydebugError(
+            f"env/{target.flavour}.lock cannot be made",
+            cause=" ".join(failure.output.split()) or failure.cause,
+            fix=f"make env/{target.flavour}.in solvable: these packages clash",
+            code="lock.unsolvable",
+        ) from failure
+    return "".join(line for line in draft.read_text().splitlines(keepends=True) if not line.startswith("#"))
 
 
 def pins_table() -> str:

@@ -1,8 +1,7 @@
 """The software bill of materials of each flavour, CycloneDX 1.6: `nox -s lock` makes it, `nox -s lint` checks it.
 
-`env/sbom/FLAVOUR.cdx.json` has the packages of `env/FLAVOUR.lock`, byte for byte the same for the same lock. An image has
-one of its own, with what was really installed and Debian's packages: the Dockerfile runs `python env/sbom.py FLAVOUR
-OUTPUT` in its last stage.
+`env/sbom/FLAVOUR.cdx.json` has the packages of `env/FLAVOUR.lock`, the same bytes for the same lock. An image has its
+own, with what was really installed and Debian's packages: the Dockerfile runs `python env/sbom.py FLAVOUR OUTPUT`.
 
 Source: CycloneDX 1.6 (ECMA-424), schema/bom-1.6.schema.json; purl-spec, types `pypi` and `deb`.
 """
@@ -23,7 +22,7 @@ from raydebug.check.probes.installed import debian_packages, python_packages
 from raydebug.errors import UsageError
 from raydebug.process import run
 from raydebug.settings.files import write_named
-from raydebug.settings.flavours import Lock, read_lock
+from raydebug.settings.flavours import Lock, digest, normalise, read_lock
 
 ENV = Path(__file__).resolve().parent
 ASK_TIMEOUT_S = 900.0
@@ -45,7 +44,7 @@ _SPELLINGS = {
 _SPDX = {
     word: spdx for spdx, words in _SPELLINGS.items() for word in (spdx.lower(), *re.split(r", (?!version)", words))
 }
-# Published as source only, which pip would have to build to read its metadata. Each from its setup.py and its file LICENSE.
+# Published as source only, which pip would have to build to read its metadata: what their PKG-INFO says.
 SOURCE_ONLY = {"antlr4-python3-runtime": "BSD", "flash-attn": "BSD License"}
 COPYLEFT = re.compile(r"GPL|MPL|Mozilla|EPL|CDDL|EUPL|OSL")
 PROPRIETARY = re.compile(r"(?i)proprietary|end user")
@@ -58,18 +57,21 @@ def sbom_of(flavour: str) -> Path:
 
 
 def document(flavour: str, lock_digest: str, components: Iterable[Component]) -> str:
-    """Return a bill of materials, one component a line; without time and serial number, so that it is always the same."""
+    """Return a bill of materials, one component a line; no time and no serial number, so that it is always the same."""
+    lines = [json.dumps(one) for one in sorted(components, key=lambda one: str(one["purl"]))]
     head = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
         "metadata": {
             "component": {"type": "platform", "bom-ref": "raydebug", "name": f"raydebug:{flavour}"},
-            "properties": [{"name": "raydebug:lock", "value": lock_digest}],
+            "properties": [
+                {"name": "raydebug:lock", "value": lock_digest},
+                {"name": "raydebug:components", "value": digest(lines)},  # shows that none was edited by hand
+            ],
         },
     }
-    lines = ",\n".join(json.dumps(one) for one in sorted(components, key=lambda one: str(one["purl"])))
-    return f'{json.dumps(head)[:-1]}, "components": [\n{lines}\n]}}\n'
+    return json.dumps(head)[:-1] + ', "components": [\n' + ",\n".join(lines) + "\n]}\n"
 
 
 def python_component(name: str, version: str, licences: Licences, sha256s: Iterable[str] = ()) -> Component:
@@ -209,7 +211,7 @@ def ask_licences(pins: Mapping[str, str], python: str) -> dict[str, Licences]:
             fix="pip names the package; without network no lock can be made",
         )
         found = [one["metadata"] for one in json.loads(report.read_text())["install"]]
-    by_name = {re.sub(r"[-_.]+", "-", one["name"]).lower(): licences_of(one) for one in found}
+    by_name = {normalise(one["name"]): licences_of(one) for one in found}
     return {name: by_name[name] for name in pins}
 
 
@@ -239,16 +241,8 @@ def licence_table(flavours: Iterable[str]) -> str:
     for flavour in flavours:
         for one in components_of(sbom_of(flavour)):
             words = words_of(one.get("licenses", []))
-            kind = (
-                "none stated"
-                if not words
-                else words
-                if COPYLEFT.search(words)
-                else "proprietary"
-                if PROPRIETARY.search(words)
-                else ""
-            )
-            if kind:
+            if not words or COPYLEFT.search(words) or PROPRIETARY.search(words):
+                kind = "proprietary" if PROPRIETARY.search(words) else words or "none stated"
                 names.setdefault(kind, {}).setdefault(one["name"], []).append(flavour)
     lines = ["| licence | packages |", "|---|---|"]
     for kind, packages in sorted(names.items()):
