@@ -44,6 +44,7 @@ def test_what_was_written_is_read(lock: Path) -> None:
     assert (read.flavour, read.python) == ("core", "3.11 3.12")
     assert read.pins == {"colorama": "0.4.6", "ray": "2.60.0", "torch": "2.13.0+cpu"}
     assert read.hashes == {"colorama": (A,), "ray": (A, B), "torch": (B,)}
+    assert read.elsewhere == {"colorama"}
     assert [child.name for child in lock.parent.iterdir()] == ["core.lock"]
 
 
