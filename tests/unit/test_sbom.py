@@ -198,6 +198,18 @@ def test_an_old_pip_loads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.what.startswith("pip 23.2.1 runs beside nox, env/nox.lock has ")
 
 
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    """`image --sbom` into a folder that is not there is refused before the build, not after it."""
+    argv = [sys.executable, "-m", "raydebug", "image", "--flavour", "core", "--sbom", str(tmp_path / "no" / "file")]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: cannot write {tmp_path / 'no' / 'file'}\n"
+        f"cause: there is no folder {tmp_path / 'no'}\n"
+        "fix: make the folder first: the file is written when the image is built, minutes from now\n"
+    )
+
+
 # `check env`
 
 CORE = {name: version for name, version in env._lock("core").pins.items() if name not in env._lock("core").elsewhere}

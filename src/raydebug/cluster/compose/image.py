@@ -69,6 +69,13 @@ def build_image(
             fix="run `raydebug image` in the checkout",
             code="image.no-checkout",
         )
+    if sbom is not None and not sbom.resolve().parent.is_dir():
+        raise UsageError(
+            f"cannot write {sbom}",
+            cause=f"there is no folder {sbom.resolve().parent}",
+            fix="make the folder first: the file is written when the image is built, minutes from now",
+            code="image.sbom",
+        )
     try:
         process.run(["docker", "buildx", "version"], timeout_s=20)
     except process.CommandFailed as failure:
