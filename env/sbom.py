@@ -208,7 +208,7 @@ def ask_licences(pins: Mapping[str, str], python: str) -> dict[str, Licences]:
                 *("--target", str(Path(folder, "nothing")), "--report", str(report), "--requirement", str(wanted)),
             ],
             timeout_s=ASK_TIMEOUT_S,
-            fix="pip names the package; without network no lock can be made",
+            fix="pip names the package; one that is published as source only goes into SOURCE_ONLY of env/sbom.py",
         )
         found = [one["metadata"] for one in json.loads(report.read_text())["install"]]
     by_name = {normalise(one["name"]): licences_of(one) for one in found}
@@ -268,7 +268,7 @@ def of_image(flavour: str) -> str:
     release = dict(re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)"?$', Path("/etc/os-release").read_text(), re.M))
     distribution = quote(f"{release['ID']}-{release['VERSION_ID']}", safe="-._")
     for name, version, architecture in debian_packages():
-        purl = f"pkg:deb/{release['ID']}/{name}@{quote(version, safe='')}?arch={architecture}&distro={distribution}"
+        purl = f"pkg:deb/{release['ID']}/{name}@{quote(version, safe=':')}?arch={architecture}&distro={distribution}"
         components.append(_component(purl, name, version, debian_licences(name), []))
     return document(flavour, lock.body, components)
 

@@ -166,6 +166,7 @@ def test_of_an_image(tmp_path: Path) -> None:
     assert set(installed.debian_packages()) == wanted
     debian = [(c["name"], c["version"]) for c in components if c["purl"].startswith("pkg:deb/")]
     assert sorted(debian) == sorted(one[:2] for one in wanted)
+    assert all(" " not in c["purl"] and "+" not in c["purl"] for c in components)
     refs = [c["bom-ref"] for c in components]
     assert len(refs) == len(set(refs))
 
