@@ -266,9 +266,9 @@ def of_image(flavour: str) -> str:
         fields = metadata.PathDistribution(folder).metadata.json
         components.append(locked.get((name, version)) or python_component(name, version, licences_of(fields)))
     release = dict(re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)"?$', Path("/etc/os-release").read_text(), re.M))
-    distribution = quote(f"{release['ID']}-{release['VERSION_ID']}", safe="-._")
     for name, version, architecture in debian_packages():
-        purl = f"pkg:deb/{release['ID']}/{name}@{quote(version, safe=':')}?arch={architecture}&distro={distribution}"
+        where = f"arch={architecture}&distro={release['ID']}-{release['VERSION_ID']}"
+        purl = f"pkg:deb/{release['ID']}/{quote(name)}@{quote(version, safe=':')}?{where}"
         components.append(_component(purl, name, version, debian_licences(name), []))
     return document(flavour, lock.body, components)
 
