@@ -265,10 +265,12 @@ def of_image(flavour: str) -> str:
     for name, version, folder in python_packages():
         fields = metadata.PathDistribution(folder).metadata.json
         components.append(locked.get((name, version)) or python_component(name, version, licences_of(fields)))
-    release = dict(re.findall(r'^(ID|VERSION_ID)="?([^"\n]*)"?$', Path("/etc/os-release").read_text(), re.M))
+    os_release = Path("/etc/os-release").read_text(encoding="utf-8")
+    release = dict(re.findall(r'^(ID|VERSION_ID|VERSION_CODENAME)="?([^"\n]*)"?$', os_release, re.M))
+    distribution = f"{release['ID']}-{release.get('VERSION_ID') or release['VERSION_CODENAME']}"  # sid has no number
     for name, version, architecture in debian_packages():
-        where = f"arch={architecture}&distro={release['ID']}-{release['VERSION_ID']}"
-        purl = f"pkg:deb/{release['ID']}/{quote(name)}@{quote(version, safe=':')}?{where}"
+        purl = f"pkg:deb/{release['ID']}/{quote(name)}@{quote(version, safe=':')}"
+        purl += f"?arch={architecture}&distro={distribution}"
         components.append(_component(purl, name, version, debian_licences(name), []))
     return document(flavour, lock.body, components)
 
