@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Json, Name, PassThrough, TinyData, TinyModel, command_of, tiny_kinds
+from raydebug.cli.options import Json, Name, PassThrough, TinyData, TinyModel, TrainerName, command_of, tiny_kinds
 
 app = typer.Typer(help="Profiles: how big a run is, and what one would change in your command.")
 
@@ -47,6 +47,7 @@ def show(
     verl: Annotated[
         str | None, typer.Option(metavar="VERSION", help="Take verl for this version, such as 0.7.1.")
     ] = None,
+    trainer: TrainerName = None,
     name: Name = "default",
     as_json: Json = False,
 ) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,12 +16,14 @@ from raydebug.commands.tokens import Unreadable, read_tokens
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.files import NotPlainText, decode, read_bounded
 from raydebug.trainers.config import is_file
-from raydebug.trainers.registry import recognise
+from raydebug.trainers.registry import recognise, started_by
 from raydebug.trainers.trainer import Program
 
 SCRIPT_BYTES_MAX = 256 * 1024
 NESTED_AT_MOST = 4
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+_PART_OF_PYTHON = ("pip", "venv", "http.server", "json.tool")
+LAUNCHERS = ("accelerate", "deepspeed")
 _TALK = ("echo", "printf", "cat", "grep", "sed", "awk", "tee", "type", "which")  # a training in its words is none
 
 
@@ -71,9 +73,18 @@ def find_trainings(command: Sequence[str], environ: Mapping[str, str], folder: P
     Raises:
         RaydebugError: a script cannot be read.
     """
+    return _follow(command, environ, folder).trainings
+
+
+def other_programs(command: Sequence[str], environ: Mapping[str, str], folder: Path) -> list[str]:
+    """Return the Python programs that a command runs and that are no known trainings, for an error about it."""
+    return list(dict.fromkeys(_follow(command, environ, folder).others))
+
+
+def _follow(command: Sequence[str], environ: Mapping[str, str], folder: Path) -> _Follower:
     follower = _Follower(dict(environ), folder)
     follower.run(list(command), frozenset())
-    return follower.trainings
+    return follower
 
 
 def read_command(command: list[str], environ: Mapping[str, str], folder: Path) -> Reading:
@@ -89,13 +100,14 @@ class _Follower:
 
     def __init__(self, environ: dict[str, str], folder: Path, depth: int = 0) -> None:
         self.trainings: list[Training] = []
+        self.others: list[str] = []  # Python programs that are no known trainings
         self._environ = environ
         self._folder = folder
         self._depth = depth
 
     def run(self, argv: list[str], notes: frozenset[str]) -> None:
         """Follow one command: a training is noted, a shell's script is read."""
-        if training := _training_in(argv):
+        if training := self._training_in(argv):
             start, program = training
             environ = _environ_of(argv[: len(argv) - len(start)], self._environ)
             self.trainings.append(Training(start, program, environ, self._folder, sorted(notes)))
@@ -108,6 +120,25 @@ class _Follower:
             if at == 0 and "/" in word and word.endswith(".sh"):
                 self._script(word, argv[1:], notes)
                 return
+
+    def _training_in(self, argv: list[str]) -> tuple[list[str], Program] | None:
+        """Return a training from its interpreter or launcher on: env, nohup, uv run and the like may precede it."""
+        if not argv or Path(argv[0]).name in _TALK:
+            return None
+        search = ["", *self._environ.get("PYTHONPATH", "").split(os.pathsep)]
+        for start in _starts(argv):
+            if program := recognise(start, folder=self._folder, search=search):
+                return start, program
+            if (
+                (started := started_by(start)) is not None
+                and started.module
+                and not started.module.endswith(_PART_OF_PYTHON)
+            ):
+                self.others.append(started.module)
+        # A console script: Python gets it as a file.
+        is_script = "=" not in argv[0] and not any(Path(word).name in SHELLS or word.endswith(".sh") for word in argv)
+        program = recognise(["python", *argv]) if is_script and not any(_starts(argv)) else None
+        return (["python", *argv], program) if program else None
 
     def _shell(self, arguments: list[str], notes: frozenset[str]) -> None:
         while arguments and arguments[0].startswith(("-", "+")):
@@ -146,20 +177,30 @@ class _Follower:
     def _inside(self, values: Values, argv: list[str], notes: frozenset[str]) -> None:
         """Follow a command of a script: it has the script's environment and folder."""
         inner = _Follower(values.environ(), values.folder, self._depth + 1)
-        inner.trainings = self.trainings
+        inner.trainings, inner.others = self.trainings, self.others
         inner.run(argv, notes)
 
 
-def _training_in(argv: list[str]) -> tuple[list[str], Program] | None:
-    """Return a training from its interpreter or launcher on: env, nohup, uv run and the like may precede it."""
-    if not argv or Path(argv[0]).name in _TALK:
-        return None
-    names = [Path(word).name for word in argv]
-    starts = [argv[at:] for at, name in enumerate(names) if name.startswith("python") or name == "torchrun"]
+def _starts(argv: list[str]) -> Iterator[list[str]]:
+    """Yield a command from each word on that may be its interpreter or launcher."""
+    for at, word in enumerate(argv):
+        name = Path(word).name
+        if name.startswith("python") or name == "torchrun":
+            yield argv[at:]
+        elif name in LAUNCHERS:  # as Python starts the program in the end
+            yield from _launched(argv[at + 1 :])
     if "-m" in argv:  # an interpreter of another name, or whose name could not be read
         at = argv.index("-m")
-        starts.append([argv[0] if at == 1 and "$" not in argv[0] else "python", *argv[at:]])
-    return next(((start, program) for start in starts if (program := recognise(start)) is not None), None)
+        yield [argv[0] if at == 1 and "$" not in argv[0] else "python", *argv[at:]]
+
+
+def _launched(arguments: list[str]) -> Iterator[list[str]]:
+    """Yield the Python commands that `accelerate launch` or `deepspeed` makes of its arguments."""
+    for at, word in enumerate(arguments):
+        if word in ("-m", "--module"):
+            yield ["python", "-m", *arguments[at + 1 :]]
+        elif word.endswith(".py"):
+            yield ["python", *arguments[at:]]
 
 
 def _environ_of(prefix: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

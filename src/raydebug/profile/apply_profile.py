@@ -82,9 +82,9 @@ def apply_profile(
     Raises:
         RaydebugError: it is no known training, or the profile cannot be applied to it.
     """
-    program = recognise(argv)
+    program = recognise(argv, folder=folder, search=search)
     if program is None:
-        raise no_training(argv)
+        raise no_training(argv, [])
     rules = load_profile(profile) if isinstance(profile, str) else profile
     if "model" in tiny:
         rules = replace(rules, rules=rules.rules + MODEL_RULES)
@@ -116,10 +116,10 @@ def apply_in_driver(
     Raises:
         RaydebugError: the profile is unknown or cannot be applied to this command, or nothing tiny can be made.
     """
-    if recognise(argv) is None:
-        return None
     # `python -m` puts the working folder first, only after site has run; with -P or -I it does not at all.
     search = sys.path if sys.flags.safe_path else ["", *sys.path]
+    if recognise(argv, folder=Path.cwd(), search=search) is None:
+        return None
     kept = Rollouts.of_variable(rollouts)
     applied = apply_profile(
         argv, profile=profile, environ=os.environ, folder=Path.cwd(), search=search, tiny=tiny, rollouts=kept
@@ -160,8 +160,17 @@ def _record(changes: Sequence[Change]) -> None:
         render.say(f"raydebug: the profile's changes are not recorded: {failure}")
 
 
-def no_training(argv: Sequence[str]) -> RaydebugError:
-    """Return the error for a command that is no training."""
+def no_training(argv: Sequence[str], others: Sequence[str]) -> RaydebugError:
+    """Return the error for a command that is no training; `others` are the Python programs that it runs."""
+    if others:
+        known = " or ".join(trainer.name for trainer in TRAINERS)
+        return UsageError(
+            f"'{' '.join(argv)[:120]}' runs no training that raydebug knows",
+            cause=f"it runs {', '.join(others[:3])}: neither the name nor the arguments are those of {known},"
+            " and no config with their keys was found",
+            fix="say what it is: --trainer verl (or openrlhf), with --verl 0.9 where verl is not installed",
+            code="profile.no-training",
+        )
     return UsageError(
         f"'{' '.join(argv)[:120]}' is not a training command that raydebug knows",
         cause=f"those are python or torchrun with -m {modules_known()}",
@@ -188,11 +197,11 @@ def explain(
     Raises:
         RaydebugError: it runs no known training, its script cannot be read, or the profile cannot be applied.
     """
-    from raydebug.commands.trainings import find_trainings
+    from raydebug.commands.trainings import find_trainings, other_programs
 
     trainings = find_trainings(command, environ, folder)
     if not trainings:
-        raise no_training(command)
+        raise no_training(command, other_programs(command, environ, folder))
     documents = []
     for training in trainings:
         # The training's Python looks in its folder first, then in PYTHONPATH.
@@ -217,6 +226,7 @@ def explain(
                 search=search,
                 tiny=list(tiny),
                 version=version,
+                trainer=environ.get(variables.TRAINER),
             )
         documents.append({**document, "notes": [*document["notes"], *training.notes]})
     return documents
@@ -234,6 +244,8 @@ def _ask(runner: Runner, folder: Path, **request: object) -> dict[str, Any]:
 def main(request: str) -> int:
     """Answer one request of `profile show` with JSON."""
     asked = json.loads(request)
+    if trainer := asked.pop("trainer", None):
+        os.environ[variables.TRAINER] = trainer
     folder = Path.cwd()
     search = [*asked.pop("search"), *sys.path]
     try:
