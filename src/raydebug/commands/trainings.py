@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from raydebug.commands.expand import Values
-from raydebug.commands.statements import Statements
+from raydebug.commands.statements import SHELLS, Choices, Statements
 from raydebug.commands.tokens import Unreadable, read_tokens
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.files import NotPlainText, decode, read_bounded
@@ -21,8 +21,8 @@ from raydebug.trainers.trainer import Program
 
 SCRIPT_BYTES_MAX = 256 * 1024
 NESTED_AT_MOST = 4
-SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 _PART_OF_PYTHON = ("pip", "venv", "http.server", "json.tool")
+READINGS_MAX = 16  # of a script, with other branches
 LAUNCHERS = ("accelerate", "deepspeed")
 _TALK = ("echo", "printf", "cat", "grep", "sed", "awk", "tee", "type", "which")  # a training in its words is none
 
@@ -37,6 +37,7 @@ class Training:
         environ: the environment that it would run in, as far as it was read.
         folder: where it would run.
         notes: what of it could not be read, and why.
+        is_variant: whether it runs in place of another one, by a condition that was not decided.
     """
 
     argv: list[str]
@@ -44,6 +45,11 @@ class Training:
     environ: dict[str, str]
     folder: Path
     notes: list[str] = field(default_factory=list)
+    is_variant: bool = False
+
+    def as_variant(self, said: set[str]) -> Training:
+        """Return it as one that runs only if these conditions are so."""
+        return replace(self, notes=sorted({*self.notes, *said}), is_variant=True)
 
 
 @dataclass(frozen=True)
@@ -129,12 +135,9 @@ class _Follower:
         for start in _starts(argv):
             if program := recognise(start, folder=self._folder, search=search):
                 return start, program
-            if (
-                (started := started_by(start)) is not None
-                and started.module
-                and not started.module.endswith(_PART_OF_PYTHON)
-            ):
-                self.others.append(started.module)
+            module = started.module if (started := started_by(start)) else ""
+            if module and not module.endswith(_PART_OF_PYTHON):
+                self.others.append(module)
         # A console script: Python gets it as a file.
         is_script = "=" not in argv[0] and not any(Path(word).name in SHELLS or word.endswith(".sh") for word in argv)
         program = recognise(["python", *argv]) if is_script and not any(_starts(argv)) else None
@@ -171,8 +174,27 @@ class _Follower:
             raise _cannot_read(file, failure.line, failure.why) from failure
 
     def _read(self, text: str, name: str, arguments: list[str], notes: frozenset[str]) -> None:
-        values = Values(dict(self._environ), name, arguments, self._folder, set(notes))
-        Statements(values, self._inside).read(read_tokens(text))
+        """Read a script; where a condition is not decided, once more for each of its other branches."""
+        tokens = read_tokens(text)
+        waiting: list[Mapping[int, int]] = [{}]
+        first: Mapping[int, tuple[int, int]] = {}
+        kept, outer = list[Training](), self.trainings
+        for asked in waiting:  # which grows
+            choices, self.trainings = Choices(asked), []
+            values = Values(dict(self._environ), name, list(arguments), self._folder, set(notes))
+            Statements(values, self._inside, choices).read(tokens)
+            found, self.trainings = self.trainings, outer
+            first = first or choices.met
+            if asked:
+                said = {_taken(line, at, choices.met) for line, at in asked.items()}
+                seen = [(training.argv, training.folder) for training in kept]
+                found = [it.as_variant(said) for it in found if (it.argv, it.folder) not in seen]
+            kept += found
+            for line, (taken, branches) in choices.met.items():
+                if line not in asked and (not asked or line not in first):
+                    waiting += [{**asked, line: at} for at in range(branches) if at != taken]
+                    del waiting[READINGS_MAX:]
+        self.trainings += kept
 
     def _inside(self, values: Values, argv: list[str], notes: frozenset[str]) -> None:
         """Follow a command of a script: it has the script's environment and folder."""
@@ -201,6 +223,13 @@ def _launched(arguments: list[str]) -> Iterator[list[str]]:
             yield ["python", "-m", *arguments[at + 1 :]]
         elif word.endswith(".py"):
             yield ["python", *arguments[at:]]
+
+
+def _taken(line: int, at: int, met: Mapping[int, tuple[int, int]]) -> str:
+    """Return which branch of an undecided condition was taken."""
+    if met.get(line, (0, 2))[1] == 2:
+        return f"only if the condition of line {line} {'does not hold' if at else 'holds'}"
+    return f"only if the `case` of line {line} takes its branch {at + 1}"
 
 
 def _environ_of(prefix: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
