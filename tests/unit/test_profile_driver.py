@@ -93,7 +93,10 @@ def test_a_fork_by_another_name(tmp_path: Path) -> None:
     assert "actor_rollout_ref.rollout.beam_size=4" in given
     assert not any("max_response_length" in word for word in given)
     assert "left alone, it has no key for: response_tokens, " in done.stderr
-    assert "a verl that names no version is not known; its config is most like that of verl 0.4.1" in done.stderr
+    assert (
+        "a release of verl that states no version is not known; its config is most like that of verl 0.4.1"
+        in done.stderr
+    )
 
 
 def test_torchrun_is_changed_once(tmp_path: Path) -> None:

@@ -44,7 +44,6 @@ class AppliedProfile:
     def as_json(self) -> dict[str, Any]:
         """Return the document of `profile show --json`."""
         return {
-            "version": 1,
             "trainer": self.program.module,
             self.program.trainer.name: self.installed.version,
             "keys_of": self.overlay.version,
@@ -191,45 +190,47 @@ def explain(
 ) -> list[dict[str, Any]]:
     """Return the document of each training command that a command or a shell script runs, in their order.
 
+    One to which the profile cannot be applied has `refused` instead, an error as JSON.
+
     Arguments are those of `apply_profile`; `elsewhere` is the runner of a cluster that has another Python, or other
     files, than this process.
 
     Raises:
-        RaydebugError: it runs no known training, its script cannot be read, or the profile cannot be applied.
+        RaydebugError: it runs no known training, its script cannot be read, or the profile can be applied to none.
     """
     from raydebug.commands.trainings import find_trainings, other_programs
 
     trainings = find_trainings(command, environ, folder)
     if not trainings:
         raise no_training(command, other_programs(command, environ, folder))
-    documents = []
+    documents: list[dict[str, Any]] = []
+    refused: list[RaydebugError] = []
     for training in trainings:
         # The training's Python looks in its folder first, then in PYTHONPATH.
         search = ["", *(entry for entry in training.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)]
-        if elsewhere is None:
-            document = apply_profile(
-                training.argv,
-                profile=profile,
-                environ=training.environ,
-                folder=training.folder,
-                search=[*search, *sys.path],
-                tiny=tiny,
-                version=version,
-            ).as_json()
-        else:
-            document = _ask(
-                elsewhere,
-                training.folder,
-                argv=training.argv,
-                profile=profile,
-                environ={name: training.environ[name] for name in _DECIDING if name in training.environ},
-                search=search,
-                tiny=list(tiny),
-                version=version,
-                trainer=environ.get(variables.TRAINER),
-            )
+        asked: dict[str, Any] = {"argv": training.argv, "profile": profile, "tiny": list(tiny), "version": version}
+        try:
+            if elsewhere is None:
+                document = apply_profile(
+                    **asked, environ=training.environ, folder=training.folder, search=[*search, *sys.path]
+                ).as_json()
+            else:
+                deciding = {name: training.environ[name] for name in _DECIDING if name in training.environ}
+                trainer = environ.get(variables.TRAINER)
+                document = _ask(
+                    elsewhere, training.folder, **asked, environ=deciding, search=search, trainer=trainer
+                )  # fmt: skip
+        except RaydebugError as failure:
+            refused.append(failure)
+            document = {"trainer": training.program.module, "notes": [], "argv": training.argv, **_refusal(failure)}
         documents.append({**document, "notes": [*document["notes"], *training.notes]})
+    if len(refused) == len(documents):
+        raise refused[0]
     return documents
+
+
+def _refusal(failure: RaydebugError) -> dict[str, Any]:
+    return {"refused": failure.as_json()["error"]}
 
 
 def _ask(runner: Runner, folder: Path, **request: object) -> dict[str, Any]:

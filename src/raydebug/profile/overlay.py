@@ -113,7 +113,7 @@ def _choose_column(profile: Profile, program: Program, installed: Installed) -> 
     if sum(is_in(key, installed.values) for key in own) < AGREES_AT_LEAST * len(own):
         raise _unknown_version(profile, program, installed)
     name = program.trainer.name
-    called = f"{name} {installed.version}" if installed.version else f"a {name} that names no version"
+    called = f"{name} {installed.version}" if installed.version else f"a release of {name} that states no version"
     return (
         version,
         column,
@@ -201,6 +201,6 @@ def _not_for(profile: Profile, program: Program) -> RaydebugError:
     return UsageError(
         f"the profile '{profile.name}' is not for {program.module}",
         cause=f"{profile.summary}: that is for {', '.join(profile.trainers)}, and this is {program.name}",
-        fix="--profile debug",
+        fix="raydebug profile list says what each profile makes of a run; `debug` is for all of these programs",
         code="profile.not-for",
     )

@@ -201,6 +201,12 @@ def ranks_of(settings: BatchSettings) -> int:
     return per_node * (settings.whole("nodes") or 1)
 
 
+def _ranks(settings: BatchSettings) -> str:
+    """Return `ranks`, with a word where their number is a guess: only a run can tell it."""
+    said = settings.started_ranks is None and settings.text("gpus_per_node")
+    return "ranks (a guess)" if said and settings.whole("gpus_per_node") is None else "ranks"
+
+
 def _fit_ppo(settings: BatchSettings) -> None:
     """Fit main_ppo.
 
@@ -228,7 +234,9 @@ def _fit_ppo(settings: BatchSettings) -> None:
         fitting = Sizes(train=batch, rollouts=1 if older else rollouts, ranks=ranks, parallel=1)
         mini = fitting.fitting_mini(mini)
         if mini != settings.whole(f"{part}mini_batch_size"):
-            settings.change(f"{part}mini_batch_size", str(mini), f"divides the batch of {batch} and its {ranks} ranks")
+            settings.change(
+                f"{part}mini_batch_size", str(mini), f"divides the batch of {batch} and its {ranks} {_ranks(settings)}"
+            )
         _fit_micro(settings, f"{part}micro_batch_size", mini * rollouts // ranks, ranks)
         if is_async and not part:
             # Source: verl 0.7 experimental/fully_async_policy/fully_async_trainer.py (required_samples).
@@ -248,7 +256,7 @@ def _fit_micro(settings: BatchSettings, word: str, share: int, ranks: int) -> No
     if not settings.has(word) or not _is_of_all_ranks(settings, word):
         _divide(settings, word, share)
     elif settings.text(word) is not None:
-        settings.change(word, str(ranks), f"one sequence for each of the {ranks} ranks")
+        settings.change(word, str(ranks), f"one sequence for each of the {ranks} {_ranks(settings)}")
 
 
 def _fit_sft(settings: BatchSettings) -> None:
@@ -292,7 +300,7 @@ def _whole_batches(settings: BatchSettings, ranks: int) -> int:
     batch = settings.whole("train_batch_size") or 1
     if batch % ranks:
         batch = _next_multiple(batch, ranks)
-        settings.change("train_batch_size", str(batch), f"a multiple of the {ranks} ranks")
+        settings.change("train_batch_size", str(batch), f"a multiple of the {ranks} {_ranks(settings)}")
     return batch
 
 
