@@ -73,10 +73,11 @@ def commands_of(script: Path, folder: Path, scratch: Path, arguments: list[str])
         'cd "$1"; shift; exec env -i HOME=/root USER=root PATH="$STUBS":/usr/bin:/bin bash "$@"'
     )
     argv = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "bash", "-c", inside, "x"]
+    null = subprocess.DEVNULL
     try:
         subprocess.run(
             [*argv, str(folder), str(script), *arguments], timeout=LIMIT_S, check=False,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "STUBS": str(stubs)},
+            stdin=null, stdout=null, stderr=null, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "STUBS": str(stubs)},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return None

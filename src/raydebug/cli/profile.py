@@ -76,7 +76,7 @@ def show(
     for document in documents if not as_json else []:
         if "refused" in document:
             refused = document["refused"]
-            render.say(f"refused: {refused['what']}\ncause: {refused['cause']}\nfix: {refused['fix']}")
+            render.say(f"refused: {refused['message']}\ncause: {refused['cause']}\nfix: {refused['fix']}")
         else:
             _print(profile, document)
     if any("refused" in document for document in documents):
