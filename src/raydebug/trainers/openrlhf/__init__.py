@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MODULE = "openrlhf.cli.train_ppo_ray"
 # Options of its training with Ray, until 0.10.1 and from 0.10.2 on: a fork's program of any name has them too.
-_OF_RAY = frozenset((
+OF_RAY = frozenset((
     *("--actor_num_nodes", "--actor_num_gpus_per_node", "--vllm_num_engines", "--rollout_batch_size"),
     *("--micro_rollout_batch_size", "--n_samples_per_prompt", "--prompt_data"),
     *("--actor.num_nodes", "--actor.num_gpus_per_node", "--vllm.num_engines", "--rollout.batch_size"),
@@ -59,10 +59,10 @@ class OpenRlhf:
 
     def program_of_arguments(self, module: str, arguments: Sequence[str]) -> str | None:
         names = {argument.partition("=")[0] for argument in arguments}
-        return "openrlhf_ppo" if len(names & _OF_RAY) >= SIGNS_LEAST else None
+        return "openrlhf_ppo" if len(names & OF_RAY) >= SIGNS_LEAST else None
 
     def may_take(self, arguments: Sequence[str]) -> bool:
-        return any(argument.partition("=")[0] in _OF_RAY for argument in arguments)
+        return any(argument.partition("=")[0] in OF_RAY for argument in arguments)
 
     def program_of_source(
         self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raydebug.trainers.config import installed_version, find_program_file
+from raydebug.settings.flavours import installed_version
+from raydebug.trainers.config import find_program_file
 from raydebug.trainers.trainer import Column, Installed, Key, Program
 
 _ACTOR, _CRITIC, _ROLLOUT = "worker.actor", "worker.critic", "worker.rollout"
