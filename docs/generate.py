@@ -145,6 +145,23 @@ def profile_table() -> str:
     return "\n".join(["| profile | resulting run | trainers |", "|---|---|---|", *rows])
 
 
+def program_table() -> str:
+    """Return the table of the trainings that are recognised."""
+    from raydebug.trainers.openrlhf import OF_RAY, SIGNS_LEAST
+    from raydebug.trainers.verl.trainer import PARTS, PROGRAMS
+
+    rows = []
+    for program in dict.fromkeys((*PROGRAMS.values(), *PARTS.values())):
+        names = ", ".join(f"`verl.trainer.{name}`" for name, of in PROGRAMS.items() if of == program)
+        parts = ", ".join(f"`{part}...=`" for part, of in PARTS.items() if of == program)
+        rows.append(f"| {program} | {names} | {parts} |")
+    options = ", ".join(f"`{option}`" for option in sorted(OF_RAY))
+    rows.append(f"| openrlhf_ppo | `openrlhf.cli.train_ppo_ray` | {SIGNS_LEAST} of {options} |")
+    return "\n".join(
+        ["| program | by name (a fork's package too) | by an argument or a key of its config |", "|---|---|---|", *rows]
+    )
+
+
 def word_table(trainer: str) -> str:
     """Return the table of our setting names in the keys of a trainer: the newest key, and versions with another."""
     from raydebug.trainers.registry import columns
@@ -184,8 +201,8 @@ def _shown(key: Any) -> str:
 
 def profiles_page(text: str) -> str:
     """Return the text of docs/03-profiles-and-checks.md with its tables regenerated."""
-    tables = {"profiles": profile_table()}
-    for trainer in ("ppo", "sft", "fsdp_sft", "generation", "openrlhf_ppo"):
+    tables = {"profiles": profile_table(), "programs": program_table()}
+    for trainer in ("ppo", "easyr1", "sft", "fsdp_sft", "generation", "openrlhf_ppo"):
         tables[f"words of {trainer}"] = word_table(trainer)
     return _filled(text, tables)
 

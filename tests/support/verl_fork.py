@@ -40,7 +40,7 @@ def make_fork(
         without: keys that it does not have.
         more: keys of its own.
     """
-    values = {key.path: key.default for key in columns()[trainer][like].values() if not key.added}
+    values = {key.path: key.default for key in columns()[trainer][like].values() if not (key.added or key.listed_only)}
     values |= {path: None for key in columns()[trainer][like].values() for path in (*key.instead_of, *key.also)}
     if trainer == "ppo":
         values |= {"algorithm.adv_estimator": "gae", "actor_rollout_ref.rollout.name": "vllm"}

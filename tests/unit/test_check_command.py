@@ -260,7 +260,7 @@ def test_a_command_is_recognised_once(tmp_path: Path, monkeypatch: pytest.Monkey
     """Whether it is a training itself or in a script, a check looks for the trainer's program in it once."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     calls: list[object] = []
-    monkeypatch.setattr(trainings, "recognise", lambda argv: calls.append(argv) or recognise(argv))
+    monkeypatch.setattr(trainings, "recognise", lambda argv, **_: calls.append(argv) or recognise(argv))
     words = ["python", "-m", "verl.trainer.main_ppo", "a=1"]
     (tmp_path / "run.sh").write_text(f"set -x\n{shlex.join(words)}\n")
     for command in (words, ["bash", "run.sh"]):

@@ -195,7 +195,6 @@ def test_exports_reach_the_training(project: Path) -> None:
     [
         ("N=$(date +%s)\n", "x=$(date +%s)", "$(date +%s) is a program's output"),
         ("N=`nvidia-smi -L | wc -l`\n", "x=$(nvidia-smi -L | wc -l)", "$(nvidia-smi -L | wc -l) is a program's output"),
-        ("if [ $A ]; then N=1; else N=2; fi\n", "x=1", "N depends on a condition (line 1), which was not decided"),
         ("N=1\n[ -f y ] && N=2\n", "x=1", "N depends on a condition (line 2), which was not decided"),
         ("for N in 3 4; do\n", "x=3", "N is a loop's: its first value is shown"),
         ("N=${M:?say it}\n", "x=${M:?say it}", "M is not set, and the script needs it"),
@@ -363,13 +362,125 @@ def test_reading_runs_nothing(project: Path) -> None:
 
 
 def test_shift_in_a_loop(project: Path) -> None:
-    """Arguments that a loop takes away are kept, with a note: how many it takes is not known."""
-    (project / "scripts" / "run.sh").write_text(
-        'while [[ $# -gt 2 ]]; do shift 2; done\npython3 -m verl.trainer.main_ppo "$@"\n'
-    )
+    """A loop whose condition is known is followed, as the shell would; another one is read once, with a note."""
+    script = project / "scripts" / "run.sh"
+    script.write_text('while [[ $# -gt 1 ]]; do shift; done\npython3 -m verl.trainer.main_ppo "$@"\n')
+    (training,) = read(project, ["a=1", "b=2", "c=3"])
+    assert (training.argv[3:], training.notes) == (["c=3"], [])
+    script.write_text('while [ -e "$1" ]; do shift 2; done\npython3 -m verl.trainer.main_ppo "$@"\n')
     (training,) = read(project, ["a=1", "b=2"])
     assert training.argv[-2:] == ["a=1", "b=2"]
     assert training.notes == ["line 1: `shift` depends on a condition that is not known here"]
+
+
+CONDITIONS = {
+    "[ $A ]": False, "[ -z $A ]": True, "[ -n \"$B\" ]": True, "[ $B = 3 ]": True, "[ $B == 4 ]": False,
+    "[ $B -ge 3 -a ! $B -gt 3 ]": True, "[[ $B -lt 3 || $B == 3 ]]": True, "[[ $M == *Qwen* ]]": True,
+    '[[ $M == "*Qwen*" ]]': False, "[[ $M =~ ^org/Qwen[0-9]+ ]]": True, "[[ ! $M =~ Llama ]]": True,
+    "(( B > 2 ))": True, "((B==4))": False, "[[ ( $B = 4 || $B = 3 ) && -n $M ]]": True, "[ $# -lt 2 ]": False,
+    "[ ${#L[@]} -eq 3 ]": True, "! [ $B = 3 ]": False, "[[ -v B ]]": True, "test $B != 3": False,
+    "[[ $1 == --fast ]]": True, "[ x$A = x ]": True, "[[ \"${B}\" -eq 3 && \"${NONE:-}\" != 1 ]]": True, "false": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("condition", "holds"), CONDITIONS.items(), ids=list(CONDITIONS))
+def test_a_condition_with_known_operands_is_decided(condition: str, holds: bool, project: Path) -> None:
+    """One training is found, that of the branch which the shell takes, without a note; bash agrees."""
+    before = "B=3\nM=org/Qwen3-8B\nL=(a b c)\n"
+    branches = f"{before}if {condition}; then T=1; else T=0; fi\n"
+    script = project / "scripts" / "run.sh"
+    script.write_text(f"{branches}python3 -m verl.trainer.main_ppo x=$T\n")
+    (training,) = read(project, ["--fast", "b"])
+    assert (training.argv[-1], training.notes) == (f"x={int(holds)}", [])
+    script.write_text(f"{branches}echo $T\n")
+    ran = subprocess.run(["bash", str(script), "--fast", "b"], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == str(int(holds))
+
+
+def test_both_branches_of_what_is_not_decided(project: Path) -> None:
+    """Each training is shown whole, with its condition: none of them mixes two branches. A guard's exit is passed."""
+    (project / "scripts" / "run.sh").write_text(
+        "[ -f data ] || exit 1\nif [ ! -d model ]; then echo none; exit 2; fi\n"
+        "if [ -f x ]; then E=fsdp; C=ppo_trainer; else E=megatron; C=ppo_megatron_trainer; fi\n"
+        "python3 -m verl.trainer.main_ppo --config-name=$C x=$E\n"
+    )
+    first, second = read(project, [])
+    assert first.argv[-2:] == ["--config-name=ppo_trainer", "x=fsdp"]
+    assert second.argv[-2:] == ["--config-name=ppo_megatron_trainer", "x=megatron"]
+    assert (first.is_variant, second.is_variant) == (False, True)
+    assert "only if the condition of line 3 does not hold" in second.notes
+
+
+def test_a_case(project: Path) -> None:
+    """Of a `case` with a known word the branch is taken that the shell takes; of another one each is shown."""
+    script = project / "scripts" / "run.sh"
+    body = "in\n a|b) X=1;;\n c*) X=2;;\n *) X=3;;\nesac\npython3 -m verl.trainer.main_ppo x=$X\n"
+    for word, value in (("b", "x=1"), ("cde", "x=2"), ("z", "x=3")):
+        script.write_text(f"case {word} {body}")
+        (training,) = read(project, [])
+        assert (training.argv[-1], training.notes) == (value, [])
+    script.write_text(f"case $(hostname) {body}")
+    assert [training.argv[-1] for training in read(project, [])] == ["x=1", "x=2", "x=3"]
+
+
+def test_functions_and_loops(project: Path) -> None:
+    """A function has its arguments; of a loop the first training is shown, and what it collects is whole."""
+    (project / "scripts" / "run.sh").write_text(
+        "for n in 1 2 3; do ALL=$ALL,$n; done\n"
+        'train() { local lr=$1; shift\n python3 -m verl.trainer.main_ppo lr=$lr all=$ALL "$@"; }\n'
+        "train 1e-6 a=1\ntrain 1e-5\nfor s in 7 8; do python3 -m verl.trainer.main_ppo seed=$s; done\n"
+    )
+    assert [training.argv[3:] for training in read(project, [])] == [
+        ["lr=1e-6", "all=,1,2,3", "a=1"],
+        ["lr=1e-5", "all=,1,2,3"],
+        ["seed=7"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("script", "argv"),
+    [
+        ("S=${10}\n", ["x=j"]),
+        ("L=(a b c)\nS=${#L[@]}\n", ["x=3"]),
+        ("N=M\nM=5\nS=${!N}\n", ["x=5"]),
+        ("S=$(cat <<EOF\none\nEOF\n)\n", ["x=one"]),
+        ("S=$12\n", ["x=a2"]),
+    ],
+)
+def test_rarer_expansions(script: str, argv: list[str], project: Path) -> None:
+    """The tenth argument, the length of an array, a variable's variable, and a here-document as a value are read."""
+    (project / "scripts" / "run.sh").write_text(f"{script}python3 -m verl.trainer.main_ppo x=$S\n")
+    (training,) = read(project, list("abcdefghij"))
+    assert (training.argv[3:], training.notes) == (argv, [])
+
+
+def test_a_here_document_is_a_script(project: Path) -> None:
+    """What a shell reads from a here-document is followed; one that another program reads is text."""
+    (project / "scripts" / "run.sh").write_text(
+        "N=3\nbash -s <<EOF\npython3 -m verl.trainer.main_ppo n=$N\nEOF\n"
+        "cat > later.sh <<'EOF'\npython3 -m verl.trainer.main_ppo n=$N\nEOF\n"
+    )
+    assert [training.argv[-1] for training in read(project, [])] == ["n=3"]
+
+
+def test_an_argument_that_is_missing(project: Path) -> None:
+    """A note says which one, and no empty value is passed on; where the script complains, it is read on."""
+    (project / "scripts" / "run.sh").write_text(
+        'if [ $# -lt 1 ]; then echo "usage: run.sh N"; exit 1; fi\npython3 -m verl.trainer.main_ppo n=$1 m=${2:-4}\n'
+    )
+    (training,) = read(project, [])
+    assert training.argv[-2:] == ["n=$1", "m=4"]
+    assert training.notes == ["$1 is not given", "line 1: called like this, the script ends here"]
+
+
+def test_a_loop_without_end(project: Path) -> None:
+    """A script that would never end is read in a moment."""
+    (project / "scripts" / "run.sh").write_text(
+        "i=0\nwhile [ $i -lt 9 ]; do while [ 1 = 1 ]; do x=1; done; done\nwhile true; do sleep 1; done\n"
+        "f() { f; f; }\nf\npython3 -m verl.trainer.main_ppo a=1\n"
+    )
+    (training,) = read(project, [])
+    assert training.argv[-1] == "a=1"
 
 
 def test_the_example_of_env() -> None:

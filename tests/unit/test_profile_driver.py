@@ -93,7 +93,10 @@ def test_a_fork_by_another_name(tmp_path: Path) -> None:
     assert "actor_rollout_ref.rollout.beam_size=4" in given
     assert not any("max_response_length" in word for word in given)
     assert "left alone, it has no key for: response_tokens, " in done.stderr
-    assert "a verl that names no version is not known; its config is most like that of verl 0.4.1" in done.stderr
+    assert (
+        "a release of verl that states no version is not known; its config is most like that of verl 0.4.1"
+        in done.stderr
+    )
 
 
 def test_torchrun_is_changed_once(tmp_path: Path) -> None:
@@ -137,7 +140,10 @@ def test_a_profile_that_cannot_be_laid_ends_the_job(tmp_path: Path) -> None:
     make_fork(tmp_path, version="7.0.0")
     for command, cause in (
         (["trainer.save_frequ=3"], "the nearest is trainer.save_freq"),
-        (["--config-name=nosuch"], "verl 7.0.0 is installed; the keys of these versions are known: 0.4, "),
+        (
+            ["--config-name=nosuch"],
+            "verl 7.0.0 is installed, and its config cannot be read: there is no nosuch.yaml in ",
+        ),
     ):
         done = drive("python", "-m", "verl.trainer.main_ppo", *command, folder=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")

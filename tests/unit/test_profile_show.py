@@ -119,8 +119,7 @@ def test_a_script_in_arpo_s_style(tmp_path: Path) -> None:
     changes = by_key(document)
     assert changes["actor_rollout_ref.rollout.n"] == ("16", "2")
     assert changes["trainer.logger"] == ("[console, wandb]", "[console]")
-    assert {"setting": "validate_first", "key": "trainer.val_before_train"} in document["missing"]
-    assert not any("val_before_train" in word for word in document["argv"]), "no key was invented"
+    assert "++trainer.val_before_train=false" in document["argv"], "the trainer reads it, though no config lists it"
     assert "actor_rollout_ref.rollout.initial_rollouts=8" in document["argv"]
     assert (
         "verl 0.3.1.dev is not known; its config is most like that of verl 0.4.0, whose keys are used"
@@ -141,13 +140,14 @@ def test_torchrun(tmp_path: Path) -> None:
 
 
 def test_the_last_of_several_is_the_document(tmp_path: Path) -> None:
-    """A script with two trainings shows both to a person; JSON has the last, and says so."""
+    """A script with two trainings shows both; JSON has the last one's fields, and all of them as `trainings`."""
     (tmp_path / "run.sh").write_text(
         "torchrun -m verl.trainer.sft_trainer\npython3 -m verl.trainer.main_ppo trainer.save_freq=3\n"
     )
     done = raydebug("show", "debug", "--verl", "0.9", "--json", "--", "sh", "run.sh", folder=tmp_path)
-    assert json.loads(done.stdout)["trainer"] == "verl.trainer.main_ppo"
-    assert "note: the last of 2 trainings of the command is shown" in done.stderr
+    document = json.loads(done.stdout)
+    assert document["trainer"] == "verl.trainer.main_ppo"
+    assert [one["trainer"] for one in document["trainings"]] == ["verl.trainer.sft_trainer", "verl.trainer.main_ppo"]
     both = raydebug("show", "debug", "--verl", "0.9", "--", "sh", "run.sh", folder=tmp_path).stderr
     assert "debug over verl.trainer.sft_trainer" in both
     assert "debug over verl.trainer.main_ppo" in both
@@ -160,6 +160,11 @@ def test_a_command_that_is_no_training(command: list[str], tmp_path: Path) -> No
     """What is no training is refused in three lines that say what one looks like."""
     (tmp_path / "run.sh").write_text("python train.py\n")
     error, cause, fix = refused("debug", "--", *command, folder=tmp_path)
+    if "train.py" in command or "run.sh" in command:
+        assert error == f"'{' '.join(command)}' runs no training that raydebug knows"
+        assert cause.startswith("it runs train: neither the name nor the arguments are those of verl or openrlhf")
+        assert fix.startswith("say what it is: --trainer verl")
+        return
     assert error == f"'{' '.join(command)}' is not a training command that raydebug knows"
     assert "python or torchrun with -m verl.trainer.NAME" in cause
     assert fix.startswith("raydebug profile show debug -- python -m verl.trainer.main_ppo")
@@ -285,6 +290,20 @@ def test_another_place_answers_the_same(tmp_path: Path) -> None:
         document: dict[str, Any] = json.loads(done.stdout)
         return document
 
-    assert answer() == here
+    assert {"version": 1, **answer(), "trainings": [answer()]} == here
     assert answer(argv=["x"])["error"]["code"] == "profile.no-training"
     assert answer(argv=["x"])["exit_code"] == 2
+
+
+def test_one_that_is_refused_hides_no_other(tmp_path: Path) -> None:
+    """Of two trainings one has a misspelled key: the other is shown, the refusal is said, and the exit code is 2."""
+    make_fork(tmp_path, version="0.9.1")
+    main = "python3 -m verl.trainer.main_ppo"
+    (tmp_path / "run.sh").write_text(f"{main} data.train_batchsize=4\n{main} data.train_batch_size=4\n")
+    done = raydebug("show", "debug", "--", "sh", "run.sh", folder=tmp_path)
+    assert done.returncode == 2
+    assert "debug over verl.trainer.main_ppo" in done.stderr
+    assert "refused: verl.trainer.main_ppo has no setting 'data.train_batchsize'" in done.stderr
+    document = json.loads(raydebug("show", "debug", "--json", "--", "sh", "run.sh", folder=tmp_path).stdout)
+    assert ["refused" in one for one in document["trainings"]] == [True, False]
+    assert document["trainer"] == "verl.trainer.main_ppo"

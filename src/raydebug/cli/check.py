@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Json, Name, command_of
+from raydebug.cli.options import Json, Name, TrainerName, command_of
 from raydebug.errors import Exit, UsageError
 from raydebug.settings.files import write_named
 
@@ -45,6 +45,7 @@ def check(
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Check stages anew that passed before, unchanged.")] = False,
     as_json: Json = False,
+    trainer: TrainerName = None,
     name: Name = "default",
 ) -> None:
     """Check a training command step by step, each step cheaper than the next; stop at the first that fails.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -38,6 +39,34 @@ TinyData = Annotated[
 Debugger = Annotated[
     str | None,
     typer.Option(help="off, breakpoint (default), post-mortem, legacy or legacy-post-mortem.", metavar="MODE"),
+]
+
+
+def _assume(name: str | None) -> None:
+    """Take programs that nothing else tells for trainings of this trainer, here and in the job."""
+    from raydebug.protocol import variables
+    from raydebug.trainers.registry import TRAINERS
+
+    names = [trainer.name for trainer in TRAINERS]
+    if name is not None and name not in names:
+        raise UsageError(
+            f"there is no trainer '{name}'",
+            cause=f"known are: {', '.join(names)}",
+            fix=f"--trainer {names[0]}",
+            code="trainer.unknown",
+        )
+    if name is not None:
+        os.environ[variables.TRAINER] = name
+
+
+TrainerName = Annotated[
+    str | None,
+    typer.Option(
+        "--trainer",
+        metavar="TRAINER",
+        callback=_assume,
+        help="What the program is, where neither its name, its arguments nor its config tell: verl or openrlhf.",
+    ),
 ]
 
 

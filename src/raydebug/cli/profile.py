@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from raydebug import render
-from raydebug.cli.options import Json, Name, PassThrough, TinyData, TinyModel, command_of, tiny_kinds
+from raydebug.cli.options import Json, Name, PassThrough, TinyData, TinyModel, TrainerName, command_of, tiny_kinds
+from raydebug.errors import Exit
 
 app = typer.Typer(help="Profiles: how big a run is, and what one would change in your command.")
 
@@ -47,6 +48,7 @@ def show(
     verl: Annotated[
         str | None, typer.Option(metavar="VERSION", help="Take verl for this version, such as 0.7.1.")
     ] = None,
+    trainer: TrainerName = None,
     name: Name = "default",
     as_json: Json = False,
 ) -> None:
@@ -69,12 +71,16 @@ def show(
         elsewhere=elsewhere,
     )
     if as_json:
-        render.out_json(documents[-1])
-        if len(documents) > 1:
-            render.say(f"note: the last of {len(documents)} trainings of the command is shown")
-        return
-    for document in documents:
-        _print(profile, document)
+        last = [document for document in documents if "refused" not in document][-1]
+        render.out_json({"version": 1, **last, "trainings": documents})
+    for document in documents if not as_json else []:
+        if "refused" in document:
+            refused = document["refused"]
+            render.say(f"refused: {refused['message']}\ncause: {refused['cause']}\nfix: {refused['fix']}")
+        else:
+            _print(profile, document)
+    if any("refused" in document for document in documents):
+        raise typer.Exit(Exit.USAGE)
 
 
 def _surroundings(name: str) -> tuple[dict[str, str], Any]:
@@ -100,12 +106,10 @@ def _surroundings(name: str) -> tuple[dict[str, str], Any]:
 
 
 def _print(profile: str, document: dict[str, Any]) -> None:
-    from raydebug.trainers.registry import recognise
+    from raydebug.trainers.registry import TRAINERS
 
-    program = recognise(document["argv"])
-    assert program is not None
-    name = program.trainer.name
-    of = f"{name} {document[name]}" if document[name] else f"a {name} that names no version"
+    name = next(trainer.name for trainer in TRAINERS if trainer.name in document)
+    of = f"{name} {document[name]}" if document[name] else f"a release of {name} that states no version"
     render.say(f"{profile} over {document['trainer']} of {of}: {len(document['changes'])} changes")
     rows = [
         [c["key"], f"{c['old']} -> {'(taken out)' if c['new'] is None else c['new']}", c["why"], c["saving"]]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from raydebug import render
-from raydebug.cli.options import GPUS_HELP, Debugger, Name, TinyData, TinyModel, command_of, tiny_kinds
+from raydebug.cli.options import GPUS_HELP, Debugger, Name, TinyData, TinyModel, TrainerName, command_of, tiny_kinds
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol.secrets import without_secret_arguments
 
@@ -121,6 +121,7 @@ def run(
             metavar="RUN",
         ),
     ] = None,
+    trainer: TrainerName = None,
     name: Name = "default",
 ) -> None:
     """Run a command as a job on the cluster; without a cluster, bring a local one up and take it down after.
@@ -175,6 +176,7 @@ def try_(
     data: TinyData = None,
     debugger: Debugger = None,
     gpus: _Gpus = None,
+    trainer: TrainerName = None,
     name: Name = "default",
 ) -> None:
     """Try a training command: check it, run it small, say the next step. At a terminal, a crash stops at its frame.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import fnmatch
 import operator
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +35,11 @@ _CASES: dict[str, Callable[[str], str]] = {
 # Blanks in what could not be read are held as these, from Unicode's private use area, so that no word is split at them.
 _HELD = {ord(blank): 0xE000 + ord(blank) for blank in " \t\n"}
 _RELEASED = {held: blank for blank, held in _HELD.items()}
+# $(cat <<EOF ... EOF), whose output is its text.
+_CAT = re.compile(
+    r"\s*cat\s*<<(?P<tabs>-?)\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)[ \t]*\n(?P<body>.*?)\n?[ \t]*(?P=end)\s*",
+    re.DOTALL,
+)
 VALUE_CHARS_MAX = 64 * 1024  # no setting is longer; a value that doubles in each line is cut off here
 VALUE_WORDS_MAX = 4096
 CUT_CHARS_MAX = 4096  # ${NAME%%PATTERN} tries the pattern at each length: 60,000 characters would take half a minute
@@ -81,21 +87,8 @@ class Values:
         found = self.variables.get(name)
         return self.inherited.get(name) if found is None else found
 
-    def assign(self, name: str, value: str | list[str], taints: set[str], *, conditional: str = "") -> None:
-        """Set a variable.
-
-        Args:
-            name: which.
-            value: to what.
-            taints: what of the value could not be read.
-            conditional: where a condition decides whether it is set at all; a value that it has already is kept then.
-        """
-        if conditional:
-            note = f"{name} depends on a condition ({conditional}), which was not decided"
-            if self.get(name) not in (None, "", value):
-                self.taints.setdefault(name, set()).add(note)
-                return
-            taints = {*taints, note}
+    def assign(self, name: str, value: str | list[str], taints: set[str]) -> None:
+        """Set a variable; `taints` is what of the value could not be read."""
         self.variables[name] = value
         self.taints[name] = set(taints)
         self._keep_short(name)
@@ -107,24 +100,16 @@ class Values:
             self.variables[name] = f"${name}"
             self.taints[name].add(f"{name} is too long to be followed")
 
-    def assign_array(self, name: str, value: list[str], taints: set[str], *, appends: bool, conditional: str) -> None:
+    def assign_array(self, name: str, value: list[str], taints: set[str], *, appends: bool) -> None:
         """Set an array, or lengthen it."""
-        before = self.get(name)
-        if not appends or before is None:
-            self.assign(name, value, taints, conditional=conditional)
-            return
-        if conditional:
-            taints = {*taints, f"{name} is longer under a condition ({conditional}), which was not decided"}
-        else:
-            self.variables[name] = [*(before if isinstance(before, list) else [before]), *value]
-        self.taints[name] = self.taints.get(name, set()) | taints
-        self._keep_short(name)
+        before = self.get(name) if appends else None
+        old = [] if before is None else before if isinstance(before, list) else [before]
+        self.assign(name, [*old, *value], taints | (self.taints.get(name, set()) if appends else set()))
 
-    def append(self, name: str, value: str, taints: set[str], *, conditional: str) -> None:
+    def append(self, name: str, value: str, taints: set[str]) -> None:
         """Lengthen a text."""
         before = self.get(name)
-        text = before if isinstance(before, str) else ""
-        self.assign(name, text + value, taints | self.taints.get(name, set()), conditional=conditional)
+        self.assign(name, (before if isinstance(before, str) else "") + value, taints | self.taints.get(name, set()))
 
     def forget(self, name: str) -> None:
         """Unset a variable."""
@@ -154,7 +139,37 @@ class Expander:
     def __init__(self, values: Values) -> None:
         self._values = values
         self._taints: set[str] = set()
+        self._unset_is_empty = False
         self._depth = 0
+
+    def operand(self, word: Word) -> str | None:
+        """Return the text of an operand of a condition; None where only a run can tell it. What is not set is empty."""
+        with self._as_operand():
+            text = self.one(word)
+            return text if not self._taints else None
+
+    def operand_of_number(self, expression: str) -> int | None:
+        """Return the result of a plain calculation in a condition; None where only a run can tell it."""
+        with self._as_operand():
+            result = self._arithmetic(expression)
+            return int(result) if not self._taints and result.lstrip("-").isdigit() else None
+
+    @contextlib.contextmanager
+    def _as_operand(self) -> Iterator[None]:
+        before, self._taints, self._unset_is_empty = self._taints, set(), True
+        try:
+            yield
+        finally:
+            self._taints, self._unset_is_empty = before, False
+
+    def is_set(self, name: str) -> bool:
+        """Return whether a variable has a value."""
+        return self._values.get(name) is not None
+
+    def document(self, body: str) -> str:
+        """Return the text of a here-document whose delimiter is not quoted."""
+        escaped = body.replace('"', '\\"')
+        return "".join(" ".join(self._part(part)) for part in read_parts(f'"{escaped}"'))
 
     def taken(self) -> set[str]:
         """Return what could not be read since the last call."""
@@ -212,6 +227,15 @@ class Expander:
             self._depth -= 1
 
     def _variable(self, part: Variable) -> list[str]:
+        if part.operator == "length":
+            found = self._looked_up(part)
+            of_list = _is_list(part) or part.index == "*"
+            return [str(len(found if of_list else "".join(found[:1])) if found else 0)]
+        if part.operator == "indirect":
+            named = self._looked_up(part)
+            if not named or not re.fullmatch(r"\w+", named[0]):
+                return [self._unread(part.source, f"{part.source} was not read")]
+            return self._variable(Variable(named[0], part.quoted, source=part.source))
         if part.operator == "?unknown":
             return [self._unread(part.source, f"{part.source} was not read")]
         value = self._looked_up(part)
@@ -235,9 +259,14 @@ class Expander:
         elif part.operator == ":" and value is not None:
             value = self._slice(part, value)
         if value is None:
-            if not part.name.isdigit() and part.name not in "@*":
-                self._taints.add(f"{part.name} is not set here")
-            return [] if part.name in "@*" else [""]
+            if part.name in "@*":
+                return []
+            if self._unset_is_empty:
+                return [""]
+            if part.name.isdigit():
+                return [self._unread(part.source, f"${part.name} is not given")]
+            self._taints.add(f"{part.name} is not set here")
+            return [""]
         return value
 
     def _slice(self, part: Variable, value: list[str]) -> list[str]:
@@ -301,6 +330,11 @@ class Expander:
 
     def _output(self, command: str) -> str:
         """Return what a command about paths would print; the command itself where it is another."""
+        if found := _CAT.fullmatch(command):
+            body = (
+                "\n".join(line.lstrip("\t") for line in found["body"].splitlines()) if found["tabs"] else found["body"]
+            )
+            return body if found["quote"] else self.document(body)
         try:
             printed = self._paths(command)
         except Unreadable:

@@ -1,28 +1,84 @@
 """Follow the statements of a shell script without running it: what is read, what is not, and why.
 
-Assignments, exports, defaults, arrays and arguments are followed; conditions are not: both branches are read, and a
-value that depends on one gets a note. What only a run can tell (the output of a command, a file that is sourced) stays
-as it is written, and gets a note too.
+Assignments, exports, defaults, arrays, arguments, functions and conditions with known operands are followed. At a
+condition that is not decided one branch is taken; `choices` takes another one, so that a caller can read them all.
+What only a run can tell (the output of a command, a file that is sourced) stays as it is written, and gets a note.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeAlias
 
+from raydebug.commands.conditions import decide_condition, decide_test
 from raydebug.commands.expand import Expander, Values
-from raydebug.commands.tokens import Array, Operator, Text, Token, Unreadable, Word, read_tokens
+from raydebug.commands.tokens import Array, Condition, Document, Operator, Text, Token, Unreadable, Word, read_tokens
 
-EVALS_AT_MOST = 8
-_OPEN, _CLOSE = ("if", "for", "while", "until", "select", "case", "{", "function"), ("fi", "done", "esac", "}")
-_PASSED = ("then", "elif", "else", "do", "!", "time", "exec", "command", "nohup", "builtin")
-_STRUCTURE = frozenset((*_OPEN, *_CLOSE, *_PASSED))
+EVALS_AT_MOST = 8  # evals and functions in one another
+ITERATIONS_MAX = 256  # of all loops of a script together
+SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+_LOOPS = ("for", "while", "until", "select")
+_CHAINS = ("&&", "||")
+_CLOSE = ("fi", "done", "esac", "}")
+_PASSED = ("time", "exec", "command", "nohup", "builtin")
+_STRUCTURE = frozenset(("if", "then", "elif", "else", "case", "{", "function", "do", "!", *_LOOPS, *_CLOSE, *_PASSED))
 _BLANK_WORDS = ((Text(" ", quoted=True),), (Text("\t", quoted=True),))  # of a backslash that continues no line
 _DECLARING = ("export", "declare", "local", "readonly", "typeset")
 
 Run: TypeAlias = Callable[[Values, list[str], frozenset[str]], None]
+Parts: TypeAlias = Word | Array | Condition | Document
+
+
+@dataclass
+class Choices:
+    """The branches that are taken where a condition is not decided, by line.
+
+    Args:
+        asked: line -> number of the branch; others take the first one that does not end the script.
+        met: each such line that was reached -> the branch taken, and how many there are.
+    """
+
+    asked: Mapping[int, int] = field(default_factory=dict)
+    met: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def choose(self, line: int, exits: list[bool]) -> int:
+        """Return the branch to take; `exits` says of each one whether it ends the script."""
+        default = next((at for at, ends in enumerate(exits) if not ends), 0)
+        taken = self.asked.get(line, default)
+        self.met.setdefault(line, (taken, len(exits)))
+        return taken
+
+
+@dataclass
+class _Block:
+    """An open `if`, `case`, loop or group.
+
+    Args:
+        runs: whether its commands run.
+        done: whether a branch was taken, or the loop has ended.
+        doubt: the line of the condition that was not decided; 0 if there is none.
+        start: index of the loop's condition or body.
+        word: what `case` compares; None where it is not known.
+        branch: that of a `case` that was chosen, and how many were passed.
+        values: that a `for` has not taken yet.
+    """
+
+    kind: str
+    line: int
+    runs: bool = True
+    done: bool = False
+    doubt: int = 0
+    start: int = 0
+    word: str | None = None
+    branch: int = -1
+    passed: int = 0
+    name: str = ""
+    values: list[str] = field(default_factory=list)
+    rounds: int = 0
 
 
 class Statements:
@@ -31,105 +87,275 @@ class Statements:
     Args:
         values: its variables, which change.
         run: called with each program's command, the values known there, and notes about words that could not be read.
+        choices: where conditions are not decided.
     """
 
-    def __init__(self, values: Values, run: Run, evals: int = 0) -> None:
-        self._evals = evals
+    def __init__(self, values: Values, run: Run, choices: Choices | None = None) -> None:
+        self._choices = choices or Choices()
         self._values = values
         self._expand = Expander(values)
         self._run = run
-        self._open: list[str] = []
-        self._after_condition = False
+        self._blocks: list[_Block] = []
+        self._status: bool | None = True
+        self._connector = ""
+        self._negated = False
+        self._ended = False
+        self._rounds = 0  # of all loops
+        self._is_endless = False  # `while true`: what ends it is not known
+        self._repeats = 0  # loops in a later round, whose trainings are not shown again
+        self._depth = 0
+        self._functions: dict[str, list[Token]] = {}
+        self._called: set[str] = set()
 
     def read(self, tokens: list[Token]) -> None:
-        """Read all statements."""
+        """Read all statements; a function that nobody calls is read at the end, as somebody may."""
+        self._read(tokens)
+        while not self._ended and (left := [name for name in self._functions if name not in self._called]):
+            self._values.arguments = []
+            self._call(left[0], [])
+
+    def _read(self, tokens: list[Token]) -> None:
         at = 0
-        command: list[Word | Array] = []
-        while at < len(tokens):
+        command: list[Parts] = []
+        while at < len(tokens) and not self._ended:
             token = tokens[at]
             at += 1
             if not isinstance(token, Operator):
                 if not command and isinstance(token, Word) and token.plain in _STRUCTURE:
-                    at = self._structure(token.plain, tokens, at)
+                    at = self._structure(token.plain, token.line, tokens, at)
                 else:
                     command.append(token)
                 continue
             if token.text == "(" and len(command) == 1 and _is(tokens[at : at + 1], ")"):
-                command, at = [], at + 1  # NAME () { ... }
-                self._open.append("function")
-                at += _is(tokens[at : at + 1], "\n")
-                at += _is(tokens[at : at + 1], "{")
+                at = self._define(_name_of(command[0]), tokens, at + 1)  # NAME () { ... }
+                command = []
                 continue
-            self._finish(command)
+            self._finish(command, piped=token.text in ("|", "|&"))
             command = []
-            self._after_condition = token.text in ("&&", "||")
-            if token.text in (";;", ";&", ";;&") and "case" in self._open:
-                at = _past_pattern(tokens, at)
-        self._finish(command)
-
-    def _structure(self, word: str, tokens: list[Token], at: int) -> int:
-        """Open or close a block of the script; return the index of the next statement."""
-        if word in _CLOSE:
-            del self._open[-1:]
-        elif word in _OPEN:
-            self._open.append(word)
-        if word == "function":
-            return _past(tokens, at, "{")
-        if word == "case":
-            return _past_pattern(tokens, _past(tokens, at, "in"))
-        return self._loop(tokens, at) if word in ("for", "select") else at
-
-    def _loop(self, tokens: list[Token], at: int) -> int:
-        """Give a loop's variable its first value."""
-        end = next((n for n in range(at, len(tokens)) if isinstance(tokens[n], Operator)), len(tokens))
-        head = [token for token in tokens[at:end] if isinstance(token, Word)]
-        if head and (name := head[0].plain):
-            values = [field for word in head[2:] for field in self._expand.fields(word)]
-            note = f"{name} is a loop's: its first value is shown"
-            self._values.assign(name, values[0] if values else "", {note})
-        return end
+            self._connector = token.text if token.text in _CHAINS else ""
+            if token.text in (";;", ";&", ";;&") and self._blocks and self._blocks[-1].kind == "case":
+                at = self._next_pattern(tokens, at)
+        self._finish(command, piped=False)
 
     @property
-    def _is_conditional(self) -> bool:
-        return self._after_condition or any(block != "{" for block in self._open)
+    def _runs(self) -> bool:
+        return all(block.runs for block in self._blocks)
 
-    def _finish(self, command: list[Word | Array]) -> None:
-        """Follow one simple command. Assignments before a program hold for it alone."""
+    @property
+    def _doubt(self) -> int:
+        """The line of a condition that was not decided, on which the statement depends; 0 if there is none."""
+        return next((block.doubt for block in reversed(self._blocks) if block.doubt), 0)
+
+    def _structure(self, word: str, line: int, tokens: list[Token], at: int) -> int:
+        """Open, turn or close a block of the script; return the index of the next statement."""
+        block = self._blocks[-1] if self._blocks else None
+        if word in ("if", "while", "until", "{"):
+            self._blocks.append(_Block(word, line, start=at))
+        elif word in ("for", "select"):
+            return self._loop(word, line, tokens, at)
+        elif word == "case":
+            return self._case(line, tokens, at)
+        elif word == "function":
+            return self._define(_name_of(tokens[at]) if at < len(tokens) else "", tokens, at + 1)
+        elif word == "!":
+            self._negated = not self._negated
+        elif block is not None and word in ("then", "elif", "else"):
+            self._branch(block, word, tokens, at)
+        elif block is not None and word == "do":
+            self._begin_round(block)
+        elif block is not None and word == "done" and self._again(block):
+            return block.start
+        elif word in _CLOSE:
+            del self._blocks[-1:]
+        return at
+
+    def _branch(self, block: _Block, word: str, tokens: list[Token], at: int) -> None:
+        """Take a branch of an `if`, or pass it."""
+        if word != "then":
+            block.runs = not block.done
+            return
+        block.runs = True
+        if block.done or not self._runs:
+            block.runs = False
+            return
+        holds = self._status
+        if holds is None:
+            line = block.line = tokens[at - 1].line if block.doubt else block.line
+            block.doubt = line
+            holds = self._choices.choose(line, [_exits(tokens, at), False]) == 0
+        block.runs = block.done = holds
+
+    def _begin_round(self, block: _Block) -> None:
+        """Begin the body of a loop; one whose condition is not decided is read once."""
+        if block.kind in ("for", "select"):
+            return
+        holds = self._status if block.kind == "while" or self._status is None else not self._status
+        if holds is None or self._is_endless:
+            block.doubt, block.done = block.line, True
+        block.runs = holds is not False
+
+    def _again(self, block: _Block) -> bool:
+        """Return whether the body of a loop is read once more."""
+        block.rounds += 1
+        if block.kind in ("for", "select"):
+            self._repeats += block.rounds == 1
+            self._rounds += 1
+            goes_on = bool(block.values) and not block.done and self._rounds < ITERATIONS_MAX
+            block.runs = goes_on
+            if goes_on and self._runs:
+                self._values.assign(block.name, block.values.pop(0), set())
+                return True
+            self._repeats -= 1
+            return False
+        self._rounds += 1
+        goes_on = block.runs and not block.done and self._rounds < ITERATIONS_MAX
+        self._repeats += goes_on and block.rounds == 1
+        self._repeats -= not goes_on and block.rounds > 1
+        return goes_on and self._runs
+
+    def _loop(self, kind: str, line: int, tokens: list[Token], at: int) -> int:
+        """Open a `for`; its variable gets one value after the other, and the first one has a note."""
+        ends = (n for n in range(at, len(tokens)) if isinstance(tokens[n], Operator) or _is(tokens[n:], "do"))
+        end = next(ends, len(tokens))
+        start = _past(tokens, end, "do")
+        block = _Block(kind, line, start=start)
+        head = [token for token in tokens[at:end] if isinstance(token, Word)]
+        if self._runs and head and (name := head[0].plain):
+            values = [one for word in head[2:] for one in self._expand.fields(word)]
+            notes = self._expand.taken()
+            many = {f"{name} is a loop's: its first value is shown"} if len(values) != 1 else set()
+            self._values.assign(name, values[0] if values else "", notes | many)
+            block.name, block.values = name, values[1:]
+        self._blocks.append(block)
+        return start
+
+    def _case(self, line: int, tokens: list[Token], at: int) -> int:
+        """Open a `case`, and go to its first pattern."""
+        inner = _past(tokens, at, "in")
+        block = _Block("case", line, start=inner)
+        if self._runs and isinstance(subject := tokens[at], Word):
+            block.word = self._expand.operand(subject)
+            if block.word is None:
+                block.doubt = line
+                block.branch = self._choices.choose(line, _exits_of_case(tokens, inner))
+        self._blocks.append(block)
+        return self._next_pattern(tokens, inner)
+
+    def _next_pattern(self, tokens: list[Token], at: int) -> int:
+        """Decide whether the next branch of a `case` is taken; return where its commands begin, or `esac`."""
+        block = self._blocks[-1]
+        end = _past_pattern(tokens, at)
+        if _is(tokens[end : end + 1], "esac"):
+            return end
+        patterns = [token for token in tokens[at:end] if isinstance(token, Word)]
+        if block.done:
+            block.runs = False
+        elif block.word is None:
+            block.runs = block.done = block.passed == block.branch
+        else:
+            texts = [self._expand.operand(pattern) for pattern in patterns]
+            block.runs = block.done = any(text is not None and fnmatch.fnmatchcase(block.word, text) for text in texts)
+        block.passed += 1
+        return end
+
+    def _define(self, name: str, tokens: list[Token], at: int) -> int:
+        """Keep the body of a function; return the index behind it."""
+        start = _past(tokens, at, "{")
+        end = _end_of_group(tokens, start)
+        if self._runs:
+            self._functions[name] = tokens[start:end]
+        return end + 1
+
+    def _call(self, name: str, arguments: list[str]) -> None:
+        """Read the body of a function, with its arguments."""
+        self._called.add(name)
+        if self._depth >= EVALS_AT_MOST:
+            return
+        outer, blocks = self._values.arguments, self._blocks
+        self._values.arguments, self._blocks = arguments, [_Block("function", 0, doubt=self._doubt)]
+        self._depth += 1
+        try:
+            self._read([*self._functions[name], Operator(";", 0)])
+        except _Returned:
+            pass
+        finally:
+            self._depth -= 1
+            self._values.arguments, self._blocks, self._status = outer, blocks, None
+
+    def _finish(self, command: list[Parts], *, piped: bool) -> None:
+        """Follow one simple command, if it runs. Assignments before a program hold for it alone."""
+        connector, negated = self._connector, self._negated
+        self._negated = False
+        if not command or not self._runs:
+            return
+        if (connector == "&&" and self._status is False) or (connector == "||" and self._status is True):
+            return
+        doubtful = bool(connector) and self._status is None
+        line = command[0].line
+        if doubtful:
+            self._blocks.append(_Block(connector, line, doubt=line))
+        try:
+            status = self._simple(command)
+        finally:
+            if doubtful:
+                self._blocks.pop()
+        status = None if piped or doubtful else status
+        self._status = status if status is None or not negated else not status
+
+    def _simple(self, command: list[Parts]) -> bool | None:
+        """Follow one command; return whether it succeeds, None where that is not known."""
+        if isinstance(command[0], Condition):
+            return decide_condition(command[0], self._expand)
         before = self._values.overlay
         assignments = [*itertools.takewhile(bool, map(_assignment, command))]
         for assignment in assignments:
             self._assign(assignment, alone=len(assignments) == len(command))
         words = [word for word in command[len(assignments) :] if isinstance(word, Word)]
         if not words:
-            return
+            return True
         if words[0].plain in _DECLARING:
-            self._declare(command[len(assignments) + 1 :], exported=words[0].plain == "export")
-            return
+            self._declare([*command[len(assignments) + 1 :]], exported=words[0].plain == "export")
+            return True
+        if words[0].plain in ("[", "test"):
+            return decide_test(words[1:], self._expand)
         argv, notes = self._expand.argv(words)
         if not argv:
-            return
-        self._built_in(argv, words, notes)
+            return None
+        documents = [it for it in command if isinstance(it, Document)]
+        if documents and not any(not word.startswith("-") for word in argv[_shell_at(argv) + 1 :]):
+            document = documents[-1]
+            text = document.body if document.quoted else self._expand.document(document.body)
+            argv, notes = [*argv, "-c", text], notes | self._expand.taken()
+        self._is_endless = argv[0] in ("true", ":")
+        status = self._built_in(argv, words, notes)
         self._values.overlay = before
+        return status
 
     def _assign(self, assigned: Array | _Assignment | None, *, alone: bool) -> None:
         """Evaluate an assignment that stands alone, or one before a program."""
         assert assigned is not None
-        name, condition = assigned.name, f"line {assigned.line}" if self._is_conditional else ""
+        name = assigned.name
+        if any(block.kind in _CHAINS for block in self._blocks) and self._values.get(name) not in (None, ""):
+            self._values.taints.setdefault(name, set()).add(self._undecided(name))
+            return
+        doubt = {self._undecided(name)} if self._doubt else set()
         if isinstance(assigned, Array):
-            fields = [field for word in assigned.words for field in self._expand.fields(word)]
-            taken = self._expand.taken()
-            self._values.assign_array(name, fields, taken, appends=assigned.appends, conditional=condition)
+            fields = [one for word in assigned.words for one in self._expand.fields(word)]
+            self._values.assign_array(name, fields, self._expand.taken() | doubt, appends=assigned.appends)
             return
         value = self._expand.one(assigned.value)
-        taken = self._expand.taken()
+        taken = self._expand.taken() | doubt
         if not alone:
             self._values.overlay = {**self._values.overlay, name: value}
         elif assigned.appends:
-            self._values.append(name, value, taken, conditional=condition)
+            self._values.append(name, value, taken)
         else:
-            self._values.assign(name, value, taken, conditional=condition)
+            self._values.assign(name, value, taken)
 
-    def _declare(self, words: list[Word | Array], *, exported: bool) -> None:
+    def _undecided(self, name: str) -> str:
+        return f"{name} depends on a condition (line {self._doubt}), which was not decided"
+
+    def _declare(self, words: list[Parts], *, exported: bool) -> None:
         for word in words:
             assigned = _assignment(word)
             if assigned is not None:
@@ -138,25 +364,39 @@ class Statements:
             if exported and name:
                 self._values.exported.add(name)
 
-    def _built_in(self, argv: list[str], words: list[Word], notes: set[str]) -> None:
-        """Apply a shell builtin to the script's values; report any other command."""
+    def _built_in(self, argv: list[str], words: list[Word], notes: set[str]) -> bool | None:
+        """Apply a shell builtin to the script's values; report any other command. Return whether it succeeds."""
         program, *rest = argv
         line = words[0].line
+        loops = [block for block in self._blocks if block.kind in _LOOPS]
+        if program in self._functions:
+            self._call(program, rest)
+            return None
         if program == "cd":
             self._values.change_folder(rest[-1] if rest else "~", notes, line)
         elif program == "unset":
             for name in rest:
                 self._values.forget(name)
-        elif program == "shift" and self._is_conditional:
+        elif program == "shift" and self._doubt:
             self._values.doubts.add(f"line {line}: `shift` depends on a condition that is not known here")
         elif program == "shift":
             del self._values.arguments[: int(rest[0]) if rest and rest[0].isdigit() else 1]
         elif program == "set":
             self._set(rest)
+        elif program in ("exit", "return"):
+            self._leave(program, rest, line)
+        elif program in ("break", "continue") and loops:
+            loops[-1].runs = False
+            loops[-1].done |= program == "break"
+        elif program in ("true", ":", "false"):
+            return program != "false"
         elif program == "eval":
-            if self._evals >= EVALS_AT_MOST:
+            if self._depth >= EVALS_AT_MOST:
                 raise Unreadable(line, f"more than {EVALS_AT_MOST} evals in one another")
-            Statements(self._values, self._run, self._evals + 1).read(read_tokens(" ".join(rest)))
+            self._depth += 1
+            self._read(read_tokens(" ".join(rest)))
+            self._depth -= 1
+            return None
         elif program in ("source", "."):
             self._values.doubts.add(f"line {line}: what {' '.join(argv)[:80]} sets is not known here")
         elif program in ("conda", "mamba", "micromamba", "module") and rest[:1] and rest[0] in ("activate", "load"):
@@ -167,13 +407,31 @@ class Statements:
         else:
             if words[-1].parts in _BLANK_WORDS:
                 notes = {*notes, f"line {words[-1].line}: a blank follows the backslash, so the command ends there"}
-            self._run(self._values, argv, frozenset(notes | self._values.doubts))
+            if not self._repeats:
+                self._run(self._values, argv, frozenset(notes | self._values.doubts))
+            return None
+        return True
+
+    def _leave(self, program: str, rest: list[str], line: int) -> None:
+        """Leave a function, or the script; where it complains about its call, what follows is read with a note."""
+        if self._doubt:
+            return
+        if program == "return" and self._depth:
+            raise _Returned
+        if program == "exit" and rest[:1] not in ([], ["0"]):
+            self._values.doubts.add(f"line {line}: called like this, the script ends here")
+        elif program == "exit":
+            self._ended = True
 
     def _set(self, rest: list[str]) -> None:
         if "--" in rest:
             self._values.arguments[:] = rest[rest.index("--") + 1 :]
         elif any(option.startswith("-") and "a" in option for option in rest):
             self._values.exports_all = True
+
+
+class _Returned(Exception):
+    """A function has returned."""
 
 
 @dataclass(frozen=True)
@@ -186,11 +444,13 @@ class _Assignment:
     line: int
 
 
-def _assignment(word: Word | Array) -> Array | _Assignment | None:
+def _assignment(word: Parts) -> Array | _Assignment | None:
     """Return what a word assigns; None for another word."""
+    if isinstance(word, Array):
+        return word
     first = word.parts[0] if isinstance(word, Word) and word.parts else None
-    if isinstance(word, Array) or not isinstance(first, Text) or first.quoted:
-        return word if isinstance(word, Array) else None
+    if not isinstance(word, Word) or not isinstance(first, Text) or first.quoted:
+        return None
     target, sign, rest = first.text.partition("=")
     name = target.removesuffix("+")
     if not sign or not name.isidentifier():
@@ -217,3 +477,55 @@ def _past_pattern(tokens: list[Token], at: int) -> int:
         if _is(tokens[n : n + 1], ")"):
             return n + 1
     return len(tokens)
+
+
+def _name_of(token: Token) -> str:
+    return (token.plain or "") if isinstance(token, Word) else ""
+
+
+def _shell_at(argv: list[str]) -> int:
+    """Return the index of the shell in a command; its length without one."""
+    return next((at for at, word in enumerate(argv) if Path(word).name in SHELLS), len(argv))
+
+
+def _walk(tokens: list[Token], at: int) -> Iterator[tuple[int, int, str]]:
+    """Yield index, depth and text of each word that begins a command, and of each separator, from an index on."""
+    depth, begins = 0, True
+    for n in range(at, len(tokens)):
+        token = tokens[n]
+        text = token.text if isinstance(token, Operator) else token.plain or ""
+        if isinstance(token, Operator) or begins:
+            if not isinstance(token, Operator) and text in _CLOSE:
+                depth -= 1
+            yield n, depth, text
+            if not isinstance(token, Operator) and text in ("if", "case", "{", "for", "while", "until", "select"):
+                depth += 1
+        begins = isinstance(token, Operator) or (begins and text in _STRUCTURE)
+
+
+def _exits(tokens: list[Token], at: int) -> bool:
+    """Return whether the branch that begins here ends the script."""
+    for _, depth, text in _walk(tokens, at):
+        if depth < 0 or (depth == 0 and text in ("elif", "else", ";;")):
+            return False
+        if depth == 0 and text in ("exit", "return"):
+            return True
+    return False
+
+
+def _exits_of_case(tokens: list[Token], at: int) -> list[bool]:
+    """Return of each branch of a `case` whether it ends the script; `at` is its first pattern."""
+    found = []
+    while not _is(tokens[(begin := _past_pattern(tokens, at)) : begin + 1], "esac") and begin < len(tokens):
+        found.append(_exits(tokens, begin))
+        ends = ((n, text) for n, depth, text in _walk(tokens, begin) if depth < 0 or (depth == 0 and text == ";;"))
+        n, text = next(ends, (len(tokens), ""))
+        if text != ";;":
+            break
+        at = n + 1
+    return found or [False]
+
+
+def _end_of_group(tokens: list[Token], at: int) -> int:
+    """Return the index of the `}` that closes the group whose commands begin here."""
+    return next((n for n, depth, _ in _walk(tokens, at) if depth < 0), len(tokens))

@@ -22,7 +22,7 @@ _ORDINARY_IN_QUOTES = re.compile(r"[^\"\\$`]+|.", re.DOTALL)
 _QUOTE, _BLANKS, _LINE = re.compile(r"\$?'"), re.compile(r"[ \t]*"), re.compile(r"[^\n]*")
 _VARIABLE = re.compile(r"\$([A-Za-z_]\w*|[@*#?$!0-9-])")
 _ARRAY = re.compile(r"([A-Za-z_]\w*)(\+?)=\(")
-_BRACED = re.compile(r"(?P<name>[A-Za-z_]\w*|[@*#?$!0-9-]|\d+)(?:\[(?P<index>[^\]]*)\])?(?P<rest>.*)", re.DOTALL)
+_BRACED = re.compile(r"(?P<name>[A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[(?P<index>[^\]]*)\])?(?P<rest>.*)", re.DOTALL)
 NESTED_AT_MOST = 32  # quotes in $(...) in quotes, and expansions in expansions: scripts have three or four
 _BRACED_OPERATORS = (*(":-", ":=", ":+", ":?", "##", "%%", ",,", "^^"), *("-", "=", "+", "?", "#", "%", ",", "^", ":"))
 
@@ -106,6 +106,26 @@ class Array:
 
 
 @dataclass(frozen=True)
+class Condition:
+    """`[[ ... ]]` or `(( ... ))`, as it is written."""
+
+    text: str
+    is_arithmetic: bool
+    line: int
+    plain: ClassVar[None] = None
+
+
+@dataclass
+class Document:
+    """A here-document; its body is known when the lines after the command are read."""
+
+    line: int
+    quoted: bool
+    body: str = ""
+    plain: ClassVar[None] = None
+
+
+@dataclass(frozen=True)
 class Operator:
     """`;`, `&&`, `|`, a newline and their like."""
 
@@ -113,7 +133,7 @@ class Operator:
     line: int
 
 
-Token: TypeAlias = Word | Array | Operator
+Token: TypeAlias = Word | Array | Operator | Condition | Document
 
 
 def read_tokens(text: str) -> list[Token]:
@@ -136,7 +156,7 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
-        self._waiting: list[tuple[str, bool]] = []  # here-documents whose bodies begin at the next line
+        self._waiting: list[tuple[str, bool, Document]] = []  # whose bodies begin at the next line
         self._quotes = 0  # open ones
         self._newlines = [found.start() for found in re.finditer("\n", text)]
 
@@ -148,7 +168,7 @@ class _Reader:
                 tokens.append(Operator("\n", line))
                 self._skip_documents()
             elif self._take("(("):
-                self._bracketed("((", "))")
+                tokens.append(Condition(self._bracketed("((", "))"), True, line))
             elif redirection := self._match(_REDIRECTION):
                 self._redirect(redirection, tokens)
             elif operator := self._match(_OPERATOR):
@@ -177,9 +197,7 @@ class _Reader:
             self._at = array.end()
             return Array(array[1], bool(array[2]), tuple(self._array_words()), line)
         word = Word(self.word(until=_META), line)
-        if word.plain == "[[":
-            self._find("]]", "[[")
-        return word
+        return Condition(self._find("]]", "[["), False, line) if word.plain == "[[" else word
 
     def _array_words(self) -> Iterator[Word]:
         while self._match(_SKIPPED_IN_ARRAY) or not self._take(")"):
@@ -276,15 +294,21 @@ class _Reader:
         word = self.word(until=_META)
         if redirection in ("<<", "<<-"):
             end = "".join(part.text for part in word if isinstance(part, Text))
-            self._waiting.append((end, redirection == "<<-"))
+            document = Document(self._line(), any(part.quoted for part in word))
+            tokens.append(document)
+            self._waiting.append((end, redirection == "<<-", document))
 
     def _skip_documents(self) -> None:
-        for end, tabs in self._waiting:
+        for end, tabs, document in self._waiting:
+            lines = []
             while self._at < len(self._text):
                 line = self._match(_LINE)
                 self._at += 1
-                if (line.lstrip("\t") if tabs else line) == end:
+                line = line.lstrip("\t") if tabs else line
+                if line == end:
                     break
+                lines.append(line)
+            document.body = "\n".join(lines)
         self._waiting.clear()
 
     def _find(self, end: str, opening: str) -> str:
@@ -299,7 +323,10 @@ class _Reader:
 def _braced(inner: str, quoted: bool) -> Variable:
     source = f"${{{inner}}}"
     found = _BRACED.fullmatch(inner)
-    if found is None or (inner[:1] in "#!" and len(inner) > 1):  # ${#NAME}, ${!NAME}
+    if inner[:1] in ("#", "!") and (of := _BRACED.fullmatch(inner[1:])) and not of["rest"]:  # ${#NAME}, ${!NAME}
+        operator = "length" if inner[0] == "#" else "indirect"
+        return Variable(of["name"], quoted, of["index"] or "", operator, "", source)
+    if found is None or (inner[:1] in "#!" and len(inner) > 1):
         return Variable("", quoted, operator="?unknown", source=source)
     rest = found["rest"]
     operator = next((o for o in _BRACED_OPERATORS if rest.startswith(o)), "?unknown" if rest else "")

@@ -6,22 +6,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from raydebug.commands.expand import Values
-from raydebug.commands.statements import Statements
+from raydebug.commands.statements import SHELLS, Choices, Statements
 from raydebug.commands.tokens import Unreadable, read_tokens
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.settings.files import NotPlainText, decode, read_bounded
 from raydebug.trainers.config import is_file
-from raydebug.trainers.registry import recognise
+from raydebug.trainers.registry import recognise, started_by
 from raydebug.trainers.trainer import Program
 
 SCRIPT_BYTES_MAX = 256 * 1024
 NESTED_AT_MOST = 4
-SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
+_PART_OF_PYTHON = ("pip", "venv", "http.server", "json.tool")
+READINGS_MAX = 16  # of a script, with other branches
+LAUNCHERS = ("accelerate", "deepspeed")
 _TALK = ("echo", "printf", "cat", "grep", "sed", "awk", "tee", "type", "which")  # a training in its words is none
 
 
@@ -35,6 +37,7 @@ class Training:
         environ: the environment that it would run in, as far as it was read.
         folder: where it would run.
         notes: what of it could not be read, and why.
+        is_variant: whether it runs in place of another one, by a condition that was not decided.
     """
 
     argv: list[str]
@@ -42,6 +45,11 @@ class Training:
     environ: dict[str, str]
     folder: Path
     notes: list[str] = field(default_factory=list)
+    is_variant: bool = False
+
+    def as_variant(self, said: set[str]) -> Training:
+        """Return it as one that runs only if these conditions are so."""
+        return replace(self, notes=sorted({*self.notes, *said}), is_variant=True)
 
 
 @dataclass(frozen=True)
@@ -71,9 +79,18 @@ def find_trainings(command: Sequence[str], environ: Mapping[str, str], folder: P
     Raises:
         RaydebugError: a script cannot be read.
     """
+    return _follow(command, environ, folder).trainings
+
+
+def other_programs(command: Sequence[str], environ: Mapping[str, str], folder: Path) -> list[str]:
+    """Return the Python programs that a command runs and that are no known trainings, for an error about it."""
+    return list(dict.fromkeys(_follow(command, environ, folder).others))
+
+
+def _follow(command: Sequence[str], environ: Mapping[str, str], folder: Path) -> _Follower:
     follower = _Follower(dict(environ), folder)
     follower.run(list(command), frozenset())
-    return follower.trainings
+    return follower
 
 
 def read_command(command: list[str], environ: Mapping[str, str], folder: Path) -> Reading:
@@ -89,13 +106,14 @@ class _Follower:
 
     def __init__(self, environ: dict[str, str], folder: Path, depth: int = 0) -> None:
         self.trainings: list[Training] = []
+        self.others: list[str] = []  # Python programs that are no known trainings
         self._environ = environ
         self._folder = folder
         self._depth = depth
 
     def run(self, argv: list[str], notes: frozenset[str]) -> None:
         """Follow one command: a training is noted, a shell's script is read."""
-        if training := _training_in(argv):
+        if training := self._training_in(argv):
             start, program = training
             environ = _environ_of(argv[: len(argv) - len(start)], self._environ)
             self.trainings.append(Training(start, program, environ, self._folder, sorted(notes)))
@@ -108,6 +126,22 @@ class _Follower:
             if at == 0 and "/" in word and word.endswith(".sh"):
                 self._script(word, argv[1:], notes)
                 return
+
+    def _training_in(self, argv: list[str]) -> tuple[list[str], Program] | None:
+        """Return a training from its interpreter or launcher on: env, nohup, uv run and the like may precede it."""
+        if not argv or Path(argv[0]).name in _TALK:
+            return None
+        search = ["", *self._environ.get("PYTHONPATH", "").split(os.pathsep)]
+        for start in _starts(argv):
+            if program := recognise(start, folder=self._folder, search=search):
+                return start, program
+            module = started.module if (started := started_by(start)) else ""
+            if module and not module.endswith(_PART_OF_PYTHON):
+                self.others.append(module)
+        # A console script: Python gets it as a file.
+        is_script = "=" not in argv[0] and not any(Path(word).name in SHELLS or word.endswith(".sh") for word in argv)
+        program = recognise(["python", *argv]) if is_script and not any(_starts(argv)) else None
+        return (["python", *argv], program) if program else None
 
     def _shell(self, arguments: list[str], notes: frozenset[str]) -> None:
         while arguments and arguments[0].startswith(("-", "+")):
@@ -140,26 +174,62 @@ class _Follower:
             raise _cannot_read(file, failure.line, failure.why) from failure
 
     def _read(self, text: str, name: str, arguments: list[str], notes: frozenset[str]) -> None:
-        values = Values(dict(self._environ), name, arguments, self._folder, set(notes))
-        Statements(values, self._inside).read(read_tokens(text))
+        """Read a script; where a condition is not decided, once more for each of its other branches."""
+        tokens = read_tokens(text)
+        waiting: list[Mapping[int, int]] = [{}]
+        first: Mapping[int, tuple[int, int]] = {}
+        kept, outer = list[Training](), self.trainings
+        for asked in waiting:  # which grows
+            choices, self.trainings = Choices(asked), []
+            values = Values(dict(self._environ), name, list(arguments), self._folder, set(notes))
+            Statements(values, self._inside, choices).read(tokens)
+            found, self.trainings = self.trainings, outer
+            first = first or choices.met
+            if asked:
+                said = {_taken(line, at, choices.met) for line, at in asked.items()}
+                seen = [(training.argv, training.folder) for training in kept]
+                found = [it.as_variant(said) for it in found if (it.argv, it.folder) not in seen]
+            kept += found
+            for line, (taken, branches) in choices.met.items():
+                if line not in asked and (not asked or line not in first):
+                    waiting += [{**asked, line: at} for at in range(branches) if at != taken]
+                    del waiting[READINGS_MAX:]
+        self.trainings += kept
 
     def _inside(self, values: Values, argv: list[str], notes: frozenset[str]) -> None:
         """Follow a command of a script: it has the script's environment and folder."""
         inner = _Follower(values.environ(), values.folder, self._depth + 1)
-        inner.trainings = self.trainings
+        inner.trainings, inner.others = self.trainings, self.others
         inner.run(argv, notes)
 
 
-def _training_in(argv: list[str]) -> tuple[list[str], Program] | None:
-    """Return a training from its interpreter or launcher on: env, nohup, uv run and the like may precede it."""
-    if not argv or Path(argv[0]).name in _TALK:
-        return None
-    names = [Path(word).name for word in argv]
-    starts = [argv[at:] for at, name in enumerate(names) if name.startswith("python") or name == "torchrun"]
+def _starts(argv: list[str]) -> Iterator[list[str]]:
+    """Yield a command from each word on that may be its interpreter or launcher."""
+    for at, word in enumerate(argv):
+        name = Path(word).name
+        if name.startswith("python") or name == "torchrun":
+            yield argv[at:]
+        elif name in LAUNCHERS:  # as Python starts the program in the end
+            yield from _launched(argv[at + 1 :])
     if "-m" in argv:  # an interpreter of another name, or whose name could not be read
         at = argv.index("-m")
-        starts.append([argv[0] if at == 1 and "$" not in argv[0] else "python", *argv[at:]])
-    return next(((start, program) for start in starts if (program := recognise(start)) is not None), None)
+        yield [argv[0] if at == 1 and "$" not in argv[0] else "python", *argv[at:]]
+
+
+def _launched(arguments: list[str]) -> Iterator[list[str]]:
+    """Yield the Python commands that `accelerate launch` or `deepspeed` makes of its arguments."""
+    for at, word in enumerate(arguments):
+        if word in ("-m", "--module"):
+            yield ["python", "-m", *arguments[at + 1 :]]
+        elif word.endswith(".py"):
+            yield ["python", *arguments[at:]]
+
+
+def _taken(line: int, at: int, met: Mapping[int, tuple[int, int]]) -> str:
+    """Return which branch of an undecided condition was taken."""
+    if met.get(line, (0, 2))[1] == 2:
+        return f"only if the condition of line {line} {'does not hold' if at else 'holds'}"
+    return f"only if the `case` of line {line} takes its branch {at + 1}"
 
 
 def _environ_of(prefix: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -77,6 +77,8 @@ def job_variables(job: Job, submission_id: str, *, node_gpus: int = 0) -> dict[s
         environment[variables.BREAKS] = json.dumps(job.breaks)
     if job.profile:
         environment[variables.PROFILE] = job.profile
+        if trainer := os.environ.get(variables.TRAINER):
+            environment[variables.TRAINER] = trainer
         if node_gpus:
             environment[variables.NODE_GPUS] = str(node_gpus)
     if job.tiny:

@@ -44,7 +44,6 @@ class AppliedProfile:
     def as_json(self) -> dict[str, Any]:
         """Return the document of `profile show --json`."""
         return {
-            "version": 1,
             "trainer": self.program.module,
             self.program.trainer.name: self.installed.version,
             "keys_of": self.overlay.version,
@@ -82,9 +81,9 @@ def apply_profile(
     Raises:
         RaydebugError: it is no known training, or the profile cannot be applied to it.
     """
-    program = recognise(argv)
+    program = recognise(argv, folder=folder, search=search)
     if program is None:
-        raise no_training(argv)
+        raise no_training(argv, [])
     rules = load_profile(profile) if isinstance(profile, str) else profile
     if "model" in tiny:
         rules = replace(rules, rules=rules.rules + MODEL_RULES)
@@ -116,10 +115,10 @@ def apply_in_driver(
     Raises:
         RaydebugError: the profile is unknown or cannot be applied to this command, or nothing tiny can be made.
     """
-    if recognise(argv) is None:
-        return None
     # `python -m` puts the working folder first, only after site has run; with -P or -I it does not at all.
     search = sys.path if sys.flags.safe_path else ["", *sys.path]
+    if recognise(argv, folder=Path.cwd(), search=search) is None:
+        return None
     kept = Rollouts.of_variable(rollouts)
     applied = apply_profile(
         argv, profile=profile, environ=os.environ, folder=Path.cwd(), search=search, tiny=tiny, rollouts=kept
@@ -160,8 +159,17 @@ def _record(changes: Sequence[Change]) -> None:
         render.say(f"raydebug: the profile's changes are not recorded: {failure}")
 
 
-def no_training(argv: Sequence[str]) -> RaydebugError:
-    """Return the error for a command that is no training."""
+def no_training(argv: Sequence[str], others: Sequence[str]) -> RaydebugError:
+    """Return the error for a command that is no training; `others` are the Python programs that it runs."""
+    if others:
+        known = " or ".join(trainer.name for trainer in TRAINERS)
+        return UsageError(
+            f"'{' '.join(argv)[:120]}' runs no training that raydebug knows",
+            cause=f"it runs {', '.join(others[:3])}: neither the name nor the arguments are those of {known},"
+            " and no config with their keys was found",
+            fix="say what it is: --trainer verl (or openrlhf), with --verl 0.9 where verl is not installed",
+            code="profile.no-training",
+        )
     return UsageError(
         f"'{' '.join(argv)[:120]}' is not a training command that raydebug knows",
         cause=f"those are python or torchrun with -m {modules_known()}",
@@ -182,44 +190,47 @@ def explain(
 ) -> list[dict[str, Any]]:
     """Return the document of each training command that a command or a shell script runs, in their order.
 
+    One to which the profile cannot be applied has `refused` instead, an error as JSON.
+
     Arguments are those of `apply_profile`; `elsewhere` is the runner of a cluster that has another Python, or other
     files, than this process.
 
     Raises:
-        RaydebugError: it runs no known training, its script cannot be read, or the profile cannot be applied.
+        RaydebugError: it runs no known training, its script cannot be read, or the profile can be applied to none.
     """
-    from raydebug.commands.trainings import find_trainings
+    from raydebug.commands.trainings import find_trainings, other_programs
 
     trainings = find_trainings(command, environ, folder)
     if not trainings:
-        raise no_training(command)
-    documents = []
+        raise no_training(command, other_programs(command, environ, folder))
+    documents: list[dict[str, Any]] = []
+    refused: list[RaydebugError] = []
     for training in trainings:
         # The training's Python looks in its folder first, then in PYTHONPATH.
         search = ["", *(entry for entry in training.environ.get("PYTHONPATH", "").split(os.pathsep) if entry)]
-        if elsewhere is None:
-            document = apply_profile(
-                training.argv,
-                profile=profile,
-                environ=training.environ,
-                folder=training.folder,
-                search=[*search, *sys.path],
-                tiny=tiny,
-                version=version,
-            ).as_json()
-        else:
-            document = _ask(
-                elsewhere,
-                training.folder,
-                argv=training.argv,
-                profile=profile,
-                environ={name: training.environ[name] for name in _DECIDING if name in training.environ},
-                search=search,
-                tiny=list(tiny),
-                version=version,
-            )
+        asked: dict[str, Any] = {"argv": training.argv, "profile": profile, "tiny": list(tiny), "version": version}
+        try:
+            if elsewhere is None:
+                document = apply_profile(
+                    **asked, environ=training.environ, folder=training.folder, search=[*search, *sys.path]
+                ).as_json()
+            else:
+                deciding = {name: training.environ[name] for name in _DECIDING if name in training.environ}
+                trainer = environ.get(variables.TRAINER)
+                document = _ask(
+                    elsewhere, training.folder, **asked, environ=deciding, search=search, trainer=trainer
+                )  # fmt: skip
+        except RaydebugError as failure:
+            refused.append(failure)
+            document = {"trainer": training.program.module, "notes": [], "argv": training.argv, **_refusal(failure)}
         documents.append({**document, "notes": [*document["notes"], *training.notes]})
+    if len(refused) == len(documents):
+        raise refused[0]
     return documents
+
+
+def _refusal(failure: RaydebugError) -> dict[str, Any]:
+    return {"refused": failure.as_json()["error"]}
 
 
 def _ask(runner: Runner, folder: Path, **request: object) -> dict[str, Any]:
@@ -234,6 +245,8 @@ def _ask(runner: Runner, folder: Path, **request: object) -> dict[str, Any]:
 def main(request: str) -> int:
     """Answer one request of `profile show` with JSON."""
     asked = json.loads(request)
+    if trainer := asked.pop("trainer", None):
+        os.environ[variables.TRAINER] = trainer
     folder = Path.cwd()
     search = [*asked.pop("search"), *sys.path]
     try:

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field, replace
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.profile.load import Profile, SettingRule
 from raydebug.protocol import variables
-from raydebug.trainers.registry import column_of, columns, known_versions, nearest_column
+from raydebug.trainers.registry import column_of, columns, is_in, known_versions, nearest_column, own_keys
 from raydebug.trainers.settings import Change, Missing, Settings
 from raydebug.trainers.trainer import Arguments, Column, Installed, Program
 
 AGREES_AT_LEAST = 0.6  # of a version's keys, for a config of unknown version to be read by them
+_BATCH_GROUP = {"train_batch_size", "generation_batch_size", "mini_batch_size", "rollouts_per_prompt"} | {
+    "rollouts_per_agent", "samples_per_prompt", "gpus_per_node", "nodes",
+}  # fmt: skip
 TYPO_CLOSENESS = 0.8  # of each part of two keys, for one key to be taken for the other misspelled
 
 
@@ -65,14 +68,26 @@ def overlay_profile(
         elsewhere=frozenset(word for other in columns()[program.name].values() for word in other),
         started_ranks=int(started) if started.isdigit() else None,
     )
+    group = set[str]() if _can_fit(settings) else _BATCH_GROUP
+    if group:
+        notes = [f"{program.module} has no micro batch size by a known name: its batch sizes stay as they are", *notes]
+    if not settings.has("steps") and not settings.has("async_samples"):
+        notes = ["it has no setting for the number of steps: each batch of its data is a step", *notes]
+    if settings.has("async_samples"):
+        group |= {"train_batch_size", "generation_batch_size"}  # 0 and 1: its prompts come one by one
     platform = "cpu" if program.trainer.on_cpu(environ) else None
     for rule in profile.rules:
-        if rule.only_on in (None, platform):
+        if rule.only_on in (None, platform) and rule.word not in group:
             _obey(settings, _as_many_as_the_node_has(rule, environ))
     program.trainer.fit_batches(program.name, settings)
     if sweeps := command.swept_keys():
         notes = [*notes, f"the command sweeps {', '.join(sweeps)}: the small run is made once for each value"]
     return Overlay(settings.changes, command.arguments, command.launcher, settings.missing, notes, version, settings)
+
+
+def _can_fit(settings: Settings) -> bool:
+    """Return whether the micro batch is known, which has to divide what the others are reduced to."""
+    return settings.has("micro_batch_size") or not settings.has("mini_batch_size")
 
 
 def _obey(settings: Settings, rule: SettingRule) -> None:
@@ -94,11 +109,11 @@ def _choose_column(profile: Profile, program: Program, installed: Installed) -> 
     if installed.values is None:
         raise _unknown_version(profile, program, installed)
     version, column = nearest_column(program.name, installed.values)
-    own = [key.path for key in column.values() if not key.is_launcher_option and not key.added]
-    if sum(path in installed.values for path in own) < AGREES_AT_LEAST * len(own):
+    own = own_keys(column)
+    if sum(is_in(key, installed.values) for key in own) < AGREES_AT_LEAST * len(own):
         raise _unknown_version(profile, program, installed)
     name = program.trainer.name
-    called = f"{name} {installed.version}" if installed.version else f"a {name} that names no version"
+    called = f"{name} {installed.version}" if installed.version else f"a release of {name} that states no version"
     return (
         version,
         column,
@@ -167,11 +182,13 @@ def _unknown_version(profile: Profile, program: Program, installed: Installed) -
             " raydebug profile show --verl 0.9 ..."
         )
     else:
+        name = program.trainer.name
+        why = f", and its config cannot be read: {installed.unread}" if installed.unread else ""
         cause = (
-            f"{program.trainer.name} {installed.version or '(no version)'} is installed; the keys of these versions are"
+            f"{name} {installed.version or '(no version)'} is installed{why}; the keys of these versions are"
             f" known: {known_versions(program.name)}"
         )
-        fix = "install a known version, or run without --profile"
+        fix = "name the version that it is like: raydebug profile show --verl 0.9 ..., or run without --profile"
     return UsageError(
         f"the profile '{profile.name}' cannot be applied to {program.module}",
         cause=cause,
@@ -184,6 +201,6 @@ def _not_for(profile: Profile, program: Program) -> RaydebugError:
     return UsageError(
         f"the profile '{profile.name}' is not for {program.module}",
         cause=f"{profile.summary}: that is for {', '.join(profile.trainers)}, and this is {program.name}",
-        fix="--profile debug",
+        fix="raydebug profile list says what each profile makes of a run; `debug` is for all of these programs",
         code="profile.not-for",
     )

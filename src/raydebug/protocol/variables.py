@@ -27,6 +27,9 @@ CLUSTER_NAME = "RAYDEBUG_CLUSTER_NAME"
 PROFILE = "RAYDEBUG_PROFILE"
 """Name of the profile that the driver process applies to the training command."""
 
+TRAINER = "RAYDEBUG_TRAINER"
+"""Name of the trainer that a program of the command is, which is recognised by nothing else."""
+
 TINY = "RAYDEBUG_TINY"
 """Parts of the training to replace by tiny ones, made where the driver runs: `model`, `data` or both."""
 

@@ -7,11 +7,15 @@ compares each key and default with the config in the wheel of each verl release 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from raydebug.protocol import variables
 from raydebug.trainers.openrlhf import OPENRLHF
-from raydebug.trainers.trainer import GONE, Column, Program, Trainer
+from raydebug.trainers.trainer import GONE, Column, Key, Program, Trainer
 from raydebug.trainers.verl.trainer import VERL
 
 TRAINERS: tuple[Trainer, ...] = (VERL, OPENRLHF)
@@ -19,16 +23,61 @@ TRAINERS: tuple[Trainer, ...] = (VERL, OPENRLHF)
 _WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
 # torchrun's options that take none; every other one does. Source: torch 2.13.0 distributed/run.py:425-721.
 _WITHOUT_VALUE = {"--standalone", "-m", "--module", "--no-python", "--run-path", "--virtual-local-rank"}
+_CONFIGURED = re.compile(r"[+~]*[A-Za-z_][\w./@]*=|--config-(name|path|dir)\b|-c[npd]$")  # by Hydra
 _TORCHRUN = ("torch.distributed.run", "torch.distributed.launch")
 
 
-def recognise(argv: Sequence[str]) -> Program | None:
+@dataclass(frozen=True)
+class Started:
+    """What a command starts, whether or not it is a training: a Python module, or the path of a program.
+
+    Args:
+        module: its name; of a file, the last three parts of its path as one.
+        arguments_at, launcher_at: as `Program` has them.
+    """
+
+    module: str
+    arguments_at: int
+    launcher_at: int | None = None
+
+
+def recognise(argv: Sequence[str], *, folder: Path | None = None, search: Sequence[str] = ()) -> Program | None:
     """Return the program that a command runs; None if it is no known training.
+
+    A program is a training by its name, by the keys that its arguments set, or by the config that its source names.
 
     Args:
         argv: the whole command, as `sys.orig_argv` has it: interpreter, its options, -m MODULE or a file, arguments;
             or torchrun and its options in place of the interpreter.
+        folder: its working directory; None: its source is not looked at.
+        search: where its Python looks for modules, in order.
     """
+    started = started_by(argv)
+    if started is None:
+        return None
+    module, arguments = started.module, argv[started.arguments_at :]
+    if (
+        module.rpartition(".")[2].removeprefix("main_").startswith("eval")
+    ):  # it has a training's config, and trains nothing
+        return None
+    for trainer in TRAINERS:
+        name = trainer.program_of(module) or trainer.program_of_arguments(module, arguments)
+        if name is not None:
+            return Program(trainer, name, module, started.arguments_at, started.launcher_at)
+    asked = next((it for it in TRAINERS if it.name == os.environ.get(variables.TRAINER)), None)
+    if asked is not None and asked.may_take(arguments):
+        return Program(asked, asked.programs()[0], module, started.arguments_at, started.launcher_at)
+    if folder is None or not any(map(_CONFIGURED.match, arguments)):
+        return None
+    for trainer in TRAINERS:
+        program = Program(trainer, "", module, started.arguments_at, started.launcher_at)
+        if name := trainer.program_of_source(program, argv, folder=folder, search=search):
+            return replace(program, name=name)
+    return None
+
+
+def started_by(argv: Sequence[str]) -> Started | None:
+    """Return what a command starts; None for code that is given by an option."""
     if argv and _is_torchrun(argv[0]):
         return _launched(argv, 1)
     at = 1
@@ -37,7 +86,7 @@ def recognise(argv: Sequence[str]) -> Program | None:
         if option.startswith("-m"):
             module = option[2:] or (argv[at + 1] if at + 1 < len(argv) else "")
             at += 1 if option[2:] else 2
-            return _launched(argv, at) if module in _TORCHRUN else _program(module, at)
+            return _launched(argv, at) if module in _TORCHRUN else Started(module, at)
         if option in ("-c", "-"):
             return None
         at += 2 if option in _WITH_VALUE else 1
@@ -50,7 +99,7 @@ def _is_torchrun(program: str) -> bool:
     return program == "torchrun" or program.endswith("/torchrun")
 
 
-def _launched(argv: Sequence[str], launcher_at: int) -> Program | None:
+def _launched(argv: Sequence[str], launcher_at: int) -> Started | None:
     """Return the program that torchrun starts: the first argument that is neither an option nor an option's value."""
     at, by_module = launcher_at, False
     while at < len(argv) and argv[at].startswith("-"):
@@ -59,23 +108,13 @@ def _launched(argv: Sequence[str], launcher_at: int) -> Program | None:
         at += 1 if option in _WITHOUT_VALUE or "=" in option else 2
     if at >= len(argv):
         return None
-    return (_program if by_module else _of_file)(argv[at], at + 1, launcher_at)
+    return Started(argv[at], at + 1, launcher_at) if by_module else _of_file(argv[at], at + 1, launcher_at)
 
 
-def _of_file(path: str, arguments_at: int, launcher_at: int | None = None) -> Program | None:
-    """Return the program of a file by its path: `python .../verl/trainer/main_ppo.py`."""
-    if not path.endswith(".py"):
-        return None
+def _of_file(path: str, arguments_at: int, launcher_at: int | None = None) -> Started:
+    """Return the program of a file by its path: `python .../verl/trainer/main_ppo.py`, or a console script's."""
     module = ".".join(path.removesuffix(".py").split("/")[-3:])
-    return _program(module, arguments_at, launcher_at)
-
-
-def _program(module: str, arguments_at: int, launcher_at: int | None = None) -> Program | None:
-    for trainer in TRAINERS:
-        name = trainer.program_of(module)
-        if name is not None:
-            return Program(trainer, name, module, arguments_at, launcher_at)
-    return None
+    return Started(module, arguments_at, launcher_at)
 
 
 def columns() -> dict[str, Mapping[str, Column]]:
@@ -108,13 +147,23 @@ def nearest_column(program: str, known: Mapping[str, object]) -> tuple[str, Colu
     table = columns()[program]
 
     def agreement(name: str) -> int:
-        keys = [key for key in table[name].values() if not key.is_launcher_option and not key.added]
-        here = [key for key in keys if key.path in known]
-        same = [key for key in here if key.default == (tuple(v) if isinstance(v := known[key.path], list) else v)]
+        keys = own_keys(table[name])
+        here = [key for key in keys if is_in(key, known)]
+        same = [key for key in here if key.default == (tuple(v) if isinstance(v := known.get(key.path), list) else v)]
         return 2 * len(here) - 2 * (len(keys) - len(here)) + len(same)
 
     names = [name for _, name in _releases(table) if table[name]]
     return max(((name, table[name]) for name in reversed(names)), key=lambda pair: agreement(pair[0]))
+
+
+def own_keys(column: Column) -> list[Key]:
+    """Return the keys that every config of a column's version has."""
+    return [key for key in column.values() if not key.is_launcher_option and not key.added and not key.listed_only]
+
+
+def is_in(key: Key, known: Mapping[str, object]) -> bool:
+    """Return whether a config has a key, or an older one for the same setting."""
+    return any(path in known for path in (key.path, *key.instead_of))
 
 
 def newest_column(program: str) -> Column:

@@ -91,6 +91,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         self._defaults = {key.path: key.default for key in self.column.values()}
+        self.column = {word: self._key_of_config(key) for word, key in self.column.items()}
+
+    def _key_of_config(self, key: Key) -> Key:
+        """Return a key by the name that this config has for it: an older one, where it lacks the newer."""
+        if self._knows(key):
+            return key
+        older = next((path for path in key.instead_of if path in (self.values or ())), None)
+        return key if older is None else replace(key, path=older, instead_of=())
 
     def of_command(self, command: Arguments) -> Settings:
         """Return the settings of another command of the same training, with nothing changed."""
@@ -133,8 +141,10 @@ class Settings:
         key = self.column.get(word)
         if key is not None and not self._in_use(key):
             return False
-        if key is not None and self._knows(key.path, added=key.added):
+        if key is not None and self._knows(key):
             return True
+        if key is not None and key.listed_only:
+            return False
         if word in self.elsewhere:
             self.missing.append(Missing(word, key.path if key else None))
         return False
@@ -142,10 +152,22 @@ class Settings:
     def has(self, word: str) -> bool:
         """Return whether this training has a key for a setting, and the part that it belongs to."""
         key = self.column.get(word)
-        return key is not None and self._in_use(key) and self._knows(key.path, added=key.added)
+        return key is not None and self._in_use(key) and self._knows(key)
 
-    def _knows(self, path: str, *, added: bool) -> bool:
-        return added or path.startswith("--") or self.values is None or path in self.values
+    def path(self, word: str) -> str:
+        """Return the trainer's key for a setting."""
+        return self.column[word].path
+
+    def _knows(self, key: Key) -> bool:
+        if key.added or key.read_anyway or key.is_launcher_option or self.command.get(key.path) is not None:
+            return True  # what the command adds with `+` is there too
+        return not key.listed_only if self.values is None else key.path in self.values
+
+    def _is_listed(self, key: Key) -> bool:
+        """Return whether the trainer's own config has a key: Hydra needs `++` to set another one."""
+        if self.values is None or key.is_launcher_option:
+            return not key.added
+        return key.path in self.values
 
     def _in_use(self, key: Key) -> bool:
         return key.only_with is None or self.trainer.in_use(key.only_with, self.in_force)
@@ -204,9 +226,9 @@ class Settings:
                 self.changes.append(Change(word, other, str(self.command.get(other)), None, f"now {key.path}"))
                 self.command.replace(other, None, added=False)
         value = key.values.get(new, new) if new is not None else None
-        self._change_one(word, key.path, value, why, saves, added=key.added)
+        self._change_one(word, key.path, value, why, saves, added=not self._is_listed(key))
         for path in key.also:
-            if self._knows(path, added=False):
+            if self.values is None or path in self.values:
                 self._change_one(word, path, value, why, "", added=False)
 
     def _change_one(self, word: str, path: str, new: str | None, why: str, saves: str, *, added: bool) -> None:

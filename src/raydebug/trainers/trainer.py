@@ -28,9 +28,12 @@ class Key:
         path: the key; `--nproc_per_node` for an option of torchrun.
         default: the trainer's default; `${a.b}` if that is another setting's value.
         added: not in the trainer's own config, so that Hydra needs `++` to set it.
-        instead_of: keys for the same setting that must not be given beside this one.
+        instead_of: older keys for the same setting, that must not be given beside this one; a config without this key
+            may have one of them.
         also: keys that must have the same value.
         only_with: the part of the training that must be in use, such as `critic`.
+        listed_only: whether only some configs of this program have it: a recipe's, a fork's.
+        read_anyway: whether versions read it whose config does not list it.
         values: the trainer's words for our values, if they differ.
     """
 
@@ -40,6 +43,8 @@ class Key:
     instead_of: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
     only_with: str | None = None
+    listed_only: bool = False
+    read_anyway: bool = False
     values: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -128,6 +133,9 @@ class BatchSettings(Protocol):
 
     def has(self, word: str) -> bool:
         """Return whether the program has this setting and uses it."""
+
+    def path(self, word: str) -> str:
+        """Return the trainer's key for a setting."""
 
     def text(self, word: str) -> str | None:
         """Return a setting as text."""
@@ -243,6 +251,20 @@ class Trainer(Protocol):
 
     def program_of(self, module: str) -> str | None:
         """Return the name of the program that a module is; None if it is none of this trainer."""
+
+    def program_of_arguments(self, module: str, arguments: Sequence[str]) -> str | None:
+        """Return the name of the program that takes these arguments, whatever it is called; None if none does."""
+
+    def may_take(self, arguments: Sequence[str]) -> bool:
+        """Return whether these can be arguments of its trainings, of a program that the user calls one."""
+
+    def program_of_source(
+        self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]
+    ) -> str | None:
+        """Return the name of the program whose config the source of a program names; None if it is none.
+
+        Nothing is imported; the arguments are those of `read_config`.
+        """
 
     def keys(self, program: str) -> Mapping[str, Column]:
         """Return the program's keys: version from which they hold -> our setting names -> keys, oldest first."""

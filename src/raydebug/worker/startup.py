@@ -135,11 +135,13 @@ def _apply_profile() -> None:
     A requested profile that cannot be applied ends the process: without it the whole training would start.
     """
     arguments = getattr(sys, "orig_argv", [])
-    if "-m" not in arguments and not any(a.endswith(".py") or a.startswith("-m") for a in arguments):
-        return
+    if not any(a.startswith("-m") or a.endswith(".py") or "=" in a or a[:2] == "--" for a in arguments[1:]):
+        return  # no program, or without arguments that could tell
+    from pathlib import Path
+
     from raydebug.trainers.registry import recognise
 
-    if recognise(arguments) is None:
+    if recognise(arguments, folder=Path.cwd(), search=["", *sys.path]) is None:
         return
     from raydebug.profile.apply_profile import apply_in_driver
 

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from raydebug.trainers.trainer import StepMetrics
 
 _MODULE = "openrlhf.cli.train_ppo_ray"
+# Options of its training with Ray, until 0.10.1 and from 0.10.2 on: a fork's program of any name has them too.
+OF_RAY = frozenset((
+    *("--actor_num_nodes", "--actor_num_gpus_per_node", "--vllm_num_engines", "--rollout_batch_size"),
+    *("--micro_rollout_batch_size", "--n_samples_per_prompt", "--prompt_data"),
+    *("--actor.num_nodes", "--actor.num_gpus_per_node", "--vllm.num_engines", "--rollout.batch_size"),
+    *("--rollout.micro_batch_size", "--rollout.n_samples_per_prompt", "--data.prompt_dataset"),
+))  # fmt: skip
+SIGNS_LEAST = 3
 # Source: OpenRLHF trainer/ppo_trainer.py:547 (0.11.0) and :541 (0.9.10), trainer/ppo_trainer_async.py:244 (0.11.0).
 _MODEL_PRINTED = re.compile(r"\((?:PolicyModelActor|ActorModelRayActor) pid=\d+[^)]*\) Actor\($")
 _METRIC = re.compile(r"'(?P<name>[\w./@-]+)': (?:np\.\w+\()?(?P<value>-?[\d.]+(?:e[+-]?\d+)?|nan|-?inf)\)?(?=[,}])")
@@ -48,6 +56,18 @@ class OpenRlhf:
 
     def program_of(self, module: str) -> str | None:
         return "openrlhf_ppo" if module == _MODULE or module.endswith(f".{_MODULE}") else None
+
+    def program_of_arguments(self, module: str, arguments: Sequence[str]) -> str | None:
+        names = {argument.partition("=")[0] for argument in arguments}
+        return "openrlhf_ppo" if len(names & OF_RAY) >= SIGNS_LEAST else None
+
+    def may_take(self, arguments: Sequence[str]) -> bool:
+        return any(argument.partition("=")[0] in OF_RAY for argument in arguments)
+
+    def program_of_source(
+        self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]
+    ) -> str | None:
+        return None  # a command names its actors, and is recognised by that
 
     def programs(self) -> tuple[str, ...]:
         return ("openrlhf_ppo",)

@@ -201,6 +201,12 @@ def ranks_of(settings: BatchSettings) -> int:
     return per_node * (settings.whole("nodes") or 1)
 
 
+def _ranks(settings: BatchSettings) -> str:
+    """Return `ranks`, with a word where their number is a guess: only a run can tell it."""
+    said = settings.started_ranks is None and settings.text("gpus_per_node")
+    return "ranks (a guess)" if said and settings.whole("gpus_per_node") is None else "ranks"
+
+
 def _fit_ppo(settings: BatchSettings) -> None:
     """Fit main_ppo.
 
@@ -213,19 +219,44 @@ def _fit_ppo(settings: BatchSettings) -> None:
     if not any(settings.is_changed(word) for word in _SHARED):
         return  # the user's own numbers fit each other already
     ranks, rollouts = ranks_of(settings), settings.whole("rollouts_per_prompt") or 1
-    batch = _whole_batches(settings, ranks)
+    is_async = settings.has("async_samples")  # its train batch is 0: prompts come one by one
+    batch = (
+        _next_multiple(settings.whole("mini_batch_size") or 1, ranks) if is_async else _whole_batches(settings, ranks)
+    )
     for part in ("", "critic_"):
         if not settings.has(f"{part}mini_batch_size"):
             continue
         own = settings.whole(f"{part}mini_batch_size") or batch
         # One that was larger is the batch itself: one update in each step.
         mini = batch if settings.is_changed(f"{part}mini_batch_size") else min(own, batch)
-        mini = Sizes(train=batch, rollouts=rollouts, ranks=ranks, parallel=1).fitting_mini(mini)
+        older = settings.has(f"{part}micro_batch_size") and _is_of_all_ranks(settings, f"{part}micro_batch_size")
+        # Source: Search-R1 598e61bd verl/workers/fsdp_workers.py divides it by the ranks, and by no rollouts.
+        fitting = Sizes(train=batch, rollouts=1 if older else rollouts, ranks=ranks, parallel=1)
+        mini = fitting.fitting_mini(mini)
         if mini != settings.whole(f"{part}mini_batch_size"):
-            settings.change(f"{part}mini_batch_size", str(mini), f"divides the batch of {batch} and its {ranks} ranks")
-        _divide(settings, f"{part}micro_batch_size", mini * rollouts // ranks)
+            settings.change(
+                f"{part}mini_batch_size", str(mini), f"divides the batch of {batch} and its {ranks} {_ranks(settings)}"
+            )
+        _fit_micro(settings, f"{part}micro_batch_size", mini * rollouts // ranks, ranks)
+        if is_async and not part:
+            # Source: verl 0.7 experimental/fully_async_policy/fully_async_trainer.py (required_samples).
+            samples = 2 * mini * (settings.whole("async_batches") or 1)
+            settings.change("async_samples", str(samples), f"two updates of {mini} prompts each")
     for word in ("rollout_log_prob_micro_batch_size", "ref_log_prob_micro_batch_size"):
-        _divide(settings, word, batch * rollouts // ranks)
+        _fit_micro(settings, word, batch * rollouts // ranks, ranks)
+
+
+def _is_of_all_ranks(settings: BatchSettings, word: str) -> bool:
+    """Return whether a micro batch is that of all ranks together, as before verl 0.2, and not of each GPU."""
+    return settings.path(word).endswith("micro_batch_size")
+
+
+def _fit_micro(settings: BatchSettings, word: str, share: int, ranks: int) -> None:
+    """Lower a micro batch to one that divides a rank's share; one of all ranks to a sequence for each."""
+    if not settings.has(word) or not _is_of_all_ranks(settings, word):
+        _divide(settings, word, share)
+    elif settings.text(word) is not None:
+        settings.change(word, str(ranks), f"one sequence for each of the {ranks} {_ranks(settings)}")
 
 
 def _fit_sft(settings: BatchSettings) -> None:
@@ -268,9 +299,13 @@ def _whole_batches(settings: BatchSettings, ranks: int) -> int:
     """
     batch = settings.whole("train_batch_size") or 1
     if batch % ranks:
-        batch = -(-batch // ranks) * ranks
-        settings.change("train_batch_size", str(batch), f"a multiple of the {ranks} ranks")
+        batch = _next_multiple(batch, ranks)
+        settings.change("train_batch_size", str(batch), f"a multiple of the {ranks} {_ranks(settings)}")
     return batch
+
+
+def _next_multiple(number: int, of: int) -> int:
+    return -(-number // of) * of
 
 
 def _enough_samples(settings: BatchSettings) -> None:
@@ -299,6 +334,7 @@ def _divide(settings: BatchSettings, word: str, whole: int) -> None:
 
 _FITS: dict[str, Callable[[BatchSettings], None]] = {
     "ppo": _fit_ppo,
+    "easyr1": _fit_ppo,
     "sft": _fit_sft,
     "sft_ray": _fit_sft,
     "fsdp_sft": _fit_sft,

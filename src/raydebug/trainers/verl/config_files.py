@@ -9,6 +9,7 @@ Anything else is NotComposed: the config then counts as unread. Source: Hydra 1.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,8 @@ from raydebug.trainers.trainer import Installed, Program
 CONFIG_BYTES_MAX = 1024 * 1024  # verl's largest has 45 KiB
 DEPTH_MAX = 16
 FILES_MAX = 500  # verl's config has 40
+MAIN_PPO = "verl.trainer.main_ppo"
+PACKAGES_MAX = 2  # above a program's folder
 LEVELS_MAX = 64  # verl's have 6
 _MAIN = re.compile(r"@hydra\.main\((?P<options>[^)]*)\)")
 _OPTION = re.compile(r"(config_path|config_name)\s*=\s*[\"']([^\"']+)[\"']")
@@ -39,20 +42,32 @@ def read_config(program: Program, argv: Sequence[str], *, folder: Path, search: 
     file = find_program_file(program.module, argv[program.arguments_at - 1], folder, search)
     if file is None:
         return Installed(installed_version(package), None, f"{program.module} is not installed here")
-    version = _version_of(file.parent.parent) or installed_version(package)
+    version = _version_near(file) or installed_version(package)
+    if version is None:  # a recipe: the verl that it imports
+        verl = find_program_file(MAIN_PPO, MAIN_PPO, folder, search)
+        version = (_version_near(verl) if verl else None) or installed_version("verl")
     try:
         return Installed(version, _compose_defaults(file, Overrides(list(argv[program.arguments_at :])), folder))
     except (NotComposed, OSError) as failure:
         return Installed(version, None, str(failure))
 
 
-def _version_of(package: Path) -> str | None:
-    """Return the version in a package's own file. Source: verl setup.py, 0.4 to 0.9: version/version."""
-    file = package / "version" / "version"
+def read_values(program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Mapping[str, object]:
+    """Return the config that the source of any program names, as `Installed.values`; empty if it names none."""
+    file = find_program_file(program.module, argv[program.arguments_at - 1], folder, search)
     try:
-        return file.read_text(encoding="utf-8").strip()[:40] or None
-    except (OSError, UnicodeDecodeError):
-        return None
+        return _compose_defaults(file, Overrides(list(argv[program.arguments_at :])), folder) if file else {}
+    except (NotComposed, OSError):
+        return {}
+
+
+def _version_near(program: Path) -> str | None:
+    """Return the version that a program's own package states. Source: verl setup.py, 0.4 to 0.9: version/version."""
+    for package in program.parents[1 : 1 + PACKAGES_MAX]:  # verl/trainer/main_ppo.py, verl/experimental/vla/main_ppo.py
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if version := (package / "version" / "version").read_text(encoding="utf-8").strip()[:40]:
+                return version
+    return None
 
 
 def _compose_defaults(file: Path, command: Overrides, folder: Path) -> dict[str, object]:
@@ -71,32 +86,36 @@ def _compose_defaults(file: Path, command: Overrides, folder: Path) -> dict[str,
         group = (key_of(argument) or "").partition("@")[0]
         if group and "." not in group and any((place / group).is_dir() for place in folders):
             choices[str(key_of(argument))] = argument.partition("=")[2].strip("'\"")
-    return compose(name, folders, choices)
+    return compose(name, folders, choices, folder)
 
 
-def compose(name: str, folders: Sequence[Path], choices: Mapping[str, str]) -> dict[str, object]:
+def compose(
+    name: str, folders: Sequence[Path], choices: Mapping[str, str], working_dir: Path = Path()
+) -> dict[str, object]:
     """Return a config with every key as a dotted path; references to other values are not resolved.
 
     Args:
         name: the primary config's file, with or without .yaml.
         folders: of the configs, in the order of the search.
         choices: `group` or `group@package` -> the file that the command line selects.
+        working_dir: of the command: a relative `hydra.searchpath` begins there.
 
     Raises:
         NotComposed: a file is missing, is no YAML, or uses what is not understood.
     """
-    composer = _Composer(list(folders), dict(choices))
+    composer = _Composer(list(folders), dict(choices), working_dir)
     whole: dict[str, object] = {}
     composer.add(whole, name.removesuffix(".yaml"), group="", package="", depth=0)
     whole.pop("hydra", None)
-    return dict(_leaves(whole))
+    return dict(leaves(whole))
 
 
-def _leaves(node: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(node: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each value of nested mappings with its dotted path."""
     for key, value in node.items():
         path = f"{above}.{key}" if above else str(key)
         if isinstance(value, dict) and value:
-            yield from _leaves(value, path)
+            yield from leaves(value, path)
         else:
             yield path, value
 
@@ -104,8 +123,9 @@ def _leaves(node: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any
 class _Composer:
     """Merges files in the order of their defaults lists."""
 
-    def __init__(self, folders: list[Path], choices: dict[str, str]) -> None:
+    def __init__(self, folders: list[Path], choices: dict[str, str], working_dir: Path) -> None:
         self._folders = folders
+        self._working_dir = working_dir
         self._asked = choices
         self._chosen: dict[str, str] = {}
         self._files = 0
@@ -122,7 +142,7 @@ class _Composer:
             hydra = document.get("hydra")
             more = hydra.get("searchpath") if isinstance(hydra, dict) else None
             if isinstance(more, list):
-                self._folders += [Path(str(entry).removeprefix("file://")) for entry in more]
+                self._folders += [self._searched(str(entry)) for entry in more]
         header = _HEADER.search(text)
         if header:
             package = "" if header[1] == "_global_" else header[1]
@@ -137,6 +157,11 @@ class _Composer:
             else:
                 self._add_default(whole, entry, group, package, depth)
 
+    def _searched(self, entry: str) -> Path:
+        """Return the folder of an entry of hydra.searchpath; of a package the one that the command would import."""
+        inner = Path(*entry.removeprefix("pkg://").split(".")) if entry.startswith("pkg://") else None
+        return self._working_dir / (entry.removeprefix("file://") if inner is None else inner)
+
     def _without_overrides(self, defaults: list[Any]) -> Iterator[Any]:
         """Record each `override GROUP: CHOICE`, and yield the other entries."""
         for entry in defaults:
@@ -150,7 +175,7 @@ class _Composer:
         if isinstance(entry, str):
             # A config of the same group, at the same place.
             file, _, at = entry.partition("@")
-            above, _, name = file.rpartition("/")
+            above, _, name = file.removesuffix(".yaml").rpartition("/")
             place = _dotted(package, at) if at else package
             self.add(whole, name, group=_joined(group, above), package=place, depth=depth + 1)
             return
@@ -168,7 +193,7 @@ class _Composer:
         if choice in (None, "null"):
             return
         for one in choice if isinstance(choice, list) else [choice]:
-            name = _CHOICE.sub(lambda found: self._choice(found[1]), str(one))
+            name = _CHOICE.sub(lambda found: self._choice(found[1]), str(one)).removesuffix(".yaml")
             self._chosen[where] = name
             try:
                 self.add(whole, name, group=where, package=place, depth=depth + 1)
@@ -182,34 +207,41 @@ class _Composer:
         return self._chosen[group]
 
     def _read(self, name: str) -> tuple[str, dict[str, object]]:
-        import yaml
-
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
         for folder in self._folders:
             file = folder / f"{name}.yaml"
             if is_file(file):
-                break
-        else:
-            if "/" in name:
-                raise FileNotFoundError(f"there is no {name}.yaml in {', '.join(map(str, self._folders))}")
-            raise NotComposed(f"there is no {name}.yaml in {', '.join(map(str, self._folders))}")
-        if file.stat().st_size > CONFIG_BYTES_MAX:
-            raise NotComposed(f"{file} has more than {CONFIG_BYTES_MAX} bytes")
-        try:
-            text = file.read_text(encoding="utf-8")
-            depth = 0
-            for event in yaml.parse(text, Loader=loader):
-                if getattr(event, "anchor", None):
-                    raise NotComposed(f"{file} has anchors or aliases")  # which may expand to any number of values
-                depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-                if depth > LEVELS_MAX:  # libyaml's loader calls itself for each: at 40,000 the process would crash
-                    raise NotComposed(f"{file} has more than {LEVELS_MAX} levels in one another")
-            document = yaml.load(text, Loader=loader)  # noqa: S506 - both loaders are the safe one
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError) as failure:
-            raise NotComposed(f"{file}: {failure}".splitlines()[0]) from failure
-        if document is not None and not isinstance(document, dict):
-            raise NotComposed(f"{file} is not a mapping")
-        return text, document or {}
+                return read_yaml(file)
+        if "/" in name:
+            raise FileNotFoundError(f"there is no {name}.yaml in {', '.join(map(str, self._folders))}")
+        raise NotComposed(f"there is no {name}.yaml in {', '.join(map(str, self._folders))}")
+
+
+def read_yaml(file: Path) -> tuple[str, dict[str, Any]]:
+    """Return the text of a config file, and the mapping that it is.
+
+    Raises:
+        NotComposed: it is large, nested deeply, has anchors, or is no mapping.
+    """
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    if file.stat().st_size > CONFIG_BYTES_MAX:
+        raise NotComposed(f"{file} has more than {CONFIG_BYTES_MAX} bytes")
+    try:
+        text = file.read_text(encoding="utf-8")
+        depth = 0
+        for event in yaml.parse(text, Loader=loader):
+            if getattr(event, "anchor", None):
+                raise NotComposed(f"{file} has anchors or aliases")  # which may expand to any number of values
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > LEVELS_MAX:  # libyaml's loader calls itself for each: at 40,000 the process would crash
+                raise NotComposed(f"{file} has more than {LEVELS_MAX} levels in one another")
+        document = yaml.load(text, Loader=loader)  # noqa: S506 - both loaders are the safe one
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError) as failure:
+        raise NotComposed(f"{file}: {failure}".splitlines()[0]) from failure
+    if document is not None and not isinstance(document, dict):
+        raise NotComposed(f"{file} is not a mapping")
+    return text, document or {}
 
 
 def _joined(group: str, inner: str) -> str:

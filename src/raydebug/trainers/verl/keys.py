@@ -8,6 +8,7 @@ or not.
 from __future__ import annotations
 
 from raydebug.trainers.trainer import GONE, Column, Key, ValueOf, later
+from raydebug.trainers.verl.easyr1 import EASYR1
 
 _ACTOR, _REF, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
 _MODEL = "actor_rollout_ref.model"
@@ -31,6 +32,17 @@ _0_4_0: Column = {
     # Read with .get() before 0.9: Source: verl 0.4.1 trainer/ppo/ray_trainer.py:_create_dataloader.
     "generation_batch_size": Key("data.gen_batch_size", added=True),
     "rollouts_per_prompt": Key(f"{_ROLLOUT}.n", 1),
+    # Of recipes and their forks. Source: verl 0.7 recipe/dapo/config, experimental/one_step_off_policy/config,
+    # experimental/fully_async_policy/config; PRIME 4f6ad1f5 training/verl/trainer/config (n_samples).
+    "filter_groups": Key("algorithm.filter_groups.enable", False, listed_only=True),
+    "filter_accuracy": Key("data.filter_accuracy", False, listed_only=True),
+    "rollout_gpus_per_node": Key("rollout.n_gpus_per_node", 8, listed_only=True),
+    "rollout_nodes": Key("rollout.nnodes", 1, listed_only=True),
+    "async_samples": Key("rollout.total_rollout_steps", 100, listed_only=True),
+    "sync_every": Key("async_training.trigger_parameter_sync_step", 4, listed_only=True),
+    "async_batches": Key("async_training.require_batches", 1, listed_only=True),
+    "rollouts_per_agent": Key(f"{_ROLLOUT}.n_agent", 1, listed_only=True),
+    "samples_per_prompt": Key("data.n_samples", 1, listed_only=True),
     "mini_batch_size": Key(f"{_ACTOR}.ppo_mini_batch_size", 256),
     "micro_batch_size": Key(f"{_ACTOR}.{_MICRO}", instead_of=(f"{_ACTOR}.ppo_micro_batch_size",)),
     "rollout_log_prob_micro_batch_size": Key(
@@ -42,7 +54,8 @@ _0_4_0: Column = {
     ),
     "critic_micro_batch_size": Key(f"critic.{_MICRO}", instead_of=("critic.ppo_micro_batch_size",), only_with=_CRITIC),
     # around the training
-    "validate_first": Key("trainer.val_before_train", True),
+    # Read with .get(), so a config of before 0.3 lacks it: Source: Search-R1 598e61bd verl/trainer/ppo/ray_trainer.py.
+    "validate_first": Key("trainer.val_before_train", True, read_anyway=True),
     # Read with .get(): Source: verl 0.4.0 trainer/ppo/ray_trainer.py:975.
     "validate_only": Key("trainer.val_only", False, added=True),
     "validate_every": Key("trainer.test_freq", -1),
@@ -379,6 +392,7 @@ GENERATION_SERVER: dict[str, Column] = {
 
 TABLES: dict[str, dict[str, Column]] = {
     "ppo": PPO,
+    "easyr1": EASYR1,
     "sft": SFT,
     "sft_ray": SFT_RAY,
     "fsdp_sft": FSDP_SFT,

@@ -24,6 +24,13 @@ PROGRAMS = {
     "main_generation": "generation",
     "main_generation_server": "generation_server",
 }
+# What only the config of one program has, for a program of any name: recipes, forks, the user's own.
+PARTS = {
+    "actor_rollout_ref.": "ppo",
+    "worker.actor.": "easyr1",
+    "worker.rollout.": "easyr1",
+    "model.partial_pretrain": "fsdp_sft",
+}
 _METRIC = re.compile(r"(?P<name>[\w./@-]+):(?:np\.\w+\()?(?P<value>-?[\d.]+(?:e[+-]?\d+)?|nan|-?inf)\)?(?= - |$)")
 
 
@@ -60,8 +67,26 @@ class Verl:
         # verl itself, vendored below another package, or a fork with verl in its name: verl_arpo, open_verl.
         return PROGRAMS.get(rest) if "verl" in package.rpartition(".")[2].split("_") else None
 
+    def program_of_arguments(self, module: str, arguments: Sequence[str]) -> str | None:
+        keys = {argument.lstrip("+").partition("=")[0] for argument in arguments if "=" in argument}
+        for part, name in PARTS.items():
+            if any(key.startswith(part) for key in keys):
+                return name
+        return "easyr1" if "config" in keys and module.endswith("trainer.main") else None
+
+    def may_take(self, arguments: Sequence[str]) -> bool:
+        return any("=" in argument and not argument.startswith("-") for argument in arguments)
+
+    def program_of_source(
+        self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]
+    ) -> str | None:
+        from raydebug.trainers.verl.config_files import read_values
+
+        values = read_values(program, argv, folder=folder, search=search)
+        return next((name for part, name in PARTS.items() if any(key.startswith(part) for key in values)), None)
+
     def programs(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(PROGRAMS.values()))
+        return tuple(dict.fromkeys((*PROGRAMS.values(), *PARTS.values())))
 
     def keys(self, program: str) -> Mapping[str, Column]:
         from raydebug.trainers.verl.keys import TABLES
@@ -69,6 +94,10 @@ class Verl:
         return TABLES[program]
 
     def read_config(self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Installed:
+        if program.name == "easyr1":
+            from raydebug.trainers.verl.easyr1 import read_config as read_dataclasses
+
+            return read_dataclasses(program, argv, folder=folder, search=search)
         from raydebug.trainers.verl.config_files import read_config
 
         return read_config(program, argv, folder=folder, search=search)
