@@ -30,6 +30,7 @@ PARTS = {
     "worker.actor.": "easyr1",
     "worker.rollout.": "easyr1",
     "model.partial_pretrain": "fsdp_sft",
+    "data.output_path": "generation",
 }
 _METRIC = re.compile(r"(?P<name>[\w./@-]+):(?:np\.\w+\()?(?P<value>-?[\d.]+(?:e[+-]?\d+)?|nan|-?inf)\)?(?= - |$)")
 
