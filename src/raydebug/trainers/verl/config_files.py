@@ -70,14 +70,24 @@ def _version_near(program: Path) -> str | None:
     return None
 
 
-def _compose_defaults(file: Path, command: Overrides, folder: Path) -> dict[str, object]:
+def main_config(file: Path, command: Overrides) -> tuple[str, Path]:
+    """Return the name of the config that a program's source or its command names, and the folder of it.
+
+    Raises:
+        NotComposed: neither names one.
+    """
     main = _MAIN.search(file.read_text(encoding="utf-8", errors="replace"))
     said = dict(_OPTION.findall(main["options"])) if main else {}
     name = command.option("--config-name", "-cn") or said.get("config_name")
     if name is None:
         raise NotComposed(f"{file} names no config of Hydra's")
     at = command.option("--config-path", "-cp") or said.get("config_path", ".")
-    folders = [(file.parent / at).resolve()]  # relative to the program's file. Source: Hydra 1.3, --config-path
+    return name, (file.parent / at).resolve()  # relative to the program's file. Source: Hydra 1.3, --config-path
+
+
+def _compose_defaults(file: Path, command: Overrides, folder: Path) -> dict[str, object]:
+    name, place = main_config(file, command)
+    folders = [place]
     more = command.option("--config-dir", "-cd")
     if more:
         folders.append(folder / more)
