@@ -207,6 +207,12 @@ def _malformed(path: Path, number: int, cause: str) -> RaydebugError:
     )
 
 
+def install_command(flavour: str) -> str:
+    """Return the command that installs a flavour, with a lock that is there: the checkout's, or the installed one."""
+    lock = Path("env", f"{flavour}.lock")
+    return f"pip install --require-hashes -r {lock if lock.is_file() else environment_dir() / lock.name}"
+
+
 # The tested versions
 
 
