@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -85,7 +86,7 @@ TRAINING_MODULES = (
     "vllm.v1.engine.core",
     "vllm.v1.worker.cpu_worker",
 )
-SCRIPTS = ("ci/docker-engine", "ci/base-image", "ci/chromium", "ci/build-twice", "ci/package-access", ".ci/run")
+SCRIPTS = ("ci/docker-engine", "ci/base-image", "ci/chromium", "ci/build-twice", "ci/dist-twice", "ci/package-access", ".ci/run")
 GPU, CPU, HOSTS = "docker-compose.yml", "docker-compose.cpu.yml", "docker-compose.hosts.yml"
 RDMA = "docker-compose.rdma.yml"
 YAML = (GPU, CPU, HOSTS, RDMA, ".devcontainer", "env", "src", ".github", ".yamllint")
@@ -175,6 +176,17 @@ def wheels(session: nox.Session) -> None:
 
 
 @nox.session
+def installed(session: nox.Session) -> None:
+    """Build wheel and sdist twice, compare them, and use them with no checkout (`nox -s all`: on every Python)."""
+    use(session, "core")
+    session.run("ci/dist-twice", env={"UV": uv()}, external=True)
+    found = {version: find_python(version) for version in ("3.11", *OTHER_PYTHONS)}
+    session.env["RAYDEBUG_TEST_PYTHONS"] = json.dumps({version: path for version, path in found.items() if path})
+    session.env["RAYDEBUG_TEST_UV"] = uv()
+    run_pytest(session, "tests/installed")
+
+
+@nox.session
 def browser(session: nox.Session) -> None:
     """The run report in a real Chromium, on the PATH or CHROMIUM=; axe-core (npm) looks it over."""
     use(session, "core")
@@ -247,7 +259,7 @@ def everything(session: nox.Session) -> None:
     """All sessions, with the long forms of tests that have one: loads, fuzzing, kills, every Ray (hours)."""
     os.environ["RAYDEBUG_TEST_LONG"] = "1"
     others = [f"unit-{version}" for version in OTHER_PYTHONS] + [f"compat({version})" for version in OLDER["ray"]]
-    once = ("gpu", "wheels", "cpu", "editors", "browser", "hosts", "demo", "compose")
+    once = ("gpu", "wheels", "installed", "cpu", "editors", "browser", "hosts", "demo", "compose")
     for name in ("lint", "types", "tests", *others, *once):
         session.notify(name)
 
