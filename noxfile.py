@@ -194,6 +194,16 @@ def browser(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """Build the docs as a site, build/docs/site, strictly; its links, search and looks in a real Chromium."""
+    use(session, "docs", project=False)
+    run(session, "python", "docs/site.py", "build/docs")
+    run(session, "zensical", "build", "--clean", "--strict", "--config-file", "build/docs/zensical.toml")
+    use(session, "core")
+    run_pytest(session, "tests/browser/test_site.py")
+
+
+@nox.session
 def cpu(session: nox.Session) -> None:
     """Tests of verl and vLLM on this CPU: the plug-in's contracts, the tiny models (minutes)."""
     use(session, "cpu")
@@ -259,7 +269,7 @@ def everything(session: nox.Session) -> None:
     """All sessions, with the long forms of tests that have one: loads, fuzzing, kills, every Ray (hours)."""
     os.environ["RAYDEBUG_TEST_LONG"] = "1"
     others = [f"unit-{version}" for version in OTHER_PYTHONS] + [f"compat({version})" for version in OLDER["ray"]]
-    once = ("gpu", "wheels", "installed", "cpu", "editors", "browser", "hosts", "demo", "compose")
+    once = ("gpu", "wheels", "installed", "cpu", "editors", "browser", "docs", "hosts", "demo", "compose")
     for name in ("lint", "types", "tests", *others, *once):
         session.notify(name)
 
