@@ -86,7 +86,16 @@ TRAINING_MODULES = (
     "vllm.v1.engine.core",
     "vllm.v1.worker.cpu_worker",
 )
-SCRIPTS = ("ci/docker-engine", "ci/base-image", "ci/chromium", "ci/build-twice", "ci/dist-twice", "ci/package-access", ".ci/run")
+SCRIPTS = (
+    "ci/docker-engine",
+    "ci/base-image",
+    "ci/chromium",
+    "ci/build-twice",
+    "ci/dist-twice",
+    "ci/release-notes",
+    "ci/package-access",
+    ".ci/run",
+)
 GPU, CPU, HOSTS = "docker-compose.yml", "docker-compose.cpu.yml", "docker-compose.hosts.yml"
 RDMA = "docker-compose.rdma.yml"
 YAML = (GPU, CPU, HOSTS, RDMA, ".devcontainer", "env", "src", ".github", ".yamllint")
@@ -110,6 +119,7 @@ def lint(session: nox.Session) -> None:
     run(session, "hadolint", "Dockerfile")
     run(session, "shellcheck", *SCRIPTS)
     run(session, "yamllint", "--strict", *YAML)
+    run(session, "zizmor", "--offline", "--quiet", ".github")
     if has_compose(session):
         for files in COMPOSE_COMBINATIONS:
             options = [option for file in files for option in ("-f", file)]

@@ -18,8 +18,8 @@ OTHERS = ("docs/pictures/*.svg", "docs/pictures/*.png", "docs/site.css", "docs/s
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
-def lay_out(folder: Path) -> int:
-    """Write the settings, pages and what they show into a new folder, and return how many pages there are."""
+def lay_out(folder: Path) -> None:
+    """Write the settings, pages and what they show into a new folder."""
     shutil.rmtree(folder, ignore_errors=True)
     pages = [path for pattern in PAGES for path in sorted(ROOT.glob(pattern))]
     others = [path for pattern in OTHERS for path in ROOT.glob(pattern)]
@@ -29,7 +29,6 @@ def lay_out(folder: Path) -> int:
     for path in others:
         write(folder / "pages" / path.relative_to(ROOT), path.read_bytes())
     write(folder / SETTINGS.name, SETTINGS.read_bytes())
-    return len(pages)
 
 
 def page(path: Path, here: set[Path]) -> str:
@@ -51,4 +50,4 @@ def write(path: Path, content: bytes) -> None:
 
 
 if __name__ == "__main__":
-    print(f"{lay_out(Path(sys.argv[1]))} pages")
+    lay_out(Path(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""The site of the docs as `nox -s docs` has built it: links, search, looks, and that it fetches nothing from elsewhere."""
+"""The site of the docs as `nox -s docs` has built it: links, search, looks; it fetches nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from chromium import Tab
 
 SITE = Path(__file__).resolve().parents[2] / "build" / "docs" / "site"
 PAGES = ("", "docs/05-cli/", "docs/06-troubleshooting/", "docs/09-hangs/", "bench/RESULTS/")
+BACKGROUND = "getComputedStyle(document.body).backgroundColor"
 SCREENS: dict[str, dict[str, object]] = {
     "light": {},
     "dark": {"dark": True},
     "narrow": {"width": 390, "height": 844},
 }
-pytestmark = pytest.mark.skipif(not SITE.is_dir(), reason="no site here: nox -s docs")
+pytestmark = [pytest.mark.timeout(240), pytest.mark.skipif(not SITE.is_dir(), reason="no site here: nox -s docs")]
 
 
 class Page(HTMLParser):
@@ -88,12 +89,13 @@ def address() -> Iterator[str]:
 
 @pytest.mark.parametrize("screen", SCREENS.values(), ids=SCREENS.keys())
 def test_looks(show: Callable[..., Tab], address: str, axe: str, screen: dict[str, object]) -> None:
-    """On each screen: the colours asked for, nothing wider than the window, no fault for axe-core, no error, no fetch."""
+    """On each screen: its colours, nothing wider than the window, no fault for axe-core, no error, no fetch."""
     for name in PAGES:
         tab = show(address + "404.html", **screen)
         tab.ask("localStorage.clear()")  # the theme keeps the colours of the first screen
         tab.open(address + name)
-        background = tab.ask("getComputedStyle(document.body).backgroundColor")
+        wait_until(tab, f"{BACKGROUND} !== 'rgba(0, 0, 0, 0)'")  # the load that is waited for may be the first page's
+        background = tab.ask(BACKGROUND)
         lightest = max(map(int, re.findall(r"\d+", background)[:3]))
         assert (lightest < 80) == bool(screen.get("dark")), background
         assert tab.ask("document.documentElement.scrollWidth <= innerWidth"), name

@@ -1,4 +1,4 @@
-"""The wheel and the sdist of dist/, installed as a user installs them: in environments of their own, far from the checkout."""
+"""The wheel and the sdist of dist/, installed as a user installs them: in environments far from the checkout."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ def environment(uv: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
         if with_ray:
             subprocess.run([*install, "--require-hashes", "-r", str(ROOT / "env" / "core.lock")], check=True)
         # The sdist is built with hatchling as locked; without Ray the versions are the lock's too.
-        locked = ["--no-deps"] if with_ray else ["--constraints", str(ROOT / "env" / "core.lock")]
-        subprocess.run([*install, *locked, "--build-constraints", str(ROOT / "env" / "dev.lock"), str(file)], check=True)
+        options = ["--no-deps"] if with_ray else ["--constraints", str(ROOT / "env" / "core.lock")]
+        options += ["--build-constraints", str(ROOT / "env" / "dev.lock")]
+        subprocess.run([*install, *options, str(file)], check=True)
         return folder / "bin"
 
     return make

@@ -1252,7 +1252,7 @@ def test_processor_of_a_vision_model(changes: dict[str, Any], expected: list[str
 
 
 def test_a_training_that_runs_elsewhere() -> None:
-    """With --elsewhere missing data and GPUs are no errors; the settings are judged as for the machine that has them."""
+    """With --elsewhere missing data and GPUs are no errors; settings are judged as where they are."""
     missing = {"exists": False, "is_file": False}
     here = changed(
         DATASET,
