@@ -35,10 +35,9 @@ def page(path: Path, here: set[Path]) -> str:
     """Return the text of a page as the site has it."""
 
     def linked(found: re.Match[str]) -> str:
-        target = found[2].partition("#")[0]
-        if "://" in target or not target or (path.parent / target).resolve() in here:
-            return found[0]
-        return found[1]
+        name = found[2].partition("#")[0]
+        target = (path.parent / name).resolve()
+        return found[1] if name and target.exists() and target not in here else found[0]
 
     return LINK.sub(linked, path.read_text(encoding="utf-8"))
 
