@@ -25,21 +25,21 @@ def lay_out(folder: Path) -> None:
     others = [path for pattern in OTHERS for path in ROOT.glob(pattern)]
     here = {path.resolve() for path in (*pages, *others)}
     for path in pages:
-        write(folder / "pages" / path.relative_to(ROOT), page(path, here).encode())
+        write(folder / "pages" / path.relative_to(ROOT), linked(path.read_text(encoding="utf-8"), path, here).encode())
     for path in others:
         write(folder / "pages" / path.relative_to(ROOT), path.read_bytes())
     write(folder / SETTINGS.name, SETTINGS.read_bytes())
 
 
-def page(path: Path, here: set[Path]) -> str:
-    """Return the text of a page as the site has it."""
+def linked(text: str, path: Path, here: set[Path]) -> str:
+    """Return the text of a page at `path`; links to files of the repository that are not `here` become plain text."""
 
-    def linked(found: re.Match[str]) -> str:
+    def link_or_text(found: re.Match[str]) -> str:
         name = found[2].partition("#")[0]
         target = (path.parent / name).resolve()
         return found[1] if name and target.exists() and target not in here else found[0]
 
-    return LINK.sub(linked, path.read_text(encoding="utf-8"))
+    return LINK.sub(link_or_text, text)
 
 
 def write(path: Path, content: bytes) -> None:

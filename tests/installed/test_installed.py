@@ -46,7 +46,7 @@ class Installed:
         self.programs, self.folder = programs, folder
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
         self.environ = {**os.environ, "PATH": path, "XDG_STATE_HOME": str(folder / "state")}
-        for name in ("PYTHONPATH", "VIRTUAL_ENV"):
+        for name in ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"):  # bytecode: as on a user's machine
             self.environ.pop(name, None)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:

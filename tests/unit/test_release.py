@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tomllib
@@ -61,6 +62,30 @@ def test_a_file_that_is_missing(tmp_path: Path) -> None:
     """Notes without their digests are no notes."""
     code, said, error = notes(tmp_path, "v1.2.3", "nothing.txt")
     assert (code, said, error.splitlines()[0]) == (1, "", "error: the notes lack digests")
+
+
+@pytest.mark.parametrize(("differs", "code"), [("", 0), ("$PWD", 1), ("$(umask)", 1), ("${TZ}", 1)])
+def test_two_builds_that_differ(tmp_path: Path, differs: str, code: int) -> None:
+    """A build that depends on its folder, the umask or the time zone is found, and leaves no dist/ behind."""
+    builder = tmp_path / "uv"  # in place of uv: what it "builds" depends on what the test plants
+    builder.write_text(
+        "#!/bin/bash\n"
+        "for last; do :; done\n"
+        "out=${last%/source}/dist\n"
+        'mkdir -p "$out" && cd "$last"\n'
+        f'echo "a{differs}" >"$out/a.whl"\n'
+    )
+    builder.chmod(0o755)
+    checkout = tmp_path / "checkout"
+    (checkout / "ci").mkdir(parents=True)
+    script = Path(shutil.copy(ROOT / "ci" / "dist-twice", checkout / "ci"))
+    git = ["git", "-C", str(checkout), "-c", "user.name=a", "-c", "user.email=a@b.invalid"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "a"]):
+        subprocess.run([*git, *words], check=True)
+    done = subprocess.run([str(script)], env={**os.environ, "UV": str(builder)}, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert (checkout / "dist" / "SHA256SUMS").exists() == (code == 0)
+    assert ("error: two builds of one commit differ" in done.stderr) == (code == 1)
 
 
 def test_version_has_one_source() -> None:
