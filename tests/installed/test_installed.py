@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+import snapshot_files
+
 LONG = os.environ.get("RAYDEBUG_TEST_LONG") == "1"
 ALL = [(python, kind) for python in ("3.11", "3.12", "3.13") for kind in ("wheel", "sdist")]
 LOG = Path(__file__).resolve().parents[1] / "failures" / "logs" / "no-master.log"
@@ -128,9 +130,12 @@ def test_the_first_run(installed: Installed, cluster: str) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"] if LONG else ["3.12"])
 def test_without_ray(environment: Callable[..., Path], folder: Path, python: str) -> None:
-    """The wheel alone, without Ray and torch, says what a log means; `up` says how to get Ray."""
+    """The wheel alone, without Ray and torch, reads logs and snapshots; `up` says how to get Ray."""
     bare = Installed(environment(python, "wheel", with_ray=False), folder)
     assert "nccl-init-failure" in bare("diagnose", str(LOG), code=1)
+    saved = snapshot_files.write(folder, snapshot_files.crashed_reward())
+    assert "reward" in bare("open", str(saved), "-x", "w")
+    assert Path(bare("open", str(saved), "--html").strip()).is_file()
     argv = [str(bare.programs / "raydebug"), "up", "--cluster", "local"]
     up = subprocess.run(argv, cwd=folder, env=bare.environ, capture_output=True, text=True)
     python = str(bare.programs / "python")
