@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -85,7 +86,16 @@ TRAINING_MODULES = (
     "vllm.v1.engine.core",
     "vllm.v1.worker.cpu_worker",
 )
-SCRIPTS = ("ci/docker-engine", "ci/base-image", "ci/chromium", "ci/build-twice", "ci/package-access", ".ci/run")
+SCRIPTS = (
+    "ci/docker-engine",
+    "ci/base-image",
+    "ci/chromium",
+    "ci/build-twice",
+    "ci/dist-twice",
+    "ci/release-notes",
+    "ci/package-access",
+    ".ci/run",
+)
 GPU, CPU, HOSTS = "docker-compose.yml", "docker-compose.cpu.yml", "docker-compose.hosts.yml"
 RDMA = "docker-compose.rdma.yml"
 YAML = (GPU, CPU, HOSTS, RDMA, ".devcontainer", "env", "src", ".github", ".yamllint")
@@ -109,6 +119,7 @@ def lint(session: nox.Session) -> None:
     run(session, "hadolint", "Dockerfile")
     run(session, "shellcheck", *SCRIPTS)
     run(session, "yamllint", "--strict", *YAML)
+    run(session, "zizmor", "--offline", "--quiet", ".github")
     if has_compose(session):
         for files in COMPOSE_COMBINATIONS:
             options = [option for file in files for option in ("-f", file)]
@@ -175,10 +186,31 @@ def wheels(session: nox.Session) -> None:
 
 
 @nox.session
+def installed(session: nox.Session) -> None:
+    """Build wheel and sdist twice, compare them, and use them with no checkout (`nox -s all`: on every Python)."""
+    use(session, "core")
+    session.run("ci/dist-twice", env={"UV": uv()}, external=True)
+    found = {version: find_python(version) for version in ("3.11", *OTHER_PYTHONS)}
+    session.env["RAYDEBUG_TEST_PYTHONS"] = json.dumps({version: path for version, path in found.items() if path})
+    session.env["RAYDEBUG_TEST_UV"] = uv()
+    run_pytest(session, "tests/installed")
+
+
+@nox.session
 def browser(session: nox.Session) -> None:
     """The run report in a real Chromium, on the PATH or CHROMIUM=; axe-core (npm) looks it over."""
     use(session, "core")
     run_pytest(session, "tests/browser")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the docs as a site, build/docs/site, strictly; its links, search and looks in a real Chromium."""
+    use(session, "docs", project=False)
+    run(session, "python", "docs/site.py", "build/docs")
+    run(session, "zensical", "build", "--clean", "--strict", "--config-file", "build/docs/zensical.toml")
+    use(session, "core")
+    run_pytest(session, "tests/browser/test_site.py")
 
 
 @nox.session
@@ -247,7 +279,7 @@ def everything(session: nox.Session) -> None:
     """All sessions, with the long forms of tests that have one: loads, fuzzing, kills, every Ray (hours)."""
     os.environ["RAYDEBUG_TEST_LONG"] = "1"
     others = [f"unit-{version}" for version in OTHER_PYTHONS] + [f"compat({version})" for version in OLDER["ray"]]
-    once = ("gpu", "wheels", "cpu", "editors", "browser", "hosts", "demo", "compose")
+    once = ("gpu", "wheels", "installed", "cpu", "editors", "browser", "docs", "hosts", "demo", "compose")
     for name in ("lint", "types", "tests", *others, *once):
         session.notify(name)
 

@@ -84,7 +84,12 @@ def _section(name: str, command: Any) -> str:
     rows = [(shape, a.help or "") for shape, a in zip(shapes, arguments, strict=True)]
     rows += [option.get_help_record(context) for option in options]
     if rows:
-        lines += ["| | |", "|---|---|", *(f"| `{left}` | {_cell(right)} |" for left, right in rows), ""]
+        lines += [
+            "| argument | meaning |",
+            "|---|---|",
+            *(f"| `{left}` | {_cell(right)} |" for left, right in rows),
+            "",
+        ]
     return "\n".join(lines)
 
 

@@ -46,6 +46,7 @@ TARGETS = (
     Target("cuda-verl04", "3.11", ("--python-version", "3.11", *_X86_LINUX)),
     Target("dev", "3.11 3.12 3.13", ("--universal", "--python-version", "3.11"), with_project=False),
     Target("nox", "3.11 3.12 3.13", ("--universal", "--python-version", "3.11"), with_project=False),
+    Target("docs", "3.11 3.12 3.13", ("--universal", "--python-version", "3.11"), with_project=False),
 )
 
 

@@ -43,9 +43,9 @@ def show(chromium: Chromium) -> Iterator[Callable[..., Tab]]:
     """Open a page in a tab of its own; which screen it is on, `Chromium.tab` says."""
     opened: list[Tab] = []
 
-    def open_page(path: Path, **screen: Any) -> Tab:
+    def open_page(page: Path | str, **screen: Any) -> Tab:
         opened.append(chromium.tab(**screen))
-        opened[-1].open(path)
+        opened[-1].open(page)
         return opened[-1]
 
     yield open_page

@@ -21,11 +21,12 @@ from types import TracebackType
 from typing import Any
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+AXE_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 ANSWER_S = 60.0  # a browser that says nothing for so long hangs
 OPTIONS = (
     "--headless", "--remote-debugging-pipe", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--mute-audio",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
-    "--host-resolver-rules=MAP * ~NOTFOUND",  # no name leads anywhere, whatever a page asks for
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # no name leads anywhere, whatever a page asks for
 )  # fmt: skip
 
 
@@ -141,10 +142,10 @@ class Tab:
         """Return the answer to one message for this page."""
         return self._browser.call(method, self._session, **parameters)
 
-    def open(self, path: Path) -> float:
-        """Open a file and return how many seconds passed until it was loaded and drawn."""
+    def open(self, page: Path | str) -> float:
+        """Open a file or an address and return how many seconds passed until it was loaded and drawn."""
         begun = time.monotonic()
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         self.wait_for_load()
         self.call("Page.captureScreenshot", format="jpeg", quality=1)  # answered only when a frame has been drawn
         return time.monotonic() - begun
@@ -169,6 +170,20 @@ class Tab:
         return [
             e["params"] for e in self._browser.events if e.get("sessionId") == self._session and e["method"] == method
         ]
+
+    def violations(self, axe: str) -> list[Any]:
+        """Return what axe-core finds (WCAG 2.2 A and AA, best practice): rules, each with its first elements.
+
+        Args:
+            axe: its program.
+        """
+        self.ask(axe + "; 0")
+        self.ask(f"axe.run({{runOnly: {AXE_RULES}}}).then(done => {{ window.done = done }})")
+        assert self.ask("done.passes.map(rule => rule.id)").count("color-contrast") == 1
+        found: list[Any] = self.ask(
+            "done.violations.map(v => [v.id, v.nodes.slice(0, 3).map(n => [n.html.slice(0, 160), n.failureSummary])])"
+        )
+        return found
 
     def picture(self, path: Path, *, whole: bool = True) -> Path:
         """Write a screenshot, of the whole page or of the window."""

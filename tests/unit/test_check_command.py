@@ -20,6 +20,7 @@ from raydebug.cluster.runner import LocalRunner
 from raydebug.commands import trainings
 from raydebug.errors import RaydebugError
 from raydebug.findings import Finding, error, warning
+from raydebug.settings.flavours import install_command
 from raydebug.trainers.registry import recognise
 from raydebug.trainers.verl.batch_sizes import judge_batch
 
@@ -164,6 +165,19 @@ def test_a_probe_that_refuses_the_command() -> None:
     with pytest.raises(NoAnswer) as caught:
         facts_of({"refused": refusal}, "data", 10)
     assert caught.value.finding == error("check.refused", "no setting 'a.b'", why="the nearest is a.c", fix="write a.c")
+
+
+def test_a_probe_without_a_package() -> None:
+    """A package that a check needs is named, with where to check instead; it is no fault to report."""
+    failure = {"type": "ModuleNotFoundError", "message": "No module named 'hydra'", "where": "a.py:27"}
+    with pytest.raises(NoAnswer) as caught:
+        facts_of({"failed": failure}, "data", 10)
+    assert caught.value.finding == error(
+        "env.package-missing",
+        "the check 'data' needs hydra, which the cluster's Python lacks",
+        why="a.py:27 imports it",
+        fix=f"check in the environment of the training, or install a flavour: {install_command('cpu')}",
+    )
 
 
 def test_a_run_that_was_refused() -> None:

@@ -295,6 +295,20 @@ def test_a_fork_in_the_folder_of_the_command(tmp_path: Path) -> None:
     assert "verl is not installed in the cluster's Python" not in [finding["what"] for finding in found]
 
 
+def test_a_training_that_runs_elsewhere(tmp_path: Path) -> None:
+    """With --elsewhere the stage env says nothing about this machine; a stage that needs the other one is refused."""
+    command = ("--", "python", "-m", "verl.trainer.main_ppo")
+    done = raydebug("check", "env", "--elsewhere", "--json", *command, XDG_STATE_HOME=str(tmp_path))
+    codes = {finding["code"] for finding in json.loads(done.stdout)["stages"][0]["findings"]}
+    assert not {code for code in codes if code.startswith(("env.no-gpu", "env.limit", "env.shm"))}
+    done = raydebug("check", "env", "train", "--elsewhere", *command, XDG_STATE_HOME=str(tmp_path))
+    assert (done.returncode, done.stderr.splitlines()) == (2, [
+        "error: --elsewhere does not go with the stage train",
+        "cause: it needs the machine that the training runs on",
+        "fix: raydebug check --elsewhere env data -- COMMAND",
+    ])  # fmt: skip
+
+
 def test_packages_are_those_of_importlib_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions and folders of installed packages are read as `importlib.metadata` reads them."""
     names = sorted({one.metadata["Name"] for one in metadata.distributions()})

@@ -7,6 +7,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import get_args
 
@@ -158,6 +159,33 @@ def test_links_lead_somewhere(page):
     """Every link to a file of the repository has an existing target."""
     targets = [t.partition("#")[0] for t in LINK.findall(_text(page)) if "://" not in t and not t.startswith("#")]
     assert [t for t in targets if not (page.parent / t).exists()] == []
+
+
+def test_pages_of_the_site(tmp_path):
+    """The site has each page at its place; a link to another file is plain text there, a wrong link stays."""
+    site = _module("site")
+    site.lay_out(tmp_path / "new")
+    laid = {path.relative_to(tmp_path / "new" / "pages") for path in (tmp_path / "new" / "pages").rglob("*.md")}
+    assert laid == {page.relative_to(ROOT) for page in PAGES}
+    page = ROOT / "docs" / "page.md"
+    texts = {
+        "[a](05-cli.md#x)": "[a](05-cli.md#x)",
+        "[`b`](../Dockerfile)": "`b`",
+        "[c](../env/profiles)": "c",
+        "[d](nothing.md)": "[d](nothing.md)",
+        "[e](#here) ![f](pictures/report.png)": "[e](#here) ![f](pictures/report.png)",
+        "[g](https://example.org/a)": "[g](https://example.org/a)",
+    }
+    here = {one.resolve() for one in PAGES}
+    for text, said in texts.items():
+        assert site.linked(text, page, here) == said
+
+
+def test_every_page_is_in_the_navigation():
+    """The site's navigation has every page once."""
+    settings = tomllib.loads(_text(ROOT / "docs" / "zensical.toml"))
+    listed = [name for part in settings["project"]["nav"] for names in part.values() for name in names]
+    assert sorted(listed) == sorted(str(page.relative_to(ROOT)) for page in PAGES)
 
 
 def test_no_file_names_a_machine():

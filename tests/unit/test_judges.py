@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -1248,3 +1249,42 @@ def test_processor_of_a_vision_model(changes: dict[str, Any], expected: list[str
     """What keeps a model from its images is one finding each; where only some batches fail it is a warning."""
     found = images.judge_processor({"path": "m", "processor": {**PROCESSOR, **changes}}, IMAGE_KEYS)
     assert [f"{one.severity} {one.code}" for one in found] == expected
+
+
+def test_a_training_that_runs_elsewhere() -> None:
+    """With --elsewhere missing data and GPUs are no errors; settings are judged as where they are."""
+    missing = {"exists": False, "is_file": False}
+    here = changed(
+        DATASET,
+        gpus=0,
+        variables={"VERL_PLATFORM": "cpu"},
+        splits__train=[{"path": "a.parquet", "remote": False, **missing}],
+        splits__val=[{"path": "s3://b.parquet", "remote": True, **missing}],
+        lengths={"unknown": "no prompts were read"},
+    )
+    target = replace(TARGET, elsewhere=True)
+    assert data.judge(target, here) == [
+        note(
+            "data.file-missing",
+            "data.train_files: a.parquet is not here; it was not looked at",
+            why="--elsewhere: it may be where the training runs",
+            fix="copy it here to have it checked",
+        ),
+        note(
+            "data.file-missing",
+            "data.val_files: s3://b.parquet is fetched by the trainer; it was not looked at",
+            why="a check fetches nothing",
+            fix="copy it here to have it checked",
+        ),
+        note(
+            "data.lengths-unknown",
+            "the lengths of the prompts were not measured",
+            why="no prompts were read",
+            fix="see what stage `model` says",
+        ),
+    ]
+    wrong = changed(here, config__data__train_batch_size=4)
+    assert {one.code for one in data.judge(target, wrong) if one.severity == "error"} == {"command.batch"}
+    assert {"command.cpu", "data.file-missing"} <= {
+        one.code for one in data.judge(TARGET, here) if one.severity == "error"
+    }

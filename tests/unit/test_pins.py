@@ -120,4 +120,4 @@ def test_locks_and_docs_fit() -> None:
     argv = [sys.executable, "env/lock.py", "check"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert done.stderr == "locks fit: core, cpu, cuda, cuda-verl04, dev, nox\n"
+    assert done.stderr == "locks fit: core, cpu, cuda, cuda-verl04, dev, nox, docs\n"

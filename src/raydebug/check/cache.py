@@ -100,6 +100,7 @@ def key_of(target: Target, stage: str) -> str:
         raydebug.__version__,
         list(target.command),
         target.profile,
+        target.elsewhere,
         str(target.folder),
         sorted(variables.items()),
         [cluster.id, cluster.python, cluster.gpus] if cluster else [],

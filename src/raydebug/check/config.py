@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -38,10 +39,13 @@ def judge(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
         facts: `config`, `variables` of the training, `gpus` of the machine, and `verdict` of the trainer itself.
     """
     config, checks = target.config(facts["config"]), target.checks
-    found = checks.judge(config, facts, target.gpus)
+    if target.elsewhere:
+        found = checks.judge(config, {**facts, "gpus": sys.maxsize}, None)
+    else:
+        found = checks.judge(config, facts, target.gpus)
     if lacks_values(found):
         return found
-    if is_on_cpu(facts["variables"]):
+    if is_on_cpu(facts["variables"]) and not target.elsewhere:
         found += _on_cpu(target, config)
     if facts["verdict"] is not None and not any(finding.severity == "error" for finding in found):
         found.append(checks.judge_verdict(facts["verdict"]))

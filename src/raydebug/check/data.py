@@ -29,6 +29,8 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
     found = config_rules.judge(target, facts)
     if config_rules.lacks_values(found):
         return found
+    if target.elsewhere:
+        facts = _without_missing(facts)
     found += _files(config, facts["splits"])
     if any(finding.severity == "error" and finding.code.startswith("data.") for finding in found):
         return found  # columns and rows of what cannot be read
@@ -38,6 +40,15 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
     found += _lengths(config, facts["lengths"], facts["trainer_version"])
     found += judge_reward(facts["reward"], config.keys)
     return found
+
+
+def _without_missing(facts: Facts) -> Facts:
+    """Return the facts with a file that is not here as one that only the trainer can reach."""
+    splits = {
+        split: [{**file, "remote": file["remote"] or not file["exists"]} for file in files]
+        for split, files in facts["splits"].items()
+    }
+    return {**facts, "splits": splits}
 
 
 def _files(config: TrainingConfig, splits: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Finding]:
@@ -59,8 +70,8 @@ def _file(key: str, file: Mapping[str, Any]) -> Iterator[Finding]:
     if file["remote"]:
         yield note(
             "data.file-missing",
-            f"{key}: {path} is fetched by the trainer; it was not looked at",
-            why="a check fetches nothing",
+            f"{key}: {path} is {'fetched by the trainer' if '://' in path else 'not here'}; it was not looked at",
+            why="a check fetches nothing" if "://" in path else "--elsewhere: it may be where the training runs",
             fix="copy it here to have it checked",
         )
     elif not file["exists"]:

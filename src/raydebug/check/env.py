@@ -22,7 +22,16 @@ from raydebug.findings import Finding, error, note, warning
 from raydebug.protocol.variables import RAY_DEBUG
 from raydebug.settings.debugger import mode_of
 from raydebug.settings.files import environment_dir
-from raydebug.settings.flavours import Lock, flavour_of, is_tested, normalise, numbers, read_lock, tested_range
+from raydebug.settings.flavours import (
+    Lock,
+    flavour_of,
+    install_command,
+    is_tested,
+    normalise,
+    numbers,
+    read_lock,
+    tested_range,
+)
 from raydebug.trainers.config import is_number
 
 BUDGET_S = 0.3
@@ -87,10 +96,15 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
     return [
         *judge_packages(facts, trainer=target.program.trainer.name if target.program else None),
         *judge_variables(facts, target.caller, keys),
-        *env_machine.judge_limits(facts),
-        *([] if on_cpu else env_machine.judge_nccl(facts)),
-        *env_machine.judge_gpus(facts, on_cpu=on_cpu, wants_training=target.program is not None),
+        *([] if target.elsewhere else _judge_machine(target, facts, on_cpu=on_cpu)),
     ]
+
+
+def _judge_machine(target: Target, facts: Facts, *, on_cpu: bool) -> Iterator[Finding]:
+    yield from env_machine.judge_limits(facts)
+    if not on_cpu:
+        yield from env_machine.judge_nccl(facts)
+    yield from env_machine.judge_gpus(facts, on_cpu=on_cpu, wants_training=target.program is not None)
 
 
 def judge_packages(facts: Mapping[str, Any], *, trainer: str | None) -> Iterator[Finding]:
@@ -147,7 +161,7 @@ def _not_there(name: str, flavour: str) -> Finding:
         why=f"a training of verl imports it (plain `pip install verl` leaves {QUEUE} out)" if name == QUEUE
         else "a training of verl with vLLM imports it",
         fix="pip install 'verl[verl-core]'" if name == QUEUE
-        else f"install a flavour that has it: pip install --require-hashes -r env/{wanted}.lock",
+        else f"install a flavour that has it: {install_command(wanted)}",
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.findings import Finding, error
 from raydebug.protocol.secrets import without_secret_arguments
-from raydebug.settings.flavours import flavour_here, flavour_variables
+from raydebug.settings.flavours import flavour_here, flavour_variables, install_command
 from raydebug.trainers.config import TrainingConfig
 from raydebug.trainers.registry import TRAINERS
 from raydebug.trainers.trainer import Checks, Program
@@ -48,6 +48,7 @@ class Target:
         profile: the name of a profile that is applied to it.
         others: the cluster's other nodes, as far as this machine reaches them: name and runner.
         changed: variables that a script, `env` or a fix changes for the command; None: removed.
+        elsewhere: the training runs on another machine: this one's GPUs, limits and missing data say nothing about it.
     """
 
     command: tuple[str, ...]
@@ -61,6 +62,7 @@ class Target:
     profile: str | None = None
     others: tuple[tuple[str, Runner], ...] = ()
     changed: Mapping[str, str | None] = field(default_factory=dict)
+    elsewhere: bool = False
 
     @property
     def arguments(self) -> list[str]:
@@ -290,6 +292,16 @@ def facts_of(answer: Facts, question: str, limit_s: float) -> Facts:
         refused = answer["refused"]
         raise NoAnswer(error("check.refused", refused["message"], why=refused["cause"], fix=refused["fix"]))
     failed = answer["failed"]
+    if failed["type"] == "ModuleNotFoundError":
+        missing = failed["message"].partition("'")[2].partition("'")[0]
+        raise NoAnswer(
+            error(
+                "env.package-missing",
+                f"the check '{question}' needs {missing}, which the cluster's Python lacks",
+                why=f"{failed['where']} imports it",
+                fix=f"check in the environment of the training, or install a flavour: {install_command('cpu')}",
+            )
+        )
     raise NoAnswer(
         error(
             "check.failed",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from raydebug.check.stages import Outcome, Stage
     from raydebug.check.target import Target
 
+ELSEWHERE = ["env", "data"]  # the stages that need neither the model nor the GPUs of the training
 PREFETCH_LIMIT_S = 3600.0  # 1 TB at 300 MB/s
 
 
@@ -44,6 +46,14 @@ def check(
         Path | None, typer.Option("--junit", help="Write the outcome as JUnit's XML too.", metavar="FILE")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Check stages anew that passed before, unchanged.")] = False,
+    elsewhere: Annotated[
+        bool,
+        typer.Option(
+            "--elsewhere",
+            help="The training runs on another machine: check env and data, without this one's GPUs, limits and missing"
+            " data. For CI.",
+        ),
+    ] = False,
     as_json: Json = False,
     trainer: TrainerName = None,
     name: Name = "default",
@@ -57,8 +67,16 @@ def check(
     from raydebug.check.output import record
     from raydebug.check.stages import FAILED, Fixed, choose_stages, fix_until_done, run_stages
 
-    chosen = choose_stages(stages or [])
+    chosen = choose_stages(stages or (ELSEWHERE if elsewhere else []))
+    if elsewhere and (here := [stage.name for stage in chosen if stage.name not in ELSEWHERE]):
+        raise UsageError(
+            f"--elsewhere does not go with the stage {here[0]}",
+            cause="it needs the machine that the training runs on",
+            fix=f"raydebug check --elsewhere {' '.join(ELSEWHERE)} -- COMMAND",
+            code="check.elsewhere",
+        )
     target = _subject(ctx, name, profile, needs_command=any(stage.needs_command for stage in chosen))
+    target = replace(target, elsewhere=elsewhere)
 
     on_stage, on_outcome = _narration(as_json=as_json)
 

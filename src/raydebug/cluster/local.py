@@ -130,12 +130,14 @@ def probe_environment(python: str) -> Environment:
         [python, SAFE_PATH, "-c", _PROBE], timeout_s=30, fix="name a working interpreter with --python"
     )
     found: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
-    for package in ("ray", "debugpy", "raydebug"):
+    for package in ("raydebug", "ray", "debugpy"):
         if not found[package]:
             raise UsageError(
                 f"{package} is not installed in the cluster's Python",
                 cause=f"{python} has no distribution '{package}'",
-                fix="pip install --require-hashes -r env/core.lock && pip install --no-deps .",
+                fix="install this raydebug there"
+                if package == "raydebug"
+                else f"{python} -m pip install 'raydebug[ray]'",
                 code="environment.missing",
             )
     if not found["pth"]:

@@ -207,6 +207,15 @@ def _malformed(path: Path, number: int, cause: str) -> RaydebugError:
     )
 
 
+def install_command(flavour: str) -> str:
+    """Return the command that installs a flavour, with a lock that is there: the checkout's, or the installed one.
+
+    A lock is complete, and metadata of its packages ask for some that were left out on purpose: docs/04-pins.md.
+    """
+    lock = Path("env", f"{flavour}.lock")
+    return f"pip install --no-deps --require-hashes -r {lock if lock.is_file() else environment_dir() / lock.name}"
+
+
 # The tested versions
 
 
