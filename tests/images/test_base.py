@@ -54,9 +54,9 @@ def test_packages_that_are_gone(tmp_path: Path) -> None:
         server.shutdown()
     names = [Path(places[name]).name for name in GONE]
     assert done.returncode == 5, done.stderr
-    assert f"the mirror has no longer: {names[1]} {names[0]}; asking" in done.stderr
-    assert f"has these packages with their hashes: {names[1]}\n" in done.stderr
-    assert "fix: `ci/base-image --list bookworm` makes the list from today's packages" in done.stderr
+    assert f"the mirror has no longer: {names[1]} {names[0]}; asking SNAPSHOT" in done.stderr
+    assert f"not on the mirror or at SNAPSHOT, with their hashes, are: {names[1]}\n" in done.stderr
+    assert "`ci/base-image --list bookworm`: it takes today's packages" in done.stderr
 
 
 def test_unknown_list() -> None:
