@@ -22,19 +22,26 @@ SHELL ["/bin/bash", "-o", "pipefail", "-euc"]
 # python3-venv: the environment; libnuma1: vLLM for CPU links it; procps: `ps` for inspecting a node.
 # No versions: the base is pinned by digest, and its distribution keeps no older packages. https://github.com/hadolint/hadolint/wiki/DL3008
 # hadolint ignore=DL3008
-RUN packages=(python3 python3-venv ca-certificates libnuma1 procps); \
+RUN --mount=type=tmpfs,target=/tmp \
+    --mount=type=bind,source=ci/fixed-times,target=/mnt/fixed-times \
+    . /mnt/fixed-times; \
+    packages=(python3 python3-venv ca-certificates libnuma1 procps); \
     if ! dpkg -s "${packages[@]}" >/dev/null 2>&1; then \
       apt-get update -qq; \
       apt-get install -y -qq --no-install-recommends "${packages[@]}"; \
       rm -rf /var/lib/apt/lists/*; \
     fi
 # User 1000, which Ubuntu's images have under another name. Any other uid works too: the writable folders are writable for all.
-RUN if name=$(getent passwd 1000 | cut -d: -f1) && [ -n "$name" ]; then \
+# SOURCE_DATE_EPOCH: useradd writes the day into /etc/shadow.
+RUN --mount=type=tmpfs,target=/tmp \
+    --mount=type=bind,source=ci/fixed-times,target=/mnt/fixed-times \
+    . /mnt/fixed-times; \
+    if name=$(getent passwd 1000 | cut -d: -f1) && [ -n "$name" ]; then \
       usermod -l ray -d /home/ray "$name"; \
       groupmod -n ray "$(getent group 1000 | cut -d: -f1)"; \
     else \
       groupadd -g 1000 ray; \
-      useradd -l -u 1000 -g 1000 -d /home/ray -s /bin/bash ray; \
+      SOURCE_DATE_EPOCH=0 useradd -l -u 1000 -g 1000 -d /home/ray -s /bin/bash ray; \
     fi; \
     install -d -m 1777 /home/ray /workspace /cache /runs /spill /gateway
 ENV PATH=/opt/venv/bin:$PATH \
@@ -76,24 +83,31 @@ COPY src src
 RUN --mount=type=secret,id=extra_ca \
     --mount=type=secret,id=package_env \
     --mount=type=cache,id=raydebug-uv,target=/root/.cache/uv,sharing=locked \
+    --mount=type=tmpfs,target=/tmp \
     --mount=type=bind,source=ci/package-access,target=/mnt/package-access \
     . /mnt/package-access; \
     /opt/uv/bin/uv build --quiet --wheel --build-constraints env/dev.lock --require-hashes --out-dir /dist .
 
 # Ray and debugpy, without torch.
 FROM base AS core
-# Python does not check this bytecode against its source: a cluster is up 6 s earlier. One hash seed makes the build reproducible.
+# Python does not check this bytecode against its source: a cluster is up 6 s earlier. The build is reproducible with one hash seed,
+# an empty /tmp, no notes of the installer, and build tools for source packages from the lock (--build-constraints); uv's cache
+# would give what it built with other tools (--refresh-package).
 ENV PYC_INVALIDATION_MODE=UNCHECKED_HASH
 RUN --mount=type=secret,id=extra_ca \
     --mount=type=secret,id=package_env \
     --mount=type=cache,id=raydebug-uv,target=/root/.cache/uv,sharing=locked \
+    --mount=type=tmpfs,target=/tmp \
     --mount=type=bind,from=uv,source=/opt/uv,target=/mnt/uv \
     --mount=type=bind,source=ci/package-access,target=/mnt/package-access \
     --mount=type=bind,source=env/core.lock,target=/mnt/core.lock \
-    . /mnt/package-access; \
-    export UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy PYTHONHASHSEED=0; \
+    --mount=type=bind,source=ci/slim-environment,target=/mnt/slim-environment \
+    --mount=type=bind,source=ci/fixed-times,target=/mnt/fixed-times \
+    . /mnt/package-access; . /mnt/fixed-times; \
+    export UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy UV_NO_INSTALLER_METADATA=1 PYTHONHASHSEED=0; \
     python3 -m venv --without-pip /opt/venv; \
-    /mnt/uv/bin/uv pip sync --quiet --python /opt/venv/bin/python --require-hashes --compile-bytecode /mnt/core.lock
+    /mnt/uv/bin/uv pip sync --quiet --python /opt/venv/bin/python --require-hashes /mnt/core.lock; \
+    /opt/venv/bin/python /mnt/slim-environment
 
 # A complete training without a GPU.
 FROM core AS cpu
@@ -101,16 +115,20 @@ SHELL ["/bin/bash", "-o", "pipefail", "-euc"]
 RUN --mount=type=secret,id=extra_ca \
     --mount=type=secret,id=package_env \
     --mount=type=cache,id=raydebug-uv,target=/root/.cache/uv,sharing=locked \
+    --mount=type=tmpfs,target=/tmp \
     --mount=type=bind,from=wheels,target=/mnt/wheels \
     --mount=type=bind,from=uv,source=/opt/uv,target=/mnt/uv \
     --mount=type=bind,source=ci/package-access,target=/mnt/package-access \
     --mount=type=bind,source=env/cpu.lock,target=/mnt/cpu.lock \
-    . /mnt/package-access; \
-    export UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy PYTHONHASHSEED=0; \
+    --mount=type=bind,source=ci/slim-environment,target=/mnt/slim-environment \
+    --mount=type=bind,source=ci/fixed-times,target=/mnt/fixed-times \
+    . /mnt/package-access; . /mnt/fixed-times; \
+    export UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy UV_NO_INSTALLER_METADATA=1 PYTHONHASHSEED=0; \
     if compgen -G '/mnt/wheels/torch-*.whl' >/dev/null; then torch=(--find-links /mnt/wheels); \
     else torch=(--torch-backend cpu); fi; \
-    /mnt/uv/bin/uv pip sync --quiet --python /opt/venv/bin/python --require-hashes --compile-bytecode \
-      "${torch[@]}" /mnt/cpu.lock
+    /mnt/uv/bin/uv pip sync --quiet --python /opt/venv/bin/python --require-hashes \
+      --build-constraints /mnt/cpu.lock --refresh-package antlr4-python3-runtime "${torch[@]}" /mnt/cpu.lock; \
+    /opt/venv/bin/python /mnt/slim-environment
 
 # NVIDIA GPUs. Triton and FlashInfer compile at run time: in addition to nvcc they need Python's headers and a compiler.
 # verl loads libnuma.so by that name (utils/distributed.py), which only the -dev package has; NCCL loads libibverbs.so.1 and
@@ -122,8 +140,11 @@ ARG FLASH_ATTN_CUDA_ARCHS="80;90;100;120"
 # Number of parallel compilers; each takes up to 9 GB of memory. flash-attn 2.8.3 would start four threads in each (setup.py).
 ARG MAX_JOBS=4
 ARG NVCC_THREADS=1
-# The base's toolkit for compilation at run time, and cache folders that outlive a container.
+# 0 leaves flash-attn out: a base without CUDA's toolkit has too few headers for it.
+ARG FLASH_ATTN=1
+# The toolkit for compilation at run time: the base's, or on a base without one the lock's. Cache folders outlive a container.
 ENV CUDA_HOME=/usr/local/cuda \
+    PATH=$PATH:/usr/local/cuda/bin \
     CUDA_CACHE_PATH=/cache/nv \
     TILELANG_CACHE_DIR=/cache/tilelang \
     HUMMING_CACHE_DIR=/cache/humming \
@@ -131,7 +152,10 @@ ENV CUDA_HOME=/usr/local/cuda \
     VLLM_CONFIG_ROOT=/cache/vllm-config
 SHELL ["/bin/bash", "-o", "pipefail", "-euc"]
 # hadolint ignore=DL3008
-RUN packages=(python3-dev build-essential libnuma-dev libibverbs1 ibverbs-providers); \
+RUN --mount=type=tmpfs,target=/tmp \
+    --mount=type=bind,source=ci/fixed-times,target=/mnt/fixed-times \
+    . /mnt/fixed-times; \
+    packages=(python3-dev build-essential libnuma-dev libibverbs1 ibverbs-providers); \
     if ! dpkg -s "${packages[@]}" >/dev/null 2>&1; then \
       apt-get update -qq; \
       apt-get install -y -qq --no-install-recommends "${packages[@]}"; \
@@ -140,22 +164,33 @@ RUN packages=(python3-dev build-essential libnuma-dev libibverbs1 ibverbs-provid
 RUN --mount=type=secret,id=extra_ca \
     --mount=type=secret,id=package_env \
     --mount=type=cache,id=raydebug-uv,target=/root/.cache/uv,sharing=locked \
+    --mount=type=tmpfs,target=/tmp \
     --mount=type=bind,from=uv,source=/opt/uv,target=/mnt/uv \
     --mount=type=bind,source=ci/package-access,target=/mnt/package-access \
     --mount=type=bind,source=env/cuda.lock,target=/mnt/cuda.lock \
+    --mount=type=bind,source=ci/slim-environment,target=/mnt/slim-environment \
     --mount=type=bind,source=env/uv.toml,target=/mnt/uv.toml \
     --mount=type=bind,from=wheels,target=/mnt/wheels \
-    . /mnt/package-access; \
-    export UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy PYTHONHASHSEED=0; \
-    install=(/mnt/uv/bin/uv --config-file /mnt/uv.toml pip install --quiet --python /opt/venv/bin/python --no-deps --require-hashes); \
+    --mount=type=bind,source=ci/fixed-times,target=/mnt/fixed-times \
+    . /mnt/package-access; . /mnt/fixed-times; \
+    export UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy UV_NO_INSTALLER_METADATA=1 PYTHONHASHSEED=0; \
+    install=(/mnt/uv/bin/uv --config-file /mnt/uv.toml pip install --quiet --python /opt/venv/bin/python --no-deps --require-hashes \
+      --build-constraints /mnt/cuda.lock --refresh-package antlr4-python3-runtime); \
     "${install[@]}" --excludes <(echo flash-attn) -r /mnt/cuda.lock; \
-    if compgen -G '/mnt/wheels/flash_attn-*.whl' >/dev/null; then \
+    if [ "$FLASH_ATTN" = 0 ]; then :; \
+    elif compgen -G '/mnt/wheels/flash_attn-*.whl' >/dev/null; then \
       pin=$(grep -o '^flash-attn==[0-9.]*' /mnt/cuda.lock); \
-      /mnt/uv/bin/uv pip install --quiet --python /opt/venv/bin/python --no-deps --compile-bytecode \
+      /mnt/uv/bin/uv pip install --quiet --python /opt/venv/bin/python --no-deps \
         --no-index --find-links /mnt/wheels "$pin"; \
     else \
-      FLASH_ATTENTION_FORCE_BUILD=TRUE "${install[@]}" --no-build-isolation --compile-bytecode -r /mnt/cuda.lock; \
-    fi
+      FLASH_ATTENTION_FORCE_BUILD=TRUE "${install[@]}" --no-build-isolation -r /mnt/cuda.lock; \
+    fi; \
+    if [ ! -e /usr/local/cuda ]; then \
+      toolkit=$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nvidia/cu13; \
+      ln -s "$toolkit" /usr/local/cuda; \
+      ln -s lib "$toolkit/lib64"; \
+    fi; \
+    /opt/venv/bin/python /mnt/slim-environment
 
 # The older line: verl 0.4 with the Ray of its time, so not on core. Triton compiles at run time with a C compiler and Python's
 # headers. There is no nvcc: flash-attn, which verl 0.4 imports on a GPU (workers/actor/dp_actor.py:42), comes from the context
@@ -167,7 +202,10 @@ ENV PYC_INVALIDATION_MODE=UNCHECKED_HASH \
     VLLM_CONFIG_ROOT=/cache/vllm-config
 SHELL ["/bin/bash", "-o", "pipefail", "-euc"]
 # hadolint ignore=DL3008
-RUN packages=(python3-dev build-essential); \
+RUN --mount=type=tmpfs,target=/tmp \
+    --mount=type=bind,source=ci/fixed-times,target=/mnt/fixed-times \
+    . /mnt/fixed-times; \
+    packages=(python3-dev build-essential); \
     if ! dpkg -s "${packages[@]}" >/dev/null 2>&1; then \
       apt-get update -qq; \
       apt-get install -y -qq --no-install-recommends "${packages[@]}"; \
@@ -176,19 +214,24 @@ RUN packages=(python3-dev build-essential); \
 RUN --mount=type=secret,id=extra_ca \
     --mount=type=secret,id=package_env \
     --mount=type=cache,id=raydebug-uv,target=/root/.cache/uv,sharing=locked \
+    --mount=type=tmpfs,target=/tmp \
     --mount=type=bind,from=uv,source=/opt/uv,target=/mnt/uv \
     --mount=type=bind,from=wheels,target=/mnt/wheels \
     --mount=type=bind,source=ci/package-access,target=/mnt/package-access \
     --mount=type=bind,source=env/cuda-verl04.lock,target=/mnt/cuda-verl04.lock \
-    . /mnt/package-access; \
-    export UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy PYTHONHASHSEED=0; \
+    --mount=type=bind,source=ci/slim-environment,target=/mnt/slim-environment \
+    --mount=type=bind,source=ci/fixed-times,target=/mnt/fixed-times \
+    . /mnt/package-access; . /mnt/fixed-times; \
+    export UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy UV_NO_INSTALLER_METADATA=1 PYTHONHASHSEED=0; \
     python3 -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "build it with --build-arg FLAVOUR=cuda-verl04")'; \
     python3 -m venv --without-pip /opt/venv; \
-    /mnt/uv/bin/uv pip sync --quiet --python /opt/venv/bin/python --require-hashes --compile-bytecode /mnt/cuda-verl04.lock; \
+    /mnt/uv/bin/uv pip sync --quiet --python /opt/venv/bin/python --require-hashes \
+      --build-constraints /mnt/cuda-verl04.lock --refresh-package antlr4-python3-runtime /mnt/cuda-verl04.lock; \
     if compgen -G '/mnt/wheels/flash_attn-*.whl' >/dev/null; then \
-      /mnt/uv/bin/uv pip install --quiet --python /opt/venv/bin/python --no-deps --compile-bytecode \
+      /mnt/uv/bin/uv pip install --quiet --python /opt/venv/bin/python --no-deps \
         --no-index --find-links /mnt/wheels flash-attn; \
-    fi
+    fi; \
+    /opt/venv/bin/python /mnt/slim-environment
 
 # The image that runs: a flavour, plus the layers that change with every commit.
 # hadolint ignore=DL3006
@@ -197,10 +240,14 @@ ARG FLAVOUR
 # `raydebug image` sets these from the lock; the build fails if they do not match it.
 ARG LOCK_DIGEST=""
 ARG RAY_VERSION="" DEBUGPY_VERSION="" TORCH_VERSION="" VLLM_VERSION="" VERL_VERSION="" REVISION=""
-COPY --chmod=755 entrypoints/ /opt/raydebug/entrypoints/
 RUN --mount=type=bind,from=wheel,source=/dist,target=/mnt/dist \
+    --mount=type=tmpfs,target=/tmp \
     --mount=type=bind,from=uv,source=/opt/uv,target=/mnt/uv \
     --mount=type=bind,source=env,target=/mnt/env \
+    --mount=type=bind,source=entrypoints,target=/mnt/entrypoints \
+    --mount=type=bind,source=ci/fixed-times,target=/mnt/fixed-times \
+    . /mnt/fixed-times; \
+    install -D -m 755 -t /opt/raydebug/entrypoints /mnt/entrypoints/*; \
     export UV_LINK_MODE=copy UV_NO_INSTALLER_METADATA=1 PYTHONHASHSEED=0; \
     /mnt/uv/bin/uv pip install --quiet --no-cache --offline --no-deps --python /opt/venv/bin/python /mnt/dist/*.whl; \
     installed=$(/opt/venv/bin/python -c 'import raydebug; print(raydebug.__path__[0])'); \
@@ -234,7 +281,10 @@ USER 0
 ARG DEV_PACKAGES="git less openssh-client"
 SHELL ["/bin/bash", "-o", "pipefail", "-euc"]
 # hadolint ignore=DL3008
-RUN read -ra packages <<<"$DEV_PACKAGES"; \
+RUN --mount=type=tmpfs,target=/tmp \
+    --mount=type=bind,source=ci/fixed-times,target=/mnt/fixed-times \
+    . /mnt/fixed-times; \
+    read -ra packages <<<"$DEV_PACKAGES"; \
     if [ "${#packages[@]}" -gt 0 ] && ! dpkg -s "${packages[@]}" >/dev/null 2>&1; then \
       apt-get update -qq; \
       apt-get install -y -qq --no-install-recommends "${packages[@]}"; \
@@ -243,10 +293,12 @@ RUN read -ra packages <<<"$DEV_PACKAGES"; \
 RUN --mount=type=secret,id=extra_ca \
     --mount=type=secret,id=package_env \
     --mount=type=cache,id=raydebug-uv,target=/root/.cache/uv,sharing=locked \
+    --mount=type=tmpfs,target=/tmp \
     --mount=type=bind,from=uv,source=/opt/uv,target=/mnt/uv \
     --mount=type=bind,source=ci/package-access,target=/mnt/package-access \
     --mount=type=bind,source=env,target=/mnt/env \
-    . /mnt/package-access; \
+    --mount=type=bind,source=ci/fixed-times,target=/mnt/fixed-times \
+    . /mnt/package-access; . /mnt/fixed-times; \
     export UV_CACHE_DIR=/root/.cache/uv UV_LINK_MODE=copy; \
     /mnt/uv/bin/uv pip install --quiet --python /opt/venv/bin/python --no-deps --require-hashes -r /mnt/env/dev.lock; \
     /opt/venv/bin/python /mnt/env/sbom.py "$RAYDEBUG_FLAVOUR" /opt/raydebug/sbom.cdx.json

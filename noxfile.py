@@ -86,14 +86,16 @@ TRAINING_MODULES = (
     "vllm.v1.engine.core",
     "vllm.v1.worker.cpu_worker",
 )
+# For an image of each flavour a list of packages (env/base-*.list): its Python, and compilers beside a training.
+BASES = {"core": "bookworm", "cpu": "bookworm", "cuda": "trixie-dev", "cuda-verl04": "bookworm-dev"}
 SCRIPTS = (
     "ci/docker-engine",
     "ci/base-image",
     "ci/chromium",
-    "ci/build-twice",
+    "ci/package-access",
+    "ci/fixed-times",
     "ci/dist-twice",
     "ci/release-notes",
-    "ci/package-access",
     ".ci/run",
 )
 GPU, CPU, HOSTS = "docker-compose.yml", "docker-compose.cpu.yml", "docker-compose.hosts.yml"
@@ -261,6 +263,21 @@ def image(session: nox.Session) -> None:
 
 
 @nox.session
+def twice(session: nox.Session) -> None:
+    """Build an image twice and compare all of it (`-- cpu`; core); RAYDEBUG_TEST_LONG=1: each flavour (hours)."""
+    use(session, "core")
+    if session.posargs or os.environ.get("RAYDEBUG_TEST_LONG") != "1":
+        run(session, "python", "ci/build-twice", *session.posargs)
+        return
+    for flavour, base in BASES.items():
+        session.run("ci/base-image", base, external=True)
+        env = {"BASE_IMAGE": f"raydebug-base:{base}", "FLASH_ATTN": "0"}
+        run(session, "python", "ci/build-twice", flavour, env=env)
+        run(session, "raydebug", "image", "--flavour", flavour, env=env)
+    run_pytest(session, "tests/images")
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Measure pauses beside stock Ray and debugpy; one table."""
     use(session, "core")
@@ -279,7 +296,7 @@ def everything(session: nox.Session) -> None:
     """All sessions, with the long forms of tests that have one: loads, fuzzing, kills, every Ray (hours)."""
     os.environ["RAYDEBUG_TEST_LONG"] = "1"
     others = [f"unit-{version}" for version in OTHER_PYTHONS] + [f"compat({version})" for version in OLDER["ray"]]
-    once = ("gpu", "wheels", "installed", "cpu", "editors", "browser", "docs", "hosts", "demo", "compose")
+    once = ("gpu", "wheels", "installed", "cpu", "editors", "browser", "docs", "hosts", "demo", "compose", "twice")
     for name in ("lint", "types", "tests", *others, *once):
         session.notify(name)
 

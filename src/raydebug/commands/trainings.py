@@ -220,7 +220,7 @@ def _launched(arguments: list[str]) -> Iterator[list[str]]:
     """Yield the Python commands that `accelerate launch` or `deepspeed` makes of its arguments."""
     for at, word in enumerate(arguments):
         if word in ("-m", "--module"):
-            yield ["python", "-m", *arguments[at + 1 :]]
+            yield ["python", *("-m", *arguments[at + 1 :])]
         elif word.endswith(".py"):
             yield ["python", *arguments[at:]]
 

@@ -1,13 +1,16 @@
-"""The image of a flavour, built by `docker buildx` from a checkout, with labels that list its versions."""
+"""The image of a flavour, built by `docker buildx` from a checkout: the same bytes for the same commit, with labels."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from raydebug import process, render
+from raydebug.cluster.compose.preflight import engine_folder, free_bytes
 from raydebug.cluster.gpus import Gpu, list_gpus
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.settings.files import IMAGE_SBOM
@@ -15,6 +18,12 @@ from raydebug.settings.flavours import Lock, read_lock, require_flavour
 
 # The build's own variables (.env.example): a base, a folder of wheels, a private CA, the way to a package index.
 BASE_IMAGE, WHEELS, EXTRA_CA, PACKAGE_ENV = "BASE_IMAGE", "WHEELS", "EXTRA_CA_FILE", "PACKAGE_ENV_FILE"
+FLASH_ATTN = "FLASH_ATTN"  # 0: flavour cuda without it
+# The first engine with BuildKit 0.11: it takes an image's own times from SOURCE_DATE_EPOCH, and leaves those of folders
+# in which it mounts as they were; ci/fixed-times sets those of files. Source: BuildKit 0.11 docs/build-repro.md.
+OLDEST_REPRODUCIBLE = 24
+# Free space of the engine's disk below which that is why a build failed.
+FULL_BYTES = 1024**3
 # GPU generations, by compute capability, that flash-attn has kernels for. Source: flash-attn 2.8.3 setup.py.
 ARCHS, ARCHS_BY_GENERATION = "FLASH_ATTN_CUDA_ARCHS", {8: "80", 9: "90", 10: "100", 12: "120"}
 LABELLED = {"RAY_VERSION": "ray", "DEBUGPY_VERSION": "debugpy", "TORCH_VERSION": "torch", "VERL_VERSION": "verl"}
@@ -35,6 +44,8 @@ def image_argv(
         arguments["BASE_IMAGE"] = environ[BASE_IMAGE]
     if flavour == "cuda" and (chosen := environ.get(ARCHS) or archs):
         arguments[ARCHS] = chosen
+    if flavour == "cuda" and environ.get(FLASH_ATTN):
+        arguments[FLASH_ATTN] = environ[FLASH_ATTN]
     argv = ["docker", "buildx", "build", "--load", "--target", "raydebug", "--tag", f"raydebug:{flavour}"]
     argv += [part for name, value in arguments.items() for part in ("--build-arg", f"{name}={value}")]
     if environ.get(WHEELS):
@@ -58,7 +69,7 @@ def build_image(
     With `sbom` the list of what the image has is written to that file too.
 
     Raises:
-        RaydebugError: this is no checkout, there is no such flavour, or buildx is missing.
+        RaydebugError: this is no checkout, there is no such flavour, its lock was edited, or the engine cannot build.
     """
     require_flavour(flavour, fix="raydebug image --flavour cpu")
     path = source / "env" / f"{flavour}.lock"
@@ -76,6 +87,14 @@ def build_image(
             fix="make the folder first: the file is written when the image is built, minutes from now",
             code="image.sbom",
         )
+    lock = read_lock(path)
+    if lock.body != lock.body_now:
+        raise RaydebugError(
+            f"env/{flavour}.lock was edited by hand",
+            cause="its lines are not those that the digest in its header was made of",
+            fix="`git checkout` it, or change the .in file and run `nox -s lock`",
+            code="lock.edited",
+        )
     try:
         process.run(["docker", "buildx", "version"], timeout_s=20)
     except process.CommandFailed as failure:
@@ -86,14 +105,20 @@ def build_image(
             code="engine.no-buildx",
             exit_code=Exit.NO_ENGINE,
         ) from failure
-    revision = ["--build-arg", f"REVISION={_revision(source)}"]
+    told = {} if dry_run else _ask_engine()
+    obstacle = None if dry_run else why_not_reproducible(told)
+    if obstacle:
+        render.say(f"note: the digest will differ from build to build, the files will not: {obstacle}")
     archs = flash_attn_archs(list_gpus()[0]) if flavour == "cuda" else None
-    argv = image_argv(flavour, read_lock(path), os.environ, [*revision, *extra], archs)
+    extra = [*commit_arguments(source), *([] if obstacle else ["--provenance=false"]), *extra]
+    argv = image_argv(flavour, lock, os.environ, extra, archs)
     if dry_run:
         render.out(shlex.join(argv))
         return 0
     code = process.hand_over(argv, cwd=source)
-    if code == 0 and sbom is not None:
+    if code:
+        _explain_failure(told, os.environ.get(BASE_IMAGE, ""))
+    elif sbom is not None:
         copy_sbom(f"raydebug:{flavour}", sbom)
     return code
 
@@ -115,9 +140,68 @@ def copy_sbom(image: str, file: Path) -> None:
         process.run(["docker", "rm", container])
 
 
-def _revision(source: Path) -> str:
-    """Return the checkout's commit, for the image's label; empty without git."""
+def why_not_reproducible(told: Mapping[str, Any]) -> str | None:
+    """Return why this engine's images have another digest each time; None if they do not. Pure.
+
+    `told` is output of `docker info --format '{{json .}}'`.
+    """
+    version = str(told.get("ServerVersion"))
+    if int(version.partition(".")[0]) < OLDEST_REPRODUCIBLE:
+        return f"engine {version} is older than {OLDEST_REPRODUCIBLE}, and writes the time of the build into the image"
+    return None
+
+
+def _ask_engine() -> dict[str, Any]:
     try:
-        return process.run(["git", "-C", str(source), "rev-parse", "HEAD"], timeout_s=10).strip()
-    except process.CommandFailed:
-        return ""
+        told: dict[str, Any] = json.loads(process.run(["docker", "info", "--format", "{{json .}}"], timeout_s=20))
+        int(str(told["ServerVersion"]).partition(".")[0])
+    except (process.CommandFailed, ValueError, KeyError) as error:
+        cause = (
+            error.cause if isinstance(error, process.CommandFailed) else "`docker info` names no version of a server"
+        )
+        raise RaydebugError(
+            "the Docker engine is not running",
+            cause=cause,
+            fix="start it: sudo systemctl start docker; or sudo ci/docker-engine, which installs one on Debian",
+            code="engine.unusable",
+            exit_code=Exit.NO_ENGINE,
+        ) from error
+    return told
+
+
+def _explain_failure(told: Mapping[str, Any], base: str) -> None:
+    """Say what a failed build's last lines do not.
+
+    Raises:
+        RaydebugError: the engine's disk is full, or there is no such base.
+    """
+    folder = engine_folder(str(told.get("DockerRootDir") or ""), os.environ.get("DOCKER_HOST", ""))
+    if folder and (have_bytes := free_bytes(folder)) < FULL_BYTES:
+        raise RaydebugError(
+            "the disk of the Docker engine is full",
+            cause=f"{folder} has {have_bytes} bytes free",
+            fix="make room there: `docker builder prune` removes builds, `docker system df` shows what else takes it",
+            code="disk.full",
+            exit_code=Exit.TAKEN,
+        )
+    if not base:
+        return
+    try:
+        process.run(["docker", "image", "inspect", base], timeout_s=20)
+    except process.CommandFailed as failure:
+        raise UsageError(
+            f"there is no image {base} to build on",
+            cause=f"BASE_IMAGE names it; {failure.cause}",
+            fix="unset BASE_IMAGE for the pinned base, or make one: `BASE_IMAGE=$(sudo ci/base-image)`",
+            code="image.no-base",
+        ) from failure
+
+
+def commit_arguments(source: Path) -> list[str]:
+    """Return the build arguments with the checkout's commit, for the label, and its time, for the files."""
+    try:
+        told = process.run(["git", "-C", str(source), "log", "-1", "--format=%H %ct"], timeout_s=10)
+        revision, seconds = told.split()
+    except (process.CommandFailed, ValueError):
+        revision, seconds = "", "0"
+    return ["--build-arg", f"REVISION={revision}", "--build-arg", f"SOURCE_DATE_EPOCH={seconds}"]
