@@ -127,6 +127,7 @@ CODES: dict[str, str] = {
     "check.out-of-time": "a check took too long and was ended",
     "check.died": "the process of a check died",
     "check.failed": "a check itself failed",
+    "check.not-run": "a part of a check was not run, as a package or a value is missing",
     "check.refused": "the command cannot be checked as it is given",
 }
 

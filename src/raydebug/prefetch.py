@@ -55,12 +55,12 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     from raydebug.check.probes.plan import compose
 
     try:
-        checks, _, config = compose(request)
+        plan = compose(request)
     except CannotCompose as refusal:
         return {"refused": refusal.message}
     except RaydebugError as refusal:  # a setting that the profile does not know
         return {"refused": refusal.what}
-    files = files_of(checks.files_read(config))
+    files = files_of(plan.checks.files_read(plan.config))
     room = room_bytes()
     started = time.monotonic()
     done = prefetch(files, room)
@@ -108,16 +108,9 @@ def _model_files(path: str) -> Iterator[Path]:
 
 def _snapshot(name: str) -> Path | None:
     """Return the folder of a model of the Hub in this user's cache."""
-    try:
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-    except ImportError:
-        return None
-    try:
-        cached = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:  # a path that does not exist is no name of the Hub
-        return None
-    return Path(cached).parent if isinstance(cached, str) else None
+    from raydebug.check.probes.hub import cached_folder, is_hub_name
+
+    return cached_folder(name) if is_hub_name(name) else None
 
 
 @dataclass(frozen=True)

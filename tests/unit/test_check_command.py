@@ -115,9 +115,12 @@ def target(*overrides: str, gpus: int | None = None) -> Target:
     return Target(tuple(argv), recognise(argv), Path(), LocalRunner("python"), {"A": "1"}, {"A": "1"}, gpus=gpus)
 
 
+RELEASE = {"program": "verl.trainer.main_ppo", "trainer_version": "0.9.1"}
+
+
 def judge(changed: dict[str, Any], *, gpus: int | None = None, **variables: str) -> list[Finding]:
     """Judge a config in an environment of GPUs."""
-    facts = {"config": config(**changed), "variables": variables, "verdict": None, "gpus": 8}
+    facts = {"config": config(**changed), "variables": variables, "verdict": None, "gpus": 8, **RELEASE}
     return config_rules.judge(target(gpus=gpus), facts)
 
 

@@ -13,6 +13,7 @@ from raydebug.check import data, engine, images, model, stages
 from raydebug.check.target import Target
 from raydebug.cluster.runner import LocalRunner
 from raydebug.findings import Finding, error, note, warning
+from raydebug.settings.files import environment_dir
 from raydebug.trainers.config import TrainingConfig
 from raydebug.trainers.registry import recognise
 
@@ -69,6 +70,7 @@ DATASET: dict[str, Any] = {
     "lengths": {"measured": 16, "longest": 60, "longest_row": 3, "too_long": 0},
     "reward": {"path": None, "name": "compute_score", "manager": "naive", "calls": []},
     "trainer_version": "0.9.1",
+    "program": "verl.trainer.main_ppo",
 }
 # What the probe `model` returns for a training that passes.
 MODEL: dict[str, Any] = {
@@ -141,7 +143,7 @@ Cases = dict[str, tuple[dict[str, Any], list[Finding]]]
 DATA: Cases = {
     "files that fit": ({}, []),
     "no file": (
-        {"splits__train": []},
+        {"splits__train": [], "config__data__train_files": []},
         [
             error(
                 "data.file-missing",
@@ -843,7 +845,7 @@ MODELS: Cases = {
                 "model.attention",
                 "actor and reference model want flash_attention_2, and flash-attn is not installed",
                 why="it is verl's default: ImportError when the actor is loaded",
-                fix="install flash-attn as env/cuda.lock has it, or"
+                fix=f"install flash-attn as {environment_dir()}/cuda.lock has it, or"
                 " +actor_rollout_ref.model.override_config.attn_implementation=sdpa"
                 " actor_rollout_ref.model.use_remove_padding=False",
                 overrides={

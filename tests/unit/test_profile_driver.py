@@ -14,7 +14,7 @@ import pytest
 from raydebug.errors import RaydebugError
 from raydebug.profile import swap
 from raydebug.protocol import variables
-from raydebug.settings.files import environment_dir
+from raydebug.settings.flavours import install
 from verl_fork import make_fork
 
 
@@ -170,7 +170,7 @@ def test_tiny_parts_that_cannot_be_made_end_the_job(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[1:] == [
         "error: a tiny model needs torch and transformers",
         "cause: No module named 'torch' (this is the core flavour, which has neither)",
-        f"fix: install the cpu flavour: pip install --no-deps --require-hashes -r {environment_dir() / 'cpu.lock'}",
+        f"fix: install the cpu flavour: {install(flavour='cpu')}",
     ]
     assert {path.name for path in (tmp_path / ".raydebug").rglob("*")} == {".gitignore", "tiny"}
 

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from raydebug.check.probes import Facts
 from raydebug.check.target import NoAnswer, Target, only_training, run_probe, target_of
 from raydebug.errors import RaydebugError
-from raydebug.findings import Finding, as_settings, error
+from raydebug.findings import Finding, as_settings, error, note
 from raydebug.profile.load import load_profile
+from raydebug.settings.flavours import install
 from raydebug.trainers.config import TrainingConfig, value_at
-from raydebug.trainers.registry import TRAINERS, newest_column
+from raydebug.trainers.registry import TRAINERS, column_of, newest_column
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
@@ -39,6 +40,9 @@ def judge(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
         facts: `config`, `variables` of the training, `gpus` of the machine, and `verdict` of the trainer itself.
     """
     config, checks = target.config(facts["config"]), target.checks
+    name = target.program.name if target.program else ""
+    is_release = bool(name) and column_of(name, facts["trainer_version"]) is not None
+    facts = {**facts, "is_release": is_release}
     if target.elsewhere:
         found = checks.judge(config, {**facts, "gpus": sys.maxsize}, None)
     else:
@@ -47,9 +51,36 @@ def judge(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
         return found
     if is_on_cpu(facts["variables"]) and not target.elsewhere:
         found += _on_cpu(target, config)
+    found += not_run(facts)
     if facts["verdict"] is not None and not any(finding.severity == "error" for finding in found):
         found.append(checks.judge_verdict(facts["verdict"]))
     return found
+
+
+def not_run(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """Return what was not looked at, and why: notes, as nothing is wrong with the command."""
+    lacking = dict(facts.get("lacking") or {})
+    if unread := facts.get("unread"):
+        yield note(
+            "check.not-run",
+            f"the config of {facts['program']} was not read: only what the command itself sets was looked at",
+            why=str(unread)[:300],
+            fix=f"check it where the program is installed: {install('verl')}",
+        )
+    for package, parts in sorted(lacking.items()):
+        yield note(
+            "check.not-run",
+            f"not run: {package} is missing ({', '.join(dict.fromkeys(parts))})",
+            why="this part of the check imports it, in the cluster's Python",
+            fix=install(package),
+        )
+    if unknown := facts.get("unknown"):
+        yield note(
+            "check.not-run",
+            f"{len(unknown)} settings are known to the shell alone: {', '.join(unknown)[:200]}",
+            why="the script was read and not run; no rule looks at these",
+            fix="give the value in the command: raydebug check -- bash SCRIPT KEY=VALUE, or export the variable",
+        )
 
 
 def lacks_values(found: Sequence[Finding]) -> bool:
@@ -79,11 +110,14 @@ def _on_cpu(target: Target, config: TrainingConfig) -> Iterator[Finding]:
         key = column.get(rule.word)
         if key is None or rule.only_on != "cpu" or rule.kind != "set" or rule.word not in NEEDED_ON_CPU:
             continue
+        if not key.added and value_at(config.values, config.keys[rule.word], key) is key:
+            continue  # an older config has no such key
         if key.only_with is not None and not trainer.in_use(key.only_with, partial(value_at, config.values)):
             continue
         if config.get(rule.word) != rule.value:
-            changes[f"{'++' if key.added else ''}{key.path}"] = str(rule.value)
-            reasons.append(f"{key.path.rpartition('.')[2]}: {rule.why}")
+            path = config.keys[rule.word]
+            changes[f"{'++' if key.added else ''}{path}"] = str(rule.value)
+            reasons.append(f"{path.rpartition('.')[2]}: {rule.why}")
     if changes:
         yield error(
             "command.cpu",

@@ -12,7 +12,7 @@ from raydebug.check.probes import Facts
 from raydebug.check.target import Target
 from raydebug.findings import Finding, error, note, warning
 from raydebug.settings.flavours import numbers
-from raydebug.trainers.config import TrainingConfig
+from raydebug.trainers.config import TrainingConfig, value_at
 from raydebug.trainers.verl.config_files import as_hydra_reads
 
 BUDGET_S = 10.0
@@ -37,7 +37,8 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
     found += _columns(config, facts["splits"])
     found += images.judge_rows(config, facts["images"])
     found += _rows(config, facts)
-    found += _lengths(config, facts["lengths"], facts["trainer_version"])
+    if facts["lengths"]:
+        found += _lengths(config, facts["lengths"], facts["trainer_version"])
     found += judge_reward(facts["reward"], config.keys)
     return found
 
@@ -54,7 +55,7 @@ def _without_missing(facts: Facts) -> Facts:
 def _files(config: TrainingConfig, splits: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Finding]:
     for split, files in splits.items():
         key = config.keys[f"{split}_data"]
-        if not files:
+        if not files and value_at(config.values, key, splits) is not splits:
             yield error(
                 "data.file-missing",
                 f"{key} names no file",
@@ -112,6 +113,8 @@ def _file(key: str, file: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _columns(config: TrainingConfig, splits: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Finding]:
     prompt, prompt_key = config.get("prompt_column"), config.keys["prompt_column"]
+    if prompt is None:
+        return  # of a config that was not read, or of a fork
     for split, files in splits.items():
         read = [file for file in files if "columns" in file]
         for file in read:
@@ -173,7 +176,8 @@ def _columns_of(key: str, file: Mapping[str, Any], prompt: str, prompt_key: str)
 
 def _rows(config: TrainingConfig, facts: Facts) -> Iterator[Finding]:
     rows = {split: sum(file.get("rows", 0) for file in files) for split, files in facts["splits"].items()}
-    remote = {split: any(file["remote"] for file in files) for split, files in facts["splits"].items()}
+    # Fetched by the trainer, not named, or not read: their rows are not known.
+    remote = {split: not all("rows" in file for file in files) or not files for split, files in facts["splits"].items()}
     limit = config.get("train_samples") or -1
     train = min(rows["train"], limit) if limit > 0 else rows["train"]
     wanted = config.get("generation_batch_size") or config.get("train_batch_size")
@@ -204,12 +208,12 @@ def _rows(config: TrainingConfig, facts: Facts) -> Iterator[Finding]:
 
 def _fitting(config: TrainingConfig, rows: int) -> dict[str, str | None]:
     """Return overrides that make the batch as large as the rows allow; none where nothing does."""
-    batch = rows // config.ranks * config.ranks
+    batch = 0 if config.ranks is None else rows // config.ranks * config.ranks
     if batch < 1:
         return {}
     smaller: dict[str, str | None] = {config.keys["train_batch_size"]: str(batch)}
-    mini = config.get("mini_batch_size")
-    if mini > batch or batch % mini:
+    mini = config.whole("mini_batch_size")
+    if mini is not None and (mini > batch or batch % mini):
         smaller[config.keys["mini_batch_size"]] = str(batch)
     return smaller
 

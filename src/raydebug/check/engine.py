@@ -10,6 +10,7 @@ from raydebug.check.target import Target
 from raydebug.diagnose.cause import diagnose
 from raydebug.diagnose.inputs import read_text
 from raydebug.findings import Finding, error
+from raydebug.settings.flavours import install
 from raydebug.trainers.config import TrainingConfig
 
 BUDGET_S = 60.0
@@ -31,6 +32,9 @@ KNOWN = (
 
 def judge(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
     """Return the findings about a start of vLLM. Pure."""
+    if "vllm" in facts.get("lacking", {}):
+        why = "the stage starts vLLM in the cluster's Python"
+        return [error(CODES["import"], "not run: vllm is missing", why=why, fix=install("vllm"))]
     if "failed" not in facts:
         return []
     phase = facts["phase"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,16 +23,7 @@ from raydebug.findings import Finding, error, note, warning
 from raydebug.protocol.variables import RAY_DEBUG
 from raydebug.settings.debugger import mode_of
 from raydebug.settings.files import environment_dir
-from raydebug.settings.flavours import (
-    Lock,
-    flavour_of,
-    install_command,
-    is_tested,
-    normalise,
-    numbers,
-    read_lock,
-    tested_range,
-)
+from raydebug.settings.flavours import Lock, flavour_of, install, is_tested, normalise, numbers, read_lock, tested_range
 from raydebug.trainers.config import is_number
 
 BUDGET_S = 0.3
@@ -49,6 +41,7 @@ QUEUE = "TransferQueue"
 OURS = ("ray", "debugpy")
 OFF_SHOWN = 6  # packages that differ from the list, by name
 BACKEND = "VLLM_ATTENTION_BACKEND"
+_ENGINE = re.compile(r"\+*actor_rollout_ref\.rollout\.name=['\"]?(\w+)['\"]?")
 TYPO_LIKENESS = 0.86  # VLLM_USE_V2 is like VLLM_USE_V1; VLLM_SERVICE_HOST, which Kubernetes sets, is like nothing
 
 
@@ -94,7 +87,7 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
     # The trainer's rules take 10 ms to import, and only this variable's text names a key.
     keys = target.checks.keys if BACKEND in facts["variables"] else {}
     return [
-        *judge_packages(facts, trainer=target.program.trainer.name if target.program else None),
+        *judge_packages(facts, trainer=target.program.trainer.name if target.program else None, engine=_engine(target)),
         *judge_variables(facts, target.caller, keys),
         *([] if target.elsewhere else _judge_machine(target, facts, on_cpu=on_cpu)),
     ]
@@ -107,7 +100,13 @@ def _judge_machine(target: Target, facts: Facts, *, on_cpu: bool) -> Iterator[Fi
     yield from env_machine.judge_gpus(facts, on_cpu=on_cpu, wants_training=target.program is not None)
 
 
-def judge_packages(facts: Mapping[str, Any], *, trainer: str | None) -> Iterator[Finding]:
+def _engine(target: Target) -> str:
+    """Return the rollout engine that a command names; vllm where it names none."""
+    said = [found[1] for one in target.arguments if (found := _ENGINE.fullmatch(one))]
+    return said[-1] if said else "vllm"
+
+
+def judge_packages(facts: Mapping[str, Any], *, trainer: str | None, engine: str = "vllm") -> Iterator[Finding]:
     """Return what is wrong with the packages. Pure but for the lock, which is raydebug's own file."""
     has: dict[str, str] = facts["packages"]
     flavour = flavour_of(has)
@@ -121,6 +120,8 @@ def judge_packages(facts: Mapping[str, Any], *, trainer: str | None) -> Iterator
             fix=f"nothing, if that is meant; else start it where no folder named {trainer} is",
         )
     missing = set(_missing({**has, trainer: own} if trainer and own else has)) if trainer else set()
+    if engine not in ("vllm", "vllm_async"):
+        missing.discard("vllm")
     yield from (_not_there(name, flavour) for name in sorted(missing))
     if "debugpy" not in has:
         yield error(
@@ -154,14 +155,13 @@ def _missing(has: Mapping[str, str]) -> Iterator[str]:
 
 
 def _not_there(name: str, flavour: str) -> Finding:
-    wanted = "cpu" if flavour == "core" else flavour
     return error(
         "env.package-missing",
         f"{name} is not installed in the cluster's Python",
         why=f"a training of verl imports it (plain `pip install verl` leaves {QUEUE} out)" if name == QUEUE
         else "a training of verl with vLLM imports it",
         fix="pip install 'verl[verl-core]'" if name == QUEUE
-        else f"install a flavour that has it: {install_command(wanted)}",
+        else f"install a flavour that has it: {install(name, '' if flavour == 'core' else flavour)}",
     )  # fmt: skip
 
 

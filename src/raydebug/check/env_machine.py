@@ -13,7 +13,7 @@ from typing import Any
 from raydebug.cluster.compose.preflight import CUDA_DRIVERS, NO_COMPAT
 from raydebug.cluster.compose.sizing import threads_of
 from raydebug.findings import Finding, error, note, warning
-from raydebug.settings.flavours import install_command, numbers
+from raydebug.settings.flavours import install, numbers
 
 MIB, GIB = 1024**2, 1024**3
 # Docker gives a container 64 MiB by default; DataLoader workers, NCCL and Ray's object store share it.
@@ -220,7 +220,7 @@ def judge_gpus(facts: Mapping[str, Any], *, on_cpu: bool, wants_training: bool) 
             "env.torch-without-cuda",
             f"torch {facts['packages'].get('torch')} is a build without CUDA, and there are GPUs",
             why="torch/version.py names no CUDA: 'Torch not compiled with CUDA enabled'",
-            fix=f"install the flavour cuda: {install_command('cuda')}; or VERL_PLATFORM=cpu",
+            fix=f"install the flavour cuda: {install(flavour='cuda')}; or VERL_PLATFORM=cpu",
             variables={"VERL_PLATFORM": "cpu"},
         )
     for gpu in facts["gpus"]:

@@ -76,7 +76,7 @@ def judge_processor(facts: Mapping[str, Any], keys: Mapping[str, str]) -> Iterat
             "goes on without one and ends with 'processor is needed to process multimodal data'",
             fix="copy preprocessor_config.json (processor_config.json) and chat_template of the model again",
         )
-    elif not found.get("template"):
+    elif not found.get("template") and "skipped" not in found:
         yield error(
             "model.processor",
             "the chat template leaves out the image of a message",

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raydebug.check import images, model_fit
+from raydebug.check.config import not_run
 from raydebug.check.probes import Facts
 from raydebug.check.target import Target
-from raydebug.findings import Finding, error, warning
+from raydebug.findings import Finding, error, note, warning
 
 BUDGET_S = 30.0
 COPY_AGAIN = "copy or download that file again (`hf download` checks what it wrote)"
@@ -16,10 +17,15 @@ COPY_AGAIN = "copy or download that file again (`hf download` checks what it wro
 
 def judge(target: Target, facts: Facts) -> list[Finding]:
     """Return the findings about a command's model. Pure."""
-    keys = target.checks.keys
+    keys = target.config(facts["config"]).keys
+    skipped = list(not_run(facts))
     if "json" not in facts:
-        return list(_nothing_there(facts, keys["model"]))
-    found = [*_architecture(facts, keys), *_tokenizer(facts, keys)]
+        return [*_nothing_there(facts, keys["model"]), *skipped]
+    found = [*skipped]
+    if "transformers_version" in facts:
+        found += _architecture(facts, keys)
+    if "tokenizer" in facts:
+        found += _tokenizer(facts, keys)
     if "processor" in facts:
         found += images.judge_processor(facts, keys)
     found += judge_shards(facts)
@@ -29,6 +35,14 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
 
 
 def _nothing_there(facts: Facts, key: str) -> Iterator[Finding]:
+    if facts.get("unnamed"):  # where the config was not read, its model is not known
+        if facts["empty"]:
+            why = "an empty shell variable gives an empty value"
+            yield error("model.path", f"{key} is empty", why=why, fix=f"{key}=FOLDER, or a name on the Hub")
+        else:
+            why = "a fork may name its models by keys of its own, or only the shell knows the name"
+            yield note("check.not-run", f"no model was looked at: {key} has no value", why=why, fix=f"{key}=FOLDER")
+        return
     path = facts["path"]
     if facts.get("remote"):
         yield warning(

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from raydebug.check.config import is_on_cpu
 from raydebug.check.target import Target
 from raydebug.findings import Finding, as_settings, error, warning
+from raydebug.settings.files import environment_dir
 from raydebug.settings.flavours import numbers
 from raydebug.trainers.config import TrainingConfig
 
@@ -65,9 +66,11 @@ def judge(target: Target, facts: Mapping[str, Any], variables: Mapping[str, str]
     on_cpu = is_on_cpu(variables)
     yield from _context(config, sizes)
     yield from _heads(config, sizes)
-    if not on_cpu:
+    if not on_cpu and "transformers" not in facts.get("lacking", {}):
         yield from _attention(config, facts["trainer_version"], has_flash=facts["has_flash_attention"])
     parameters = facts["shards"].get("parameters") or 0
+    if config.ranks is None or not config.whole("tensor_parallel"):
+        return
     if any("wrong" in shard for shard in facts["shards"]["shards"]) or not parameters:
         return
     stateful = any(word in kind for kind in facts["layer_types"] for word in STATEFUL)
@@ -79,8 +82,10 @@ def judge(target: Target, facts: Mapping[str, Any], variables: Mapping[str, str]
 
 
 def _context(config: TrainingConfig, sizes: Sizes) -> Iterator[Finding]:
-    limit, asked = sizes.get("max_position_embeddings"), config.get("rollout_model_tokens")
-    prompt, answer = config.get("prompt_tokens"), config.get("response_tokens")
+    limit, asked = sizes.get("max_position_embeddings"), config.whole("rollout_model_tokens")
+    prompt, answer = config.whole("prompt_tokens"), config.whole("response_tokens")
+    if prompt is None or answer is None:
+        return
     key, prompt_key, answer_key = (config.keys[w] for w in ("rollout_model_tokens", "prompt_tokens", "response_tokens"))
     if limit is not None and asked is not None and asked > limit:
         yield error(
@@ -111,9 +116,9 @@ def _context(config: TrainingConfig, sizes: Sizes) -> Iterator[Finding]:
 
 
 def _heads(config: TrainingConfig, sizes: Sizes) -> Iterator[Finding]:
-    split, key = config.get("tensor_parallel"), config.keys["tensor_parallel"]
+    split, key = config.whole("tensor_parallel"), config.keys["tensor_parallel"]
     heads = sizes.get("num_attention_heads")
-    if heads and heads % split:
+    if heads and split and heads % split:
         fitting = next(n for n in range(min(split, heads), 0, -1) if heads % n == 0)
         yield error(
             "model.heads",
@@ -140,7 +145,7 @@ def _attention(config: TrainingConfig, version: str, *, has_flash: bool) -> Iter
             "model.attention",
             "actor and reference model want flash_attention_2, and flash-attn is not installed",
             why="it is verl's default: ImportError when the actor is loaded",
-            fix=f"install flash-attn as env/cuda.lock has it, or {as_settings(changes)}",
+            fix=f"install flash-attn as {environment_dir() / 'cuda.lock'} has it, or {as_settings(changes)}",
             overrides=changes,
         )
 

@@ -78,7 +78,7 @@ class Target:
 
     def config(self, values: Mapping[str, Any]) -> TrainingConfig:
         """Return a config that a probe has composed."""
-        return TrainingConfig(values, self.checks.keys)
+        return TrainingConfig(values, self.checks.keys_of(values))
 
     def with_variable(self, name: str, value: str | None) -> Target:
         """Return this target with one more variable changed."""
@@ -88,7 +88,11 @@ class Target:
 
     def as_request(self) -> Facts:
         """Return the part of a probe's request that describes the command."""
-        return {"command": list(self.command), "profile": self.profile}
+        return {
+            "command": list(self.command),
+            "profile": self.profile,
+            "trainer": self.program.trainer.name if self.program else None,
+        }
 
 
 def find_target(command: list[str], folder: Path, name: str, profile: str | None) -> Target:
@@ -141,6 +145,13 @@ def target_of(training: Training | None, folder: Path, cluster: Cluster | None, 
     runner = nodes[-1][1]  # a worker where there is one: it has the GPUs
     if training is not None:
         folder = training.folder
+        if isinstance(runner, LocalRunner) and not folder.is_dir():
+            raise UsageError(
+                f"there is no folder {folder}",
+                cause="the command goes there before it trains",
+                fix="write the folder that you have into the script, or start the training command itself in it",
+                code="check.no-folder",
+            )
     elif isinstance(runner, NodeRunner):  # an environment needs none, and the nodes may not have this one
         folder = Path("/")
     runner.folder(folder)

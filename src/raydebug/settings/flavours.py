@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+import shlex
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -69,6 +70,25 @@ def flavour_variables(flavour: str) -> dict[str, str]:
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     pairs = (line.split("=", 1) for line in lines if "=" in line)
     return {key.strip(): value.strip() for key, value in pairs if not key.lstrip().startswith("#")}
+
+
+# As pip calls the modules that have another name.
+_DISTRIBUTIONS = {"hydra": "hydra-core", "PIL": "pillow", "huggingface_hub": "huggingface-hub"}
+
+
+def install(package: str = "", flavour: str = "") -> str:
+    """Return the command that installs a flavour's lock, a file of raydebug itself.
+
+    Args:
+        package: a module that is wanted: if no lock has it, the command installs it alone.
+        flavour: one of FLAVOURS; the one for this machine if it is empty: cuda with an NVIDIA driver, else cpu.
+    """
+    flavour = flavour or ("cuda" if Path("/proc/driver/nvidia").is_dir() else "cpu")
+    lock = environment_dir() / f"{flavour}.lock"
+    name = normalise(_DISTRIBUTIONS.get(package, package))
+    if name and not {name, f"{name}-cpu"} & read_lock(lock).pins.keys():
+        return f"pip install {name}"
+    return f"pip install --require-hashes -r {shlex.quote(str(lock))}"
 
 
 def installed_version(name: str) -> str | None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from raydebug.errors import RaydebugError, UsageError
-from raydebug.settings.flavours import install_command
+from raydebug.settings.flavours import install
 
 
 @contextmanager
@@ -104,6 +104,6 @@ def needed_for(what: str, package: str, more: str = "") -> Iterator[None]:
         raise RaydebugError(
             f"{what} needs {package}",
             cause=f"{failure}{more}",
-            fix=f"install the cpu flavour: {install_command('cpu')}",
+            fix=f"install the cpu flavour: {install(flavour='cpu')}",
             code=f"tiny.no-{package.partition(' ')[0]}",
         ) from failure

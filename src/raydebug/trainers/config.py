@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +33,36 @@ class TrainingConfig:
 
     def get(self, word: str, default: Any = None) -> Any:
         """Return the value of a setting, or the default if the config has no such key."""
-        return value_at(self.values, self.keys[word], default)
+        key = self.keys.get(word)
+        return default if key is None else value_at(self.values, key, default)
+
+    def whole(self, word: str) -> int | None:
+        """Return a setting that is a whole number; None if the config has none."""
+        value = self.get(word)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     @property
-    def ranks(self) -> int:
-        return int(self.get("gpus_per_node") * self.get("nodes"))
+    def ranks(self) -> int | None:
+        """The number of processes that train; None if the config does not say it."""
+        each, nodes = self.whole("gpus_per_node"), self.whole("nodes")
+        return None if each is None or nodes is None else each * nodes
+
+
+@dataclass(frozen=True)
+class Composed:
+    """The config of a command.
+
+    Args:
+        live: as the trainer's library has it; None if that is not installed.
+        values: as plain values, without those that cannot be known.
+        unread: why the files of the config were not read, so that it has only what the command says.
+        unknown: overrides that depend on the shell, which no rule looks at.
+    """
+
+    live: Any
+    values: Mapping[str, Any]
+    unread: str = ""
+    unknown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,8 +135,16 @@ def find_program_file(module: str, program: str, folder: Path, search: Sequence[
 
 def package_folder(name: str) -> Path | None:
     """Return the folder of an installed package, without importing it; None if there is none."""
-    spec = importlib.util.find_spec(name)
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
     return Path(spec.origin).parent if spec is not None and spec.origin else None
+
+
+def first_missing(*packages: str) -> str | None:
+    """Return the first of these modules that is not installed, without importing one; None if all are."""
+    return next((name for name in packages if name not in sys.modules and importlib.util.find_spec(name) is None), None)
 
 
 def is_number(text: str) -> bool:

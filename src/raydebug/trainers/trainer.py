@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # the driver of each job imports this module at its start
     from pathlib import Path
 
     from raydebug.findings import Finding
-    from raydebug.trainers.config import RewardFunction, TrainingConfig
+    from raydebug.trainers.config import Composed, RewardFunction, TrainingConfig
 
 Value: TypeAlias = int | float | bool | str | tuple[str, ...] | None
 Column: TypeAlias = dict[str, "Key"]
@@ -154,25 +154,41 @@ class BatchSettings(Protocol):
 
 
 class Checks(Protocol):
-    """What `raydebug check` needs of a program: its config, its own rules, and how it uses vLLM and a reward."""
+    """What `raydebug check` needs of a program: its config, its own rules, and how it uses vLLM and a reward.
+
+    Attributes:
+        keys: raydebug's setting words and the newest release's keys.
+        programs_asked: the modules whose config the trainer's library can judge.
+    """
 
     keys: Mapping[str, str]
+    programs_asked: tuple[str, ...]
 
-    def compose(self, arguments: Sequence[str]) -> tuple[Any, Mapping[str, Any]]:
-        """Return the config of a command, as the trainer's library has it and as plain values.
+    def keys_of(self, values: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return raydebug's setting words and the keys that this config has for them: a fork's may be older ones."""
+
+    def compose(self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Composed:
+        """Return the config of a command; the arguments are those of `Trainer.read_config`.
 
         Raises:
-            CannotCompose: the library refuses the command.
+            CannotCompose: the trainer would refuse the command.
         """
 
     def refused(self, refusal: Mapping[str, Any], arguments: Sequence[str]) -> Finding:
         """Return the finding for a command that cannot be composed."""
 
     def judge(self, config: TrainingConfig, facts: Mapping[str, Any], gpus: int | None) -> list[Finding]:
-        """Return what is wrong with a config; `facts` has the `variables` and `gpus` of the machine."""
+        """Return what is wrong with a config.
 
-    def verdict(self, live: Any) -> dict[str, str] | None:
-        """Return the trainer's own first refusal of a config; None if it accepts the config."""
+        Args:
+            config: of the command.
+            facts: `variables` and `gpus` of the machine, `program`, its module, and `is_release`: whether its version
+                is a known one.
+            gpus: of the cluster; None without one.
+        """
+
+    def verdict(self, composed: Composed) -> dict[str, str] | None:
+        """Return the trainer's own first refusal of a config; None if it accepts the config or was not asked."""
 
     def judge_verdict(self, refusal: Mapping[str, Any]) -> Finding:
         """Return the finding for the trainer's own refusal."""

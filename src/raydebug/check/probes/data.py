@@ -13,10 +13,9 @@ from typing import Any
 from raydebug.check.probes import Facts
 from raydebug.check.probes.env import list_gpus
 from raydebug.check.probes.images import count_placeholders, count_tokens, has_vision, look_at_images
-from raydebug.check.probes.plan import compose, paths_of, read_by, trainer_version, variables
+from raydebug.check.probes.plan import VERDICT_NEEDS, Plan, compose, paths_of, read_by, trainer_version, variables
+from raydebug.check.probes.tokens import can_tokenize, load_tokenizer
 from raydebug.findings import describe_exception
-from raydebug.trainers.config import TrainingConfig
-from raydebug.trainers.trainer import Checks
 
 SAMPLE_ROWS = 2000
 SAMPLE_S = 2.0  # measuring lengths ends after so many seconds, wherever it is
@@ -28,19 +27,20 @@ CALL_LIMIT_S = 5.0
 
 def gather(request: Facts) -> Facts:
     """Return the config and what its data files hold."""
-    checks, live, config = compose(request)
-    splits = {split: [_look(path) for path in paths_of(config.get(word))] for split, word in SPLITS.items()}
+    plan = compose(request)
+    config = plan.config
+    splits = {split: [_look(plan, path) for path in paths_of(config.get(word))] for split, word in SPLITS.items()}
     rows: list[Facts] = next((file["sample"] for file in splits["train"] if file.get("sample")), [])
     facts: Facts = {
-        "config": config.values,
         "trainer_version": trainer_version(request),
         "variables": variables(),
         "gpus": len(list_gpus()["gpus"]),
         "splits": splits,
-        "lengths": _lengths(config, rows),
-        "images": look_at_images(config, rows),
-        "reward": try_reward(checks, config, rows[:REWARD_ROWS]),
-        "verdict": checks.verdict(live),
+        "lengths": _lengths(plan, rows),
+        "images": look_at_images(plan, rows),
+        "reward": try_reward(plan, rows[:REWARD_ROWS]),
+        "verdict": plan.verdict(),
+        **plan.as_facts(),
     }
     for files in splits.values():
         for file in files:
@@ -51,7 +51,7 @@ def gather(request: Facts) -> Facts:
     return facts
 
 
-def _look(path: str) -> Facts:
+def _look(plan: Plan, path: str) -> Facts:
     """Return facts about one file: kind, columns with types, number of rows, the first rows."""
     file = Path(os.path.expanduser(path))  # noqa: PTH111 - as verl does: utils/fs.py
     found: Facts = {"path": path, "exists": file.exists(), "is_file": file.is_file(), "remote": "://" in path}
@@ -62,6 +62,8 @@ def _look(path: str) -> Facts:
             found["beside"] = sorted(p.name for p in file.parent.glob("*"))[:50] if file.parent.is_dir() else None
         return found
     found["bytes"] = file.stat().st_size
+    if path.endswith((".parquet", ".json", ".jsonl")) and not plan.has(f"what is in {path}", "pyarrow"):
+        return found
     try:
         if path.endswith(".parquet"):
             found |= _parquet(file)
@@ -100,15 +102,20 @@ def _json(file: Path) -> Facts:
     return {"columns": columns, "rows": table.num_rows, "sample": rows[:SAMPLE_ROWS]}
 
 
-def _lengths(config: TrainingConfig, rows: list[Facts]) -> Facts:
-    """Return the lengths of the prompts in tokens, or why they could not be measured."""
+def _lengths(plan: Plan, rows: list[Facts]) -> Facts:
+    """Return the lengths of the prompts in tokens, or why they could not be measured; empty if that was not tried."""
+    config = plan.config
     limit, column = config.get("prompt_tokens"), config.get("prompt_column")
     prompts = [row[column] for row in rows if row.get(column) is not None]
     images = [row.get(config.get("image_column")) or [] for row in rows if row.get(column) is not None]
-    if not prompts or not isinstance(limit, int):
+    if not rows or not isinstance(limit, int):
+        return {}
+    if not prompts:
         return {"unknown": "no prompts were read"}
     if not _are_messages(prompts[0]):
         return {"unknown": "the prompts are not lists of messages"}
+    if not can_tokenize(plan, "lengths of the prompts"):
+        return {}
     try:
         tokenizer = load_tokenizer(config)
     except Exception as failure:  # noqa: BLE001 - whatever it is, stage `model` names it
@@ -116,7 +123,8 @@ def _lengths(config: TrainingConfig, rows: list[Facts]) -> Facts:
     if not tokenizer.chat_template:
         return {"unknown": "the tokenizer has no chat template"}
     options = dict(config.get("template_options") or {})
-    count = count_tokens(config, options) if any(images) and has_vision(config) else None
+    is_seen = any(images) and has_vision(config) and plan.has("tokens of the images", "transformers", "PIL")
+    count = count_tokens(config, options) if is_seen else None
     deadline = time.monotonic() + SAMPLE_S
     lengths: list[int] = []
     image_tokens = 0
@@ -155,30 +163,23 @@ def _are_messages(prompt: Any) -> bool:
     return isinstance(prompt, list) and all(isinstance(one, dict) for one in prompt)
 
 
-def load_tokenizer(config: TrainingConfig) -> Any:
-    """Return the model's tokenizer, from disk or the Hub's cache; nothing is fetched, no code of the model is run.
-
-    Source: verl 0.9.1 workers/config/model.py: tokenizer_path, else hf_config_path, else path; custom_chat_template.
-    """
-    os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
-    from transformers import AutoTokenizer
-
-    path = os.path.expanduser(str(config.get("tokenizer") or config.get("model")))  # noqa: PTH111
-    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=bool(config.get("trust_remote_code")))
-    if config.get("chat_template"):
-        tokenizer.chat_template = config.get("chat_template")
-    return tokenizer
-
-
-def try_reward(checks: Checks, config: TrainingConfig, rows: list[Facts]) -> Facts:
+def try_reward(plan: Plan, rows: list[Facts]) -> Facts:
     """Return what the reward function of a command returned for rows of its data."""
-    reward = checks.reward_function(config)
+    checks, reward = plan.checks, plan.checks.reward_function(plan.config)
     found: Facts = {"path": reward.path, "name": reward.name, "manager": reward.manager, "calls": []}
     if not reward.path and reward.by_model:
         return {**found, "skipped": "a reward model scores"}
+    if not reward.path and not (rows and plan.has("the trainer's own reward function", *VERDICT_NEEDS)):
+        return {**found, "skipped": "there is nothing to try it with"}
     try:
         function = _load_function(str(reward.path), reward.name, found) if reward.path else checks.own_reward()
     except Exception as failure:  # noqa: BLE001 - the user's own code
+        missing = (failure.name or "").partition(".")[0] if isinstance(failure, ModuleNotFoundError) else ""
+        if missing in VERDICT_NEEDS:  # every training needs these: stage `env` reports them
+            plan.has("the reward function", missing)
+            return {**found, "skipped": f"{missing} is missing"}
+        if not reward.path and isinstance(failure, ImportError):  # a fork's own trainer calls another function
+            return {**found, "skipped": str(failure)}
         return {**found, "import": describe_exception(failure)}
     if function is None:
         return found

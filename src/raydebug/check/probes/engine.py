@@ -18,11 +18,14 @@ IMAGE_PX = 112
 
 def gather(request: Facts) -> Facts:
     """Return the seconds of each phase and the token, or the phase that failed and its first cause."""
-    checks, _, config = compose(request)
+    plan = compose(request)
+    config = plan.config
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    facts: Facts = {"config": config.values, "phases": {}}
+    facts: Facts = {**plan.as_facts(), "phases": {}}
+    if not plan.has("the start of the rollout engine", "vllm"):
+        return facts
     try:
-        _start(checks.engine_options(config), facts, vision=has_vision(config))
+        _start(plan.checks.engine_options(config), facts, vision=has_vision(config))
     except BaseException as failure:  # noqa: BLE001 - argument errors of vLLM end the program
         facts["failed"] = describe_exception(failure)
     facts["read"] = read_by(request, config.get("model"))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.check.probes import Facts
+from raydebug.check.probes.plan import Plan
 from raydebug.findings import describe_exception
 from raydebug.settings.flavours import installed_version
 from raydebug.trainers.config import TrainingConfig
@@ -26,7 +27,9 @@ def _sequences_of_a_rank(config: TrainingConfig) -> int | None:
     """Return how many sequences a rank gets of a batch; None where a number is not known."""
     prompts, rollouts = config.get("train_batch_size"), config.get("rollouts_per_prompt")
     return (
-        prompts * rollouts // max(1, config.ranks) if isinstance(prompts, int) and isinstance(rollouts, int) else None
+        prompts * rollouts // max(1, config.ranks or 1)
+        if isinstance(prompts, int) and isinstance(rollouts, int)
+        else None
     )
 
 
@@ -35,7 +38,7 @@ def has_vision(config: TrainingConfig) -> bool:
     return "vision_config" in config_of(str(config.get("model")))
 
 
-def look_at_images(config: TrainingConfig, rows: Sequence[Facts]) -> Facts:
+def look_at_images(plan: Plan, rows: Sequence[Facts]) -> Facts:
     """Return what the rows hold of images.
 
     Source: verl 0.9.1 utils/dataset/rl_dataset.py _build_messages: each `<image>` in a message takes the next image of
@@ -46,7 +49,10 @@ def look_at_images(config: TrainingConfig, rows: Sequence[Facts]) -> Facts:
         that look like one; `placeholders`, `images`: their sums; `differs`: the first row where they differ;
         `broken`: the first image that does not decode.
     """
+    config = plan.config
     column, prompt = str(config.get("image_column")), config.get("prompt_column")
+    has_images = any(row.get(column) for row in rows)
+    can_decode = has_images and plan.has("the images of the rows", "PIL")
     found: Facts = {
         "vision": has_vision(config),
         "column": column,
@@ -62,7 +68,7 @@ def look_at_images(config: TrainingConfig, rows: Sequence[Facts]) -> Facts:
         found["images"] += len(images)
         if wanted != len(images):
             found.setdefault("differs", {"row": index, "placeholders": wanted, "images": len(images)})
-        if "broken" not in found and time.monotonic() < deadline:
+        if can_decode and "broken" not in found and time.monotonic() < deadline:
             found |= _decode(images, index)
     return found
 
@@ -144,11 +150,12 @@ def split_messages(messages: Any) -> list[Facts]:
     return split
 
 
-def look_at_processor(config: TrainingConfig, folder: Path, architecture: str) -> Facts:
+def look_at_processor(plan: Plan, folder: Path, architecture: str) -> Facts:
     """Return whether the processor of a model with vision loads, and which traps of verl and vLLM are installed.
 
     Source: verl 0.9.1 utils/tokenizer/tokenizer.py hf_processor, which returns None for whatever fails.
     """
+    config = plan.config
     found: Facts = {
         "files": [name for name in PROCESSOR_FILES if (folder / name).is_file()],
         "loses_normalization": loses_normalization(str(config.get("load_format")), architecture),
@@ -156,6 +163,8 @@ def look_at_processor(config: TrainingConfig, folder: Path, architecture: str) -
         "sequences": _sequences_of_a_rank(config),
         "verl": installed_version("verl"),
     }
+    if not plan.has("the model's processor", "torch", "transformers"):
+        return {**found, "skipped": True}
     if importlib.util.find_spec("torchvision") is None:
         # torch 2.N has torchvision 0.(N + 15): github.com/pytorch/vision#installation
         torch = re.match(r"2\.(\d+)\.(\d+)", installed_version("torch") or "")

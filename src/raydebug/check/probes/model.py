@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.check.probes import Facts
-from raydebug.check.probes.data import load_tokenizer
 from raydebug.check.probes.env import list_gpus, memory_bytes
+from raydebug.check.probes.hub import cached_folder, is_hub_name
 from raydebug.check.probes.images import look_at_processor
 from raydebug.check.probes.plan import compose, read_by, trainer_version, variables
+from raydebug.check.probes.tokens import can_tokenize, load_tokenizer
 from raydebug.findings import describe_exception
 from raydebug.trainers.config import TrainingConfig, package_folder
 
@@ -26,6 +27,8 @@ HEADER_BYTES_MAX = 100_000_000  # safetensors' own limit
 POINTER = b"version https://git-lfs.github.com"
 BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16,
         "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}  # fmt: skip
+SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+         "max_position_embeddings", "intermediate_size", "kv_lora_rank", "qk_rope_head_dim")  # fmt: skip
 EMBEDDING, LAYERS = "model.embed_tokens.weight", "model.layers."
 
 
@@ -34,16 +37,19 @@ def gather(request: Facts) -> Facts:
 
     A model's own code runs only where the command says trust_remote_code=True: the training would run it too.
     """
-    _, _, config = compose(request)
+    plan = compose(request)
+    config = plan.config
     os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
     facts: Facts = {
-        "config": config.values,
+        **plan.as_facts(),
         "trainer_version": trainer_version(request),
         "variables": variables(),
         "memory_bytes": memory_bytes(),
         "gpu_bytes": min((gpu["total_mib"] * MIB for gpu in list_gpus()["gpus"]), default=None),
-        **_find(str(config.get("model"))),
     }
+    if not config.get("model"):
+        return {**facts, "unnamed": True, "empty": config.get("model") == ""}
+    facts |= _find(str(config.get("model")))
     if facts["folder"] is None:
         return facts
     folder = Path(facts["folder"])
@@ -52,12 +58,16 @@ def gather(request: Facts) -> Facts:
         return facts
     facts["shards"] = look_at_shards(folder)
     may_run = bool(config.get("trust_remote_code"))
-    facts |= _transformers(folder, facts["json"], may_run=may_run)
+    if plan.has("the class of the model and its config", "transformers"):
+        facts |= _transformers(folder, facts["json"], may_run=may_run)
+    else:
+        facts |= sizes_of(facts["json"])
     facts["vllm"] = _vllm_knows((facts["json"].get("architectures") or [None])[0])
     facts["has_flash_attention"] = importlib.util.find_spec("flash_attn") is not None
-    facts["tokenizer"] = _tokenizer(config)
+    if can_tokenize(plan, "the tokenizer"):
+        facts["tokenizer"] = _tokenizer(config)
     if "vision_config" in facts["json"]:
-        facts["processor"] = look_at_processor(config, folder, str((facts["json"].get("architectures") or [""])[0]))
+        facts["processor"] = look_at_processor(plan, folder, str((facts["json"].get("architectures") or [""])[0]))
     facts["read"] = read_by(request, folder, *folder.iterdir(), config.get("tokenizer"))
     return facts
 
@@ -69,16 +79,11 @@ def _find(path: str) -> Facts:
         files = sorted(p.name for p in folder.iterdir())[:40] if folder.is_dir() else []
         return {"path": path, "folder": str(folder) if folder.is_dir() else None, "is_file": folder.is_file(),
                 "files": files}  # fmt: skip
-    found: Facts = {"path": path, "folder": None, "is_hub": bool(re.fullmatch(r"[\w.-]+/[\w.-]+", path))}
+    found: Facts = {"path": path, "folder": None, "is_hub": is_hub_name(path)}
     if path.startswith(("hdfs://", "s3://")):
         return {**found, "remote": True}
-    if found["is_hub"]:
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(path, "config.json")
-        if isinstance(cached, str):
-            found["folder"] = str(Path(cached).parent)
-    return found
+    cached = cached_folder(path) if found["is_hub"] else None
+    return {**found, "folder": str(cached) if cached else None}
 
 
 def _config_json(folder: Path) -> Facts:
@@ -115,11 +120,18 @@ def _transformers(folder: Path, said: Facts, *, may_run: bool) -> Facts:
     except Exception as failure:  # noqa: BLE001 - validators of config classes raise anything
         return {**found, "config_refused": describe_exception(failure)}
     text = config.get_text_config()
-    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-             "max_position_embeddings", "intermediate_size", "kv_lora_rank", "qk_rope_head_dim")  # fmt: skip
-    values = {name: getattr(text, name, None) for name in names}
-    kinds = sorted(set(getattr(text, "layer_types", None) or []))
-    return {**found, "sizes": {k: v for k, v in values.items() if isinstance(v, int)}, "layer_types": kinds}
+    return {**found, **sizes_of({name: getattr(text, name, None) for name in (*SIZES, "layer_types")})}
+
+
+def sizes_of(said: Facts) -> Facts:
+    """Return the sizes in a config of transformers, and the kinds of its layers; what a class adds is not in it."""
+    text = said.get("text_config")
+    said = text if isinstance(text, dict) else said
+    kinds = said.get("layer_types")
+    return {
+        "sizes": {name: said[name] for name in SIZES if isinstance(said.get(name), int)},
+        "layer_types": sorted({str(kind) for kind in kinds}) if isinstance(kinds, list) else [],
+    }
 
 
 def _vllm_knows(architecture: Any) -> Facts:

@@ -6,33 +6,38 @@ import os
 import stat
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from raydebug.check.probes import Facts
 from raydebug.errors import UsageError
-from raydebug.trainers.config import CannotCompose, TrainingConfig
+from raydebug.protocol import variables as variable_names
+from raydebug.trainers.config import CannotCompose, Composed, TrainingConfig, first_missing
 from raydebug.trainers.registry import recognise
-from raydebug.trainers.trainer import Checks
+from raydebug.trainers.trainer import Checks, Program
 
 # Source: Hydra 1.3 _internal/utils.py get_args_parser. Deeper configs are rare, and the folder may be large.
 _FOLDERS, _DEPTHS = ("--config-path", "-cp", "--config-dir", "-cd"), ("*.yaml", "*/*.yaml", "*/*/*.yaml")
 
 SOURCES_MAX = 500
+# What a package of verl imports first. Source: verl 0.9.1 __init__.py, protocol.py.
+VERDICT_NEEDS = ("verl", "ray", "torch", "tensordict", "transformers")
 TEXTS, TEXT_BYTES_MAX = ("*.json", "*.jinja", "*.txt"), 256 * 1024**2  # of a model; tokenizer.json has up to 40 MiB
 NOT_OWN = {"site-packages", "node_modules", "__pycache__"}
 
 
 def gather(request: Facts) -> Facts:
     """Return the GPUs and, `with_files`, the files of a run."""
-    _, _, config = compose(request)
+    config = compose(request).config
+    gpus = {} if config.ranks is None else {"gpus": config.ranks}
     if not request["with_files"]:
-        return {"gpus": config.ranks}
+        return gpus
     reward = config.get("reward_file")
     files = [path for word in ("train_data", "val_data") for path in paths_of(config.get(word))]
     read = read_by(request, *files, reward, config.get("model"), config.get("tokenizer"), *_sources())
-    return {"gpus": config.ranks, "read": read}
+    return {**gpus, "read": read}
 
 
 def _sources() -> list[Path]:
@@ -43,33 +48,83 @@ def _sources() -> list[Path]:
     return sorted(islice(found, SOURCES_MAX))
 
 
-def compose(request: Facts) -> tuple[Checks, Any, TrainingConfig]:
-    """Return the rules of a command's program, and its config: as the trainer's library has it, and as plain values.
+@dataclass(frozen=True)
+class Plan:
+    """A command that a probe looks at.
 
     Args:
-        request: `command`, the argv; `profile`, applied to it first if it is not None.
+        checks: the rules of its program.
+        composed: its config, with the profile applied.
+        config: the same by raydebug's words.
+        lacking: packages that are missing here -> what was not done without them.
+    """
+
+    program: Program
+    checks: Checks
+    composed: Composed
+    config: TrainingConfig
+    lacking: dict[str, list[str]] = field(default_factory=dict)
+
+    def has(self, part: str, *packages: str) -> bool:
+        """Return whether these packages are installed; without one of them, a part of the check is not done."""
+        missing = first_missing(*packages)
+        if missing is not None:
+            self.lacking.setdefault(missing, []).append(part)
+        return missing is None
+
+    def verdict(self) -> dict[str, str] | None:
+        """Return the trainer's own refusal of the config, if its library is here to be asked."""
+        if self.program.module not in self.checks.programs_asked:
+            return None
+        if not self.has("the trainer's own verdict on the config", "omegaconf", *VERDICT_NEEDS):
+            return None
+        return self.checks.verdict(self.composed)
+
+    def as_facts(self) -> Facts:
+        """Return what `check/config.py` judges of it."""
+        composed = self.composed
+        return {
+            "config": composed.values,
+            "unread": composed.unread,
+            "unknown": composed.unknown,
+            "lacking": self.lacking,
+            "program": self.program.module,
+        }
+
+
+def compose(request: Facts) -> Plan:
+    """Return a command's program and its config.
+
+    Args:
+        request: `command`, the argv; `profile`, applied to it first if it is not None; `trainer`, of the command.
 
     Raises:
-        CannotCompose: the trainer's library refuses the command, or it runs no training that can be checked.
+        CannotCompose: the trainer would refuse the command, or it runs no training that can be checked.
     """
-    command = request["command"]
-    program = recognise(command)
+    command, search = list(request["command"]), search_path()
+    program = program_of(request)
     checks = program.trainer.checks(program.name) if program is not None else None
     if program is None or checks is None:
         raise CannotCompose("NoTrainer", "the command is not a training that can be checked")
-    arguments = list(command[program.arguments_at :])
     if request.get("profile"):
         from raydebug.profile.apply_profile import apply_profile
 
         applied = apply_profile(
-            command, profile=request["profile"], environ=os.environ, folder=Path.cwd(), search=search_path()
+            command, profile=request["profile"], environ=os.environ, folder=Path.cwd(), search=search
         )
-        arguments = list(applied.overlay.argv)
-    live, plain = checks.compose(arguments)
-    config = TrainingConfig(plain, checks.keys)
+        command = [*command[: program.arguments_at], *applied.overlay.argv]
+    composed = checks.compose(program, command, folder=Path.cwd(), search=search)
+    config = TrainingConfig(composed.values, checks.keys_of(composed.values))
     for word in ("model", "tokenizer"):
         require_plain_files(Path(str(config.get(word))).expanduser())
-    return checks, live, config
+    return Plan(program, checks, composed, config)
+
+
+def program_of(request: Facts) -> Program | None:
+    """Return the program of a request's command, as the one that asks has recognised it."""
+    if request.get("trainer"):
+        os.environ[variable_names.TRAINER] = request["trainer"]
+    return recognise(request["command"], folder=Path.cwd(), search=search_path())
 
 
 def require_plain_files(folder: Path) -> None:
@@ -93,7 +148,7 @@ def require_plain_files(folder: Path) -> None:
 
 def trainer_version(request: Facts) -> str:
     """Return the version of a command's trainer, as its own files or its distribution say; empty if it is unknown."""
-    program = recognise(request["command"])
+    program = program_of(request)
     if program is None:
         return ""
     installed = program.trainer.read_config(program, request["command"], folder=Path.cwd(), search=search_path())

@@ -22,6 +22,8 @@ from raydebug.trainers.trainer import BatchSettings
 from raydebug.trainers.verl.keys import needs_critic
 
 ACTOR, ROLLOUT, REF = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.ref"
+MICRO = "ppo_micro_batch_size"
+_MEGATRON = ("tensor_model", "pipeline_model", "context")
 
 
 @dataclass(frozen=True)
@@ -57,14 +59,10 @@ class Sizes:
 
 
 def judge_batch(config: Mapping[str, Any]) -> Iterator[Finding]:
-    """Return what does not divide, of a config whose numbers are numbers."""
-    actor, rollout = config["actor_rollout_ref"]["actor"], config["actor_rollout_ref"]["rollout"]
-    sizes = Sizes(
-        train=config["data"]["train_batch_size"],
-        rollouts=rollout["n"],
-        ranks=config["trainer"]["n_gpus_per_node"] * config["trainer"]["nnodes"],
-        parallel=actor.get("ulysses_sequence_parallel_size") or 1,
-    )
+    """Return what does not divide, as far as the config has the numbers."""
+    sizes = _sizes_of(config)
+    if sizes is None:
+        return
     if min(sizes.train, sizes.rollouts, sizes.ranks) < 1:
         yield error(
             "command.batch",
@@ -73,24 +71,53 @@ def judge_batch(config: Mapping[str, Any]) -> Iterator[Finding]:
             fix="data.train_batch_size=8 actor_rollout_ref.rollout.n=1 trainer.n_gpus_per_node=1 trainer.nnodes=1",
         )
         return
+    trainer, rollout = config["trainer"], value_at(config, ROLLOUT)
     yield from _train(sizes, config)
     sizes = replace(sizes, train=sizes.fitting_train())  # from here on as if each fix were applied
-    is_v1 = bool(config["trainer"].get("use_v1", False))
-    parts = [(ACTOR, actor)] + ([("critic", config["critic"])] if needs_critic(partial(value_at, config)) else [])
+    is_v1 = bool(trainer.get("use_v1", False))
+    parts = [(path, value_at(config, path)) for path in (ACTOR, *(["critic"] if _has_critic(config) else []))]
     multiple = sizes.shares
     for path, part in parts:
-        yield from _mini(sizes, path, part, is_v1=is_v1)
+        if f"{MICRO}_per_gpu" not in part:
+            return  # a fork of before verl 0.2, whose sizes are those of all ranks and divide otherwise
+        yield from _mini(sizes, path, part, is_v1=is_v1, is_later="use_v1" in trainer)
         mini = part.get("ppo_mini_batch_size")
         if isinstance(mini, int) and mini > 0:
             is_taken = mini <= sizes.train and mini * sizes.rollouts % sizes.shares == 0
             multiple = math.lcm(multiple, (mini if is_taken else sizes.fitting_mini(mini)) * sizes.rollouts)
     padded = sizes.train * sizes.rollouts
     padded = -(-padded // multiple) * multiple if is_v1 else padded
-    needs_ref = bool(actor.get("use_kl_loss")) or bool(config.get("algorithm", {}).get("use_kl_in_reward"))
-    others = [(ROLLOUT, rollout)] + ([(REF, config["actor_rollout_ref"]["ref"])] if needs_ref else [])
+    needs_ref = value_at(config, f"{ACTOR}.use_kl_loss") or value_at(config, "algorithm.use_kl_in_reward")
+    others = [(ROLLOUT, rollout)] + ([(REF, value_at(config, REF))] if needs_ref else [])
     for path, part in others:
-        if not part.get("log_prob_use_dynamic_bsz"):
-            yield from _micro(f"{path}.log_prob_micro_batch_size", part, "log_prob_micro_batch_size", padded, sizes)
+        if isinstance(part, Mapping) and not part.get("log_prob_use_dynamic_bsz"):
+            # Before 0.9 the last micro batch of log probabilities may be short: verl 0.4.1 workers/actor/dp_actor.py.
+            whole = padded if "use_v1" in trainer else 0
+            yield from _micro(f"{path}.log_prob_micro_batch_size", part, "log_prob_micro_batch_size", whole, sizes)
+
+
+def _has_critic(config: Mapping[str, Any]) -> bool:
+    return isinstance(config.get("critic"), Mapping) and needs_critic(partial(value_at, config))
+
+
+def _sizes_of(config: Mapping[str, Any]) -> Sizes | None:
+    """Return the numbers; None where one is not known, or the program uses them in another way."""
+    actor = value_at(config, ACTOR)
+    paths = ("data.train_batch_size", f"{ROLLOUT}.n", "trainer.n_gpus_per_node", "trainer.nnodes")
+    train, rollouts, each, nodes = (value_at(config, path) for path in paths)
+    if not isinstance(actor, Mapping) or not all(isinstance(it, int) for it in (train, rollouts, each, nodes)):
+        return None
+    # Prompts come one by one. Source: verl 0.7 experimental/fully_async_policy/config.
+    if "async_training" in config or value_at(config, "rollout.total_rollout_steps") is not None:
+        return None
+    ranks, parallel = each * nodes, actor.get("ulysses_sequence_parallel_size") or 1
+    if actor.get("strategy") == "megatron":
+        # Source: verl 0.9.1 utils/config.py validate_config.
+        splits = [value_at(actor, f"megatron.{kind}_parallel_size") or 1 for kind in _MEGATRON]
+        if not all(isinstance(it, int) for it in splits) or ranks % math.prod(splits):
+            return None
+        ranks, parallel = ranks // math.prod(splits), 1
+    return Sizes(train, rollouts, ranks, parallel) if isinstance(parallel, int) else None
 
 
 def _train(sizes: Sizes, config: Mapping[str, Any]) -> Iterator[Finding]:
@@ -103,7 +130,8 @@ def _train(sizes: Sizes, config: Mapping[str, Any]) -> Iterator[Finding]:
             overrides={"data.train_batch_size": str(fitting)},
         )
     fetched = config["data"].get("gen_batch_size")
-    if isinstance(fetched, int) and fetched > 0 and sizes.train % fetched:
+    is_v1 = config["trainer"].get("use_v1")  # in DAPO's own trainer it is larger than the batch that it keeps of it
+    if is_v1 and isinstance(fetched, int) and fetched > 0 and sizes.train % fetched:
         yield error(
             "command.batch",
             f"data.gen_batch_size={fetched} does not divide data.train_batch_size={sizes.train}",
@@ -112,7 +140,7 @@ def _train(sizes: Sizes, config: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _mini(sizes: Sizes, path: str, part: Mapping[str, Any], *, is_v1: bool) -> Iterator[Finding]:
+def _mini(sizes: Sizes, path: str, part: Mapping[str, Any], *, is_v1: bool, is_later: bool) -> Iterator[Finding]:
     if part.get("use_dynamic_bsz"):
         return
     mini, key = part.get("ppo_mini_batch_size"), f"{path}.ppo_mini_batch_size"
@@ -134,7 +162,7 @@ def _mini(sizes: Sizes, path: str, part: Mapping[str, Any], *, is_v1: bool) -> I
             overrides={key: str(fitting)},
         )
     elif sizes.train % mini:
-        yield (warning if is_v1 else error)(
+        yield (error if is_later and not is_v1 else warning)(
             "command.batch",
             f"{key}={mini} does not divide data.train_batch_size={sizes.train}",
             why="the v1 trainer fills the batch up with made-up samples" if is_v1 else "the last mini batch is short",
@@ -148,10 +176,12 @@ def _mini(sizes: Sizes, path: str, part: Mapping[str, Any], *, is_v1: bool) -> I
 
 def _micro(path: str, part: Mapping[str, Any], name: str, whole: int, sizes: Sizes) -> Iterator[Finding]:
     """Judge one micro batch size: of all ranks (older) or per GPU, against what one rank gets of the whole."""
+    if not {name, f"{name}_per_gpu"} & part.keys():
+        return
     older, micro = part.get(name), part.get(f"{name}_per_gpu")
     key, share = f"{path}_per_gpu", whole // sizes.shares
     if older is None and micro is None:
-        fitting = largest_divisor(share, 8)
+        fitting = largest_divisor(share or 8, 8)
         yield error(
             "command.batch",
             f"neither {key} nor {path} is given",

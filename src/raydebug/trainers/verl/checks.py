@@ -11,12 +11,32 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from raydebug.findings import Finding, error, warning
-from raydebug.trainers.config import RewardFunction, TrainingConfig, value_at
-from raydebug.trainers.trainer import FilesRead
+from raydebug.trainers.config import (
+    CannotCompose,
+    Composed,
+    RewardFunction,
+    TrainingConfig,
+    find_program_file,
+    first_missing,
+    value_at,
+)
+from raydebug.trainers.trainer import FilesRead, Program
+from raydebug.trainers.verl import plain_config
 from raydebug.trainers.verl.batch_sizes import judge_batch
+from raydebug.trainers.verl.config_files import (
+    ConfigMissing,
+    MainConfig,
+    NotComposed,
+    Overrides,
+    choices_of,
+    compose_nested,
+    key_of,
+    main_config,
+)
 from raydebug.trainers.verl.cpu import wanted
 from raydebug.trainers.verl.keys import PPO, needs_critic
 
@@ -41,7 +61,8 @@ _BYTES = {"fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16
 _SAME = ("dtype", "load_format", "max_model_len", "max_num_seqs", "enable_chunked_prefill", "max_num_batched_tokens",
          "enable_prefix_caching", "logprobs_mode", "enforce_eager", "gpu_memory_utilization", "disable_log_stats",
          "seed", "quantization", "scheduling_policy")  # fmt: skip
-MISSING = "???"
+_LAYOUT = ("n_gpus_per_node", "nnodes")
+MISSING, _NONE = plain_config.MISSING, object()
 # Settings that must be whole numbers for these rules and for verl; None means "not set".
 NUMBERS = (
     *("data.train_batch_size", "data.train_max_samples", "data.max_prompt_length", "data.max_response_length"),
@@ -53,19 +74,71 @@ NUMBERS = (
 MAY_BE_NONE = ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",)
 
 
+# The programs whose config verl can be asked about: another one may register estimators and losses of its own. And
+# the classes that verl may make of a config meanwhile.
+ASKED = ("verl.trainer.main_ppo", "verl.trainer.main_ppo_sync")
+_OWN_CLASS = re.compile(r"verl(\.[a-z]\w*)+\.[A-Z]\w*")
+
+
+def targets_of(node: Any) -> Iterator[str]:
+    """Yield what `_target_` names anywhere in a config."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            if key == "_target_":
+                yield str(value)
+            else:
+                yield from targets_of(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from targets_of(value)
+
+
 class PpoChecks:
     """main_ppo behind the protocol `Checks`."""
 
+    programs_asked: tuple[str, ...] = ASKED
     keys: Mapping[str, str] = {word: key.path for word, key in next(reversed(PPO.values())).items()} | _KEYS
 
-    def compose(self, arguments: Sequence[str]) -> tuple[Any, Mapping[str, Any]]:
-        from raydebug.trainers.verl.hydra_config import compose, plain
+    def keys_of(self, values: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return the keys by which a config has the settings: the newest, or an older one that it has in its place."""
+        older: dict[str, list[str]] = {word: [path] for word, path in _OLDER.items()}
+        for column in reversed(PPO.values()):
+            for word, key in column.items():
+                older.setdefault(word, []).extend((key.path, *key.instead_of))
+        found = {word: next((p for p in paths if _has(values, p)), None) for word, paths in older.items()}
+        kept = {word: path for word, path in self.keys.items() if _has(values, path)}
+        return {**self.keys, **{word: path for word, path in found.items() if path is not None}, **kept}
 
-        live = compose(arguments)
-        return live, plain(live)
+    def compose(self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Composed:
+        said, unknown = plain_config.split_unread(argv[program.arguments_at :])
+        file = find_program_file(program.module, argv[program.arguments_at - 1], folder, search)
+        try:
+            if file is None:
+                raise NotComposed(f"there is no {argv[program.arguments_at - 1]} here, or it is not installed")
+            main = main_config(file, Overrides(said))
+            if first_missing("hydra", "omegaconf") is None:
+                from raydebug.trainers.verl.hydra_config import compose, plain
+
+                # What the shell decides has no value, and so has what refers to it.
+                live = compose(main, [*said, *(f"{one.partition('=')[0]}=???" for one in unknown)])
+                return Composed(live, without(plain(live), unknown), unknown=tuple(unknown))
+            return Composed(None, without(_read(main, said, unknown, folder), unknown), unknown=tuple(unknown))
+        except ConfigMissing as failure:
+            raise CannotCompose("MissingConfig", str(failure)) from failure
+        except (NotComposed, OSError) as failure:
+            values: dict[str, Any] = {}
+            plain_config.with_overrides(values, [f"++{one.lstrip('+')}" for one in said if key_of(one)])
+            return Composed(None, plain_config.resolved(values), str(failure), tuple(unknown))
 
     def refused(self, refusal: Mapping[str, Any], arguments: Sequence[str]) -> Finding:
         message: str = refusal["message"]
+        if refusal.get("kind") == "MissingConfig":
+            return error(
+                "command.override",
+                "the config of the command cannot be composed",
+                why=message[:300],
+                fix="check --config-name, --config-path, --config-dir and the folder that the command runs in",
+            )
         keys: list[str] = refusal.get("keys") or []
         meant = re.search(r"Could not override '([^']+)'", message)
         if meant is None:
@@ -95,14 +168,20 @@ class PpoChecks:
             return wrong  # the other rules would report the same values again
         variables = facts["variables"]
         on_cpu = wanted(variables)
-        if gpus is None and not on_cpu and values["trainer"]["nnodes"] == 1:
+        if gpus is None and not on_cpu and value_at(values, "trainer.nnodes") == 1:
             gpus = facts["gpus"]  # of this machine, on which the cluster would start
-        return [*judge_batch(values), *_parallel(values), *_gpus(values, gpus), *_loggers(values, variables)]
+        batch = judge_batch(values) if _is_release(facts) else ()
+        return [*batch, *_parallel(values), *_gpus(values, gpus), *_loggers(values, variables)]
 
-    def verdict(self, live: Any) -> dict[str, str] | None:
+    def verdict(self, composed: Composed) -> dict[str, str] | None:
+        if composed.live is None or composed.unknown:
+            return None
         from raydebug.trainers.verl.hydra_config import ask_verl
 
-        return ask_verl(live)
+        strange = next((name for name in targets_of(composed.values) if not _OWN_CLASS.fullmatch(name)), None)
+        if strange is not None:  # verl's functions call what `_target_` names
+            return None
+        return ask_verl(composed.live)
 
     def judge_verdict(self, refusal: Mapping[str, Any]) -> Finding:
         said = f"{refusal['type']}: {refusal['message'].strip().partition(chr(10))[0][:250]}"
@@ -135,14 +214,14 @@ class PpoChecks:
         parts = ["actor_rollout_ref.actor.fsdp_config"]
         if needs_critic(partial(value_at, config.values)):
             parts.append("critic.fsdp")
-        return sum(_sharded_bytes(parameters, value_at(config.values, part) or {}, config.ranks) for part in parts)
+        return sum(_sharded_bytes(parameters, value_at(config.values, part) or {}, config.ranks or 1) for part in parts)
 
     def engine_options(self, config: TrainingConfig) -> dict[str, object]:
         """Return the arguments that verl gives vLLM.
 
         Source: verl 0.9.1 workers/rollout/vllm_rollout/vllm_async_server.py:320 (launch_server), :1103 (max_model_len).
         """
-        rollout = value_at(config.values, _ROLLOUT)
+        rollout = value_at(config.values, _ROLLOUT) or {}
         own = {k: v for k, v in (config.get("vllm_options") or {}).items() if v is not None}
         return {
             "model": os.path.expanduser(str(config.get("model"))),  # noqa: PTH111 - as verl does
@@ -205,6 +284,46 @@ class PpoChecks:
         )
 
 
+# Keys of older versions for settings without a word in the profiles. Source: verl 0.4.1 ppo_trainer.yaml.
+_OLDER = {"reward_file": "custom_reward_function.path", "reward_name": "custom_reward_function.name"}
+
+
+def _has(values: Mapping[str, Any], path: str) -> bool:
+    return value_at(values, path, _NONE) is not _NONE
+
+
+def _read(main: MainConfig, said: Sequence[str], unknown: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Return the config by our own reader."""
+    folders = main.folders(folder)
+    choices = choices_of(Overrides([*said]), folders)
+    added = [one for one in said if one.startswith(("+", "~")) and one.lstrip("+~").partition("=")[0] in choices]
+    if added:
+        raise NotComposed(f"{added[0]} changes the list of defaults, which Hydra alone can do")
+    whole = compose_nested(main.name, folders, choices, folder)
+    plain_config.with_overrides(whole, said, tuple(choices))
+    for one in unknown:
+        plain_config.with_overrides(whole, [f"++{key_of(one)}=???"])
+    return plain_config.resolved(whole)
+
+
+def without(values: Mapping[str, Any], overrides: Sequence[str]) -> Mapping[str, Any]:
+    """Return values without those that these overrides set."""
+    for one in overrides:
+        above, _, last = str(key_of(one)).rpartition(".")
+        node = value_at(values, above) if above else values
+        if isinstance(node, dict):
+            node.pop(last, None)
+    return values
+
+
+def _is_release(facts: Mapping[str, Any]) -> bool:
+    """Return whether a program is a release's own: a fork may demand less of its batch sizes, or other things.
+
+    Absolute-Zero-Reasoner and DrMAS have commented verl's assertions out.
+    """
+    return facts["is_release"] and facts["program"] in ASKED
+
+
 def _sharded_bytes(parameters: int, fsdp: Mapping[str, Any], ranks: int) -> int:
     number = _BYTES.get(str(fsdp.get("model_dtype") or "fp32"), 4)
     copies = (0 if fsdp.get("param_offload") else 1) + 1 + (0 if fsdp.get("optimizer_offload") else 2)
@@ -227,7 +346,7 @@ def _unreadable(message: str, overrides: Sequence[str]) -> Finding:
 
 
 def _values(config: Mapping[str, Any]) -> Iterator[Finding]:
-    if value_at(config, "actor_rollout_ref.rollout.name") in (MISSING, None):
+    if value_at(config, "actor_rollout_ref.rollout.name", "") in (MISSING, None):
         yield error(
             "command.value-missing",
             "actor_rollout_ref.rollout.name is not given",
@@ -244,7 +363,7 @@ def _values(config: Mapping[str, Any]) -> Iterator[Finding]:
     for path in NUMBERS:
         value = value_at(config, path, MISSING)
         is_number = isinstance(value, int) and not isinstance(value, bool)
-        if value is MISSING or is_number or (value is None and path in MAY_BE_NONE):
+        if value is MISSING or value == MISSING or is_number or (value is None and path in MAY_BE_NONE):
             continue
         yield error(
             "command.value",
@@ -254,27 +373,42 @@ def _values(config: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
+def _whole(config: Mapping[str, Any], path: str) -> int | None:
+    """Return a whole number; None if the config has none at this path."""
+    value = value_at(config, path)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _ranks(config: Mapping[str, Any], part: str) -> int | None:
+    each, nodes = _whole(config, f"{part}.n_gpus_per_node"), _whole(config, f"{part}.nnodes")
+    return None if each is None or nodes is None else each * nodes
+
+
 def _parallel(config: Mapping[str, Any]) -> Iterator[Finding]:
-    rollout = config["actor_rollout_ref"]["rollout"]
-    ranks = config["trainer"]["n_gpus_per_node"] * config["trainer"]["nnodes"]
-    tensor, pipeline = rollout["tensor_model_parallel_size"], rollout.get("pipeline_model_parallel_size") or 1
+    ranks, name = _ranks(config, "trainer"), value_at(config, "actor_rollout_ref.rollout.name")
+    tensor = _whole(config, "actor_rollout_ref.rollout.tensor_model_parallel_size")
+    pipeline = _whole(config, "actor_rollout_ref.rollout.pipeline_model_parallel_size") or 1
     key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
-    if pipeline > 1 and rollout["name"] == "vllm":
+    if pipeline > 1 and name == "vllm":
         yield error(
             "command.parallel",
             f"pipeline_model_parallel_size={pipeline}: verl's rollout by vLLM has no pipeline parallelism",
             why="verl 0.9.1 workers/config/rollout.py raises NotImplementedError",
             overrides={"actor_rollout_ref.rollout.pipeline_model_parallel_size": "1"},
         )
-    if tensor < 1 or ranks % tensor:
-        fitting = max(n for n in range(1, max(ranks, 1) + 1) if ranks % n == 0 and n <= max(tensor, 1))
+    if ranks is None:
+        return
+    # A recipe may have GPUs for rollouts alone. Source: verl 0.7 experimental/one_step_off_policy/config.
+    pool = _ranks(config, "rollout") or ranks
+    if tensor is not None and name != "hf" and (tensor < 1 or pool % tensor):
+        fitting = max(n for n in range(1, max(pool, 1) + 1) if pool % n == 0 and n <= max(tensor, 1))
         yield error(
             "command.parallel",
-            f"tensor_model_parallel_size={tensor} does not divide the {ranks} GPUs of the run",
+            f"tensor_model_parallel_size={tensor} does not divide the {pool} GPUs of the run",
             why="each engine takes that many GPUs of the pool (verl 0.9.1 workers/rollout/replica.py)",
             overrides={key: str(fitting)},
         )
-    sequence = value_at(config, "actor_rollout_ref.actor.ulysses_sequence_parallel_size") or 1
+    sequence = _whole(config, "actor_rollout_ref.actor.ulysses_sequence_parallel_size") or 1
     if ranks % sequence:
         path = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
         yield error(
@@ -293,17 +427,16 @@ def _parallel(config: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _gpus(config: Mapping[str, Any], gpus: int | None) -> Iterator[Finding]:
-    wanted = config["trainer"]["n_gpus_per_node"] * config["trainer"]["nnodes"]
-    if gpus is not None and wanted > gpus:
-        nodes = max(1, min(config["trainer"]["nnodes"], gpus))
-        each = gpus // nodes  # `gpus` is the sum over all nodes
+    wanted, each, nodes = (_ranks(config, "trainer"), *(value_at(config, f"trainer.{k}") for k in _LAYOUT))
+    if gpus is not None and wanted is not None and wanted > gpus:
+        fewer = max(1, min(nodes, gpus))  # `gpus` is the sum over all nodes
         yield error(
             "command.gpus",
             f"the command asks for {wanted} GPUs, {gpus} are there",
-            why=f"trainer.n_gpus_per_node={config['trainer']['n_gpus_per_node']}, trainer.nnodes="
-            f"{config['trainer']['nnodes']}: 'Total available GPUs {gpus} is less than total desired GPUs {wanted}'",
+            why=f"trainer.n_gpus_per_node={each}, trainer.nnodes="
+            f"{nodes}: 'Total available GPUs {gpus} is less than total desired GPUs {wanted}'",
             fix="" if gpus else "`raydebug up --gpus N`",
-            overrides={"trainer.n_gpus_per_node": str(each), "trainer.nnodes": str(nodes)} if gpus else {},
+            overrides={"trainer.n_gpus_per_node": str(gpus // fewer), "trainer.nnodes": str(fewer)} if gpus else {},
         )
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from raydebug.settings.flavours import installed_version
-from raydebug.trainers.config import find_program_file, is_file
+from raydebug.trainers.config import find_program_file, is_file, package_folder
 from raydebug.trainers.trainer import Installed, Program
 
 CONFIG_BYTES_MAX = 1024 * 1024  # verl's largest has 45 KiB
@@ -34,6 +35,10 @@ _HEADER = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 
 class NotComposed(Exception):
     """A config that cannot be read, or not without Hydra."""
+
+
+class ConfigMissing(NotComposed):
+    """A config that names a file which is not there: Hydra does not find it either."""
 
 
 def read_config(program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Installed:
@@ -70,11 +75,37 @@ def _version_near(program: Path) -> str | None:
     return None
 
 
-def main_config(file: Path, command: Overrides) -> tuple[str, Path]:
-    """Return the name of the config that a program's source or its command names, and the folder of it.
+def _compose_defaults(file: Path, command: Overrides, folder: Path) -> dict[str, object]:
+    main = main_config(file, command)
+    folders = main.folders(folder)
+    return compose(main.name, folders, choices_of(command, folders), folder)
+
+
+@dataclass(frozen=True)
+class MainConfig:
+    """The config that a program begins with.
+
+    Args:
+        name: its file, with or without .yaml.
+        folder: of the file.
+        more: of --config-dir, as the command has it; searched after the first.
+    """
+
+    name: str
+    folder: Path
+    more: str | None = None
+
+    def folders(self, working_dir: Path) -> list[Path]:
+        """Return where configs are looked for, in order."""
+        return [self.folder, working_dir / self.more] if self.more else [self.folder]
+
+
+def main_config(file: Path, command: Overrides) -> MainConfig:
+    """Return the config that a program names in `@hydra.main`, or a command in its place.
 
     Raises:
         NotComposed: neither names one.
+        OSError: the program cannot be read.
     """
     main = _MAIN.search(file.read_text(encoding="utf-8", errors="replace"))
     said = dict(_OPTION.findall(main["options"])) if main else {}
@@ -82,27 +113,31 @@ def main_config(file: Path, command: Overrides) -> tuple[str, Path]:
     if name is None:
         raise NotComposed(f"{file} names no config of Hydra's")
     at = command.option("--config-path", "-cp") or said.get("config_path", ".")
-    return name, (file.parent / at).resolve()  # relative to the program's file. Source: Hydra 1.3, --config-path
+    # Relative to the program's file. Source: Hydra 1.3, --config-path
+    return MainConfig(name, (file.parent / at).resolve(), command.option("--config-dir", "-cd"))
 
 
-def _compose_defaults(file: Path, command: Overrides, folder: Path) -> dict[str, object]:
-    name, place = main_config(file, command)
-    folders = [place]
-    more = command.option("--config-dir", "-cd")
-    if more:
-        folders.append(folder / more)
+def choices_of(command: Overrides, folders: Sequence[Path]) -> dict[str, str]:
+    """Return the overrides that choose a file of a group: `group` or `group@package` -> file."""
     choices = {}
     for argument in command.arguments:
         group = (key_of(argument) or "").partition("@")[0]
         if group and "." not in group and any((place / group).is_dir() for place in folders):
             choices[str(key_of(argument))] = argument.partition("=")[2].strip("'\"")
-    return compose(name, folders, choices, folder)
+    return choices
 
 
 def compose(
     name: str, folders: Sequence[Path], choices: Mapping[str, str], working_dir: Path = Path()
 ) -> dict[str, object]:
-    """Return a config with every key as a dotted path; references to other values are not resolved.
+    """Return a config with every key as a dotted path; for the rest see `compose_nested`."""
+    return dict(leaves(compose_nested(name, folders, choices, working_dir)))
+
+
+def compose_nested(
+    name: str, folders: Sequence[Path], choices: Mapping[str, str], working_dir: Path = Path()
+) -> dict[str, Any]:
+    """Return a config as nested mappings; references to other values are not resolved.
 
     Args:
         name: the primary config's file, with or without .yaml.
@@ -111,13 +146,14 @@ def compose(
         working_dir: of the command: a relative `hydra.searchpath` begins there.
 
     Raises:
-        NotComposed: a file is missing, is no YAML, or uses what is not understood.
+        ConfigMissing: a file is missing.
+        NotComposed: a file is no YAML, or uses what is not understood.
     """
     composer = _Composer(list(folders), dict(choices), working_dir)
     whole: dict[str, object] = {}
     composer.add(whole, name.removesuffix(".yaml"), group="", package="", depth=0)
     whole.pop("hydra", None)
-    return dict(leaves(whole))
+    return whole
 
 
 def leaves(node: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -139,6 +175,7 @@ class _Composer:
         self._asked = choices
         self._chosen: dict[str, str] = {}
         self._files = 0
+        self._lost: list[str] = []  # entries of the search path whose package is not installed
 
     def add(self, whole: dict[str, object], name: str, *, group: str, package: str, depth: int) -> None:
         """Merge one file and the files of its defaults list into the config at a package."""
@@ -169,8 +206,15 @@ class _Composer:
 
     def _searched(self, entry: str) -> Path:
         """Return the folder of an entry of hydra.searchpath; of a package the one that the command would import."""
-        inner = Path(*entry.removeprefix("pkg://").split(".")) if entry.startswith("pkg://") else None
-        return self._working_dir / (entry.removeprefix("file://") if inner is None else inner)
+        if not entry.startswith("pkg://"):
+            return self._working_dir / entry.removeprefix("file://")
+        inner = Path(*entry.removeprefix("pkg://").replace("/", ".").split("."))
+        installed = package_folder(inner.parts[0]) if inner.parts else None
+        folders = [self._working_dir / inner, *([installed.parent / inner] if installed else [])]
+        found = next((folder for folder in folders if folder.is_dir()), None)
+        if found is None:
+            self._lost.append(entry)
+        return found or folders[0]
 
     def _without_overrides(self, defaults: list[Any]) -> Iterator[Any]:
         """Record each `override GROUP: CHOICE`, and yield the other entries."""
@@ -209,7 +253,7 @@ class _Composer:
                 self.add(whole, name, group=where, package=place, depth=depth + 1)
             except FileNotFoundError as failure:
                 if not optional:
-                    raise NotComposed(str(failure)) from failure
+                    raise self._missing(str(failure)) from failure
 
     def _choice(self, group: str) -> str:
         if group not in self._chosen:
@@ -221,9 +265,13 @@ class _Composer:
             file = folder / f"{name}.yaml"
             if is_file(file):
                 return read_yaml(file)
-        if "/" in name:
-            raise FileNotFoundError(f"there is no {name}.yaml in {', '.join(map(str, self._folders))}")
-        raise NotComposed(f"there is no {name}.yaml in {', '.join(map(str, self._folders))}")
+        said = f"there is no {name}.yaml in {', '.join(map(str, self._folders))}"
+        raise FileNotFoundError(said) if "/" in name else self._missing(said)
+
+    def _missing(self, said: str) -> NotComposed:
+        if self._lost:
+            return NotComposed(f"{said}; {', '.join(self._lost)} is not installed here")
+        return ConfigMissing(said)
 
 
 def read_yaml(file: Path) -> tuple[str, dict[str, Any]]:

@@ -1,25 +1,23 @@
-"""verl's config by Hydra itself, and verl's own verdict on it. Runs in the cluster's Python, for `raydebug check`.
+"""A program's config by Hydra itself, and verl's own verdict on it. Runs in the cluster's Python, for `raydebug check`.
 
-Nothing of verl is imported to compose: Hydra reads the files of its installed package. `config_files` reads the same
-files without Hydra.
+Nothing of verl is imported to compose: Hydra reads the files of the program. `plain_config` does so without Hydra.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from raydebug.findings import describe_exception
-from raydebug.trainers.config import CannotCompose, package_folder
-
-# Source: verl 0.9.1 trainer/main_ppo.py, @hydra.main(config_path="config", config_name="ppo_trainer").
-CONFIGS, CONFIG = "trainer/config", "ppo_trainer"
+from raydebug.trainers.config import CannotCompose
+from raydebug.trainers.verl.config_files import MainConfig
 
 
-def compose(arguments: Sequence[str]) -> Any:
-    """Return the config of main_ppo with these arguments, as Hydra has it.
+def compose(main: MainConfig, arguments: Sequence[str]) -> Any:
+    """Return the config of a program with these arguments, as Hydra has it.
 
     Raises:
         CannotCompose: Hydra refuses an override, a file or a value.
@@ -30,32 +28,25 @@ def compose(arguments: Sequence[str]) -> Any:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    verl = package_folder("verl")
-    if verl is None:
-        raise CannotCompose("NoPackage", "verl is not installed")
-    home = str(verl / CONFIGS)
+    home = str(main.folder)
     try:
-        said = get_args_parser().parse_args(list(arguments))
-        if said.config_path:
-            # Source: hydra 1.3 _internal/utils.py compute_search_path_dir: a relative one is beside the trainer's file.
-            home = os.path.join(os.path.dirname(home), said.config_path)  # noqa: PTH118, PTH120
-        overrides = list(said.overrides)
-        if said.config_dir:
-            overrides.append(f"hydra.searchpath=[{os.path.abspath(said.config_dir)}]")
+        overrides = list(get_args_parser().parse_args(list(arguments)).overrides)
+        if main.more:
+            overrides.append(f"hydra.searchpath=[{os.path.abspath(main.more)}]")
         with initialize_config_dir(config_dir=home, version_base=None):
-            return hydra_compose(said.config_name or CONFIG, overrides=overrides)
+            return hydra_compose(main.name, overrides=overrides)
     except (HydraException, OmegaConfBaseException) as failure:
         first: BaseException = failure
         while first.__cause__ is not None:
             first = first.__cause__
         words = str(first) if str(first) in str(failure) else f"{failure}\n{first}"
-        raise CannotCompose(type(first).__name__, words, _known_keys(home)) from failure
+        raise CannotCompose(type(first).__name__, words, _known_keys(main)) from failure
     except SystemExit as failure:  # Hydra's argument parser ends the program
         raise CannotCompose("Arguments", "Hydra does not know an option of the command") from failure
 
 
-def _known_keys(home: str) -> tuple[str, ...]:
-    """Return every key of verl's config, for a proposal in the finding."""
+def _known_keys(main: MainConfig) -> tuple[str, ...]:
+    """Return every key of the program's config, for a proposal in the finding."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -67,30 +58,30 @@ def _known_keys(home: str) -> tuple[str, ...]:
                 yield from keys(value, f"{above}{name}.")
 
     try:
-        with initialize_config_dir(config_dir=home, version_base=None):
-            return tuple(keys(plain(hydra_compose(CONFIG)), ""))
+        with initialize_config_dir(config_dir=str(main.folder), version_base=None):
+            return tuple(keys(plain(hydra_compose(main.name)), ""))
     except HydraException:
         return ()
 
 
 def plain(config: Any) -> Mapping[str, Any]:
-    """Return the config as plain values: `???` for a missing one, None for one that cannot be resolved."""
+    """Return the config as plain values: `???` for a missing one; one that cannot be resolved is left out."""
     from omegaconf import DictConfig, ListConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    def value_of(node: Any, key: Any) -> Any:
-        if OmegaConf.is_missing(node, key):
-            return "???"
-        try:
-            return value(node[key])
-        except OmegaConfBaseException:
-            return None
+    def items_of(node: Any, keys: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        for key in keys:
+            if OmegaConf.is_missing(node, key):
+                yield key, "???"
+                continue
+            with contextlib.suppress(OmegaConfBaseException):
+                yield key, value(node[key])
 
     def value(node: Any) -> Any:
         if isinstance(node, DictConfig):
-            return {str(key): value_of(node, key) for key in node}
+            return {str(key): found for key, found in items_of(node, node)}
         if isinstance(node, ListConfig):
-            return [value_of(node, index) for index in range(len(node))]
+            return [found for _, found in items_of(node, range(len(node)))]
         return node
 
     whole = value(config)
@@ -108,6 +99,8 @@ def ask_verl(config: Any) -> dict[str, str] | None:
         from verl.trainer.ppo.utils import need_critic, need_reference_policy
         from verl.utils.config import omega_conf_to_dataclass, validate_config
     except ImportError as failure:
+        if _is_older(failure):
+            return None
         return {**describe_exception(failure), "part": "import verl"}
     try:
         validate_config(
@@ -126,9 +119,17 @@ def ask_verl(config: Any) -> dict[str, str] | None:
     ):
         try:
             ask()
+        except AttributeError:
+            continue  # an older verl has no such function or key
         except Exception as failure:  # noqa: BLE001 - as above
-            return {**describe_exception(failure), "part": part}
+            if not _is_older(failure):
+                return {**describe_exception(failure), "part": part}
     return None
+
+
+def _is_older(failure: Exception) -> bool:
+    """Return whether an older verl, or a fork, has no such function."""
+    return isinstance(failure, ImportError) and (failure.name or "").partition(".")[0] == "verl"
 
 
 def _import_own(config: Any) -> None:
