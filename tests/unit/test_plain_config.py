@@ -51,13 +51,15 @@ def test_references(monkeypatch: pytest.MonkeyPatch) -> None:
         "b": {"n": "${a.n}", "text": "x/${a.n}-${b.n}", "lr": "1e-5"},
         "c": "${oc.select:no.such,8}", "d": "${oc.select:no.such}", "e": "${oc.env:OWN_MODEL}", "f": "${oc.env:NONE,7}",
         "g": "${oc.select:no.such,{}}", "h": "${oc.select:no,${a.n}}",
+        "i": "${oc.select:no,${oc.select:b,null}}", "j": "${oc.select:a.n,${no.such}}",
         "lost": "${no.such}", "called": "${os.system:touch x}", "open": "${a.n", "missing": "???", "of": "${missing}",
         "round": "${trip}", "trip": "${round}",
     }  # fmt: skip
     assert resolved(whole) == {
         "a": {"n": 2, "same": 2, "up": 2, "all": {"n": 2, "text": "x/2-2", "lr": 1e-5}},
         "b": {"n": 2, "text": "x/2-2", "lr": 1e-5},
-        "c": 8, "d": None, "e": "/m", "f": 7, "g": {}, "h": 2, "open": "${a.n", "missing": "???",
+        "c": 8, "d": None, "e": "/m", "f": 7, "g": {}, "h": 2,
+        "i": {"n": 2, "text": "x/2-2", "lr": 1e-5}, "j": 2, "open": "${a.n", "missing": "???",
     }  # fmt: skip
 
 

@@ -24,7 +24,7 @@ TEXT_CHARS_MAX = 64 * 1024
 _OF_SHELL = re.compile(r"\$\(|`|\$[\w@*#?]|\$\{[!#]?\w+(?:\[[^]]*\])?(?:[-:%#/^,@][^}]*)?\}")
 _OVERRIDE = re.compile(r"(?P<sign>\+\+|\+|~|)(?P<key>[\w./@$:-]+?)(?:=(?P<value>.*))?", re.DOTALL)
 _INT, _FLOAT = re.compile(r"[+-]?\d+(_\d+)*"), re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+)(e[+-]?\d+)?", re.IGNORECASE)
-_INNERMOST = re.compile(r"\$\{(?P<said>(?:[^${}]|\{[^${}]*\})*)\}")
+_RESOLVER = re.compile(r"([\w.]+):")
 _OF_YAML = re.compile(r"[+-]?\d+(\.\d*)?e[+-]?\d+", re.IGNORECASE)  # a text to YAML 1.1, a number to OmegaConf
 
 
@@ -214,39 +214,39 @@ class _Resolver:
         return value
 
     def _text(self, text: str, path: tuple[str, ...], depth: int) -> Any:
-        """Return a text with each reference replaced, the innermost first; a reference alone keeps its type."""
+        """Return a text with each reference replaced by its value; a reference alone keeps the value's type."""
         if depth > DEPTH_MAX:
             raise _Unresolved(text)
-        while (found := _INNERMOST.search(text)) is not None:
+        done = ""
+        while (start := text.find("${")) >= 0 and (end := _end_of(text, start)) is not None:
             self._steps += 1
-            if self._steps > STEPS_MAX or len(text) > TEXT_CHARS_MAX:
+            if self._steps > STEPS_MAX or len(done) > TEXT_CHARS_MAX:
                 raise NotComposed(f"{'.'.join(path)} has more references than are followed")
-            value = self._reference(found["said"].strip(), path, depth)
-            if found[0] == text:
+            value = self._reference(text[start + 2 : end].strip(), path, depth)
+            if not done and start == 0 and end == len(text) - 1:
                 return value
-            inner = "null" if value is None else str(value)
-            text = text[: found.start()] + inner.replace("${", "$ {") + text[found.end() :]
-        return text
+            done, text = f"{done}{text[:start]}{value}", text[end + 1 :]
+        return done + text
 
     def _reference(self, said: str, path: tuple[str, ...], depth: int) -> Any:
-        resolver, colon, rest = said.partition(":")
-        if not colon:
-            return self._at(said, path, depth)
-        first, comma, default = (part.strip() for part in rest.partition(","))
-        if resolver == "oc.select":
+        resolver = _RESOLVER.match(said)
+        if resolver is None:
+            return self._at(str(self._text(said, path, depth + 1)), path, depth)
+        first, comma, default = (part.strip() for part in said[resolver.end() :].partition(","))
+        if resolver[1] == "oc.select":
             try:
                 found = self._at(first, path, depth)
             except _Unresolved:
                 found = None
-        elif resolver == "oc.env":
+        elif resolver[1] == "oc.env":
             found = os.environ.get(first)
         else:  # a function of the program
             raise _Unresolved(said)
-        if found is not None or (resolver == "oc.select" and not comma):
+        if found is not None or (resolver[1] == "oc.select" and not comma):
             return found
         if not comma:
             raise _Unresolved(said)
-        return parsed(default)
+        return self._text(default, path, depth + 1) if "${" in default else parsed(default)
 
     def _at(self, said: str, path: tuple[str, ...], depth: int) -> Any:
         name = said.lstrip(".")
@@ -264,3 +264,13 @@ class _Resolver:
         if depth > DEPTH_MAX:
             raise _Unresolved(said)
         return self._value(node, target, depth + 1)
+
+
+def _end_of(text: str, start: int) -> int | None:
+    """Return where the brace of a reference closes; None if it does not."""
+    depth = 0
+    for at in range(start + 1, len(text)):
+        depth += (text[at] == "{") - (text[at] == "}")
+        if depth == 0:
+            return at
+    return None
