@@ -158,6 +158,8 @@ def test_gpus_that_are_not_there() -> None:
     ):
         (found,) = (one for one in judge({"trainer__nnodes": nodes}, gpus=gpus) if one.code == "command.gpus")
         assert fix in found.fix
+    (found,) = judge({"rollout": {"n_gpus_per_node": 4, "nnodes": 1}}, gpus=8)
+    assert found.what == "the command asks for 12 GPUs, 8 are there"
     (found,) = judge({}, gpus=0)
     assert found.fix == "`raydebug up --gpus N`"
 

@@ -428,7 +428,15 @@ def _parallel(config: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _gpus(config: Mapping[str, Any], gpus: int | None) -> Iterator[Finding]:
     wanted, each, nodes = (_ranks(config, "trainer"), *(value_at(config, f"trainer.{k}") for k in _LAYOUT))
-    if gpus is not None and wanted is not None and wanted > gpus:
+    apart = _ranks(config, "rollout")  # a recipe's own pool, as in `_parallel`
+    if gpus is not None and wanted is not None and apart and wanted + apart > gpus:
+        yield error(
+            "command.gpus",
+            f"the command asks for {wanted + apart} GPUs, {gpus} are there",
+            why=f"{wanted} for the trainer (trainer.n_gpus_per_node x nnodes), {apart} for rollouts (rollout.*)",
+            fix="`raydebug up --gpus N`, or smaller numbers for both",
+        )
+    elif gpus is not None and wanted is not None and wanted > gpus:
         fewer = max(1, min(nodes, gpus))  # `gpus` is the sum over all nodes
         yield error(
             "command.gpus",
