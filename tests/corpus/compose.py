@@ -85,7 +85,8 @@ def _judge(training: Training) -> tuple[str, list[str]]:
 
 def _composed(source: Path, arguments: list[str], folder: Path) -> dict[str, Any] | str:
     """Return a config as Hydra composes it, or Hydra's complaint."""
-    name, place = main_config(source, Overrides(list(arguments)))
+    found = main_config(source, Overrides(list(arguments)))
+    name, place = found.name, found.folder
     overrides = [
         word for before, word in zip(["", *arguments], arguments, strict=False)
         if not word.startswith("-") and not (before.startswith("-") and "=" not in before)

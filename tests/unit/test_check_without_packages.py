@@ -183,7 +183,7 @@ def test_what_installs_a_package() -> None:
     """A package of a lock is installed by the lock, another one alone."""
     lock = environment_dir() / "cpu.lock"
     for package in ("vllm", "hydra", "tokenizers"):
-        assert install(package, "cpu") == f"pip install --require-hashes -r {lock}"
+        assert install(package, "cpu") == f"pip install --no-deps --require-hashes -r {lock}"
     assert install("own_package", "cpu") == "pip install own-package"
 
 

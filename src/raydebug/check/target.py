@@ -19,7 +19,7 @@ from raydebug.cluster.state import Cluster
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.findings import Finding, error
 from raydebug.protocol.secrets import without_secret_arguments
-from raydebug.settings.flavours import flavour_here, flavour_variables, install_command
+from raydebug.settings.flavours import flavour_here, flavour_variables, install
 from raydebug.trainers.config import TrainingConfig
 from raydebug.trainers.registry import TRAINERS
 from raydebug.trainers.trainer import Checks, Program
@@ -310,7 +310,7 @@ def facts_of(answer: Facts, question: str, limit_s: float) -> Facts:
                 "env.package-missing",
                 f"the check '{question}' needs {missing}, which the cluster's Python lacks",
                 why=f"{failed['where']} imports it",
-                fix=f"check in the environment of the training, or install a flavour: {install_command('cpu')}",
+                fix=f"check in the environment of the training, or install a flavour: {install(flavour='cpu')}",
             )
         )
     raise NoAnswer(

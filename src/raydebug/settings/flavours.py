@@ -88,7 +88,7 @@ def install(package: str = "", flavour: str = "") -> str:
     name = normalise(_DISTRIBUTIONS.get(package, package))
     if name and not {name, f"{name}-cpu"} & read_lock(lock).pins.keys():
         return f"pip install {name}"
-    return f"pip install --require-hashes -r {shlex.quote(str(lock))}"
+    return f"pip install --no-deps --require-hashes -r {shlex.quote(str(lock))}"  # docs/04-pins.md says why
 
 
 def installed_version(name: str) -> str | None:
@@ -225,15 +225,6 @@ def _malformed(path: Path, number: int, cause: str) -> RaydebugError:
         fix=f"git checkout -- {path}",
         code="lock.malformed",
     )
-
-
-def install_command(flavour: str) -> str:
-    """Return the command that installs a flavour, with a lock that is there: the checkout's, or the installed one.
-
-    A lock is complete, and metadata of its packages ask for some that were left out on purpose: docs/04-pins.md.
-    """
-    lock = Path("env", f"{flavour}.lock")
-    return f"pip install --no-deps --require-hashes -r {lock if lock.is_file() else environment_dir() / lock.name}"
 
 
 # The tested versions
