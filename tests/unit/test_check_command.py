@@ -20,7 +20,7 @@ from raydebug.cluster.runner import LocalRunner
 from raydebug.commands import trainings
 from raydebug.errors import RaydebugError
 from raydebug.findings import Finding, error, warning
-from raydebug.settings.flavours import install_command
+from raydebug.settings.flavours import install
 from raydebug.trainers.registry import recognise
 from raydebug.trainers.verl.batch_sizes import judge_batch
 
@@ -181,7 +181,7 @@ def test_a_probe_without_a_package() -> None:
         "env.package-missing",
         "the check 'data' needs hydra, which the cluster's Python lacks",
         why="a.py:27 imports it",
-        fix=f"check in the environment of the training, or install a flavour: {install_command('cpu')}",
+        fix=f"check in the environment of the training, or install a flavour: {install(flavour='cpu')}",
     )
 
 
