@@ -68,6 +68,7 @@ asyncio.run(main())
 """
 GIL = "import ctypes\nready()\nctypes.PyDLL(None).sleep(20)\n"
 MOVES = "import time\nready()\nfor i in range(100):\n    time.sleep(0.04)\n    time.sleep(0.04)\n"
+COMPUTES = "ready()\nn = 0\nwhile True:\n    n += 1\n    n -= 1\n    n += 2\n    n -= 2\n"
 READY = "def ready():\n    print('ready', flush=True)\n"
 
 
@@ -120,6 +121,8 @@ def test_host_of_a_request(hang) -> None:
 def test_slow_is_no_hang(hang) -> None:
     """A program that moves between two samples does not hang."""
     _, verdict, _ = hang(MOVES, samples=10)
+    assert (verdict["kind"], verdict["certainty"]) == ("moving", "likely"), "it goes from sleep to sleep: it may poll"
+    _, verdict, _ = hang(COMPUTES, samples=10)
     assert (verdict["kind"], verdict["certainty"]) == ("moving", "certain")
 
 
