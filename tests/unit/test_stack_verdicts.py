@@ -61,7 +61,7 @@ def test_rank_that_is_gone() -> None:
     waits = [collective(rank) for rank in (0, 1, 3)]
     verdict = judge([waits])
     assert (verdict["kind"], verdict["certainty"], verdict["ranks"]) == ("starting", "likely", [2])
-    assert "rank 2 of Trainer is not there (yet): no process with this rank was seen; rank 0-1,3" in verdict["text"]
+    assert "rank 2 of Trainer is not there (yet): no process with this rank was seen; rank 0,1,3" in verdict["text"]
     verdict = judge([[*waits, process(2, *LOADING)], waits])
     assert (verdict["kind"], verdict["certainty"], verdict["ranks"]) == ("crashed-peer", "certain", [2])
 

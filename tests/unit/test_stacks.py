@@ -68,7 +68,16 @@ asyncio.run(main())
 """
 GIL = "import ctypes\nready()\nctypes.PyDLL(None).sleep(20)\n"
 MOVES = "import time\nready()\nfor i in range(100):\n    time.sleep(0.04)\n    time.sleep(0.04)\n"
-COMPUTES = "ready()\nn = 0\nwhile True:\n    n += 1\n    n -= 1\n    n += 2\n    n -= 2\n"
+COMPUTES = """
+def one():
+    return [number for number in range(100)]
+def other():
+    return {number for number in range(100)}
+ready()
+while True:
+    one()
+    other()
+"""
 READY = "def ready():\n    print('ready', flush=True)\n"
 
 

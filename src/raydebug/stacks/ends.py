@@ -13,7 +13,7 @@ from raydebug.protocol.records import OpenCall
 from raydebug.protocol.training import TrainingWords
 from raydebug.render import command
 from raydebug.stacks.graph import Graph, Node, Path
-from raydebug.stacks.groups import is_idle, place, users_frame
+from raydebug.stacks.groups import is_idle_stack, place, users_frame
 from raydebug.stacks.waits import COLLECTIVE, VerdictKind, attach, count, holds_gil
 
 LONG_CALL_S = 60.0  # a call that takes longer is said to compute, although its lines move
@@ -49,7 +49,7 @@ def rank_of(node: Node, moved: bool) -> End:
     process, kind = node.process, node.wait.kind
     if process["state"] != messages.ANSWERED:
         return End.SILENT
-    if is_idle(process):
+    if is_idle_stack(node.thread.get("frames", [])):
         return End.IDLE
     if moved:
         return End.MOVES if kind in ("unknown", COLLECTIVE) else End.POLLS  # from one known wait to another
@@ -99,7 +99,7 @@ def describe(node: Node, graph: Graph, *, moved: bool, others: Sequence[ListedSt
     if moved:
         text = f"it does not hang: {count([process, *others])} at another line than before, or computing{words}"
         return Said("moving", text, None, is_sure=True)
-    if is_idle(process):
+    if is_idle_stack(node.thread.get("frames", [])):
         return Said("unknown", f"{wait.who} is idle{words}", attach(process))
     if wait.kind == "unknown" or wait.kind == COLLECTIVE:
         return Said("unknown", f"{wait.who} is at {at}; it is in no known wait{age}{words}", attach(process))

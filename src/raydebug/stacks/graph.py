@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NotRequired, TypedDict
 from urllib.parse import urlsplit
@@ -71,6 +71,7 @@ class Edge:
     Args:
         words: what is waited for: `Critic.fit`, `a lock`.
         is_seen: whether it was observed; not so if it is only possible.
+        polled: the object of the task, if it is only known that a loop that sleeps has it in its locals.
     """
 
     source: Node
@@ -79,6 +80,7 @@ class Edge:
     words: str
     is_seen: bool = True
     task: Task | None = None
+    polled: str = ""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -119,6 +121,7 @@ class Graph:
         self._by_pid: dict[object, list[ListedStacks]] = {}
         self._by_port: dict[int, list[ListedStacks]] = {}
         self._nodes: dict[tuple[str, str], Node] = {}
+        self._edges: dict[tuple[str, str], list[Edge]] = {}
         self._holders: dict[str, dict[str, Node]] = {}
         for one in processes:
             self._by_pid.setdefault(one["pid"], []).append(one)
@@ -136,11 +139,14 @@ class Graph:
 
     def edges(self, node: Node) -> list[Edge]:
         """Return what a node waits for, what was observed first."""
-        found = [
-            *self._inside(node), *self._of_objects(node), *self._of_network(node), *self._of_children(node),
-            *self._of_pipe(node), *self._of_words(node),
-        ]  # fmt: skip
-        return sorted((one for one in found if one.target is not node), key=lambda one: not one.is_seen)
+        if node.key not in self._edges:
+            found = [
+                *self._inside(node), *self._of_objects(node), *self._of_network(node), *self._of_children(node),
+                *self._of_pipe(node), *self._of_words(node),
+            ]  # fmt: skip
+            of_others = (one for one in found if one.target is not node)
+            self._edges[node.key] = sorted(of_others, key=lambda one: not one.is_seen)
+        return self._edges[node.key]
 
     def walk(self, root: Node) -> tuple[list[Path], list[Edge]]:
         """Return one path to each end that is reached from a node, and the edges of a cycle, if there is one."""
@@ -159,8 +165,11 @@ class Graph:
                     path.pop()
                 continue
             target = edge.target
-            on_path = [root.key, *(one.target.key for one in path if one.target)]
-            if target is not None and target.key in on_path:
+            if (
+                target is not None
+                and target.key in found
+                and target.key in (on_path := [root.key, *(one.target.key for one in path if one.target)])
+            ):
                 if edge.kind == "network":  # it also listens: no cycle of waits
                     open_edges.append((node, edges, is_end))
                     continue
@@ -193,12 +202,13 @@ class Graph:
         ]
 
     def _of_objects(self, node: Node) -> list[Edge]:
-        thread = node.thread
-        found = []
+        thread, found = node.thread, []
+        asked = set(thread.get("objects", []))
         for name in dict.fromkeys([*thread.get("objects", []), *thread.get("polls", [])]):
             task = self._tasks.get(name[:TASK_ID_CHARS])
             if task is not None:
-                found += self._of_task(node, task)
+                polled = "" if name in asked else name
+                found += [replace(edge, polled=polled) for edge in self._of_task(node, task)]
         return found
 
     def _of_task(self, node: Node, task: Task) -> list[Edge]:

@@ -54,7 +54,11 @@ def active_frames(process: ListedStacks) -> list[StackFrame]:
 
 def is_idle(process: ListedStacks) -> bool:
     """Return whether a process is an idle Ray worker."""
-    frames = active_frames(process)
+    return is_idle_stack(active_frames(process))
+
+
+def is_idle_stack(frames: Sequence[StackFrame]) -> bool:
+    """Return whether a thread is in the loop of a Ray worker that has nothing to do."""
     inner = frames[0] if frames else {}
     return any(inner.get("file", "").endswith(path) and inner.get("function", "").endswith(name) for path, name in IDLE)
 

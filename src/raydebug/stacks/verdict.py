@@ -86,9 +86,9 @@ class _Look:
         self._silent = [one for one in self._processes if one["state"] != messages.ANSWERED]
         self._nodes = [self.graph.node(one) for one in [*self._working, *[s for s in self._silent if not s["threads"]]]]
         self._waits = [node.wait for node in self._nodes if node.process["threads"]]
-        drivers = [one for one in self._nodes if one.process.get("is_driver") or one.process["role"] == "driver"]
+        self._drivers = [one for one in self._nodes if one.process.get("is_driver") or one.process["role"] == "driver"]
         self._walks = {node.key: self.graph.walk(node) for node in self._nodes}
-        self._paths = [path for node in drivers for path in self._walks[node.key][0]]
+        self._paths = [path for node in self._drivers for path in self._walks[node.key][0]]
         if all(self._rank(path)[0] >= End.OPEN for path in self._paths):  # what the driver waits for is not known
             self._paths = [path for node in self._nodes for path in self._walks[node.key][0]]
 
@@ -242,7 +242,10 @@ class _Look:
         stands = said.at_once or (path.end is not None and self._stood(path.end))
         if not (said.is_sure or is_mailbox) or not stands:
             return LIKELY
-        return self._certainty(path.edges) if path.edges else CERTAIN
+        if path.edges:
+            return self._certainty(path.edges)
+        # That others wait for it was not seen.
+        return CERTAIN if said.at_once or path.root in self._drivers or len(self._nodes) == 1 else LIKELY
 
     def _stood(self, node: Node) -> bool:
         """Return whether a process was in the same place in an earlier look."""
@@ -259,18 +262,14 @@ class _Look:
             return 0
         looks = 1 + sum(any(other.key == edge.key and other.is_seen for other in _edges_of(graph, edge.source.process))
                         for graph in self._before)  # fmt: skip
-        polled = edge.task is not None and not any(
-            name.startswith(edge.task["task_id"]) for name in edge.source.thread.get("objects", [])
-        )
-        if polled and not self._was_asked_for(edge):  # a loop holds it; whether it waits for it was not seen
+        if edge.polled and not self._was_asked_for(edge):
             return 1
         return min(looks, edge.task.get("looks", 1)) if edge.task is not None else looks
 
     def _was_asked_for(self, edge: Edge) -> bool:
-        task = edge.task["task_id"] if edge.task else ""
-        threads = [thread for one in self._earlier if one["instance"] == edge.source.process["instance"]
-                   for thread in one["threads"]]  # fmt: skip
-        return any(name.startswith(task) for thread in threads for name in thread.get("objects", []))
+        """Return whether a loop that sleeps now has asked for the object in an earlier look."""
+        before = [one for one in self._earlier if one["instance"] == edge.source.process["instance"]]
+        return any(edge.polled in thread.get("objects", []) for one in before for thread in one["threads"])
 
     def _with_chain(self, verdict: Verdict, edges: Sequence[Edge], end: Node | None) -> Verdict:
         chain = [_link(edge.source, edge.kind, edge.words, self._looks(edge)) for edge in edges]
