@@ -315,7 +315,7 @@ class StacksRecord(WorkRecord, total=False):
     calls: list[OpenCall]  # one for each thread that was seen before; left out where nobody has looked before
     collectives: list[CollectiveGroup]
     listens: list[int]  # TCP ports
-    pipes: list[int]  # inodes of its pipes and socket pairs
+    pipes: list[int]  # inodes
 
 
 # Pauses

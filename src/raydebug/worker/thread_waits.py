@@ -27,9 +27,11 @@ from raydebug.worker.frames import is_users
 MAX_PARSED_BYTES = 400_000  # of a source file that is searched for the `with` blocks of a frame
 LOCKS: tuple[type, ...] = (type(threading.Lock()), type(threading.RLock()))
 WAITS_FOR_CHILD = ("wait", "_wait", "_try_wait", "poll")
+INNERMOST, OUTERMOST = 12, 8  # frames in which a wait is, and that say for whom a thread works
 POLLING_FRAMES = 3  # the user's innermost ones, whose locals are searched for what a loop polls
 PLAIN = (list, tuple, set, frozenset, deque)
 MAX_FUTURES = 100  # of one wait
+FUTURES = ("_asyncio", "asyncio.futures", "asyncio.tasks", "concurrent.futures._base")
 _SLEEPS = re.compile(r"\bsleep\(")
 _USES_SOCKET = re.compile(r"([A-Za-z_][\w.]*)\.(?:recv|recv_into|recvfrom|accept|connect|send|sendall)\(")
 
@@ -43,11 +45,13 @@ def note_waits(stack: ThreadStack, frames: list[FrameType], owner: Any) -> None:
         owner: the thread or the task of asyncio, where it is known.
     """
     holds = [] if owner is None else [hex(id(owner))]
-    for frame in frames:
+    for frame in frames[:INNERMOST]:
         with contextlib.suppress(Exception):  # a race with the thread, which runs on
             _note_wait(stack, frame, frame is frames[0])
-        if _is_of(frame, "concurrent.futures.thread") and frame.f_code.co_name == "run":
-            holds.append(hex(id(frame.f_locals["self"].future)))
+    for frame in frames[-OUTERMOST:]:
+        with contextlib.suppress(Exception):
+            if frame.f_code.co_name == "run" and _is_of(frame, "concurrent.futures.thread"):
+                holds.append(hex(id(frame.f_locals["self"].future)))
     with contextlib.suppress(Exception):
         _note_future(stack, getattr(owner, "_fut_waiter", None))
     with contextlib.suppress(Exception):
@@ -122,7 +126,7 @@ def _note_future(stack: ThreadStack, future: Any) -> None:
     """Note what a future of asyncio or of concurrent.futures waits for: a task, an object of Ray, or its own id."""
     tasks: Any = sys.modules.get("asyncio.tasks")
     for _ in range(4):  # futures that copy one another
-        if future is None or future.done():
+        if type(future).__module__ not in FUTURES or future.done():
             return
         if tasks is not None and type(future) is tasks.Task:
             break
@@ -130,7 +134,7 @@ def _note_future(stack: ThreadStack, future: Any) -> None:
             for child in future._children[:MAX_FUTURES]:
                 _note_future(stack, child)
             return
-        if reference := getattr(future, "object_ref", None):  # ray 2.60.0 includes/object_ref.pxi, `future`
+        if reference := getattr(future, "__dict__", {}).get("object_ref"):  # ray 2.60.0 includes/object_ref.pxi, `future`
             _add_objects(stack, "objects", [reference])
             return
         if (copied := _copied_from(future)) is None:

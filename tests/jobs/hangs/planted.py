@@ -91,7 +91,7 @@ class Actor:
 
     def work_until(self, barrier, number, port):
         if number == 5:
-            return self.reward(port)
+            self.reward(port)
         while not ray.get(barrier.is_full.remote()):
             time.sleep(0.5)
 
@@ -112,7 +112,7 @@ class Actor:
 
     def in_vfork(self):
         # The child opens a FIFO before it is a program: until then the kernel keeps its parent asleep, in state D.
-        path = os.path.join(tempfile.mkdtemp(), "fifo")
+        path = f"{tempfile.mkdtemp()}/fifo"
         os.mkfifo(path)
         actions = [(os.POSIX_SPAWN_OPEN, 0, path, os.O_RDONLY, 0)]
         os.posix_spawn("/bin/true", ["true"], {}, file_actions=actions)
