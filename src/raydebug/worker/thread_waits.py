@@ -134,7 +134,9 @@ def _note_future(stack: ThreadStack, future: Any) -> None:
             for child in future._children[:MAX_FUTURES]:
                 _note_future(stack, child)
             return
-        if reference := getattr(future, "__dict__", {}).get("object_ref"):  # ray 2.60.0 includes/object_ref.pxi, `future`
+        if reference := getattr(future, "__dict__", {}).get(
+            "object_ref"
+        ):  # ray 2.60.0 includes/object_ref.pxi, `future`
             _add_objects(stack, "objects", [reference])
             return
         if (copied := _copied_from(future)) is None:
