@@ -170,7 +170,7 @@ def _judge_group(
     first = next(iter(late.values()))
     who = f"{_ranks(rank for rank in late if rank is not None)} of {first['role']}"
     if first["instance"] in moved:
-        text = f"it does not hang: {who} {_state(first, places)}, and moves; {waiting}"
+        text = f"the others wait for a slow one: {who} {_state(first, places)}, and moves; {waiting}"
         return 4, make_verdict("moving", LIKELY, text, None, list(late.values()))
     also_waits = any(places[one["instance"]].kind == COLLECTIVE for one in late.values() if one["instance"] in places)
     text = f"{who} did not join {_words(group.calls[rank][seq])}: it {_state(first, places)}; {waiting}"
@@ -265,7 +265,7 @@ def _judge_stacks(
         return None
     first = outside[0]
     if first["instance"] in moved:
-        text = f"it does not hang: {name_process(first)} {_state(first, places)}, and moves; {waiting}"
+        text = f"the others wait for a slow one: {name_process(first)} {_state(first, places)}, and moves; {waiting}"
         return make_verdict("moving", LIKELY, text, None, outside)
     ranks = [one["rank"] for one in outside if one["rank"] is not None]
     who = _ranks(ranks) if len(ranks) == len(outside) else ", ".join(name_process(one) for one in outside[:3])

@@ -97,7 +97,7 @@ def describe(node: Node, graph: Graph, *, moved: bool, others: Sequence[ListedSt
     if moved and call and call.get("age_s", 0.0) >= LONG_CALL_S and wait.kind == "unknown":
         return Said("computes", f"{wait.who} computes at {at}{age}{words}", attach(process))
     if moved:
-        text = f"it does not hang: {count([process, *others])} at another line than before, or computing{words}"
+        text = f"{count([process, *others])} at work, at another line than before or computing: now at {at}{age}{words}"
         return Said("moving", text, None, is_sure=True)
     if is_idle_stack(node.thread.get("frames", [])):
         return Said("unknown", f"{wait.who} is idle{words}", attach(process))
