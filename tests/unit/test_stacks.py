@@ -315,5 +315,5 @@ async def test_equal_tasks_hide_no_other():
     assert "task differs" in names
     assert len(names) == stacks.MAX_TASKS + stacks.MAX_THREADS
     assert record["left_out"] >= 2 * stacks.MAX_TASKS + 20
-    (line,) = left_out_lines([{"role": "a", "rank": 0, "pid": 1, "ip": "h", "left_out": 7}])  # type: ignore[list-item]
+    (line,) = left_out_lines([{"role": "a", "rank": 0, "pid": 1, "ip": "h", "left_out": 7, "threads": []}])  # type: ignore[list-item]
     assert line.endswith(": 7 more threads and tasks are not listed; of equal stacks some are")

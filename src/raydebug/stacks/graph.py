@@ -18,7 +18,7 @@ from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.records import ThreadStack
 from raydebug.protocol.training import TrainingWords
 from raydebug.stacks.groups import active_thread, is_idle, users_frame
-from raydebug.stacks.waits import COLLECTIVE, Wait, wait_of
+from raydebug.stacks.waits import Wait, wait_of
 
 # States of a task that is queued at its actor: ray 2.60.0 src/ray/protobuf/common.proto TaskStatus.
 QUEUED = ("SUBMITTED_TO_WORKER", "PENDING_ACTOR_TASK_ORDERING_OR_CONCURRENCY", "PENDING_ACTOR_TASK_ARGS_FETCH")
@@ -54,9 +54,9 @@ class Node:
     thread: ThreadStack
 
     @property
-    def key(self) -> tuple[str, str]:
-        """Identify the node in each look."""
-        return self.process["instance"], self.thread.get("name", "")
+    def key(self) -> tuple[str, int]:
+        """Identify the node in this look; threads and tasks may have equal names."""
+        return self.process["instance"], id(self.thread) if self.thread.get("frames") else 0
 
     @cached_property
     def wait(self) -> Wait:
@@ -120,8 +120,8 @@ class Graph:
         self._by_actor = {one["actor_id"]: one for one in processes if one["actor_id"]}
         self._by_pid: dict[object, list[ListedStacks]] = {}
         self._by_port: dict[int, list[ListedStacks]] = {}
-        self._nodes: dict[tuple[str, str], Node] = {}
-        self._edges: dict[tuple[str, str], list[Edge]] = {}
+        self._nodes: dict[tuple[str, int], Node] = {}
+        self._edges: dict[tuple[str, int], list[Edge]] = {}
         self._holders: dict[str, dict[str, Node]] = {}
         for one in processes:
             self._by_pid.setdefault(one["pid"], []).append(one)
@@ -260,15 +260,13 @@ class Graph:
         ]
 
     def _of_children(self, node: Node) -> list[Edge]:
-        process, kind = node.process, node.wait.kind
-        child = node.thread.get("child") if kind == "subprocess" else None
-        return [
-            Edge(node, self.node(one), kind, node.wait.what)
-            for one in self.processes
-            if one["ip"] == process["ip"]
-            and ((child and one["pid"] == child)
-                 or (kind == "engine" and one["child_of"] == process["pid"] and one["role"].startswith(ENGINE)))
-        ] if child or kind == "engine" else []  # fmt: skip
+        kind, children = node.wait.kind, list[ListedStacks]()
+        if kind == "subprocess":
+            children = self._by_pid.get(node.thread.get("child"), [])
+        elif kind == "engine":
+            of_process = (one for one in self.processes if one["child_of"] == node.process["pid"])
+            children = [one for one in of_process if one["role"].startswith(ENGINE)]
+        return [Edge(node, self.node(one), kind, node.wait.what) for one in children if one["ip"] == node.process["ip"]]
 
     def _of_pipe(self, node: Node) -> list[Edge]:
         pipe = node.thread.get("pipe")
@@ -298,11 +296,6 @@ class Graph:
             if parts.hostname and (port := _port_of(url)):
                 found += self._to_port(node, parts.hostname, port)
         return found
-
-
-def is_open(node: Node) -> bool:
-    """Return whether a node waits for something that is not known: any other process may be what it waits for."""
-    return node.wait.kind in ("ray-get", "sleep", COLLECTIVE, "queue")
 
 
 def _runs(thread: ThreadStack, task: str) -> bool:

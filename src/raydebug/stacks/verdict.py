@@ -80,6 +80,9 @@ class _Look:
         self.graph = Graph(self._processes, tasks, words)
         self._before = [Graph(one, tasks, words) for one in samples[:-1]]
         self._earlier = [one for sample in samples[:-1] for one in sample]
+        self._looks_at: dict[str, list[ListedStacks]] = {}
+        for one in self._earlier:
+            self._looks_at.setdefault(one["instance"], []).append(one)
         self._moved = _moved(samples)
         self._has_moved = {one["instance"] for one in self._moved}
         self._working = [one for one in self._processes if one["threads"] and not is_idle(one)]
@@ -96,7 +99,7 @@ class _Look:
         """Return how well the end of a path explains that the job stands, the best explanation first."""
         if path.end is None:
             return End.UNPLACED, 0
-        return rank_of(path.end, path.end.process["instance"] in self._has_moved), -len(path.edges)
+        return rank_of(path.end, self._moves(path.end)), -len(path.edges)
 
     # Rules: each returns a verdict, or None
 
@@ -192,10 +195,9 @@ class _Look:
             return found
         if best.end is None:
             return self._no_process(best)
-        moves = best.end.process["instance"] in self._has_moved
         same = [one.end for one in self._paths if one.end is not None and self._rank(one)[0] == rank]
         others = [one.process for one in same if one.process is not best.end.process]
-        said = describe(best.end, self.graph, moved=moves, others=others)
+        said = describe(best.end, self.graph, moved=self._moves(best.end), others=others)
         kind, text = said.kind, said.text
         if best.edges and best.edges[-1].kind == "mailbox" and kind not in ("gil", "stopped", "disk", "gone"):
             edge, wait = best.edges[-1], best.end.wait
@@ -236,8 +238,7 @@ class _Look:
 
     def _how_certain(self, path: Path, said: Said, rank: End) -> str:
         if rank == End.MOVES and said.is_sure:
-            ends = [one.end.process["instance"] for one in self._paths if one.end is not None]
-            return CERTAIN if self._has_moved.issuperset(ends) else LIKELY
+            return CERTAIN if all(one.end is not None and self._moves(one.end) for one in self._paths) else LIKELY
         is_mailbox = bool(path.edges) and path.edges[-1].kind == "mailbox"
         stands = said.at_once or (path.end is not None and self._stood(path.end))
         if not (said.is_sure or is_mailbox) or not stands:
@@ -247,10 +248,20 @@ class _Look:
         # That others wait for it was not seen.
         return CERTAIN if said.at_once or path.root in self._drivers or len(self._nodes) == 1 else LIKELY
 
+    def _moves(self, node: Node) -> bool:
+        """Return whether a thread was elsewhere in an earlier look, was not there, or computes."""
+        process, name = node.process, node.thread.get("name")
+        if node.thread is active_thread(process) and process["instance"] in self._has_moved:
+            return True
+        earlier = [
+            one["threads"] for one in self._looks_at.get(process["instance"], []) if one["state"] == process["state"]
+        ]
+        same = [next((one for one in threads if one["name"] == name), None) for threads in earlier if threads]
+        return any(one is None or _differs(one, node.thread) for one in same)
+
     def _stood(self, node: Node) -> bool:
-        """Return whether a process was in the same place in an earlier look."""
-        known = {one["instance"] for one in self._earlier}
-        return node.process["instance"] in known and node.process["instance"] not in self._has_moved
+        """Return whether a thread was in the same place in an earlier look."""
+        return node.process["instance"] in self._looks_at and not self._moves(node)
 
     def _certainty(self, edges: Sequence[Edge]) -> str:
         """Return `certain` only if every edge was observed in two looks."""
@@ -268,7 +279,7 @@ class _Look:
 
     def _was_asked_for(self, edge: Edge) -> bool:
         """Return whether a loop that sleeps now has asked for the object in an earlier look."""
-        before = [one for one in self._earlier if one["instance"] == edge.source.process["instance"]]
+        before = self._looks_at.get(edge.source.process["instance"], [])
         return any(edge.polled in thread.get("objects", []) for one in before for thread in one["threads"])
 
     def _with_chain(self, verdict: Verdict, edges: Sequence[Edge], end: Node | None) -> Verdict:
