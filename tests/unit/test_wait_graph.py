@@ -313,3 +313,37 @@ def test_a_thousand_actors() -> None:
     for one in actors[:10]:
         one["threads"][0]["polls"] = everything
     assert judge([[main, *actors]], tasks)["pids"]
+
+
+def test_thread_at_the_end_moves() -> None:
+    """Movement is that of the thread at the end of the chain: the main thread stands and waits for it."""
+
+    def look(line: int, name: str = "pool_0") -> list[Any]:
+        waits = actor("Worker", 9, frame(THREADING, 1100, "Thread.join"), frame("/job/w.py", 5, "run"))
+        waits["threads"][0]["awaits"] = ["0x1"]
+        waits["threads"].append({"name": name, "frames": [frame("/job/w.py", line, "score")], "holds": ["0x1"]})
+        return [driver("ab"), waits]
+
+    tasks = [task("ab", "Worker.run", "Worker")]
+    assert judge([look(1), look(2)], tasks)["kind"] == "moving"
+    assert judge([look(1), look(1)], tasks)["kind"] == "unknown"
+    assert judge([look(1, "task 1"), look(1, "task 2")], tasks)["kind"] == "moving", "another task than before"
+
+
+def test_tasks_of_one_name() -> None:
+    """Tasks of asyncio with one name are told apart: the one that is stuck is found among those that sleep."""
+    worker = actor("Agent", 9, frame("/usr/lib/python3.11/asyncio/base_events.py", 1, "run_forever"))
+    gathers = {"name": "task all", "frames": [frame("/job/a.py", 1, "Agent.generate")], "awaits": ["0x1", "0x2"]}
+    sleeps = {
+        "name": "task sample",
+        "holds": ["0x1"],
+        "frames": [frame("/usr/lib/python3.11/asyncio/tasks.py", 9, "sleep"), frame("/job/a.py", 2, "retry")],
+    }
+    stuck = {"name": "task sample", "holds": ["0x2"], "host": "10.0.0.9:80",
+             "frames": [frame("/env/lib/python3.11/site-packages/aiohttp/client.py", 9, "ClientSession._request"),
+                        frame("/job/a.py", 3, "call_tool")]}  # fmt: skip
+    worker["threads"] += [gathers, sleeps, stuck]
+    look = [driver("ab"), worker]
+    verdict = judge([look, look], [task("ab", "Agent.generate", "Agent")])
+    assert (verdict["kind"], verdict["certainty"]) == ("network", "certain")
+    assert "from 10.0.0.9:80 at /job/a.py:3 call_tool; driver (pid 8) waits for Agent.generate" in verdict["text"]
