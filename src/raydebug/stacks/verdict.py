@@ -253,11 +253,11 @@ class _Look:
         process, name = node.process, node.thread.get("name")
         if node.thread is active_thread(process) and process["instance"] in self._has_moved:
             return True
-        earlier = [
-            one["threads"] for one in self._looks_at.get(process["instance"], []) if one["state"] == process["state"]
-        ]
-        same = [next((one for one in threads if one["name"] == name), None) for threads in earlier if threads]
-        return any(one is None or _differs(one, node.thread) for one in same)
+        looks = self._looks_at.get(process["instance"], [])
+        earlier = [one["threads"] for one in looks if one["state"] == process["state"] and one["threads"]]
+        return not all(
+            any(one["name"] == name and not _differs(one, node.thread) for one in threads) for threads in earlier
+        )
 
     def _stood(self, node: Node) -> bool:
         """Return whether a thread was in the same place in an earlier look."""
