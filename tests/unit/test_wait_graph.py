@@ -217,6 +217,11 @@ def test_words_of_the_training() -> None:
         in (verdict["text"])
     )
     assert "(step 12, phase gen)" in verdict["text"]
+    assert (verdict["kind"], verdict["certainty"], verdict["pids"][0]) == ("training", "likely", 9)
+    agent = asks("AgentWorker", 11)
+    known: TrainingWords = {"samples": [{"uid": "u7", "state": "tool_calls", "tool": "search"}]}
+    verdict = judge([[*look, agent]], tasks, {**words, 11: known})
+    assert (verdict["kind"], verdict["pids"][0], verdict["chain"][1]["waits_for"]) == ("network", 11, "sample u7")
     tool = actor("Tool", 10, frame(QUEUE, 1, "Queue.get"), frame(SERVER, 3, "serve_forever"), listens=[7000])
     assert judge([[*look, tool]], tasks, words)["pids"][0] == 10
     synced = judge([look], tasks, {9: {"sync": {"side": "trainer", "missing": "rollout", "age_s": 40.0}}})

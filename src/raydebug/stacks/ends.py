@@ -16,7 +16,9 @@ from raydebug.stacks.graph import Graph, Node, Path
 from raydebug.stacks.groups import is_idle_stack, place, users_frame
 from raydebug.stacks.waits import COLLECTIVE, VerdictKind, attach, count, holds_gil
 
+SHOWN_CALL_S = 5.0  # a shorter call says nothing
 LONG_CALL_S = 60.0  # a call that takes longer is said to compute, although its lines move
+EXPLAINED = ("sleep", "queue", "lock", "engine")  # waits whose reason the training itself may know
 LOGS = "raydebug job logs --first-error"
 # What a process does while a job starts: file, function, phase. vLLM 0.28, transformers 5, CPython 3.11, ray 2.60.0.
 STARTS: tuple[tuple[str, str, str], ...] = (
@@ -44,13 +46,15 @@ class End(IntEnum):
     IDLE = 9
 
 
-def rank_of(node: Node, moved: bool) -> End:
+def rank_of(node: Node, graph: Graph, *, moved: bool) -> End:
     """Return how well a node explains that a job stands."""
     process, kind = node.process, node.wait.kind
     if process["state"] != messages.ANSWERED:
         return End.SILENT
     if is_idle_stack(node.thread.get("frames", [])):
         return End.IDLE
+    if kind in EXPLAINED and _unfinished(graph.words_of(process)):
+        return End.WAITS
     if moved:
         return End.MOVES if kind in ("unknown", COLLECTIVE) else End.POLLS  # from one known wait to another
     ranks = {"unknown": End.STANDS, "sleep": End.SLEEPS, "ray-get": End.OBJECT, COLLECTIVE: End.OBJECT,
@@ -88,13 +92,16 @@ def describe(node: Node, graph: Graph, *, moved: bool, others: Sequence[ListedSt
         return _silent(node, [process, *[one for one in others if one["state"] != messages.ANSWERED]])
     words = _training(graph.words_of(process))
     call = call_of(node)
-    age = f", in one call of {call.get('function', '?')} for {call.get('age_s', 0.0):.0f} s" if call else ""
-    at = place(wait.at)
-    if moved and rank_of(node, moved) == End.POLLS:
+    age_s = call.get("age_s", 0.0) if call else 0.0
+    age = f", in one call of {call.get('function', '?')} for {age_s:.0f} s" if call and age_s >= SHOWN_CALL_S else ""
+    at, rank = place(wait.at), rank_of(node, graph, moved=moved)
+    if rank == End.WAITS and wait.kind in EXPLAINED and _unfinished(graph.words_of(process)):
+        return Said("training", f"{wait.who} waits at {at}{words}", attach(process), is_sure=True, at_once=True)
+    if rank == End.POLLS:
         who = count([process, *others])
         text = f"{who} in one wait after the other, last at {at}: what they wait for is not known{words}"
         return Said("moving", text, None)
-    if moved and call and call.get("age_s", 0.0) >= LONG_CALL_S and wait.kind == "unknown":
+    if moved and age_s >= LONG_CALL_S and wait.kind == "unknown":
         return Said("computes", f"{wait.who} computes at {at}{age}{words}", attach(process))
     if moved:
         text = f"{count([process, *others])} at work, at another line than before or computing: now at {at}{age}{words}"
@@ -161,6 +168,10 @@ def phase_of(path: Path, graph: Graph) -> str:
             if re.search(file, frame.get("file", "")) and re.search(function, name):
                 return phase.format(function=name)
     return ""
+
+
+def _unfinished(words: TrainingWords) -> bool:
+    return bool(words.get("samples") or words.get("rewards") or words.get("requests") or words.get("sync"))
 
 
 def _training(words: TrainingWords) -> str:

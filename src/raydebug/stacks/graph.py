@@ -28,6 +28,7 @@ CREATION = "ACTOR_CREATION_TASK"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 ENGINE = "VLLM::EngineCore"  # vLLM 0.28: title of the engine's process
 SERVES = re.compile(r"/(socketserver|http/server|uvicorn/|aiohttp/web|asyncio/base_events|hypercorn/)")
+OF_BUFFER = ("running", "pending")  # states of a sample in the buffer of verl's trainer
 MAX_NODES = 20_000
 
 
@@ -170,7 +171,7 @@ class Graph:
                 and target.key in found
                 and target.key in (on_path := [root.key, *(one.target.key for one in path if one.target)])
             ):
-                if edge.kind == "network":  # it also listens: no cycle of waits
+                if edge.kind not in ("ray-get", "mailbox", "lock"):  # it also listens: no cycle of waits
                     open_edges.append((node, edges, is_end))
                     continue
                 cycle = cycle or [*path[on_path.index(target.key) :], edge]
@@ -291,6 +292,12 @@ class Graph:
         for request in words.get("requests", []):
             for engine in self._by_pid.get(request.get("engine"), []):
                 found.append(Edge(node, self.node(engine), "engine", f"request {request.get('id', '?')}"))
+        buffered = {one.get("uid") for one in words.get("samples", []) if one.get("state") in OF_BUFFER}
+        for other in self.processes if buffered else ():  # a worker of theirs has the sample
+            at_work = [one.get("uid") for one in self.words_of(other).get("samples", [])
+                       if one.get("state") not in OF_BUFFER and one.get("uid") in buffered]  # fmt: skip
+            tasks = [one for one in other["threads"] if one["name"].startswith("task ")] or [None]
+            found += [Edge(node, self.node(other, one), "training", f"sample {at_work[0]}") for one in tasks if at_work]
         for url in [one.get("url", "") for one in (*words.get("samples", []), *words.get("rewards", []))]:
             parts = urlsplit(url)
             if parts.hostname and (port := _port_of(url)):

@@ -61,8 +61,10 @@ def is_idle(process: ListedStacks) -> bool:
 
 
 def is_idle_stack(frames: Sequence[StackFrame]) -> bool:
-    """Return whether a thread is in the loop of a Ray worker that has nothing to do."""
+    """Return whether a thread is in the loop of a Ray worker or of asyncio, and has nothing to do."""
     inner = frames[0] if frames else {}
+    if inner.get("file", "").endswith("/selectors.py") and all(_BELOW_TRAINERS.search(f["file"]) for f in frames):
+        return True
     return any(inner.get("file", "").endswith(path) and inner.get("function", "").endswith(name) for path, name in IDLE)
 
 

@@ -99,7 +99,7 @@ class _Look:
         """Return how well the end of a path explains that the job stands, the best explanation first."""
         if path.end is None:
             return End.UNPLACED, 0
-        return rank_of(path.end, self._moves(path.end)), -len(path.edges)
+        return rank_of(path.end, self.graph, moved=self._moves(path.end)), -len(path.edges)
 
     # Rules: each returns a verdict, or None
 
@@ -118,7 +118,7 @@ class _Look:
         join = [Edge(inside[0], self.graph.node(late), COLLECTIVE, inside[0].wait.what)] if inside else []
         ends = self.graph.walk(self.graph.node(late))[0] if late in self._working else []
         best = min((one for one in ends if one.edges), key=self._rank, default=None)
-        if best is None or best.end is None or rank_of(best.end, False) >= End.OPEN:
+        if best is None or best.end is None or self._rank(best)[0] >= End.OPEN:
             return self._with_chain(found, join, self.graph.node(late))
         text, edges = describe(best.end, self.graph, moved=False).text, [*join, *best.edges]
         pids = [best.end.process["pid"] or 0, *found["pids"]]
