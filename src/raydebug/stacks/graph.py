@@ -296,8 +296,9 @@ class Graph:
         for other in self.processes if buffered else ():  # a worker of theirs has the sample
             at_work = [one.get("uid") for one in self.words_of(other).get("samples", [])
                        if one.get("state") not in OF_BUFFER and one.get("uid") in buffered]  # fmt: skip
-            tasks = [one for one in other["threads"] if one["name"].startswith("task ")] or [None]
-            found += [Edge(node, self.node(other, one), "training", f"sample {at_work[0]}") for one in tasks if at_work]
+            threads = [one for one in other["threads"] if one["name"].startswith("task ")] if at_work else []
+            nodes = [self.node(other, one) for one in threads] or [self.node(other)]
+            found += [Edge(node, one, "training", f"sample {at_work[0]}") for one in nodes if at_work]
         for url in [one.get("url", "") for one in (*words.get("samples", []), *words.get("rewards", []))]:
             parts = urlsplit(url)
             if parts.hostname and (port := _port_of(url)):
