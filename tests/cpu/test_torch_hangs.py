@@ -33,8 +33,8 @@ HANGS: dict[str, tuple[str, str, list[int], tuple[str, ...]]] = {
               "in collective 1 of group sync ray.util.collective")),
     "crashed": ("crashed-peer", "certain", [3],
                 ("the process of rank 3 of Trainer", "is gone; rank 1 waits in collective 4")),
-    "loader": ("data-loader", "likely", [],
-               ("waits for a worker of its DataLoader at ", "Trainer.loader; ", "Rows.__getitem__")),
+    "loader": ("lock", "certain", [],
+               ("waits for a lock at ", "Rows.__getitem__", " waits for a worker of its DataLoader")),
 }  # fmt: skip
 
 

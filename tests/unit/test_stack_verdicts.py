@@ -280,7 +280,7 @@ def test_groups_that_cannot_be_told_apart() -> None:
         ("skipped", "missing-rank", [1], "all_reduce [1000] Float: it is idle, its task has returned; rank 0 waits in"),
         ("unrecorded", "missing-rank", [1], "rank 1 did not join all_reduce: it is at /workspace/planted_torch"),
         ("crashed", "crashed-peer", [3], "the process of rank 3 of Trainer crashedTrainer is gone; rank 1 waits in"),
-        ("loader", "data-loader", [], "is at /workspace/planted_torch.py:92 Rows.__getitem__"),
+        ("loader", "lock", [], "waits for a lock at /workspace/planted_torch.py:92 Rows.__getitem__"),
     ],
 )  # fmt: skip
 def test_recorded_hangs(how: str, kind: str, ranks: list[int], words: str) -> None:
@@ -296,22 +296,23 @@ LOADER_WORKER = "/env/lib/python3.11/site-packages/torch/utils/data/_utils/worke
 
 
 @pytest.mark.parametrize(
-    ("worker", "words"),
+    ("worker", "kind", "words"),
     [
-        ({"threads": [], "state": "silent"}, "the worker (pid 77) does not answer: it is stopped, or holds"),
-        ({}, "the worker (pid 77) is at /job/data.py:12 load"),
-        (None, "it has no worker process"),
+        ({"threads": [], "state": "silent"}, "gil", "ray::Trainer (pid 77) is not answering: native code holds"),
+        ({}, "unknown", "ray::Trainer (pid 77) is at /job/data.py:12 load"),
+        (None, "data-loader", "rank 0 of Trainer waits for a worker of its DataLoader at /job/train.py:44"),
     ],
     ids=["silent", "stuck", "gone"],
 )
-def test_data_loader(worker: dict[str, Any] | None, words: str) -> None:
+def test_data_loader(worker: dict[str, Any] | None, kind: str, words: str) -> None:
     """A process that waits for a DataLoader is named with the place of its worker, also if that does not answer."""
     waits = process(0, frame(LOADER, 1300, "_MultiProcessingDataLoaderIter._try_get_data"), TRAIN, world=1)
     stuck = process(
         None, LOADING[0], frame(LOADER_WORKER, 350, "_worker_loop"), role="ray::Trainer", pid=77, child_of=100
     )
     verdict = judge([[waits, *([] if worker is None else [{**stuck, **worker}])]])
-    assert (verdict["kind"], words in verdict["text"]) == ("data-loader", True), verdict
+    assert (verdict["kind"], words in verdict["text"]) == (kind, True), verdict
+    assert "rank 0 of Trainer waits for a worker of its DataLoader" in verdict["text"]
 
 
 def test_paused_process_is_no_hang() -> None:

@@ -26,6 +26,7 @@ UNPLACED, WAITS_FOR_ARGUMENTS, RUNNING = "PENDING_NODE_ASSIGNMENT", "PENDING_ARG
 TASK_ID_CHARS = 48  # an object's id begins with that of its task (ray 2.60.0 src/ray/common/id.h)
 CREATION = "ACTOR_CREATION_TASK"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+DATA_LOADER_WORKER = "/torch/utils/data/_utils/worker.py"  # torch 2.11 and 2.13
 ENGINE = "VLLM::EngineCore"  # vLLM 0.28: title of the engine's process
 SERVES = re.compile(r"/(socketserver|http/server|uvicorn/|aiohttp/web|asyncio/base_events|hypercorn/)")
 OF_BUFFER = ("running", "pending")  # states of a sample in the buffer of verl's trainer
@@ -264,9 +265,10 @@ class Graph:
         kind, children = node.wait.kind, list[ListedStacks]()
         if kind == "subprocess":
             children = self._by_pid.get(node.thread.get("child"), [])
-        elif kind == "engine":
+        elif kind in ("engine", "data-loader"):
             of_process = (one for one in self.processes if one["child_of"] == node.process["pid"])
-            children = [one for one in of_process if one["role"].startswith(ENGINE)]
+            is_it = _is_loader_worker if kind == "data-loader" else _is_engine
+            children = [one for one in of_process if is_it(one)]
         return [Edge(node, self.node(one), kind, node.wait.what) for one in children if one["ip"] == node.process["ip"]]
 
     def _of_pipe(self, node: Node) -> list[Edge]:
@@ -304,6 +306,16 @@ class Graph:
             if parts.hostname and (port := _port_of(url)):
                 found += self._to_port(node, parts.hostname, port)
         return found
+
+
+def _is_engine(process: ListedStacks) -> bool:
+    return process["role"].startswith(ENGINE)
+
+
+def _is_loader_worker(process: ListedStacks) -> bool:
+    """Return whether a child is a worker of a DataLoader, as far as it can be told."""
+    frames = active_thread(process).get("frames", [])
+    return not process["threads"] or any(frame.get("file", "").endswith(DATA_LOADER_WORKER) for frame in frames)
 
 
 def _runs(thread: ThreadStack, task: str) -> bool:

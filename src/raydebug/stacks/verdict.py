@@ -15,14 +15,15 @@ from raydebug.protocol.training import TrainingWords
 from raydebug.render import command
 from raydebug.stacks.collectives import all_inside, has_advanced, judge_collectives
 from raydebug.stacks.ends import End, Said, call_of, describe, phase_of, rank_of
-from raydebug.stacks.graph import Edge, Graph, Node, Path, Task
-from raydebug.stacks.groups import active_frames, active_thread, is_idle, place, place_of
+from raydebug.stacks.graph import RUNNING, UNPLACED, Edge, Graph, Node, Path, Task
+from raydebug.stacks.groups import active_thread, is_idle, place
 from raydebug.stacks.waits import (
     CERTAIN,
     COLLECTIVE,
     LIKELY,
     Link,
     Verdict,
+    VerdictKind,
     attach,
     count,
     make_verdict,
@@ -31,7 +32,6 @@ from raydebug.stacks.waits import (
 )
 
 COMPUTES_S = 0.5  # CPU time between two samples
-DATA_LOADER_WORKER = "/torch/utils/data/_utils/worker.py"  # torch 2.11 and 2.13
 Words = Mapping[int, TrainingWords]
 
 
@@ -68,7 +68,7 @@ def judge(samples: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task] = (),
         text = f"{count(paused)} paused by raydebug; the others may wait for it"
         return make_verdict("paused", CERTAIN, text, command("raydebug", "attach", ids[0]), paused)
     look = _Look(samples, tasks, words)
-    rules = (look.collective, look.deadlock, look.data_loader, look.end_of_chain)
+    rules = (look.collective, look.deadlock, look.end_of_chain)
     return next((found for rule in rules if (found := rule()) is not None), look.nothing())
 
 
@@ -162,25 +162,6 @@ class _Look:
                 return cycle
         return []
 
-    def data_loader(self) -> Verdict | None:
-        """Judge a process that waits for its DataLoader, with the place of the worker."""
-        for one in self._waits:
-            if one.kind != "data-loader":
-                continue
-            children = [other for other in self._processes if other["child_of"] == one.process["pid"]]
-            workers = [other for other in children if not other["threads"] or _is_loader_worker(other)]
-            if any(other["instance"] in self._has_moved for other in (one.process, *workers)):
-                continue
-            text = f"{one.who} waits for {one.what} at {place(one.at)}; "
-            if not workers:
-                text += "it has no worker process"
-                return make_verdict("data-loader", LIKELY, text, attach(one.process), [one.process])
-            frame = place_of(active_frames(workers[0]))
-            where = f"is at {place(frame)}" if frame else "does not answer: it is stopped, or holds Python's lock (GIL)"
-            text += f"the worker (pid {workers[0]['pid']}) {where}"
-            return make_verdict("data-loader", LIKELY, text, attach(workers[0]), [*workers, one.process])
-        return None
-
     def _best(self) -> Path | None:
         best = min(self._paths, key=self._rank, default=None)
         return best if best is not None and self._rank(best)[0] < End.OPEN else None
@@ -214,19 +195,18 @@ class _Look:
         return self._with_chain(make_verdict(kind, certainty, text, said.next, processes), best.edges, best.end)
 
     def _no_process(self, path: Path) -> Verdict:
+        """Judge a task that no process of the job runs."""
         edge, task = path.edges[-1], path.edges[-1].task
         assert task is not None
-        who, at = edge.source.wait.who, place(edge.source.wait.at)
-        text = f"{who} waits for task {task['name']}, for which no node has room: it needs {task['needs']}; at {at}"
-        kind, following = "ray-get", "raydebug ps"
-        if task["state"].startswith("RUNNING"):
-            text = f"{who} waits for {task['name']}, but no process is there that runs it" + (
-                f": pid {task['pid']} is gone, or has no raydebug" if task["pid"] else "") + f"; at {at}"  # fmt: skip
-            kind, following = "gone", "raydebug job logs --first-error"
-        elif not task["needs"] and not task["state"].startswith("PENDING_NODE"):
-            text = f"{who} waits for {task['name']}, which Ray has not begun (state {task['state']}); at {at}"
-        text += _waiters(path.edges[:-1])
-        verdict = make_verdict(kind, self._certainty(path.edges), text, following, [edge.source.process])  # type: ignore[arg-type]
+        kind: VerdictKind = "gone" if task["state"].startswith(RUNNING) else "ray-get"
+        why = f"{task['name']}, which Ray has not begun (state {task['state']})"
+        if kind == "gone":
+            why = f"{task['name']}, but its process (pid {task['pid'] or 'unknown'}) is gone, or has no raydebug"
+        elif task["state"] == UNPLACED:
+            why = f"task {task['name']}, for which no node has room: it needs {task['needs']}"
+        text = f"{edge.source.wait.who} waits for {why}; at {place(edge.source.wait.at)}{_waiters(path.edges[:-1])}"
+        following = "raydebug job logs --first-error" if kind == "gone" else "raydebug ps"
+        verdict = make_verdict(kind, self._certainty(path.edges), text, following, [edge.source.process])
         return self._with_chain(verdict, path.edges, None)
 
     def nothing(self) -> Verdict:
@@ -317,10 +297,6 @@ def _waiters(edges: Sequence[Edge]) -> str:
         if edge.target is None or edge.source.process is not edge.target.process
     ]
     return "".join(said[:4]) + (f"; and so on, {len(said) - 4} more" if len(said) > 4 else "")
-
-
-def _is_loader_worker(process: ListedStacks) -> bool:
-    return any(frame.get("file", "").endswith(DATA_LOADER_WORKER) for frame in active_frames(process))
 
 
 def _moved(samples: Sequence[Sequence[ListedStacks]]) -> list[ListedStacks]:

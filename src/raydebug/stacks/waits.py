@@ -114,7 +114,8 @@ def wait_of(process: ListedStacks, thread: ThreadStack | None = None) -> Wait:
     """Return what a thread of a process waits for, the active one by default."""
     thread = active_thread(process) if thread is None else thread
     at = place_of(thread.get("frames", []))
-    return Wait(*next(matches(thread), ("unknown", "")), process, at, thread)
+    other: tuple[WaitKind, str] = ("lock", "a lock") if "wants" in thread else ("unknown", "")
+    return Wait(*next(matches(thread), other), process, at, thread)
 
 
 def matches(thread: ThreadStack) -> Iterator[tuple[WaitKind, str]]:
