@@ -187,6 +187,14 @@ def test_tasks_without_a_process() -> None:
     assert "waits for task Big.__init__, for which no node has room: it needs 1 GPU" in unplaced["text"]
 
 
+def test_silent_actor_that_has_not_said_who_it_is() -> None:
+    """An actor that has never answered is found by the process that Ray's task has."""
+    silent = process(None, state="silent", actor_id=None, role="Actor", threads=[], pid=12, stopped=True)
+    look = [driver("ab"), silent]
+    verdict = judge([look, look], [task("ab", "Actor.hold", "a1", pid=12, node_id="n")])
+    assert (verdict["kind"], verdict["certainty"], verdict["chain"][0]["pid"]) == ("stopped", "certain", 8)
+
+
 @pytest.mark.parametrize(
     ("facts", "kind", "words"),
     [({"stopped": True}, "stopped", "is stopped: by SIGSTOP"),

@@ -236,8 +236,8 @@ class Graph:
         return [Edge(node, target, "mailbox" if is_queued else "ray-get", task["name"], task=task)]
 
     def _runner(self, task: Task) -> ListedStacks | None:
-        if task["actor_id"]:
-            return self._by_actor.get(task["actor_id"])
+        if task["actor_id"] in self._by_actor:
+            return self._by_actor[task["actor_id"] or ""]
         found = self._by_pid.get(task["pid"], []) if task["pid"] else []
         return next((one for one in found if task.get("node_id") in (None, one["node_id"])), None)
 

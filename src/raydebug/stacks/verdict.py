@@ -206,7 +206,8 @@ class _Look:
             why = f"task {task['name']}, for which no node has room: it needs {task['needs']}"
         text = f"{edge.source.wait.who} waits for {why}; at {place(edge.source.wait.at)}{_waiters(path.edges[:-1])}"
         following = "raydebug job logs --first-error" if kind == "gone" else "raydebug ps"
-        verdict = make_verdict(kind, self._certainty(path.edges), text, following, [edge.source.process])
+        certainty = LIKELY if kind == "gone" else self._certainty(path.edges)
+        verdict = make_verdict(kind, certainty, text, following, [edge.source.process])
         return self._with_chain(verdict, path.edges, None)
 
     def nothing(self) -> Verdict:
