@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -189,7 +191,7 @@ def test_tasks_without_a_process() -> None:
 
 def test_silent_actor_that_has_not_said_who_it_is() -> None:
     """An actor that has never answered is found by the process that Ray's task has."""
-    silent = process(None, state="silent", actor_id=None, role="Actor", threads=[], pid=12, stopped=True)
+    silent = process(None, state="silent", actor_id=None, role="Actor", threads=[], pid=12, stopped=True, node_id=None)
     look = [driver("ab"), silent]
     verdict = judge([look, look], [task("ab", "Actor.hold", "a1", pid=12, node_id="n")])
     assert (verdict["kind"], verdict["certainty"], verdict["chain"][0]["pid"]) == ("stopped", "certain", 8)
@@ -304,6 +306,32 @@ def test_idle_rank_is_not_the_cause() -> None:
     look = [driver("ab"), asks("Reward", 9), collective(1, world=2), process(0, *IDLE, world=2)]
     verdict = judge([look], [task("ab", "Reward.score", "Reward")])
     assert (verdict["kind"], verdict["pids"][0]) == ("network", 9)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "steps", "words"),
+    [
+        ("barrier", "network", 2, "planted.py:70 Actor.reward; driver (pid "),
+        ("wait_and_sleep", "lock", 2, "planted.py:87 Actor.train; driver (pid "),
+        ("poll_status", "lock", 2, "Actor worker (pid "),
+        ("replay_buffer", "network", 1, "Actor agent-worker (pid "),
+        ("gil_of_rank", "gil", 2, "rank 2 of Actor is not answering: native code holds Python's lock (GIL)"),
+        ("disk", "disk", 2, "is asleep in the kernel in kernel_clone (state D"),
+        ("server", "network", 3, "Handler.do_GET; Actor (pid "),
+        ("pool", "network", 3, "planted.py:70 Actor.reward; driver (pid "),
+        ("forked", "network", 3, "waits for a process that it started (pid "),
+        ("async_many", "lock", 2, "planted.py:200 AsyncActor.many; driver (pid "),
+        ("async_chain", "network", 4, "; AsyncActor (pid "),
+        ("endless_reward", "unknown", 2, "; driver (pid "),
+    ],
+)  # fmt: skip
+def test_recorded_waits(how: str, kind: str, steps: int, words: str) -> None:
+    """The verdicts on stacks and tasks that tests/ray/test_stacks.py recorded with Ray 2.60 (tests/jobs/hangs)."""
+    recorded = json.loads((Path(__file__).parent / "recorded_waits.json").read_text(encoding="utf-8"))[how]
+    verdict = judge([recorded["processes"]], recorded["tasks"])
+    assert (verdict["kind"], len(verdict["chain"])) == (kind, steps), verdict
+    assert words in verdict["text"]
+    assert verdict["pids"][0] == verdict["chain"][-1]["pid"]
 
 
 def test_two_jobs() -> None:

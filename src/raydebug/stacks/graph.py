@@ -239,7 +239,8 @@ class Graph:
         if task["actor_id"] in self._by_actor:
             return self._by_actor[task["actor_id"] or ""]
         found = self._by_pid.get(task["pid"], []) if task["pid"] else []
-        return next((one for one in found if task.get("node_id") in (None, one["node_id"])), None)
+        node = task.get("node_id")  # a process that has never answered has not said on which node it is
+        return next((one for one in found if None in (node, one["node_id"]) or one["node_id"] == node), None)
 
     def _node_in(self, process: ListedStacks, task: Task) -> Node:
         """Return the thread that runs a task, or the active one."""
