@@ -58,8 +58,8 @@ def collect() -> StacksRecord:
             record["rank"], record["world"] = own
             record["collectives"] = flight_recorder.read_groups()
     with contextlib.suppress(Exception):
-        groups = ray_collectives.read_groups([frames for _, _, frames in seen])
-        record["collectives"] = [*record.get("collectives", []), *groups]
+        if groups := ray_collectives.read_groups([frames for _, _, frames in seen]):
+            record["collectives"] = [*record.get("collectives", []), *groups]
     with contextlib.suppress(OSError):
         record["listens"], record["pipes"] = read_open_files()
     return record
