@@ -52,8 +52,9 @@ def note_waits(stack: ThreadStack, frames: list[FrameType], owner: Any) -> None:
         with contextlib.suppress(Exception):
             if frame.f_code.co_name == "run" and _is_of(frame, "concurrent.futures.thread"):
                 holds.append(hex(id(frame.f_locals["self"].future)))
-    with contextlib.suppress(Exception):
-        _note_future(stack, getattr(owner, "_fut_waiter", None))
+    if not isinstance(owner, threading.Thread):  # which may be of a class of the user's
+        with contextlib.suppress(Exception):
+            _note_future(stack, getattr(owner, "_fut_waiter", None))
     with contextlib.suppress(Exception):
         holds += _note_locks(stack, frames)
     with contextlib.suppress(Exception):
@@ -97,8 +98,9 @@ def _note_host(stack: ThreadStack, frame: FrameType, innermost: bool) -> None:
         origin = frame.f_locals["self"]._origin  # httpcore 1.0 _models.py Origin
         stack.setdefault("host", f"{origin.host.decode()}:{origin.port}")
     elif path.endswith("/aiohttp/client.py") and function == "_request":
-        url = frame.f_locals["url"]  # aiohttp 3: a URL of yarl
-        stack.setdefault("host", f"{url.host}:{url.port}")
+        url = frame.f_locals["url"]
+        if type(url).__module__.startswith("yarl"):  # aiohttp 3
+            stack.setdefault("host", f"{url.host}:{url.port}")
     elif innermost and is_users(frame):
         called = _USES_SOCKET.search(source.line_at(path, frame.f_lineno or 0))
         given = _look_up(tuple(called[1].split(".")), frame) if called else None
@@ -157,7 +159,7 @@ def _copied_from(future: Any) -> Any:
 
 
 def _some(futures: Any) -> list[Any]:
-    return list(futures)[:MAX_FUTURES]
+    return list(futures)[:MAX_FUTURES] if type(futures) in PLAIN else []
 
 
 def _add(stack: ThreadStack, ids: list[str]) -> None:
