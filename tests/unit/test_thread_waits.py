@@ -158,6 +158,10 @@ def test_loop_that_polls(begin: Start, stop: threading.Event, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(ObjectRef=ObjectRef))
     begin("polls", Loop().poll, [ObjectRef("cc")])
     assert sorted(look()["polls"]["polls"]) == ["aa", "cc"]
+    for number in range(12):
+        begin(f"many {number}", Loop().poll, [ObjectRef(f"{number:028x}") for number in range(5000)])
+    record = stacks.collect()
+    assert sum(len(one.get("polls", [])) for one in record["threads"]) == stacks.MAX_OBJECTS
 
 
 def test_groups_of_rays_collectives(

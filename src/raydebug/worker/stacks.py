@@ -24,6 +24,7 @@ from raydebug.worker.open_files import read_open_files
 from raydebug.worker.thread_waits import note_waits
 
 MAX_FRAMES, MAX_THREADS, MAX_TASKS = 64, 200, 100
+MAX_OBJECTS = 10_000  # of all threads: 0.6 MB of an answer
 # asyncio's own sets of tasks: CPython 3.11 asyncio/tasks.py `_all_tasks`; 3.12 and 3.13 have the other two.
 TASK_SETS = ("_all_tasks", "_scheduled_tasks", "_eager_tasks")
 _Stack = TypeVar("_Stack", bound="tuple[Any, int, list[FrameType]]")
@@ -52,6 +53,11 @@ def collect() -> StacksRecord:
     record: StacksRecord = {**records.describe_process(), **records.describe_work()}  # type: ignore[typeddict-item]
     record["world"] = int(world) if world.isdigit() else None
     record["threads"] = found + shown
+    left = MAX_OBJECTS
+    for stack in record["threads"]:
+        for ids in (stack.get("objects", []), stack.get("polls", [])):
+            del ids[left:]
+            left -= len(ids)
     record["left_out"] = len(seen) - len(found) + len(tasks) - len(shown)
     with contextlib.suppress(Exception):  # torch may be partly imported, or of another version
         if own := flight_recorder.own_rank():
