@@ -86,8 +86,8 @@ class _Look:
         self._moved = _moved(samples)
         self._has_moved = {one["instance"] for one in self._moved}
         self._working = [one for one in self._processes if one["threads"] and not is_idle(one)]
-        self._silent = [one for one in self._processes if one["state"] != messages.ANSWERED]
-        self._nodes = [self.graph.node(one) for one in [*self._working, *[s for s in self._silent if not s["threads"]]]]
+        unread = [one for one in self._processes if one["state"] != messages.ANSWERED and not one["threads"]]
+        self._nodes = [self.graph.node(one) for one in (*self._working, *unread)]
         self._waits = [node.wait for node in self._nodes if node.process["threads"]]
         self._drivers = [one for one in self._nodes if one.process.get("is_driver") or one.process["role"] == "driver"]
         self._walks = {node.key: self.graph.walk(node) for node in self._nodes}

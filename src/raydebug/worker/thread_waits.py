@@ -16,7 +16,6 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Literal
 
@@ -230,15 +229,11 @@ def _with_blocks(path: str) -> list[tuple[int, int, int, tuple[str, ...]]]:
     text = "".join(source.lines_of(path))
     if not text or len(text) > MAX_PARSED_BYTES or "with " not in text:
         return []
-    return list(_find_with_blocks(ast.parse(text)))
-
-
-def _find_with_blocks(tree: ast.AST) -> Iterator[tuple[int, int, int, tuple[str, ...]]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.With):
-            for item in node.items:
-                if name := _dotted(item.context_expr):
-                    yield node.lineno, node.end_lineno or 0, node.body[0].lineno, name
+    return [
+        (node.lineno, node.end_lineno or 0, node.body[0].lineno, name)
+        for node in ast.walk(ast.parse(text)) if isinstance(node, ast.With)
+        for item in node.items if (name := _dotted(item.context_expr))
+    ]  # fmt: skip
 
 
 def _dotted(node: ast.expr) -> tuple[str, ...]:
