@@ -17,7 +17,7 @@ from raydebug.protocol.listings import ListedStacks
 from raydebug.settings.files import NotPlainText, read_json
 
 if TYPE_CHECKING:
-    from raydebug.stacks.verdict import Task
+    from raydebug.stacks.graph import Task
 
 SAMPLES_APART_S = 2.0
 
@@ -66,17 +66,19 @@ def stacks(
     if as_json:
         render.out_json(document)
         return
-    groups, verdict = document["groups"], document["verdict"]
+    groups = document["groups"]
     if not taken[-1]:
         render.say("no process of a job runs" if job is None else f"no process of job '{job}' runs")
         raise typer.Exit(Exit.OK if job is None else Exit.FAILED)
     lines = whole_lines(taken[-1]) if whole else group_lines(groups, taken[-1])
     for line in chain(lines, left_out_lines(taken[-1]), silent_lines(taken[-1])):
         render.out(render.visible(line))
-    render.out(f"\nverdict ({verdict['certainty']}): {render.visible(verdict['text'])}")
-    if verdict["next"]:
-        option = "" if saved is not None or name == "default" else f" --name {name}"
-        render.say(f"next: {verdict['next']}{option if verdict['next'].startswith('raydebug ') else ''}")
+    option = "" if saved is not None or name == "default" else f" --name {name}"
+    for verdict in document["verdicts"]:
+        of_job = f" on job {render.visible(str(verdict['job']))}" if len(document["verdicts"]) > 1 else ""
+        render.out(f"\nverdict{of_job} ({verdict['certainty']}): {render.visible(verdict['text'])}")
+        if verdict["next"]:
+            render.say(f"next: {verdict['next']}{option if verdict['next'].startswith('raydebug ') else ''}")
 
 
 def _sample(name: str, job: str | None, samples: int, *, native: bool) -> tuple[list[list[ListedStacks]], list[Task]]:
@@ -86,11 +88,13 @@ def _sample(name: str, job: str | None, samples: int, *, native: bool) -> tuple[
 
     cluster = load_cluster(name)
     taken = [take(cluster, job, native=native and samples == 1)]
+    tasks = fetch_tasks(cluster, taken[-1])
     for number in range(2, samples + 1):
         render.say(f"sample {number} of {samples} in {SAMPLES_APART_S:g} s")
         time.sleep(SAMPLES_APART_S)
         taken.append(take(cluster, job, native=native and number == samples))
-    return taken, fetch_tasks(cluster, taken[-1])
+        tasks = fetch_tasks(cluster, taken[-1], before=tasks)
+    return taken, tasks
 
 
 def read_saved(path: Path) -> tuple[list[list[ListedStacks]], list[Task]]:

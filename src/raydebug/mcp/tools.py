@@ -181,7 +181,9 @@ class Tools:
         found = take(cluster, job or None, say=lines.append)
         document = as_document([found], fetch_tasks(cluster, found))
         verdict = document["verdict"]
-        lines += [f"verdict ({verdict['certainty']}): {verdict['text']}"]
+        for one in document["verdicts"] or [verdict]:
+            of_job = f" on job {one['job']}" if len(document["verdicts"]) > 1 else ""
+            lines += [f"verdict{of_job} ({one['certainty']}): {one['text']}"]
         lines += [*group_lines(document["groups"], found), *silent_lines(found)]
         return self._answers.make("", "\n".join(lines), f"next: {verdict['next']}" if verdict["next"] else "")
 
