@@ -289,12 +289,23 @@ class CollectiveGroup(TypedDict, total=False):
     calls: list[CollectiveCall]
 
 
+class OpenCall(TypedDict, total=False):
+    """The outermost call of the user's code in a thread that has not returned since it was first seen."""
+
+    thread: Name  # as ThreadStack names it
+    function: Name
+    file: Text
+    line: int
+    age_s: float
+
+
 class StacksRecord(WorkRecord, total=False):
     """The answer to `stacks`: the thread that runs the user's code comes first."""
 
     world: int | None  # ranks of its training group
     threads: list[ThreadStack]
     left_out: int  # threads and tasks beyond the limit; one of each kind of stack is listed first
+    calls: list[OpenCall]  # one for each thread that was seen before; left out where nobody has looked before
     collectives: list[CollectiveGroup]
 
 
