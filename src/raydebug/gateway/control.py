@@ -94,6 +94,7 @@ def _list_stacks(channel: ControlChannel, record: StacksRecord | None) -> Listed
         "age_s": 0.0 if record else None,
         "threads": record.get("threads", []) if record else [],
         "left_out": record.get("left_out", 0) if record else 0,
+        "calls": record.get("calls", []) if record else [],
         "collectives": record.get("collectives", []) if record else [],
     }
 

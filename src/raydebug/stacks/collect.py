@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from raydebug.cluster.runner import Runner
     from raydebug.cluster.state import Cluster
     from raydebug.protocol.listings import ListedStacks
+    from raydebug.protocol.training import TrainingWords
     from raydebug.stacks.spy import Seen
     from raydebug.stacks.verdict import Task
 
@@ -115,13 +116,16 @@ def is_python(file: str) -> bool:
     return file.endswith(".py") or file.startswith("<")
 
 
-def as_document(taken: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task]) -> dict[str, Any]:
+def as_document(
+    taken: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task], words: Mapping[int, TrainingWords] | None = None
+) -> dict[str, Any]:
     """Return what `raydebug stacks --json` prints, and --from reads."""
     verdict = judge(taken, tasks)
     return {
         "version": 1,
         "processes": taken[-1],
         "tasks": tasks,
+        "training": words or {},
         "groups": group(taken[-1]),
         "verdict": verdict,
     }

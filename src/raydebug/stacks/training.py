@@ -1,0 +1,70 @@
+"""The words of a training: what its processes know of it, asked for and put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from raydebug.gateway.gateway_client import ask_processes
+from raydebug.protocol.messages import ANSWERED
+from raydebug.protocol.questions import TRAINING, Nothing
+from raydebug.render import runs
+
+if TYPE_CHECKING:
+    from raydebug.cluster.state import Cluster
+    from raydebug.protocol.listings import ListedStacks
+    from raydebug.protocol.training import TrainingWords
+
+TIMEOUT_S = 1.0
+OF_BUFFER = ("running", "pending")  # states of a sample in the trainer's buffer
+LOST = "lost: no agent worker has it"
+
+
+def fetch_words(cluster: Cluster, job: str | None, processes: Sequence[ListedStacks]) -> dict[int, TrainingWords]:
+    """Return what the processes of a job know of its training, by process id; those that know nothing are left out.
+
+    Args:
+        cluster: where the job runs.
+        job: None for all jobs.
+        processes: of the job, from the last look.
+
+    Raises:
+        RaydebugError: the gateway does not answer, or is of an earlier version.
+    """
+    body: Nothing = {}
+    answers = ask_processes(cluster, TRAINING, body, job=job, timeout_s=TIMEOUT_S)
+    found = {one["process"]["pid"] or 0: one["answer"] for one in answers if one["answer"]}
+    join(found, processes, all_said=all(one["state"] == ANSWERED for one in answers))
+    return found
+
+
+def join(found: Mapping[int, TrainingWords], processes: Sequence[ListedStacks], *, all_said: bool) -> None:
+    """Add what only all processes together know: samples that are lost, and who is missing in a weight sync.
+
+    Args:
+        found: by process id.
+        processes: with their ranks and roles.
+        all_said: whether every process has answered.
+    """
+    _note_lost_samples(found, all_said=all_said)
+    syncing = {pid: words["sync"] for pid, words in found.items() if "sync" in words}
+    trainers = [one for one in processes if syncing.get(one["pid"] or 0, {}).get("side") == "trainer"]
+    roles = {one["role"] for one in trainers if one["rank"] is not None}
+    outside = {one["rank"] for one in processes if one["role"] in roles and one not in trainers}
+    sides = {sync.get("side") for sync in syncing.values()}
+    missing = f"rank {','.join(runs(rank for rank in outside if rank is not None))}" if outside else None
+    if missing is None and len(sides) == 1:
+        missing = "rollout" if "trainer" in sides else "trainer"
+    for sync in syncing.values():
+        if missing:
+            sync["missing"] = missing
+
+
+def _note_lost_samples(found: Mapping[int, TrainingWords], *, all_said: bool) -> None:
+    listed = [one for words in found.values() for one in words.get("samples", [])]
+    at_work = {one["uid"] for one in listed if one.get("state") not in OF_BUFFER}
+    if not all_said or sum(words.get("samples_total", 0) for words in found.values()) > len(listed):
+        return
+    for one in listed:
+        if one.get("state") == "running" and one["uid"] not in at_work:
+            one["state"] = LOST
