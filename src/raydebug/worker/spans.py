@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from raydebug import worker
+
 
 class Span(NamedTuple):
     """A phase that has begun; `task` identifies the task of asyncio that is in it, None outside of asyncio."""
@@ -43,14 +45,21 @@ def span(name: str) -> Iterator[None]:
     entered = open_spans[number] = Span(name, time.monotonic(), threading.get_ident(), _task())
     begun.add(name)
     try:
-        for record in recorders:
-            record(entered, False)
+        _tell(entered, has_ended=False)
         yield
     finally:
         open_spans.pop(number, None)
         ended += 1
-        for record in recorders:
-            record(entered, True)
+        _tell(entered, has_ended=True)
+
+
+def _tell(entered: Span, *, has_ended: bool) -> None:
+    for record in [*recorders]:
+        try:
+            record(entered, has_ended)
+        except Exception as error:  # noqa: BLE001 - a failure of ours must not harm the training
+            recorders.remove(record)
+            worker.log(f"a recorder of phases has failed: {type(error).__name__}: {error}")
 
 
 def _task() -> int | None:

@@ -217,13 +217,14 @@ def _requests(stacks: Sequence[_Stack]) -> TrainingWords:
     for stack in stacks:
         if (at := _at(stack, "/vllm/v1/engine/async_llm.py", "generate")) is None:
             continue
-        request: OpenRequest = {"id": _text(stack.frames[at].f_locals.get("request_id"))}
+        local = stack.frames[at].f_locals
+        request: OpenRequest = {"id": _text(local.get("request_id"))}
         began = [one.began_s for one in _spans_of(stack) if one.name.endswith(OF_REQUESTS)]
         age_s = _since(began[-1]) if began else calls.age_s(stack.frames[at])
         if age_s is not None:
             request["age_s"] = age_s
-        client = stack.frames[at].f_locals.get("self")
-        state = _get(_path(client, "output_processor", "request_states"), request["id"])
+        client, own_id = local.get("self"), _path(local.get("q"), "request_id")
+        state = _get(_path(client, "output_processor", "request_states"), own_id)
         made = _path(state, "detokenizer", "token_ids")
         if type(made) is list:
             request["tokens"] = len(made)

@@ -1,0 +1,130 @@
+"""Stalls planted in a real verl 0.9 training: this file is the sitecustomize.py of its processes.
+
+The file that $PLANTED names has the name of the stall that is on now; an empty file is a healthy training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib.util
+import os
+import sys
+
+
+def planted() -> str:
+    """Return the stall that is on now."""
+    with open(os.environ["PLANTED"], encoding="utf-8") as file:
+        return file.read().strip()
+
+
+def _late(name, original):  # type: ignore[no-untyped-def]
+    """Return a coroutine function that waits while a stall is on, and then does its work."""
+
+    @functools.wraps(original)
+    async def late(*args, **kwargs):  # type: ignore[no-untyped-def]
+        while planted() == name:
+            await asyncio.sleep(0.3)
+        return await original(*args, **kwargs)
+
+    return late
+
+
+def _transfer_queue(module):  # type: ignore[no-untyped-def]
+    module.async_kv_batch_put = _late("full buffer", module.async_kv_batch_put)
+    put, late_put, lost = module.async_kv_put, _late("lost uid", module.async_kv_put), []
+
+    @functools.wraps(put)
+    async def async_kv_put(*args, **kwargs):  # type: ignore[no-untyped-def]
+        if (kwargs.get("tag") or {}).get("status") != "finished" or planted() != "lost uid":
+            return await put(*args, **kwargs)
+        lost.append(asyncio.create_task(late_put(*args, **kwargs)))  # its end never comes, and nobody works on it
+        return None
+
+    module.async_kv_put = async_kv_put
+
+
+def _tool_parser(module):  # type: ignore[no-untyped-def]
+    parser = module.HermesToolParser
+    original = parser.extract_tool_calls
+
+    async def extract_tool_calls(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        if planted() == "tool server":
+            return "", [module.FunctionCall(name="search", arguments='{"query": "x"}')]
+        return await original(self, *args, **kwargs)
+
+    parser.extract_tool_calls = extract_tool_calls
+
+
+def _engine(module):  # type: ignore[no-untyped-def]
+    collector = module.RequestOutputCollector
+    put, kept = collector.put, []
+
+    async def late(self, output):  # type: ignore[no-untyped-def]
+        while planted() == "engine request":
+            await asyncio.sleep(0.3)
+        put(self, output)
+
+    def put_or_lose(self, output):  # type: ignore[no-untyped-def]
+        if planted() == "engine request":
+            kept.append(asyncio.get_running_loop().create_task(late(self, output)))
+        else:
+            put(self, output)
+
+    collector.put = put_or_lose
+
+
+def _sender(module):  # type: ignore[no-untyped-def]
+    sender = module.BucketedWeightSender
+    original = sender.async_send_weights
+
+    async def gone(self, weights):  # type: ignore[no-untyped-def]
+        while planted() == "trainer gone":
+            await asyncio.sleep(0.3)
+        return await original(self, weights)
+
+    sender.async_send_weights = gone
+
+
+def _workers(module):  # type: ignore[no-untyped-def]
+    engine = module.FSDPEngine
+    original = engine.get_per_tensor_param
+
+    def get_per_tensor_param(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        found, about = original(self, *args, **kwargs)
+        return (iter(()) if planted() == "skipped sync" else found), about
+
+    engine.get_per_tensor_param = get_per_tensor_param
+
+
+PLANTS = {
+    "transfer_queue": _transfer_queue,
+    "verl.experimental.agent_loop.tool_parser": _tool_parser,
+    "vllm.v1.engine.output_processor": _engine,
+    "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer": _sender,
+}
+if os.environ.get("RANK") == "1":  # it takes no part in gathering the weights
+    PLANTS["verl.workers.engine.fsdp.transformer_impl"] = _workers
+
+
+class Finder:
+    """Plants after the import of a module."""
+
+    def find_spec(self, name, path=None, target=None):  # type: ignore[no-untyped-def]
+        """Find a module that is still to be planted."""
+        plant = PLANTS.pop(name, None)
+        spec = importlib.util.find_spec(name) if plant is not None else None
+        if spec is None or spec.loader is None:
+            return None
+        load = spec.loader.exec_module
+
+        def load_and_plant(module):  # type: ignore[no-untyped-def]
+            load(module)
+            plant(module)
+
+        spec.loader.exec_module = load_and_plant
+        return spec
+
+
+if "PLANTED" in os.environ:
+    sys.meta_path.insert(0, Finder())
