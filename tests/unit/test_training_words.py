@@ -291,7 +291,7 @@ def test_who_is_missing_in_a_weight_sync() -> None:
     ranks = [process(1, "WorkerDict", 0), process(2, "WorkerDict", 1), process(3, "VLLM::EngineCore", 0)]
     trainer, rollout = {"side": "trainer"}, {"side": "rollout"}
     for inside, missing in (
-        ({1: trainer, 3: rollout}, "rank 1"),
+        ({1: trainer, 3: rollout}, "trainer's rank 1"),
         ({1: trainer, 2: trainer}, "rollout"),
         ({3: rollout}, "trainer"),
         ({1: trainer, 2: trainer, 3: rollout}, None),

@@ -52,7 +52,7 @@ def join(found: Mapping[int, TrainingWords], processes: Sequence[ListedStacks], 
     roles = {one["role"] for one in trainers if one["rank"] is not None}
     outside = {one["rank"] for one in processes if one["role"] in roles and one not in trainers}
     sides = {sync.get("side") for sync in syncing.values()}
-    missing = f"rank {','.join(runs(rank for rank in outside if rank is not None))}" if outside else None
+    missing = f"trainer's rank {','.join(runs(rank for rank in outside if rank is not None))}" if outside else None
     if missing is None and len(sides) == 1:
         missing = "rollout" if "trainer" in sides else "trainer"
     for sync in syncing.values():
