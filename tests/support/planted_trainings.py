@@ -137,7 +137,7 @@ def plant(one: Plant, run: Run, planted: Path) -> tuple[bool, str]:
         report.append(json.dumps(words)[:3000])
     planted.write_text("")
     if not one.who:
-        return "hangs: " not in said, f"{after_s:.0f} s, {'nothing reported' if not report else report}"
+        return "hangs: " not in said, f"{after_s:.0f} s, {report or 'nothing reported'}"
     text = "\n      ".join(report)
     is_right = bool(report) and one.who in text and re.search(one.words, text) is not None
     return is_right, f"{after_s:.0f} s\n      {text}"

@@ -244,11 +244,11 @@ def test_side_of_a_weight_sync(in_thread: Callable[..., TrainingWords]) -> None:
 
 def test_openrlhf(in_thread: Callable[..., TrainingWords]) -> None:
     """OpenRLHF's phase is the function of its trainer, and the URL of its reward server is known."""
-    text = "def make_experience():\n    _post_request('http://rm:5000/get_reward')\ndef _post_request(url):\n    wait()\n"
+    text = "def make_experience():\n    _post_request('http://rm:5000/get')\ndef _post_request(url):\n    wait()\n"
     file = "openrlhf/utils/agent.py"
     found = in_thread(lambda wait: lambda: code(text, file, wait=wait).make_experience())
     assert found["phase"] == "make_experience"
-    assert found["rewards"][0]["url"] == "http://rm:5000/get_reward"
+    assert found["rewards"][0]["url"] == "http://rm:5000/get"
 
 
 def test_values_of_other_types(in_thread: Callable[..., TrainingWords]) -> None:
@@ -302,7 +302,7 @@ def test_who_is_missing_in_a_weight_sync() -> None:
 
 
 def test_age_of_a_call() -> None:
-    """The outermost call of the user's own code in a thread has an age from the first look on; a new call begins anew."""
+    """The outermost call of the user's own code in a thread has an age from the first look on."""
     leave, inside = threading.Event(), threading.Event()
 
     def compute_score() -> None:

@@ -1,4 +1,4 @@
-"""The reward function and the tool of a training with planted stalls (planted_verl.py); SERVER answers as it is told."""
+"""The reward function and the tool of a training with planted stalls (planted_verl.py)."""
 
 from __future__ import annotations
 

@@ -10,12 +10,12 @@ import functools
 import importlib.util
 import os
 import sys
+from pathlib import Path
 
 
 def planted() -> str:
     """Return the stall that is on now."""
-    with open(os.environ["PLANTED"], encoding="utf-8") as file:
-        return file.read().strip()
+    return Path(os.environ["PLANTED"]).read_text(encoding="utf-8").strip()
 
 
 def _late(name, original):  # type: ignore[no-untyped-def]
