@@ -13,7 +13,7 @@ import pytest
 
 from raydebug.protocol.records import read
 from raydebug.protocol.training import TrainingWords
-from raydebug.stacks.training import LOST, join
+from raydebug.stacks.training_words import LOST, join
 from raydebug.worker import spans, stacks
 from raydebug.worker.training import words
 

@@ -25,7 +25,7 @@ from raydebug.protocol import messages
 from raydebug.settings.files import atomic_write
 from raydebug.stacks.collect import as_document, fetch_tasks, take
 from raydebug.stacks.groups import active_frames
-from raydebug.stacks.training import fetch_words
+from raydebug.stacks.training_words import fetch_words
 from raydebug.stacks.verdict import judge
 from raydebug.stacks.waits import Verdict, VerdictKind, name_process, wait_of
 
