@@ -1,4 +1,4 @@
-"""The reward function and the tool of a training with planted stalls (planted_verl.py)."""
+"""The reward function of a training with planted stalls (planted_verl.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import urllib.error
 import urllib.request
 
 from sitecustomize import planted
-from verl.tools.function_tool import function_tool
 
 SERVER = os.environ["SERVER"]
 
@@ -51,16 +50,3 @@ def ask_judge(url: str) -> None:
             urllib.request.urlopen(url, timeout=5).close()
         except urllib.error.HTTPError:
             time.sleep(1)
-
-
-@function_tool
-async def search(query: str) -> str:
-    """Search for something.
-
-    Args:
-        query: what to search for.
-    """
-    import aiohttp
-
-    async with aiohttp.ClientSession() as session, session.get(f"{SERVER}/search?key=not-to-be-shown") as answer:
-        return await answer.text()
