@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from gateway_under_test import GatewayUnderTest
+from raydebug.gateway.gateway_client import fetch_stacks
 from raydebug.protocol.records import read
 from raydebug.protocol.training import TrainingWords
-from raydebug.stacks.training_words import LOST, join
+from raydebug.stacks.training_words import LOST, fetch_words, join
 from raydebug.worker import spans, stacks
 from raydebug.worker.training import words
 
@@ -265,6 +267,41 @@ def test_values_of_other_types(in_thread: Callable[..., TrainingWords]) -> None:
     found = in_thread(lambda wait: lambda: code(BUFFER, file, wait=wait).ReplayBuffer(**buffer).sample(1, "train", 4))
     assert [one["uid"] for one in found["samples"]] == ["Hostile"]
     assert read(found, TrainingWords) == found
+
+
+STALL = """
+import threading, types
+from raydebug.worker import control_channel, spans
+control_channel.open_channel()
+made = types.ModuleType("naive")
+text = "def run_single(score, data_source):\\n    score(data_source)\\n"
+exec(compile(text, "/v/site-packages/verl/workers/reward_manager/naive.py", "exec"), made.__dict__)
+def compute_score(data_source):
+    print("ready", flush=True)
+    number = 27
+    while True:
+        number = number // 2 if number % 2 == 0 else 3 * number + 1
+with spans.span("step"), spans.span("reward"):
+    made.run_single(compute_score, "gsm8k")
+"""
+
+
+def test_asked_over_the_gateway(gateway: GatewayUnderTest) -> None:
+    """A process that computes for ever answers the question; its call has an age from the second look on."""
+    process = gateway.start(STALL, RAYDEBUG_JOB="j1")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for look in range(2):
+        time.sleep(0.3)
+        (process_seen,) = fetch_stacks(gateway, timeout_s=5.0)  # type: ignore[arg-type]
+        found = fetch_words(gateway, None, [process_seen])[process.pid]  # type: ignore[arg-type]
+        assert found["phase"] == "reward"
+        (reward,) = found["rewards"]
+        assert reward["data_source"] == "gsm8k"
+        assert reward["function"].startswith("compute_score in /")
+        (call,) = process_seen["calls"]
+        assert call["function"] == "compute_score"
+        assert (call["age_s"] > 0, reward["age_s"] > 0) == (look == 1, True), (call, reward)
 
 
 # What all processes together know
