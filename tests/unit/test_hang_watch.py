@@ -92,6 +92,8 @@ def test_start_is_no_hang() -> None:
     """Before the first step, a training whose lines move is starting, however long; one that is stuck hangs."""
     assert watch(training(), moving, 1, 2000, {1: {"starting": True}}) == []
     assert watch(training(), STUCK, 1, 200, {1: {"starting": True}}) == [101]
+    validates = {1: {"starting": True}, 2: {"rewards": [{"function": "compute_score", "age_s": 1.0}]}}
+    assert watch(training(), moving, 1, 200, validates) == [101], "a reward of a validation before the first step"
 
 
 @pytest.mark.parametrize(

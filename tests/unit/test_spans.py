@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -97,6 +98,14 @@ def test_spans_of_tasks() -> None:
         (found,) = spans.open_spans.values()
         assert found.task is None
     assert heard == [("tool_calls", False), ("tool_calls", True), ("gen", False), ("gen", True)]
+
+
+def test_fork() -> None:
+    """A child that is forked in a phase of its parent is in none."""
+    with spans.span("gen"):
+        if (child := os.fork()) == 0:
+            os._exit(len(spans.open_spans))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_recorder_that_fails_harms_nothing(capsys: pytest.CaptureFixture[str]) -> None:

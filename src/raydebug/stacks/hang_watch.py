@@ -116,9 +116,10 @@ class Progress:
         before, self._work = self._work or (step, work), (step, work)
         starts = any(one.get("starting") for one in words.values())
         in_users_code = any(one.get("rewards") or one.get("samples") for one in words.values())
-        if before[0] != step or (starts and moves):
+        works = moves and not in_users_code
+        if before[0] != step or (starts and works):
             self._note_progress(now)
-        elif before[1] != work or (moves and not in_users_code):
+        elif before[1] != work or works:
             self._worked = now
 
     def _note_progress(self, now: float) -> None:
@@ -142,8 +143,9 @@ def _moves(before: Sequence[ListedStacks], after: Sequence[ListedStacks]) -> boo
 def _has_new_call(sample: Sequence[ListedStacks], apart_s: float) -> bool:
     """Return whether a process is in a call of the user's code that has begun since the look before."""
     return any(
-        call["thread"] == one["threads"][0]["name"] and call["age_s"] < apart_s - TICK_S
+        call["thread"] == active["name"] and call["age_s"] < apart_s - TICK_S
         for one in sample
+        for active in one["threads"][:1]
         for call in one.get("calls", [])
     )
 
@@ -245,8 +247,10 @@ class HangWatch:
 
 
 def _look(cluster: Cluster, job: str) -> tuple[list[ListedStacks], dict[int, TrainingWords]]:
-    sample = take(cluster, job, say=lambda _: None)
-    return sample, fetch_words(cluster, job, sample)
+    sample, words = take(cluster, job, say=lambda _: None), {}
+    with contextlib.suppress(RaydebugError):  # a gateway of an earlier version
+        words = fetch_words(cluster, job, sample)
+    return sample, words
 
 
 def _pause(cluster: Cluster, pid: int, sample: Sequence[ListedStacks]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 import sys
 import threading
 import time
@@ -35,6 +36,7 @@ begun: set[str] = set()
 recorders: list[Callable[[Span, bool], None]] = []
 """Called at the begin (False) and at the end (True) of each span, in its thread."""
 _numbers = itertools.count()
+os.register_at_fork(after_in_child=open_spans.clear)  # the phases are the parent's
 
 
 @contextlib.contextmanager

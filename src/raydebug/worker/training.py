@@ -26,6 +26,7 @@ from raydebug.worker.stacks import callers, stacks_of_tasks
 from raydebug.worker.training_step import attributes_of, step_of_frame
 
 MAX_OPEN = 50  # samples, rewards and requests that are listed
+MAX_SEARCHED = 300  # stacks, for the step
 MAX_URL = 200
 # The timers around what a sample does, and what it then is: verl 0.5 to 0.9.1 experimental/agent_loop.
 STATE_OF = {"generate_sequences": "generating", "tool_calls": "in a tool", "compute_score": "waits for its reward"}
@@ -56,8 +57,10 @@ USERS_URLS = ("url", "endpoint", "api_url", "base_url", "api_base", "reward_url"
 
 
 class _Stack(NamedTuple):
+    """A thread, or a task of asyncio, with the phases that this task is in."""
+
     frames: list[FrameType]  # innermost first
-    task: int | None  # of asyncio; None of a thread
+    spans: list[spans.Span]
 
 
 def words(_body: Nothing) -> TrainingWords:
@@ -74,13 +77,16 @@ def _stacks() -> Iterator[_Stack]:
     """Yield the stacks of all threads, that of the user's code first, and of the tasks that do not run."""
     active = active_thread()
     running: set[FrameType] = set()
+    of_tasks: dict[int | None, list[spans.Span]] = {}
+    for one in [*spans.open_spans.values()]:
+        of_tasks.setdefault(one.task, []).append(one)
     for _, frame in sorted(sys._current_frames().items(), key=lambda one: one[0] != active):
         frames = callers(frame)
         running.update(frames)
-        yield _Stack(frames, None)
+        yield _Stack(frames, [])
     for task, frames in stacks_of_tasks():
         if frames[-1] not in running:
-            yield _Stack(frames, id(task))
+            yield _Stack(frames, of_tasks.get(id(task), []))
 
 
 def _at(stack: _Stack, file: str, *functions: str) -> int | None:
@@ -96,7 +102,8 @@ def _at(stack: _Stack, file: str, *functions: str) -> int | None:
 
 def _progress(stacks: Sequence[_Stack]) -> TrainingWords:
     found: TrainingWords = {"ended": spans.ended} if spans.ended else {}
-    step = next((n for stack in stacks for frame in stack.frames if (n := step_of_frame(frame)) is not None), None)
+    frames = (frame for stack in stacks[:MAX_SEARCHED] for frame in stack.frames)
+    step = next((number for frame in frames if (number := step_of_frame(frame)) is not None), None)
     if step is not None:
         found["step"] = step
     phases = [one for one in [*spans.open_spans.values()] if _is_phase(one)]
@@ -108,10 +115,6 @@ def _progress(stacks: Sequence[_Stack]) -> TrainingWords:
         if _at(stack, "/trainer/main_ppo", "run") is not None and STEP not in spans.begun:
             found["starting"] = True
     return found
-
-
-def _spans_of(stack: _Stack) -> list[spans.Span]:
-    return [one for one in [*spans.open_spans.values()] if stack.task is not None and one.task == stack.task]
 
 
 def _is_phase(one: spans.Span) -> bool:
@@ -146,7 +149,7 @@ def _samples_of_agents(stacks: Sequence[_Stack]) -> Iterator[OpenSample]:
         ids = (_get(local.get("kwargs"), "uid"), _get(local.get("trajectory"), "sample_index"))
         uid = next((one for one in ids if one is not None), "?")
         sample: OpenSample = {"uid": _text(uid), "state": "in its agent loop"}
-        if timers := [one for one in _spans_of(stack) if one.name in STATE_OF]:
+        if timers := [one for one in stack.spans if one.name in STATE_OF]:
             sample["state"] = STATE_OF[timers[-1].name]
             sample["age_s"] = _since(timers[-1].began_s)
         elif (age_s := calls.age_s(stack.frames[at])) is not None:
@@ -219,7 +222,7 @@ def _requests(stacks: Sequence[_Stack]) -> TrainingWords:
             continue
         local = stack.frames[at].f_locals
         request: OpenRequest = {"id": _text(local.get("request_id"))}
-        began = [one.began_s for one in _spans_of(stack) if one.name.endswith(OF_REQUESTS)]
+        began = [one.began_s for one in stack.spans if one.name.endswith(OF_REQUESTS)]
         age_s = _since(began[-1]) if began else calls.age_s(stack.frames[at])
         if age_s is not None:
             request["age_s"] = age_s
