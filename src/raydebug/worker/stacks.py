@@ -55,8 +55,8 @@ def collect() -> StacksRecord:
         if thread is not None and thread.native_id is not None:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 found[-1]["cpu_s"] = _cpu_s(thread.native_id)
-    tasks = list(_tasks())
-    shown = [_describe(name, frames) for name, _, frames in _of_each_kind(tasks, MAX_TASKS)]
+    tasks = list(stacks_of_tasks())
+    shown = [_describe(f"task {task.get_name()}", frames) for task, _, frames in _of_each_kind(tasks, MAX_TASKS)]
     world = os.environ.get(_WORLD, "")
     record: StacksRecord = {**records.describe_process(), **records.describe_work()}  # type: ignore[typeddict-item]
     record["world"] = int(world) if world.isdigit() else None
@@ -138,14 +138,8 @@ def _place(frame: FrameType) -> StackFrame:
     return {"file": code.co_filename, "line": frame.f_lineno or 0, "function": code.co_qualname[:MAX_NAME]}
 
 
-def _tasks() -> Iterator[tuple[str, int, list[FrameType]]]:
-    """Yield the names and stacks of asyncio's tasks."""
-    for task, frames in stacks_of_tasks():
-        yield f"task {task.get_name()}", 0, frames
-
-
-def stacks_of_tasks() -> Iterator[tuple[Any, list[FrameType]]]:
-    """Yield asyncio's tasks with their frames, innermost first; those that wait for another task come last."""
+def stacks_of_tasks() -> Iterator[tuple[Any, int, list[FrameType]]]:
+    """Yield asyncio's tasks with their stacks, innermost frame first; those that wait for another task come last."""
     tasks: Any = sys.modules.get("asyncio.tasks")
     if tasks is None:
         return
@@ -155,7 +149,7 @@ def stacks_of_tasks() -> Iterator[tuple[Any, list[FrameType]]]:
         with contextlib.suppress(Exception):
             frames = list(_awaiting(task.get_coro()))
             if frames:
-                yield task, frames[::-1]
+                yield task, 0, frames[::-1]
 
 
 def _copied(tasks: Any) -> list[Any]:

@@ -84,7 +84,7 @@ def _stacks() -> Iterator[_Stack]:
         frames = callers(frame)
         running.update(frames)
         yield _Stack(frames, [])
-    for task, frames in stacks_of_tasks():
+    for task, _, frames in stacks_of_tasks():
         if frames[-1] not in running:
             yield _Stack(frames, of_tasks.get(id(task), []))
 
