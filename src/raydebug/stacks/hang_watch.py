@@ -247,10 +247,8 @@ class HangWatch:
 
 
 def _look(cluster: Cluster, job: str) -> tuple[list[ListedStacks], dict[int, TrainingWords]]:
-    sample, words = take(cluster, job, say=lambda _: None), {}
-    with contextlib.suppress(RaydebugError):  # a gateway of an earlier version
-        words = fetch_words(cluster, job, sample)
-    return sample, words
+    sample = take(cluster, job, say=lambda _: None)
+    return sample, fetch_words(cluster, job, sample)
 
 
 def _pause(cluster: Cluster, pid: int, sample: Sequence[ListedStacks]) -> str:

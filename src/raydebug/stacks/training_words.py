@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from raydebug.errors import RaydebugError
 from raydebug.gateway.gateway_client import ask_processes
 from raydebug.protocol.messages import ANSWERED
 from raydebug.protocol.questions import TRAINING, Nothing
@@ -23,16 +24,18 @@ LOST = "lost: no agent worker has it"
 def fetch_words(cluster: Cluster, job: str | None, processes: Sequence[ListedStacks]) -> dict[int, TrainingWords]:
     """Return what the processes of a job know of its training, by process id; those that know nothing are left out.
 
+    Nothing is known where the gateway does not answer, or is of an earlier version.
+
     Args:
         cluster: where the job runs.
         job: None for all jobs.
         processes: of the job, from the last look.
-
-    Raises:
-        RaydebugError: the gateway does not answer, or is of an earlier version.
     """
     body: Nothing = {}
-    answers = ask_processes(cluster, TRAINING, body, job=job, timeout_s=TIMEOUT_S)
+    try:
+        answers = ask_processes(cluster, TRAINING, body, job=job, timeout_s=TIMEOUT_S)
+    except RaydebugError:
+        return {}
     found = {one["process"]["pid"] or 0: one["answer"] for one in answers if one["answer"]}
     join(found, processes, all_said=all(one["state"] == ANSWERED for one in answers))
     return found
