@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -11,6 +12,7 @@ import urllib.request
 from sitecustomize import planted
 
 SERVER = os.environ["SERVER"]
+ONE_BY_ONE = threading.Lock()
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_options):  # type: ignore[no-untyped-def]
@@ -25,7 +27,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_o
     elif plant == "judge":
         ask_judge(f"{SERVER}/judge?key=not-to-be-shown")
     elif plant == "long reward":
-        time.sleep(float(os.environ["LONG_S"]))
+        with ONE_BY_ONE:
+            time.sleep(float(os.environ["LONG_S"]))
     text = solution_str or ""
     return sum(character.isdigit() for character in text) / max(1, len(text))
 

@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import os
 import sys
+import time
 from pathlib import Path
 
 
@@ -86,25 +87,48 @@ def _sender(module):  # type: ignore[no-untyped-def]
     sender.async_send_weights = gone
 
 
-def _workers(module):  # type: ignore[no-untyped-def]
+def _ranks(module):  # type: ignore[no-untyped-def]
     engine = module.FSDPEngine
-    original = engine.get_per_tensor_param
+    parameters, optimizer_step = engine.get_per_tensor_param, engine.optimizer_step
 
     def get_per_tensor_param(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-        found, about = original(self, *args, **kwargs)
-        return (iter(()) if planted() == "skipped sync" else found), about
+        is_skipped = planted() == "skipped sync" and os.environ.get("RANK") == "1"
+        found, about = parameters(self, *args, **kwargs)  # a generator, whose items are gathered from all ranks
+        return (iter(()) if is_skipped else found), about
 
-    engine.get_per_tensor_param = get_per_tensor_param
+    def compile_or_save() -> None:
+        number, until = 27, time.monotonic() + 0.5
+        while time.monotonic() < until:
+            number = number // 2 if number % 2 == 0 else 3 * number + 1
+
+    def slow_step(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        while planted() == "long update":
+            compile_or_save()
+        return optimizer_step(self, *args, **kwargs)
+
+    engine.get_per_tensor_param, engine.optimizer_step = get_per_tensor_param, slow_step
+
+
+def _engine_core(module):  # type: ignore[no-untyped-def]
+    core = module.EngineCore
+    step = core.step
+
+    def slow_step(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+        if planted() == "long generation" and self.scheduler.has_requests():
+            time.sleep(8)
+        return step(self, *args, **kwargs)
+
+    core.step = slow_step
 
 
 PLANTS = {
     "transfer_queue": _transfer_queue,
     "verl.experimental.agent_loop.tool_parser": _tool_parser,
-    "vllm.v1.engine.output_processor": _engine,
+    "verl.workers.engine.fsdp.transformer_impl": _ranks,
     "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer": _sender,
+    "vllm.v1.engine.core": _engine_core,
+    "vllm.v1.engine.output_processor": _engine,
 }
-if os.environ.get("RANK") == "1":  # it takes no part in gathering the weights
-    PLANTS["verl.workers.engine.fsdp.transformer_impl"] = _workers
 
 
 class Finder:
