@@ -27,7 +27,7 @@ from raydebug.stacks.collect import as_document, fetch_tasks, take
 from raydebug.stacks.groups import active_frames
 from raydebug.stacks.training_words import fetch_words
 from raydebug.stacks.verdict import judge
-from raydebug.stacks.waits import Verdict, VerdictKind, name_process, wait_of
+from raydebug.stacks.waits import COLLECTIVE, Verdict, VerdictKind, name_process, wait_of
 
 if TYPE_CHECKING:
     from raydebug.jobs.recorder import Recorder
@@ -42,6 +42,7 @@ MOST_LIMITS = 4
 _OF_ENGINE = "/vllm/"  # its processes look for new work all the time
 PAUSE_TIMEOUT_S = 4.0
 NO_HANG: tuple[VerdictKind, ...] = ("paused", "none")
+POLLS = ("ray-get", "sleep", "queue", COLLECTIVE)  # such a wait is for another process
 Action = Literal["report", "pause", "stop"]
 Words = Mapping[int, "TrainingWords"]
 
@@ -153,7 +154,8 @@ def _has_new_call(sample: Sequence[ListedStacks], apart_s: float) -> bool:
 def longest_call(sample: Sequence[ListedStacks], words: Words) -> str | None:
     """Return the call that has gone on for longest of those that the training waits for, in words; None without one.
 
-    The functions of rewards and the tools of samples come before other calls: the trainer itself is always in one.
+    The functions of rewards and the tools of samples come before other calls, and processes that only wait for others
+    have none: the trainer is always in a call.
     """
     by_pid = {one["pid"]: one for one in sample}
     calls: list[tuple[float, str]] = []
@@ -168,7 +170,7 @@ def longest_call(sample: Sequence[ListedStacks], words: Words) -> str | None:
                 calls.append((tool.get("age_s", 0.0), f"{who} in {what}"))
     if not calls:
         for process in sample:
-            for call in process.get("calls", []):
+            for call in [] if wait_of(process).kind in POLLS else process.get("calls", []):
                 where = f"{call['function']} ({call['file']}:{call['line']})"
                 calls.append((call["age_s"], f"{name_process(process)} in {where}"))
     longest = max(calls, default=None)

@@ -180,13 +180,13 @@ def _samples_of_buffer(stacks: Sequence[_Stack]) -> Iterator[OpenSample]:
             if "partition_id" not in local:
                 continue
             buffer, partition = attributes_of(local.get("self")), local["partition_id"]
-            keys = {state: [*(_get(buffer.get(f"{state}_keys"), partition) or ())] for state in ("running", "pending")}
-            if "running_keys" not in buffer:  # 0.8
-                tags = _get(buffer.get("partitions"), partition) or {}
-                keys["running"] = [key for key, tag in [*tags.items()] if _get(tag, "status") == "running"]
-            for state, found in keys.items():
-                for key in found:
+            for state in ("running", "pending"):
+                for key in _copied(_get(buffer.get(f"{state}_keys"), partition)):
                     yield {"uid": _text(key), "state": state}
+            tags = {} if "running_keys" in buffer else _get(buffer.get("partitions"), partition)  # 0.8 has tags only
+            for key in _copied(tags):
+                if _get(_get(tags, key), "status") == "running":
+                    yield {"uid": _text(key), "state": "running"}
             return
 
 
@@ -257,6 +257,10 @@ def _get(mapping: Any, key: Any) -> Any:
     return dict.get(mapping, key) if isinstance(mapping, dict) else None
 
 
+def _copied(keys: Any) -> list[Any]:
+    return [*keys] if type(keys) in (set, dict) else []
+
+
 def _path(value: Any, *names: str) -> Any:
     for name in names:
         value = attributes_of(value).get(name)
@@ -265,7 +269,8 @@ def _path(value: Any, *names: str) -> Any:
 
 def _text(value: Any) -> str:
     """Return a plain value as text; that of an object of numpy's or the user's, only its type."""
-    plain = value.item() if type(value).__module__ == "numpy" and hasattr(value, "item") else value
+    is_numpys = type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0
+    plain = value.item() if is_numpys else value
     return scrubbed(str(plain))[:MAX_NAME] if type(plain) in (str, int, float) else type(plain).__name__
 
 
