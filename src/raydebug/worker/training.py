@@ -258,7 +258,7 @@ def _get(mapping: Any, key: Any) -> Any:
 
 
 def _copied(keys: Any) -> list[Any]:
-    return [*keys] if type(keys) in (set, dict) else []
+    return [*keys] if type(keys) in (set, list, dict) else []
 
 
 def _path(value: Any, *names: str) -> Any:
