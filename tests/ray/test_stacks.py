@@ -88,6 +88,28 @@ def test_hang_is_in_the_run_folder(run, private_state: Path) -> None:
     assert [one["code"] for one in record["findings"]] == ["run.hangs"]
 
 
+ENDLESS = """
+import ray
+@ray.remote
+class Rewards:
+    def compute_score(self, number):
+        while True:
+            number = number // 2 if number % 2 == 0 else 3 * number + 1
+ray.init()
+ray.get(Rewards.remote().compute_score.remote(27))
+"""
+
+
+@pytest.mark.timeout(120)
+def test_call_that_computes_for_ever(run, tmp_path: Path) -> None:
+    """`--hang-after` reports a call that never returns although its lines move, and names it."""
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    job: Run = run("--hang-after", "6", "--on-hang", "stop", "--", "python", str(tmp_path / "endless.py"))
+    text = job.end(code=124)
+    named = r"^longest call: Rewards \(pid \d+\) in Rewards\.compute_score \(\S+endless\.py:[67]\), for \d+ s or more$"
+    assert re.search(named, text, re.M), text
+
+
 @pytest.mark.timeout(120)
 def test_hang_is_paused(run) -> None:
     """`--on-hang pause` pauses the process that the verdict names, at its next line."""

@@ -71,10 +71,13 @@ def test_polling_is_no_progress() -> None:
     assert watch(unknown(), look, 1, 300) == [101]
 
 
-def test_moving_lines_of_one_call_are_no_progress_of_a_training() -> None:
+def test_moving_lines_of_one_call_are_no_progress() -> None:
     """A reward function in pure Python that never returns is a stall, although its lines move."""
     words = {7: {"rewards": [{"function": "compute_score in /job/reward.py", "age_s": 60.0}], "step": 3}}
     assert watch(training(), in_call(0), 1, 300, words) == [101]
+    assert watch(unknown(), in_call(0), 1, 300) == [101]
+    driver = lambda second: [{**in_call(0, "main")(second)[0], "is_driver": True}]  # noqa: E731
+    assert watch(unknown(), driver, 1, 1000) == [], "a program that computes by itself"
 
 
 def test_other_programs_make_progress_by_calls() -> None:

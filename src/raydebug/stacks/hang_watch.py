@@ -93,7 +93,7 @@ class Progress:
         """
         before, apart_s = self._samples[-1:], now - self._sampled
         self._sampled, self._samples = now, [*self._samples, sample][-MAX_SAMPLES:]
-        moves = any(_moves(one, sample) for one in before)
+        moves = any(_moves(one, sample, in_calls=self._by_steps) for one in before)
         if judge(self._samples)["kind"] in NO_HANG:
             self._note_progress(now)
         elif self._by_steps:
@@ -128,15 +128,21 @@ class Progress:
         self._samples, self._reports, self._work = [], 0, None
 
 
-def _moves(before: Sequence[ListedStacks], after: Sequence[ListedStacks]) -> bool:
-    """Return whether a process that waits for nothing is at another line than before."""
+def _moves(before: Sequence[ListedStacks], after: Sequence[ListedStacks], *, in_calls: bool) -> bool:
+    """Return whether a process that waits for nothing is at another line than before.
+
+    Args:
+        before: the look before.
+        after: the last look.
+        in_calls: whether lines inside of one call count, in other processes than the driver.
+    """
     then = {one["instance"]: one for one in before if one["threads"]}
     return any(
         _OF_ENGINE not in innermost.get("file", "")
         and active_frames(one) != active_frames(then[one["instance"]])
         and wait_of(one).kind == wait_of(then[one["instance"]]).kind == "unknown"
         for one in after
-        if one["instance"] in then
+        if one["instance"] in then and (in_calls or one["is_driver"] or not one.get("calls"))
         for innermost in active_frames(one)[:1]
     )
 
