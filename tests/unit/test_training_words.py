@@ -15,7 +15,7 @@ from gateway_under_test import GatewayUnderTest
 from raydebug.gateway.gateway_client import fetch_stacks
 from raydebug.protocol.records import read
 from raydebug.protocol.training import TrainingWords
-from raydebug.stacks.training_words import LOST, fetch_words, join
+from raydebug.stacks.training_words import LOST, describe, fetch_words, join
 from raydebug.worker import spans, stacks
 from raydebug.worker.training import words
 
@@ -46,7 +46,10 @@ class ReplayBuffer:
 """
 REWARD = """
 def run_single(compute_score, data_source):
-    return (lambda: compute_score(data_source=data_source))()
+    return (lambda: call_with_kwargs(compute_score, {}, data_source=data_source))()
+
+def call_with_kwargs(function, more, **kwargs):
+    return function(**kwargs, **more)
 """
 VLLM = """
 class AsyncLLM:
@@ -336,6 +339,26 @@ def test_who_is_missing_in_a_weight_sync() -> None:
         found: Any = {pid: {"sync": {**sync}} for pid, sync in inside.items()}
         join(found, ranks, all_said=True)
         assert {one["sync"].get("missing") for one in found.values()} == {missing}
+
+
+def test_in_one_line() -> None:
+    """What all processes know is said in one line: step, phase, samples by state, requests, the weight sync."""
+    processes = [process(3, "vLLMHttpServer"), process(4, "TaskRunnerV1")]
+    agent = {"uid": "a", "state": "in a tool", "tool": "search", "url": "http://t/find", "age_s": 31.0}
+    found: Any = {
+        4: {"step": 7, "phase": "gen", "phase_age_s": 40.0, "samples": [{"uid": "a", "state": "running"}]},
+        5: {"samples": [agent, {**agent, "uid": "b", "age_s": 3.0}], "ended": 2},
+        3: {"requests": [{"id": "r", "age_s": 12.0}]},
+    }
+    assert describe(found, processes) == (
+        "step 7, phase gen for 40 s; 2 samples are in a tool for 31 s: a, tool search at http://t/find; "
+        "1 requests at vLLMHttpServer (pid 3) have no answer: r for 12 s"
+    )
+    lost: Any = {4: {"samples": [{"uid": "a", "state": LOST}]}, 6: {"sync": {"missing": "rollout"}}}
+    assert describe(lost, processes) == (
+        "one sample is lost: no agent worker has it: a; a weight sync has begun, without the rollout"
+    )
+    assert describe({}, processes) is None
 
 
 def test_age_of_a_call() -> None:

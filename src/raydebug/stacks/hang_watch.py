@@ -25,7 +25,7 @@ from raydebug.protocol import messages
 from raydebug.settings.files import atomic_write
 from raydebug.stacks.collect import as_document, fetch_tasks, take
 from raydebug.stacks.groups import active_frames
-from raydebug.stacks.training_words import fetch_words
+from raydebug.stacks.training_words import describe, fetch_words
 from raydebug.stacks.verdict import judge
 from raydebug.stacks.waits import COLLECTIVE, Verdict, VerdictKind, name_process, wait_of
 
@@ -160,8 +160,8 @@ def _has_new_call(sample: Sequence[ListedStacks], apart_s: float) -> bool:
 def longest_call(sample: Sequence[ListedStacks], words: Words) -> str | None:
     """Return the call that has gone on for longest of those that the training waits for, in words; None without one.
 
-    The functions of rewards and the tools of samples come before other calls, and processes that only wait for others
-    have none: the trainer is always in a call.
+    In a training these are the functions of rewards and the tools of samples: its other processes are always in a call.
+    In other programs, processes that wait for others have none.
     """
     by_pid = {one["pid"]: one for one in sample}
     calls: list[tuple[float, str]] = []
@@ -174,7 +174,7 @@ def longest_call(sample: Sequence[ListedStacks], words: Words) -> str | None:
             if "tool" in tool:
                 what = f"tool {tool['tool']} of sample {tool['uid']}{_asking(tool.get('url'))}"
                 calls.append((tool.get("age_s", 0.0), f"{who} in {what}"))
-    if not calls:
+    if not words:
         for process in sample:
             for call in [] if wait_of(process).kind in POLLS else process.get("calls", []):
                 where = f"{call['function']} ({call['file']}:{call['line']})"
@@ -237,6 +237,8 @@ class HangWatch:
         what = "no step has ended" if self._by_steps else "no call has returned and nothing was logged"
         lines = [f"job {job} hangs: {what} for {stalled_s:.0f} s",
                  f"verdict ({verdict['certainty']}): {verdict['text']}"]  # fmt: skip
+        if (training := describe(words, samples[-1])) is not None:
+            lines.append(f"training: {training}")
         if (call := longest_call(samples[-1], words)) is not None:
             lines.append(call)
         if verdict["next"]:

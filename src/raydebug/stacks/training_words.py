@@ -10,6 +10,7 @@ from raydebug.gateway.gateway_client import ask_processes
 from raydebug.protocol.messages import ANSWERED
 from raydebug.protocol.questions import TRAINING, Nothing
 from raydebug.render import runs
+from raydebug.stacks.waits import name_process
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
@@ -71,3 +72,34 @@ def _note_lost_samples(found: Mapping[int, TrainingWords], *, all_said: bool) ->
     for one in listed:
         if one.get("state") == "running" and one["uid"] not in at_work:
             one["state"] = LOST
+
+
+def describe(found: Mapping[int, TrainingWords], processes: Sequence[ListedStacks]) -> str | None:
+    """Return in one line what the training has not finished; None if nothing is known of it."""
+    names = {one["pid"]: name_process(one) for one in processes}
+    said = []
+    if phases := [one for one in found.values() if "phase" in one]:
+        trainer = max(phases, key=lambda one: one.get("phase_age_s", 0.0))
+        step = f"step {trainer['step']}, " if "step" in trainer else ""
+        said.append(f"{step}phase {trainer['phase']}{_age(trainer.get('phase_age_s'))}")
+    listed = [one for words in found.values() for one in words.get("samples", [])]
+    for state in dict.fromkeys(one.get("state", "?") for one in listed):
+        samples = [one for one in listed if one.get("state") == state]
+        if state in OF_BUFFER and len(samples) < len(listed):
+            continue  # the agent workers say more of them
+        oldest = max(samples, key=lambda one: one.get("age_s", 0.0))
+        tool = f", tool {oldest['tool']}" if "tool" in oldest else ""
+        url = f" at {oldest['url']}" if "url" in oldest else ""
+        many = f"{len(samples)} samples are" if len(samples) > 1 else "one sample is"
+        said.append(f"{many} {state}{_age(oldest.get('age_s'))}: {oldest.get('uid', '?')}{tool}{url}")
+    for pid, words in found.items():
+        if requests := words.get("requests"):
+            first = f"{requests[0].get('id', '?')}{_age(requests[0].get('age_s'))}"
+            said.append(f"{len(requests)} requests at {names.get(pid, pid)} have no answer: {first}")
+    if missing := next((one["sync"]["missing"] for one in found.values() if "missing" in one.get("sync", {})), None):
+        said.append(f"a weight sync has begun, without the {missing}")
+    return "; ".join(said) or None
+
+
+def _age(seconds: float | None) -> str:
+    return "" if seconds is None else f" for {seconds:.0f} s"

@@ -29,7 +29,7 @@ MAX_OPEN = 50  # samples, rewards and requests that are listed
 MAX_SEARCHED = 300  # stacks, for the step
 MAX_URL = 200
 # The timers around what a sample does, and what it then is: verl 0.5 to 0.9.1 experimental/agent_loop.
-STATE_OF = {"generate_sequences": "generating", "tool_calls": "in a tool", "compute_score": "waits for its reward"}
+STATE_OF = {"generate_sequences": "generating", "tool_calls": "in a tool", "compute_score": "waiting for its reward"}
 STEP, OF_REQUESTS = "step", "_generate"  # the timer of a whole step, the end of a name of verl's states of a request
 REWARD_FILES = re.compile(r"/reward_manager/|/reward_loop/|/trainer/ppo/reward\.py$")
 OPENRLHF_REWARDS = ("_fetch_rewards_via_func", "_post_request", "request_api_wrapper", "remote_rm_fn_ray")
@@ -196,12 +196,16 @@ def _samples_of_buffer(stacks: Sequence[_Stack]) -> Iterator[OpenSample]:
 def _rewards(stacks: Sequence[_Stack]) -> TrainingWords:
     found: list[OpenReward] = []
     for stack in stacks:
-        at = next((n for n, one in enumerate(stack.frames) if REWARD_FILES.search(one.f_code.co_filename)), None)
-        inside = [] if at is None else [frame for frame in stack.frames[:at] if is_users(frame)]
-        if at is not None and inside:
-            frame, source = inside[-1], stack.frames[at].f_locals.get("data_source")
-        elif (at := _at(stack, "/openrlhf/", *OPENRLHF_REWARDS)) is not None:
-            frame, source = stack.frames[at], None
+        managers = [n for n, one in enumerate(stack.frames) if REWARD_FILES.search(one.f_code.co_filename)]
+        inside = [frame for frame in stack.frames[: min(managers, default=0)] if is_users(frame)]
+        source = None
+        if inside:
+            at, frame = managers[0], inside[-1]
+            local = [stack.frames[number].f_locals for number in managers]
+            given = (one.get("data_source", _get(one.get("kwargs"), "data_source")) for one in local)
+            source = next((one for one in given if one is not None), None)
+        elif (openrlhf := _at(stack, "/openrlhf/", *OPENRLHF_REWARDS)) is not None:
+            at, frame = openrlhf, stack.frames[openrlhf]
         else:
             continue
         reward: OpenReward = {"function": f"{frame.f_code.co_qualname} in {frame.f_code.co_filename}"[:MAX_NAME]}

@@ -45,16 +45,18 @@ def _transfer_queue(module):  # type: ignore[no-untyped-def]
     module.async_kv_put = async_kv_put
 
 
-def _tool_parser(module):  # type: ignore[no-untyped-def]
-    parser = module.HermesToolParser
-    original = parser.extract_tool_calls
+def _tool_agent(module):  # type: ignore[no-untyped-def]
+    loop = module.ToolAgentLoop
+    original = loop._handle_generating_state
 
-    async def extract_tool_calls(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-        if planted() == "tool server":
-            return "", [module.FunctionCall(name="search", arguments='{"query": "x"}')]
-        return await original(self, *args, **kwargs)
+    async def calls_a_tool(self, agent_data, *args, **kwargs):  # type: ignore[no-untyped-def]
+        state = await original(self, agent_data, *args, **kwargs)
+        if planted() != "tool server":
+            return state
+        agent_data.tool_calls = [module.FunctionCall(name="search", arguments='{"query": "x"}')]
+        return module.AgentState.PROCESSING_TOOLS
 
-    parser.extract_tool_calls = extract_tool_calls
+    loop._handle_generating_state = calls_a_tool
 
 
 def _engine(module):  # type: ignore[no-untyped-def]
@@ -123,7 +125,7 @@ def _engine_core(module):  # type: ignore[no-untyped-def]
 
 PLANTS = {
     "transfer_queue": _transfer_queue,
-    "verl.experimental.agent_loop.tool_parser": _tool_parser,
+    "verl.experimental.agent_loop.tool_agent_loop": _tool_agent,
     "verl.workers.engine.fsdp.transformer_impl": _ranks,
     "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer": _sender,
     "vllm.v1.engine.core": _engine_core,
