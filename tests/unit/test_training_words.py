@@ -354,9 +354,9 @@ def test_in_one_line() -> None:
         "step 7, phase gen for 40 s; 2 samples are in a tool for 31 s: a, tool search at http://t/find; "
         "1 requests at vLLMHttpServer (pid 3) have no answer: r for 12 s"
     )
-    lost: Any = {4: {"samples": [{"uid": "a", "state": LOST}]}, 6: {"sync": {"missing": "rollout"}}}
+    lost: Any = {4: {"samples": [{"uid": "a", "state": LOST}]}, 6: {"sync": {"missing": "rollout", "age_s": 4.0}}}
     assert describe(lost, processes) == (
-        "one sample is lost: no agent worker has it: a; a weight sync has begun, without the rollout"
+        "one sample is lost, no agent worker has it: a; a weight sync has not ended, the rollout has not joined for 4 s"
     )
     assert describe({}, processes) is None
 

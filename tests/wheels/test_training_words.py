@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from raydebug.worker.import_hooks import SPANS_IN
-from raydebug.worker.training import REWARD_FILES, STATE_OF, SYNC
+from raydebug.worker.training import REWARD_FILES, STATE_IN, STATE_OF, SYNC
 from wheels.conftest import RELEASES
 
 Release = Callable[[str], Path]
@@ -78,6 +78,8 @@ def test_samples(version: str, release: Release) -> None:
         found.setdefault(name.rpartition(".")[2], set()).update(names_in(node))
     assert "trajectory" in found["_run_agent_loop"]
     assert {"self", "tool_call"} <= found["_call_tool"]
+    if version_of(version) >= (0, 7, 1):
+        assert STATE_IN.keys() <= found.keys()
 
 
 @pytest.mark.parametrize("version", [one for one in RELEASES if version_of(one) >= V1_SINCE])

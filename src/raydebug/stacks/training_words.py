@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 1.0
 OF_BUFFER = ("running", "pending")  # states of a sample in the trainer's buffer
-LOST = "lost: no agent worker has it"
+LOST = "lost, no agent worker has it"
 
 
 def fetch_words(cluster: Cluster, job: str | None, processes: Sequence[ListedStacks]) -> dict[int, TrainingWords]:
@@ -96,8 +96,9 @@ def describe(found: Mapping[int, TrainingWords], processes: Sequence[ListedStack
         if requests := words.get("requests"):
             first = f"{requests[0].get('id', '?')}{_age(requests[0].get('age_s'))}"
             said.append(f"{len(requests)} requests at {names.get(pid, pid)} have no answer: {first}")
-    if missing := next((one["sync"]["missing"] for one in found.values() if "missing" in one.get("sync", {})), None):
-        said.append(f"a weight sync has begun, without the {missing}")
+    if syncs := [one["sync"] for one in found.values() if "sync" in one]:
+        missing = f", the {syncs[0]['missing']} has not joined" if "missing" in syncs[0] else ""
+        said.append(f"a weight sync has not ended{missing}{_age(max(one.get('age_s', 0.0) for one in syncs))}")
     return "; ".join(said) or None
 
 

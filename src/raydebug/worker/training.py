@@ -30,6 +30,8 @@ MAX_SEARCHED = 300  # stacks, for the step
 MAX_URL = 200
 # The timers around what a sample does, and what it then is: verl 0.5 to 0.9.1 experimental/agent_loop.
 STATE_OF = {"generate_sequences": "generating", "tool_calls": "in a tool", "compute_score": "waiting for its reward"}
+# Functions of an agent worker that say the same where there is no timer: the innermost one counts.
+STATE_IN = {"_compute_score": STATE_OF["compute_score"], "_agent_loop_postprocess": "storing its result"}
 STEP, OF_REQUESTS = "step", "_generate"  # the timer of a whole step, the end of a name of verl's states of a request
 REWARD_FILES = re.compile(r"/reward_manager/|/reward_loop/|/trainer/ppo/reward\.py$")
 OPENRLHF_REWARDS = ("_fetch_rewards_via_func", "_post_request", "request_api_wrapper", "remote_rm_fn_ray")
@@ -152,7 +154,9 @@ def _samples_of_agents(stacks: Sequence[_Stack]) -> Iterator[OpenSample]:
         if timers := [one for one in stack.spans if one.name in STATE_OF]:
             sample["state"] = STATE_OF[timers[-1].name]
             sample["age_s"] = _since(timers[-1].began_s)
-        elif (age_s := calls.age_s(stack.frames[at])) is not None:
+        elif inside := [frame for frame in stack.frames[:at] if frame.f_code.co_name in STATE_IN]:
+            sample["state"] = STATE_IN[inside[0].f_code.co_name]
+        if "age_s" not in sample and (age_s := calls.age_s(stack.frames[at])) is not None:
             sample["age_s"] = age_s
         inner = [frame.f_locals for frame in stack.frames[:at]]
         data = next((one["agent_data"] for one in inner if "agent_data" in one), None)
