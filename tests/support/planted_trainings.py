@@ -11,6 +11,7 @@ import http.server
 import json
 import os
 import re
+import signal
 import sys
 import tempfile
 import threading
@@ -25,7 +26,7 @@ from raydebug.tiny.dataset import build_dataset
 from raydebug.tiny.model import build_model
 from runs import JOBS, Run, local_cluster, private_state, starting_runs
 
-LIMIT_S, LATE_S = 45.0, 20.0
+LIMIT_S, LATE_S = 30.0, 20.0
 START_S, STEP_S = 420.0, 240.0  # hang guards
 PLANTS = JOBS / "hangs"
 
@@ -49,17 +50,19 @@ class Plant(NamedTuple):
 
 STALLS = (
     Plant("tool server", "AgentLoopWorker", r"tool search .*http://127\.0\.0\.1:\d+/search(?!\?)"),
-    Plant("endless reward", "RewardLoopWorker", r"compute_score"),
+    Plant("endless reward", "RewardLoopWorker", r"4 samples are waiting for its reward[\s\S]*compute_score"),
     Plant("judge", "RewardLoopWorker", r"compute_score.*http://127\.0\.0\.1:\d+/judge(?!\?)"),
     Plant("regex", "RewardLoopWorker", r"compute_score"),
-    Plant("engine request", "vLLMHttpServer", r"request"),
-    Plant("full buffer", "AgentLoopWorker", r"sample"),
-    Plant("lost uid", "TaskRunner", r"lost"),
-    Plant("trainer gone", "WorkerDict", r"trainer"),
+    Plant("engine request", "vLLMHttpServer", r"4 requests .*have no answer"),
+    Plant("full buffer", "AgentLoopWorker", r"4 samples are storing its result"),
+    Plant("lost uid", "TaskRunner", r"4 samples are lost, no agent worker has it"),
+    Plant("trainer gone", "VLLM::EngineCore", r"weight sync has not ended"),
     Plant("skipped sync", "rank 1", r"rank 1", ranks=2, is_last=True),
 )
-HEALTHY = (
-    Plant("long reward", "", ""),  # each shorter than the limit
+HEALTHY = (  # a step that takes longer than the limit, in which work goes on
+    Plant("long reward", "", ""),  # one after the other, as in a validation
+    Plant("long generation", "", ""),  # some seconds for each token
+    Plant("long update", "", ""),  # at ever other lines, as a compilation or a checkpoint
 )
 
 
@@ -86,19 +89,20 @@ def training(ranks: int, folder: Path) -> Iterator[tuple[Run, Path]]:
     build_dataset(folder / "data")
     (folder / "patch").mkdir()
     (folder / "patch" / "sitecustomize.py").write_text((PLANTS / "planted_verl.py").read_text())
-    (folder / "score.py").write_text((PLANTS / "planted_score.py").read_text())
+    for name in ("score", "tool"):
+        (folder / f"{name}.py").write_text((PLANTS / f"planted_{name}.py").read_text())
     planted = Server.planted = folder / "planted"
     planted.write_text("")
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     variables = {"PYTHONPATH": f"{folder / 'patch'}:{os.environ.get('PYTHONPATH', '')}", "PLANTED": str(planted),
-                 "SERVER": f"http://127.0.0.1:{server.server_port}", "LONG_S": "15"}  # fmt: skip
+                 "SERVER": f"http://127.0.0.1:{server.server_port}", "LONG_S": "10"}  # fmt: skip
     command = [*TRAINING[:-1], "reward.custom_reward_function.path=score.py"]
     environ = {**os.environ, "VERL_PLATFORM": "cpu"}
     made = apply_profile(command, profile="debug", environ=environ, folder=folder, search=sys.path).argv
     more = [f"+ray_kwargs.ray_init.runtime_env.env_vars.{name}='{value}'" for name, value in variables.items()]
     rollout = "actor_rollout_ref.rollout"
-    more += [f"{rollout}.agent.default_agent_loop=tool_agent", f"{rollout}.multi_turn.function_tool_path=score.py",
+    more += [f"{rollout}.agent.default_agent_loop=tool_agent", f"{rollout}.multi_turn.function_tool_path=tool.py",
              "trainer.total_training_steps=1000", "trainer.total_epochs=1000", f"trainer.n_gpus_per_node={ranks}",
              "data.max_response_length=8", f"{rollout}.multi_turn.max_assistant_turns=2"]  # fmt: skip
     watch = ("--hang-after", f"{LIMIT_S:g}")
@@ -145,7 +149,9 @@ def plant(one: Plant, run: Run, planted: Path) -> tuple[bool, str]:
 
 def main() -> int:
     """Plant those that are named, or all."""
-    chosen = [one for one in (*STALLS, *HEALTHY) if not sys.argv[1:] or one.name in sys.argv[1:]]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the cluster ends in any case
+    plants = {one.name: one for one in (*STALLS, *HEALTHY)}
+    chosen = [plants[name] for name in sys.argv[1:] or plants]
     wrong = 0
     for ranks in (1, 2):
         here = sorted((one for one in chosen if one.ranks == ranks), key=lambda one: one.is_last)
@@ -153,6 +159,8 @@ def main() -> int:
             continue
         with private_state(), tempfile.TemporaryDirectory() as folder, training(ranks, Path(folder)) as (run, planted):
             wait_for_step(run, START_S)
+            blamed = re.findall(r"^job .* hangs: .*|^verdict.*", run.text, re.M)
+            print(f"reported during the start: {blamed or 'nothing'}", flush=True)
             for one in here:
                 is_right, said = plant(one, run, planted)
                 wrong += not is_right
