@@ -50,11 +50,11 @@ class Plant(NamedTuple):
 
 STALLS = (
     Plant("tool server", "AgentLoopWorker", r"tool search .*http://127\.0\.0\.1:\d+/search(?!\?)"),
-    Plant("endless reward", "RewardLoopWorker", r"4 samples are waiting for its reward[\s\S]*compute_score"),
+    Plant("endless reward", "RewardLoopWorker", r"4 samples are waiting for the reward[\s\S]*compute_score"),
     Plant("judge", "RewardLoopWorker", r"compute_score.*http://127\.0\.0\.1:\d+/judge(?!\?)"),
     Plant("regex", "RewardLoopWorker", r"compute_score"),
     Plant("engine request", "vLLMHttpServer", r"4 requests .*have no answer"),
-    Plant("full buffer", "AgentLoopWorker", r"4 samples are storing its result"),
+    Plant("full buffer", "AgentLoopWorker", r"4 samples are storing the result"),
     Plant("lost uid", "TaskRunner", r"4 samples are lost, no agent worker has it"),
     Plant("trainer gone", "VLLM::EngineCore", r"weight sync has not ended"),
     Plant("skipped sync", "rank 1", r"rank 1", ranks=2, is_last=True),

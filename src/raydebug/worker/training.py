@@ -29,9 +29,9 @@ MAX_OPEN = 50  # samples, rewards and requests that are listed
 MAX_SEARCHED = 300  # stacks, for the step
 MAX_URL = 200
 # The timers around what a sample does, and what it then is: verl 0.5 to 0.9.1 experimental/agent_loop.
-STATE_OF = {"generate_sequences": "generating", "tool_calls": "in a tool", "compute_score": "waiting for its reward"}
+STATE_OF = {"generate_sequences": "generating", "tool_calls": "in a tool", "compute_score": "waiting for the reward"}
 # Functions of an agent worker that say the same where there is no timer: the innermost one counts.
-STATE_IN = {"_compute_score": STATE_OF["compute_score"], "_agent_loop_postprocess": "storing its result"}
+STATE_IN = {"_compute_score": STATE_OF["compute_score"], "_agent_loop_postprocess": "storing the result"}
 STEP, OF_REQUESTS = "step", "_generate"  # the timer of a whole step, the end of a name of verl's states of a request
 REWARD_FILES = re.compile(r"/reward_manager/|/reward_loop/|/trainer/ppo/reward\.py$")
 OPENRLHF_REWARDS = ("_fetch_rewards_via_func", "_post_request", "request_api_wrapper", "remote_rm_fn_ray")
@@ -150,7 +150,7 @@ def _samples_of_agents(stacks: Sequence[_Stack]) -> Iterator[OpenSample]:
         local = stack.frames[at].f_locals
         ids = (_get(local.get("kwargs"), "uid"), _get(local.get("trajectory"), "sample_index"))
         uid = next((one for one in ids if one is not None), "?")
-        sample: OpenSample = {"uid": _text(uid), "state": "in its agent loop"}
+        sample: OpenSample = {"uid": _text(uid), "state": "in the agent loop"}
         if timers := [one for one in stack.spans if one.name in STATE_OF]:
             sample["state"] = STATE_OF[timers[-1].name]
             sample["age_s"] = _since(timers[-1].began_s)
