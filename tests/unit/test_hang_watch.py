@@ -116,6 +116,8 @@ def test_work_puts_a_report_off(words: Callable[[int], Any]) -> None:
 def test_long_phase_that_computes_puts_a_report_off() -> None:
     """A checkpoint or a compilation whose lines move is slow, as long as nothing is asked of the user's functions."""
     assert watch(training(), moving, 1, 400, {1: {"step": 1, "phase": "save_checkpoint"}}) == []
+    computes = lambda second: [process(0, frame("/job/train.py", 3, "step"), thread={"cpu_s": float(second)})]  # noqa: E731
+    assert watch(training(), computes, 1, 400, {1: {"step": 1, "phase": "update_actor"}}) == [], "at one line"
     samples = {1: {"step": 1, "phase": "gen"}, 2: {"samples": [{"uid": "a"}]}}
     assert watch(training(), moving, 1, 200, samples) == [101]
 

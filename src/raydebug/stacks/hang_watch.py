@@ -24,9 +24,9 @@ from raydebug.jobs.run_folder import STACKS
 from raydebug.protocol import messages
 from raydebug.settings.files import atomic_write
 from raydebug.stacks.collect import as_document, fetch_tasks, take
-from raydebug.stacks.groups import active_frames
+from raydebug.stacks.groups import active_thread
 from raydebug.stacks.training_words import describe, fetch_words
-from raydebug.stacks.verdict import judge
+from raydebug.stacks.verdict import COMPUTES_S, judge
 from raydebug.stacks.waits import COLLECTIVE, Verdict, VerdictKind, name_process, wait_of
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Progress:
 
 
 def _moves(before: Sequence[ListedStacks], after: Sequence[ListedStacks], *, in_calls: bool) -> bool:
-    """Return whether a process that waits for nothing is at another line than before.
+    """Return whether a process that waits for nothing is at another line than before, or computes.
 
     Args:
         before: the look before.
@@ -137,14 +137,15 @@ def _moves(before: Sequence[ListedStacks], after: Sequence[ListedStacks], *, in_
         in_calls: whether lines inside of one call count, in other processes than the driver.
     """
     then = {one["instance"]: one for one in before if one["threads"]}
-    return any(
-        _OF_ENGINE not in innermost.get("file", "")
-        and active_frames(one) != active_frames(then[one["instance"]])
-        and wait_of(one).kind == wait_of(then[one["instance"]]).kind == "unknown"
-        for one in after
-        if one["instance"] in then and (in_calls or one["is_driver"] or not one.get("calls"))
-        for innermost in active_frames(one)[:1]
-    )
+    for one in after:
+        if one["instance"] in then and (in_calls or one["is_driver"] or not one.get("calls")):
+            was, now = active_thread(then[one["instance"]]), active_thread(one)
+            computes = now.get("cpu_s", 0.0) - was.get("cpu_s", 0.0) > COMPUTES_S
+            works = wait_of(one).kind == wait_of(then[one["instance"]]).kind == "unknown"
+            is_engine = any(_OF_ENGINE in frame.get("file", "") for frame in now.get("frames", [])[:1])
+            if works and not is_engine and (computes or was.get("frames") != now.get("frames")):
+                return True
+    return False
 
 
 def _has_new_call(sample: Sequence[ListedStacks], apart_s: float) -> bool:
