@@ -97,15 +97,39 @@ def test_hang_is_in_the_run_folder(run, private_state: Path) -> None:
     """`--hang-after` writes stacks and verdict to the run folder and its log, and with `stop` ends the job with 124."""
     job: Run = run("--hang-after", "6", "--on-hang", "stop", "--", "python", "hangs/planted.py", "http")
     text = job.end(code=124)
-    assert " hangs: no step and no moving stack for 6 s\nverdict (likely): Actor (pid " in text
+    said = r" hangs: no call has returned and nothing was logged for \d+ s\nverdict \(\w+\): Actor \(pid "
+    assert re.search(said, text), text
+    assert re.search(r"^longest call: \S.* \(pid \d+\) in \S+ \(\S+planted\.py:\d+\), for \d+ s or more$", text, re.M)
     assert text.count(" hangs: ") == 1
     (folder,) = [one.parent for one in private_state.rglob("stacks.json")]
     saved = raydebug("stacks", "--from", str(folder / "stacks.json"))
     assert "an HTTP response from 127.0.0.1:" in saved.stdout, saved.stderr
-    assert "raydebug: verdict (likely): Actor (pid " in (folder / "job.log").read_text()
+    assert re.search(r"raydebug: verdict \(\w+\): Actor \(pid ", (folder / "job.log").read_text())
     record = json.loads((folder / "run.json").read_text())
     assert (record["status"], record["exit_code"], record["first_error"]["kind"]) == ("stopped", 124, "hang")
     assert [one["code"] for one in record["findings"]] == ["run.hangs"]
+
+
+ENDLESS = """
+import ray
+@ray.remote
+class Rewards:
+    def compute_score(self, number):
+        while True:
+            number = number // 2 if number % 2 == 0 else 3 * number + 1
+ray.init()
+ray.get(Rewards.remote().compute_score.remote(27))
+"""
+
+
+@pytest.mark.timeout(120)
+def test_call_that_computes_for_ever(run, tmp_path: Path) -> None:
+    """`--hang-after` reports a call that never returns although its lines move, and names it."""
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    job: Run = run("--hang-after", "6", "--on-hang", "stop", "--", "python", str(tmp_path / "endless.py"))
+    text = job.end(code=124)
+    named = r"^longest call: Rewards \(pid \d+\) in Rewards\.compute_score \(\S+endless\.py:[67]\), for \d+ s or more$"
+    assert re.search(named, text, re.M), text
 
 
 @pytest.mark.timeout(120)

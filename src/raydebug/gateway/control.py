@@ -94,8 +94,8 @@ def _list_stacks(channel: ControlChannel, record: StacksRecord | None) -> Listed
         "age_s": 0.0 if record else None,
         "threads": record.get("threads", []) if record else [],
         "left_out": record.get("left_out", 0) if record else 0,
-        "collectives": record.get("collectives", []) if record else [],
         "calls": record.get("calls", []) if record else [],
+        "collectives": record.get("collectives", []) if record else [],
         "listens": record.get("listens", []) if record else [],
         "pipes": record.get("pipes", []) if record else [],
     }

@@ -117,6 +117,11 @@ class Recorder:
         """How many phases and steps have ended."""
         return len(self._phases.ended) + len(self._phases.taken) + self._phases.step_count
 
+    @property
+    def step_seconds(self) -> list[float]:
+        """How long each step took."""
+        return [one["seconds"] for one in self._phases.steps]
+
     def take_hang(self, lines: Sequence[str], *, why: str, fix: str) -> None:
         """Record that the job hangs: lines for its log, and a finding of the run."""
         self._keep_log("".join(f"raydebug: {line}\n" for line in lines))

@@ -80,7 +80,7 @@ class ListedStacks(ProcessFacts):
     age_s: float | None  # of the stacks: 0.0, as they are taken when they are asked for
     threads: list[ThreadStack]
     left_out: NotRequired[int]  # threads and tasks that are not listed: there are too many
-    calls: NotRequired[list[OpenCall]]  # with their ages, where somebody has looked before
+    calls: NotRequired[list[OpenCall]]  # with their ages since the first look at them
     pauses: NotRequired[list[Id]]
     collectives: NotRequired[list[CollectiveGroup]]  # of torch's process groups, and of ray.util.collective
     listens: NotRequired[list[int]]  # TCP ports

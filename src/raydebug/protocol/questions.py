@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 from raydebug.protocol.records import BreakpointSpec, FramesRecord, Name, Refusal, StacksRecord, WorkRecord
+from raydebug.protocol.training import TrainingWords
 
 Body = TypeVar("Body")
 Answer = TypeVar("Answer")
@@ -74,6 +75,7 @@ class BreaksBody(TypedDict, total=False):
 DESCRIBE = _row("describe", Nothing, WorkRecord)
 STACKS = _row("stacks", StacksBody, StacksRecord)
 FRAMES = _row("frames", FramesBody, FramesRecord)
+TRAINING = _row("training", Nothing, TrainingWords)
 PAUSE = _row("pause", PauseBody, Refusal, only_gateway=True)
 """Pauses the active thread at its next line, which PAUSE_EVENT (messages.py) tells; answered only if it cannot."""
 WITHDRAW = _row("withdraw", PauseBody, Nothing, only_gateway=True)

@@ -312,7 +312,7 @@ class StacksRecord(WorkRecord, total=False):
     world: int | None  # ranks of its training group
     threads: list[ThreadStack]
     left_out: int  # threads and tasks beyond the limit; one of each kind of stack is listed first
-    calls: list[OpenCall]  # one for each thread that was seen before; left out where nobody has looked before
+    calls: list[OpenCall]  # one for each thread that is in one
     collectives: list[CollectiveGroup]
     listens: list[int]  # TCP ports
     pipes: list[int]  # inodes

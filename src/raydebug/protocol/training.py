@@ -35,7 +35,8 @@ class OpenRequest(TypedDict, total=False):
     """A request to an engine that has no answer."""
 
     id: Name
-    engine: int  # process id of the engine; left out where it is unknown
+    engine: int  # process id of the engine; left out where it is unknown, or there are several
+    tokens: int  # made so far
     age_s: float
 
 
@@ -54,6 +55,7 @@ class TrainingWords(TypedDict, total=False):
     phase: Name  # in the trainer's own words: gen, reward, update_actor, ...
     phase_age_s: float
     starting: bool  # no step has begun
+    ended: int  # counts the phases, samples and parts of samples that have ended
     samples: list[OpenSample]
     samples_total: int  # more than `samples` has, where there are too many
     rewards: list[OpenReward]

@@ -137,6 +137,7 @@ def as_document(
         "version": 1,
         "processes": taken[-1],
         "tasks": tasks,
+        "training": words or {},
         "groups": group(taken[-1]),
         "verdict": verdicts[0] if verdicts else judge(taken, tasks, words),
         "verdicts": verdicts,

@@ -27,6 +27,7 @@ ANSWERED_BY = {
     "describe": "pause_requests:describe",
     "stacks": "stacks:stacks_for",
     "frames": "stacks:frames_of",
+    "training": "training:words",
     "pause": "pause_requests:pause_for",
     "withdraw": "pause_requests:withdraw",
     "save-pause": "crashes:save_pause",

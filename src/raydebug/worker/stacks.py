@@ -17,8 +17,8 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from raydebug.protocol.questions import FramesBody, StacksBody
-from raydebug.protocol.records import FramesRecord, StackFrame, StacksRecord, ThreadStack, digest_of
-from raydebug.worker import flight_recorder, ray_collectives, records, source
+from raydebug.protocol.records import FramesRecord, OpenCall, StackFrame, StacksRecord, ThreadStack, digest_of
+from raydebug.worker import calls, flight_recorder, ray_collectives, records, source
 from raydebug.worker.frames import MAX_NAME, active_thread, is_users
 from raydebug.worker.open_files import read_open_files
 from raydebug.worker.thread_waits import note_waits
@@ -27,6 +27,8 @@ MAX_FRAMES, MAX_THREADS, MAX_TASKS = 64, 200, 100
 MAX_OBJECTS = 10_000  # of all threads: 0.6 MB of an answer
 # asyncio's own sets of tasks: CPython 3.11 asyncio/tasks.py `_all_tasks`; 3.12 and 3.13 have the other two.
 TASK_SETS = ("_all_tasks", "_scheduled_tasks", "_eager_tasks")
+# Of a Cython coroutine of Ray; of an async generator in `async for`.
+WRAPPERS = ("coroutine_wrapper", "async_generator_asend")
 _Stack = TypeVar("_Stack", bound="tuple[Any, int, list[FrameType]]")
 _WORLD = "WORLD_SIZE"  # torch/distributed/run.py; verl 0.9.1 single_controller/base/worker.py
 
@@ -40,14 +42,17 @@ def collect() -> StacksRecord:
         thread = threads.get(ident)
         if ident == threading.get_ident() or getattr(thread, "is_pydev_daemon_thread", False):
             continue
-        seen.append((thread, ident, _callers(frame)))
+        seen.append((thread, ident, callers(frame)))
     found: list[ThreadStack] = []
+    called: list[OpenCall] = []
     for thread, ident, frames in _of_each_kind(seen, MAX_THREADS):
         found.append(_describe(thread.name if thread is not None else f"thread {ident}", frames, thread))
+        if (call := calls.open_call(found[-1]["name"], frames)) is not None:
+            called.append(call)
         if thread is not None and thread.native_id is not None:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 found[-1]["cpu_s"] = _cpu_s(thread.native_id)
-    tasks = list(_tasks())
+    tasks = list(stacks_of_tasks())
     shown = [_describe(f"task {task.get_name()}", frames, task) for task, _, frames in _of_each_kind(tasks, MAX_TASKS)]
     world = os.environ.get(_WORLD, "")
     record: StacksRecord = {**records.describe_process(), **records.describe_work()}  # type: ignore[typeddict-item]
@@ -58,6 +63,7 @@ def collect() -> StacksRecord:
         for ids in (stack.get("objects", []), stack.get("polls", [])):
             del ids[left:]
             left -= len(ids)
+    record["calls"] = called
     record["left_out"] = len(seen) - len(found) + len(tasks) - len(shown)
     with contextlib.suppress(Exception):  # torch may be partly imported, or of another version
         if own := flight_recorder.own_rank():
@@ -112,7 +118,8 @@ def _cpu_s(native_id: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _callers(frame: FrameType | None) -> list[FrameType]:
+def callers(frame: FrameType | None) -> list[FrameType]:
+    """Return a frame and its callers, innermost first."""
     frames: list[FrameType] = []
     while frame is not None and len(frames) < MAX_FRAMES:
         frames.append(frame)
@@ -134,8 +141,8 @@ def _place(frame: FrameType) -> StackFrame:
     return {"file": code.co_filename, "line": frame.f_lineno or 0, "function": code.co_qualname[:MAX_NAME]}
 
 
-def _tasks() -> Iterator[tuple[Any, int, list[FrameType]]]:
-    """Yield asyncio's tasks with their stacks; those that wait for another task come last."""
+def stacks_of_tasks() -> Iterator[tuple[Any, int, list[FrameType]]]:
+    """Yield asyncio's tasks with their stacks, innermost frame first; those that wait for another task come last."""
     tasks: Any = sys.modules.get("asyncio.tasks")
     if tasks is None:
         return
@@ -157,8 +164,8 @@ def _copied(tasks: Any) -> list[Any]:
 
 def _awaiting(coroutine: Any) -> Iterator[FrameType]:
     for _ in range(MAX_FRAMES):
-        if type(coroutine).__name__ == "coroutine_wrapper":  # of a Cython coroutine of Ray
-            (coroutine,) = gc.get_referents(coroutine)
+        if type(coroutine).__name__ in WRAPPERS:
+            coroutine = gc.get_referents(coroutine)[0]
         prefix = next((one for one in ("cr", "gi", "ag") if hasattr(coroutine, f"{one}_frame")), None)
         if prefix is None:
             return
