@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 15.0
 NODES_TIMEOUT_S = 4.0
+ROW_TIMEOUT_S = 2.0
 CLOSE_TIMEOUT_S = 1.0  # who leaves a log does not wait for a dashboard that hangs
 GCS_TIMEOUT_S = 1.5  # without its GCS the dashboard answers late or never, and then users call `ps`
 ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})  # ray 2.60.0 dashboard/modules/job/common.py JobStatus
@@ -179,6 +180,17 @@ class Dashboard:
     def unfinished_tasks(self) -> list[TaskRow]:
         """Return the rows of the tasks that wait or run, of actors too."""
         return self._rows("tasks", ("state", "!=", "FINISHED"), ("state", "!=", "FAILED"))
+
+    def row_of(self, table: str, **wanted: object) -> Mapping[str, Any] | None:
+        """Return the newest row of a table of Ray's state API that has these values; None if there is none."""
+        filters = [(key, "=", str(value)) for key, value in wanted.items()]
+        rows = self._rows(table, *filters, limit=1000, timeout=ROW_TIMEOUT_S)
+        return rows[-1] if rows else None
+
+    def log_end(self, node_id: str, name: str, lines: int) -> str:
+        """Return the last lines of one of a node's log files."""
+        params = {"node_id": node_id, "filename": name, "lines": lines}
+        return self._receive("GET", "/api/v0/logs/file", params=params, timeout=ROW_TIMEOUT_S).text
 
     def log_names(self, node_id: str) -> list[str]:
         """Return the names of a node's log files."""
