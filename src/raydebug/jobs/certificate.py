@@ -194,7 +194,7 @@ def _kernel_memory(of: Evidence, found: Certificate) -> Found:
     line = next(iter(own or lines), "").removeprefix("other: ")  # of a container: its own line has another pid
     found.evidence += [line] if line else []
     if not own:
-        found.unknown.append("the counters do not name the process: the machine's kernel log does (dmesg)")
+        found.unknown += ["whether it was this process: dmesg of the machine", *of.ended["node"].get("unread", [])]
     kind, memory = "kernel-oom-machine", f"machine: {_gib(of.ended['node'].get('total', 0))} GiB"
     if in_group or line.startswith("Memory cgroup"):
         limit = of.ended["node"].get("limit", 0)

@@ -27,9 +27,11 @@ _OF_FAULT = r"segfault at|traps: |general protection"
 
 def birth() -> Birth:
     """Return what is compared after the end of this process."""
-    found: Birth = {"ns": namespace(), "cgroup": cgroup_of("self"), "raylet": _number(os.environ.get("RAY_RAYLET_PID"))}
-    found["started"] = started_at("self")
-    found["oom_kills"], found["node_oom_kills"] = oom_kills(found["cgroup"]), _node_oom_kills()
+    cgroup = cgroup_of("self")
+    found: Birth = {
+        "ns": namespace(), "started": started_at("self"), "raylet": _number(os.environ.get("RAY_RAYLET_PID")),
+        "cgroup": cgroup, "oom_kills": oom_kills(cgroup), "node_oom_kills": _counter("/proc/vmstat", "oom_kill"),
+    }  # fmt: skip
     if job := os.environ.get("SLURM_JOB_ID"):
         found["scheduler"] = f"Slurm, job {job[:100]}"
     elif "KUBERNETES_SERVICE_HOST" in os.environ:
@@ -77,22 +79,18 @@ def oom_kills(cgroup: str) -> int:
 
 def node_facts(pid: int, cgroup: str) -> NodeFacts:
     """Return what this node knows after the end of a process."""
-    facts: NodeFacts = {"oom_kills": oom_kills(cgroup), "node_oom_kills": _node_oom_kills(), "unread": []}
-    for name, files in (
-        ("limit", ("memory.max", "memory.limit_in_bytes")),
-        ("peak", ("memory.peak", "memory.max_usage_in_bytes")),
-    ):
-        found = next((n for file in files if cgroup and (n := _number(_read(f"{cgroup}/{file}")))), 0)
-        if 0 < found < 2**60:  # version 1 writes "no limit" as a number near 2**63
-            facts[name] = found  # type: ignore[literal-required]
-    facts["total"], facts["available"] = (
-        1024 * _counter("/proc/meminfo", name) for name in ("MemTotal:", "MemAvailable:")
-    )
+    facts: NodeFacts = {
+        "oom_kills": oom_kills(cgroup), "node_oom_kills": _counter("/proc/vmstat", "oom_kill"),
+        "total": 1024 * _counter("/proc/meminfo", "MemTotal:"), "full": full_file_systems(), "unread": [],
+    }  # fmt: skip
+    limit = _number(_read(f"{cgroup}/memory.max") or _read(f"{cgroup}/memory.limit_in_bytes"))
+    if 0 < limit < 2**60:  # version 1 writes "no limit" as a number near 2**63
+        peak = _number(_read(f"{cgroup}/memory.peak") or _read(f"{cgroup}/memory.max_usage_in_bytes"))
+        facts["limit"], facts["peak"] = limit, peak or limit
     try:
         facts["kernel"] = kernel_lines(_kernel_log(), pid, time.clock_gettime(time.CLOCK_MONOTONIC))
     except OSError:
         facts["unread"].append("the kernel's log: CAP_SYSLOG, or sysctl kernel.dmesg_restrict=0")
-    facts["full"] = full_file_systems()
     return facts
 
 
@@ -150,10 +148,6 @@ def _kernel_log() -> str:
     finally:
         os.close(log)
     return b"".join(pieces)[-LOG_BYTES:].decode(errors="replace")
-
-
-def _node_oom_kills() -> int:
-    return _counter("/proc/vmstat", "oom_kill")
 
 
 def _counter(path: str, name: str) -> int:

@@ -86,7 +86,6 @@ class NodeFacts(TypedDict, total=False):
     limit: int  # bytes of the cgroup; absent without a limit
     peak: int  # bytes that the cgroup has used at most
     total: int  # bytes of the machine
-    available: int
     kernel: list[Text]  # lines of the kernel's log that name the process, or an end by memory since its start
     full: list[Name]  # file systems without free space
     unread: list[Name]  # what could not be read, and the right that is missing
