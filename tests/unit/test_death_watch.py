@@ -23,7 +23,7 @@ class Rows:
     def job(self, _job: str) -> Any:
         return {"job_id": "01000000", "status": "RUNNING"}
 
-    def row_of(self, table: str, **_wanted: object) -> Any:
+    def row_of(self, table: str, *_filters: object) -> Any:
         if self.rows.get(table) == "fails":
             raise RaydebugError("no answer", cause="it is gone", fix="wait", code="x.y")
         return self.rows.get(table)

@@ -181,10 +181,9 @@ class Dashboard:
         """Return the rows of the tasks that wait or run, of actors too."""
         return self._rows("tasks", ("state", "!=", "FINISHED"), ("state", "!=", "FAILED"))
 
-    def row_of(self, table: str, **wanted: object) -> Mapping[str, Any] | None:
-        """Return the newest row of a table of Ray's state API that has these values; None if there is none."""
-        filters = [(key, "=", str(value)) for key, value in wanted.items()]
-        rows = self._rows(table, *filters, limit=1000, timeout=ROW_TIMEOUT_S)
+    def row_of(self, table: str, *filters: tuple[str, str, str]) -> Mapping[str, Any] | None:
+        """Return the last row of a table of Ray's state API that fits all filters; None if there is none."""
+        rows = self._rows(table, *filters, timeout=ROW_TIMEOUT_S)
         return rows[-1] if rows else None
 
     def log_end(self, node_id: str, name: str, lines: int) -> str:

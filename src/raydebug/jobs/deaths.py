@@ -83,23 +83,23 @@ class DeathWatch:
         rss, phase, step = self._at.setdefault(ended["number"], self._progress(pid))
         found: dict[str, Any] = {}
 
-        def look(name: str, table: str, **wanted: object) -> Mapping[str, Any]:
+        def look(name: str, table: str, *filters: tuple[str, str, str]) -> Mapping[str, Any]:
             with contextlib.suppress(RaydebugError):
-                found[name] = dashboard.row_of(table, **wanted) or {}
+                found[name] = dashboard.row_of(table, *filters) or {}
             return found.get(name) or {}
 
         with contextlib.suppress(RaydebugError):
             found["job"] = dashboard.job(self._job)
         if not ended.get("child_of") and "raylet" not in ended["node"]:
             worker_id = ended.get("worker_id")  # not known of a process that has just begun
-            worker = look("worker", "workers", **({"worker_id": worker_id} if worker_id else {"pid": pid}))
+            worker = look("worker", "workers", ("worker_id", "=", worker_id) if worker_id else ("pid", "=", str(pid)))
             ended["worker_id"] = worker_id or worker.get("worker_id")
             ended["node_id"] = node_id = ended.get("node_id") or worker.get("node_id")
-            actor = look("actor", "actors", pid=pid, node_id=node_id)
+            actor = look("actor", "actors", ("pid", "=", str(pid)), ("node_id", "=", str(node_id)))
             ended["actor"] = ended.get("actor") or actor.get("class_name")
-            task = look("task", "tasks", worker_id=ended["worker_id"])
+            task = look("task", "tasks", ("worker_id", "=", str(ended["worker_id"])), ("state", "!=", "FINISHED"))
             phase = str(task.get("name") or "").rpartition(".")[2] or (phase if step is not None else "")
-            look("node", "nodes", node_id=node_id)
+            look("node", "nodes", ("node_id", "=", str(node_id)))
             if not ended["words"] and not ended["fault"]:
                 name = f"worker-{ended['worker_id']}-{found.get('job', {}).get('job_id')}-{pid}.err"
                 with contextlib.suppress(RaydebugError):
