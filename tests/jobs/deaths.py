@@ -42,7 +42,7 @@ def eat() -> None:
 
 def be_an_engine() -> None:
     ray._raylet.setproctitle("VLLM::EngineCore")
-    time.sleep(1)  # a fork has its control channel after 0.3 s
+    time.sleep(4)  # its name is asked for 2 s after it has its control channel
     say(os.getpid())
     os.kill(os.getpid(), signal.SIGKILL)
 
