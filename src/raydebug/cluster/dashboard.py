@@ -21,6 +21,7 @@ TIMEOUT_S = 15.0
 NODES_TIMEOUT_S = 4.0
 TASKS_TIMEOUT_S, MOST_TASKS = 6.0, 10_000  # rows: as many as Ray's state API gives at most
 UNPLACED = "PENDING_NODE_ASSIGNMENT"  # ray 2.60.0 src/ray/protobuf/common.proto TaskStatus
+ROW_TIMEOUT_S = 2.0
 CLOSE_TIMEOUT_S = 1.0  # who leaves a log does not wait for a dashboard that hangs
 GCS_TIMEOUT_S = 1.5  # without its GCS the dashboard answers late or never, and then users call `ps`
 ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})  # ray 2.60.0 dashboard/modules/job/common.py JobStatus
@@ -190,6 +191,16 @@ class Dashboard:
             return rows
         detailed = self._rows("tasks", ("state", "=", UNPLACED), limit=100, timeout=TASKS_TIMEOUT_S)
         return [*{row["task_id"]: row for row in (*rows, *detailed)}.values()]
+
+    def row_of(self, table: str, *filters: tuple[str, str, str]) -> Mapping[str, Any] | None:
+        """Return the last row of a table of Ray's state API that fits all filters; None if there is none."""
+        rows = self._rows(table, *filters, timeout=ROW_TIMEOUT_S)
+        return rows[-1] if rows else None
+
+    def log_end(self, node_id: str, name: str, lines: int) -> str:
+        """Return the last lines of one of a node's log files."""
+        params = {"node_id": node_id, "filename": name, "lines": lines}
+        return self._receive("GET", "/api/v0/logs/file", params=params, timeout=ROW_TIMEOUT_S).text
 
     def log_names(self, node_id: str) -> list[str]:
         """Return the names of a node's log files."""
