@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import secrets
 import statistics
 import subprocess
@@ -67,6 +68,52 @@ while True:
                 answer = f'{{"type":"response","request_seq":{message["seq"]},"success":true,"body":{text}}}'.encode()
                 key.fileobj.sendall(b"Content-Length: %d\\r\\n\\r\\n%b" % (len(answer), answer))
 """
+# What a training pays for its own words: a timer of verl's shape, watched and not, and an answer to `training`.
+WORDS = """\
+import asyncio, json, time, types
+from raydebug.worker import spans, training
+count, open_samples = 20_000, 256
+performance = types.ModuleType("performance")
+exec('''
+from contextlib import contextmanager
+import time
+def _timer(name, timing_raw):
+    began = time.perf_counter()
+    yield
+    timing_raw[name] = timing_raw.get(name, 0) + time.perf_counter() - began
+@contextmanager
+def simple_timer(name, timing_raw):
+    yield from _timer(name, timing_raw)
+class AgentLoopWorker:
+    async def _run_agent_loop(self, trajectory, **kwargs):
+        with simple_timer("generate_sequences", {}):
+            await kwargs["until"].wait()
+''', performance.__dict__)
+run = performance.AgentLoopWorker._run_agent_loop
+run.__code__ = run.__code__.replace(co_filename="/v/site-packages/verl/experimental/agent_loop/agent_loop.py")
+def timer_us():
+    raw, began = {}, time.thread_time()
+    for _ in range(count):
+        with performance.simple_timer("gen", raw):
+            pass
+    return (time.thread_time() - began) / count * 1e6
+async def answer_ms():
+    until = asyncio.Event()
+    run = lambda n: performance.AgentLoopWorker()._run_agent_loop({"sample_index": n}, until=until)
+    tasks = [asyncio.create_task(run(n)) for n in range(open_samples)]
+    await asyncio.sleep(0.1)
+    began = time.thread_time()
+    assert training.words({})["samples_total"] == open_samples
+    took = time.thread_time() - began
+    until.set()
+    await asyncio.gather(*tasks)
+    return took * 1e3
+timer_us()
+plain = timer_us()
+spans.watch(performance)
+timer_us()
+print(json.dumps({"plain": plain, "watched": timer_us(), "answer": asyncio.run(answer_ms())}))
+"""
 
 
 def main() -> None:
@@ -75,7 +122,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=10)
     repetitions = parser.parse_args().repetitions
     before = measuring.machine()
-    rows = [*_simulated(repetitions), *_workers(repetitions)]
+    rows = [*_simulated(repetitions), *_workers(repetitions), *_words(repetitions)]
     lines = ["| figure | goal | median (min - max) |", "|---|---|---|"]
     for name, goal, unit, values in rows:
         cell = f"**{statistics.median(values):.3f}** {unit} ({min(values):.3f} - {max(values):.3f})"
@@ -129,6 +176,27 @@ def _start(cluster: Cluster, env: dict[str, str]) -> list[int]:
         time.sleep(0.5)
     time.sleep(3)  # until all of them wait
     return [int(word) for word in text.partition("pids ")[2].splitlines()[0].split()]
+
+
+def _words(repetitions: int) -> Iterator[Row]:
+    """What the words of a training cost it; beside it py-spy, which would have to look every 10 s."""
+    argv = [sys.executable, "-c", WORDS]
+    measured = [json.loads(subprocess.run(argv, check=True, capture_output=True).stdout) for _ in range(repetitions)]
+    yield "a timer of verl's shape, CPU", "", "us", [one["plain"] for one in measured]
+    yield "... watched (verl runs 3 for each sample)", "", "us", [one["watched"] for one in measured]
+    yield "an answer to `training` with 256 open samples, CPU", "", "ms", [one["answer"] for one in measured]
+    with subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"]) as process:
+        time.sleep(0.5)
+        shares = [_cpu_s(lambda: _spy([process.pid])) * 10 for _ in range(repetitions)]  # of 10 s, in percent
+        process.kill()
+    yield "`py-spy dump` of one process every 10 s instead: share of a core", "0.1 %", "%", shares
+
+
+def _cpu_s(measured: Callable[[], Any]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    measured()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def _spy(pids: list[int]) -> None:

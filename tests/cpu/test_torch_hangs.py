@@ -28,10 +28,13 @@ HANGS: dict[str, tuple[str, str, list[int], tuple[str, ...]]] = {
     "skipped": ("missing-rank", "certain", [1], ("it is idle, its task has returned; rank 0 waits in collective 4",)),
     "unrecorded": ("missing-rank", "likely", [1],
                    ("rank 1 did not join all_reduce: it is at ", "Trainer.load_batch; rank 0 of Trainer")),
+    "sync": ("missing-rank", "certain", [],
+             ("did not join broadcast [4] torch.float32: it is at ", "Side.load_batch, waiting for a lock or an event",
+              "in collective 1 of group sync ray.util.collective")),
     "crashed": ("crashed-peer", "certain", [3],
                 ("the process of rank 3 of Trainer", "is gone; rank 1 waits in collective 4")),
-    "loader": ("data-loader", "likely", [],
-               ("waits for a worker of its DataLoader at ", "Trainer.loader; ", "Rows.__getitem__")),
+    "loader": ("lock", "certain", [],
+               ("waits for a lock at ", "Rows.__getitem__", " waits for a worker of its DataLoader")),
 }  # fmt: skip
 
 
@@ -82,7 +85,7 @@ def test_planted_hang(cluster: Cluster, jobs: dict[str, Run], how: str) -> None:
     """The verdict on a planted hang has the reason, the rank, its line and the collective."""
     kind, certainty, ranks, words = HANGS[how]
     document = settle(
-        lambda: look(cluster, jobs[how]),
+        lambda: look(cluster, jobs[how], "--samples", "2"),
         lambda verdict: verdict["kind"] == kind and all(one in verdict["text"] for one in words),
         jobs[how],
     )

@@ -105,7 +105,7 @@ def test_rank_that_skips_a_collective(cluster: Cluster, tmp_path: Path) -> None:
         print(verdict["text"])
         assert "verl/workers/engine/fsdp/transformer_impl.py:" in verdict["text"], verdict
         text = job.end(code=124, timeout_s=STEP_LIMIT_S)
-    assert "hangs: no step and no moving stack for 60 s" in text
+    assert re.search(r"hangs: no step has ended for \d+ s", text)
     (saved,) = re.findall(r"stacks: raydebug stacks --from (\S+)", text)
     assert json.loads(Path(saved).read_text())["verdict"]["ranks"] == [1]
 

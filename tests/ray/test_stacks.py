@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from runs import RAYDEBUG, Run, raydebug, three_lines, wait_for
 
 pytestmark = pytest.mark.xdist_group("ray-stacks")  # a cluster of its own, beside that of the others
 SETTLED_S = 60.0
+LONG = "RAYDEBUG_TEST_LONG" in os.environ
 # kind, the innermost line of the user's that explains it, words of the verdict
 HANGS = {
     "locks": ("deadlock", "Actor.one", "wait for each other's locks"),
@@ -24,10 +26,30 @@ HANGS = {
     "http": ("network", "Actor.reward", "an HTTP response from 127.0.0.1:"),
     "placing": ("ray-get", "<lambda>", "for which no node has room: it needs 1 CPU, 64 GPUs"),
     "mailbox": ("mailbox", "Actor.train", "Actor.status, which waits in the mailbox of Actor"),
+    # The driver, or others, wait in a loop that polls.
+    "barrier": ("network", "Actor.reward", "an HTTP response from 127.0.0.1:"),
+    "wait_and_sleep": ("lock", "Actor.train", "; driver (pid "),
     "gil": ("gil", "Actor.hold", "native code holds Python's lock (GIL), called at "),
+    "stopped": ("stopped", "Actor.stop_itself", "stopped: by SIGSTOP"),
     "sleep": ("sleep", "Actor.nap", "time.sleep"),
     "child": ("subprocess", "Actor.build", "a process that it started"),
     "future": ("unknown", "AsyncActor.generate", ""),
+}
+MORE = {
+    "poll_get": ("lock", "Actor.train", "waits for Actor.train"),
+    "poll_status": ("lock", "Actor.train", "waits for Actor.train"),
+    "async_poll": ("lock", "Actor.train", "waits for Actor.train"),
+    "own_thread": ("lock", "Actor.train", "waits for Actor.train"),
+    "endless_reward": ("moving", "Actor.", "waits for Actor.count_to"),
+    "replay_buffer": ("network", "Actor.reward", "an HTTP response from 127.0.0.1:"),
+    "gil_of_rank": ("gil", "Actor.hold", "rank 2 of Actor is not answering"),
+    "disk": ("disk", "Actor.in_vfork", "asleep in the kernel"),
+    "thread": ("network", "Actor.reward", "waits for Actor.in_thread"),
+    "pool": ("network", "Actor.reward", "waits for Actor.in_pool"),
+    "forked": ("network", "Actor.reward", "waits for Actor.wait_for_child"),
+    "server": ("network", "do_GET", "waits for Actor.ask_server"),
+    "async_many": ("lock", "AsyncActor.many", "a lock or an event (wait)"),
+    "async_chain": ("network", "Actor.reward", "AsyncActor.ask"),
 }
 SLOW = ("crunch", "steps", "serve")
 
@@ -40,14 +62,14 @@ def verdict_on(job: Run, *options: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("how", HANGS)
+@pytest.mark.parametrize("how", {**HANGS, **(MORE if LONG else {})})
 def test_planted_hang(run, how: str) -> None:
     """The verdict on a planted hang has its kind, its line and what the process waits for."""
-    kind, function, words = HANGS[how]
+    kind, function, words = {**HANGS, **MORE}[how]
     job: Run = run("--", "python", "hangs/planted.py", how)
     deadline, document = time.monotonic() + SETTLED_S, {}
     while time.monotonic() < deadline:
-        document = verdict_on(job)
+        document = verdict_on(job, "--samples", "2") if kind == "moving" else verdict_on(job)
         verdict = document["verdict"]
         if verdict["kind"] == kind and function in verdict["text"] and words in verdict["text"]:
             return
@@ -75,15 +97,39 @@ def test_hang_is_in_the_run_folder(run, private_state: Path) -> None:
     """`--hang-after` writes stacks and verdict to the run folder and its log, and with `stop` ends the job with 124."""
     job: Run = run("--hang-after", "6", "--on-hang", "stop", "--", "python", "hangs/planted.py", "http")
     text = job.end(code=124)
-    assert " hangs: no step and no moving stack for 6 s\nverdict (likely): Actor (pid " in text
+    said = r" hangs: no call has returned and nothing was logged for \d+ s\nverdict \(\w+\): Actor \(pid "
+    assert re.search(said, text), text
+    assert re.search(r"^longest call: \S.* \(pid \d+\) in \S+ \(\S+planted\.py:\d+\), for \d+ s or more$", text, re.M)
     assert text.count(" hangs: ") == 1
     (folder,) = [one.parent for one in private_state.rglob("stacks.json")]
     saved = raydebug("stacks", "--from", str(folder / "stacks.json"))
     assert "an HTTP response from 127.0.0.1:" in saved.stdout, saved.stderr
-    assert "raydebug: verdict (likely): Actor (pid " in (folder / "job.log").read_text()
+    assert re.search(r"raydebug: verdict \(\w+\): Actor \(pid ", (folder / "job.log").read_text())
     record = json.loads((folder / "run.json").read_text())
     assert (record["status"], record["exit_code"], record["first_error"]["kind"]) == ("stopped", 124, "hang")
     assert [one["code"] for one in record["findings"]] == ["run.hangs"]
+
+
+ENDLESS = """
+import ray
+@ray.remote
+class Rewards:
+    def compute_score(self, number):
+        while True:
+            number = number // 2 if number % 2 == 0 else 3 * number + 1
+ray.init()
+ray.get(Rewards.remote().compute_score.remote(27))
+"""
+
+
+@pytest.mark.timeout(120)
+def test_call_that_computes_for_ever(run, tmp_path: Path) -> None:
+    """`--hang-after` reports a call that never returns although its lines move, and names it."""
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    job: Run = run("--hang-after", "6", "--on-hang", "stop", "--", "python", str(tmp_path / "endless.py"))
+    text = job.end(code=124)
+    named = r"^longest call: Rewards \(pid \d+\) in Rewards\.compute_score \(\S+endless\.py:[67]\), for \d+ s or more$"
+    assert re.search(named, text, re.M), text
 
 
 @pytest.mark.timeout(120)
@@ -134,7 +180,7 @@ def test_native_frames(run) -> None:
         assert time.monotonic() < deadline, shown
         shown = raydebug("stacks", "--name", job.cluster.name, "--native").stdout
     assert re.search(r"sleep in libc\S*\n(.*\n)*.*planted.py:66 Actor.hold", shown), shown
-    assert "verdict (certain): Actor (pid " in shown
+    assert "verdict (likely): Actor (pid " in shown, "the driver's wait was seen in one look"
 
 
 @pytest.mark.timeout(120)

@@ -24,7 +24,7 @@ from raydebug.errors import RaydebugError
 from raydebug.gateway.board import Board
 from raydebug.gateway.channel import ControlChannel
 from raydebug.gateway.control import Control
-from raydebug.gateway.gateway_client import fetch_pauses, fetch_processes
+from raydebug.gateway.gateway_client import fetch_pauses, fetch_processes, fetch_stacks
 from raydebug.gateway.pause_requests import PauseRequests
 from raydebug.protocol import wire
 
@@ -201,9 +201,15 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_busy_main_thread(gateway, work):
-    """A loop is paused at its current line, with its values; it can be stepped, and runs at full speed afterwards."""
+@pytest.mark.parametrize("looks", [0, 2])
+def test_busy_main_thread(gateway, work, looks):
+    """A loop is paused at its current line, with its values; it can be stepped, and runs at full speed afterwards.
+
+    Looks at its stacks before, which mark the calls that they see (worker/calls.py), change nothing.
+    """
     program = work()
+    for _ in range(looks):
+        assert fetch_stacks(gateway, timeout_s=5.0)[0]["calls"][0]["function"] == "work"
 
     async def look() -> None:
         session, stopped, frame = await stop(gateway, f"pid:{program.pid}")

@@ -320,6 +320,8 @@ def asked(tmp_path: Path) -> Iterator[Any]:
             known = gateway.receive()
             assert (known["event"], known["body"]["by_id"]) == ("known", True)
             gateway.send(wire.event(3, "breaks", {"add": [], "remove": []}))
+            birth = gateway.receive()
+            assert (birth["event"], birth["body"]["started"] > 0) == ("birth", True)
             gateway.process = process  # type: ignore[attr-defined]
             yield gateway
             process.kill()

@@ -59,8 +59,38 @@ def test_process_that_holds_the_gil(tmp_path: Path, native: bool) -> None:
 
 
 def test_no_such_process() -> None:
-    """A process that is gone is a reason, no traceback."""
-    assert "cause" in read_process(2**22 + 1, native=False)
+    """A process that is gone, or that nobody has waited for, is said to be gone."""
+    assert read_process(2**22 + 1, native=False).get("gone")
+    with subprocess.Popen(["true"]) as process:
+        time.sleep(0.3)
+        assert read_process(process.pid, native=False).get("gone")
+
+
+VFORK = """
+import os, sys
+os.mkfifo(sys.argv[1])
+print("ready", flush=True)
+actions = [(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)]
+os.posix_spawn("/bin/true", ["true"], {}, file_actions=actions)
+"""
+
+
+def test_process_that_sleeps_in_the_kernel(tmp_path: Path) -> None:
+    """A process in state D is marked, with the function of the kernel where that may be read.
+
+    Its child opens a FIFO before it becomes a program, and the kernel keeps the parent of a vfork asleep until then.
+    """
+    fifo = tmp_path / "fifo"
+    with subprocess.Popen([sys.executable, "-c", VFORK, fifo], stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(0.3)
+            seen = read_process(process.pid, native=False)
+        finally:
+            fifo.open("w").close()  # the child has a writer now, and ends
+    assert "asleep" in seen, seen
+    assert not seen["stopped"]
 
 
 def test_stopped_process() -> None:

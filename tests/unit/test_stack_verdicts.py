@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from raydebug.stacks.graph import Task
 from raydebug.stacks.groups import group
-from raydebug.stacks.verdict import Task, judge
+from raydebug.stacks.verdict import judge
 
 TORCH = "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 RAY = "/env/lib/python3.11/site-packages/ray/_private/worker.py"
@@ -56,8 +57,12 @@ def test_rank_that_does_not_come() -> None:
 
 
 def test_rank_that_is_gone() -> None:
-    """A rank without a process explains why the others wait."""
-    verdict = judge([[collective(rank) for rank in (0, 1, 3)]])
+    """A rank without a process explains why the others wait: it is gone if it was seen before, else not there yet."""
+    waits = [collective(rank) for rank in (0, 1, 3)]
+    verdict = judge([waits])
+    assert (verdict["kind"], verdict["certainty"], verdict["ranks"]) == ("starting", "likely", [2])
+    assert "rank 2 of Trainer is not there (yet): no process with this rank was seen; rank 0,1,3" in verdict["text"]
+    verdict = judge([[*waits, process(2, *LOADING)], waits])
     assert (verdict["kind"], verdict["certainty"], verdict["ranks"]) == ("crashed-peer", "certain", [2])
 
 
@@ -186,8 +191,10 @@ def test_sizes_of_inputs(first: tuple[str, int, bool], second: tuple[str, int, b
 def test_recorded_missing_rank() -> None:
     """A rank that has not called the collective of the others is named with its line, or as idle."""
     others = [collective(rank, **calls(rank, DONE, WAITS)) for rank in (0, 2)]
-    verdict = judge([[*others, process(1, *LOADING, **calls(1, DONE))]])
+    look = [*others, process(1, *LOADING, **calls(1, DONE))]
+    verdict = judge([look, look])
     assert (verdict["kind"], verdict["certainty"], verdict["ranks"]) == ("missing-rank", "certain", [1])
+    assert judge([look])["certainty"] == "likely", "in one look it may be late"
     assert verdict["text"] == (
         "rank 1 of Trainer did not join all_reduce [1000] Float: it is at /job/data.py:12 load; rank 0,2 wait in"
         " collective 2 of group 0 default_pg gloo, all_reduce [1000] Float, at /job/train.py:40 sync_grads"
@@ -273,7 +280,7 @@ def test_groups_that_cannot_be_told_apart() -> None:
         ("skipped", "missing-rank", [1], "all_reduce [1000] Float: it is idle, its task has returned; rank 0 waits in"),
         ("unrecorded", "missing-rank", [1], "rank 1 did not join all_reduce: it is at /workspace/planted_torch"),
         ("crashed", "crashed-peer", [3], "the process of rank 3 of Trainer crashedTrainer is gone; rank 1 waits in"),
-        ("loader", "data-loader", [], "is at /workspace/planted_torch.py:92 Rows.__getitem__"),
+        ("loader", "lock", [], "waits for a lock at /workspace/planted_torch.py:92 Rows.__getitem__"),
     ],
 )  # fmt: skip
 def test_recorded_hangs(how: str, kind: str, ranks: list[int], words: str) -> None:
@@ -289,22 +296,23 @@ LOADER_WORKER = "/env/lib/python3.11/site-packages/torch/utils/data/_utils/worke
 
 
 @pytest.mark.parametrize(
-    ("worker", "words"),
+    ("worker", "kind", "words"),
     [
-        ({"threads": [], "state": "silent"}, "the worker (pid 77) does not answer: it is stopped, or holds"),
-        ({}, "the worker (pid 77) is at /job/data.py:12 load"),
-        (None, "it has no worker process"),
+        ({"threads": [], "state": "silent"}, "gil", "ray::Trainer (pid 77) is not answering: native code holds"),
+        ({}, "unknown", "ray::Trainer (pid 77) is at /job/data.py:12 load"),
+        (None, "data-loader", "rank 0 of Trainer waits for a worker of its DataLoader at /job/train.py:44"),
     ],
     ids=["silent", "stuck", "gone"],
 )
-def test_data_loader(worker: dict[str, Any] | None, words: str) -> None:
+def test_data_loader(worker: dict[str, Any] | None, kind: str, words: str) -> None:
     """A process that waits for a DataLoader is named with the place of its worker, also if that does not answer."""
     waits = process(0, frame(LOADER, 1300, "_MultiProcessingDataLoaderIter._try_get_data"), TRAIN, world=1)
     stuck = process(
         None, LOADING[0], frame(LOADER_WORKER, 350, "_worker_loop"), role="ray::Trainer", pid=77, child_of=100
     )
     verdict = judge([[waits, *([] if worker is None else [{**stuck, **worker}])]])
-    assert (verdict["kind"], words in verdict["text"]) == ("data-loader", True), verdict
+    assert (verdict["kind"], words in verdict["text"]) == (kind, True), verdict
+    assert "rank 0 of Trainer waits for a worker of its DataLoader" in verdict["text"]
 
 
 def test_paused_process_is_no_hang() -> None:
@@ -332,7 +340,8 @@ def test_ray_get(state: str, kind: str, words: str) -> None:
     critic = process(
         None, frame(QUEUE, 180, "Queue.get"), frame("/job/critic.py", 5, "fit"), role="Critic", pid=9, actor_id="c1"
     )
-    task: Task = {"task_id": "ab" * 24, "name": "Critic.fit", "state": state, "actor_id": "c1", "pid": 9,
+    name = "Critic.fit" if state == "RUNNING" else "Critic.status"
+    task: Task = {"task_id": "ab" * 24, "name": name, "state": state, "actor_id": "c1", "pid": 9,
                   "needs": "8 GPUs"}  # fmt: skip
     verdict = judge([[driver, critic]], [task])
     assert (verdict["kind"], words in verdict["text"]) == (kind, True), verdict
@@ -380,7 +389,7 @@ def test_gil_from_outside() -> None:
     assert (certain["certainty"], certain["next"]) == ("certain", None), "the C frame is seen"
     assert judge([[{**stuck, "native": threads}]])["certainty"] == "likely", "Python runs: it may only be slow"
     stopped = judge([[{**stuck, "stopped": True}]])
-    assert (stopped["kind"], stopped["next"]) == ("unknown", "kill -CONT 101")
+    assert (stopped["kind"], stopped["next"]) == ("stopped", "kill -CONT 101")
     waits = judge([[collective(0), collective(2), collective(3), stuck]])
     assert (waits["kind"], waits["ranks"]) == ("missing-rank", [1])
     assert "/job/train.py:30 step, where native code holds Python's lock (GIL); rank 0,2,3 of Trainer" in waits["text"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -68,6 +69,16 @@ asyncio.run(main())
 """
 GIL = "import ctypes\nready()\nctypes.PyDLL(None).sleep(20)\n"
 MOVES = "import time\nready()\nfor i in range(100):\n    time.sleep(0.04)\n    time.sleep(0.04)\n"
+COMPUTES = """
+def one():
+    return [number for number in range(100)]
+def other():
+    return {number for number in range(100)}
+ready()
+while True:
+    one()
+    other()
+"""
 READY = "def ready():\n    print('ready', flush=True)\n"
 
 
@@ -120,6 +131,8 @@ def test_host_of_a_request(hang) -> None:
 def test_slow_is_no_hang(hang) -> None:
     """A program that moves between two samples does not hang."""
     _, verdict, _ = hang(MOVES, samples=10)
+    assert (verdict["kind"], verdict["certainty"]) == ("moving", "likely"), "it goes from sleep to sleep: it may poll"
+    _, verdict, _ = hang(COMPUTES, samples=10)
     assert (verdict["kind"], verdict["certainty"]) == ("moving", "certain")
 
 
@@ -137,7 +150,9 @@ def test_stacks_name_lines_and_functions(hang) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", '{"version": 1}', '{"version": 2, "processes": []}', '{"version": 1, "processes": [1]}',
-     '{"version": 1, "processes": [{"pid": 1}]}', "\0\xff"],
+     '{"version": 1, "processes": [{"pid": 1}]}', "\0\xff",
+     '{"version": 1, "processes": [], "training": {"x": {}}}',
+     '{"version": 1, "processes": [], "training": {"1": {"step": "a"}}}'],
 )  # fmt: skip
 def test_bad_file(tmp_path: Path, text: str) -> None:
     """A file without stacks, or of another version, is refused in three lines."""
@@ -151,6 +166,102 @@ def test_saved_stacks(hang, tmp_path: Path) -> None:
     (tmp_path / "stacks.json").write_text(json.dumps({"version": 1, "processes": processes}))
     done = raydebug("stacks", "--from", str(tmp_path / "stacks.json"))
     assert f"verdict (likely): {verdict['text']}" in done.stdout, done.stdout + done.stderr
+
+
+SILENT = """
+import socket, threading, urllib.request, http.server
+silent = socket.create_server(("127.0.0.1", 0))
+def judge():
+    urllib.request.urlopen(f"http://127.0.0.1:{silent.getsockname()[1]}/judge")
+"""
+SERVES = (
+    SILENT
+    + """
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        judge()
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+print("ready", server.server_address[1], flush=True)
+threading.Event().wait()
+"""
+)
+POOL = (
+    SILENT
+    + """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(3) as pool:
+    futures = [pool.submit(threading.Event().wait), pool.submit(judge)]
+    ready()
+    futures[1].result()
+"""
+)
+ASYNC = (
+    SILENT
+    + """
+import asyncio
+async def score():
+    await asyncio.to_thread(judge)
+async def main():
+    ready()
+    await asyncio.gather(asyncio.create_task(score()), asyncio.sleep(600))
+asyncio.run(main())
+"""
+)
+WRITER = """
+import os, multiprocessing, sys, threading
+reader, writer = multiprocessing.Pipe(duplex=False)
+os.set_inheritable(reader.fileno(), True)
+child = "import sys; from multiprocessing.connection import Connection; from raydebug.worker import control_channel;"
+child += "control_channel.open_channel(); Connection(int(sys.argv[1])).recv()"
+import subprocess
+read = subprocess.Popen([sys.executable, "-c", child, str(reader.fileno())], close_fds=False)
+ready()
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("program", [POOL, ASYNC], ids=["pool", "async"])
+def test_chain_in_a_process(hang, program: str) -> None:
+    """A chain leads through tasks and futures to the thread that works for them, with what that waits for."""
+    _, verdict, _ = hang(program, samples=2)
+    assert (verdict["kind"], verdict["certainty"]) == ("network", "certain"), verdict
+    assert re.search(r"waits for an HTTP response from 127.0.0.1:\d+ at \S+program0.py:\d+ judge", verdict["text"])
+    assert len({one["at"] for one in verdict["chain"]}) > 1
+
+
+def test_chain_over_http(hang, gateway: GatewayUnderTest) -> None:
+    """A request to a server of the job leads to the handler in its process, and to the server that this one asks."""
+    _, _, printed = hang(SERVES)
+    client = f"import urllib.request\nready()\nurllib.request.urlopen('http://127.0.0.1:{printed.split()[1]}/score')\n"
+    asks = gateway.start(OPEN + READY + client, RAYDEBUG_JOB="j1")
+    assert asks.stdout is not None
+    asks.stdout.readline()
+    time.sleep(0.5)
+    looks = [fetch_stacks(gateway, timeout_s=1.0) for _ in range(2)]  # type: ignore[arg-type]
+    for look in looks:
+        for one in look:
+            one["is_driver"] = one["pid"] == asks.pid
+    verdict = judge(looks)
+    assert (verdict["kind"], verdict["certainty"], verdict["chain"][0]["pid"]) == ("network", "certain", asks.pid)
+    assert verdict["pids"][0] != asks.pid
+    assert "Handler.do_GET" in verdict["chain"][-1]["at"] or "judge" in verdict["text"]
+
+
+def test_chain_over_a_pipe(hang, gateway: GatewayUnderTest) -> None:
+    """A process that reads a pipe waits for the one that has its other end: possible, so it is not certain."""
+    hang(WRITER)
+    deadline, found = time.monotonic() + 30, []
+    while not found:  # the child starts
+        assert time.monotonic() < deadline
+        processes = fetch_stacks(gateway, timeout_s=1.0)  # type: ignore[arg-type]
+        found = [one for one in processes if any("pipe" in thread for thread in one["threads"][:1])]
+    (reads,) = found
+    for one in processes:
+        one["is_driver"] = one is reads
+    verdict = judge([processes, processes])
+    assert [one["pid"] for one in verdict["chain"]] == [reads["pid"], reads["child_of"] or verdict["pids"][0]]
+    assert (verdict["kind"], verdict["certainty"]) == ("lock", "likely"), verdict
 
 
 FORKS = """
@@ -206,5 +317,5 @@ async def test_equal_tasks_hide_no_other():
     assert "task differs" in names
     assert len(names) == stacks.MAX_TASKS + stacks.MAX_THREADS
     assert record["left_out"] >= 2 * stacks.MAX_TASKS + 20
-    (line,) = left_out_lines([{"role": "a", "rank": 0, "pid": 1, "ip": "h", "left_out": 7}])  # type: ignore[list-item]
+    (line,) = left_out_lines([{"role": "a", "rank": 0, "pid": 1, "ip": "h", "left_out": 7, "threads": []}])  # type: ignore[list-item]
     assert line.endswith(": 7 more threads and tasks are not listed; of equal stacks some are")

@@ -69,8 +69,8 @@ def run(
         float | None,
         typer.Option(
             "--hang-after",
-            help="After so long without a step and without a moving stack, write the stacks of all processes and a"
-            " verdict. 0: never. Default: 600 for a training of a known trainer, else never.",
+            help="After so long without a step that ended, whatever moves, write the stacks of all processes and a"
+            " verdict. 0: never. Default: 600, or 5 median steps, for a training of a known trainer, else never.",
             min=0,
             metavar="SECONDS",
         ),

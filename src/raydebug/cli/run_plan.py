@@ -17,7 +17,7 @@ from raydebug.jobs.submit import Job
 from raydebug.profile.load import BASE
 from raydebug.profile.rollouts import Rollouts
 from raydebug.settings.debugger import WIDE_S, choose_mode, recorder_variables, widened
-from raydebug.stacks.hang_watch import DEFAULT_S, HangWatch
+from raydebug.stacks.hang_watch import HangWatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +180,7 @@ def _watch_for_hangs(options: RunOptions, there: Surroundings, mode: str) -> Han
             "--hang-after is not possible here", cause=refusal, fix="leave --hang-after out, or change that",
             code="run.hang-after",
         )  # fmt: skip
-    return HangWatch(DEFAULT_S if after_s is None else after_s, options.on_hang, by_steps=by_steps)
+    return HangWatch(after_s, options.on_hang, by_steps=by_steps)
 
 
 def _why_unwatched(mode: str, cluster: Cluster | None, *, detach: bool) -> str | None:

@@ -14,10 +14,11 @@ from raydebug.cli.options import Json, Name
 from raydebug.errors import Exit, RaydebugError, UsageError
 from raydebug.protocol import records
 from raydebug.protocol.listings import ListedStacks
+from raydebug.protocol.training import TrainingWords
 from raydebug.settings.files import NotPlainText, read_json
 
 if TYPE_CHECKING:
-    from raydebug.stacks.verdict import Task
+    from raydebug.stacks.graph import Task
 
 SAMPLES_APART_S = 2.0
 
@@ -56,9 +57,9 @@ def stacks(
             "--from takes no job", cause="the file has the processes of one sample, and all of them are shown",
             fix="leave one of them out",
         )  # fmt: skip
-    taken, tasks = read_saved(saved) if saved is not None else _sample(name, job, samples, native=native)
+    taken, tasks, words = read_saved(saved) if saved is not None else _sample(name, job, samples, native=native)
     try:
-        document = as_document(taken, tasks)
+        document = as_document(taken, tasks, words)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         if saved is None:
             raise
@@ -66,35 +67,43 @@ def stacks(
     if as_json:
         render.out_json(document)
         return
-    groups, verdict = document["groups"], document["verdict"]
+    groups = document["groups"]
     if not taken[-1]:
         render.say("no process of a job runs" if job is None else f"no process of job '{job}' runs")
         raise typer.Exit(Exit.OK if job is None else Exit.FAILED)
     lines = whole_lines(taken[-1]) if whole else group_lines(groups, taken[-1])
     for line in chain(lines, left_out_lines(taken[-1]), silent_lines(taken[-1])):
         render.out(render.visible(line))
-    render.out(f"\nverdict ({verdict['certainty']}): {render.visible(verdict['text'])}")
-    if verdict["next"]:
-        option = "" if saved is not None or name == "default" else f" --name {name}"
-        render.say(f"next: {verdict['next']}{option if verdict['next'].startswith('raydebug ') else ''}")
+    option = "" if saved is not None or name == "default" else f" --name {name}"
+    for verdict in document["verdicts"]:
+        of_job = f" on job {render.visible(str(verdict['job']))}" if len(document["verdicts"]) > 1 else ""
+        render.out(f"\nverdict{of_job} ({verdict['certainty']}): {render.visible(verdict['text'])}")
+        if verdict["next"]:
+            render.say(f"next: {verdict['next']}{option if verdict['next'].startswith('raydebug ') else ''}")
 
 
-def _sample(name: str, job: str | None, samples: int, *, native: bool) -> tuple[list[list[ListedStacks]], list[Task]]:
-    """Return the stacks of a job at several moments, and Ray's tasks where a process waits for one."""
+Taken = tuple[list[list[ListedStacks]], "list[Task]", dict[int, TrainingWords]]
+
+
+def _sample(name: str, job: str | None, samples: int, *, native: bool) -> Taken:
+    """Return the stacks of a job at several moments, Ray's tasks if a process waits for one, the training's words."""
     from raydebug.cluster.find import load_cluster
     from raydebug.stacks.collect import fetch_tasks, take
+    from raydebug.stacks.training_words import fetch_words
 
     cluster = load_cluster(name)
     taken = [take(cluster, job, native=native and samples == 1)]
+    tasks = fetch_tasks(cluster, taken[-1])
     for number in range(2, samples + 1):
         render.say(f"sample {number} of {samples} in {SAMPLES_APART_S:g} s")
         time.sleep(SAMPLES_APART_S)
         taken.append(take(cluster, job, native=native and number == samples))
-    return taken, fetch_tasks(cluster, taken[-1])
+        tasks = fetch_tasks(cluster, taken[-1], before=tasks)
+    return taken, tasks, fetch_words(cluster, job, taken[-1])
 
 
-def read_saved(path: Path) -> tuple[list[list[ListedStacks]], list[Task]]:
-    """Return the one sample of processes, and the tasks, in a file that `raydebug stacks --json` has written.
+def read_saved(path: Path) -> Taken:
+    """Return the one sample of processes, tasks and words, in a file that `raydebug stacks --json` has written.
 
     Raises:
         RaydebugError: it is no such file, or one of a newer version.
@@ -103,9 +112,13 @@ def read_saved(path: Path) -> tuple[list[list[ListedStacks]], list[Task]]:
 
     try:
         document = read_json(path, bytes_max=RECORD_BYTES_MAX, what="a file of stacks")
-        version, found = document["version"], ([list(document["processes"])], list(document.get("tasks", [])))
-        for process in found[0][0]:
+        version, processes = document["version"], list(document["processes"])
+        words = {int(pid): one for pid, one in dict(document.get("training", {})).items()}
+        for process in processes:
             records.read(process, ListedStacks, "a process")  # somebody else may have written it
+        for one in words.values():
+            records.read(one, TrainingWords, "what a process says")
+        found = [processes], list(document.get("tasks", [])), words
     except (ValueError, LookupError, TypeError) as error:
         raise _no_stacks(path, error) from error
     if version != 1:

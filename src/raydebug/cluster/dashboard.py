@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 15.0
 NODES_TIMEOUT_S = 4.0
+TASKS_TIMEOUT_S, MOST_TASKS = 6.0, 10_000  # rows: as many as Ray's state API gives at most
+UNPLACED = "PENDING_NODE_ASSIGNMENT"  # ray 2.60.0 src/ray/protobuf/common.proto TaskStatus
+ROW_TIMEOUT_S = 2.0
 CLOSE_TIMEOUT_S = 1.0  # who leaves a log does not wait for a dashboard that hangs
 GCS_TIMEOUT_S = 1.5  # without its GCS the dashboard answers late or never, and then users call `ps`
 ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})  # ray 2.60.0 dashboard/modules/job/common.py JobStatus
@@ -64,6 +67,7 @@ class TaskRow(TypedDict, total=False):
     type: str
     job_id: str
     actor_id: str | None
+    node_id: str | None
     worker_id: str | None
     worker_pid: int | None
     state: str
@@ -177,8 +181,26 @@ class Dashboard:
         return self._rows("tasks", ("job_id", "=", job_id), ("state", "=", "PENDING_NODE_ASSIGNMENT"))
 
     def unfinished_tasks(self) -> list[TaskRow]:
-        """Return the rows of the tasks that wait or run, of actors too."""
-        return self._rows("tasks", ("state", "!=", "FINISHED"), ("state", "!=", "FAILED"))
+        """Return the rows of the tasks that wait or run, of actors too; at most MOST_TASKS of them.
+
+        With the resources of those that have no node: details are 3 kB a row.
+        """
+        unfinished = ("state", "!=", "FINISHED"), ("state", "!=", "FAILED")
+        rows: list[TaskRow] = self._rows("tasks", *unfinished, limit=MOST_TASKS, timeout=TASKS_TIMEOUT_S, detail="0")
+        if not any(row["state"] == UNPLACED for row in rows):
+            return rows
+        detailed = self._rows("tasks", ("state", "=", UNPLACED), limit=100, timeout=TASKS_TIMEOUT_S)
+        return [*{row["task_id"]: row for row in (*rows, *detailed)}.values()]
+
+    def row_of(self, table: str, *filters: tuple[str, str, str]) -> Mapping[str, Any] | None:
+        """Return the last row of a table of Ray's state API that fits all filters; None if there is none."""
+        rows = self._rows(table, *filters, timeout=ROW_TIMEOUT_S)
+        return rows[-1] if rows else None
+
+    def log_end(self, node_id: str, name: str, lines: int) -> str:
+        """Return the last lines of one of a node's log files."""
+        params = {"node_id": node_id, "filename": name, "lines": lines}
+        return self._receive("GET", "/api/v0/logs/file", params=params, timeout=ROW_TIMEOUT_S).text
 
     def log_names(self, node_id: str) -> list[str]:
         """Return the names of a node's log files."""

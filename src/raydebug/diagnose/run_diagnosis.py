@@ -72,6 +72,10 @@ def diagnose_run(lines: Sequence[Line], run: Mapping[str, Any] | None, stop: Sto
     if run is None:
         return answer
     folder, name = Path(run["folder"]), _name_of(run)
+    if run.get("deaths"):
+        from raydebug.diagnose.death import join_death
+
+        join_death(answer, run)
     hang = _read_hang(run, name)
     if hang is not None:
         _join_hang(answer, hang)

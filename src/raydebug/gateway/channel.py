@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from raydebug.protocol import earlier, messages, records, wire
+from raydebug.protocol.death import Birth, LastWords
 from raydebug.protocol.listings import BreakpointState, ListedProcess
 from raydebug.protocol.questions import DESCRIBE, Answer, Body, Nothing, Question
 from raydebug.protocol.records import BadRecord, BreakpointReport, BreakpointSpec, WorkRecord
@@ -52,6 +53,9 @@ class ControlChannel:
         self.reports: dict[str, BreakpointReport] = {}  # by breakpoint
         self.answers = True
         self.fault = ""  # why it could not describe itself
+        self.birth: Birth = {}
+        self.words: LastWords = {}
+        self.dump = b""  # what faulthandler wrote
         self.is_earlier = False  # earlier.py: a worker of 0.1
         self._peer = (writer.get_extra_info("peername") or ("",))[0]
         self._writer = writer
@@ -63,6 +67,11 @@ class ControlChannel:
     def title(self) -> str:
         """Name the process for people."""
         return f"pid {self.about.get('pid')} on {self.about.get('ip') or self._peer}"
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether its process is gone."""
+        return self._writer.is_closing()
 
     @property
     def instance(self) -> str:

@@ -10,8 +10,10 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
 from raydebug.gateway.channel import LISTED, ControlChannel, NoAnswer
+from raydebug.gateway.ended import Ended
 from raydebug.gateway.numbers import BREAK, Numbers
 from raydebug.protocol import messages, questions, records, wire
+from raydebug.protocol.death import Birth, Kill, LastWords
 from raydebug.protocol.listings import ListedAnswer, ListedBreakpoint, ListedProcess, ListedStacks
 from raydebug.protocol.questions import Answer, Body, Question
 from raydebug.protocol.records import BadRecord, BreakpointReport, BreakpointSpec, StackFrame, StacksRecord, digest_of
@@ -27,6 +29,7 @@ DESCRIBED_FOR_S = 1.0  # a description that is not older is not asked for again
 # Thousands of processes are asked in turns, so that the gateway never has all their answers to read at once: other
 # clients are answered in between. The next turn begins when all have answered, or after TURN_S.
 ASKED_IN_A_TURN, TURN_S = 64, 0.02
+MAX_FAULT_BYTES = 64 * 1024  # of what faulthandler writes
 HOLDERS = 3  # of the same frames, asked for them one after the other
 # The actor in which Ray runs a job's driver (ray 2.60.0 dashboard/modules/job/common.py): not the user's, though it has
 # the job's environment. Held by tests/ray/test_contracts.py.
@@ -63,6 +66,19 @@ def _role(about: ListedProcess) -> str:
     return "driver" if about["is_driver"] else _DIGITS.sub("", title) if title.startswith("VLLM::") else title
 
 
+def _split_fault(channel: ControlChannel, decoder: wire.Decoder, data: bytes) -> list[Message]:
+    """Return the messages in bytes of a process; what faulthandler writes after them is kept."""
+    if channel.dump:
+        channel.dump = (channel.dump + data)[:MAX_FAULT_BYTES]
+        return []
+    before, mark, after = data.partition(messages.FAULT_MARK)
+    found = decoder.feed(before)
+    if mark and not decoder.has_begun:
+        channel.dump = mark + after
+        return found
+    return found + decoder.feed(mark + after)
+
+
 async def _in_turns(asking: Sequence[Coroutine[Any, Any, Found]]) -> list[Found]:
     """Return the answers of many processes, which are asked in turns."""
     begun: list[asyncio.Task[Found]] = []
@@ -94,7 +110,10 @@ def _list_stacks(channel: ControlChannel, record: StacksRecord | None) -> Listed
         "age_s": 0.0 if record else None,
         "threads": record.get("threads", []) if record else [],
         "left_out": record.get("left_out", 0) if record else 0,
+        "calls": record.get("calls", []) if record else [],
         "collectives": record.get("collectives", []) if record else [],
+        "listens": record.get("listens", []) if record else [],
+        "pipes": record.get("pipes", []) if record else [],
     }
 
 
@@ -117,6 +136,7 @@ class Control:
         self._breaks: dict[str, BreakpointSpec] = {}
         self._removed: set[str] = set()
         self._numbers = numbers or Numbers()
+        self.ended = Ended(lambda ns: [one for one in self.channels if one.birth.get("ns") == ns])
 
     async def serve(self, about: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one authenticated channel until it ends.
@@ -128,7 +148,7 @@ class Control:
         decoder = wire.Decoder()
         try:
             while data := await reader.read(READ_BYTES):
-                for message in decoder.feed(data):
+                for message in _split_fault(channel, decoder, data):
                     try:
                         self._take(channel, message)
                     except BadRecord as error:
@@ -136,7 +156,9 @@ class Control:
         except (OSError, wire.WireError):
             pass  # the process has ended, or sends something else: the channel ends
         finally:
-            self.channels.discard(channel)
+            if channel in self.channels:
+                self.channels.remove(channel)
+                self.ended.note(channel)
             channel.end()
 
     async def described(self, fresh_s: float = 0.0) -> list[ControlChannel]:
@@ -257,6 +279,14 @@ class Control:
             if len(channel.reports) < MAX_BREAKS or report.get("id") in channel.reports:
                 state, text = report.get("state", ""), report.get("message", "")
                 channel.reports[report.get("id", "")] = {"state": state, "message": text}
+        elif message.get("event") == messages.BIRTH:
+            if not channel.birth:  # it comes once
+                channel.birth = records.read(body, Birth, "its birth")
+                self.ended.watch(channel)
+        elif message.get("event") == messages.KILLS:
+            self.ended.note_kill(channel, records.read(body, Kill, "what it kills"))
+        elif message.get("event") == messages.BYE:
+            channel.words = records.read(body, LastWords, "the last words")
         else:
             channel.take(message)
 

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from raydebug import render
 from raydebug.cluster.dashboard import Dashboard
@@ -21,7 +21,11 @@ from raydebug.jobs.submit import hide_command, words_of
 from raydebug.protocol.listings import ListedPause
 from raydebug.protocol.tripwires import history_lines
 
+if TYPE_CHECKING:
+    from raydebug.jobs.certificate import Certificate
+
 STOP_TIMEOUT_S = 20.0
+DEATHS_SAID = 5  # of a job
 LEAVING = (signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = "INTERRUPTED"  # the status in a run's record when nobody has followed the job to its end
 
@@ -65,11 +69,13 @@ async def _follow(cluster: Cluster, submission_id: str, explain: Explain, watch:
         on_pauses=recorder.take_pauses,
     )
     sampling = asyncio.ensure_future(recorder.watch_memory(dashboard))
+    dying = asyncio.ensure_future(recorder.deaths.watch(Dashboard(cluster), lambda found: _say_deaths(recorder, found)))
     watched = asyncio.Future[str]() if watch is None else asyncio.ensure_future(watch(cluster, submission_id, recorder))
     try:
         return await _until_end(cluster, submission_id, follower, recorder, watched, explain)
     finally:
         sampling.cancel()
+        dying.cancel()
         watched.cancel()
         if not recorder.has_ended:
             recorder.end(INTERRUPTED, Exit.INTERRUPTED, None)
@@ -185,6 +191,14 @@ def _announce(pause: ListedPause, name: str) -> None:
     render.say(f"next: {render.command('raydebug', 'attach', pause['id'])}{name_option(name)}")
 
 
+def _say_deaths(recorder: Recorder, found: Sequence[Certificate]) -> None:
+    said = len(recorder.deaths.certificates) - len(found)
+    for one in found[: max(0, DEATHS_SAID - said)]:
+        render.say(render.visible(f"death: {one.text}", keep=""))
+    if said < DEATHS_SAID < said + len(found):
+        render.say("death: more processes have ended; `raydebug diagnose` lists them")
+
+
 def _say_outcome(cluster: Cluster, outcome: Outcome, recorder: Recorder, explain: Explain) -> int:
     recorder.end(outcome.status, outcome.exit_code, None)  # what follows may take long, and be cut off
     if outcome.exit_code == 0:
@@ -197,6 +211,9 @@ def _say_outcome(cluster: Cluster, outcome: Outcome, recorder: Recorder, explain
         render.say(render.visible(f"{finding.severity} [{finding.code}]: {finding.what}; {finding.why}", keep=""))
     recorder.read_changes(Dashboard(cluster))
     recorder.take_snapshots()
+    if outcome.exit_code != 0:
+        _say_deaths(recorder, recorder.deaths.take(Dashboard(cluster), last=True))
+        recorder.end(outcome.status, outcome.exit_code, None)
     first = None
     if outcome.exit_code != 0:
         lines, first, findings = _explained(explain, Dashboard(cluster), outcome.submission_id)

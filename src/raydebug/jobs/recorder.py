@@ -16,6 +16,7 @@ from raydebug import render
 from raydebug.cluster.kinds import kind_of
 from raydebug.errors import RaydebugError
 from raydebug.gateway.gateway_client import fetch_snapshot, fetch_snapshots, name_owner, name_place, name_reason
+from raydebug.jobs.deaths import DeathWatch
 from raydebug.jobs.memory_samples import SAMPLE_EVERY_S, Memory
 from raydebug.jobs.phases import Phases
 from raydebug.jobs.run_folder import LOG, RUN, RunFolder, remove_oldest
@@ -69,6 +70,8 @@ class Recorder:
         self.numbers: dict[str, Finding] = {}  # what the metrics of the steps showed, by code
         self.snapshots: dict[str, SnapshotSummary] = {}  # in the folder, by id
         self._keeps_snapshots = True
+        self._held: dict[int, int] = {}  # bytes of each process when it was last measured
+        self.deaths = DeathWatch(cluster, self._id, self._progress_of)
         self._rest = ""
         self.log_chars = 0
         self.has_ended = False
@@ -117,6 +120,11 @@ class Recorder:
         """How many phases and steps have ended."""
         return len(self._phases.ended) + len(self._phases.taken) + self._phases.step_count
 
+    @property
+    def step_seconds(self) -> list[float]:
+        """How long each step took."""
+        return [one["seconds"] for one in self._phases.steps]
+
     def take_hang(self, lines: Sequence[str], *, why: str, fix: str) -> None:
         """Record that the job hangs: lines for its log, and a finding of the run."""
         self._keep_log("".join(f"raydebug: {line}\n" for line in lines))
@@ -125,6 +133,11 @@ class Recorder:
             {"code": "run.hangs", "severity": "error", "what": lines[0], "why": why, "fix": fix, "at_s": at_s}
         )
         self._write(None)
+
+    def _progress_of(self, pid: int) -> tuple[int, str, int | None]:
+        steps = self._phases.steps
+        phase = next(reversed(self._phases.spans(None)))["name"] if not self._phases.taken else ""
+        return self._held.get(pid, 0), phase, steps[-1]["step"] + 1 if steps else None
 
     def take_findings(self, findings: Sequence[dict[str, str]]) -> None:
         """Record what was found out about the run, as `report` shows it."""
@@ -203,7 +216,10 @@ class Recorder:
         at_s = self._now() - self._started
         for node in dashboard.nodes():
             if node["state"] == "ALIVE":
-                self._memory.take(node["node_ip"], dashboard.node_statistics(node["node_id"]), at_s, titles)
+                statistics = dashboard.node_statistics(node["node_id"])
+                self._memory.take(node["node_ip"], statistics, at_s, titles)
+                for one in statistics.get("workers") or ():
+                    self._held[one.get("pid")] = (one.get("memoryInfo") or {}).get("rss", 0)
 
     def _now(self) -> float:
         """Return the time in seconds since the epoch; it does not jump when the clock is set."""
@@ -252,6 +268,7 @@ class Recorder:
             "pauses": list(self._pauses.values()),
             "findings": self._findings,
             "snapshots": list(self.snapshots.values()),
+            "deaths": [one.as_json() for one in self.deaths.certificates.values()],
             "log": LOG,
         }
         try:

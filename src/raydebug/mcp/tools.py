@@ -176,12 +176,15 @@ class Tools:
         """
         from raydebug.stacks.collect import as_document, fetch_tasks, take
         from raydebug.stacks.show import group_lines, silent_lines
+        from raydebug.stacks.training_words import fetch_words
 
         cluster, lines = self._cluster(), list[str]()
         found = take(cluster, job or None, say=lines.append)
-        document = as_document([found], fetch_tasks(cluster, found))
+        document = as_document([found], fetch_tasks(cluster, found), fetch_words(cluster, job or None, found))
         verdict = document["verdict"]
-        lines += [f"verdict ({verdict['certainty']}): {verdict['text']}"]
+        for one in document["verdicts"] or [verdict]:
+            of_job = f" on job {one['job']}" if len(document["verdicts"]) > 1 else ""
+            lines += [f"verdict{of_job} ({one['certainty']}): {one['text']}"]
         lines += [*group_lines(document["groups"], found), *silent_lines(found)]
         return self._answers.make("", "\n".join(lines), f"next: {verdict['next']}" if verdict["next"] else "")
 

@@ -11,6 +11,7 @@ from raydebug.protocol.records import (
     Limits,
     Location,
     Name,
+    OpenCall,
     Owner,
     Policy,
     ProcessIds,
@@ -79,10 +80,17 @@ class ListedStacks(ProcessFacts):
     age_s: float | None  # of the stacks: 0.0, as they are taken when they are asked for
     threads: list[ThreadStack]
     left_out: NotRequired[int]  # threads and tasks that are not listed: there are too many
+    calls: NotRequired[list[OpenCall]]  # with their ages since the first look at them
     pauses: NotRequired[list[Id]]
-    collectives: NotRequired[list[CollectiveGroup]]  # of torch's process groups
+    collectives: NotRequired[list[CollectiveGroup]]  # of torch's process groups, and of ray.util.collective
+    listens: NotRequired[list[int]]  # TCP ports
+    pipes: NotRequired[list[int]]  # inodes
     native: NotRequired[list[ThreadStack]]  # with C frames, of `stacks --native`
-    stopped: NotRequired[bool]  # by a signal, as seen from outside
+    # As seen from outside, of a process that does not answer:
+    stopped: NotRequired[bool]  # by a signal
+    asleep: NotRequired[Name]  # in the kernel, where no signal reaches it (state D): the function of the kernel
+    gone: NotRequired[bool]  # there is no such process
+    unread: NotRequired[Text]  # why it could not be read
 
 
 def with_frames(thread: ThreadStack, known: Mapping[str, list[StackFrame]]) -> ThreadStack:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
-from raydebug.protocol.records import BreakpointSpec, FramesRecord, Name, Refusal, StacksRecord, WorkRecord
+from raydebug.protocol.records import BreakpointSpec, FramesRecord, Name, Refusal, StacksRecord, Text, WorkRecord
+from raydebug.protocol.training import TrainingWords
 
 Body = TypeVar("Body")
 Answer = TypeVar("Answer")
@@ -71,9 +72,31 @@ class BreaksBody(TypedDict, total=False):
     remove: list[Name]  # ids
 
 
+class NodeBody(TypedDict, total=False):
+    """Of `node`: a process of this node that has ended, and the folder of its cgroup's counters."""
+
+    pid: int
+    cgroup: Text
+
+
+class NodeFacts(TypedDict, total=False):
+    """What the node knows after the end of a process: the answer to `node`."""
+
+    oom_kills: int
+    node_oom_kills: int
+    limit: int  # bytes of the cgroup; absent without a limit
+    peak: int  # bytes that the cgroup has used at most
+    total: int  # bytes of the machine
+    kernel: list[Text]  # lines of the kernel's log that name the process, or an end by memory since its start
+    full: list[Name]  # file systems without free space
+    unread: list[Name]  # what could not be read, and the right that is missing
+    raylet: Name  # how the raylet has ended; empty while it runs
+
+
 DESCRIBE = _row("describe", Nothing, WorkRecord)
 STACKS = _row("stacks", StacksBody, StacksRecord)
 FRAMES = _row("frames", FramesBody, FramesRecord)
+TRAINING = _row("training", Nothing, TrainingWords)
 PAUSE = _row("pause", PauseBody, Refusal, only_gateway=True)
 """Pauses the active thread at its next line, which PAUSE_EVENT (messages.py) tells; answered only if it cannot."""
 WITHDRAW = _row("withdraw", PauseBody, Nothing, only_gateway=True)
@@ -82,3 +105,5 @@ SAVE_PAUSE = _row("save-pause", SavePauseBody, Nothing, only_gateway=True)
 """Has a snapshot sent of a paused thread; answered when the gateway has it."""
 BREAKS = _row("breaks", BreaksBody, Nothing, only_gateway=True)
 """Each breakpoint added is reported by a BREAK."""
+NODE = _row("node", NodeBody, NodeFacts, only_gateway=True)
+"""What the node of a process that has ended knows of it; any other process of the node answers."""

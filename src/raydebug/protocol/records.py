@@ -239,11 +239,14 @@ class ThreadStack(TypedDict, total=False):
     frames: list[StackFrame]
     digest: Name  # of the frames, in place of them: most processes of a training have the same ones
     cpu_s: float  # CPU time of the thread since it began
-    objects: list[Name]  # ids of the objects that ray.get or ray.wait waits for
+    objects: list[Name]  # ids of the objects that ray.get or ray.wait waits for; the first MAX_ITEMS
+    polls: list[Name]  # ids of the objects in the locals of a loop that sleeps
     host: Name  # address and port of the socket that it reads
     child: int  # id of the process that it waits for
+    pipe: int  # inode of the pipe that it reads
+    awaits: list[Name]  # the futures, tasks and threads whose end it waits for
     wants: Name  # the lock that it is about to acquire
-    holds: list[Name]  # the locks of its `with` blocks
+    holds: list[Name]  # the locks of its `with` blocks, the futures that it works for, and itself
     gil: bool  # it holds Python's lock; known only of a process that is looked at from outside
 
 
@@ -278,8 +281,12 @@ class CollectiveCall(TypedDict, total=False):
     done: bool
 
 
+RAY_COLLECTIVE = "ray.util.collective"
+"""Description of a group of Ray's own: it counts no calls, and its members may have different roles."""
+
+
 class CollectiveGroup(TypedDict, total=False):
-    """A process group of torch, and the last collectives that this rank has called in it."""
+    """A process group of torch or of `ray.util.collective`, and the last collectives of this rank in it."""
 
     name: Name
     description: Name
@@ -289,13 +296,26 @@ class CollectiveGroup(TypedDict, total=False):
     calls: list[CollectiveCall]
 
 
+class OpenCall(TypedDict, total=False):
+    """The outermost call of the user's code in a thread that has not returned since it was first seen."""
+
+    thread: Name  # as ThreadStack names it
+    function: Name
+    file: Text
+    line: int
+    age_s: float
+
+
 class StacksRecord(WorkRecord, total=False):
     """The answer to `stacks`: the thread that runs the user's code comes first."""
 
     world: int | None  # ranks of its training group
     threads: list[ThreadStack]
     left_out: int  # threads and tasks beyond the limit; one of each kind of stack is listed first
+    calls: list[OpenCall]  # one for each thread that is in one
     collectives: list[CollectiveGroup]
+    listens: list[int]  # TCP ports
+    pipes: list[int]  # inodes
 
 
 # Pauses

@@ -8,20 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydebug import render
+from raydebug.cluster.dashboard import MOST_TASKS
 from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.runner import run_on_each
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.gateway.gateway_client import fetch_stacks
 from raydebug.protocol.messages import SILENT
 from raydebug.stacks.groups import group
-from raydebug.stacks.verdict import judge
+from raydebug.stacks.verdict import judge, judge_jobs
 
 if TYPE_CHECKING:
     from raydebug.cluster.runner import Runner
     from raydebug.cluster.state import Cluster
     from raydebug.protocol.listings import ListedStacks
+    from raydebug.protocol.training import TrainingWords
+    from raydebug.stacks.graph import Task
     from raydebug.stacks.spy import Seen
-    from raydebug.stacks.verdict import Task
 
 FIRST_S, ALL_S = 0.3, 1.0
 SPY_TIMEOUT_S = 120.0
@@ -69,9 +71,8 @@ def look_from_outside(cluster: Cluster, processes: Iterable[ListedStacks], *, na
     for ip, answer in _ask_nodes(cluster, by_node, native=native).items():
         here = by_node[ip]
         for pid, seen in answer.items():
-            if "threads" in seen:
-                _add(here[int(pid)], seen, native=native)
-            else:
+            _add(here[int(pid)], seen, native=native)
+            if "threads" not in seen and not seen.get("gone"):
                 refused.setdefault((seen["cause"], seen["fix"]), []).append(int(pid))
     what = "no C frames" if native else "no stack"
     return [f"{what} of pid {', '.join(map(str, pids[:8]))}: {cause}; {fix}" for (cause, fix), pids in refused.items()]
@@ -99,13 +100,19 @@ def _ask_nodes(cluster: Cluster, by_node: Mapping[str, Iterable[int]], *, native
 
 
 def _add(process: ListedStacks, seen: Seen, *, native: bool) -> None:
-    threads = seen["threads"]
-    if process["actor"] is None and seen["title"].startswith(RAY_TITLE):  # it could not report its actor
-        process["role"] = seen["title"].removeprefix(RAY_TITLE).partition(".")[0].partition("(")[0]
-    if native:
+    threads, title = seen.get("threads", []), seen.get("title", "")
+    if process["actor"] is None and title.startswith(RAY_TITLE):  # it could not report its actor
+        process["role"] = title.removeprefix(RAY_TITLE).partition(".")[0].partition("(")[0]
+    if native and threads:
         process["native"] = threads
-    if process["state"] == SILENT:
-        process["stopped"] = seen["stopped"]
+    if process["state"] != SILENT:
+        return
+    process["stopped"], process["gone"] = seen.get("stopped", False), seen.get("gone", False)
+    if "asleep" in seen:
+        process["asleep"] = seen["asleep"]
+    if "cause" in seen:
+        process["unread"] = f"{seen['cause']}; {seen['fix']}"
+    elif threads:
         process["threads"] = [{**one, "frames": [f for f in one["frames"] if is_python(f["file"])]} for one in threads]
         process["age_s"] = 0.0
 
@@ -115,21 +122,39 @@ def is_python(file: str) -> bool:
     return file.endswith(".py") or file.startswith("<")
 
 
-def as_document(taken: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task]) -> dict[str, Any]:
-    """Return what `raydebug stacks --json` prints, and --from reads."""
-    verdict = judge(taken, tasks)
+def as_document(
+    taken: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task], words: Mapping[int, TrainingWords] | None = None
+) -> dict[str, Any]:
+    """Return what `raydebug stacks --json` prints, and --from reads; `verdict` is that of the first job of `verdicts`.
+
+    Args:
+        taken: the processes at one or more moments, oldest first.
+        tasks: Ray's unfinished ones.
+        words: what processes say of the training, by process id.
+    """
+    verdicts = judge_jobs(taken, tasks, words)
     return {
         "version": 1,
         "processes": taken[-1],
         "tasks": tasks,
+        "training": words or {},
         "groups": group(taken[-1]),
-        "verdict": verdict,
+        "verdict": verdicts[0] if verdicts else judge(taken, tasks, words),
+        "verdicts": verdicts,
     }
 
 
-def fetch_tasks(cluster: Cluster, processes: Iterable[ListedStacks]) -> list[Task]:
-    """Return Ray's unfinished tasks if a process waits for one; none if Ray's dashboard does not answer."""
-    if not any(thread.get("objects") for one in processes for thread in one["threads"]):
+def fetch_tasks(cluster: Cluster, processes: Iterable[ListedStacks], before: Iterable[Task] = ()) -> list[Task]:
+    """Return Ray's unfinished tasks if a process waits for one; none if Ray's dashboard does not answer in time.
+
+    Ray hears of a task's state some seconds late, so each state counts the looks in which it was seen.
+
+    Args:
+        cluster: where.
+        processes: the stacks.
+        before: the tasks of an earlier look.
+    """
+    if not any(thread.get(name) for one in processes for thread in one["threads"] for name in ("objects", "polls")):
         return []
     from raydebug.cluster.dashboard import Dashboard
     from raydebug.jobs.resource_requests import describe_resources
@@ -137,8 +162,11 @@ def fetch_tasks(cluster: Cluster, processes: Iterable[ListedStacks]) -> list[Tas
     try:
         rows = Dashboard(cluster).unfinished_tasks()
     except RaydebugError as error:
-        render.say(f"Ray's tasks are unknown: {error.cause}")
+        render.say(f"Ray's tasks are unknown, so who waits for whom in ray.get is too: {error.cause}")
         return []
+    if len(rows) >= MOST_TASKS:
+        render.say(f"of Ray's unfinished tasks {MOST_TASKS:,} are read; a wait for another one is not followed")
+    seen = {(task["task_id"], task["state"]): task.get("looks", 1) for task in before}
     return [
         {
             "task_id": row["task_id"],
@@ -147,6 +175,10 @@ def fetch_tasks(cluster: Cluster, processes: Iterable[ListedStacks]) -> list[Tas
             "actor_id": row.get("actor_id"),
             "pid": row.get("worker_pid"),
             "needs": describe_resources(row.get("required_resources") or {}),
+            "node_id": row.get("node_id"),
+            "job_id": row.get("job_id"),
+            "type": row.get("type") or "",
+            "looks": 1 + seen.get((row["task_id"], row["state"]), 0),
         }
         for row in rows
     ]

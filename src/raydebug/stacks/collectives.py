@@ -7,12 +7,12 @@ operation, size or type, or did not call, this is the reason for the hang. Stack
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from raydebug.protocol import messages
 from raydebug.protocol.listings import ListedStacks
-from raydebug.protocol.records import CollectiveCall, CollectiveGroup
+from raydebug.protocol.records import RAY_COLLECTIVE, CollectiveCall, CollectiveGroup
 from raydebug.render import runs
 from raydebug.stacks.groups import place
 from raydebug.stacks.waits import (
@@ -37,9 +37,19 @@ LOGS = "raydebug job logs --first-error"
 
 
 def judge_collectives(
-    waits: Sequence[Wait], processes: Sequence[ListedStacks], moved: Sequence[ListedStacks]
+    waits: Sequence[Wait],
+    processes: Sequence[ListedStacks],
+    moved: Sequence[ListedStacks],
+    earlier: Sequence[ListedStacks] = (),
 ) -> Verdict | None:
-    """Return the verdict on the rank that keeps others waiting in a collective; None if there is none."""
+    """Return the verdict on the rank that keeps others waiting in a collective; None if there is none.
+
+    Args:
+        waits: of the processes that work.
+        processes: all of the job.
+        moved: those that were elsewhere in an earlier look.
+        earlier: the processes of earlier looks; a rank that was never seen is not there yet.
+    """
     groups, instances = _read_groups(processes), {one["instance"] for one in moved}
     places = {one.process["instance"]: one for one in waits}
     found = [one for group in groups if (one := _judge_group(group, places, processes, instances)) is not None]
@@ -50,7 +60,13 @@ def judge_collectives(
     recorded = {one["instance"] for group in groups for one in group.waiting()}
     if all(one.process["instance"] in recorded for one in waits if one.kind == COLLECTIVE):
         return None
-    return _judge_stacks(waits, processes, instances)
+    by_role: dict[object, list[Wait]] = {}
+    for wait in waits:
+        if wait.kind == COLLECTIVE and wait.process["instance"] not in recorded:
+            by_role.setdefault((wait.process["role"], wait.process["child_of"]), []).append(wait)
+    seen = {(one["role"], one["rank"]) for one in earlier}
+    judged = [_judge_stacks(inside, waits, processes, instances, seen) for inside in by_role.values()]
+    return min((given for given in judged if given), key=lambda given: given["kind"] == "moving", default=None)
 
 
 def has_advanced(before: ListedStacks, after: ListedStacks) -> bool:
@@ -76,6 +92,7 @@ class _ProcessGroup:
     label: str
     ranks: list[int]
     present: set[int]  # ranks with a process in a group like this one, of any role
+    is_rays: bool = False  # of ray.util.collective: it counts no calls
     members: dict[int, ListedStacks] = field(default_factory=dict)
     calls: dict[int, dict[int, CollectiveCall]] = field(default_factory=dict)
     is_ambiguous: bool = False  # two groups have the same key
@@ -103,8 +120,9 @@ def _read_groups(processes: Sequence[ListedStacks]) -> list[_ProcessGroup]:
             if not calls and given.get("full"):
                 continue  # its calls may be overwritten
             label = " ".join(one for one in (given.get("name", ""), about, backend) if one not in ("", "undefined"))
-            key = (process["job"], process["role"], process["child_of"], backend, _name(given))
-            group = found.setdefault(key, _ProcessGroup(label, given["ranks"], alike))
+            of_role = () if about == RAY_COLLECTIVE else (process["role"], process["child_of"])
+            key = (process["job"], *of_role, backend, _name(given))
+            group = found.setdefault(key, _ProcessGroup(label, given["ranks"], alike, about == RAY_COLLECTIVE))
             group.is_ambiguous |= rank in group.members
             group.members[rank], group.calls[rank] = process, calls
     return [one for one in found.values() if not one.is_ambiguous and one.waiting()]
@@ -140,7 +158,9 @@ def _judge_group(
     others = [one for one in processes if one["role"] == first["role"] and one["instance"] not in members]
     there = {one["rank"] for one in others} | group.present
     gone = [rank for rank in group.ranks if rank not in there]
-    if gone and None not in there:
+    if gone and None not in there and group.is_rays:
+        return 1, _not_there(gone, first["role"], waiting)
+    if gone and None not in there:  # torch makes a group when all of its ranks are there
         text = f"the process of {_ranks(gone)} of {first['role']} is gone; {waiting}"
         return 1, {**make_verdict("crashed-peer", CERTAIN, text, LOGS), "ranks": gone}
     silent = {one["rank"]: one for one in others if one["state"] != messages.ANSWERED and one["rank"] in group.ranks}
@@ -150,8 +170,8 @@ def _judge_group(
     first = next(iter(late.values()))
     who = f"{_ranks(rank for rank in late if rank is not None)} of {first['role']}"
     if first["instance"] in moved:
-        text = f"it does not hang: {who} {_state(first, places)}, and moves; {waiting}"
-        return 4, make_verdict("moving", CERTAIN, text, None, list(late.values()))
+        text = f"the others wait for a slow one: {who} {_state(first, places)}, and moves; {waiting}"
+        return 4, make_verdict("moving", LIKELY, text, None, list(late.values()))
     also_waits = any(places[one["instance"]].kind == COLLECTIVE for one in late.values() if one["instance"] in places)
     text = f"{who} did not join {_words(group.calls[rank][seq])}: it {_state(first, places)}; {waiting}"
     return 3 if also_waits else 2, make_verdict("missing-rank", CERTAIN, text, attach(first), list(late.values()))
@@ -213,10 +233,12 @@ def _state(process: ListedStacks, places: dict[str, Wait]) -> str:
 # By stacks
 
 
-def _judge_stacks(waits: Sequence[Wait], processes: Sequence[ListedStacks], moved: set[str]) -> Verdict | None:
-    """Return the verdict on ranks without recorded calls, from their stacks."""
-    inside = [one for one in waits if one.kind == COLLECTIVE]
-    if not inside or any(one.process["instance"] in moved for one in inside):
+def _judge_stacks(
+    inside: Sequence[Wait], waits: Sequence[Wait], processes: Sequence[ListedStacks], moved: set[str],
+    seen: Collection[tuple[str, int | None]],
+) -> Verdict | None:  # fmt: skip
+    """Return the verdict on ranks of one role without recorded calls, from their stacks."""
+    if any(one.process["instance"] in moved for one in inside):
         return None
     by_name = sorted(([one for one in inside if one.what == name] for name in {one.what for one in inside}), key=len)
     if len(by_name) > 1 and not any(POINT_TO_POINT.search(one.what) for one in inside):
@@ -224,28 +246,36 @@ def _judge_stacks(waits: Sequence[Wait], processes: Sequence[ListedStacks], move
         odd = [one.process for one in by_name[0]]
         text = f"ranks of {odd[0]['role']} are in different collectives: {'; '.join(parts)}"
         return make_verdict("collective-mismatch", LIKELY, text, attach(odd[0]), odd)
-    role, waiting = inside[0].process["role"], _waiting(inside)
+    first = inside[0].process
+    role, waiting = first["role"], _waiting(inside)
     there = {one["rank"] for one in processes if one["role"] == role}
-    gone = [rank for rank in range(max(one.process["world"] or 0 for one in inside)) if rank not in there]
-    if gone and None not in there:
-        text = f"the process of {_ranks(gone)} is gone; {waiting}"
-        return {**make_verdict("crashed-peer", CERTAIN, text, LOGS), "ranks": gone}
+    missing = [rank for rank in range(max(one.process["world"] or 0 for one in inside)) if rank not in there]
+    if missing and None not in there:
+        if gone := [rank for rank in missing if (role, rank) in seen]:
+            text = f"the process of {_ranks(gone)} is gone; {waiting}"
+            return {**make_verdict("crashed-peer", CERTAIN, text, LOGS), "ranks": gone}
+        return _not_there(missing, role, waiting)
     places = {one.process["instance"]: one for one in waits}
     outside = [
         one for one in processes
-        if one["role"] == role and one["threads"]
+        if one["role"] == role and one["child_of"] == first["child_of"] and one["threads"]
         and (places[one["instance"]].kind != COLLECTIVE if one["instance"] in places else one["rank"] is not None)
     ]  # fmt: skip
     if not outside:
         return None
     first = outside[0]
     if first["instance"] in moved:
-        text = f"it does not hang: {name_process(first)} {_state(first, places)}, and moves; {waiting}"
-        return make_verdict("moving", CERTAIN, text, None, outside)
+        text = f"the others wait for a slow one: {name_process(first)} {_state(first, places)}, and moves; {waiting}"
+        return make_verdict("moving", LIKELY, text, None, outside)
     ranks = [one["rank"] for one in outside if one["rank"] is not None]
     who = _ranks(ranks) if len(ranks) == len(outside) else ", ".join(name_process(one) for one in outside[:3])
     text = f"{who} did not join {inside[0].what}: it {_state(first, places)}; {waiting}"
     return make_verdict("missing-rank", LIKELY, text, attach(first), outside)
+
+
+def _not_there(ranks: list[int], role: str, waiting: str) -> Verdict:
+    text = f"{_ranks(ranks)} of {role} is not there (yet): no process with this rank was seen; {waiting}"
+    return {**make_verdict("starting", LIKELY, text, LOGS), "ranks": ranks}
 
 
 def all_inside(waits: Sequence[Wait]) -> Verdict | None:

@@ -34,7 +34,10 @@ def active_thread(process: ListedStacks) -> ThreadStack:
     tasks = [one for one in threads[1:] if one["name"].startswith("task ")]
     candidates = [*tasks, *threads[:1]] if threads and _waits_in_loop(threads[0]) else [*threads[:1], *tasks]
     empty: ThreadStack = {"name": "", "frames": []}
-    return next((one for one in candidates if users_frame(one.get("frames", []))), threads[0] if threads else empty)
+    own = [one for one in candidates if users_frame(one.get("frames", []))]
+    if not own and threads and _waits_in_loop(threads[0]):  # tasks of a trainer that is a package itself
+        own = [one for one in tasks if any(not _BELOW_TRAINERS.search(f.get("file", "")) for f in one["frames"])]
+    return next(iter((*own, *threads, empty)))
 
 
 def _waits_in_loop(thread: ThreadStack) -> bool:
@@ -54,8 +57,14 @@ def active_frames(process: ListedStacks) -> list[StackFrame]:
 
 def is_idle(process: ListedStacks) -> bool:
     """Return whether a process is an idle Ray worker."""
-    frames = active_frames(process)
+    return is_idle_stack(active_frames(process))
+
+
+def is_idle_stack(frames: Sequence[StackFrame]) -> bool:
+    """Return whether a thread is in the loop of a Ray worker or of asyncio, and has nothing to do."""
     inner = frames[0] if frames else {}
+    if inner.get("file", "").endswith("/selectors.py") and all(_BELOW_TRAINERS.search(f["file"]) for f in frames):
+        return True
     return any(inner.get("file", "").endswith(path) and inner.get("function", "").endswith(name) for path, name in IDLE)
 
 

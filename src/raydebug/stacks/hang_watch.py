@@ -1,7 +1,9 @@
 """`raydebug run --hang-after`: detects that a job makes no progress, and writes its stacks to the run folder.
 
-Progress is a training step, a phase that ended, a stack that moves, or a pause of raydebug. New log output counts only
-if no trainer is recognised, because watchdogs write lines while a job hangs.
+Progress of a training is a step that ended, or before the first step a phase of the start; of other programs a call
+that returned, or new log output. Lines that move in a process are no progress: a reward function may compute for ever.
+While a step goes on, samples and phases that end, tokens that are made, and processes that compute where nothing is
+asked of user code, put a report off, up to MOST_LIMITS limits.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from raydebug import render
@@ -21,32 +24,55 @@ from raydebug.jobs.run_folder import STACKS
 from raydebug.protocol import messages
 from raydebug.settings.files import atomic_write
 from raydebug.stacks.collect import as_document, fetch_tasks, take
-from raydebug.stacks.verdict import judge
-from raydebug.stacks.waits import Verdict, VerdictKind
+from raydebug.stacks.groups import active_thread
+from raydebug.stacks.training_words import describe, fetch_words
+from raydebug.stacks.verdict import COMPUTES_S, judge
+from raydebug.stacks.waits import COLLECTIVE, Verdict, VerdictKind, name_process, wait_of
 
 if TYPE_CHECKING:
     from raydebug.jobs.recorder import Recorder
     from raydebug.protocol.listings import ListedStacks
+    from raydebug.protocol.training import TrainingWords
 
-DEFAULT_S = 600.0  # of a recognised trainer
+DEFAULT_S, DEFAULT_STEPS = 600.0, 5  # of a recognised trainer: the larger of this and so many of its median steps
 TICK_S = 1.0
 SAMPLES_PER_LIMIT, APART_AT_LEAST_S = 10, 5.0
 MAX_SAMPLES = 12
+MOST_LIMITS = 4
+_OF_ENGINE = "/vllm/"  # its processes look for new work all the time
 PAUSE_TIMEOUT_S = 4.0
-NO_HANG: tuple[VerdictKind, ...] = ("moving", "paused", "none")
+NO_HANG: tuple[VerdictKind, ...] = ("paused", "none")
+POLLS = ("ray-get", "sleep", "queue", COLLECTIVE)  # such a wait is for another process
 Action = Literal["report", "pause", "stop"]
+Words = Mapping[int, "TrainingWords"]
 
 
 class Progress:
-    """Decides when a job hangs. Pure: the caller passes the time."""
+    """Decides when a job hangs. Pure: the caller passes the time.
 
-    def __init__(self, after_s: float, now: float) -> None:
-        self._after_s = after_s
-        self._apart_s = max(APART_AT_LEAST_S, after_s / SAMPLES_PER_LIMIT)
-        self._since = self._sampled = now
+    Args:
+        after_s: the limit; the caller changes it as steps become known.
+        by_steps: a trainer is recognised.
+    """
+
+    def __init__(self, after_s: float, now: float, *, by_steps: bool) -> None:
+        self.after_s = after_s
+        self._by_steps = by_steps
+        self._since = self._sampled = self._worked = now
         self._seen: object = None
+        self._work: tuple[int | None, object] | None = None
         self._samples: list[Sequence[ListedStacks]] = []
-        self._reported = False
+        self._reports = 0
+
+    @property
+    def samples(self) -> Sequence[Sequence[ListedStacks]]:
+        """The stacks since the last progress, oldest first."""
+        return self._samples
+
+    @property
+    def since(self) -> float:
+        """When the job made progress for the last time."""
+        return self._since
 
     def note(self, seen: object, now: float, *, paused: bool) -> None:
         """Note the state of the job: a change since the last call is progress."""
@@ -55,31 +81,122 @@ class Progress:
             self._note_progress(now)
 
     def wants_sample(self, now: float) -> bool:
-        """Return whether to take stacks now: rarely, and not in the first half of the limit."""
-        return now - self._since >= self._after_s / 2 and (not self._samples or now - self._sampled >= self._apart_s)
+        """Return whether to take stacks now: rarely, not in the first half of the limit, and when a report is due."""
+        apart_s = max(APART_AT_LEAST_S, self.after_s * 2**self._reports / SAMPLES_PER_LIMIT)
+        is_time = not self._samples or now - self._sampled >= apart_s or self._sampled < self._due_at <= now
+        return is_time and now - self._since >= self.after_s / 2
 
-    def take(self, sample: Sequence[ListedStacks], now: float) -> bool:
-        """Take stacks of the job; return whether it hangs, once until it makes progress again."""
-        self._sampled = now
-        self._samples = [*self._samples, sample][-MAX_SAMPLES:]
+    def take(self, sample: Sequence[ListedStacks], words: Words, now: float) -> bool:
+        """Take stacks of the job and its own words; return whether to report a hang.
+
+        It is reported again after twice the time, and so on, until there is progress.
+        """
+        before, apart_s = self._samples[-1:], now - self._sampled
+        self._sampled, self._samples = now, [*self._samples, sample][-MAX_SAMPLES:]
+        moves = any(_moves(one, sample, in_calls=self._by_steps) for one in before)
         if judge(self._samples)["kind"] in NO_HANG:
             self._note_progress(now)
-        hangs = len(self._samples) > 1 and now - self._since >= self._after_s and not self._reported
-        self._reported = self._reported or hangs
+        elif self._by_steps:
+            self._take_words(words, now, moves=moves)
+        elif moves or (before and _has_new_call(sample, apart_s)):
+            self._note_progress(now)
+        hangs = len(self._samples) > 1 and now >= self._due_at
+        self._reports += hangs
         return hangs
 
+    @property
+    def _due_at(self) -> float:
+        """When a report is due: after one limit, then 2 limits later, 4 limits later, ..."""
+        put_off_to = min(self._worked, self._since + (MOST_LIMITS - 1) * self.after_s)
+        return put_off_to + self.after_s * float(2 ** (self._reports + 1) - 1)
+
+    def _take_words(self, words: Words, now: float, *, moves: bool) -> None:
+        step = max((one["step"] for one in words.values() if "step" in one), default=None)
+        requests = [request for one in words.values() for request in one.get("requests", [])]
+        work = {pid: one.get("ended", 0) for pid, one in words.items()}, sum(one.get("tokens", 0) for one in requests)
+        before, self._work = self._work or (step, work), (step, work)
+        starts = any(one.get("starting") for one in words.values())
+        in_users_code = any(one.get("rewards") or one.get("samples") for one in words.values())
+        works = moves and not in_users_code
+        if before[0] != step or (starts and works):
+            self._note_progress(now)
+        elif before[1] != work or works:
+            self._worked = now
+
     def _note_progress(self, now: float) -> None:
-        self._since, self._samples, self._reported = now, [], False
+        self._since = self._worked = now
+        self._samples, self._reports, self._work = [], 0, None
+
+
+def _moves(before: Sequence[ListedStacks], after: Sequence[ListedStacks], *, in_calls: bool) -> bool:
+    """Return whether a process that waits for nothing is at another line than before, or computes.
+
+    Args:
+        before: the look before.
+        after: the last look.
+        in_calls: whether lines inside of one call count, in other processes than the driver.
+    """
+    then = {one["instance"]: one for one in before if one["threads"]}
+    for one in after:
+        if one["instance"] in then and (in_calls or one["is_driver"] or not one.get("calls")):
+            was, now = active_thread(then[one["instance"]]), active_thread(one)
+            computes = now.get("cpu_s", 0.0) - was.get("cpu_s", 0.0) > COMPUTES_S
+            works = wait_of(one).kind == wait_of(then[one["instance"]]).kind == "unknown"
+            is_engine = any(_OF_ENGINE in frame.get("file", "") for frame in now.get("frames", [])[:1])
+            if works and not is_engine and (computes or was.get("frames") != now.get("frames")):
+                return True
+    return False
+
+
+def _has_new_call(sample: Sequence[ListedStacks], apart_s: float) -> bool:
+    """Return whether a process is in a call of the user's code that has begun since the look before."""
+    return any(
+        call["thread"] == active["name"] and call["age_s"] < apart_s - TICK_S
+        for one in sample
+        for active in one["threads"][:1]
+        for call in one.get("calls", [])
+    )
+
+
+def longest_call(sample: Sequence[ListedStacks], words: Words) -> str | None:
+    """Return the call that has gone on for longest of those that the training waits for, in words; None without one.
+
+    In a training these are the functions of rewards and the tools of samples: its other processes are always in a call.
+    In other programs, processes that wait for others have none.
+    """
+    by_pid = {one["pid"]: one for one in sample}
+    calls: list[tuple[float, str]] = []
+    for pid, one in words.items():
+        who = name_process(by_pid[pid]) if pid in by_pid else f"pid {pid}"
+        for reward in one.get("rewards", []):
+            of = f" for {reward['data_source']!r}" if "data_source" in reward else ""
+            calls.append((reward.get("age_s", 0.0), f"{who} in {reward['function']}{of}{_asking(reward.get('url'))}"))
+        for tool in one.get("samples", []):
+            if "tool" in tool:
+                what = f"tool {tool['tool']} of sample {tool['uid']}{_asking(tool.get('url'))}"
+                calls.append((tool.get("age_s", 0.0), f"{who} in {what}"))
+    if not words:
+        for process in sample:
+            for call in [] if wait_of(process).kind in POLLS else process.get("calls", []):
+                where = f"{call['function']} ({call['file']}:{call['line']})"
+                calls.append((call["age_s"], f"{name_process(process)} in {where}"))
+    longest = max(calls, default=None)
+    return None if longest is None else f"longest call: {longest[1]}, for {longest[0]:.0f} s or more"
+
+
+def _asking(url: str | None) -> str:
+    return f", which asks {url}" if url else ""
 
 
 class HangWatch:
     """Watches one job.
 
     Args:
-        by_steps: a trainer is recognised, so log output alone is no progress.
+        after_s: the limit; None for the default of a recognised trainer.
+        by_steps: a trainer is recognised: its steps are the progress, not its log.
     """
 
-    def __init__(self, after_s: float, action: Action, *, by_steps: bool) -> None:
+    def __init__(self, after_s: float | None, action: Action, *, by_steps: bool) -> None:
         self._after_s, self._action, self._by_steps = after_s, action, by_steps
 
     async def watch(self, cluster: Cluster, job: str, recorder: Recorder) -> str:
@@ -91,27 +208,40 @@ class HangWatch:
             return await asyncio.Future()
 
     async def _watch(self, cluster: Cluster, job: str, recorder: Recorder) -> str:
-        progress = Progress(self._after_s, time.monotonic())
+        progress = Progress(self._limit_s(recorder), time.monotonic(), by_steps=self._by_steps)
         while True:
             await asyncio.sleep(TICK_S)
+            progress.after_s = self._limit_s(recorder)
             seen = (recorder.phases_ended, 0 if self._by_steps else recorder.log_chars)
             progress.note(seen, time.monotonic(), paused=recorder.is_paused)
             if not progress.wants_sample(time.monotonic()):
                 continue
             with contextlib.suppress(RaydebugError):  # without a gateway nothing is known
-                sample = await asyncio.to_thread(take, cluster, job, say=lambda _: None)
-                if progress.take(sample, time.monotonic()):
-                    verdict = await asyncio.to_thread(self._report, cluster, job, recorder, sample)
+                sample, words = await asyncio.to_thread(_look, cluster, job)
+                if progress.take(sample, words, time.monotonic()):
+                    verdict = await asyncio.to_thread(self._report, cluster, job, recorder, progress, words)
                     if self._action == "stop":
                         return verdict["text"]
 
-    def _report(self, cluster: Cluster, job: str, recorder: Recorder, sample: list[ListedStacks]) -> Verdict:
+    def _limit_s(self, recorder: Recorder) -> float:
+        if self._after_s is not None:
+            return self._after_s
+        steps = recorder.step_seconds
+        return max(DEFAULT_S, DEFAULT_STEPS * statistics.median(steps)) if steps else DEFAULT_S
+
+    def _report(self, cluster: Cluster, job: str, recorder: Recorder, progress: Progress, words: Words) -> Verdict:
         """Write stacks and verdict; with the action `pause`, pause the process that the verdict names."""
-        tasks = fetch_tasks(cluster, sample)
-        document = as_document([sample], tasks)
+        samples, stalled_s = progress.samples, time.monotonic() - progress.since
+        tasks = fetch_tasks(cluster, samples[-1])
+        document = as_document(samples, tasks, words)
         verdict: Verdict = document["verdict"]
-        lines = [f"job {job} hangs: no step and no moving stack for {self._after_s:g} s",
+        what = "no step has ended" if self._by_steps else "no call has returned and nothing was logged"
+        lines = [f"job {job} hangs: {what} for {stalled_s:.0f} s",
                  f"verdict ({verdict['certainty']}): {verdict['text']}"]  # fmt: skip
+        if (training := describe(words, samples[-1])) is not None:
+            lines.append(f"training: {training}")
+        if (call := longest_call(samples[-1], words)) is not None:
+            lines.append(call)
         if verdict["next"]:
             lines.append(f"next: {verdict['next']}{name_option(cluster.name)}")
         if recorder.folder is not None:
@@ -120,11 +250,16 @@ class HangWatch:
                 path = str(recorder.folder / STACKS)
                 lines.append(f"stacks: {render.command('raydebug', 'stacks', '--from', path)}")
         if self._action == "pause" and verdict["pids"]:
-            lines.append(_pause(cluster, verdict["pids"][0], sample))
+            lines.append(_pause(cluster, verdict["pids"][0], samples[-1]))
         for line in lines:
             render.say(render.visible(line))
         recorder.take_hang(lines, why=verdict["text"], fix=verdict["next"] or "")
         return verdict
+
+
+def _look(cluster: Cluster, job: str) -> tuple[list[ListedStacks], dict[int, TrainingWords]]:
+    sample = take(cluster, job, say=lambda _: None)
+    return sample, fetch_words(cluster, job, sample)
 
 
 def _pause(cluster: Cluster, pid: int, sample: Sequence[ListedStacks]) -> str:

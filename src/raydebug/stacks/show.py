@@ -8,7 +8,7 @@ from pathlib import Path
 from raydebug import render
 from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.messages import ANSWERED
-from raydebug.protocol.records import StackFrame, ThreadStack
+from raydebug.protocol.records import MAX_ITEMS, StackFrame, ThreadStack
 from raydebug.stacks.collect import is_python
 from raydebug.stacks.groups import StackGroup, place, users_frames
 from raydebug.stacks.waits import name_process
@@ -52,8 +52,10 @@ def silent_lines(processes: Sequence[ListedStacks]) -> Iterator[str]:
 
 
 def left_out_lines(processes: Sequence[ListedStacks]) -> Iterator[str]:
-    """Yield the processes with more threads and tasks than are listed."""
+    """Yield the processes with more threads and tasks than are listed, or that wait for more objects."""
     for one in processes:
+        if any(len(thread.get("objects", [])) >= MAX_ITEMS for thread in one["threads"]):
+            yield f"{_name(one)} waits for {MAX_ITEMS:,} objects or more; the first {MAX_ITEMS:,} are followed"
         if count := one.get("left_out", 0):
             yield f"{_name(one)}: {count} more threads and tasks are not listed; of equal stacks some are"
 

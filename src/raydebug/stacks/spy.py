@@ -24,13 +24,16 @@ MAX_FRAMES = 64
 SYS_PTRACE = 19  # bit of capabilities(7)
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 OURS = ("raydebug-control",)
+STOPPED, GONE, UNINTERRUPTIBLE = ("T", "t"), ("", "Z", "X"), "D"  # proc_pid_stat(5)
 
 
 class Seen(TypedDict, total=False):
-    """The threads of a process, or why they cannot be read and what to do."""
+    """What a process does as its node sees it, and its threads, or why they cannot be read and what to do."""
 
     threads: list[ThreadStack]  # also with native frames, whose `file` is a library
     stopped: bool  # by a signal
+    asleep: str  # the kernel's function in which it sleeps in state D; empty where that may not be read
+    gone: bool  # it has ended
     title: str  # as `ps` shows it; Ray's workers write there what they run
     cause: str
     fix: str
@@ -52,12 +55,32 @@ def read_process(pid: int, *, native: bool) -> Seen:
         pid: which.
         native: with C frames; the process is stopped while they are read.
     """
+    before = _state_of(pid)
+    if before in GONE:
+        return {"gone": True, "cause": f"process {pid} has ended", "fix": "raydebug job logs --first-error"}
+    seen = _run_spy(pid, native=native)
+    seen["stopped"] = before in STOPPED
+    if before == _state_of(pid) == UNINTERRUPTIBLE:
+        seen["asleep"] = ""
+        with contextlib.suppress(OSError):  # it needs CAP_SYS_ADMIN in some kernels: proc_pid_wchan(5)
+            seen["asleep"] = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii", errors="replace").strip("0")
+    return seen
+
+
+def _state_of(pid: int) -> str:
+    """Return the state of a process as proc_pid_stat(5) has it; empty if it is not there."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(") ")[2][:1]
+    except OSError:
+        return ""
+
+
+def _run_spy(pid: int, *, native: bool) -> Seen:
     spy = Path(sys.executable).parent / "py-spy"  # a dependency of ray[default]
     if not spy.exists():
         return {"cause": f"there is no {spy}", "fix": "install py-spy in the cluster's environment"}
     argv = [str(spy), "dump", "--json", "--pid", str(pid), "--native" if native else "--nonblocking"]
     try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(") ")[2][:1]
         printed = process.run(argv, timeout_s=TIMEOUT_S)
         threads = [one for one in json.loads(printed[printed.index("[") :]) if one["thread_name"] not in OURS]
         title = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ")
@@ -72,7 +95,7 @@ def read_process(pid: int, *, native: bool) -> Seen:
             owner = Path(f"/proc/{pid}").stat().st_uid
         return explain(owner, reader, _ptrace_scope(), may_trace=_may_trace())
     found = sorted(map(_describe, threads), key=lambda one: (not one.get("gil"), one["name"] != "MainThread"))
-    return {"threads": found, "stopped": state in ("T", "t"), "title": title.decode(errors="replace")}
+    return {"threads": found, "title": title.decode(errors="replace")}
 
 
 def _describe(thread: dict[str, Any]) -> ThreadStack:

@@ -1,209 +1,303 @@
 """The verdict on the stacks of a job: what a hanging job waits for, in one sentence, with the next command.
 
-The rules combine what the processes wait for (waits.py). The rule on collectives (collectives.py) comes first: a rank
-that is missing from a collective explains why the others wait.
+The graph (graph.py) says who waits for whom. Where a walk from the driver ends, there is the cause: ends.py describes
+it. The rule on collectives (collectives.py) comes first: a rank that is missing explains why the others wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from collections.abc import Iterable, Mapping, Sequence
 
 from raydebug.protocol import messages
 from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.records import ThreadStack
+from raydebug.protocol.training import TrainingWords
 from raydebug.render import command
 from raydebug.stacks.collectives import all_inside, has_advanced, judge_collectives
-from raydebug.stacks.groups import active_frames, active_thread, is_idle, place, place_of, users_frame
+from raydebug.stacks.ends import End, Said, call_of, describe, phase_of, rank_of
+from raydebug.stacks.graph import RUNNING, UNPLACED, Edge, Graph, Node, Path, Task
+from raydebug.stacks.groups import active_thread, is_idle, place
 from raydebug.stacks.waits import (
     CERTAIN,
     COLLECTIVE,
     LIKELY,
+    Link,
     Verdict,
-    Wait,
+    VerdictKind,
     attach,
     count,
-    holds_gil,
     make_verdict,
     matches,
     name_process,
-    wait_of,
 )
 
 COMPUTES_S = 0.5  # CPU time between two samples
-DATA_LOADER_WORKER = "/torch/utils/data/_utils/worker.py"  # torch 2.11 and 2.13
-# States of a task that is queued at its actor: ray 2.60.0 src/ray/protobuf/common.proto TaskStatus.
-QUEUED = ("SUBMITTED_TO_WORKER", "PENDING_ACTOR_TASK_ORDERING_OR_CONCURRENCY")
-UNPLACED = "PENDING_NODE_ASSIGNMENT"
-TASK_ID_CHARS = 48  # an object's id begins with that of its task (ray 2.60.0 src/ray/common/id.h)
+Words = Mapping[int, TrainingWords]
 
 
-class Task(TypedDict):
-    """An unfinished task of Ray."""
+class JobVerdict(Verdict):
+    """The verdict on one job."""
 
-    task_id: str
-    name: str
-    state: str
-    actor_id: str | None
-    pid: int | None
-    needs: str  # its resources, in words
+    job: str | None
 
 
-def judge(samples: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task] = ()) -> Verdict:
-    """Return the verdict on the stacks of a job, taken at one or more moments, oldest first; and on its Ray tasks."""
+def judge_jobs(
+    samples: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task] = (), words: Words | None = None
+) -> list[JobVerdict]:
+    """Return a verdict for each job, those that hang first."""
+    found: list[JobVerdict] = []
+    for job in sorted({one["job"] for one in samples[-1]}, key=str):
+        of_job = [[one for one in sample if one["job"] == job] for sample in samples]
+        found.append({**judge(of_job, tasks, words), "job": job})
+    return sorted(found, key=lambda one: one["kind"] in ("none", "moving", "starting", "paused"))
+
+
+def judge(samples: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task] = (), words: Words | None = None) -> Verdict:
+    """Return the verdict on the stacks of a job.
+
+    Args:
+        samples: the processes at one or more moments, oldest first.
+        tasks: Ray's unfinished ones.
+        words: what processes say of the training, by process id.
+    """
     processes = samples[-1]
-    answered = [one for one in processes if one["threads"]]
-    working = [one for one in answered if not is_idle(one)]
     if not processes:
         return make_verdict("none", CERTAIN, "no process of a job runs", None)
     if paused := [one for one in processes if one.get("pauses")]:
         ids = [pause for one in paused for pause in one.get("pauses", [])]
         text = f"{count(paused)} paused by raydebug; the others may wait for it"
         return make_verdict("paused", CERTAIN, text, command("raydebug", "attach", ids[0]), paused)
-    waits = [wait_of(one) for one in working]
-    stuck = [one for one in processes if one["state"] != messages.ANSWERED]
-    moved = _moved(samples)
-    rules = (
-        judge_collectives(waits, processes, moved),
-        _deadlock(working) or _deadlock_of_actors(waits, tasks),
-        _data_loader(waits, processes, moved),
-        _gil(stuck),
-        _is_moving(moved),
-        _ray_waits(waits, tasks),
-        all_inside(waits),
-        _own_waits(waits),
-    )
-    for found in rules:
-        if found is not None:
+    look = _Look(samples, tasks, words)
+    rules = (look.collective, look.deadlock, look.end_of_chain)
+    return next((found for rule in rules if (found := rule()) is not None), look.nothing())
+
+
+class _Look:
+    """The last sample of a job, with the earlier ones to compare it with."""
+
+    def __init__(self, samples: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task], words: Words | None) -> None:
+        self._samples, self._processes = samples, samples[-1]
+        self.graph = Graph(self._processes, tasks, words)
+        self._before = [Graph(one, tasks, words) for one in samples[:-1]]
+        self._earlier = [one for sample in samples[:-1] for one in sample]
+        self._looks_at: dict[str, list[ListedStacks]] = {}
+        for one in self._earlier:
+            self._looks_at.setdefault(one["instance"], []).append(one)
+        self._moved = _moved(samples)
+        self._has_moved = {one["instance"] for one in self._moved}
+        self._working = [one for one in self._processes if one["threads"] and not is_idle(one)]
+        unread = [one for one in self._processes if one["state"] != messages.ANSWERED and not one["threads"]]
+        self._nodes = [self.graph.node(one) for one in (*self._working, *unread)]
+        self._waits = [node.wait for node in self._nodes if node.process["threads"]]
+        self._drivers = [one for one in self._nodes if one.process.get("is_driver") or one.process["role"] == "driver"]
+        self._walks = {node.key: self.graph.walk(node) for node in self._nodes}
+        self._paths = [path for node in self._drivers for path in self._walks[node.key][0]]
+        if all(self._rank(path)[0] >= End.OPEN for path in self._paths):  # what the driver waits for is not known
+            self._paths = [path for node in self._nodes for path in self._walks[node.key][0]]
+
+    def _rank(self, path: Path) -> tuple[End, int]:
+        """Return how well the end of a path explains that the job stands, the best explanation first."""
+        if path.end is None:
+            return End.UNPLACED, 0
+        return rank_of(path.end, self.graph, moved=self._moves(path.end)), -len(path.edges)
+
+    # Rules: each returns a verdict, or None
+
+    def collective(self) -> Verdict | None:
+        """Judge the rank that keeps others waiting in a collective, and what that rank waits for itself."""
+        found = judge_collectives(self._waits, self._processes, self._moved, self._earlier)
+        if found is None or found["kind"] in ("moving", "collective-mismatch", "crashed-peer", "starting"):
             return found
-    if not working:
+        late = next(one for one in self._processes if one["pid"] == found["pids"][0] and one["rank"] in
+                    (None, *found["ranks"]))  # fmt: skip
+        inside = [node for node in self._nodes if node.wait.kind == COLLECTIVE]
+        if late not in self._working and late["threads"] and not self._is_reached(inside) and self._best() is not None:
+            return None  # the ranks have no task; the driver waits for something else
+        if found["certainty"] == CERTAIN and not self._was_judged_before(found):
+            found["certainty"] = LIKELY
+        join = [Edge(inside[0], self.graph.node(late), COLLECTIVE, inside[0].wait.what)] if inside else []
+        ends = self.graph.walk(self.graph.node(late))[0] if late in self._working else []
+        best = min((one for one in ends if one.edges), key=self._rank, default=None)
+        if best is None or best.end is None or self._rank(best)[0] >= End.OPEN:
+            return self._with_chain(found, join, self.graph.node(late))
+        text, edges = describe(best.end, self.graph, moved=False).text, [*join, *best.edges]
+        pids = [best.end.process["pid"] or 0, *found["pids"]]
+        found = {**found, "text": f"{text}; {found['text']}", "next": attach(best.end.process), "pids": pids}
+        return self._with_chain(found, edges, best.end)
+
+    def _is_reached(self, nodes: Sequence[Node]) -> bool:
+        reached = {edge.target.key for path in self._paths for edge in path.edges if edge.target is not None}
+        roots = {path.root.key for path in self._paths}
+        return any(node.key in reached | roots for node in nodes)
+
+    def _was_judged_before(self, verdict: Verdict) -> bool:
+        if not self._before:
+            return False
+        waits = [self._before[-1].node(one).wait for one in self._samples[-2] if one["threads"] and not is_idle(one)]
+        before = judge_collectives(waits, self._samples[-2], [])
+        return before is not None and (before["kind"], before["pids"]) == (verdict["kind"], verdict["pids"])
+
+    def deadlock(self) -> Verdict | None:
+        """Judge threads or actors that wait for each other."""
+        cycle = next((cycle for _, cycle in self._walks.values() if cycle), None)
+        if cycle is None:
+            cycle = next((found for one in self._working if (found := self._locked(one))), None)
+        if not cycle:
+            return None
+        nodes = [edge.source for edge in cycle]
+        processes = list({id(one.process): one.process for one in nodes}.values())
+        if len(processes) == 1:
+            parts = [f"{one.thread['name']} at {place(one.wait.at)}" for one in nodes]
+            text = f"threads of {name_process(processes[0])} wait for each other's locks: {'; '.join(parts)}"
+        else:
+            parts = [f"{edge.source.wait.who} waits for {edge.words} at {place(edge.source.wait.at)}" for edge in cycle]
+            text = f"actors wait for each other: {'; '.join(parts)}"
+        verdict = make_verdict("deadlock", self._certainty(cycle), text, attach(processes[0]), processes)
+        return self._with_chain(verdict, cycle, None)
+
+    def _locked(self, process: ListedStacks) -> list[Edge]:
+        """Return the cycle of threads that wait for each other's locks, the active one or not."""
+        for thread in process["threads"]:
+            if "wants" in thread and (cycle := self.graph.walk(self.graph.node(process, thread))[1]):
+                return cycle
+        return []
+
+    def _best(self) -> Path | None:
+        best = min(self._paths, key=self._rank, default=None)
+        return best if best is not None and self._rank(best)[0] < End.OPEN else None
+
+    def end_of_chain(self) -> Verdict | None:
+        """Judge the end of the chain: the process that waits for nothing of ours."""
+        if not self._paths:
+            return None
+        best = min(self._paths, key=self._rank)
+        rank = self._rank(best)[0]
+        if rank > End.POLLS and (found := all_inside(self._waits)) is not None:
+            return found
+        if best.end is None:
+            return self._no_process(best)
+        same = [one.end for one in self._paths if one.end is not None and self._rank(one)[0] == rank]
+        others = [one.process for one in same if one.process is not best.end.process]
+        said = describe(best.end, self.graph, moved=self._moves(best.end), others=others)
+        kind, text = said.kind, said.text
+        if best.edges and best.edges[-1].kind == "mailbox" and kind not in ("gil", "stopped", "disk", "gone"):
+            edge, wait = best.edges[-1], best.end.wait
+            busy = f"that is at {place(wait.at)}" + (f", waiting for {wait.what}" if wait.what else "")
+            kind = "mailbox"
+            text = f"{edge.source.wait.who} waits for {edge.words}, which waits in the mailbox of {wait.who}; {busy}"
+        else:
+            text += _waiters(best.edges)
+        certainty = self._how_certain(best, said, rank)
+        if phase := phase_of(best, self.graph):
+            text = f"the job is starting ({phase}): {text}"
+            kind = "starting" if rank in (End.STANDS, End.MOVES) or kind == "sleep" else kind
+        processes = list({id(one): one for one in (best.end.process, *others)}.values())
+        return self._with_chain(make_verdict(kind, certainty, text, said.next, processes), best.edges, best.end)
+
+    def _no_process(self, path: Path) -> Verdict:
+        """Judge a task that no process of the job runs."""
+        edge, task = path.edges[-1], path.edges[-1].task
+        assert task is not None
+        kind: VerdictKind = "gone" if task["state"].startswith(RUNNING) else "ray-get"
+        why = f"{task['name']}, which Ray has not begun (state {task['state']})"
+        if kind == "gone":
+            why = f"{task['name']}, but its process (pid {task['pid'] or 'unknown'}) is gone, or has no raydebug"
+        elif task["state"] == UNPLACED:
+            why = f"task {task['name']}, for which no node has room: it needs {task['needs']}"
+        text = f"{edge.source.wait.who} waits for {why}; at {place(edge.source.wait.at)}{_waiters(path.edges[:-1])}"
+        following = "raydebug job logs --first-error" if kind == "gone" else "raydebug ps"
+        certainty = LIKELY if kind == "gone" else self._certainty(path.edges)
+        verdict = make_verdict(kind, certainty, text, following, [edge.source.process])
+        return self._with_chain(verdict, path.edges, None)
+
+    def nothing(self) -> Verdict:
+        """Return the verdict where no process works."""
+        answered = [one for one in self._processes if one["threads"]]
         return make_verdict("none", CERTAIN, f"all {len(answered)} processes are idle", None)
-    first = waits[0]
-    return make_verdict(
-        "unknown", LIKELY, f"{first.who} is at {place(first.at)}; it is in no known wait", attach(first.process),
-        [one.process for one in waits],
-    )  # fmt: skip
+
+    # Certainty
+
+    def _how_certain(self, path: Path, said: Said, rank: End) -> str:
+        if rank == End.MOVES and said.is_sure:
+            return CERTAIN if all(one.end is not None and self._moves(one.end) for one in self._paths) else LIKELY
+        is_mailbox = bool(path.edges) and path.edges[-1].kind == "mailbox"
+        stands = said.at_once or (path.end is not None and self._stood(path.end))
+        if not (said.is_sure or is_mailbox) or not stands:
+            return LIKELY
+        if path.edges:
+            return self._certainty(path.edges)
+        # That others wait for it was not seen.
+        return CERTAIN if said.at_once or path.root in self._drivers or len(self._nodes) == 1 else LIKELY
+
+    def _moves(self, node: Node) -> bool:
+        """Return whether a thread was elsewhere in an earlier look, was not there, or computes."""
+        process, name = node.process, node.thread.get("name")
+        if node.thread is active_thread(process) and process["instance"] in self._has_moved:
+            return True
+        looks = self._looks_at.get(process["instance"], [])
+        earlier = [one["threads"] for one in looks if one["state"] == process["state"] and one["threads"]]
+        return not all(
+            any(one["name"] == name and not _differs(one, node.thread) for one in threads) for threads in earlier
+        )
+
+    def _stood(self, node: Node) -> bool:
+        """Return whether a thread was in the same place in an earlier look."""
+        return node.process["instance"] in self._looks_at and not self._moves(node)
+
+    def _certainty(self, edges: Sequence[Edge]) -> str:
+        """Return `certain` only if every edge was observed in two looks."""
+        return CERTAIN if edges and all(self._looks(edge) > 1 for edge in edges) else LIKELY
+
+    def _looks(self, edge: Edge) -> int:
+        """Return in how many looks an edge was observed; 0 if it is only possible."""
+        if not edge.is_seen:
+            return 0
+        looks = 1 + sum(any(other.key == edge.key and other.is_seen for other in _edges_of(graph, edge.source.process))
+                        for graph in self._before)  # fmt: skip
+        if edge.polled and not self._was_asked_for(edge):
+            return 1
+        return min(looks, edge.task.get("looks", 1)) if edge.task is not None else looks
+
+    def _was_asked_for(self, edge: Edge) -> bool:
+        """Return whether a loop that sleeps now has asked for the object in an earlier look."""
+        before = self._looks_at.get(edge.source.process["instance"], [])
+        return any(edge.polled in thread.get("objects", []) for one in before for thread in one["threads"])
+
+    def _with_chain(self, verdict: Verdict, edges: Sequence[Edge], end: Node | None) -> Verdict:
+        chain = [_link(edge.source, edge.kind, edge.words, self._looks(edge)) for edge in edges]
+        if end is not None:
+            chain.append(_link(end, verdict["kind"], end.wait.what, 1))
+            call = call_of(end)
+            verdict["call_age_s"] = call.get("age_s") if call else None
+        verdict["chain"] = chain
+        return verdict
 
 
-# Rules: each returns a verdict, or None
+def _link(node: Node, kind: str, waits_for: str, looks: int) -> Link:
+    process, wait = node.process, node.wait
+    return {"pid": process["pid"], "rank": process["rank"], "who": wait.who, "at": place(wait.at) if wait.at else "",
+            "kind": kind, "waits_for": waits_for, "looks": looks}  # fmt: skip
 
 
-def _deadlock(processes: Sequence[ListedStacks]) -> Verdict | None:
-    for process in processes:
-        threads = process["threads"]
-        holder = {lock: number for number, one in enumerate(threads) for lock in one.get("holds", [])}
-        after = {n: holder.get(one.get("wants", ""), n) for n, one in enumerate(threads)}
-        cycle = _cycle({n: other for n, other in after.items() if other != n})
-        if cycle:
-            parts = [f"{threads[n]['name']} at {place(place_of(threads[n].get('frames', [])))}" for n in cycle]
-            text = f"threads of {name_process(process)} wait for each other's locks: {'; '.join(parts)}"
-            return make_verdict("deadlock", LIKELY, text, attach(process), [process])
-    return None
+def _edges_of(graph: Graph, process: ListedStacks) -> Iterable[Edge]:
+    """Return the edges of the threads that a process had in an earlier look."""
+    return (
+        edge
+        for one in graph.processes
+        if one["instance"] == process["instance"]
+        for thread in one["threads"]
+        for edge in graph.edges(graph.node(one, thread))
+    )
 
 
-def _deadlock_of_actors(waits: Sequence[Wait], tasks: Sequence[Task]) -> Verdict | None:
-    after = {n: found[0] for n, one in enumerate(waits) if (found := _awaited(one, waits, tasks))}
-    cycle = _cycle({n: waits.index(other) for n, (_, other) in after.items()})
-    if not cycle:
-        return None
-    parts = [f"{waits[n].who} waits for {after[n][0]['name']} at {place(waits[n].at)}" for n in cycle]
-    text = f"actors wait for each other: {'; '.join(parts)}"
-    processes = [waits[n].process for n in cycle]
-    return make_verdict("deadlock", CERTAIN, text, attach(processes[0]), processes)
-
-
-def _cycle(waits_for: Mapping[int, int]) -> list[int]:
-    """Return those that wait for each other in a cycle; empty if there is none."""
-    for first in waits_for:
-        path = [first]
-        while (after := waits_for.get(path[-1])) is not None:
-            if after in path:
-                return path[path.index(after) :]
-            path.append(after)
-    return []
-
-
-def _awaited(one: Wait, waits: Sequence[Wait], tasks: Sequence[Task]) -> list[tuple[Task, Wait]]:
-    """Return the unfinished tasks that a `ray.get` waits for, each with the process that runs it or has to."""
-    return [
-        (task, other)
-        for task in _tasks_of(one, tasks)
-        for other in waits
-        if other is not one
-        and (other.process["actor_id"] == task["actor_id"] if task["actor_id"] else other.process["pid"] == task["pid"])
+def _waiters(edges: Sequence[Edge]) -> str:
+    """Return who waits for the end of a chain, from there to the root: `; driver waits for Critic.fit`."""
+    said = [
+        f"; {edge.source.wait.who} waits for {edge.words}"
+        for edge in reversed(edges)
+        if edge.target is None or edge.source.process is not edge.target.process
     ]
-
-
-def _tasks_of(one: Wait, tasks: Sequence[Task]) -> list[Task]:
-    wanted = {name[:TASK_ID_CHARS] for name in one.thread.get("objects", [])}
-    return [task for task in tasks if task["task_id"] in wanted] if one.kind == "ray-get" else []
-
-
-def _ray_waits(waits: Sequence[Wait], tasks: Sequence[Task]) -> Verdict | None:
-    """Return the verdict on a wait for a task that does not run: Ray cannot place it, or its actor is busy."""
-    for one in waits:
-        for task in _tasks_of(one, tasks):
-            if task["state"] == UNPLACED:
-                text = f"{one.who} waits for task {task['name']}, for which no node has room: it needs {task['needs']}"
-                return make_verdict("ray-get", CERTAIN, f"{text}; at {place(one.at)}", "raydebug ps", [one.process])
-        for task, other in _awaited(one, waits, tasks):
-            if task["state"] in QUEUED:
-                text = f"{one.who} waits for {task['name']}, which waits in the mailbox of {other.who}"
-                busy = f"that is at {place(other.at)}" + (f", waiting for {other.what}" if other.what else "")
-                return make_verdict("mailbox", CERTAIN, f"{text}; {busy}", attach(other.process), [other.process])
-    return None
-
-
-def _data_loader(
-    waits: Sequence[Wait], processes: Sequence[ListedStacks], moved: Sequence[ListedStacks]
-) -> Verdict | None:
-    """Return the verdict on a process that waits for its DataLoader, with the place of the worker."""
-    for one in waits:
-        if one.kind != "data-loader":
-            continue
-        children = [other for other in processes if other["child_of"] == one.process["pid"]]
-        workers = [other for other in children if not other["threads"] or _is_loader_worker(other)]
-        if one.process in moved or any(other in moved for other in workers):
-            continue
-        text = f"{one.who} waits for {one.what} at {place(one.at)}; "
-        if not workers:
-            text += "it has no worker process"
-            return make_verdict("data-loader", LIKELY, text, attach(one.process), [one.process])
-        frame = place_of(active_frames(workers[0]))
-        where = f"is at {place(frame)}" if frame else "does not answer: it is stopped, or holds Python's lock (GIL)"
-        text += f"the worker (pid {workers[0]['pid']}) {where}"
-        return make_verdict("data-loader", LIKELY, text, attach(workers[0]), [one.process, *workers])
-    return None
-
-
-def _is_loader_worker(process: ListedStacks) -> bool:
-    return any(frame.get("file", "").endswith(DATA_LOADER_WORKER) for frame in active_frames(process))
-
-
-def _gil(stuck: Sequence[ListedStacks]) -> Verdict | None:
-    """Return the verdict on processes that do not answer; a stack from outside shows which call holds Python's lock."""
-    if not stuck:
-        return None
-    if stopped := [one for one in stuck if one.get("stopped")]:
-        text = f"{count(stopped)} stopped: by SIGSTOP, or by a debugger of native code"
-        return make_verdict("unknown", CERTAIN, text, command("kill", "-CONT", str(stopped[0]["pid"])), stopped)
-    seen = any("gil" in thread for one in stuck for thread in one["threads"])  # raydebug could run py-spy on its node
-    from_node = command("py-spy", "dump", "--native", "--pid", str(stuck[0]["pid"]))
-    look = "raydebug stacks --native" if seen else from_node
-    next_command = None if any("native" in one for one in stuck) else look
-    holders = [(one, thread) for one in stuck for thread in one["threads"][:1] if holds_gil(one, thread)]
-    if not holders:
-        text = f"{count(stuck)} not answering: native code holds Python's lock (GIL) there, or the process is stopped"
-        return make_verdict("gil", LIKELY, text, next_command, stuck)
-    first, thread = holders[0]
-    frames, own = thread.get("frames", []), users_frame(thread.get("frames", []))
-    where = place(frames[0]) + (f", from {place(own)}" if own and own is not frames[0] else "") if frames else "?"
-    inner = [one["frames"][0] for one in first.get("native", [])[:1] if one.get("frames")]
-    certainty = CERTAIN if inner and inner != frames[:1] else LIKELY  # where Python runs it may only be slow
-    who = count([one for one, _ in holders])
-    text = f"{who} not answering: native code holds Python's lock (GIL), called at {where}"
-    others = [one for one in stuck if one is not first]
-    return make_verdict("gil", certainty, text, next_command, [first, *others])
+    return "".join(said[:4]) + (f"; and so on, {len(said) - 4} more" if len(said) > 4 else "")
 
 
 def _moved(samples: Sequence[Sequence[ListedStacks]]) -> list[ListedStacks]:
@@ -222,31 +316,9 @@ def _moved(samples: Sequence[Sequence[ListedStacks]]) -> list[ListedStacks]:
     return [one for one in samples[-1] if one["instance"] in changed]
 
 
-def _is_moving(moved: Sequence[ListedStacks]) -> Verdict | None:
-    if not moved:
-        return None
-    text = f"it does not hang: {count(moved)} at another line than before, or computing"
-    return make_verdict("moving", CERTAIN, text, None, moved)
-
-
 def _differs(before: ThreadStack, after: ThreadStack) -> bool:
     """Return whether a thread is at another line, or computes without being in a known wait."""
     if before.get("frames") != after.get("frames"):
         return True
     computes_s = after.get("cpu_s", 0.0) - before.get("cpu_s", 0.0)
     return computes_s > COMPUTES_S and next(matches(after), None) is None
-
-
-def _own_waits(waits: Sequence[Wait]) -> Verdict | None:
-    """Return the verdict on the wait of one process; a `ray.get` counts only if no process has another wait."""
-    causes = [one for one in waits if one.kind not in ("unknown", "ray-get")] or [
-        one for one in waits if one.kind == "ray-get"
-    ]
-    busy = [one for one in waits if one.kind == "unknown"]
-    if not causes or (busy and all(one.kind == "ray-get" for one in causes)):
-        return None
-    first = causes[0]
-    if first.kind == COLLECTIVE:
-        return None  # `all_inside` says it
-    text = f"{first.who} waits for {first.what} at {place(first.at)}"
-    return make_verdict(first.kind, LIKELY, text, attach(first.process), [one.process for one in causes])

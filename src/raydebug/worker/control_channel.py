@@ -27,10 +27,12 @@ ANSWERED_BY = {
     "describe": "pause_requests:describe",
     "stacks": "stacks:stacks_for",
     "frames": "stacks:frames_of",
+    "training": "training:words",
     "pause": "pause_requests:pause_for",
     "withdraw": "pause_requests:withdraw",
     "save-pause": "crashes:save_pause",
     "breaks": "control_channel:change_breaks",
+    "node": "last_words:describe_node",
 }
 """By question: module and function, imported at the first use. The function gets the body and returns the answer.
 
@@ -119,11 +121,12 @@ def _serve(after_s: float) -> None:
                 _channel = _ControlChannel(dial_in.DIAL_TIMEOUT_S)
                 _channel.socket.settimeout(None)
             wait_s = RETRY_S
+            _channel.introduce()
             while True:
                 _channel.take_message()
         except Exception:  # noqa: BLE001 - the gateway is gone or never came; the job does not care
             if _channel is not None:
-                _channel.socket.close()
+                _channel.close()
                 _channel = None
             _withdraw_all()
         threading.Event().wait(wait_s)
@@ -144,9 +147,26 @@ class _ControlChannel:
         self.socket = dial_in.proven_connection(messages.CONTROL, timeout_s=timeout_s)
         self._decoder = wire.Decoder(max_body_bytes=MAX_BODY_BYTES)
         self._messages: list[Message] = []
-        self._sending = threading.Lock()
+        self.sending = threading.Lock()
         known = {"breaks": registry.all_specs(), "set": sorted(runtime.loaded), "by_id": True}
         self.send(wire.event(next(_seq), messages.KNOWN, known))
+
+    def introduce(self) -> None:
+        """Send what is compared after the end of this process, and have it say its last words here.
+
+        Not at the start of the process, which would wait for it.
+        """
+        with worker.fork_guard:
+            from raydebug.protocol import node_facts
+            from raydebug.worker import last_words
+        self.send(wire.event(next(_seq), messages.BIRTH, dict(node_facts.birth())))
+        last_words.install(self.socket, self.sending)
+
+    def close(self) -> None:
+        """Close the connection in this process."""
+        if (last_words := sys.modules.get("raydebug.worker.last_words")) is not None:
+            last_words.leave()
+        self.socket.close()
 
     def take_message(self) -> None:
         """Wait for one message and handle it.
@@ -200,7 +220,7 @@ class _ControlChannel:
 
     def send(self, message: Message) -> None:
         """Send a message; any thread may."""
-        with self._sending:
+        with self.sending:
             self.socket.sendall(wire.encode(message))
 
 
@@ -220,6 +240,9 @@ def _open_in_fork() -> None:
 
         with contextlib.suppress(Exception):
             flight_recorder.note_fork()
+    if _channel is not None:  # else the gateway does not see the end of the parent before that of this child
+        with contextlib.suppress(Exception):
+            _channel.close()
     _opened_by = _channel = None  # it is the parent's; a fork has the parent's breakpoints compiled in
     if had_one:
         _opened_by = os.getpid()

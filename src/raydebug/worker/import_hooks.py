@@ -176,7 +176,16 @@ def _watch_module_outputs(module: ModuleType) -> None:
 def _watch_steps(module: ModuleType) -> None:
     from raydebug.worker import tripwires
 
+    if module.__name__ in SPANS_IN:
+        _watch_spans(module)
     _quietly(tripwires.watch, module, _step_loggers()[module.__name__])
+
+
+def _watch_spans(module: ModuleType) -> None:
+    if variables.JOB in os.environ:
+        from raydebug.worker import spans
+
+        _quietly(spans.watch, module, what="phases")
 
 
 def _step_loggers() -> dict[str, str]:
@@ -185,11 +194,16 @@ def _step_loggers() -> dict[str, str]:
     return dict(place.split(":", 1) for place in places)
 
 
-def _quietly(hook: Callable[..., None], *arguments: Any) -> None:
+def _quietly(hook: Callable[..., None], *arguments: Any, what: str = "tripwires") -> None:
     try:
         hook(*arguments)
-    except Exception as error:  # noqa: BLE001 - another version: the job runs, without tripwires
-        worker.log(f"no tripwires in this process: {type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001 - another version: the job runs without them
+        worker.log(f"no {what} in this process: {type(error).__name__}: {error}")
+
+
+SPANS_IN = ("verl.utils.profiler.performance", "verl.utils.debug.performance", "verl.utils.tracking",
+            "verl.trainer.ppo.ray_trainer")  # fmt: skip
+"""The modules of verl 0.4 to 0.9 that spans.py watches."""
 
 
 # Source: ray 2.60.0 util/rpdb.py:298 and 343 call `ray.util.debugpy.set_trace` and `_post_mortem`.
@@ -210,7 +224,7 @@ _ON_LOAD = {
 
 
 def _hooks() -> dict[str, Callable[[ModuleType], None]]:
-    return {**_ON_LOAD, **dict.fromkeys(_step_loggers(), _watch_steps)}
+    return {**_ON_LOAD, **dict.fromkeys(SPANS_IN, _watch_spans), **dict.fromkeys(_step_loggers(), _watch_steps)}
 
 
 def install() -> None:

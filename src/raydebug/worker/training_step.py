@@ -18,19 +18,24 @@ def step_of(frame: FrameType | None) -> int | None:
     for _ in range(MAX_FRAMES):
         if frame is None:
             return None
-        if not frame.f_code.co_flags & CO_OPTIMIZED and frame.f_code.co_name != "<module>":
-            frame = frame.f_back  # the body of a class: its namespace may be an object of the user's
-            continue
-        local = frame.f_locals
-        found = _number_in(local)
-        if found is None:
-            found = _of_object(local.get("self"))
-        if found is None:
-            found = next((n for value in list(local.values()) if (n := _of_batch(value)) is not None), None)
+        found = step_of_frame(frame)
         if found is not None:
             return found
         frame = frame.f_back
     return None
+
+
+def step_of_frame(frame: FrameType) -> int | None:
+    """Return the step that a frame itself has, or None."""
+    if not frame.f_code.co_flags & CO_OPTIMIZED and frame.f_code.co_name != "<module>":
+        return None  # the body of a class: its namespace may be an object of the user's
+    local = frame.f_locals
+    found = _number_in(local)
+    if found is None:
+        found = _of_object(local.get("self"))
+    if found is None:
+        found = next((n for value in list(local.values()) if (n := _of_batch(value)) is not None), None)
+    return found
 
 
 def _number_in(names: Any) -> int | None:
@@ -43,7 +48,8 @@ def _number_in(names: Any) -> int | None:
     return None
 
 
-def _attributes(instance: Any) -> dict[str, object]:
+def attributes_of(instance: Any) -> dict[str, Any]:
+    """Return the plain attributes of an object, without calling its class; those of its `__slots__` are left out."""
     for base in type.__dict__["__mro__"].__get__(type(instance)):
         member = type.__dict__["__dict__"].__get__(base).get("__dict__")
         if member is not None:  # a property of the user's is not called
@@ -55,13 +61,13 @@ def _attributes(instance: Any) -> dict[str, object]:
 def _of_object(instance: Any) -> int | None:
     if instance is None:
         return None
-    attributes = _attributes(instance)
+    attributes = attributes_of(instance)
     found = _number_in(attributes)
-    return _number_in(_attributes(attributes.get("state"))) if found is None else found
+    return _number_in(attributes_of(attributes.get("state"))) if found is None else found
 
 
 def _of_batch(value: Any) -> int | None:
-    attributes = _attributes(value)
+    attributes = attributes_of(value)
     about = attributes.get("meta_info")
     if type(about) is dict:
         return _number_in(about)
@@ -69,9 +75,9 @@ def _of_batch(value: Any) -> int | None:
     if type(fields) is not dict:
         return None
     found = next((fields[name] for name in STEP_NAMES if name in fields), None)
-    rows = _attributes(found).get("tensordicts")
+    rows = attributes_of(found).get("tensordicts")
     if type(rows) is list and rows:
         found = rows[0]
-    held = _attributes(found).get("_non_tensordict")
+    held = attributes_of(found).get("_non_tensordict")
     number = held.get("data") if type(held) is dict else None
     return number if type(number) is int else None

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import ctypes
+import http.server
+import multiprocessing
+import os
 import queue
 import random
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import ray
 
@@ -81,6 +89,52 @@ class Actor:
     def status(self):
         return "training"
 
+    def work_until(self, barrier, number, port):
+        if number == 5:
+            self.reward(port)
+        while not ray.get(barrier.is_full.remote()):
+            time.sleep(0.5)
+
+    def ping(self):
+        return 1
+
+    def count_to(self, limit):  # a reward that does not return: its lines move
+        found = 0
+        while found < limit:
+            found = self.next_number(found)
+        return found
+
+    def next_number(self, number):
+        return number + len([digit for digit in str(number) if digit == "x"])
+
+    def stop_itself(self):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def in_vfork(self):
+        # The child opens a FIFO before it is a program: until then the kernel keeps its parent asleep, in state D.
+        path = f"{tempfile.mkdtemp()}/fifo"
+        os.mkfifo(path)
+        actions = [(os.POSIX_SPAWN_OPEN, 0, path, os.O_RDONLY, 0)]
+        os.posix_spawn("/bin/true", ["true"], {}, file_actions=actions)
+
+    def in_thread(self, port):
+        thread = threading.Thread(target=self.reward, args=(port,), name="fetcher")
+        thread.start()
+        thread.join()
+
+    def in_pool(self, port):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(self.reward, port).result()
+
+    def wait_for_child(self, port):
+        child = multiprocessing.get_context("fork").Process(target=self.reward, args=(port,))
+        child.start()
+        child.join()
+
+    def ask_server(self, server):
+        with urllib.request.urlopen(ray.get(server.address.remote())) as response:
+            return response.read()
+
     def crunch(self):
         total = 0
         for number in range(10**9):
@@ -105,7 +159,52 @@ class Actor:
 
 
 @ray.remote(num_cpus=0)
+class Barrier:
+    def is_full(self):
+        return False
+
+
+@ray.remote(num_cpus=0, max_concurrency=2)
+class Server:
+    """An HTTP server whose handler waits for a judge that never answers."""
+
+    def __init__(self, port):
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/judge")
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def address(self):
+        return f"http://127.0.0.1:{self.server.server_address[1]}/reward"
+
+
+@ray.remote(num_cpus=0)
+class ReplayBuffer:
+    """Keeps the ids of running samples, and sleeps until they are done, as a trainer does that polls."""
+
+    def __init__(self):
+        self.running = {"sample-7": "generating"}
+
+    def wait(self):
+        while self.running:
+            time.sleep(0.2)
+
+
+@ray.remote(num_cpus=0)
 class AsyncActor:
+    async def many(self):
+        self.event = asyncio.Event()
+        self.others = [asyncio.create_task(asyncio.sleep(FOREVER_S), name=f"sample {n}") for n in range(5000)]
+        await self.event.wait()
+
+    async def chain(self, actor, port):
+        await asyncio.gather(asyncio.create_task(self.ask(actor, port)), asyncio.sleep(FOREVER_S))
+
+    async def ask(self, actor, port):
+        return await actor.reward.remote(port)
+
     async def generate(self):
         return await asyncio.get_running_loop().create_future()
 
@@ -145,6 +244,69 @@ def never_answers():
     ray.get(refs)
 
 
+def silent_port():
+    """Return a port at which connections are taken and never answered: that of a process outside of the job."""
+    program = "import socket,time; s = socket.create_server(('127.0.0.1', 0)); print(s.getsockname()[1], flush=True); "
+    server = subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", f"{program}time.sleep({FOREVER_S})"], stdout=subprocess.PIPE, env={}
+    )
+    atexit.register(server.kill)
+    return int(server.stdout.readline())
+
+
+def barrier():
+    port, gate = silent_port(), Barrier.remote()
+    actors = [Actor.options(name=f"worker-{number}").remote() for number in range(6)]
+    ray.get([actor.work_until.remote(gate, number, port) for number, actor in enumerate(actors)])
+
+
+def wait_and_sleep():
+    refs = [Actor.remote().train.remote()]
+    while refs:
+        _, refs = ray.wait(refs, timeout=0.2)
+        time.sleep(0.5)
+
+
+def poll_get():
+    ref = Actor.remote().train.remote()
+    while True:
+        with contextlib.suppress(ray.exceptions.GetTimeoutError):
+            return ray.get(ref, timeout=0.7)
+
+
+def poll_status():
+    """Ask a healthy actor again and again, while the work of another one hangs."""
+    healthy, ref = Actor.remote(), Actor.options(name="worker").remote().train.remote()
+    while not ray.wait([ref], timeout=0)[0]:
+        ray.get(healthy.ping.remote())
+        time.sleep(0.2)
+
+
+async def async_poll():
+    ref = Actor.remote().train.remote()
+    while not ray.wait([ref], timeout=0)[0]:
+        await asyncio.sleep(0.3)
+
+
+def replay_buffer():
+    worker = Actor.options(name="agent-worker").remote()
+    worker.reward.remote(silent_port())
+    ray.get(ReplayBuffer.remote().wait.remote())
+
+
+def in_own_thread():
+    actor = Actor.remote()
+    thread = threading.Thread(target=lambda: ray.get(actor.train.remote()), name="trainer")
+    thread.start()
+    thread.join()
+
+
+def gil_of_rank():
+    """Of four actors with ranks one holds Python's lock."""
+    actors = [Actor.options(runtime_env={"env_vars": {"RANK": str(n), "WORLD_SIZE": "4"}}).remote() for n in range(4)]
+    ray.get([actor.hold.remote() if n == 2 else actor.train.remote() for n, actor in enumerate(actors)])
+
+
 def mailbox():
     actor = Actor.remote()
     actor.train.remote()
@@ -163,6 +325,23 @@ HANGS = {
     "poll": lambda: ray.get(Actor.remote().poll.remote()),
     "child": lambda: ray.get(Actor.remote().build.remote()),
     "future": lambda: ray.get(AsyncActor.remote().generate.remote()),
+    "barrier": barrier,
+    "wait_and_sleep": wait_and_sleep,
+    "poll_get": poll_get,
+    "poll_status": poll_status,
+    "async_poll": lambda: asyncio.run(async_poll()),
+    "endless_reward": lambda: ray.get(Actor.remote().count_to.remote(10)),
+    "replay_buffer": replay_buffer,
+    "gil_of_rank": gil_of_rank,
+    "stopped": lambda: ray.get(Actor.remote().stop_itself.remote()),
+    "disk": lambda: ray.get(Actor.remote().in_vfork.remote()),
+    "thread": lambda: ray.get(Actor.remote().in_thread.remote(silent_port())),
+    "pool": lambda: ray.get(Actor.remote().in_pool.remote(silent_port())),
+    "forked": lambda: ray.get(Actor.remote().wait_for_child.remote(silent_port())),
+    "server": lambda: ray.get(Actor.remote().ask_server.remote(Server.remote(silent_port()))),
+    "own_thread": in_own_thread,
+    "async_many": lambda: ray.get(AsyncActor.remote().many.remote()),
+    "async_chain": lambda: ray.get(AsyncActor.remote().chain.remote(Actor.remote(), silent_port())),
     # Slow, but no hang.
     "crunch": lambda: ray.get(Actor.remote().crunch.remote()),
     "steps": lambda: ray.get(Actor.remote().steps.remote()),

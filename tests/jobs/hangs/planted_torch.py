@@ -93,8 +93,34 @@ class Rows:
             return index
 
 
+class Side:
+    """One side of a weight sync by ray.util.collective, as verl's."""
+
+    def __init__(self, rank):
+        import torch
+        from ray.util import collective
+
+        torch.set_num_threads(1)
+        self.weights, self.collective = torch.ones(4), collective
+        collective.init_collective_group(2, rank, "gloo", "sync")
+
+    def update(self):
+        self.collective.broadcast(self.weights, 0, "sync")
+
+    def load_batch(self):
+        threading.Event().wait()
+
+
+def sync():
+    trainer = ray.remote(num_cpus=0)(Side).options(name="syncTrainer").remote(0)
+    rollout = ray.remote(num_cpus=0)(Side).options(name="syncRollout").remote(1)
+    ray.get([rollout.update.remote(), trainer.load_batch.remote()])
+
+
 def main(how):
     ray.init()
+    if how == "sync":
+        sync()
     folder = tempfile.mkdtemp(prefix="rdt-")
     ranks = RANKS.get(how, 2)
     # As verl names its actors; rank 1 of those that crash is the one that hears of it from no neighbour.

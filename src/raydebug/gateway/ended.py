@@ -1,0 +1,169 @@
+"""Processes whose control channel has ended: the gateway gathers what is known of each end, before it is lost.
+
+Of a process that the gateway can see (the same machine and pid namespace) it holds a pidfd from the beginning, which
+gives the exit status after the parent has taken it. What the node knows is read here too; of another node it is asked
+of any other process there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import itertools
+import os
+import select
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, cast
+
+from raydebug.gateway.channel import ControlChannel, NoAnswer
+from raydebug.protocol import node_facts
+from raydebug.protocol.death import MAX_ENDED, EndedProcess, Kill
+from raydebug.protocol.questions import NODE, NodeBody, NodeFacts
+
+ENDS_WITHIN_S = 1.0  # a process closes its files before it has ended; one that still runs then has lost its gateway
+ANSWER_S = 0.5
+DESCRIBED_AFTER_S = (2.0, 8.0, 50.0)
+MAX_JOBS = 20
+# Linux 6.15 include/uapi/linux/pidfd.h: PIDFD_GET_INFO, struct pidfd_info (64 bytes), PIDFD_INFO_EXIT.
+_GET_INFO, _INFO, _WITH_EXIT, _EXIT_CODE_AT = 0xC040FF0B, 64, 1 << 3, 60
+
+
+class Ended:
+    """The ends of processes, by job."""
+
+    def __init__(self, peers: Callable[[str], Sequence[ControlChannel]]) -> None:
+        self._peers = peers  # the channels of the processes in a namespace
+        self._by_job: dict[str, deque[EndedProcess]] = {}
+        self._numbers = itertools.count(1)
+        self._here = node_facts.namespace()
+        self._handles: dict[ControlChannel, int] = {}
+        self._raylets: dict[int, int] = {}  # pidfds, by process id
+        self._kills: dict[tuple[str, int], Kill] = {}  # the last one of each process
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def of_job(self, job: str) -> list[EndedProcess]:
+        """Return the ended processes of a job, in the order of their ends."""
+        return sorted(self._by_job.get(job, ()), key=lambda one: one["at"])
+
+    def watch(self, channel: ControlChannel) -> None:
+        """Hold a process of this machine, and its raylet; forget the end of one that had only lost its connection."""
+        self._keep_task(_describe(channel))
+        for ended in self._by_job.values():
+            for one in [one for one in ended if one["instance"] == channel.instance]:
+                ended.remove(one)
+        pid, raylet = channel.about.get("pid") or 0, channel.birth.get("raylet", 0)
+        if channel.birth.get("ns") != self._here or not self._here:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            handle = os.pidfd_open(pid)
+            if node_facts.started_at(pid) == channel.birth.get("started"):
+                self._handles[channel] = handle
+            else:
+                os.close(handle)
+            if raylet and (raylet not in self._raylets or _has_ended(self._raylets[raylet])):
+                found = os.pidfd_open(raylet)
+                if (before := self._raylets.pop(raylet, None)) is not None:
+                    os.close(before)
+                self._raylets[raylet] = found
+
+    def note_kill(self, channel: ControlChannel, kill: Kill) -> None:
+        """Note that a process of a job sends a signal to another one."""
+        self._kills[channel.birth.get("ns", ""), kill.get("pid", 0)] = {**kill, "by": channel.about.get("pid") or 0}
+        while len(self._kills) > MAX_ENDED:
+            del self._kills[next(iter(self._kills))]
+
+    def note(self, channel: ControlChannel) -> None:
+        """Gather what is known of a process whose channel has ended."""
+        self._keep_task(self._gather(channel, time.time()))
+
+    def _keep_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _gather(self, channel: ControlChannel, at: float) -> None:
+        handle = self._handles.pop(channel, None)
+        status: int | None = None
+        if handle is not None:
+            try:
+                if not await _ends(handle, ENDS_WITHIN_S):
+                    return
+                status = _status(handle, channel.about.get("pid") or 0)
+            finally:
+                os.close(handle)
+        about, birth = channel.about, channel.birth
+        ended = cast(EndedProcess, {**about, "number": next(self._numbers), "at": at, "birth": birth})
+        ended["instance"], ended["ip"] = channel.instance, channel.describe()["ip"]
+        ended["words"], ended["fault"] = channel.words, channel.dump.decode(errors="replace")
+        if status is not None:
+            ended["status"] = status
+        ended["alone"] = not self._peers(birth.get("ns", ""))
+        ended["node"] = {} if status == 0 else await self._node_facts(channel)
+        ended["kill"] = self._kills.pop((birth.get("ns", ""), about.get("pid") or 0), Kill())
+        if status != 0 or not channel.words:  # C code may exit with 0, too
+            self._keep(ended)
+
+    async def _node_facts(self, channel: ControlChannel) -> NodeFacts:
+        pid, cgroup = channel.about.get("pid") or 0, channel.birth.get("cgroup", "")
+        if channel.birth.get("ns") == self._here:
+            facts = await asyncio.to_thread(node_facts.node_facts, pid, cgroup)
+            raylet = self._raylets.get(channel.birth.get("raylet", 0))
+            if raylet is not None and await _ends(raylet, 0.0):
+                status = _status(raylet, channel.birth.get("raylet", 0))
+                facts["raylet"] = "ended" if status is None else str(status)
+            return facts
+        for peer in self._peers(channel.birth.get("ns", ""))[:2]:
+            answer = await peer.ask(NODE, NodeBody(pid=pid, cgroup=cgroup), ANSWER_S)
+            if not isinstance(answer, NoAnswer):
+                return answer
+        return {}
+
+    def _keep(self, ended: EndedProcess) -> None:
+        job = ended.get("job") or ""
+        if job not in self._by_job and len(self._by_job) >= MAX_JOBS:
+            del self._by_job[next(iter(self._by_job))]
+        self._by_job.setdefault(job, deque(maxlen=MAX_ENDED)).append(ended)
+
+
+async def _describe(channel: ControlChannel) -> None:
+    """Ask a new process three times who it is: Ray gives it its ids, and its actor, after it has dialled in."""
+    for wait_s in DESCRIBED_AFTER_S:
+        await asyncio.sleep(wait_s)
+        if not channel.is_closing:
+            await channel.update()
+
+
+async def _ends(handle: int, limit_s: float) -> bool:
+    """Wait until the process of a pidfd has ended; return whether it has."""
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    if _has_ended(handle):
+        return True
+    loop.add_reader(handle, over.set)
+    try:
+        await asyncio.wait_for(over.wait(), limit_s)
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(handle)
+    return True
+
+
+def _has_ended(handle: int) -> bool:
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _status(handle: int, pid: int) -> int | None:
+    """Return the status of an ended process: from its pidfd, or where the kernel is older, from its zombie."""
+    info = bytearray(_INFO)
+    struct.pack_into("=Q", info, 0, _WITH_EXIT)
+    with contextlib.suppress(OSError):
+        fcntl.ioctl(handle, _GET_INFO, info)
+        if struct.unpack_from("=Q", info)[0] & _WITH_EXIT:
+            return int(struct.unpack_from("=i", info, _EXIT_CODE_AT)[0])
+    return node_facts.zombie_status(pid)

@@ -1,0 +1,353 @@
+"""The graph of who waits for whom, from one look at the processes of a job.
+
+A node is a thread or a task of asyncio. Its edges come from what its process says of it (worker/thread_waits.py), from
+Ray's unfinished tasks, and from the training's own words. A walk from the driver ends where nothing of ours is
+waited for any more: there is the cause.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NotRequired, TypedDict
+from urllib.parse import urlsplit
+
+from raydebug.protocol.listings import ListedStacks
+from raydebug.protocol.records import ThreadStack
+from raydebug.protocol.training import TrainingWords
+from raydebug.stacks.groups import active_thread, is_idle, users_frame
+from raydebug.stacks.waits import Wait, wait_of
+
+# States of a task that is queued at its actor: ray 2.60.0 src/ray/protobuf/common.proto TaskStatus.
+QUEUED = ("SUBMITTED_TO_WORKER", "PENDING_ACTOR_TASK_ORDERING_OR_CONCURRENCY", "PENDING_ACTOR_TASK_ARGS_FETCH")
+UNPLACED, WAITS_FOR_ARGUMENTS, RUNNING = "PENDING_NODE_ASSIGNMENT", "PENDING_ARGS_AVAIL", "RUNNING"
+TASK_ID_CHARS = 48  # an object's id begins with that of its task (ray 2.60.0 src/ray/common/id.h)
+CREATION = "ACTOR_CREATION_TASK"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+DATA_LOADER_WORKER = "/torch/utils/data/_utils/worker.py"  # torch 2.11 and 2.13
+ENGINE = "VLLM::EngineCore"  # vLLM 0.28: title of the engine's process
+SERVES = re.compile(r"/(socketserver|http/server|uvicorn/|aiohttp/web|asyncio/base_events|hypercorn/)")
+OF_BUFFER = ("running", "pending")  # states of a sample in the buffer of verl's trainer
+MAX_NODES = 20_000
+
+
+class Task(TypedDict):
+    """An unfinished task of Ray."""
+
+    task_id: str
+    name: str
+    state: str
+    actor_id: str | None
+    pid: int | None
+    needs: str  # its resources, in words
+    node_id: NotRequired[str | None]
+    job_id: NotRequired[str | None]
+    type: NotRequired[str]
+    looks: NotRequired[int]  # in how many looks it was in this state: Ray's answer may be some seconds old
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A thread or a task of asyncio of a process; a process that does not answer is a node without frames."""
+
+    process: ListedStacks
+    thread: ThreadStack
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Identify the node in this look; threads and tasks may have equal names."""
+        return self.process["instance"], id(self.thread) if self.thread.get("frames") else 0
+
+    @cached_property
+    def wait(self) -> Wait:
+        """What it waits for by its stack."""
+        return wait_of(self.process, self.thread)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One node waits for another one, or for a task of Ray that no process has.
+
+    Args:
+        words: what is waited for: `Critic.fit`, `a lock`.
+        is_seen: whether it was observed; not so if it is only possible.
+        polled: the object of the task, if it is only known that a loop that sleeps has it in its locals.
+    """
+
+    source: Node
+    target: Node | None
+    kind: str
+    words: str
+    is_seen: bool = True
+    task: Task | None = None
+    polled: str = ""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Identify the edge in each look: a loop that polls waits in several ways for the same."""
+        target = self.target.process["instance"] if self.target else self.task["task_id"] if self.task else ""
+        return self.source.process["instance"], target
+
+
+@dataclass(frozen=True)
+class Path:
+    """The edges from a root to a node from which none leads on."""
+
+    root: Node
+    edges: tuple[Edge, ...]
+
+    @property
+    def end(self) -> Node | None:
+        """The last node; None if it is a task that no process has."""
+        return self.edges[-1].target if self.edges else self.root
+
+
+class Graph:
+    """Who waits for whom in one look.
+
+    Args:
+        words: what processes say of the training, by process id.
+    """
+
+    def __init__(
+        self,
+        processes: Sequence[ListedStacks],
+        tasks: Sequence[Task] = (),
+        words: Mapping[int, TrainingWords] | None = None,
+    ) -> None:
+        self.processes, self._words = processes, words or {}
+        self._tasks = {task["task_id"]: task for task in tasks}
+        self._by_actor = {one["actor_id"]: one for one in processes if one["actor_id"]}
+        self._by_pid: dict[object, list[ListedStacks]] = {}
+        self._by_port: dict[int, list[ListedStacks]] = {}
+        self._nodes: dict[tuple[str, int], Node] = {}
+        self._edges: dict[tuple[str, int], list[Edge]] = {}
+        self._holders: dict[str, dict[str, Node]] = {}
+        for one in processes:
+            self._by_pid.setdefault(one["pid"], []).append(one)
+            for port in one.get("listens", []):
+                self._by_port.setdefault(port, []).append(one)
+
+    def node(self, process: ListedStacks, thread: ThreadStack | None = None) -> Node:
+        """Return the node of a thread, of the active one by default."""
+        made = Node(process, active_thread(process) if thread is None else thread)
+        return self._nodes.setdefault(made.key, made)
+
+    def words_of(self, process: ListedStacks) -> TrainingWords:
+        """Return what a process says of the training."""
+        return self._words.get(process["pid"] or 0, {})
+
+    def edges(self, node: Node) -> list[Edge]:
+        """Return what a node waits for, what was observed first."""
+        if node.key not in self._edges:
+            found = [
+                *self._inside(node), *self._of_objects(node), *self._of_network(node), *self._of_children(node),
+                *self._of_pipe(node), *self._of_words(node),
+            ]  # fmt: skip
+            of_others = (one for one in found if one.target is not node)
+            self._edges[node.key] = sorted(of_others, key=lambda one: not one.is_seen)
+        return self._edges[node.key]
+
+    def walk(self, root: Node) -> tuple[list[Path], list[Edge]]:
+        """Return one path to each end that is reached from a node, and the edges of a cycle, if there is one."""
+        ends: list[Path] = []
+        found = {root.key}
+        cycle: list[Edge] = []
+        path: list[Edge] = []
+        open_edges = [(root, iter(self.edges(root)), True)]
+        while open_edges and len(found) < MAX_NODES:
+            node, edges, is_end = open_edges.pop()
+            edge = next(edges, None)
+            if edge is None:
+                if is_end:
+                    ends.append(Path(root, tuple(path)))
+                if path:
+                    path.pop()
+                continue
+            target = edge.target
+            if (
+                target is not None
+                and target.key in found
+                and target.key in (on_path := [root.key, *(one.target.key for one in path if one.target)])
+            ):
+                if edge.kind not in ("ray-get", "mailbox", "lock"):  # it also listens: no cycle of waits
+                    open_edges.append((node, edges, is_end))
+                    continue
+                cycle = cycle or [*path[on_path.index(target.key) :], edge]
+            open_edges.append((node, edges, False))
+            if target is None:
+                ends.append(Path(root, (*path, edge)))
+            elif target.key not in found:
+                found.add(target.key)
+                path.append(edge)
+                open_edges.append((target, iter(self.edges(target)), True))
+        return ends, cycle
+
+    # Edges
+
+    def _inside(self, node: Node) -> list[Edge]:
+        """Return the edges to other threads and tasks of the process: futures, joins, locks."""
+        process = node.process
+        if process["instance"] not in self._holders:
+            held = self._holders[process["instance"]] = {}
+            for thread in process["threads"]:
+                for one in thread.get("holds", []):
+                    held.setdefault(one, self.node(process, thread))
+        held = self._holders[process["instance"]]
+        wanted = [*node.thread.get("awaits", []), *([node.thread["wants"]] if "wants" in node.thread else [])]
+        return [
+            Edge(node, held[one], "lock", f"{held[one].thread.get('name', '?')} of the same process")
+            for one in wanted
+            if one in held
+        ]
+
+    def _of_objects(self, node: Node) -> list[Edge]:
+        thread, found = node.thread, []
+        asked = set(thread.get("objects", []))
+        for name in dict.fromkeys([*thread.get("objects", []), *thread.get("polls", [])]):
+            task = self._tasks.get(name[:TASK_ID_CHARS])
+            if task is not None:
+                polled = "" if name in asked else name
+                found += [replace(edge, polled=polled) for edge in self._of_task(node, task)]
+        return found
+
+    def _of_task(self, node: Node, task: Task) -> list[Edge]:
+        if task["actor_id"] and task["state"] == UNPLACED and task.get("type") != CREATION:
+            of_actor = (one for one in self._tasks.values() if one["actor_id"] == task["actor_id"])
+            task = next((one for one in of_actor if one.get("type") == CREATION), task)
+        if task["state"] == WAITS_FOR_ARGUMENTS:
+            running = [one for one in self._tasks.values() if one["state"].startswith(RUNNING) and one is not task]
+            same = [one for one in running if one.get("job_id") == task.get("job_id") and one.get("type") != CREATION]
+            words = f"{task['name']}, which waits for its arguments"
+            return [
+                Edge(node, self._node_in(runner, one), "ray-get", words, is_seen=False, task=task)
+                for one in same
+                if (runner := self._runner(one)) is not None and runner is not node.process
+            ]
+        runner = self._runner(task)
+        if task["state"] == UNPLACED or (runner is None and task["state"] not in QUEUED):
+            return [Edge(node, None, "ray-get", task["name"], task=task)]
+        if runner is None:
+            return []
+        target = self._node_in(runner, task)
+        is_queued = task["state"] in QUEUED and not _runs(target.thread, task["name"])
+        return [Edge(node, target, "mailbox" if is_queued else "ray-get", task["name"], task=task)]
+
+    def _runner(self, task: Task) -> ListedStacks | None:
+        if task["actor_id"] in self._by_actor:
+            return self._by_actor[task["actor_id"] or ""]
+        found = self._by_pid.get(task["pid"], []) if task["pid"] else []
+        node = task.get("node_id")  # a process that has never answered has not said on which node it is
+        return next((one for one in found if None in (node, one["node_id"]) or one["node_id"] == node), None)
+
+    def _node_in(self, process: ListedStacks, task: Task) -> Node:
+        """Return the thread that runs a task, or the active one."""
+        own = next((one for one in process["threads"] if _runs(one, task["name"])), None)
+        return self.node(process, own)
+
+    def _of_network(self, node: Node) -> list[Edge]:
+        """Return the edges to processes that listen where a node waits for an answer."""
+        host, _, port = node.thread.get("host", "").rpartition(":")
+        return self._to_port(node, host, int(port)) if port.isdigit() and node.wait.kind == "network" else []
+
+    def _to_port(self, node: Node, host: str, port: int, *, is_seen: bool = True) -> list[Edge]:
+        near = node.process["ip"]
+        return [
+            Edge(node, self.node(other, thread), "network", f"an answer at {host}:{port}", is_seen)
+            for other in self._by_port.get(port, [])
+            if other is not node.process and (host == other["ip"] or (host in LOOPBACK and near == other["ip"]))
+            for thread in [_serving(other)]
+            if thread is not None
+        ]
+
+    def _of_children(self, node: Node) -> list[Edge]:
+        kind, children = node.wait.kind, list[ListedStacks]()
+        if kind == "subprocess":
+            children = self._by_pid.get(node.thread.get("child"), [])
+        elif kind in ("engine", "data-loader"):
+            of_process = (one for one in self.processes if one["child_of"] == node.process["pid"])
+            is_it = _is_loader_worker if kind == "data-loader" else _is_engine
+            children = [one for one in of_process if is_it(one)]
+        return [Edge(node, self.node(one), kind, node.wait.what) for one in children if one["ip"] == node.process["ip"]]
+
+    def _of_pipe(self, node: Node) -> list[Edge]:
+        pipe = node.thread.get("pipe")
+        if pipe is None:
+            return []
+        ends = [
+            self.node(one)
+            for one in self.processes
+            if pipe in one.get("pipes", []) and one["ip"] == node.process["ip"] and one is not node.process
+        ]
+        return [
+            Edge(node, one, "queue", node.wait.what, is_seen=False)
+            for one in ends
+            if one.thread.get("pipe") != pipe and not is_idle(one.process)
+        ]
+
+    def _of_words(self, node: Node) -> list[Edge]:
+        """Return the edges that only the training knows: requests at an engine, URLs of tools and judges."""
+        words, found = self.words_of(node.process), []
+        if node.wait.kind not in ("sleep", "queue", "lock", "engine", "unknown"):
+            return []
+        for request in words.get("requests", []):
+            for engine in self._by_pid.get(request.get("engine"), []):
+                found.append(Edge(node, self.node(engine), "engine", f"request {request.get('id', '?')}"))
+        buffered = {one.get("uid") for one in words.get("samples", []) if one.get("state") in OF_BUFFER}
+        for other in self.processes if buffered else ():  # a worker of theirs has the sample
+            at_work = [one.get("uid") for one in self.words_of(other).get("samples", [])
+                       if one.get("state") not in OF_BUFFER and one.get("uid") in buffered]  # fmt: skip
+            threads = [one for one in other["threads"] if one["name"].startswith("task ")] if at_work else []
+            nodes = [self.node(other, one) for one in threads] or [self.node(other)]
+            found += [Edge(node, one, "training", f"sample {at_work[0]}") for one in nodes if at_work]
+        for url in [one.get("url", "") for one in (*words.get("samples", []), *words.get("rewards", []))]:
+            parts = urlsplit(url)
+            if parts.hostname and (port := _port_of(url)):
+                found += self._to_port(node, parts.hostname, port)
+        return found
+
+
+def _is_engine(process: ListedStacks) -> bool:
+    return process["role"].startswith(ENGINE)
+
+
+def _is_loader_worker(process: ListedStacks) -> bool:
+    """Return whether a child is a worker of a DataLoader, as far as it can be told."""
+    frames = active_thread(process).get("frames", [])
+    return not process["threads"] or any(frame.get("file", "").endswith(DATA_LOADER_WORKER) for frame in frames)
+
+
+def _runs(thread: ThreadStack, task: str) -> bool:
+    """Return whether a thread is in the function of a task: `Critic.fit` is `fit` or `Critic.fit` on the stack."""
+    name = task.rpartition(".")[2]
+    return any(one.get("function", "").rpartition(".")[2] == name for one in thread.get("frames", []))
+
+
+def _serving(process: ListedStacks) -> ThreadStack | None:
+    """Return the thread of a process that answers requests, at best in the user's code; None if none does so."""
+    if not process["threads"]:
+        return {"name": "", "frames": []}
+    threads = process["threads"]
+    serving = [one for one in threads if any(SERVES.search(frame.get("file", "")) for frame in one.get("frames", []))]
+    tasks = [one for one in threads if serving and one["name"].startswith("task ")]
+    return next((one for one in (*serving, *tasks) if _handles(one)), serving[0] if serving else None)
+
+
+def _handles(thread: ThreadStack) -> bool:
+    """Return whether a thread is in code of the user's that its server has called."""
+    for frame in thread.get("frames", []):
+        if SERVES.search(frame.get("file", "")):
+            return False
+        if users_frame([frame]):
+            return True
+    return False
+
+
+def _port_of(url: str) -> int | None:
+    try:
+        parts = urlsplit(url)
+        return parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return None

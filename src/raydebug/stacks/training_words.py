@@ -1,0 +1,106 @@
+"""The words of a training: what its processes know of it, asked for and put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from raydebug.errors import RaydebugError
+from raydebug.gateway.gateway_client import ask_processes
+from raydebug.protocol.messages import ANSWERED
+from raydebug.protocol.questions import TRAINING, Nothing
+from raydebug.render import runs
+from raydebug.stacks.waits import name_process
+
+if TYPE_CHECKING:
+    from raydebug.cluster.state import Cluster
+    from raydebug.protocol.listings import ListedStacks
+    from raydebug.protocol.training import TrainingWords
+
+TIMEOUT_S = 1.0
+OF_BUFFER = ("running", "pending")  # states of a sample in the trainer's buffer
+LOST = "lost, no agent worker has it"
+
+
+def fetch_words(cluster: Cluster, job: str | None, processes: Sequence[ListedStacks]) -> dict[int, TrainingWords]:
+    """Return what the processes of a job know of its training, by process id; those that know nothing are left out.
+
+    Nothing is known where the gateway does not answer, or is of an earlier version.
+
+    Args:
+        cluster: where the job runs.
+        job: None for all jobs.
+        processes: of the job, from the last look.
+    """
+    body: Nothing = {}
+    try:
+        answers = ask_processes(cluster, TRAINING, body, job=job, timeout_s=TIMEOUT_S)
+    except RaydebugError:
+        return {}
+    found = {one["process"]["pid"] or 0: one["answer"] for one in answers if one["answer"]}
+    join(found, processes, all_said=all(one["state"] == ANSWERED for one in answers))
+    return found
+
+
+def join(found: Mapping[int, TrainingWords], processes: Sequence[ListedStacks], *, all_said: bool) -> None:
+    """Add what only all processes together know: samples that are lost, and who is missing in a weight sync.
+
+    Args:
+        found: by process id.
+        processes: with their ranks and roles.
+        all_said: whether every process has answered.
+    """
+    _note_lost_samples(found, all_said=all_said)
+    syncing = {pid: words["sync"] for pid, words in found.items() if "sync" in words}
+    trainers = [one for one in processes if syncing.get(one["pid"] or 0, {}).get("side") == "trainer"]
+    roles = {one["role"] for one in trainers if one["rank"] is not None}
+    outside = {one["rank"] for one in processes if one["role"] in roles and one not in trainers}
+    sides = {sync.get("side") for sync in syncing.values()}
+    missing = f"trainer's rank {','.join(runs(rank for rank in outside if rank is not None))}" if outside else None
+    if missing is None and len(sides) == 1:
+        missing = "rollout" if "trainer" in sides else "trainer"
+    for sync in syncing.values():
+        if missing:
+            sync["missing"] = missing
+
+
+def _note_lost_samples(found: Mapping[int, TrainingWords], *, all_said: bool) -> None:
+    listed = [one for words in found.values() for one in words.get("samples", [])]
+    at_work = {one["uid"] for one in listed if one.get("state") not in OF_BUFFER}
+    if not all_said or sum(words.get("samples_total", 0) for words in found.values()) > len(listed):
+        return
+    for one in listed:
+        if one.get("state") == "running" and one["uid"] not in at_work:
+            one["state"] = LOST
+
+
+def describe(found: Mapping[int, TrainingWords], processes: Sequence[ListedStacks]) -> str | None:
+    """Return in one line what the training has not finished; None if nothing is known of it."""
+    names = {one["pid"]: name_process(one) for one in processes}
+    said = []
+    if phases := [one for one in found.values() if "phase" in one]:
+        trainer = max(phases, key=lambda one: one.get("phase_age_s", 0.0))
+        step = f"step {trainer['step']}, " if "step" in trainer else ""
+        said.append(f"{step}phase {trainer['phase']}{_age(trainer.get('phase_age_s'))}")
+    listed = [one for words in found.values() for one in words.get("samples", [])]
+    for state in dict.fromkeys(one.get("state", "?") for one in listed):
+        samples = [one for one in listed if one.get("state") == state]
+        if state in OF_BUFFER and len(samples) < len(listed):
+            continue  # the agent workers say more of them
+        oldest = max(samples, key=lambda one: one.get("age_s", 0.0))
+        tool = f", tool {oldest['tool']}" if "tool" in oldest else ""
+        url = f" at {oldest['url']}" if "url" in oldest else ""
+        many = f"{len(samples)} samples are" if len(samples) > 1 else "one sample is"
+        said.append(f"{many} {state}{_age(oldest.get('age_s'))}: {oldest.get('uid', '?')}{tool}{url}")
+    for pid, words in found.items():
+        if requests := words.get("requests"):
+            first = f"{requests[0].get('id', '?')}{_age(requests[0].get('age_s'))}"
+            said.append(f"{len(requests)} requests at {names.get(pid, pid)} have no answer: {first}")
+    if syncs := [one["sync"] for one in found.values() if "sync" in one]:
+        missing = f", the {syncs[0]['missing']} has not joined" if "missing" in syncs[0] else ""
+        said.append(f"a weight sync has not ended{missing}{_age(max(one.get('age_s', 0.0) for one in syncs))}")
+    return "; ".join(said) or None
+
+
+def _age(seconds: float | None) -> str:
+    return "" if seconds is None else f" for {seconds:.0f} s"

@@ -1,0 +1,40 @@
+"""Read which TCP ports this process listens on, and which pipes it has open: others wait for its answers there.
+
+The kernel is asked about each socket of the process: its table of all connections (proc(5) /proc/net/tcp) takes 8 ms to
+read where there are some hundred.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+from raydebug.protocol.records import MAX_ITEMS
+
+MAX_FILES = 4096
+FILES = Path("/proc/self/fd")
+
+
+def read_open_files() -> tuple[list[int], list[int]]:
+    """Return the ports that this process listens on, and the inodes of its pipes."""
+    ports, pipes = set(), set()
+    for name in os.listdir(FILES)[:MAX_FILES]:
+        with contextlib.suppress(OSError, ValueError):  # it was closed meanwhile
+            kind, _, inode = os.readlink(f"{FILES}/{name}").partition(":")
+            if kind == "pipe":
+                pipes.add(int(inode.strip("[]")))
+            elif kind == "socket" and (port := _listening_port(int(name))):
+                ports.add(port)
+    return sorted(ports)[:MAX_ITEMS], sorted(pipes)[:MAX_ITEMS]
+
+
+def _listening_port(number: int) -> int | None:
+    """Return the port of a listening socket; None of any other."""
+    own = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=number)
+    try:
+        address = own.getsockname() if own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) else None
+    finally:
+        own.detach()  # it is not closed here: it belongs to the program
+    return int(address[1]) if isinstance(address, tuple) else None

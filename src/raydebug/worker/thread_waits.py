@@ -1,0 +1,250 @@
+"""Note what a thread or a task of asyncio waits for: Ray's objects, futures, threads, sockets, pipes, processes, locks.
+
+What waits and what others have of it are joined by ids: `awaits` and `wants` of one thread are in `holds` of another.
+Locals are read only in known functions of the standard library and of Ray, and to find locks, sockets and Ray's
+references, whose exact types are checked; no code of the user's classes is called.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import os
+import re
+import socket
+import sys
+import threading
+from collections import deque
+from types import FrameType
+from typing import Any, Literal
+
+from raydebug.protocol.records import MAX_ITEMS, ThreadStack
+from raydebug.worker import source
+from raydebug.worker.frames import is_users
+
+MAX_PARSED_BYTES = 400_000  # of a source file that is searched for the `with` blocks of a frame
+LOCKS: tuple[type, ...] = (type(threading.Lock()), type(threading.RLock()))
+WAITS_FOR_CHILD = ("wait", "_wait", "_try_wait", "poll")
+INNERMOST, OUTERMOST = 12, 8  # frames in which a wait is, and that say for whom a thread works
+POLLING_FRAMES = 3  # the user's innermost ones, whose locals are searched for what a loop polls
+PLAIN = (list, tuple, set, frozenset, deque)
+MAX_FUTURES = 100  # of one wait
+FUTURES = ("_asyncio", "asyncio.futures", "asyncio.tasks", "concurrent.futures._base")
+_SLEEPS = re.compile(r"\bsleep\(")
+_USES_SOCKET = re.compile(r"([A-Za-z_][\w.]*)\.(?:recv|recv_into|recvfrom|accept|connect|send|sendall)\(")
+
+
+def note_waits(stack: ThreadStack, frames: list[FrameType], owner: Any) -> None:
+    """Note what a stack waits for.
+
+    Args:
+        stack: where.
+        frames: of the stack, innermost first.
+        owner: the thread or the task of asyncio, where it is known.
+    """
+    holds = [] if owner is None else [hex(id(owner))]
+    for frame in frames[:INNERMOST]:
+        with contextlib.suppress(Exception):  # a race with the thread, which runs on
+            _note_wait(stack, frame, frame is frames[0])
+    for frame in frames[-OUTERMOST:]:
+        with contextlib.suppress(Exception):
+            if frame.f_code.co_name == "run" and _is_of(frame, "concurrent.futures.thread"):
+                holds.append(hex(id(frame.f_locals["self"].future)))
+    if not isinstance(owner, threading.Thread):  # which may be of a class of the user's
+        with contextlib.suppress(Exception):
+            _note_future(stack, getattr(owner, "_fut_waiter", None))
+    with contextlib.suppress(Exception):
+        holds += _note_locks(stack, frames)
+    with contextlib.suppress(Exception):
+        _note_polled(stack, frames)
+    if holds:
+        stack["holds"] = holds[:MAX_ITEMS]
+
+
+def _note_wait(stack: ThreadStack, frame: FrameType, innermost: bool) -> None:
+    path, function = frame.f_code.co_filename, frame.f_code.co_name
+    if path.endswith("/ray/_private/worker.py") and function in ("get", "wait"):
+        _add_objects(stack, "objects", [frame.f_locals.get("object_refs" if function == "get" else "ray_waitables")])
+    elif path.endswith(("/subprocess.py", "/multiprocessing/popen_fork.py")) and function in WAITS_FOR_CHILD:
+        if type(child := frame.f_locals["self"].pid) is int:
+            stack["child"] = child
+    elif path.endswith("/multiprocessing/connection.py") and "self" in frame.f_locals:
+        stack.setdefault("pipe", os.fstat(frame.f_locals["self"]._handle).st_ino)
+    elif _is_of(frame, "threading") and function in ("join", "_wait_for_tstate_lock"):
+        _add(stack, [hex(id(frame.f_locals["self"]))])
+    elif _is_of(frame, "concurrent.futures._base") and function in ("result", "exception"):
+        _note_future(stack, frame.f_locals["self"])
+    elif _is_of(frame, "concurrent.futures._base") and function in ("wait", "as_completed"):
+        for one in _some(frame.f_locals.get("pending") or frame.f_locals.get("not_done") or frame.f_locals["fs"]):
+            _note_future(stack, one)
+    elif _is_of(frame, "asyncio.tasks") and function in ("_wait", "wait_for"):
+        for one in _some(frame.f_locals["fs"] if function == "_wait" else [frame.f_locals.get("fut")]):
+            _note_future(stack, one)
+    else:
+        _note_host(stack, frame, innermost)
+
+
+def _note_host(stack: ThreadStack, frame: FrameType, innermost: bool) -> None:
+    path, function = frame.f_code.co_filename, frame.f_code.co_name
+    if _is_of(frame, "socket") and function == "readinto":
+        stack.setdefault("host", _peer(frame.f_locals["self"]._sock))
+    elif _is_of(frame, "socket") and function == "create_connection":
+        stack.setdefault("host", "{}:{}".format(*frame.f_locals["address"][:2]))
+    elif path.endswith("/httpcore/_backends/sync.py") and function == "read":
+        stack.setdefault("host", _peer(frame.f_locals["self"]._sock))
+    elif path.endswith(("/httpcore/_async/connection.py", "/httpcore/_sync/connection.py")):
+        origin = frame.f_locals["self"]._origin  # httpcore 1.0 _models.py Origin
+        stack.setdefault("host", f"{origin.host.decode()}:{origin.port}")
+    elif path.endswith("/aiohttp/client.py") and function == "_request":
+        url = frame.f_locals["url"]
+        if type(url).__module__.startswith("yarl"):  # aiohttp 3
+            stack.setdefault("host", f"{url.host}:{url.port}")
+    elif innermost and is_users(frame):
+        called = _USES_SOCKET.search(source.line_at(path, frame.f_lineno or 0))
+        given = _look_up(tuple(called[1].split(".")), frame) if called else None
+        if type(given) is socket.socket:
+            stack.setdefault("host", _peer(given))
+
+
+@functools.lru_cache(32)
+def _source_of(module: str) -> str:
+    return getattr(sys.modules[module], "__file__", "") or ""
+
+
+def _is_of(frame: FrameType, module: str) -> bool:
+    return module in sys.modules and frame.f_code.co_filename == _source_of(module)
+
+
+def _peer(connection: socket.socket) -> str:
+    return "{}:{}".format(*connection.getpeername()[:2])
+
+
+# Futures
+
+
+def _note_future(stack: ThreadStack, future: Any) -> None:
+    """Note what a future of asyncio or of concurrent.futures waits for: a task, an object of Ray, or its own id."""
+    tasks: Any = sys.modules.get("asyncio.tasks")
+    for _ in range(4):  # futures that copy one another
+        if type(future).__module__ not in FUTURES or future.done():
+            return
+        if tasks is not None and type(future) is tasks.Task:
+            break
+        if tasks is not None and type(future) is tasks._GatheringFuture:
+            for child in future._children[:MAX_FUTURES]:
+                _note_future(stack, child)
+            return
+        if reference := getattr(future, "__dict__", {}).get(
+            "object_ref"
+        ):  # ray 2.60.0 includes/object_ref.pxi, `future`
+            _add_objects(stack, "objects", [reference])
+            return
+        if (copied := _copied_from(future)) is None:
+            break
+        future = copied
+    _add(stack, [hex(id(future))])
+
+
+def _copied_from(future: Any) -> Any:
+    """Return the future whose result this one gets; CPython 3.10 to 3.13 asyncio/futures.py `_chain_future`."""
+    callbacks = getattr(future, "_callbacks", None) or getattr(future, "_done_callbacks", None) or ()
+    for given in list(callbacks):
+        callback = given[0] if type(given) is tuple else given
+        if getattr(callback, "__qualname__", "") == "_chain_future.<locals>._call_check_cancel":
+            cells = dict(zip(callback.__code__.co_freevars, callback.__closure__, strict=True))
+            return cells["source"].cell_contents
+    return None
+
+
+def _some(futures: Any) -> list[Any]:
+    return list(futures)[:MAX_FUTURES] if type(futures) in PLAIN else []
+
+
+def _add(stack: ThreadStack, ids: list[str]) -> None:
+    known = stack.setdefault("awaits", [])
+    known += [one for one in ids if one not in known][: MAX_ITEMS - len(known)]
+
+
+# Objects of Ray
+
+
+def _add_objects(stack: ThreadStack, field: Literal["objects", "polls"], given: list[Any]) -> None:
+    kind = getattr(sys.modules.get("ray"), "ObjectRef", None)
+    known = stack.setdefault(field, [])
+    values = deque(given)
+    while values and len(known) < MAX_ITEMS:
+        value = values.popleft()
+        if type(value) is kind:
+            known.append(value.hex())
+        elif type(value) is dict:
+            values.extend([*value, *value.values()][:MAX_ITEMS])
+        elif type(value) in PLAIN:
+            values.extend([one for one in list(value)[:MAX_ITEMS] if type(one) is kind or type(one) is tuple])
+    if not known:
+        del stack[field]
+
+
+def _note_polled(stack: ThreadStack, frames: list[FrameType]) -> None:
+    """Note the objects that a sleeping loop has in its locals: `while not ray.wait(...): sleep(...)`."""
+    inner = frames[0].f_code
+    line = source.line_at(inner.co_filename, frames[0].f_lineno or 0)
+    if stack.get("objects") or not (inner.co_name == "sleep" or _SLEEPS.search(line)):
+        return
+    given: list[Any] = []
+    for frame in [one for one in frames if is_users(one)][:POLLING_FRAMES]:
+        given += list(frame.f_locals.values())
+        owner = frame.f_locals.get("self")
+        with contextlib.suppress(Exception):
+            given += list(object.__getattribute__(owner, "__dict__").values())
+    if given:
+        _add_objects(stack, "polls", given)
+
+
+# Locks
+
+
+def _note_locks(stack: ThreadStack, frames: list[FrameType]) -> list[str]:
+    """Return the locks that `with` blocks of the frames hold, and note the one that the innermost frame waits for."""
+    holds = []
+    for frame in frames:
+        if not is_users(frame) or "-packages/" in frame.f_code.co_filename:  # parsing torch takes seconds
+            continue
+        for first, last, body, name in _with_blocks(frame.f_code.co_filename):
+            if not first <= (frame.f_lineno or 0) <= last or frame.f_code.co_firstlineno > first:
+                continue
+            lock = _look_up(name, frame)
+            if type(lock) not in LOCKS:
+                continue
+            if frame.f_lineno >= body:
+                holds.append(hex(id(lock)))
+            elif frame is frames[0]:
+                stack["wants"] = hex(id(lock))
+    return holds
+
+
+@functools.lru_cache(64)
+def _with_blocks(path: str) -> list[tuple[int, int, int, tuple[str, ...]]]:
+    """Return first and last line, first line of the body, and dotted name of what each `with` statement enters."""
+    text = "".join(source.lines_of(path))
+    if not text or len(text) > MAX_PARSED_BYTES or "with " not in text:
+        return []
+    return [
+        (node.lineno, node.end_lineno or 0, node.body[0].lineno, name)
+        for node in ast.walk(ast.parse(text)) if isinstance(node, ast.With)
+        for item in node.items if (name := _dotted(item.context_expr))
+    ]  # fmt: skip
+
+
+def _dotted(node: ast.expr) -> tuple[str, ...]:
+    if isinstance(node, ast.Attribute):
+        before = _dotted(node.value)
+        return (*before, node.attr) if before else ()
+    return (node.id,) if isinstance(node, ast.Name) else ()
+
+
+def _look_up(name: tuple[str, ...], frame: FrameType) -> object:
+    value = frame.f_locals.get(name[0], frame.f_globals.get(name[0]))
+    for attribute in name[1:]:
+        value = object.__getattribute__(value, "__dict__").get(attribute)
+    return value

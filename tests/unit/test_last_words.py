@@ -1,0 +1,205 @@
+"""What the gateway knows of the end of a process: real processes that dial a real gateway, and die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway_under_test import GatewayUnderTest
+from raydebug.jobs.certificate import Evidence, certify
+from raydebug.jobs.deaths import fetch_deaths
+from raydebug.protocol import node_facts
+from raydebug.protocol.death import EndedProcess
+
+JOB = {"RAYDEBUG_JOB": "run-1"}
+OPEN = """\
+import ctypes, mmap, os, signal, sys, tempfile, threading, time
+from raydebug.worker import control_channel
+control_channel.open_channel()
+while getattr(sys.modules.get("raydebug.worker.last_words"), "_connection", None) is None:
+    time.sleep(0.01)
+time.sleep(0.2)  # the gateway has read it
+"""
+BUS = """\
+def lose():
+    with tempfile.TemporaryFile() as file:
+        file.truncate(mmap.PAGESIZE)
+        area = mmap.mmap(file.fileno(), mmap.PAGESIZE)
+        file.truncate(0)
+        print(area[0])
+lose()
+"""
+DEATHS = {
+    "sigkill": ("os.kill(os.getpid(), signal.SIGKILL)", {"status": signal.SIGKILL}),
+    "sigterm": ("os.kill(os.getpid(), signal.SIGTERM)", {"status": signal.SIGTERM}),
+    "sigsegv": ("def read(): ctypes.string_at(8)\nread()", {"status": signal.SIGSEGV, "fault": "in read"}),
+    "sigabrt": ("ctypes.CDLL(None).abort()", {"status": signal.SIGABRT, "fault": "Fatal Python error: Aborted"}),
+    "sigbus": (BUS, {"status": signal.SIGBUS, "fault": "in lose"}),
+    "sigfpe": ("os.kill(os.getpid(), signal.SIGFPE)", {"status": signal.SIGFPE, "fault": "Floating"}),
+    "os-exit": (
+        "def leave(): os._exit(5)\nleave()",
+        {"status": 5 << 8, "words": {"how": "os._exit", "code": 5, "place": "leave", "thread": "MainThread"}},
+    ),
+    "thread-exit": (
+        "threading.Thread(target=lambda: os._exit(7), name='loader').start()\ntime.sleep(30)",
+        {"status": 7 << 8, "words": {"how": "os._exit", "code": 7, "place": "<lambda>", "thread": "loader"}},
+    ),
+    "sys-exit": ("sys.exit(3)", {"status": 3 << 8, "words": {"how": "exit"}}),
+    "disk-full": (
+        "def save(): open('/dev/full', 'wb', 0).write(b'x')\nsave()",
+        {"status": 1 << 8, "words": {"error": "OSError", "reason": "No space left", "place": "save"}},
+    ),
+    "c-exit": ("ctypes.CDLL(None)._exit(9)", {"status": 9 << 8, "words": {}}),
+}  # fmt: skip
+
+
+def ended(gateway: GatewayUnderTest, count: int = 1) -> list[EndedProcess]:
+    """Wait for ends of processes."""
+    deadline = time.monotonic() + 30
+    found: list[EndedProcess] = []
+    while len(found) < count and time.monotonic() < deadline:
+        found = fetch_deaths(gateway, "run-1")  # type: ignore[arg-type]
+        time.sleep(0.02)
+    return found
+
+
+def test_the_gateway_knows_how_processes_ended(gateway: GatewayUnderTest) -> None:
+    """The exit status, the stack at a fatal signal, and the place of an exit are known after the end."""
+    names = {gateway.start(OPEN + program, **JOB).pid: name for name, (program, _) in DEATHS.items()}
+    found = {names[one["pid"] or 0]: one for one in ended(gateway, len(DEATHS))}
+    for name, (_, expected) in DEATHS.items():
+        facts: dict[str, Any] = {"fault": "", **expected}
+        assert found[name]["status"] == facts["status"], name
+        assert facts["fault"] in found[name]["fault"], name
+        for field, value in facts.get("words", {}).items():
+            said = found[name]["words"][field]  # type: ignore[literal-required]
+            assert said == value or (isinstance(value, str) and value in said), (name, found[name]["words"])
+        assert found[name]["node"]["total"] > 0, name
+
+
+def test_a_process_that_ends_well_is_no_death(gateway: GatewayUnderTest) -> None:
+    """Of two processes that end, only the one that was killed is listed."""
+    gateway.start(OPEN, **JOB).wait(20)
+    bad = gateway.start(OPEN + "os.kill(os.getpid(), 9)", **JOB)
+    bad.wait(20)
+    assert [one["pid"] for one in ended(gateway)] == [bad.pid]
+
+
+def test_a_child_does_not_hide_the_end_of_its_parent(gateway: GatewayUnderTest) -> None:
+    """A forked child that lives on has the parent's connection closed, and has one of its own."""
+    child = "time.sleep(0.5)\nwhile words._connection is None: time.sleep(0.01)\ntime.sleep(1)\nos._exit(4)"
+    words = "words = sys.modules['raydebug.worker.last_words']\n"
+    parent = gateway.start(f"{OPEN}{words}if os.fork():\n    os.kill(os.getpid(), 9)\n{child}", **JOB)
+    parent.wait(20)
+    assert [(one["pid"], one["status"]) for one in ended(gateway)] == [(parent.pid, 9)]
+    assert [one["status"] for one in ended(gateway, 2)] == [9, 4 << 8]
+
+
+def test_a_process_of_the_job_says_whom_it_ends(gateway: GatewayUnderTest) -> None:
+    """A parent that ends its child, as a pool does, is named with its line; a child that ends well is no death."""
+    program = (
+        "import multiprocessing\nfork = multiprocessing.get_context('fork').Process\n"
+        "def clean(one):\n    time.sleep(2)\n    one.terminate()\n    one.join()\n"
+        "well = fork(target=time.sleep, args=(1,)); well.start()\n"
+        "one = fork(target=time.sleep, args=(60,)); one.start()\nclean(one)\nprint(one.pid)\n"
+    )
+    parent = gateway.start(OPEN + program, **JOB)
+    out, _ = parent.communicate(timeout=30)
+    (found,) = ended(gateway)
+    assert (found["pid"], found["status"], found["kill"]["by"]) == (int(out), 15, parent.pid)
+    assert "clean" in found["kill"]["place"]
+    assert certify(Evidence(found)).kind == "followed"
+
+
+def test_a_users_faulthandler_stays(gateway: GatewayUnderTest) -> None:
+    """Where the program has faulthandler on, its text goes where the program wants it."""
+    program = "import faulthandler\nfaulthandler.enable()\n" + OPEN + "ctypes.string_at(8)"
+    one = gateway.start(program, **JOB)
+    _, said = one.communicate(timeout=20)
+    assert "Fatal Python error: Segmentation fault" in said
+    (found,) = ended(gateway)
+    assert (found["status"], found["fault"]) == (signal.SIGSEGV, "")
+
+
+def test_an_exit_does_not_wait_for_a_stopped_gateway(gateway: GatewayUnderTest) -> None:
+    """A gateway that does not read holds up no exit and no crash."""
+    programs = [
+        gateway.start(f"{OPEN}print('up', flush=True)\nsys.stdin.read()\n{end}", **JOB)
+        for end in ("time.sleep(1)\nos._exit(5)", "time.sleep(1)\nctypes.string_at(8)")
+    ]
+    for one in programs:
+        assert one.stdout is not None
+        one.stdout.readline()
+    os.kill(gateway.process.pid, signal.SIGSTOP)
+    try:
+        assert [one.wait(10) for one in programs] == [5, -signal.SIGSEGV]
+    finally:
+        os.kill(gateway.process.pid, signal.SIGCONT)
+
+
+def test_a_pid_of_another_namespace_is_asked_of_a_peer(gateway: GatewayUnderTest) -> None:
+    """Of a process that the gateway cannot see, another process of its node says what the node knows."""
+    other = "from raydebug.protocol import node_facts\nnode_facts.namespace = lambda: 'another'\n" + OPEN
+    peer = gateway.start(other + "print('up', flush=True)\ntime.sleep(60)", **JOB)
+    assert peer.stdout is not None
+    peer.stdout.readline()
+    gateway.start(other + "os.kill(os.getpid(), 9)", **JOB).wait(20)
+    (found,) = ended(gateway)
+    assert "status" not in found
+    assert found["node"]["total"] > 0
+    assert not found["alone"]
+
+
+def test_lines_of_the_kernels_log() -> None:
+    """Lines about the process count, and ends by memory a short while ago; nothing else."""
+    log = "\n".join([
+        "6,1,1000000,-;eth0: link up",
+        "3,2,2000000,-;Memory cgroup out of memory: Killed process 41 (old) total-vm:9kB",
+        "6,3,95000000,-;python[77]: segfault at 8 ip 00007f sp 00007f error 4 in libc.so.6",
+        "3,4,99000000,-;Out of memory: Killed process 5000 (ray::W) total-vm:9kB, anon-rss:8kB",
+        " SUBSYSTEM=x",
+    ])  # fmt: skip
+    found = node_facts.kernel_lines(log, 77, 100.0)
+    assert [one[:20] for one in found] == ["python[77]: segfault", "other: Out of memory"]
+
+
+GROUPS = [Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")]  # of version 1 and 2
+LIMITS = {"memory.limit_in_bytes": "memory.oom_control", "memory.max": "memory.events"}
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A cgroup with a limit of 100 MiB."""
+    try:
+        folder = next(one for one in GROUPS if one.is_dir()) / f"raydebug-{os.getpid()}"
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+    limit = next((folder / name for name in LIMITS if (folder / name).exists()), None)
+    try:
+        if limit is None:
+            pytest.skip("its memory cannot be limited here")
+        limit.write_text(str(100 * 2**20))
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+def test_the_kernel_ends_a_process_for_memory(small_group: Path, gateway: GatewayUnderTest) -> None:
+    """A process that the kernel ends at its cgroup's limit has a certificate with the limit and what it held."""
+    join = f"with open('{small_group}/cgroup.procs', 'w') as file: file.write(str(os.getpid()))\n"
+    eats = "held = []\nwhile True: held.append(bytearray(b'x' * 2**22))"
+    one = gateway.start(f"import os\n{join}{OPEN}{eats}", **JOB)
+    one.wait(30)
+    (found,) = ended(gateway)
+    certificate = certify(Evidence(found))
+    assert certificate.kind == "kernel-oom-container", found
+    assert "memory of the container: 0.098 of 0.098 GiB" in certificate.text
+    if not found["node"]["unread"]:
+        assert "it held 0." in certificate.text

@@ -1,0 +1,139 @@
+"""Phases of a training: noted as verl's timers run, without a trace when they have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from raydebug.worker import spans
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    """Leave no span and no recorder behind."""
+    yield
+    spans.open_spans.clear()
+    spans.begun.clear()
+    spans.recorders.clear()
+
+
+def module(text: str) -> ModuleType:
+    """Return a module with verl's functions in their shape."""
+    made = ModuleType("performance")
+    exec("from contextlib import contextmanager\n" + text, made.__dict__)
+    return made
+
+
+GENERATOR = """
+def _timer(name, timing_raw):
+    yield
+    timing_raw[name] = timing_raw.get(name, 0) + 1
+
+@contextmanager
+def marked_timer(name, timing_raw, color=None):
+    yield from _timer(name, timing_raw)
+"""
+MANAGER = """
+@contextmanager
+def _timer(name, timing_raw):
+    yield
+    timing_raw[name] = timing_raw.get(name, 0) + 1
+
+marked_timer = lambda *given: _timer(*given)
+"""
+STATE = """
+class RLInsightLogger:
+    @classmethod
+    @contextmanager
+    def trace_state(cls, state_name, *, state_lane_id=None, **labels):
+        assert cls is RLInsightLogger
+        yield state_lane_id
+"""
+
+
+@pytest.mark.parametrize("text", [GENERATOR, MANAGER], ids=["generator", "context manager"])
+def test_timers(text: str) -> None:
+    """Each timer of verl is a span while it runs, nested ones too, and verl's own time is measured as before."""
+    made = module(text)
+    spans.watch(made)
+    spans.watch(made)  # a module may be seen twice
+    raw: dict[str, int] = {}
+    with made.marked_timer("step", raw), made.marked_timer("gen", raw):
+        assert [one.name for one in spans.open_spans.values()] == ["step", "gen"]
+    assert (raw, spans.open_spans, spans.begun) == ({"step": 1, "gen": 1}, {}, {"step", "gen"})
+    with contextlib.suppress(ZeroDivisionError), made.marked_timer("adv", raw):
+        raise ZeroDivisionError
+    assert spans.open_spans == {}, "a phase that fails has ended"
+
+
+def test_states() -> None:
+    """The states of verl's ranks and engines are spans."""
+    made = module(STATE)
+    spans.watch(made)
+    with made.RLInsightLogger.trace_state("vllm_generate", state_lane_id="replica_0"):
+        assert [one.name for one in spans.open_spans.values()] == ["vllm_generate"]
+    assert spans.open_spans == {}
+
+
+def test_spans_of_tasks() -> None:
+    """A span knows the task of asyncio that is in it, and recorders hear of its begin and its end."""
+    heard: list[tuple[str, bool]] = []
+    spans.recorders.append(lambda span, has_ended: heard.append((span.name, has_ended)))
+
+    async def main() -> None:
+        with spans.span("tool_calls"):
+            (found,) = spans.open_spans.values()
+            assert found.task == id(asyncio.current_task())
+
+    asyncio.run(main())
+    with spans.span("gen"):
+        (found,) = spans.open_spans.values()
+        assert found.task is None
+    assert heard == [("tool_calls", False), ("tool_calls", True), ("gen", False), ("gen", True)]
+
+
+def test_fork() -> None:
+    """A child that is forked in a phase of its parent is in none."""
+    with spans.span("gen"):
+        if (child := os.fork()) == 0:
+            os._exit(len(spans.open_spans))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_recorder_that_fails_harms_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """A recorder of ours that fails is taken out, and the training goes on."""
+    spans.recorders.append(lambda *_: 1 / 0)  # type: ignore[arg-type, return-value]
+    with spans.span("gen"):
+        pass
+    assert (spans.open_spans, spans.recorders) == ({}, [])
+    assert "raydebug: a recorder of phases has failed" in capsys.readouterr().err
+
+
+def test_hook_in_a_job(tmp_path: Path) -> None:
+    """verl's module is watched in a process of a job when it is imported, and not elsewhere."""
+    folder = tmp_path / "verl" / "utils" / "profiler"
+    folder.mkdir(parents=True)
+    for path in (folder, folder.parent, folder.parent.parent):
+        (path / "__init__.py").touch()
+    (folder / "performance.py").write_text("from contextlib import contextmanager\n" + GENERATOR)
+    program = (
+        "import sys; from raydebug.worker import import_hooks; import_hooks.install()\n"
+        "from verl.utils.profiler import performance\n"
+        "print(hasattr(performance._timer, '_raydebug'), 'raydebug.worker.spans' in sys.modules)"
+    )
+
+    def run(**variables: str) -> str:
+        path = f"{Path(__file__).resolve().parents[2] / 'src'}:{tmp_path}"
+        done = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": path, **variables},
+                              capture_output=True, text=True, check=True)  # fmt: skip
+        return done.stdout.strip()
+
+    assert (run(RAYDEBUG_JOB="j"), run()) == ("True True", "False False")

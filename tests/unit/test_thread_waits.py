@@ -1,0 +1,184 @@
+"""What threads and tasks of this process wait for, and who has it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import socket
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from raydebug.protocol.records import StacksRecord, ThreadStack, read
+from raydebug.worker import stacks
+
+Start = Callable[..., threading.Thread]
+
+
+@pytest.fixture
+def stop() -> Iterator[threading.Event]:
+    """What all threads of a test wait for in the end."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def begin(stop: threading.Event) -> Iterator[Start]:
+    """Start a thread by its name; it ends with the test."""
+    started: list[threading.Thread] = []
+
+    def start(name: str, function: Callable[..., object], *args: object) -> threading.Thread:
+        started.append(threading.Thread(target=function, args=args, name=name, daemon=True))
+        started[-1].start()
+        time.sleep(0.2)
+        return started[-1]
+
+    yield start
+    stop.set()
+    for one in started:
+        one.join(5)
+
+
+def look() -> dict[str, ThreadStack]:
+    """Return the stacks of this process by name, as the gateway reads them."""
+    return {one["name"]: one for one in read(stacks.collect(), StacksRecord)["threads"]}
+
+
+def test_thread_that_is_joined(begin: Start, stop: threading.Event) -> None:
+    """A thread that joins another one awaits what that one is."""
+    worker = begin("fetcher", stop.wait)
+    begin("joins", worker.join)
+    seen = look()
+    assert seen["joins"]["awaits"][0] in seen["fetcher"]["holds"]
+
+
+def test_future_of_a_pool(begin: Start, stop: threading.Event) -> None:
+    """A thread that waits for a future awaits the thread of the pool that works for it, not another one."""
+    with ThreadPoolExecutor(2, "pool") as pool:
+        futures = [pool.submit(stop.wait) for _ in range(2)]
+        begin("waits", futures[1].result)
+        seen = look()
+        stop.set()
+    assert [name for name in ("pool_0", "pool_1") if seen["waits"]["awaits"][0] in seen[name]["holds"]] == ["pool_1"]
+
+
+def test_tasks_of_asyncio(begin: Start, stop: threading.Event) -> None:
+    """A task awaits the tasks that it gathers, and a task in an executor the thread that works for it."""
+
+    async def in_executor() -> None:
+        await asyncio.get_running_loop().run_in_executor(None, stop.wait)
+
+    async def run() -> None:
+        inner = asyncio.create_task(in_executor(), name="inner")
+        await asyncio.create_task(gather(inner), name="outer")
+
+    async def gather(inner: asyncio.Task[None]) -> None:
+        await asyncio.gather(inner, asyncio.sleep(0))
+
+    begin("loop", lambda: asyncio.run(run()))
+    seen = look()
+    assert seen["task outer"]["awaits"][0] in seen["task inner"]["holds"]
+    (thread,) = [one for name, one in seen.items() if name.startswith("asyncio_")]
+    assert seen["task inner"]["awaits"][0] in thread["holds"]
+
+
+def test_result_of_a_loop_in_another_thread(begin: Start, stop: threading.Event) -> None:
+    """A thread that waits for a coroutine in the loop of another thread awaits its task."""
+    loop = asyncio.new_event_loop()
+    begin("loop", loop.run_forever)
+
+    async def generate() -> None:
+        await asyncio.Event().wait()
+
+    future = asyncio.run_coroutine_threadsafe(generate(), loop)
+
+    def wait() -> None:
+        with contextlib.suppress(CancelledError):
+            future.result()
+
+    begin("waits", wait)
+    seen = look()
+    future.cancel()
+    loop.call_soon_threadsafe(loop.stop)
+    (task,) = [one for name, one in seen.items() if name.startswith("task ")]
+    assert seen["waits"]["awaits"] == task["holds"]
+
+
+def test_socket_and_pipe(begin: Start) -> None:
+    """A thread that reads a socket or a pipe names its other end; the process names its ports and pipes."""
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+    client = socket.create_connection(("127.0.0.1", port))
+    reader, writer = multiprocessing.Pipe(duplex=False)
+
+    def receive() -> None:
+        client.recv(1)
+
+    begin("receives", receive)
+    begin("reads", reader.recv)
+    record = stacks.collect()
+    seen = {one["name"]: one for one in record["threads"]}
+    server.accept()[0].sendall(b"x")
+    writer.send(1)
+    assert port in record["listens"]
+    assert seen["reads"]["pipe"] in record["pipes"]
+    assert seen["receives"]["host"] == f"127.0.0.1:{port}"
+
+
+def test_loop_that_polls(begin: Start, stop: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that sleeps shows the objects in its locals and in those of its `self`, of exact types only."""
+
+    class ObjectRef:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def hex(self) -> str:
+            return self.name
+
+    class Hostile(ObjectRef):
+        def hex(self) -> str:
+            raise SystemExit
+
+    class Loop:
+        def __init__(self) -> None:
+            self.pending = {"a": ObjectRef("aa"), "b": Hostile("bb")}
+
+        def poll(self, refs: list[ObjectRef]) -> None:
+            while not stop.is_set():
+                time.sleep(0.5)
+
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(ObjectRef=ObjectRef))
+    begin("polls", Loop().poll, [ObjectRef("cc")])
+    assert sorted(look()["polls"]["polls"]) == ["aa", "cc"]
+    for number in range(12):
+        begin(f"many {number}", Loop().poll, [ObjectRef(f"{number:028x}") for number in range(5000)])
+    record = stacks.collect()
+    assert sum(len(one.get("polls", [])) for one in record["threads"]) == stacks.MAX_OBJECTS
+
+
+def test_groups_of_rays_collectives(
+    begin: Start, stop: threading.Event, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """A process shows its groups of ray.util.collective, and the call that a thread is in."""
+    folder = tmp_path / "ray" / "util" / "collective"
+    folder.mkdir(parents=True)
+    source = "def broadcast(tensor, src_rank=0, group_name='default'):\n    wait()\n"
+    (folder / "collective.py").write_text(source)
+    group = types.SimpleNamespace(_rank=1, _world_size=2)
+    module: Any = types.ModuleType("ray.util.collective.collective")
+    module._group_mgr = types.SimpleNamespace(_name_group_map={"sync": group, "other": group})
+    module.wait = stop.wait
+    exec(compile(source, str(folder / "collective.py"), "exec"), vars(module))  # noqa: S102
+    monkeypatch.setitem(sys.modules, "ray.util.collective.collective", module)
+    begin("syncs", module.broadcast, None, 0, "sync")
+    groups = {one["name"]: one for one in read(stacks.collect(), StacksRecord)["collectives"]}
+    assert [(one["op"], one["done"]) for one in groups["sync"]["calls"]] == [("broadcast", False)]
+    assert (groups["other"]["calls"], groups["other"]["rank"], groups["other"]["ranks"]) == ([], 1, [0, 1])
