@@ -75,6 +75,7 @@ def second_node(cluster: Cluster, kind: str) -> Iterator[psutil.Process]:
     supervisor = psutil.Process(cluster.supervisor_pid)
     raylet = next(one for one in supervisor.children(recursive=True) if one.name() == "raylet")
     environ = {name: value for name, value in raylet.environ().items() if not name.startswith("RAY_RAYLET")}
+    environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # a local cluster refuses other nodes
     used = psutil.virtual_memory().percent / 100
     if kind == "ray-oom":
         environ |= {"RAY_memory_usage_threshold": f"{used + 0.05:.3f}", "RAY_memory_monitor_refresh_ms": "100"}
@@ -156,10 +157,10 @@ def plant(cluster: Cluster, kind: str) -> dict[str, Any]:
         said_at = first_word(run)
         with contextlib.suppress(subprocess.TimeoutExpired):
             run.process.wait(30)
-        document = load_run("last")
+        document, output = load_run("last"), run.text
         ended = fetch_deaths(cluster, document["id"])
-        said = [line.removeprefix("death: ") for line in run.text.splitlines() if line.startswith("death: ")]
-        told = [line for line in run.text.splitlines() if line.startswith(("diagnosis", "  ", "fix"))]
+        said = [line.removeprefix("death: ") for line in output.splitlines() if line.startswith("death: ")]
+        told = [line for line in output.splitlines() if line.startswith(("diagnosis", "  ", "fix"))]
     certificates = document.get("deaths", [])
     first = next((one for one in certificates if one["pid"] == int(pid)), next(iter(certificates), {}))
     if kind in ("cgroup-oom", "ray-oom"):  # it has begun to take memory then
@@ -167,7 +168,7 @@ def plant(cluster: Cluster, kind: str) -> dict[str, Any]:
     return {
         "kind": kind, "right": first.get("kind") == KINDS[kind], "named": first.get("kind"), "said": said,
         "after_s": said_at and said_at - at, "told": told, "certificates": certificates, "ended": ended,
-        "output": run.text,
+        "output": output,
     }  # fmt: skip
 
 

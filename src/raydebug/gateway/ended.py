@@ -28,6 +28,7 @@ ENDS_WITHIN_S = 1.0  # a process closes its files before it has ended; one that 
 ANSWER_S = 0.5
 DESCRIBED_AFTER_S = (2.0, 8.0, 50.0)
 MAX_JOBS = 20
+RAY_WORKER = "/default_worker.py"
 # Linux 6.15 include/uapi/linux/pidfd.h: PIDFD_GET_INFO, struct pidfd_info (64 bytes), PIDFD_INFO_EXIT.
 _GET_INFO, _INFO, _WITH_EXIT, _EXIT_CODE_AT = 0xC040FF0B, 64, 1 << 3, 60
 
@@ -104,7 +105,8 @@ class Ended:
         ended["alone"] = not self._peers(birth.get("ns", ""))
         ended["node"] = {} if status == 0 else await self._node_facts(channel)
         ended["kill"] = self._kills.pop((birth.get("ns", ""), about.get("pid") or 0), Kill())
-        if status != 0 or not channel.words:  # C code may exit with 0, too
+        is_worker = RAY_WORKER in str(about.get("argv"))  # its status is 0 after `sys.exit(3)`: only Ray knows the code
+        if status != 0 or is_worker or not channel.words:
             self._keep(ended)
 
     async def _node_facts(self, channel: ControlChannel) -> NodeFacts:

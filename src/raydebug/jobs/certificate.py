@@ -95,7 +95,7 @@ class Evidence:
     def code(self) -> int:
         """The exit code of an end without a signal; 0 if it is none or not known."""
         status = self.ended.get("status")
-        if status is not None:
+        if status:  # a worker of Ray ends with 0 after `sys.exit(3)`
             return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
         return self.ended["words"].get("code") or self._told_code
 
@@ -135,7 +135,7 @@ class Certificate:
     @property
     def text(self) -> str:
         """The certificate in one sentence."""
-        told = [self.how, self.place and f"at {self.place}", self.phase and f"in {self.phase}"]
+        told = [self.how, f"at {self.place}" if self.place else self.phase and f"in {self.phase}"]
         told += [f"step {self.step}"] if self.step is not None else []
         told += [f"after {self.after}"] if self.after else []
         return scrubbed(f"{self.by} ended {self.who} pid {self.pid} ({', '.join(filter(None, told))})")

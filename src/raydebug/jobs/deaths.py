@@ -90,20 +90,23 @@ class DeathWatch:
 
         with contextlib.suppress(RaydebugError):
             found["job"] = dashboard.job(self._job)
-        if not ended.get("child_of") and "raylet" not in ended["node"]:
+        phase, parent = phase if step is not None else "", ended.get("child_of")
+        if not parent and "raylet" not in ended["node"]:
             worker_id = ended.get("worker_id")  # not known of a process that has just begun
             worker = look("worker", "workers", ("worker_id", "=", worker_id) if worker_id else ("pid", "=", str(pid)))
             ended["worker_id"] = worker_id or worker.get("worker_id")
-            ended["node_id"] = node_id = ended.get("node_id") or worker.get("node_id")
-            actor = look("actor", "actors", ("pid", "=", str(pid)), ("node_id", "=", str(node_id)))
-            ended["actor"] = ended.get("actor") or actor.get("class_name")
+            ended["node_id"] = ended.get("node_id") or worker.get("node_id")
+            node = ("node_id", "=", str(ended["node_id"]))
+            ended["actor"] = ended.get("actor") or look("actor", "actors", ("pid", "=", str(pid)), node).get(
+                "class_name"
+            )
+            look("node", "nodes", node)
             task = look("task", "tasks", ("worker_id", "=", str(ended["worker_id"])), ("state", "!=", "FINISHED"))
-            phase = str(task.get("name") or "").rpartition(".")[2] or (phase if step is not None else "")
-            look("node", "nodes", ("node_id", "=", str(node_id)))
-            if not ended["words"] and not ended["fault"]:
-                name = f"worker-{ended['worker_id']}-{found.get('job', {}).get('job_id')}-{pid}.err"
-                with contextlib.suppress(RaydebugError):
-                    found["log"] = dashboard.log_end(str(node_id), name, LOG_LINES)
+            phase = str(task.get("name") or "").rpartition(".")[2] or phase
+        if ended.get("worker_id") and not ended["words"] and not ended["fault"]:
+            name = f"worker-{ended['worker_id']}-{found.get('job', {}).get('job_id')}-{parent or pid}.err"
+            with contextlib.suppress(RaydebugError):
+                found["log"] = dashboard.log_end(str(ended.get("node_id")), name, LOG_LINES)
         found.pop("task", None)
         others = sorted((one for one in self.certificates.values() if one.at < ended["at"]), key=lambda one: one.at)
         age_s = time.time() - ended["at"]
