@@ -105,7 +105,11 @@ def second_node(cluster: Cluster, kind: str) -> Iterator[psutil.Process]:
         def is_up() -> bool:
             return any("second" in one["resources_total"] for one in dashboard.living_nodes())
 
-        runs.wait_for(is_up, "a node", 90)
+        try:
+            runs.wait_for(is_up, "a node", 90)
+        except AssertionError as error:
+            log.seek(0)
+            raise AssertionError(f"{error}, exit code {top.poll()}: {log.read()[-1500:].decode()}") from error
         yield top
     finally:
         for one in [*top.children(recursive=True), top]:

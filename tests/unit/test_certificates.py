@@ -19,7 +19,7 @@ BIRTH = {"ns": "boot pid:[1]", "oom_kills": 0, "node_oom_kills": 0}
 QUIET = {"oom_kills": 0, "node_oom_kills": 0, "total": 512 * GIB, "kernel": []}
 KILLED = {
     "exit_type": "SYSTEM_ERROR",
-    "exit_detail": "Worker unexpectedly exits with a connection error code 2. End of file.",
+    "exit_detail": "Worker unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1)",
 }
 CGROUP_LINE = (
     "Memory cgroup out of memory: Killed process 4242 (ray::WorkerDict) total-vm:99000000kB, anon-rss:63963136kB,"
@@ -238,6 +238,7 @@ def test_diagnose_has_the_certificate_in_place_of_rays_guesses(tmp_path: Path) -
     assert [one.name for one in answer.diagnoses][:2] == ["process-death", "ray-actor-died"]
     assert answer.first is not None
     assert answer.first.title == found.text
+    assert "common causes" not in answer.first.cause
     assert answer.first.fix.startswith("a higher memory limit of the container")
     assert "ray-actor-died" in answer.first.effects
 

@@ -24,6 +24,7 @@ WANTED, FOLLOWED = "wanted", "followed"
 Found: TypeAlias = tuple[str, str, str] | None
 """Kind, who ended it, and how; None where a rule does not explain the end."""
 
+_GUESSES = re.compile(r" *(?:Some common causes include|There are some potential root causes).*")
 # Ray's words of a worker's end: ray 2.41 to 2.60 src/ray/raylet/node_manager.cc, core_worker.cc, gcs_actor_manager.cc,
 # _private/worker.py `main_loop`.
 _CODE = re.compile(r"exit code (-?\d+)")
@@ -337,7 +338,7 @@ def _status_words(status: int) -> str:
 
 
 def _first_line(text: object) -> str:
-    return str(text or "").strip().partition("\n")[0][:300]
+    return _GUESSES.sub("", str(text or "").strip().partition("\n")[0])[:300]
 
 
 def _add_stack(found: Certificate, text: str) -> None:
