@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from raydebug.cluster.runner import Runner
 
 _PARTS = {"model": ("torch", "transformers"), "data": ("pyarrow",)}
-_OTHER_FORM = {"model": "checkpoint of another form, and the model's sizes from the command", "data": "file of another form"}
+_OTHER_FORM = {
+    "model": "checkpoint of another form, and the model's sizes from the command",
+    "data": "file of another form",
+}
 OURS = ".raydebug"  # below the job's folder: every node of the cluster sees that
 ROWS_AT_LEAST = 16
 BUILD_LIMIT_S = 300.0

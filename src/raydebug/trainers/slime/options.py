@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from typing import Any
 
 from raydebug.trainers.options import declared_defaults
 from raydebug.trainers.trainer import Column, Key, later
@@ -16,7 +17,7 @@ from raydebug.trainers.trainer import Column, Key, later
 OF_OTHERS = ("sglang-", "vllm-", "router-")  # beginnings of options that the engine and its router read
 _NO_GRAPHS = {"sglang": "sglang-disable-cuda-graph", "vllm": "vllm-enforce-eager"}
 _VERSION = re.compile(r"""^\s*version=["'](?P<version>[\w.]+)["']""", re.MULTILINE)
-_MEGATRONS = {"read_anyway": True}  # its own source need not be there
+_MEGATRONS: dict[str, Any] = {"read_anyway": True}  # its own source need not be there
 
 
 def package_of(program: Path) -> str:
@@ -40,6 +41,9 @@ def read_options(program: Path, package: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for file in (package / "utils" / "arguments.py", *sorted(package.glob("backends/*/arguments.py")), program):
         found |= declared_defaults(file)
+    for key in ROLLOUTS["0.3.0"].values():
+        if key.read_anyway:
+            found.setdefault(key.path, key.default)
     for engine, option in _NO_GRAPHS.items():  # its options are added by code of the engine
         if (package / "backends" / f"{engine}_utils").is_dir():
             found.setdefault(option, False)
@@ -58,7 +62,7 @@ def stated_version(package: Path) -> str | None:
 _0_0_1: Column = {
     "steps": Key("num-rollout"),  # before num-epoch, which is ignored beside it
     "rollout_steps": Key("num-rollout"),
-    "response_tokens": Key("rollout-max-response-len"),
+    "response_tokens": Key("rollout-max-response-len", 1024),
     "gpus_per_node": Key("actor-num-gpus-per-node", 8),
     "nodes": Key("actor-num-nodes", 1),
     "train_tensor_parallel": Key("tensor-model-parallel-size", 1, **_MEGATRONS),
@@ -67,16 +71,16 @@ _0_0_1: Column = {
     "train_batch_size": Key("rollout-batch-size"),  # prompts of a rollout
     "generation_batch_size": Key("over-sampling-batch-size"),  # not below the rollout's
     "rollouts_per_prompt": Key("n-samples-per-prompt", 1),
-    "mini_batch_size": Key("global-batch-size"),  # samples of an update
+    "mini_batch_size": Key("global-batch-size", **_MEGATRONS),  # samples of an update
     "updates_per_step": Key("num-steps-per-rollout"),
-    "micro_batch_size": Key("micro-batch-size", 1),
+    "micro_batch_size": Key("micro-batch-size", 1, **_MEGATRONS),
     "sync_every": Key("update-weights-interval", 1),
     "warmup_steps": Key("lr-warmup-iters", 0, **_MEGATRONS),
     "filter_groups": Key("dynamic-sampling-filter-path", values={"false": "null"}),
-    "validate_every": Key("eval-interval", values={"-1": "null"}),
-    "rollouts_beside": Key("eval-interval"),
-    "save_every": Key("save-interval", values={"-1": "null"}),
-    "save_to": Key("save", only_with="save"),
+    "validate_every": Key("eval-interval", values={"-1": "null"}, **_MEGATRONS),
+    "rollouts_beside": Key("eval-interval", **_MEGATRONS),
+    "save_every": Key("save-interval", values={"-1": "null"}, **_MEGATRONS),
+    "save_to": Key("save", only_with="save", **_MEGATRONS),
     "rollouts_to": Key("save-debug-rollout-data"),
     "details_to": Key("dump-details"),
     "rollouts_kept": Key("save-debug-rollout-data"),
@@ -89,9 +93,8 @@ _0_0_1: Column = {
     "eager_rollout": Key("sglang-disable-cuda-graph", False, instead_of=("vllm-enforce-eager",)),
 }
 _0_2_0 = later(_0_0_1, critic_only_steps=Key("num-critic-only-steps", 0))
-ROLLOUTS: dict[str, Column] = {"0.0.1": _0_0_1, "0.2.0": _0_2_0, "0.3.0": _0_2_0}
+_0_2_4 = later(_0_2_0, response_tokens=Key("rollout-max-response-len"))
+ROLLOUTS: dict[str, Column] = {"0.0.1": _0_0_1, "0.2.0": _0_2_0, "0.2.3": _0_2_4, "0.3.0": _0_2_4}
 _OF_ENGINES = ("rollout_steps", "rollouts_beside", "rollouts_kept", "rollouts_from", "rollouts_only", "eager_rollout")
 # Its rollouts are those of a file, or its own rollout function needs no engine (a fine-tuning).
-UPDATES = {
-    version: later(column, *_OF_ENGINES) for version, column in ROLLOUTS.items()
-}
+UPDATES = {version: later(column, *_OF_ENGINES) for version, column in ROLLOUTS.items()}
