@@ -153,6 +153,8 @@ def profile_table() -> str:
 def program_table() -> str:
     """Return the table of the trainings that are recognised."""
     from raydebug.trainers.openrlhf import OF_RAY, SIGNS_LEAST
+    from raydebug.trainers.slime import OF_SLIME
+    from raydebug.trainers.slime import SIGNS_LEAST as SIGNS
     from raydebug.trainers.verl.trainer import PARTS, PROGRAMS
 
     rows = []
@@ -162,6 +164,8 @@ def program_table() -> str:
         rows.append(f"| {program} | {names} | {parts} |")
     options = ", ".join(f"`{option}`" for option in sorted(OF_RAY))
     rows.append(f"| openrlhf_ppo | `openrlhf.cli.train_ppo_ray` | {SIGNS_LEAST} of {options} |")
+    options = ", ".join(f"`{option}`" for option in sorted(OF_SLIME))
+    rows.append(f"| slime, slime_updates | | {SIGNS} of {options} |")
     return "\n".join(
         ["| program | by name (a fork's package too) | by an argument or a key of its config |", "|---|---|---|", *rows]
     )
@@ -207,7 +211,7 @@ def _shown(key: Any) -> str:
 def profiles_page(text: str) -> str:
     """Return the text of docs/03-profiles-and-checks.md with its tables regenerated."""
     tables = {"profiles": profile_table(), "programs": program_table()}
-    for trainer in ("ppo", "easyr1", "sft", "fsdp_sft", "generation", "openrlhf_ppo"):
+    for trainer in ("ppo", "easyr1", "sft", "fsdp_sft", "generation", "openrlhf_ppo", "slime"):
         tables[f"words of {trainer}"] = word_table(trainer)
     return _filled(text, tables)
 

@@ -13,7 +13,7 @@ from raydebug.errors import RaydebugError
 from raydebug.jobs.phases import Phases
 from raydebug.profile.apply_profile import AppliedProfile, apply_profile
 from raydebug.trainers.openrlhf import OPENRLHF
-from raydebug.trainers.openrlhf.options import Options, declared_defaults
+from raydebug.trainers.options import Options, declared_defaults
 from raydebug.trainers.registry import column_of, recognise
 from raydebug.trainers.trainer import Program
 from raydebug.trainers.verl.trainer import VERL

@@ -65,7 +65,7 @@ TrainerName = Annotated[
         "--trainer",
         metavar="TRAINER",
         callback=_assume,
-        help="What the program is, where neither its name, its arguments nor its config tell: verl or openrlhf.",
+        help="What the program is, where neither its name, its arguments nor its config tell: verl, openrlhf or slime.",
     ),
 ]
 

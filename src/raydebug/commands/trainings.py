@@ -139,7 +139,8 @@ class _Follower:
             if module and not module.endswith(_PART_OF_PYTHON):
                 self.others.append(module)
         # A console script: Python gets it as a file.
-        is_script = "=" not in argv[0] and not any(Path(word).name in SHELLS or word.endswith(".sh") for word in argv)
+        is_name = "=" not in argv[0] and not argv[0].startswith("-")
+        is_script = is_name and not any(Path(word).name in SHELLS or word.endswith(".sh") for word in argv)
         program = recognise(["python", *argv]) if is_script and not any(_starts(argv)) else None
         return (["python", *argv], program) if program else None
 

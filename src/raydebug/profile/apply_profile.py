@@ -167,7 +167,7 @@ def no_training(argv: Sequence[str], others: Sequence[str]) -> RaydebugError:
             f"'{' '.join(argv)[:120]}' runs no training that raydebug knows",
             cause=f"it runs {', '.join(others[:3])}: neither the name nor the arguments are those of {known},"
             " and no config with their keys was found",
-            fix="say what it is: --trainer verl (or openrlhf), with --verl 0.9 where verl is not installed",
+            fix="say what it is: --trainer verl (or openrlhf, slime), with --verl 0.9 where verl is not installed",
             code="profile.no-training",
         )
     return UsageError(

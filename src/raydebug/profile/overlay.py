@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from raydebug.errors import RaydebugError, UsageError
@@ -17,7 +16,6 @@ AGREES_AT_LEAST = 0.6  # of a version's keys, for a config of unknown version to
 _BATCH_GROUP = {"train_batch_size", "generation_batch_size", "mini_batch_size", "rollouts_per_prompt"} | {
     "rollouts_per_agent", "samples_per_prompt", "gpus_per_node", "nodes",
 }  # fmt: skip
-TYPO_CLOSENESS = 0.8  # of each part of two keys, for one key to be taken for the other misspelled
 
 
 @dataclass(frozen=True)
@@ -136,51 +134,27 @@ def _without_launcher(column: Column) -> Column:
 def _check_spelling(command: Arguments, program: Program, installed: Installed) -> None:
     """Refuse an override of a key that the config does not have and that is nearly one that it has.
 
-    Hydra refuses every key that is not there, after the trainer's imports and without a proposal.
+    Hydra refuses every key that is not there, after the trainer's imports and without a proposal. slime ignores it.
     """
     if installed.values is None:
         return
     for key in command.set_keys():
-        if _is_known(key, installed.values):
-            continue
-        nearest = max(installed.values, key=lambda known: _closeness(key, known), default="")
-        if _closeness(key, nearest) >= TYPO_CLOSENESS:
+        nearest = command.mistaken_for(key, installed.values)
+        if nearest is not None:
             raise UsageError(
                 f"{program.module} has no setting '{key}'",
                 cause=f"the config of {program.trainer.name} {installed.version or '(no version)'} has no such key; "
                 f"the nearest is {nearest}",
-                fix=f"write {nearest}=..., or +{key}=... to add a key of your own",
+                fix=command.spelling(key, nearest),
                 code="profile.typo",
             )
 
 
-def _closeness(key: str, known: str) -> float:
-    """Return the similarity of the least similar parts of two keys: `rollout.n` and `rollout.name` differ."""
-    mine, theirs = key.split("."), known.split(".")
-    if len(mine) != len(theirs):
-        return 0.0
-    return min(
-        1.0 if a == b else difflib.SequenceMatcher(None, a, b).ratio() for a, b in zip(mine, theirs, strict=True)
-    )
-
-
-def _is_known(key: str, values: Iterable[str]) -> bool:
-    """Return whether Hydra accepts a key: it exists, it is a part of the config, or it is a group."""
-    return (
-        "." not in key
-        or "@" in key
-        or key.startswith("hydra.")
-        or any(path == key or path.startswith(f"{key}.") for path in values)
-    )
-
-
 def _unknown_version(profile: Profile, program: Program, installed: Installed) -> RaydebugError:
+    again = f"raydebug profile show --verl {known_versions(program.name).rpartition(' ')[2]} ..."
     if installed.version is None and installed.values is None:
         cause = f"{installed.unread}, and its version is not known"
-        fix = (
-            f"run it where {program.trainer.name} is installed, or name the version:"
-            " raydebug profile show --verl 0.9 ..."
-        )
+        fix = f"run it where {program.trainer.name} is installed, or name the version: {again}"
     else:
         name = program.trainer.name
         why = f", and its config cannot be read: {installed.unread}" if installed.unread else ""
@@ -188,7 +162,7 @@ def _unknown_version(profile: Profile, program: Program, installed: Installed) -
             f"{name} {installed.version or '(no version)'} is installed{why}; the keys of these versions are"
             f" known: {known_versions(program.name)}"
         )
-        fix = "name the version that it is like: raydebug profile show --verl 0.9 ..., or run without --profile"
+        fix = f"name the version that it is like: {again}, or run without --profile"
     return UsageError(
         f"the profile '{profile.name}' cannot be applied to {program.module}",
         cause=cause,

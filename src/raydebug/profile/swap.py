@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from raydebug.cluster.runner import Runner
 
 _PARTS = {"model": ("torch", "transformers"), "data": ("pyarrow",)}
+_OTHER_FORM = {
+    "model": "checkpoint of another form, and the model's sizes from the command",
+    "data": "file of another form",
+}
 OURS = ".raydebug"  # below the job's folder: every node of the cluster sees that
 ROWS_AT_LEAST = 16
 BUILD_LIMIT_S = 300.0
@@ -114,6 +118,14 @@ def swap_in(kinds: Sequence[str], settings: Settings, program: Program, folder: 
     Raises:
         RaydebugError: nothing tiny can replace the user's data.
     """
+    for kind, word in (("model", "model"), ("data", "train_data")):
+        if kind in kinds and word not in settings.column:
+            raise UsageError(
+                f"there is no tiny {kind} for {program.module}",
+                cause=f"{program.trainer.name} reads a {_OTHER_FORM[kind]}",
+                fix=f"run it without --{kind} tiny",
+                code="profile.no-tiny",
+            )
     builds = []
     # Absolute: the trainer's workers may run in another folder than a driver that a script has sent elsewhere.
     tiny = folder.resolve() / OURS / "tiny"

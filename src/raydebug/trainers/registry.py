@@ -15,10 +15,11 @@ from pathlib import Path
 
 from raydebug.protocol import variables
 from raydebug.trainers.openrlhf import OPENRLHF
+from raydebug.trainers.slime import SLIME
 from raydebug.trainers.trainer import GONE, Column, Key, Program, Trainer
 from raydebug.trainers.verl.trainer import VERL
 
-TRAINERS: tuple[Trainer, ...] = (VERL, OPENRLHF)
+TRAINERS: tuple[Trainer, ...] = (VERL, OPENRLHF, SLIME)
 # Options of the interpreter that take the next argument. Source: python --help, CPython 3.11 and 3.12.
 _WITH_VALUE = {"-W", "-X", "--check-hash-based-pycs"}
 # torchrun's options that take none; every other one does. Source: torch 2.13.0 distributed/run.py:425-721.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict
 
 if TYPE_CHECKING:  # the driver of each job imports this module at its start
-    import re
     from pathlib import Path
 
     from raydebug.findings import Finding
@@ -122,6 +122,12 @@ class Arguments(Protocol):
     def swept_keys(self) -> list[str]:
         """Return the keys with several values, for each of which the trainer makes a run."""
 
+    def mistaken_for(self, path: str, known: Iterable[str]) -> str | None:
+        """Return the one of the known keys that a key is nearly; None if the trainer has the key, or none like it."""
+
+    def spelling(self, path: str, nearest: str) -> str:
+        """Return how to write a key that was misspelled, if the nearest one is meant, or if it is not."""
+
     def quoted(self, path: Path) -> str:
         """Return a path as a value that the trainer reads as this path."""
 
@@ -221,6 +227,10 @@ class StepMetrics(TypedDict):
 
     step: int
     metrics: dict[str, float]
+
+
+# A metric of a dict that is logged as Python writes it.
+LOGGED_DICT = re.compile(r"'(?P<name>[\w./@-]+)': (?:np\.\w+\()?(?P<value>-?[\d.]+(?:e[+-]?\d+)?|nan|-?inf)\)?(?=[,}])")
 
 
 def read_step(line: str, step: re.Pattern[str], metric: re.Pattern[str]) -> StepMetrics | None:

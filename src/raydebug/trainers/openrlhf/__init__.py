@@ -9,7 +9,17 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from raydebug.trainers.trainer import Arguments, BatchSettings, Checks, Column, Installed, Program, ValueOf, read_step
+from raydebug.trainers.trainer import (
+    LOGGED_DICT,
+    Arguments,
+    BatchSettings,
+    Checks,
+    Column,
+    Installed,
+    Program,
+    ValueOf,
+    read_step,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +38,6 @@ OF_RAY = frozenset((
 SIGNS_LEAST = 3
 # Source: OpenRLHF trainer/ppo_trainer.py:547 (0.11.0) and :541 (0.9.10), trainer/ppo_trainer_async.py:244 (0.11.0).
 _MODEL_PRINTED = re.compile(r"\((?:PolicyModelActor|ActorModelRayActor) pid=\d+[^)]*\) Actor\($")
-_METRIC = re.compile(r"'(?P<name>[\w./@-]+)': (?:np\.\w+\()?(?P<value>-?[\d.]+(?:e[+-]?\d+)?|nan|-?inf)\)?(?=[,}])")
 
 
 class OpenRlhf:
@@ -81,7 +90,7 @@ class OpenRlhf:
         """Read the version from its metadata and the options with their defaults from its source."""
         from raydebug.settings.flavours import installed_version
         from raydebug.trainers.config import find_program_file
-        from raydebug.trainers.openrlhf.options import declared_defaults
+        from raydebug.trainers.options import declared_defaults
 
         version = installed_version(self.name)
         file = find_program_file(program.module, argv[program.arguments_at - 1], folder, search)
@@ -93,7 +102,7 @@ class OpenRlhf:
             return Installed(version, None, str(failure))
 
     def parse(self, arguments: Sequence[str], launcher: Sequence[str]) -> Arguments:
-        from raydebug.trainers.openrlhf.options import Options
+        from raydebug.trainers.options import Options
 
         return Options(list(arguments), list(launcher))
 
@@ -135,7 +144,7 @@ class OpenRlhf:
                 settings.change(word, str(divisor), f"divides an actor's share, {share}")
 
     def step_of(self, line: str) -> StepMetrics | None:
-        return read_step(line, self.step_line, _METRIC)
+        return read_step(line, self.step_line, LOGGED_DICT)
 
     def judge_numbers(self, steps: Sequence[StepMetrics], *, small: bool) -> list[Finding]:
         return []  # no rules for its metrics

@@ -10,8 +10,9 @@ Anything else is NotComposed: the config then counts as unread. Source: Hydra 1.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ FILES_MAX = 500  # verl's config has 40
 MAIN_PPO = "verl.trainer.main_ppo"
 PACKAGES_MAX = 2  # above a program's folder
 LEVELS_MAX = 64  # verl's have 6
+TYPO_CLOSENESS = 0.8  # of each part of two keys, for one key to be taken for the other misspelled
 _MAIN = re.compile(r"@hydra\.main\((?P<options>[^)]*)\)")
 _OPTION = re.compile(r"(config_path|config_name)\s*=\s*[\"']([^\"']+)[\"']")
 _CHOICE = re.compile(r"\$\{([\w./@]+)\}")
@@ -394,6 +396,21 @@ class Overrides:
         wanted = "-m" in self.arguments or "--multirun" in self.arguments
         return [key for key in self.set_keys() if self.is_sweep(key)] if wanted else []
 
+    def mistaken_for(self, path: str, known: Iterable[str]) -> str | None:
+        """Return the key that is nearest; None if Hydra accepts this one: it exists, is a part or a group."""
+        if "." not in path or "@" in path or path.startswith("hydra."):
+            return None
+        nearest = ""
+        for one in known:
+            if one == path or one.startswith(f"{path}."):
+                return None
+            nearest = max(nearest, one, key=lambda key: _closeness(path, key))
+        return nearest if _closeness(path, nearest) >= TYPO_CLOSENESS else None
+
+    def spelling(self, path: str, nearest: str) -> str:
+        """Return how to write a key that was misspelled."""
+        return f"write {nearest}=..., or +{path}=... to add a key of your own"
+
     def quoted(self, path: Path) -> str:
         """Return a path with Hydra's quotes where it needs them."""
         return as_hydra_reads(path)
@@ -429,3 +446,13 @@ def key_of(argument: str) -> str | None:
     """Return the key of an override; None for an option, and for a deletion (`~key`)."""
     key, sign, _ = argument.partition("=")
     return key.lstrip("+") if sign and not argument.startswith(("-", "~")) else None
+
+
+def _closeness(key: str, known: str) -> float:
+    """Return the similarity of the least similar parts of two keys: `rollout.n` and `rollout.name` differ."""
+    mine, theirs = key.split("."), known.split(".")
+    if len(mine) != len(theirs):
+        return 0.0
+    return min(
+        1.0 if a == b else difflib.SequenceMatcher(None, a, b).ratio() for a, b in zip(mine, theirs, strict=True)
+    )

@@ -1,0 +1,162 @@
+"""Options of argparse: those of a command, and those that a source file declares, with their defaults.
+
+No trainer is run or imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+SOURCE_BYTES_MAX = 1024 * 1024  # train_ppo_ray.py of OpenRLHF 0.11 has 35 KiB, slime's arguments.py 88 KiB
+# An option is taken for another one that was misspelled if one letter of so many differs, or only what separates words.
+# Megatron's options, which slime's command has too, differ from slime's in more. Source: Megatron-LM
+# megatron/training/arguments.py at core_v0.12.0, core_v0.15.0 and d98e8a64.
+LETTERS_A_TYPO = 10
+# Functions that add an option. Source: argparse; slime 0.3.1 utils/arguments.py:20, which changes one of Megatron's.
+_ADDING = ("add_argument", "reset_arg")
+
+
+class Options:
+    """The arguments of a command: `--name VALUE`, `--name=VALUE`, or `--name` for a switch. The last one wins.
+
+    Args:
+        arguments: the program's own.
+        launcher: torchrun's options; trainings with Ray have none.
+        of_others: how options begin that another library reads from the same command.
+    """
+
+    def __init__(self, arguments: list[str], launcher: list[str], of_others: tuple[str, ...] = ()) -> None:
+        self.arguments = arguments
+        self.launcher = launcher
+        self._of_others = of_others
+
+    def set_keys(self) -> Iterator[str]:
+        yield from (name for name, _, _, _ in self._options())
+
+    def get(self, path: str) -> str | None:
+        """Return the value of an option, `true` for a switch; None if it is not given."""
+        given = [value for name, value, _, _ in self._options() if name == path]
+        return given[-1] if given else None
+
+    def replace(self, path: str, value: str | None, *, added: bool) -> None:
+        """Set an option where it was, or at the end; None, `null` and a `false` switch remove it."""
+        places = [(start, end) for name, _, start, end in self._options() if name == path]
+        at = places[0][0] if places else len(self.arguments)
+        for start, end in reversed(places):
+            del self.arguments[start:end]
+        if value not in (None, "null", "false"):
+            self.arguments[at:at] = [f"--{path}"] if value == "true" else [f"--{path}", str(value)]
+
+    def is_sweep(self, path: str) -> bool:
+        """Return False: argparse takes one value."""
+        return False
+
+    def swept_keys(self) -> list[str]:
+        """Return none."""
+        return []
+
+    def mistaken_for(self, path: str, known: Iterable[str]) -> str | None:
+        """Return the option that is nearest; None if argparse accepts this one: a known one, or the beginning of one."""
+        names = [name for name in known if not name.startswith(self._of_others)]
+        positive = path.removeprefix("no-")  # BooleanOptionalAction adds --no-NAME
+        if path.startswith(self._of_others) or any(one.startswith(path) or one == positive for one in names):
+            return None
+        mine = _letters(path)
+        edits = len(mine) // LETTERS_A_TYPO
+        near = (name for name in names if abs(len(_letters(name)) - len(mine)) <= edits)
+        return next((name for name in near if _edits(mine, _letters(name)) <= edits), None)
+
+    def spelling(self, path: str, nearest: str) -> str:
+        """Return how to write an option that was misspelled."""
+        return f"write --{nearest}, or leave --{path} out: the program does not read it"
+
+    def quoted(self, path: Path) -> str:
+        """Return the path: argparse reads a value as it is."""
+        return str(path)
+
+    def _options(self) -> Iterator[tuple[str, str, int, int]]:
+        """Yield name, first value, and the start and end of each option in the arguments."""
+        starts = [at for at, argument in enumerate(self.arguments) if argument.startswith("--")]
+        for at, following in zip(starts, [*starts[1:], len(self.arguments)], strict=True):
+            name, sign, value = self.arguments[at].removeprefix("--").partition("=")
+            if sign:
+                yield name, value, at, at + 1
+            else:
+                yield name, self.arguments[at + 1] if at + 1 < following else "true", at, following
+
+
+def _letters(option: str) -> str:
+    """Return an option without what separates its words."""
+    return re.sub(r"[-_.]", "", option)
+
+
+def _edits(one: str, other: str) -> int:
+    """Return how many letters differ."""
+    changes = difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes()
+    return sum(max(a_end - a, b_end - b) for kind, a, a_end, b, b_end in changes if kind != "equal")
+
+
+def declared_defaults(file: Path) -> dict[str, object]:
+    """Return each option that a source file adds to an argparse parser, with its default.
+
+    Raises:
+        OSError, SyntaxError, ValueError: the file cannot be read or is no Python.
+    """
+    text = file.read_bytes()[: SOURCE_BYTES_MAX + 1]
+    if len(text) > SOURCE_BYTES_MAX:
+        raise ValueError(f"{file} has more than {SOURCE_BYTES_MAX} bytes")
+    found: dict[str, object] = {}
+    _collect(ast.parse(text), {}, found)
+    return found
+
+
+def _collect(node: ast.AST, known: Mapping[str, str], found: dict[str, object]) -> None:
+    """Collect the calls of add_argument; a loop over a tuple of names is followed."""
+    if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and isinstance(node.iter, ast.Tuple):
+        for element in node.iter.elts:
+            if isinstance(element, ast.Constant) and isinstance(element.value, str):
+                for statement in node.body:
+                    _collect(statement, {**known, node.target.id: element.value}, found)
+        return
+    if isinstance(node, ast.Call) and _called(node.func) in _ADDING:
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        is_switch = isinstance(action := given.get("action"), ast.Constant) and action.value == "store_true"
+        for name in (_text(argument, known) for argument in node.args):
+            if name is not None and name.startswith("--"):
+                found[name.removeprefix("--")] = _value(given.get("default"), missing=False if is_switch else None)
+    for child in ast.iter_child_nodes(node):
+        _collect(child, known, found)
+
+
+def _called(function: ast.expr) -> str | None:
+    """Return the name of a function or method that is called by its name."""
+    return getattr(function, "attr", None) or getattr(function, "id", None)
+
+
+def _text(node: ast.expr, known: Mapping[str, str]) -> str | None:
+    """Return a string constant, or an f-string of known names; None for anything else."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else None
+    if not isinstance(node, ast.JoinedStr):
+        return None
+    parts = [part.value if isinstance(part, ast.FormattedValue) else part for part in node.values]
+    texts = [known.get(part.id) if isinstance(part, ast.Name) else _text(part, known) for part in parts]
+    return None if None in texts else "".join(text for text in texts if text is not None)
+
+
+def _value(node: ast.expr | None, *, missing: Any) -> Any:
+    """Return a literal, or int() of one; None for anything that only a run can compute."""
+    if node is None:
+        return missing
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "int" and node.args:
+        inner = _value(node.args[0], missing=None)
+        return int(inner) if isinstance(inner, int | float) else None
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None
