@@ -93,7 +93,8 @@ def test_recognised_by_its_options(program: str) -> None:
 
 def test_in_a_script(tmp_path: Path) -> None:
     """Bash arrays behind `ray job submit` are read; an option without a program is no training."""
-    text = f'ARGS=(\n  {" ".join(SIGNS)}\n  # --save x\n)\nray job submit --address="http://a:1" \\\n   -- python3 train.py \\\n'
+    text = f"ARGS=(\n  {' '.join(SIGNS)}\n  # --save x\n)\n"
+    text += 'ray job submit --address="http://a:1" \\\n   -- python3 train.py \\\n'
     (tmp_path / "train.sh").write_text(text + "   --colocate \\\n   ${ARGS[@]}\n")
     (found,) = find_trainings(["bash", "train.sh"], {}, tmp_path)
     assert found.argv == ["python3", "train.py", "--colocate", *SIGNS]
@@ -112,7 +113,7 @@ def checkout(folder: Path, package: str = "slime") -> Path:
 
 
 def test_options_of_its_source(tmp_path: Path) -> None:
-    """Options and version are read from the source beside the program, which is not run; a fork's version is its own."""
+    """Options and version are read from the source beside the program, which is not run; a fork has its own version."""
     argv = ["python3", "train.py", *SIGNS]
     program = recognise(argv)
     assert program is not None

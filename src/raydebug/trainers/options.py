@@ -61,7 +61,7 @@ class Options:
         return []
 
     def mistaken_for(self, path: str, known: Iterable[str]) -> str | None:
-        """Return the option that is nearest; None if argparse accepts this one: a known one, or the beginning of one."""
+        """Return the option that is nearest; None if argparse accepts this one: a known one, or its beginning."""
         names = [name for name in known if not name.startswith(self._of_others)]
         positive = path.removeprefix("no-")  # BooleanOptionalAction adds --no-NAME
         if path.startswith(self._of_others) or any(one.startswith(path) or one == positive for one in names):
