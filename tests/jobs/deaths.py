@@ -16,7 +16,8 @@ import ray
 KIND = sys.argv[1]
 PLANTED = sys.argv[2]
 CGROUP = sys.argv[3] if len(sys.argv) > 3 else ""
-SECOND = {"second": 0.01} if KIND in ("ray-oom", "raylet-killed", "ray-stop", "node-lost", "container-stopped") else {}
+ON_SECOND = ("ray-oom", "raylet-killed", "ray-stop", "node-lost", "container-stopped")
+SECOND = {f"node-of-{KIND}": 0.01} if KIND in ON_SECOND else {}
 
 
 def say(pid: int) -> None:

@@ -49,6 +49,14 @@ KINDS = {  # of death, and of the certificate
 PRIVILEGED = ("cgroup-oom", "node-lost", "container-stopped")
 ON_SECOND = ("ray-oom", "raylet-killed", "ray-stop", "node-lost", "container-stopped")
 GROUP_MIB = 300
+# A local cluster is on loopback, where Ray starts no other node (ray 2.60 scripts.py `start`, services.py).
+STARTS = """
+import sys, ray._private.ray_constants as constants, ray._private.services as services
+from ray.scripts.scripts import main
+services.get_node_ip_address = lambda *_, **__: "127.0.0.1"
+constants.ENABLE_RAY_CLUSTER = True
+sys.exit(main())
+"""
 CGROUP = Path("/sys/fs/cgroup/memory/raydebug-planted")
 
 
@@ -75,15 +83,14 @@ def second_node(cluster: Cluster, kind: str) -> Iterator[psutil.Process]:
     supervisor = psutil.Process(cluster.supervisor_pid)
     raylet = next(one for one in supervisor.children(recursive=True) if one.name() == "raylet")
     environ = {name: value for name, value in raylet.environ().items() if not name.startswith("RAY_RAYLET")}
-    environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # a local cluster refuses other nodes
     used = psutil.virtual_memory().percent / 100
     if kind == "ray-oom":
         environ |= {"RAY_memory_usage_threshold": f"{used + 0.05:.3f}", "RAY_memory_monitor_refresh_ms": "100"}
     argv = [
         cluster.python,
         "-P",
-        "-m",
-        "ray.scripts.scripts",
+        "-c",
+        STARTS,
         "start",
         "--block",
         "--disable-usage-stats",
@@ -92,7 +99,7 @@ def second_node(cluster: Cluster, kind: str) -> Iterator[psutil.Process]:
         "--num-cpus=1",
         "--num-gpus=0",
         "--object-store-memory=100000000",
-        '--resources={"second": 1}',
+        f'--resources={{"node-of-{kind}": 1}}',
         "--log-color=false",
     ]
     if kind in ("node-lost", "container-stopped"):
@@ -103,7 +110,7 @@ def second_node(cluster: Cluster, kind: str) -> Iterator[psutil.Process]:
         dashboard = Dashboard(cluster)
 
         def is_up() -> bool:
-            return any("second" in one["resources_total"] for one in dashboard.living_nodes())
+            return any(f"node-of-{kind}" in one["resources_total"] for one in dashboard.living_nodes())
 
         try:
             runs.wait_for(is_up, "a node", 90)
