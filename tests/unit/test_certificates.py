@@ -74,10 +74,10 @@ CASES: dict[str, tuple[Evidence, str, str]] = {
     "Ray's memory monitor": (
         evidence(worker={
             "exit_type": "NODE_OUT_OF_MEMORY",
-            "exit_detail": "Task was killed due to the node running low on memory.\nMemory on the node was 30.45GiB / 32.00GiB",
+            "exit_detail": "Task was killed due to the node running low on memory. Memory on the node was 30.45GB used / 32.00GB limit",
         }),
         "ray-oom",
-        "Ray's memory monitor ended WorkerDict rank 3 pid 4242 (SIGKILL, memory of the node: 30.45GiB of 32.00GiB)",
+        "Ray's memory monitor ended WorkerDict rank 3 pid 4242 (SIGKILL, memory of the node: 30.45GB of 32.00GB)",
     ),
     "SIGKILL": (
         evidence(status=9, worker=KILLED),

@@ -32,7 +32,7 @@ _SIGTERM = "The process receives a SIGTERM"
 _KILLED = re.compile(r"killed by `?ray\.kill|actor is killed", re.IGNORECASE)
 _OWNER = re.compile(r"owner (?:process )?(?:has )?died|OWNER_DIED", re.IGNORECASE)
 _SCOPE = re.compile(r"out of scope|REF_DELETED", re.IGNORECASE)
-_USED = re.compile(r"([\d.]+ ?GiB|[\d.]+ ?GB) ?/ ?([\d.]+ ?GiB|[\d.]+ ?GB)")
+_USED = re.compile(r"([\d.]+ ?Gi?B)(?: used)? ?/ ?([\d.]+ ?Gi?B)")
 _RSS = re.compile(r"anon-rss:(\d+)kB")
 # CPython Modules/faulthandler.c; abseil failure_signal_handler.cc, which Ray installs in its workers.
 _PYTHON = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
