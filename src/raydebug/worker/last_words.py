@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from raydebug import worker
 from raydebug.protocol import messages, node_facts, wire
-from raydebug.worker.frames import is_users
 
 if TYPE_CHECKING:
     from raydebug.protocol.death import Kill, LastWords
@@ -98,6 +97,8 @@ def _words_of_exit() -> LastWords:
 
 def _place(innermost: FrameType, line: int) -> str:
     """Return the user's innermost frame, else the innermost."""
+    from raydebug.worker.frames import is_users  # each process would pay for it at its start
+
     frame: FrameType | None = innermost
     while frame is not None and not is_users(frame):
         frame = frame.f_back
