@@ -145,7 +145,7 @@ def test_hang_is_paused(run) -> None:
 @pytest.mark.timeout(120)
 def test_slow_or_paused_job_does_not_hang(run) -> None:
     """A job whose calls return does not hang, nor does one that is paused, however short the limit."""
-    slow: Run = run("--hang-after", "6", "--on-hang", "stop", "--", "python", "hangs/planted.py", "steps")
+    slow: Run = run("--hang-after", "6", "--on-hang", "stop", "--", "python", "hangs/planted.py", "tasks")
     paused: Run = run("--hang-after", "6", "--on-hang", "stop", "--break", "hangs/planted.py:Actor.nap",
                       "--", "python", "hangs/planted.py", "sleep")  # fmt: skip
     paused.pauses(1)

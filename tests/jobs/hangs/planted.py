@@ -313,6 +313,14 @@ def mailbox():
     ray.get(actor.status.remote())
 
 
+def tasks():
+    """Train as a driver does: one call after the other, and each returns."""
+    actor = Actor.remote()
+    while True:
+        ray.get([actor.rollout.remote(), actor.reward_all.remote(), actor.update.remote()])
+        time.sleep(random.random())
+
+
 HANGS = {
     "locks": lambda: ray.get(Actor.remote().locks.remote()),
     "actor_locks": lambda: ray.get(actor_locks()),
@@ -345,6 +353,7 @@ HANGS = {
     # Slow, but no hang.
     "crunch": lambda: ray.get(Actor.remote().crunch.remote()),
     "steps": lambda: ray.get(Actor.remote().steps.remote()),
+    "tasks": tasks,
     "serve": lambda: ray.get(AsyncActor.remote().serve.remote()),
 }
 
