@@ -91,7 +91,9 @@ def test_follow_stop_and_unknown(cluster: Cluster, job: Callable[..., str], run:
 def test_record_of_a_profile(cluster: Cluster, tmp_path: Path) -> None:
     """The record of a run has the profile's changes as its driver wrote them, independent of the command's output."""
     make_fork(tmp_path, version="0.9.1")
-    script = 'echo "  a: b -> c (d)"; python -m verl.trainer.main_ppo data.train_batch_size=512 | tail -1\n'
+    # How many GPUs it asks for is not known before it runs: the cluster has none, and `run` would refuse it.
+    training = "python -m verl.trainer.main_ppo data.train_batch_size=512 trainer.n_gpus_per_node=$(echo 8)"
+    script = f'echo "  a: b -> c (d)"; {training} | tail -1\n'
     (tmp_path / "run.sh").write_text(script)
     argv = [str(RAYDEBUG), "run", "--name", cluster.name, "--profile", "debug", "--", "bash", "run.sh"]
     subprocess.run(argv, cwd=tmp_path, check=True, timeout=60, stdin=subprocess.DEVNULL, capture_output=True)
