@@ -25,6 +25,7 @@ from raydebug.jobs import follow
 from raydebug.jobs.run_folder import RunFolder
 from raydebug.protocol.listings import ListedBreakpoint, ListedPause, ListedProcess, ListedStacks
 from raydebug.protocol.records import Comparison, Id, PauseRecord
+from raydebug.protocol.training import TrainingWords
 from raydebug.worker import source
 
 EVIL = "x\x1b]0;PWN\x07\x1b[31m\u202e\r\x9b\n; touch MARK #"
@@ -73,6 +74,16 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
         "/processes": {"processes": [hostile(ListedProcess), {**hostile(ListedProcess), "pauses": []}]},
         "/stacks": {"processes": [{**stacks, "state": "answered"}], "frames": frames},
         "/breaks": {"breaks": [hostile(ListedBreakpoint)]},
+        "/processes/training": {
+            "processes": [
+                {
+                    "process": hostile(ListedProcess),
+                    "state": "answered",
+                    "answer": hostile(TrainingWords),
+                    "problem": None,
+                }
+            ]
+        },
     }
     job = {**hostile(JobInfo), "status": "RUNNING", "runtime_env": {"env_vars": {"RAY_DEBUG": EVIL}}}
     monkeypatch.setattr(find, "load_cluster", lambda _: made)
