@@ -27,4 +27,5 @@ class Runner:
 if __name__ == "__main__":
     ray.init()
     ranks = [Trainer.options(runtime_env={"env_vars": {"RANK": str(rank)}}).remote() for rank in range(2)]
+    ray.get([rank.__ray_ready__.remote() for rank in ranks])  # else one may fail before the other has begun
     ray.get(Runner.remote().run.remote(ranks))
