@@ -30,7 +30,7 @@ HANGS: dict[str, tuple[str, str, list[int], tuple[str, ...]]] = {
     "unrecorded": ("missing-rank", "likely", [1],
                    ("rank 1 did not join all_reduce: it is at ", "Trainer.load_batch, waiting for a lock",
                     "; rank 0 of Trainer")),
-    "sync": ("missing-rank", "certain", [],
+    "sync": ("missing-rank", "certain", [0],
              ("did not join broadcast [4] torch.float32: it is at ", "Side.load_batch, waiting for a lock or an event",
               "in collective 1 of group sync ray.util.collective")),
     "crashed": ("crashed-peer", "certain", [3],
