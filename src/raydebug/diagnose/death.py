@@ -51,7 +51,8 @@ def join_death(answer: Answer, run: Mapping[str, Any]) -> None:
     found, causes = answer.diagnoses, {rule.name for rule in load_rules() if rule.role == CAUSE}
     known = found[0] if found else None
     is_cause = known is not None and known.name in causes and known.confidence == EXACT
-    is_users = known is not None and known.error is not None and known.name == "user-code" and kind not in BEFORE_USERS
+    is_before = kind in BEFORE_USERS and not unknown  # a guess comes after what the user's code has said
+    is_users = known is not None and known.error is not None and known.name == "user-code" and not is_before
     found.insert(1 if is_cause or is_users else 0, death)
     found[0].effects = [one.name for one in found[1:]]
     answer.status = FAILURE

@@ -240,7 +240,8 @@ def _node_ended(of: Evidence, found: Certificate) -> Found:
             return "node-stopped", "the end of its node", "asked by SIGTERM: `ray stop`, a container or a scheduler"
         found.unknown.append("why: the machine's or the scheduler's log")
         return "node-lost", "the loss of its node", message
-    if of.ended.get("alone") and "status" not in of.ended and not of.ended["words"] and not of.ended["fault"]:
+    is_silent = "status" not in of.ended and not of.ended["words"] and not of.ended["fault"]
+    if of.ended.get("alone") and is_silent and "INTENDED" not in of.told:  # Ray has seen that one end
         found.unknown.append("whether the node is gone: Ray knows after its health checks; the machine's log")
         return "node-lost", "the loss of its node", "no process of the job is left there, and none said why"
     return None
