@@ -136,8 +136,6 @@ def explain(container: Container) -> str | None:
     condition = container.health if container.state == "running" else container.state
     code = "" if container.exit_code is None else f" (exit code {container.exit_code})"
     why = engine.connect().gave_up_because(container)
-    if (
-        not why and container.exit_code == 0
-    ):  # an engine that was killed and started again leaves it so, whatever its policy
+    if not why and container.exit_code == 0:  # an engine that was killed leaves it so, whatever its policy
         why = "it was stopped, alone or with the engine; `raydebug up` starts it again"
     return f"its container is {condition}{code}" + (f": {why}" if why else "")
