@@ -161,7 +161,7 @@ def test_bad_input(project, tmp_path, name):
     assert up(WORKER_MEMORY="9000g") == "error: WORKER_MEMORY is larger than this machine's memory"
     assert (
         up("--cluster", "local", "--dry-run")
-        == "error: --dry-run and --flavour are for --cluster compose or kubernetes"
+        == "error: --flavour and --dry-run are for --cluster compose or kubernetes"
     )
 
 
