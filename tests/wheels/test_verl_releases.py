@@ -22,7 +22,7 @@ Hydra = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
 pytestmark = pytest.mark.timeout(600)
 
 MODULES = {trainer: f"verl.trainer.{module}" for module, trainer in reversed(PROGRAMS.items())}
-EVERY = [(trainer, version) for version in RELEASES for trainer in VERL.programs()]
+EVERY = [(trainer, version) for version in RELEASES for trainer in MODULES]
 # One command as it is written for main_ppo in scripts of its day, with keys that every release has.
 GRPO = shlex.split("""
 algorithm.adv_estimator=grpo data.train_files=/data/train.parquet data.val_files=/data/test.parquet
