@@ -160,7 +160,7 @@ def laid_over(trainer: str, version: str, profile: str, release: Release, **envi
 def test_hydra_takes_every_new_command(version: str, release: Release, hydra: Hydra) -> None:
     """In each release, Hydra composes the command that each profile makes, and the numbers in it divide each other."""
     cases, jobs = [], []
-    for trainer in VERL.programs():
+    for trainer in MODULES:
         if column_of(trainer, version) is None:
             continue
         for profile in profile_names():
@@ -254,7 +254,7 @@ ALIKE = {("ppo", "0.7.0"), ("generation_server", "0.6.0"), ("generation_server",
 ALIKE |= {("generation_server", version) for version in ("0.7.0", "0.7.1", "0.8.0")}
 
 
-@pytest.mark.parametrize("trainer", VERL.programs())
+@pytest.mark.parametrize("trainer", MODULES)
 def test_a_release_that_names_no_version_is_told_by_its_config(trainer: str, release: Release) -> None:
     """The keys of a verl whose version is not known are those of the release whose config is most like its own."""
     from dataclasses import replace

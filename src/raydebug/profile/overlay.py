@@ -69,7 +69,7 @@ def overlay_profile(
     group = set[str]() if _can_fit(settings) else _BATCH_GROUP
     if group:
         notes = [f"{program.module} has no micro batch size by a known name: its batch sizes stay as they are", *notes]
-    if not settings.has("steps") and not settings.has("async_samples"):
+    if "steps" in settings.elsewhere and not settings.has("steps") and not settings.has("async_samples"):
         notes = ["it has no setting for the number of steps: each batch of its data is a step", *notes]
     if settings.has("async_samples"):
         group |= {"train_batch_size", "generation_batch_size"}  # 0 and 1: its prompts come one by one
