@@ -68,7 +68,7 @@ while True:
                 answer = f'{{"type":"response","request_seq":{message["seq"]},"success":true,"body":{text}}}'.encode()
                 key.fileobj.sendall(b"Content-Length: %d\\r\\n\\r\\n%b" % (len(answer), answer))
 """
-# What a training pays for its own words: a timer of verl's shape, watched and not, and an answer to `training`.
+# What a training pays for its own words: a timer like verl's, recorded and not, and an answer to `training`.
 WORDS = """\
 import asyncio, json, time, types
 from raydebug.worker import spans, training
@@ -182,9 +182,9 @@ def _words(repetitions: int) -> Iterator[Row]:
     """What the words of a training cost it; beside it py-spy, which would have to look every 10 s."""
     argv = [sys.executable, "-c", WORDS]
     measured = [json.loads(subprocess.run(argv, check=True, capture_output=True).stdout) for _ in range(repetitions)]
-    yield "a timer of verl's shape, CPU", "", "us", [one["plain"] for one in measured]
-    yield "... watched (verl runs 3 for each sample)", "", "us", [one["watched"] for one in measured]
-    yield "an answer to `training` with 256 open samples, CPU", "", "ms", [one["answer"] for one in measured]
+    yield "one verl timer (simple_timer), CPU", "", "us", [one["plain"] for one in measured]
+    yield "... with its phase recorded (3 timers per sample)", "", "us", [one["watched"] for one in measured]
+    yield "answering `training` with 256 open samples, CPU", "", "ms", [one["answer"] for one in measured]
     with subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"]) as process:
         time.sleep(0.5)
         shares = [_cpu_s(lambda: _spy([process.pid])) * 10 for _ in range(repetitions)]  # of 10 s, in percent

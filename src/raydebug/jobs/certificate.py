@@ -78,6 +78,12 @@ class Evidence:
         return f"{self.worker.get('exit_detail') or ''} {self.actor.get('death_cause') or ''}"
 
     @property
+    def is_silent(self) -> bool:
+        """Whether it left no status, no last words and no fault, and Ray does not say that the exit was intended."""
+        ended = self.ended
+        return "status" not in ended and not ended["words"] and not ended["fault"] and "INTENDED" not in self.told
+
+    @property
     def signal(self) -> str:
         """The signal that ended it; empty if none did, or it is not known."""
         status, number = self.ended.get("status"), 0
@@ -189,8 +195,7 @@ def _kernel_memory(of: Evidence, found: Certificate) -> Found:
         of.ended["node"].get(one, 0) > of.ended["birth"].get(one, 0)  # type: ignore[operator]
         for one in ("oom_kills", "node_oom_kills")
     )
-    is_silent = not of.ended["words"] and not of.ended["fault"] and "status" not in of.ended
-    if not own and not ((in_group or on_node) and (is_silent or of.signal == "SIGKILL")):
+    if not own and not ((in_group or on_node) and (of.is_silent or of.signal == "SIGKILL")):
         return None
     line = next(iter(own or lines), "").removeprefix("other: ")  # of a container: its own line has another pid
     found.evidence += [line] if line else []
@@ -240,8 +245,7 @@ def _node_ended(of: Evidence, found: Certificate) -> Found:
             return "node-stopped", "the end of its node", "asked by SIGTERM: `ray stop`, a container or a scheduler"
         found.unknown.append("why: the machine's or the scheduler's log")
         return "node-lost", "the loss of its node", message
-    is_silent = "status" not in of.ended and not of.ended["words"] and not of.ended["fault"]
-    if of.ended.get("alone") and is_silent and "INTENDED" not in of.told:  # Ray has seen that one end
+    if of.ended.get("alone") and of.is_silent:
         found.unknown.append("whether the node is gone: Ray knows after its health checks; the machine's log")
         return "node-lost", "the loss of its node", "no process of the job is left there, and none said why"
     return None

@@ -162,12 +162,12 @@ def _record(changes: Sequence[Change]) -> None:
 def no_training(argv: Sequence[str], others: Sequence[str]) -> RaydebugError:
     """Return the error for a command that is no training; `others` are the Python programs that it runs."""
     if others:
-        known = " or ".join(trainer.name for trainer in TRAINERS)
+        names = [trainer.name for trainer in TRAINERS]
         return UsageError(
             f"'{' '.join(argv)[:120]}' runs no training that raydebug knows",
-            cause=f"it runs {', '.join(others[:3])}: neither the name nor the arguments are those of {known},"
+            cause=f"it runs {', '.join(others[:3])}: neither the name nor the arguments are those of {' or '.join(names)},"
             " and no config with their keys was found",
-            fix="say what it is: --trainer verl (or openrlhf, slime), with --verl 0.9 where verl is not installed",
+            fix=f"say what it is: --trainer {names[0]} (or {', '.join(names[1:])}), with --verl 0.9 where verl is not installed",
             code="profile.no-training",
         )
     return UsageError(
