@@ -165,9 +165,10 @@ def no_training(argv: Sequence[str], others: Sequence[str]) -> RaydebugError:
         names = [trainer.name for trainer in TRAINERS]
         return UsageError(
             f"'{' '.join(argv)[:120]}' runs no training that raydebug knows",
-            cause=f"it runs {', '.join(others[:3])}: neither the name nor the arguments are those of {' or '.join(names)},"
-            " and no config with their keys was found",
-            fix=f"say what it is: --trainer {names[0]} (or {', '.join(names[1:])}), with --verl 0.9 where verl is not installed",
+            cause=f"it runs {', '.join(others[:3])}: neither the name nor the arguments are those of"
+            f" {' or '.join(names)}, and no config with their keys was found",
+            fix=f"say what it is: --trainer {names[0]} (or {', '.join(names[1:])}),"
+            " with --verl 0.9 where verl is not installed",
             code="profile.no-training",
         )
     return UsageError(
