@@ -193,6 +193,8 @@ def test_no_failures() -> None:
     assert certify(evidence(job={"status": "SUCCEEDED"}, status=9)).kind == WANTED
     owner = {"exit_type": "INTENDED_SYSTEM_EXIT", "exit_detail": "Worker exits because its owner died"}
     assert certify(evidence(worker=owner)).kind == FOLLOWED
+    oom_of_another = {**QUIET, "node_oom_kills": 1, "kernel": [f"other: {CGROUP_LINE}"]}
+    assert certify(evidence(worker=owner, node=oom_of_another)).kind == FOLLOWED
     assert certify(evidence(child_of=99, others=[parent])).kind == FOLLOWED
     pool = {"pid": 4242, "signal": 15, "place": "/job/t.py:4 clean", "by": 99}
     assert certify(evidence(status=15, ppid=99, kill=pool)).kind == FOLLOWED

@@ -80,8 +80,8 @@ class Evidence:
     @property
     def is_silent(self) -> bool:
         """Whether it left no status, no last words and no fault, and Ray does not say that the exit was intended."""
-        ended = self.ended
-        return "status" not in ended and not ended["words"] and not ended["fault"] and "INTENDED" not in self.told
+        ended, told = self.ended, f"{self.worker.get('exit_type')} {self.told}"
+        return "status" not in ended and not ended["words"] and not ended["fault"] and "INTENDED" not in told
 
     @property
     def signal(self) -> str:
