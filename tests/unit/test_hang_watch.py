@@ -73,7 +73,7 @@ def test_polling_is_no_progress() -> None:
 
 def test_moving_lines_of_one_call_are_no_progress() -> None:
     """A reward function in pure Python that never returns is a stall, although its lines move."""
-    words = {7: {"rewards": [{"function": "compute_score in /job/reward.py", "age_s": 60.0}], "step": 3}}
+    words = {"7": {"rewards": [{"function": "compute_score in /job/reward.py", "age_s": 60.0}], "step": 3}}
     assert watch(training(), in_call(0), 1, 300, words) == [101]
     assert watch(unknown(), in_call(0), 1, 300) == [101]
     driver = lambda second: [{**in_call(0, "main")(second)[0], "is_driver": True}]  # noqa: E731
@@ -88,22 +88,22 @@ def test_other_programs_make_progress_by_calls() -> None:
 
 def test_step_is_progress() -> None:
     """A step that only the training's own words tell is progress: its log may have no step."""
-    assert watch(training(), STUCK, 1, 1000, lambda second: {1: {"step": second // 50}}) == []
+    assert watch(training(), STUCK, 1, 1000, lambda second: {"1": {"step": second // 50}}) == []
 
 
 def test_start_is_no_hang() -> None:
     """Before the first step, a training whose lines move is starting, however long; one that is stuck hangs."""
-    assert watch(training(), moving, 1, 2000, {1: {"starting": True}}) == []
-    assert watch(training(), STUCK, 1, 200, {1: {"starting": True}}) == [101]
-    validates = {1: {"starting": True}, 2: {"rewards": [{"function": "compute_score", "age_s": 1.0}]}}
+    assert watch(training(), moving, 1, 2000, {"1": {"starting": True}}) == []
+    assert watch(training(), STUCK, 1, 200, {"1": {"starting": True}}) == [101]
+    validates = {"1": {"starting": True}, "2": {"rewards": [{"function": "compute_score", "age_s": 1.0}]}}
     assert watch(training(), moving, 1, 200, validates) == [101], "a reward of a validation before the first step"
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        lambda second: {1: {"step": 1, "ended": second}},
-        lambda second: {1: {"step": 1, "requests": [{"id": "a", "tokens": second}]}},
+        lambda second: {"1": {"step": 1, "ended": second}},
+        lambda second: {"1": {"step": 1, "requests": [{"id": "a", "tokens": second}]}},
     ],
     ids=["samples that end", "tokens"],
 )
@@ -115,10 +115,10 @@ def test_work_puts_a_report_off(words: Callable[[int], Any]) -> None:
 
 def test_long_phase_that_computes_puts_a_report_off() -> None:
     """A checkpoint or a compilation whose lines move is slow, as long as nothing is asked of the user's functions."""
-    assert watch(training(), moving, 1, 400, {1: {"step": 1, "phase": "save_checkpoint"}}) == []
+    assert watch(training(), moving, 1, 400, {"1": {"step": 1, "phase": "save_checkpoint"}}) == []
     computes = lambda second: [process(0, frame("/job/train.py", 3, "step"), thread={"cpu_s": float(second)})]  # noqa: E731
-    assert watch(training(), computes, 1, 400, {1: {"step": 1, "phase": "update_actor"}}) == [], "at one line"
-    samples = {1: {"step": 1, "phase": "gen"}, 2: {"samples": [{"uid": "a"}]}}
+    assert watch(training(), computes, 1, 400, {"1": {"step": 1, "phase": "update_actor"}}) == [], "at one line"
+    samples = {"1": {"step": 1, "phase": "gen"}, 2: {"samples": [{"uid": "a"}]}}
     assert watch(training(), moving, 1, 200, samples) == [101]
 
 
@@ -148,13 +148,13 @@ def test_samples_are_rare() -> None:
 
 def test_longest_call() -> None:
     """The call that is named is that of a reward or a tool, if there is one; else the oldest of the user's calls."""
-    sample = [*in_call(0, "train")(90), *[{**one, "pid": 8} for one in in_call(50)(90)]]
+    sample = [*in_call(0, "train")(90), *[{**one, "pid": 8, "instance": "8"} for one in in_call(50)(90)]]
     assert longest_call(sample, {}) == "longest call: rank 0 of Trainer in train (/job/reward.py:9), for 90 s or more"
     words: Any = {
-        8: {"rewards": [{"function": "compute_score in /job/reward.py", "data_source": "gsm8k", "age_s": 40.0}]},
-        9: {"samples": [{"uid": "a", "tool": "search", "url": "http://tools/find", "age_s": 50.0}, {"uid": "b"}]},
+        "8": {"rewards": [{"function": "compute_score in /job/reward.py", "data_source": "gsm8k", "age_s": 40.0}]},
+        "9": {"samples": [{"uid": "a", "tool": "search", "url": "http://tools/find", "age_s": 50.0}, {"uid": "b"}]},
     }
     assert longest_call(sample, words) == (
-        "longest call: pid 9 in tool search of sample a, which asks http://tools/find, for 50 s or more"
+        "longest call: another process in tool search of sample a, which asks http://tools/find, for 50 s or more"
     )
     assert longest_call([], {}) is None

@@ -78,6 +78,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
             "processes": [
                 {
                     "process": hostile(ListedProcess),
+                    "instance": stacks["instance"],
                     "state": "answered",
                     "answer": hostile(TrainingWords),
                     "problem": None,

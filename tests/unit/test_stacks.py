@@ -151,7 +151,7 @@ def test_stacks_name_lines_and_functions(hang) -> None:
     "text",
     ["", "{", "[]", '{"version": 1}', '{"version": 2, "processes": []}', '{"version": 1, "processes": [1]}',
      '{"version": 1, "processes": [{"pid": 1}]}', "\0\xff",
-     '{"version": 1, "processes": [], "training": {"x": {}}}',
+     '{"version": 1, "processes": [], "training": {"x": 3}}',
      '{"version": 1, "processes": [], "training": {"1": {"step": "a"}}}'],
 )  # fmt: skip
 def test_bad_file(tmp_path: Path, text: str) -> None:

@@ -297,7 +297,7 @@ def test_asked_over_the_gateway(gateway: GatewayUnderTest) -> None:
     for look in range(2):
         time.sleep(0.3)
         (process_seen,) = fetch_stacks(gateway, timeout_s=5.0)  # type: ignore[arg-type]
-        found = fetch_words(gateway, None, [process_seen])[process.pid]  # type: ignore[arg-type]
+        found = fetch_words(gateway, None, [process_seen])[process_seen["instance"]]  # type: ignore[arg-type]
         assert found["phase"] == "reward"
         (reward,) = found["rewards"]
         assert reward["data_source"] == "gsm8k"
@@ -311,18 +311,18 @@ def test_asked_over_the_gateway(gateway: GatewayUnderTest) -> None:
 
 
 def process(pid: int, role: str, rank: int | None = None) -> Any:
-    return {"pid": pid, "role": role, "rank": rank}
+    return {"pid": pid, "instance": str(pid), "role": role, "rank": rank}
 
 
 def test_lost_samples() -> None:
     """A sample that the trainer waits for, and that no agent worker has, is lost; not so if some have not answered."""
     for all_said in (True, False):
-        found: dict[int, TrainingWords] = {
-            1: {"samples": [{"uid": "a", "state": "running"}, {"uid": "b", "state": "running"}], "samples_total": 2},
-            2: {"samples": [{"uid": "a", "state": "in a tool"}], "samples_total": 1},
+        found: dict[str, TrainingWords] = {
+            "1": {"samples": [{"uid": "a", "state": "running"}, {"uid": "b", "state": "running"}], "samples_total": 2},
+            "2": {"samples": [{"uid": "a", "state": "in a tool"}], "samples_total": 1},
         }
         join(found, [], all_said=all_said)
-        states = [one["state"] for one in found[1]["samples"]]
+        states = [one["state"] for one in found["1"]["samples"]]
         assert states == (["running", LOST] if all_said else ["running", "running"])
 
 
@@ -336,7 +336,7 @@ def test_who_is_missing_in_a_weight_sync() -> None:
         ({3: rollout}, "trainer"),
         ({1: trainer, 2: trainer, 3: rollout}, None),
     ):
-        found: Any = {pid: {"sync": {**sync}} for pid, sync in inside.items()}
+        found: Any = {str(pid): {"sync": {**sync}} for pid, sync in inside.items()}
         join(found, ranks, all_said=True)
         assert {one["sync"].get("missing") for one in found.values()} == {missing}
 
@@ -346,15 +346,15 @@ def test_in_one_line() -> None:
     processes = [process(3, "vLLMHttpServer"), process(4, "TaskRunnerV1")]
     agent = {"uid": "a", "state": "in a tool", "tool": "search", "url": "http://t/find", "age_s": 31.0}
     found: Any = {
-        4: {"step": 7, "phase": "gen", "phase_age_s": 40.0, "samples": [{"uid": "a", "state": "running"}]},
-        5: {"samples": [agent, {**agent, "uid": "b", "age_s": 3.0}], "ended": 2},
-        3: {"requests": [{"id": "r", "age_s": 12.0}]},
+        "4": {"step": 7, "phase": "gen", "phase_age_s": 40.0, "samples": [{"uid": "a", "state": "running"}]},
+        "5": {"samples": [agent, {**agent, "uid": "b", "age_s": 3.0}], "ended": 2},
+        "3": {"requests": [{"id": "r", "age_s": 12.0}]},
     }
     assert describe(found, processes) == (
         "step 7, phase gen for 40 s; 2 samples are in a tool for 31 s: a, tool search at http://t/find; "
         "1 requests at vLLMHttpServer (pid 3) have no answer: r for 12 s"
     )
-    lost: Any = {4: {"samples": [{"uid": "a", "state": LOST}]}, 6: {"sync": {"missing": "rollout", "age_s": 4.0}}}
+    lost: Any = {"4": {"samples": [{"uid": "a", "state": LOST}]}, "6": {"sync": {"missing": "rollout", "age_s": 4.0}}}
     assert describe(lost, processes) == (
         "one sample is lost, no agent worker has it: a; a weight sync has not ended, the rollout has not joined for 4 s"
     )

@@ -10,7 +10,7 @@ import pytest
 from test_stack_verdicts import QUEUE, RAY, collective, frame, process
 
 from raydebug.protocol.training import TrainingWords
-from raydebug.stacks.graph import Task
+from raydebug.stacks.graph import Graph, Task
 from raydebug.stacks.verdict import judge, judge_jobs
 
 HTTP = "/usr/lib/python3.11/http/client.py"
@@ -218,7 +218,7 @@ def test_words_of_the_training() -> None:
     """A trainer that polls its samples is explained by the sample, and by the process of the job that it waits for."""
     sleeps = {**frame("/env/lib/python3.11/site-packages/verl/replay_buffer.py", 392, "wait"), "text": "time.sleep(1)"}
     look = [driver("ab"), actor("TaskRunner", 9, sleeps)]
-    words: dict[int, TrainingWords] = {9: {
+    words: dict[str, TrainingWords] = {"9": {
         "step": 12, "phase": "gen", "samples_total": 3,
         "samples": [{"uid": "u7", "state": "running", "turn": 2, "tool": "search", "url": "http://10.0.0.1:7000/q",
                      "age_s": 700.0}],
@@ -233,13 +233,13 @@ def test_words_of_the_training() -> None:
     assert (verdict["kind"], verdict["certainty"], verdict["pids"][0]) == ("training", "likely", 9)
     agent = asks("AgentWorker", 11)
     known: TrainingWords = {"samples": [{"uid": "u7", "state": "tool_calls", "tool": "search"}]}
-    verdict = judge([[*look, agent]], tasks, {**words, 11: known})
+    verdict = judge([[*look, agent]], tasks, {**words, "11": known})
     assert (verdict["kind"], verdict["pids"][0], verdict["chain"][1]["waits_for"]) == ("network", 11, "sample u7")
     tool = actor("Tool", 10, frame(QUEUE, 1, "Queue.get"), frame(SERVER, 3, "serve_forever"), listens=[7000])
     assert judge([[*look, tool]], tasks, words)["pids"][0] == 10
-    synced = judge([look], tasks, {9: {"sync": {"side": "trainer", "missing": "rollout", "age_s": 40.0}}})
+    synced = judge([look], tasks, {"9": {"sync": {"side": "trainer", "missing": "rollout", "age_s": 40.0}}})
     assert "the weight sync has not ended: the side of the rollout has not joined for 40 s" in synced["text"]
-    scored = judge([look], tasks, {9: {"rewards": [{"data_source": "gsm8k", "function": "score", "age_s": 9.0}]}})
+    scored = judge([look], tasks, {"9": {"rewards": [{"data_source": "gsm8k", "function": "score", "age_s": 9.0}]}})
     assert "the reward score for data source gsm8k has not returned for 9 s" in scored["text"]
 
 
@@ -251,9 +251,21 @@ def test_request_without_an_answer() -> None:
     tasks = [task("ab", "Rollout.generate", "Rollout")]
     assert judge([look], tasks)["pids"][0] == 10
     other = [*look[:2], {**engine, "child_of": None}]
-    words: dict[int, TrainingWords] = {9: {"requests": [{"id": "req-3", "engine": 10}]}}
+    words: dict[str, TrainingWords] = {"9": {"requests": [{"id": "req-3", "engine": 10}]}}
     verdict = judge([other], tasks, words)
     assert (verdict["pids"][0], verdict["chain"][1]["waits_for"]) == (10, "request req-3")
+
+
+def test_same_process_id_on_two_nodes() -> None:
+    """Containers number their processes alike: words and requests belong to the process of their own node."""
+    waits = frame("/env/lib/python3.11/site-packages/vllm/v1/engine/core_client.py", 9, "get_output_async")
+    engine = process(None, frame("/job/e.py", 5, "step"), role="VLLM::EngineCore", pid=10, ip="10.0.0.2")
+    far = {**actor("Other", 9, *STUCK), "instance": "far", "ip": "10.0.0.2"}
+    look = [driver("ab"), actor("Rollout", 9, waits), far, engine]
+    words: dict[str, TrainingWords] = {"9": {"requests": [{"id": "req-3", "engine": 10}]}, "far": {"step": 4}}
+    graph = Graph(look, [task("ab", "Rollout.generate", "Rollout")], words)
+    assert [graph.words_of(one) for one in look[1:3]] == [words["9"], words["far"]]
+    assert graph.edges(graph.node(look[1])) == []
 
 
 @pytest.mark.parametrize("how", ["words", "creation", "imports"])
@@ -263,7 +275,7 @@ def test_start(how: str) -> None:
     imports = frame("/job/deep.py", 1, "<module>"), frame("<frozen importlib._bootstrap>", 1176, "_find_and_load")
     look = [driver("ab"), actor("Worker", 9, *(imports if how == "imports" else (loads,)))]
     kind = "ACTOR_CREATION_TASK" if how == "creation" else "ACTOR_TASK"
-    words: dict[int, TrainingWords] = {9: {"starting": True, "phase": "load weights"}} if how == "words" else {}
+    words: dict[str, TrainingWords] = {"9": {"starting": True, "phase": "load weights"}} if how == "words" else {}
     verdict = judge([look], [task("ab", "Worker.__init__", "Worker", type=kind)], words)
     phase = {"words": "load weights", "creation": "Worker.__init__", "imports": "it imports modules"}[how]
     assert (verdict["kind"], verdict["pids"]) == ("starting", [9])

@@ -82,7 +82,7 @@ def stacks(
             render.say(f"next: {verdict['next']}{option if verdict['next'].startswith('raydebug ') else ''}")
 
 
-Taken = tuple[list[list[ListedStacks]], "list[Task]", dict[int, TrainingWords]]
+Taken = tuple[list[list[ListedStacks]], "list[Task]", dict[str, TrainingWords]]
 
 
 def _sample(name: str, job: str | None, samples: int, *, native: bool) -> Taken:
@@ -113,7 +113,7 @@ def read_saved(path: Path) -> Taken:
     try:
         document = read_json(path, bytes_max=RECORD_BYTES_MAX, what="a file of stacks")
         version, processes = document["version"], list(document["processes"])
-        words = {int(pid): one for pid, one in dict(document.get("training", {})).items()}
+        words = dict(document.get("training", {}))
         for process in processes:
             records.read(process, ListedStacks, "a process")  # somebody else may have written it
         for one in words.values():

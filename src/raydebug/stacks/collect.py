@@ -123,14 +123,14 @@ def is_python(file: str) -> bool:
 
 
 def as_document(
-    taken: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task], words: Mapping[int, TrainingWords] | None = None
+    taken: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task], words: Mapping[str, TrainingWords] | None = None
 ) -> dict[str, Any]:
     """Return what `raydebug stacks --json` prints, and --from reads; `verdict` is that of the first job of `verdicts`.
 
     Args:
         taken: the processes at one or more moments, oldest first.
         tasks: Ray's unfinished ones.
-        words: what processes say of the training, by process id.
+        words: what processes say of the training, by instance.
     """
     verdicts = judge_jobs(taken, tasks, words)
     return {

@@ -108,14 +108,14 @@ class Graph:
     """Who waits for whom in one look.
 
     Args:
-        words: what processes say of the training, by process id.
+        words: what processes say of the training, by instance.
     """
 
     def __init__(
         self,
         processes: Sequence[ListedStacks],
         tasks: Sequence[Task] = (),
-        words: Mapping[int, TrainingWords] | None = None,
+        words: Mapping[str, TrainingWords] | None = None,
     ) -> None:
         self.processes, self._words = processes, words or {}
         self._tasks = {task["task_id"]: task for task in tasks}
@@ -137,7 +137,7 @@ class Graph:
 
     def words_of(self, process: ListedStacks) -> TrainingWords:
         """Return what a process says of the training."""
-        return self._words.get(process["pid"] or 0, {})
+        return self._words.get(process["instance"], {})
 
     def edges(self, node: Node) -> list[Edge]:
         """Return what a node waits for, what was observed first."""
@@ -293,8 +293,9 @@ class Graph:
         if node.wait.kind not in ("sleep", "queue", "lock", "engine", "unknown"):
             return []
         for request in words.get("requests", []):
-            for engine in self._by_pid.get(request.get("engine"), []):
-                found.append(Edge(node, self.node(engine), "engine", f"request {request.get('id', '?')}"))
+            engines = self._by_pid.get(request.get("engine"), [])
+            what = f"request {request.get('id', '?')}"
+            found += [Edge(node, self.node(one), "engine", what) for one in engines if one["ip"] == node.process["ip"]]
         buffered = {one.get("uid") for one in words.get("samples", []) if one.get("state") in OF_BUFFER}
         for other in self.processes if buffered else ():  # a worker of theirs has the sample
             at_work = [one.get("uid") for one in self.words_of(other).get("samples", [])

@@ -44,7 +44,7 @@ PAUSE_TIMEOUT_S = 4.0
 NO_HANG: tuple[VerdictKind, ...] = ("paused", "none")
 POLLS = ("ray-get", "sleep", "queue", COLLECTIVE)  # such a wait is for another process
 Action = Literal["report", "pause", "stop"]
-Words = Mapping[int, "TrainingWords"]
+Words = Mapping[str, "TrainingWords"]
 
 
 class Progress:
@@ -113,7 +113,10 @@ class Progress:
     def _take_words(self, words: Words, now: float, *, moves: bool) -> None:
         step = max((one["step"] for one in words.values() if "step" in one), default=None)
         requests = [request for one in words.values() for request in one.get("requests", [])]
-        work = {pid: one.get("ended", 0) for pid, one in words.items()}, sum(one.get("tokens", 0) for one in requests)
+        work = (
+            {instance: one.get("ended", 0) for instance, one in words.items()},
+            sum(one.get("tokens", 0) for one in requests),
+        )
         before, self._work = self._work or (step, work), (step, work)
         starts = any(one.get("starting") for one in words.values())
         in_users_code = any(one.get("rewards") or one.get("samples") for one in words.values())
@@ -164,10 +167,10 @@ def longest_call(sample: Sequence[ListedStacks], words: Words) -> str | None:
     In a training these are the functions of rewards and the tools of samples: its other processes are always in a call.
     In other programs, processes that wait for others have none.
     """
-    by_pid = {one["pid"]: one for one in sample}
+    names = {one["instance"]: name_process(one) for one in sample}
     calls: list[tuple[float, str]] = []
-    for pid, one in words.items():
-        who = name_process(by_pid[pid]) if pid in by_pid else f"pid {pid}"
+    for instance, one in words.items():
+        who = names.get(instance, "another process")
         for reward in one.get("rewards", []):
             of = f" for {reward['data_source']!r}" if "data_source" in reward else ""
             calls.append((reward.get("age_s", 0.0), f"{who} in {reward['function']}{of}{_asking(reward.get('url'))}"))
@@ -257,7 +260,7 @@ class HangWatch:
         return verdict
 
 
-def _look(cluster: Cluster, job: str) -> tuple[list[ListedStacks], dict[int, TrainingWords]]:
+def _look(cluster: Cluster, job: str) -> tuple[list[ListedStacks], dict[str, TrainingWords]]:
     sample = take(cluster, job, say=lambda _: None)
     return sample, fetch_words(cluster, job, sample)
 

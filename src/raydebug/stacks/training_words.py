@@ -10,6 +10,7 @@ from raydebug.gateway.gateway_client import ask_processes
 from raydebug.protocol.messages import ANSWERED
 from raydebug.protocol.questions import TRAINING, Nothing
 from raydebug.render import runs
+from raydebug.stacks.graph import OF_BUFFER
 from raydebug.stacks.waits import name_process
 
 if TYPE_CHECKING:
@@ -18,12 +19,11 @@ if TYPE_CHECKING:
     from raydebug.protocol.training import TrainingWords
 
 TIMEOUT_S = 1.0
-OF_BUFFER = ("running", "pending")  # states of a sample in the trainer's buffer
 LOST = "lost, no agent worker has it"
 
 
-def fetch_words(cluster: Cluster, job: str | None, processes: Sequence[ListedStacks]) -> dict[int, TrainingWords]:
-    """Return what the processes of a job know of its training, by process id; those that know nothing are left out.
+def fetch_words(cluster: Cluster, job: str | None, processes: Sequence[ListedStacks]) -> dict[str, TrainingWords]:
+    """Return what the processes of a job know of its training, by instance; those that know nothing are left out.
 
     Nothing is known where the gateway does not answer, or is of an earlier version.
 
@@ -37,22 +37,22 @@ def fetch_words(cluster: Cluster, job: str | None, processes: Sequence[ListedSta
         answers = ask_processes(cluster, TRAINING, body, job=job, timeout_s=TIMEOUT_S)
     except RaydebugError:
         return {}
-    found = {one["process"]["pid"] or 0: one["answer"] for one in answers if one["answer"]}
+    found = {one["instance"]: one["answer"] for one in answers if one["answer"]}
     join(found, processes, all_said=all(one["state"] == ANSWERED for one in answers))
     return found
 
 
-def join(found: Mapping[int, TrainingWords], processes: Sequence[ListedStacks], *, all_said: bool) -> None:
+def join(found: Mapping[str, TrainingWords], processes: Sequence[ListedStacks], *, all_said: bool) -> None:
     """Add what only all processes together know: samples that are lost, and who is missing in a weight sync.
 
     Args:
-        found: by process id.
+        found: by instance: two nodes may have the same process id.
         processes: with their ranks and roles.
         all_said: whether every process has answered.
     """
     _note_lost_samples(found, all_said=all_said)
-    syncing = {pid: words["sync"] for pid, words in found.items() if "sync" in words}
-    trainers = [one for one in processes if syncing.get(one["pid"] or 0, {}).get("side") == "trainer"]
+    syncing = {instance: words["sync"] for instance, words in found.items() if "sync" in words}
+    trainers = [one for one in processes if syncing.get(one["instance"], {}).get("side") == "trainer"]
     roles = {one["role"] for one in trainers if one["rank"] is not None}
     outside = {one["rank"] for one in processes if one["role"] in roles and one not in trainers}
     sides = {sync.get("side") for sync in syncing.values()}
@@ -64,7 +64,7 @@ def join(found: Mapping[int, TrainingWords], processes: Sequence[ListedStacks], 
             sync["missing"] = missing
 
 
-def _note_lost_samples(found: Mapping[int, TrainingWords], *, all_said: bool) -> None:
+def _note_lost_samples(found: Mapping[str, TrainingWords], *, all_said: bool) -> None:
     listed = [one for words in found.values() for one in words.get("samples", [])]
     at_work = {one["uid"] for one in listed if one.get("state") not in OF_BUFFER}
     if not all_said or sum(words.get("samples_total", 0) for words in found.values()) > len(listed):
@@ -74,9 +74,9 @@ def _note_lost_samples(found: Mapping[int, TrainingWords], *, all_said: bool) ->
             one["state"] = LOST
 
 
-def describe(found: Mapping[int, TrainingWords], processes: Sequence[ListedStacks]) -> str | None:
+def describe(found: Mapping[str, TrainingWords], processes: Sequence[ListedStacks]) -> str | None:
     """Return in one line what the training has not finished; None if nothing is known of it."""
-    names = {one["pid"]: name_process(one) for one in processes}
+    names = {one["instance"]: name_process(one) for one in processes}
     said = []
     if phases := [one for one in found.values() if "phase" in one]:
         trainer = max(phases, key=lambda one: one.get("phase_age_s", 0.0))
@@ -92,10 +92,10 @@ def describe(found: Mapping[int, TrainingWords], processes: Sequence[ListedStack
         url = f" at {oldest['url']}" if "url" in oldest else ""
         many = f"{len(samples)} samples are" if len(samples) > 1 else "one sample is"
         said.append(f"{many} {state}{_age(oldest.get('age_s'))}: {oldest.get('uid', '?')}{tool}{url}")
-    for pid, words in found.items():
+    for instance, words in found.items():
         if requests := words.get("requests"):
             first = f"{requests[0].get('id', '?')}{_age(requests[0].get('age_s'))}"
-            said.append(f"{len(requests)} requests at {names.get(pid, pid)} have no answer: {first}")
+            said.append(f"{len(requests)} requests at {names.get(instance, 'another process')} have no answer: {first}")
     if syncs := [one["sync"] for one in found.values() if "sync" in one]:
         missing = f", the {syncs[0]['missing']} has not joined" if "missing" in syncs[0] else ""
         said.append(f"a weight sync has not ended{missing}{_age(max(one.get('age_s', 0.0) for one in syncs))}")

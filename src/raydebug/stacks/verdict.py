@@ -32,7 +32,7 @@ from raydebug.stacks.waits import (
 )
 
 COMPUTES_S = 0.5  # CPU time between two samples
-Words = Mapping[int, TrainingWords]
+Words = Mapping[str, TrainingWords]
 
 
 class JobVerdict(Verdict):
@@ -58,7 +58,7 @@ def judge(samples: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task] = (),
     Args:
         samples: the processes at one or more moments, oldest first.
         tasks: Ray's unfinished ones.
-        words: what processes say of the training, by process id.
+        words: what processes say of the training, by instance.
     """
     processes = samples[-1]
     if not processes:
