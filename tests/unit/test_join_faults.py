@@ -29,7 +29,7 @@ from raydebug.cluster.kinds import kind_of
 from raydebug.cluster.known_folders import note_shared
 from raydebug.cluster.runner import NodeRunner, run_on_each
 from raydebug.cluster.state import Cluster, Remote, read_record
-from raydebug.cluster.up import UpOptions
+from raydebug.cluster.up import UpOptions, choose_ports
 from raydebug.errors import RaydebugError
 from raydebug.protocol.variables import TOKEN_PATH
 
@@ -551,6 +551,24 @@ def test_a_way_that_changes(dashboard):
     last = join(dashboard, "env A=b")
     assert joined.leave(last) == []
     assert not psutil.pid_exists(last.supervisor_pid)
+
+
+def test_a_port_that_another_program_takes_meanwhile(dashboard, monkeypatch):
+    """Between the choice of a port and its use another program can take it: then another port is chosen."""
+    dashboard.python = sys.executable
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        chosen = []
+
+        def choose(asked, remembered, taken, purposes):
+            ports = choose_ports(asked, remembered, taken, purposes)
+            chosen.append(ports if chosen else dict.fromkeys(ports, other.getsockname()[1]))
+            return chosen[-1]
+
+        monkeypatch.setattr(tunnel, "choose_ports", choose)
+        cluster = join(dashboard, "env A=b")
+        assert len(chosen) == 3  # the port that was taken, the dashboard's, and then the gateway's too
+        assert cluster.ports == chosen[-1]
+        assert joined.leave(cluster) == []
 
 
 @contextlib.contextmanager

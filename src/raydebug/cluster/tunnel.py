@@ -7,6 +7,7 @@ command runs a Python of the cluster's at the far end, as the user that the comm
 from __future__ import annotations
 
 import contextlib
+import errno
 import getopt
 import os
 import re
@@ -26,12 +27,13 @@ from raydebug.cluster.local import supervisor_of
 from raydebug.cluster.ray_node import below, last_words
 from raydebug.cluster.reach import FAR_PORT
 from raydebug.cluster.state import Cluster
-from raydebug.cluster.up import choose_ports, choosing_ports, ignore_interrupts, is_free, raise_if_interrupted
+from raydebug.cluster.up import choose_ports, choosing_ports, ignore_interrupts, raise_if_interrupted
 from raydebug.errors import RaydebugError, UsageError
 from raydebug.process import SAFE_PATH, too_old
 from raydebug.settings.files import open_private
 
 STARTS_S, ENDS_S = 10.0, 2.0
+TRIES, TAKEN = 3, os.strerror(errno.EADDRINUSE).lower()
 LOG = "tunnel.log"
 CONTAINER_PROGRAMS = {"kubectl", "oc", "docker", "podman", "nerdctl"}
 # OpenSSH 9.9 ssh.c, the string of its getopt.
@@ -96,36 +98,49 @@ def open_way(cluster: Cluster, asked: Mapping[str, int | None]) -> Cluster:
         cluster = replace(_at(cluster, far), supervisor_pid=0)
         state.save_cluster(cluster)
     elif supervisor_of(cluster) is None:
-        with choosing_ports(cluster.name) as taken, ignore_interrupts():  # what was started is recorded
-            cluster = _at(cluster, choose_ports(dict(asked), cluster.ports, taken, far))
-            ways = [f"{cluster.ports[purpose]}={port}" for purpose, port in far.items()]
-            here = [sys.executable, SAFE_PATH, "-m", "raydebug.cluster.reach", "here", ",".join(ways)]
-            argv = [*here, *command_of(cluster.there.through, cluster.python)]
-            with open_private(cluster.folder / LOG, "wb") as log:
-                folder = folder_of_commands(cluster)
-                environ = without_slurm(os.environ) if cluster.kind == "slurm" else os.environ
-                tunnel = process.start(argv, env=environ, output=log, cwd=folder, new_session=True)
-            cluster = replace(
-                cluster, supervisor_pid=tunnel.pid, supervisor_birth=process.birth_of(tunnel.pid),
-                supervisor_started=psutil.Process(tunnel.pid).create_time(),
-            )  # fmt: skip
-            state.save_cluster(cluster)
-        _wait_until_it_listens(cluster)
+        for _ in range(TRIES):
+            with choosing_ports(cluster.name) as taken, ignore_interrupts():  # what was started is recorded
+                cluster = _start(_at(cluster, choose_ports(dict(asked), cluster.ports, taken, far)))
+            if _listens(cluster):
+                return cluster
+            if TAKEN not in last_said(cluster):  # else another program took a port that was free when it was chosen
+                break
+        raise RaydebugError(
+            "the tunnel to the head has not started", cause=last_said(cluster) or "it printed nothing",
+            fix=f"read {cluster.folder / LOG}", code="joined.no-way",
+        )  # fmt: skip
     else:
         state.save_cluster(cluster)
     return cluster
 
 
-def _wait_until_it_listens(cluster: Cluster) -> None:
+def _start(cluster: Cluster) -> Cluster:
+    """Start the process that listens on the cluster's ports, and return the cluster, recorded."""
+    ways = [f"{cluster.ports[purpose]}={port}" for purpose, port in cluster.there.far.items()]
+    here = [sys.executable, SAFE_PATH, "-m", "raydebug.cluster.reach", "here", ",".join(ways)]
+    argv = [*here, *command_of(cluster.there.through, cluster.python)]
+    with open_private(cluster.folder / LOG, "wb") as log:
+        environ = without_slurm(os.environ) if cluster.kind == "slurm" else os.environ
+        tunnel = process.start(argv, env=environ, output=log, cwd=folder_of_commands(cluster), new_session=True)
+    cluster = replace(
+        cluster, supervisor_pid=tunnel.pid, supervisor_birth=process.birth_of(tunnel.pid),
+        supervisor_started=psutil.Process(tunnel.pid).create_time(),
+    )  # fmt: skip
+    state.save_cluster(cluster)
+    return cluster
+
+
+def _listens(cluster: Cluster) -> bool:
+    """Wait until the cluster's process listens on all its ports, and return whether it does; another's may be there."""
     deadline = time.monotonic() + STARTS_S
-    while any(is_free(port) for port in cluster.ports.values()):
+    while (found := supervisor_of(cluster)) is not None and time.monotonic() < deadline:
         raise_if_interrupted()
-        if supervisor_of(cluster) is None or time.monotonic() > deadline:
-            raise RaydebugError(
-                "the tunnel to the head has not started", cause=last_said(cluster) or "it printed nothing",
-                fix=f"read {cluster.folder / LOG}", code="joined.no-way",
-            )  # fmt: skip
+        with contextlib.suppress(psutil.Error):
+            open_ports = {one.laddr.port for one in found.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+            if open_ports.issuperset(cluster.ports.values()):
+                return True
         time.sleep(0.02)
+    return False
 
 
 def _at(cluster: Cluster, ports: dict[str, int]) -> Cluster:
