@@ -52,6 +52,18 @@ MORE = {
     "async_chain": ("network", "Actor.reward", "AsyncActor.ask"),
 }
 SLOW = ("crunch", "steps", "serve")
+HEALTHY = (
+    "compile",
+    "checkpoint",
+    "garbage",
+    "tokenizer",
+    "generation",
+    "rewards",
+    "validation",
+    "weight_syncs",
+    "tasks",
+)
+HEALTHY_S = 40.0
 
 
 def verdict_on(job: Run, *options: str) -> dict[str, Any]:
@@ -153,6 +165,18 @@ def test_slow_or_paused_job_does_not_hang(run) -> None:
     assert slow.process.poll() is None, slow.text
     assert paused.process.poll() is None, paused.text
     assert " hangs: " not in slow.text + paused.text
+
+
+@pytest.mark.skipif(not LONG, reason="takes a minute each: RAYDEBUG_TEST_LONG=1 nox -s ray -- tests/ray/test_stacks.py")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("how", HEALTHY)
+def test_healthy_job_is_not_blamed(run, how: str) -> None:
+    """Slow work that goes on is not reported by `--hang-after`, even where one call takes many limits."""
+    job: Run = run("--hang-after", "10", "--on-hang", "stop", "--", "python", "hangs/planted.py", how)
+    wait_for(lambda: "begins" in job.text, "the program", 60, job)
+    time.sleep(HEALTHY_S)
+    assert job.process.poll() is None, job.text
+    assert " hangs: " not in job.text
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,14 @@ import asyncio
 import atexit
 import contextlib
 import ctypes
+import gc
+import hashlib
 import http.server
 import multiprocessing
 import os
 import queue
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +23,7 @@ import threading
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import ray
 
@@ -141,6 +145,42 @@ class Actor:
             total += number % 7
         return total
 
+    def compile_all(self):  # in child processes, one after the other, within one call
+        while True:
+            subprocess.run([sys.executable, "-S", "-c", "sum(range(10**7))"], check=True)
+
+    def save(self):  # to a slow disk, within one call
+        with tempfile.TemporaryDirectory() as folder:
+            while True:
+                self.save_shard(f"{folder}/shard")
+
+    def save_shard(self, path):
+        with Path(path).open("wb") as file:
+            for _ in range(10):
+                file.write(bytes(2**20))
+                os.fsync(file.fileno())
+                time.sleep(0.1)
+
+    def collect(self):  # garbage, within one call, at one line
+        kept = [[number] for number in range(3_000_000)]
+        while kept:
+            gc.collect()
+
+    def tokenize(self):  # in native code, within one call
+        text = "a word, and another one; " * 200_000
+        while True:
+            re.findall(r"\w+|[^\w\s]", text)
+
+    def score(self, number):  # a long reward that ends
+        until = time.monotonic() + random.uniform(2, 5)
+        while time.monotonic() < until:
+            number = self.next_number(number)
+        return number
+
+    def load(self, weights):
+        time.sleep(random.random())
+        return len(weights)
+
     def steps(self):
         while True:  # of random lengths: samples at equal distances see all of them
             time.sleep(random.random())
@@ -207,6 +247,17 @@ class AsyncActor:
 
     async def generate(self):
         return await asyncio.get_running_loop().create_future()
+
+    async def generate_slowly(self):
+        while True:
+            await self.next_token()
+
+    async def next_token(self):
+        await asyncio.to_thread(self.forward, time.monotonic() + random.uniform(0.5, 3))
+
+    def forward(self, until):
+        while time.monotonic() < until:
+            hashlib.sha256(bytes(2**20)).digest()
 
     async def serve(self):
         while True:
@@ -313,6 +364,27 @@ def mailbox():
     ray.get(actor.status.remote())
 
 
+def rewards():
+    """Ask for one reward after the other; each takes seconds."""
+    actor = Actor.remote()
+    while True:
+        ray.get(actor.score.remote(1))
+
+
+def validation():
+    """Ask many workers for an answer, again and again, and log nothing."""
+    actors = [Actor.remote() for _ in range(2)]
+    while True:
+        ray.get([actor.rollout.remote() for actor in actors])
+
+
+def weight_syncs():
+    """Hand large weights to a worker, again and again."""
+    actor = Actor.remote()
+    while True:
+        ray.get(actor.load.remote(ray.put(bytes(20 * 2**20))))
+
+
 def tasks():
     """Train as a driver does: one call after the other, and each returns."""
     actor = Actor.remote()
@@ -354,6 +426,14 @@ HANGS = {
     "crunch": lambda: ray.get(Actor.remote().crunch.remote()),
     "steps": lambda: ray.get(Actor.remote().steps.remote()),
     "tasks": tasks,
+    "compile": lambda: ray.get(Actor.remote().compile_all.remote()),
+    "checkpoint": lambda: ray.get(Actor.remote().save.remote()),
+    "garbage": lambda: ray.get(Actor.remote().collect.remote()),
+    "tokenizer": lambda: ray.get(Actor.remote().tokenize.remote()),
+    "generation": lambda: ray.get(AsyncActor.remote().generate_slowly.remote()),
+    "rewards": rewards,
+    "validation": validation,
+    "weight_syncs": weight_syncs,
     "serve": lambda: ray.get(AsyncActor.remote().serve.remote()),
 }
 
