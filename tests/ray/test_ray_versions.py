@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import httpx
 import pytest
 
 import ray
+from raydebug.errors import RaydebugError
 from raydebug.settings.flavours import has_token_mode
-from runs import raydebug
+from runs import raydebug, wait_for
 
 
 @pytest.mark.timeout(180)  # the first test of a session waits for its cluster too
@@ -39,4 +41,11 @@ def test_a_log_comes_as_it_is(cluster, dashboard):
     (node,) = dashboard.nodes()
     lines = "".join(f"line {number}\n" for number in range(100_000))  # of several pieces
     (cluster.ray_logs / "long.log").write_text(lines)
-    assert dashboard.log_text(node["node_id"], "long.log") == lines
+
+    def text() -> str:
+        with contextlib.suppress(RaydebugError):  # the node's agent starts after the node
+            return dashboard.log_text(node["node_id"], "long.log")
+        return ""
+
+    wait_for(text, "the node's agent")
+    assert text() == lines

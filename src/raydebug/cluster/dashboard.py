@@ -31,6 +31,7 @@ PACKAGE_TIMEOUT_S = 120.0
 # Else each piece of a file begins with a 1. Source: ray 2.41.0 dashboard/modules/state/state_head.py get_logs; 2.52.1
 # and later ones take no `format`, and send the file as it is.
 AS_TEXT = {"format": "text"}
+NO_LOG = "[get_logs] Fetch log error: "  # the whole answer then, with status 200
 STOCK_ID_CHARS = 8  # of Ray's worker id: enough to tell them apart, short enough to type
 
 
@@ -199,8 +200,7 @@ class Dashboard:
 
     def log_end(self, node_id: str, name: str, lines: int) -> str:
         """Return the last lines of one of a node's log files."""
-        params = {"node_id": node_id, "filename": name, "lines": lines}
-        return self._receive("GET", "/api/v0/logs/file", params=params, timeout=ROW_TIMEOUT_S).text
+        return self._log(node_id, name, lines, timeout=ROW_TIMEOUT_S)
 
     def log_names(self, node_id: str) -> list[str]:
         """Return the names of a node's log files."""
@@ -210,8 +210,17 @@ class Dashboard:
 
     def log_text(self, node_id: str, name: str) -> str:
         """Return the whole text of one of a node's log files."""
-        params = {"node_id": node_id, "filename": name, "lines": -1, **AS_TEXT}
-        return with_local_names(self._cluster, self._receive("GET", "/api/v0/logs/file", params=params).text)
+        return with_local_names(self._cluster, self._log(node_id, name, -1))
+
+    def _log(self, node_id: str, name: str, lines: int, **options: Any) -> str:
+        params = {"node_id": node_id, "filename": name, "lines": lines, **AS_TEXT}
+        text = self._receive("GET", "/api/v0/logs/file", params=params, **options).text
+        if text.startswith(NO_LOG):
+            raise RaydebugError(
+                f"the log '{name}' cannot be read", cause=text.removeprefix(NO_LOG)[:500],
+                fix="ask again when its node has started: `raydebug ps` lists the nodes", code="ray.no-log",
+            )  # fmt: skip
+        return text
 
     async def follow_file(self, node_id: str, name: str) -> AsyncIterator[str]:
         """Yield one of a node's log files as it grows, from its beginning; it ends with the connection."""
