@@ -66,6 +66,7 @@ HEADINGS = {
     ),
     "After a run": (
         Verb("report", "report:report"),
+        Verb("trace", "trace:trace"),
         Verb("diagnose", "diagnose:diagnose"),
         Verb("open", "open:open_"),
     ),

@@ -86,6 +86,9 @@ def run(
     no_snapshots: Annotated[
         bool, typer.Option("--no-snapshots", help="Leave no snapshots of crashes in the run's folder.")
     ] = False,
+    no_spans: Annotated[
+        bool, typer.Option("--no-spans", help="Record no phases, samples, requests and tasks for `raydebug trace`.")
+    ] = False,
     record: Annotated[
         Path | None,
         typer.Option("--record", help="Keep the rollouts of the first two steps in a new folder.", metavar="DIR"),
@@ -148,6 +151,7 @@ def run(
         hang_after_s=hang_after,
         on_hang=on_hang,
         snapshots=not no_snapshots,
+        spans=not no_spans,
         detach=detach,
         gpus=gpus,
         upload=upload,

@@ -50,6 +50,7 @@ class RunOptions:
     hang_after_s: float | None = None
     on_hang: Literal["report", "pause", "stop"] = "report"
     snapshots: bool = True
+    spans: bool = True
     detach: bool = False
     gpus: int | None = None
     upload: bool | None = None
@@ -125,6 +126,7 @@ def plan_run(options: RunOptions, there: Surroundings, environ: Mapping[str, str
         rollouts="" if options.rollouts is None else options.rollouts.as_variable(),
         variables=debugging | tripwires,
         snapshots=options.snapshots,
+        spans=options.spans,
     )
     return RunPlan(mode, job, watch, notes)
 

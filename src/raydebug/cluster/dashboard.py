@@ -22,6 +22,7 @@ NODES_TIMEOUT_S = 4.0
 TASKS_TIMEOUT_S, MOST_TASKS = 6.0, 10_000  # rows: as many as Ray's state API gives at most
 UNPLACED = "PENDING_NODE_ASSIGNMENT"  # ray 2.60.0 src/ray/protobuf/common.proto TaskStatus
 ROW_TIMEOUT_S = 2.0
+TASK_TABLE_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 1.0  # who leaves a log does not wait for a dashboard that hangs
 GCS_TIMEOUT_S = 1.5  # without its GCS the dashboard answers late or never, and then users call `ps`
 ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})  # ray 2.60.0 dashboard/modules/job/common.py JobStatus
@@ -192,6 +193,18 @@ class Dashboard:
             return rows
         detailed = self._rows("tasks", ("state", "=", UNPLACED), limit=100, timeout=TASKS_TIMEOUT_S)
         return [*{row["task_id"]: row for row in (*rows, *detailed)}.values()]
+
+    def task_table(self, job_id: str) -> tuple[list[dict[str, Any]], int]:
+        """Return the rows of a job's tasks with their times, at most MOST_TASKS, and how many there are in all.
+
+        Source: ray 2.60.0 util/state: only with `detail` has a row its times; the list has no cursor.
+        """
+        params = {"detail": 1, "limit": MOST_TASKS, "exclude_driver": "true",
+                  "filter_keys": ["job_id"], "filter_predicates": ["="], "filter_values": [job_id]}  # fmt: skip
+        found = self._ask("GET", "/api/v0/tasks", "data", "result", params=params, timeout=TASK_TABLE_TIMEOUT_S)
+        rows = [row for row in found.get("result") or () if isinstance(row, dict)]
+        counts = [found.get("num_after_truncation"), found.get("total"), found.get("num_filtered")]
+        return rows, max([len(rows), *(one for one in counts if isinstance(one, int))])
 
     def row_of(self, table: str, *filters: tuple[str, str, str]) -> Mapping[str, Any] | None:
         """Return the last row of a table of Ray's state API that fits all filters; None if there is none."""

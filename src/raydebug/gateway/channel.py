@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 from raydebug.protocol import earlier, messages, records, wire
 from raydebug.protocol.death import Birth, LastWords
 from raydebug.protocol.listings import BreakpointState, ListedProcess
-from raydebug.protocol.questions import DESCRIBE, Answer, Body, Nothing, Question
+from raydebug.protocol.questions import DESCRIBE, SPANS, Answer, Body, Nothing, Question
 from raydebug.protocol.records import BadRecord, BreakpointReport, BreakpointSpec, WorkRecord
 from raydebug.protocol.wire import Message
 
@@ -37,6 +37,7 @@ class _Asked:
     question: Question[Any, Any]
     body: Message
     answer: asyncio.Future[Any]
+    sent_ns: int  # of CLOCK_MONOTONIC
     is_given_up: bool = False
 
 
@@ -107,7 +108,8 @@ class ControlChannel:
 
     def _send(self, question: Question[Any, Any], body: Message) -> _Asked:
         number = next(self._seq)
-        self._asked[number] = asked = _Asked(question, body, asyncio.get_running_loop().create_future())
+        future = asyncio.get_running_loop().create_future()
+        self._asked[number] = asked = _Asked(question, body, future, time.monotonic_ns())
         request = earlier.request if self.is_earlier else wire.request
         self._writer.write(wire.encode(request(number, question.name, body)))
         return asked
@@ -138,6 +140,10 @@ class ControlChannel:
         try:
             if message.get("success", True):
                 answer = records.read(body, question.answer, f"the answer to '{question.name}'")
+                if question == SPANS:
+                    now_ns = time.monotonic_ns()
+                    answer |= {"sent_ns": found[0].sent_ns, "received_ns": now_ns}
+                    answer["gateway_wall_ns"] = time.time_ns() - now_ns
                 if question == DESCRIBE:
                     self.about.update(answer)
                     self.answers, self._described_at = True, time.monotonic()

@@ -11,12 +11,14 @@ from typing import Any, TypedDict, TypeVar
 
 from raydebug.gateway.channel import LISTED, ControlChannel, NoAnswer
 from raydebug.gateway.ended import Ended
+from raydebug.gateway.last_spans import LastSpans
 from raydebug.gateway.numbers import BREAK, Numbers
 from raydebug.protocol import messages, questions, records, wire
 from raydebug.protocol.death import Birth, Kill, LastWords
 from raydebug.protocol.listings import ListedAnswer, ListedBreakpoint, ListedProcess, ListedStacks
 from raydebug.protocol.questions import Answer, Body, Question
 from raydebug.protocol.records import BadRecord, BreakpointReport, BreakpointSpec, StackFrame, StacksRecord, digest_of
+from raydebug.protocol.spans import SpansRecord
 from raydebug.protocol.wire import Message
 
 log = logging.getLogger("raydebug.gateway")
@@ -136,6 +138,7 @@ class Control:
         self._breaks: dict[str, BreakpointSpec] = {}
         self._removed: set[str] = set()
         self._numbers = numbers or Numbers()
+        self.last_spans = LastSpans()
         self.ended = Ended(lambda ns: [one for one in self.channels if one.birth.get("ns") == ns])
 
     async def serve(self, about: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -287,6 +290,8 @@ class Control:
             self.ended.note_kill(channel, records.read(body, Kill, "what it kills"))
         elif message.get("event") == messages.BYE:
             channel.words = records.read(body, LastWords, "the last words")
+        elif message.get("event") == messages.LAST_SPANS:
+            self.last_spans.keep(channel, records.read(body, SpansRecord, "the last spans"))
         else:
             channel.take(message)
 

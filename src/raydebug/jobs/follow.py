@@ -70,12 +70,14 @@ async def _follow(cluster: Cluster, submission_id: str, explain: Explain, watch:
     )
     sampling = asyncio.ensure_future(recorder.watch_memory(dashboard))
     dying = asyncio.ensure_future(recorder.deaths.watch(Dashboard(cluster), lambda found: _say_deaths(recorder, found)))
+    spanning = asyncio.ensure_future(recorder.spans.watch(Dashboard(cluster)))
     watched = asyncio.Future[str]() if watch is None else asyncio.ensure_future(watch(cluster, submission_id, recorder))
     try:
         return await _until_end(cluster, submission_id, follower, recorder, watched, explain)
     finally:
         sampling.cancel()
         dying.cancel()
+        spanning.cancel()
         watched.cancel()
         if not recorder.has_ended:
             recorder.end(INTERRUPTED, Exit.INTERRUPTED, None)
@@ -109,6 +111,7 @@ async def _until_end(
         await _stop(cluster, submission_id, following, signals)
         first = {"kind": "hang", "text": watched.result(), "who": "run --hang-after", "place": ""}
         await asyncio.to_thread(recorder.end, "STOPPED", Exit.TIMEOUT, first)
+        await asyncio.to_thread(recorder.spans.end, Dashboard(cluster))
         return Exit.TIMEOUT
     received = waiting.result()
     if received == signal.SIGINT and await _stop_wanted(signals):
@@ -211,6 +214,7 @@ def _say_outcome(cluster: Cluster, outcome: Outcome, recorder: Recorder, explain
         render.say(render.visible(f"{finding.severity} [{finding.code}]: {finding.what}; {finding.why}", keep=""))
     recorder.read_changes(Dashboard(cluster))
     recorder.take_snapshots()
+    recorder.spans.end(Dashboard(cluster))
     if outcome.exit_code != 0:
         _say_deaths(recorder, recorder.deaths.take(Dashboard(cluster), last=True))
         recorder.end(outcome.status, outcome.exit_code, None)

@@ -20,6 +20,7 @@ from raydebug.jobs.deaths import DeathWatch
 from raydebug.jobs.memory_samples import SAMPLE_EVERY_S, Memory
 from raydebug.jobs.phases import Phases
 from raydebug.jobs.run_folder import LOG, RUN, RunFolder, remove_oldest
+from raydebug.jobs.span_log import SpanLog
 from raydebug.jobs.submit import folder_of
 from raydebug.protocol import variables
 from raydebug.protocol.listings import ListedPause
@@ -80,6 +81,7 @@ class Recorder:
         with contextlib.suppress(OSError):  # a full disk must not keep the job from running
             self._folder = RunFolder(self._id).claimed()
             remove_oldest(RUN)
+        self.spans = SpanLog(cluster, self._id, None if self._variables.get(variables.SPANS) == "0" else self.folder)
         self._write(None)
 
     def take_log(self, text: str) -> list[Finding]:

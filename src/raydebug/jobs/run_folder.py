@@ -18,6 +18,7 @@ VERSION = 1
 RUN, CHECK = "run", "check"
 KEPT = 50  # of each kind; a new run removes the oldest
 DOCUMENT, LOG, SNAPSHOTS, STACKS = "run.json", "job.log", "snapshots", "stacks.json"
+SPANS, TASKS = "spans.jsonl", "tasks.json"
 LAST = "last"
 RECORD_BYTES_MAX = 256 * 2**20  # of run.json and stacks.json; records of earlier versions have up to 127 MiB
 UNFINISHED = ("running", "interrupted")  # statuses of records that are written anew when the job is followed again

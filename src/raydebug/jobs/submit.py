@@ -41,6 +41,7 @@ class Job:
         tiny: what is replaced by a tiny one: `model`, `data`.
         rollouts: what is done with rollouts (profile/rollouts.py); empty for nothing.
         snapshots: whether crashes leave snapshots.
+        spans: whether its processes keep spans for `raydebug trace`.
         variables: further environment variables of the user's.
     """
 
@@ -52,6 +53,7 @@ class Job:
     tiny: list[str] = field(default_factory=list)
     rollouts: str = ""
     snapshots: bool = True
+    spans: bool = True
     variables: dict[str, str] = field(default_factory=dict)
 
 
@@ -73,6 +75,8 @@ def job_variables(job: Job, submission_id: str, *, node_gpus: int = 0) -> dict[s
         environment |= mode_variables(job.debugger)
     if not job.snapshots:
         environment[variables.SNAPSHOTS] = "0"
+    if not job.spans:
+        environment[variables.SPANS] = "0"
     if job.breaks:
         environment[variables.BREAKS] = json.dumps(job.breaks)
     if job.profile:

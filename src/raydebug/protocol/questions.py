@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar
 
 from raydebug.protocol.records import BreakpointSpec, FramesRecord, Name, Refusal, StacksRecord, Text, WorkRecord
+from raydebug.protocol.spans import SpansRecord
 from raydebug.protocol.training import TrainingWords
 
 Body = TypeVar("Body")
@@ -72,6 +73,12 @@ class BreaksBody(TypedDict, total=False):
     remove: list[Name]  # ids
 
 
+class SpansBody(TypedDict, total=False):
+    """Of `spans`."""
+
+    most: int  # spans; 0 to compare clocks only
+
+
 class NodeBody(TypedDict, total=False):
     """Of `node`: a process of this node that has ended, and the folder of its cgroup's counters."""
 
@@ -97,6 +104,8 @@ DESCRIBE = _row("describe", Nothing, WorkRecord)
 STACKS = _row("stacks", StacksBody, StacksRecord)
 FRAMES = _row("frames", FramesBody, FramesRecord)
 TRAINING = _row("training", Nothing, TrainingWords)
+SPANS = _row("spans", SpansBody, SpansRecord)
+"""Each span is returned once: one reader, the recorder of the run, asks for them."""
 PAUSE = _row("pause", PauseBody, Refusal, only_gateway=True)
 """Pauses the active thread at its next line, which PAUSE_EVENT (messages.py) tells; answered only if it cannot."""
 WITHDRAW = _row("withdraw", PauseBody, Nothing, only_gateway=True)

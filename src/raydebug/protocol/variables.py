@@ -63,6 +63,9 @@ JOB = "RAYDEBUG_JOB"
 SNAPSHOTS = "RAYDEBUG_SNAPSHOTS"
 """0: crashes of the job leave no snapshots (`raydebug run --no-snapshots`)."""
 
+SPANS = "RAYDEBUG_SPANS"
+"""0: processes of the job keep no spans (`raydebug run --no-spans`)."""
+
 RAY_LOGS = "RAYDEBUG_RAY_LOGS"
 """Folder of Ray's log files on this node; unset in containers, where it is CONTAINER_RAY_LOGS."""
 

@@ -186,6 +186,21 @@ def _watch_spans(module: ModuleType) -> None:
         from raydebug.worker import spans
 
         _quietly(spans.watch, module, what="phases")
+        if _spans_are_kept():
+            from raydebug.worker import span_ring
+
+            span_ring.keep_phases()
+
+
+def _watch_requests(module: ModuleType) -> None:
+    if _spans_are_kept():
+        from raydebug.worker import span_ring
+
+        _quietly(span_ring.watch_requests, module, what="spans of requests")
+
+
+def _spans_are_kept() -> bool:
+    return variables.JOB in os.environ and os.environ.get(variables.SPANS) != "0"
 
 
 def _step_loggers() -> dict[str, str]:
@@ -220,6 +235,7 @@ _ON_LOAD = {
     "torch._dynamo.trace_rules": _keep_out_of_graphs,
     "torch.distributed.distributed_c10d": _widen_groups,
     "torch.optim.optimizer": _watch_module_outputs,
+    "vllm.v1.engine.async_llm": _watch_requests,
 }
 
 

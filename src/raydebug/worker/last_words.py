@@ -10,9 +10,11 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import os
+import select
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -23,6 +25,7 @@ from raydebug.protocol import messages, node_facts, wire
 if TYPE_CHECKING:
     from raydebug.protocol.death import Kill, LastWords
     from raydebug.protocol.questions import NodeBody
+    from raydebug.protocol.spans import SpansRecord
 
 SEND_S = 0.2  # limit of what the end of a process waits for another thread that sends
 RAY_WORKER = "/default_worker.py"  # ray 2.41 to 2.60 _private/workers/: `connect` enables faulthandler there
@@ -38,6 +41,7 @@ def install(connection: socket.socket, sending: Any) -> None:
     if os._exit is _plain_exit:
         os._exit, os.kill = _exit, _kill
         atexit.register(_say, _words_of_exit)
+        atexit.register(_say_spans)  # the last one registered is called first
     if not faulthandler.is_enabled() and not any(a.endswith(RAY_WORKER) for a in sys.orig_argv[1:3]):
         faulthandler.enable(connection.fileno(), all_threads=False)
         _has_faults = True
@@ -61,6 +65,7 @@ def _exit(status: int) -> NoReturn:
     """Stand in for `os._exit`."""
     try:
         caller = sys._getframe(1)
+        _say_spans()
         _say(lambda: _words_of_os_exit(status, caller))
     finally:
         _plain_exit(status)
@@ -107,13 +112,31 @@ def _place(innermost: FrameType, line: int) -> str:
     return f"{frame.f_code.co_filename}:{number} {frame.f_code.co_qualname}"[:2000]
 
 
-def _say(words: Callable[[], LastWords | Kill], event: str = messages.BYE) -> None:
-    """Send a last message, without waiting for a gateway that does not read."""
+def _say_spans() -> None:
+    """Send the spans that nobody has asked for yet."""
+    ring = sys.modules.get("raydebug.worker.span_ring")
+    if ring is not None and ring.has_spans():
+        _say(lambda: ring.said_spans({}), messages.LAST_SPANS)
+
+
+def _say(words: Callable[[], LastWords | Kill | SpansRecord], event: str = messages.BYE) -> None:
+    """Send a last message, and wait at most SEND_S for a gateway that does not read."""
     try:
-        if _connection is not None and _connection[1].acquire(timeout=SEND_S):
+        if _connection is not None and (sending := _connection[1]).acquire(timeout=SEND_S):
             try:
-                _connection[0].send(wire.encode(wire.event(0, event, dict(words()))), socket.MSG_DONTWAIT)
+                _send(_connection[0], wire.encode(wire.event(0, event, dict(words()))))
             finally:
-                _connection[1].release()
+                sending.release()
     except Exception as error:  # noqa: BLE001 - the process ends as it wanted to
         worker.log(f"no last words: {type(error).__name__}")
+
+
+def _send(connection: socket.socket, data: bytes) -> None:
+    deadline, rest = time.monotonic() + SEND_S, memoryview(data)
+    while rest:
+        try:
+            rest = rest[connection.send(rest, socket.MSG_DONTWAIT) :]
+        except BlockingIOError:
+            if not select.select([], [connection], [], max(0.0, deadline - time.monotonic()))[1]:
+                leave()  # of a message that is cut, no other one may follow
+                raise

@@ -13,10 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, NamedTuple
 
 from raydebug import worker
+from raydebug.worker.training_step import attributes_of, step_of
+
+STEP, TOOLS = "step", "tool_calls"  # the timers of a whole step, and around the tools of a sample
+MAX_FRAMES = 40  # from the timer of a sample to the function that has its id
 
 
 class Span(NamedTuple):
@@ -26,6 +30,8 @@ class Span(NamedTuple):
     began_s: float  # of time.monotonic()
     thread: int
     task: int | None
+    of: str  # the number of a step, the uid of a sample
+    note: str  # the tools that are called
 
 
 open_spans: dict[int, Span] = {}
@@ -44,15 +50,17 @@ def span(name: str) -> Iterator[None]:
     """Note a phase for as long as the body runs."""
     global ended
     number = next(_numbers)
-    entered = open_spans[number] = Span(name, time.monotonic(), threading.get_ident(), _task())
+    task = _task()
+    of, note = _owner(name, sys._getframe(1), in_task=task is not None) if recorders else ("", "")
+    entered = open_spans[number] = Span(name, time.monotonic(), threading.get_ident(), task, of, note)
     begun.add(name)
     try:
         _tell(entered, has_ended=False)
         yield
     finally:
-        open_spans.pop(number, None)
-        ended += 1
-        _tell(entered, has_ended=True)
+        if open_spans.pop(number, None) is not None:  # else it began in the parent of this fork
+            ended += 1
+            _tell(entered, has_ended=True)
 
 
 def _tell(entered: Span, *, has_ended: bool) -> None:
@@ -62,6 +70,34 @@ def _tell(entered: Span, *, has_ended: bool) -> None:
         except Exception as error:  # noqa: BLE001 - a failure of ours must not harm the training
             recorders.remove(record)
             worker.log(f"a recorder of phases has failed: {type(error).__name__}: {error}")
+
+
+def _owner(name: str, frame: FrameType | None, *, in_task: bool) -> tuple[str, str]:
+    """Return what a span belongs to, read from the frames that have begun it, and a note.
+
+    Source: verl 0.5 to 0.9.1 experimental/agent_loop: `_run_agent_loop` has `kwargs` with the uid, and `trajectory`;
+    tool_agent_loop.py: what calls the tools has `agent_data` with `tool_calls`.
+    """
+    if name == STEP:
+        step = step_of(frame)
+        return ("" if step is None else str(step)), ""
+    note = ""
+    for _ in range(MAX_FRAMES if in_task else 0):
+        if frame is None:
+            break
+        if name == TOOLS and not note and "agent_data" in frame.f_code.co_varnames:
+            calls = attributes_of(frame.f_locals.get("agent_data")).get("tool_calls")
+            names = [attributes_of(one).get("name") for one in calls] if type(calls) is list else []
+            note = ", ".join(one for one in names if type(one) is str)
+        if frame.f_code.co_name == "_run_agent_loop":
+            kwargs, trajectory = frame.f_locals.get("kwargs"), frame.f_locals.get("trajectory")
+            uid = dict.get(kwargs, "uid") if isinstance(kwargs, dict) else None
+            index = dict.get(trajectory, "sample_index") if isinstance(trajectory, dict) else None
+            turn = dict.get(trajectory, "rollout_n") if isinstance(trajectory, dict) else None
+            plain = [str(one) for one in (index if uid is None else uid, turn) if type(one) in (str, int)]
+            return "-".join(plain), note
+        frame = frame.f_back
+    return "", note
 
 
 def _task() -> int | None:

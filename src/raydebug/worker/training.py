@@ -32,7 +32,7 @@ MAX_URL = 200
 STATE_OF = {"generate_sequences": "generating", "tool_calls": "in a tool", "compute_score": "waiting for the reward"}
 # Functions of an agent worker that say the same where there is no timer: the innermost one counts.
 STATE_IN = {"_compute_score": STATE_OF["compute_score"], "_agent_loop_postprocess": "storing the result"}
-STEP, OF_REQUESTS = "step", "_generate"  # the timer of a whole step, the end of a name of verl's states of a request
+STEP, OF_REQUESTS = spans.STEP, "_generate"  # the end of a name of verl's states of a request
 REWARD_FILES = re.compile(r"/reward_manager/|/reward_loop/|/trainer/ppo/reward\.py$")
 OPENRLHF_REWARDS = ("_fetch_rewards_via_func", "_post_request", "request_api_wrapper", "remote_rm_fn_ray")
 # OpenRLHF has no timers that one can hook: the function of its trainer is the phase.

@@ -1,0 +1,102 @@
+"""`raydebug trace`: the timeline of a run as one file, and why a step was slow."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raydebug import render
+from raydebug.cli.options import Json
+
+if TYPE_CHECKING:
+    from raydebug.trace.write import Written
+
+
+def trace(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="Its id, the beginning of it, or its folder; default: the newest."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Default: trace.pftrace.gz in the run's folder. A name in .json or .json.gz: Chrome's format.",
+            metavar="FILE",
+        ),
+    ] = None,
+    opens: Annotated[
+        bool, typer.Option("--open", help="Show it in the browser, with the viewer of raydebug[viewer].")
+    ] = False,
+    why: Annotated[
+        int | None, typer.Option("--why", help="Say where this step took longer than its neighbours.", metavar="STEP")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the timeline of a run as one file for Perfetto: phases, ranks, samples, requests, tasks, pauses, memory.
+
+    Works while the run goes on, after it, and after it was killed.
+
+    \b
+    Examples:
+      raydebug trace                       the newest run
+      raydebug trace raydebug-0629 --open
+      raydebug trace --why 14              where step 14 lost time
+    """
+    from raydebug.jobs.run_folder import LAST, load_run
+    from raydebug.trace.record import read_recorded
+    from raydebug.trace.why import explain
+
+    recorded = read_recorded(load_run(run or LAST))
+    if why is not None:
+        found = explain(recorded, why)
+        if as_json:
+            render.out_json({"version": 1, "run": recorded.run.id, **found.as_json()})
+        else:
+            render.out(render.visible(found.text, keep=""))
+        return
+    from raydebug.trace.write import write_trace
+
+    began = time.monotonic()
+    with render.waiting(f"making the trace of {render.visible(recorded.run.id, keep='')}"):
+        written = write_trace(recorded, output)
+    if as_json:
+        render.out_json(_document(recorded.run.id, written, recorded.notes))
+    else:
+        for note in recorded.notes:
+            render.say(f"note: {render.visible(note, keep='')}")
+        took_s = time.monotonic() - began
+        render.say(f"{written.events:,} events in {written.lanes} lanes, {written.size / 1e3:,.0f} kB, {took_s:.1f} s")
+        render.out(render.visible(str(written.path), keep=""))
+    if opens:
+        _open(written.path)
+    elif not as_json:
+        render.say("next: `raydebug trace --open` shows it; `raydebug trace --why STEP` says why a step was slow")
+
+
+def _document(run: str, written: Written, notes: list[str]) -> dict[str, Any]:
+    return {"version": 1, "run": run, "file": str(written.path), "bytes": written.size, "lanes": written.lanes,
+            "events": written.events, "notes": notes}  # fmt: skip
+
+
+def _open(path: Path) -> None:
+    """Serve the installed viewer until Ctrl-C, or say where the public one is."""
+    from raydebug.trace.viewer import PUBLIC, Viewer, find_viewer
+
+    folder = find_viewer()
+    if folder is None:
+        render.say(f"no viewer is installed (pip install 'raydebug[viewer]'): open {PUBLIC}, and there the file {path}")
+        return
+    import webbrowser
+
+    with Viewer(folder, path) as server:
+        render.say(f"the viewer is at {server.url} until Ctrl-C")
+        webbrowser.open(server.url)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            render.say("the viewer has ended; the file stays")

@@ -1,0 +1,175 @@
+"""The spans of a run, and Ray's table of its tasks, in the run's folder while it runs: what `raydebug trace` reads.
+
+Each line of spans.jsonl is a JSON document: `{"version": 1}` first, then what a process is, its spans with the times of
+its own CLOCK_MONOTONIC, how many it has lost, and by how much that clock is behind the run's. A file that is cut off
+has all lines but the last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from raydebug import render
+from raydebug.errors import RaydebugError
+from raydebug.gateway.gateway_client import ask_processes, request
+from raydebug.jobs.run_folder import SPANS, TASKS
+from raydebug.protocol.questions import SPANS as ASK_SPANS
+from raydebug.protocol.questions import SpansBody
+from raydebug.settings.files import atomic_write, open_private
+
+if TYPE_CHECKING:
+    from raydebug.cluster.dashboard import Dashboard
+    from raydebug.cluster.state import Cluster
+    from raydebug.protocol.listings import ListedAnswer
+    from raydebug.protocol.spans import SpansRecord
+
+VERSION = 1
+ASK_EVERY_S, ANSWER_S = 2.0, 2.0
+CLOCK_EVERY_S, ROUND_TRIPS = 60.0, 5
+TASKS_EVERY_S, TASKS_SHARE = 60.0, 20  # a table that takes long to read is read less often: a twentieth of the time
+MOST_ROUNDS = 30  # of questions in a turn: a process may have made 20,000 spans
+MOST_BYTES = 200 * 2**20  # of spans.jsonl
+# Of Ray's rows; `runtime_env_info` has all environment variables of the job.
+COLUMNS = ("task_id", "attempt_number", "name", "state", "job_id", "actor_id", "type", "func_or_class_name", "node_id",
+           "worker_id", "worker_pid", "creation_time_ms", "start_time_ms", "end_time_ms")  # fmt: skip
+ABOUT = ("pid", "child_of", "ip", "node_id", "rank", "actor", "title", "is_driver")  # of a process
+
+_Answers = Iterable["ListedAnswer[SpansRecord]"]
+
+
+class SpanLog:
+    """Records the spans and tasks of one job.
+
+    Args:
+        cluster: where it runs.
+        job: its submission id.
+        folder: the run's; None: nothing is recorded.
+    """
+
+    def __init__(self, cluster: Cluster, job: str, folder: Path | None) -> None:
+        self._cluster, self._job, self._folder = cluster, job, folder
+        self._taking = threading.Lock()
+        self._measured: dict[str, float] = {}  # when the clock of each process was compared
+        self._about: dict[str, dict[str, Any]] = {}
+        self._wall_ns: int | None = None  # what the gateway's clock was ahead of its CLOCK_MONOTONIC at first
+        self._tasks_due = time.monotonic() + TASKS_EVERY_S / 4
+        self._size = 0
+        if folder is not None:
+            with contextlib.suppress(OSError):
+                self._size = (folder / SPANS).stat().st_size
+        # A reader leaves out what a recorder has begun to write as it was killed.
+        self._write("\n" * bool(self._size) + json.dumps({"version": VERSION}) + "\n")
+
+    async def watch(self, dashboard: Dashboard) -> None:
+        """Record until cancelled."""
+        while True:
+            await asyncio.to_thread(self.take)
+            if time.monotonic() >= self._tasks_due:
+                await asyncio.to_thread(self.take_tasks, dashboard)
+            await asyncio.sleep(ASK_EVERY_S)
+
+    def end(self, dashboard: Dashboard) -> None:
+        """Record what is left at the end of the job."""
+        self.take()
+        self.take_tasks(dashboard)
+
+    def take(self) -> None:
+        """Record the spans that have ended since the last call, and compare clocks where it is time to."""
+        with self._taking, contextlib.suppress(RaydebugError, KeyError, TypeError):  # no gateway, or an earlier one
+            if self._folder is None:
+                return
+            only: list[str] = []
+            for _ in range(MOST_ROUNDS):
+                answers = self._ask({}, only)
+                self._record(answers)
+                only = [one["instance"] for one in answers if (one["answer"] or {}).get("more")]
+                if not only:
+                    break
+            now = time.monotonic()
+            due = [one for one in self._about if now - self._measured.get(one, -CLOCK_EVERY_S) >= CLOCK_EVERY_S]
+            self._compare_clocks(due)
+            self._record(request(self._cluster, "POST", f"/spans/{quote(self._job, safe='')}")["processes"])
+
+    def _ask(self, body: SpansBody, only: list[str]) -> list[ListedAnswer[SpansRecord]]:
+        return ask_processes(self._cluster, ASK_SPANS, body, job=self._job, only=only, timeout_s=ANSWER_S)
+
+    def _record(self, answers: _Answers) -> None:
+        lines = []
+        for one in answers:
+            said, instance = one["answer"], one["instance"]
+            if said is None:
+                continue
+            about = {name: value for name in ABOUT if (value := one["process"].get(name)) is not None}
+            if said.get("spans") and about.items() - self._about.get(instance, {}).items():
+                lines.append({"process": instance, **about, "wall_ns": said.get("wall_ns", 0)})
+                self._about[instance] = about
+            if lost := said.get("lost"):
+                lines.append({"lost": instance, "count": lost, "at_ns": said.get("now_ns", 0)})
+            if spans := said.get("spans"):
+                lines.append({"spans": instance, "rows": spans})
+        self._write("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+
+    def _compare_clocks(self, instances: list[str]) -> None:
+        """Write what each process's clock is behind the run's: of several round trips the shortest one counts."""
+        best: dict[str, SpansRecord] = {}
+        for _ in range(ROUND_TRIPS if instances else 0):
+            for one in self._ask({"most": 0}, instances):
+                said = one["answer"]
+                if said and "sent_ns" in said and "now_ns" in said:
+                    known = best.setdefault(one["instance"], said)
+                    best[one["instance"]] = min(known, said, key=_trip_ns)
+        self._measured |= dict.fromkeys(best, time.monotonic())
+        for instance, said in best.items():
+            if self._wall_ns is None:  # a clock that is set later moves nothing
+                self._wall_ns = said["gateway_wall_ns"]
+            middle_ns = (said["sent_ns"] + said["received_ns"]) // 2
+            offset_ns = middle_ns + self._wall_ns - said["now_ns"]
+            line = {"clock": instance, "at_ns": said["now_ns"], "offset_ns": offset_ns, "error_ns": _trip_ns(said) // 2}
+            self._write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def take_tasks(self, dashboard: Dashboard) -> None:
+        """Write Ray's table of the job's tasks, or leave the last one where Ray does not answer."""
+        if self._folder is None:
+            return
+        began = time.monotonic()
+        with contextlib.suppress(RaydebugError, KeyError, TypeError):
+            if job_id := dashboard.job(self._job).get("job_id"):
+                rows, total = dashboard.task_table(job_id)
+                kept = [[row.get(name) for name in COLUMNS] for row in rows]
+                document = {"version": VERSION, "total": total, "columns": COLUMNS, "rows": kept}
+                try:
+                    atomic_write(self._folder / TASKS, json.dumps(document, separators=(",", ":")))
+                except OSError as error:
+                    self._give_up(error)
+        took_s = time.monotonic() - began
+        self._tasks_due = began + max(TASKS_EVERY_S, TASKS_SHARE * took_s)
+
+    def _write(self, text: str) -> None:
+        if self._folder is None or not text:
+            return
+        data = text.encode()
+        if self._size + len(data) > MOST_BYTES:
+            self._give_up(f"{SPANS} has {MOST_BYTES >> 20} MiB")
+            return
+        try:
+            with open_private(self._folder / SPANS) as file:
+                file.write(data)
+            self._size += len(data)
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, why: object) -> None:
+        self._folder = None
+        render.say(f"spans are recorded no further: {why}")
+
+
+def _trip_ns(said: Mapping[str, Any]) -> int:
+    return int(said["received_ns"] - said["sent_ns"])

