@@ -248,10 +248,10 @@ def _kind(span: Span) -> str:
 
 def _event(span: Span) -> Event:
     if span.name == REQUEST:
-        facts = {"request": span.of, "prompt tokens": span.prompt, "tokens": span.tokens}
-        if span.first:
-            facts["to the first output, ms"] = round((span.first - span.start) * 1e3, 1)
-        return Event(f"{span.tokens} tokens", span.start, span.end, facts)
+        facts: dict[str, Any] = {"request": span.of, **span.request}
+        if "first" in facts:
+            facts["to the first output, ms"] = round((facts.pop("first") - span.start) * 1e3, 1)
+        return Event(f"{span.request.get('tokens', 0)} tokens", span.start, span.end, facts)
     if span.name == STEP and span.of:
         return Event(f"step {span.of}", span.start, span.end, {})
     facts = {name: value for name, value in (("sample", span.of), ("tools", span.note)) if value}

@@ -24,7 +24,7 @@ MOST_S = 10 * 365 * 86_400.0  # from the run's start; a later moment is a broken
 
 
 class Span(NamedTuple):
-    """A span of a process; times are seconds since the epoch, 0 for none."""
+    """A span of a process; times are seconds since the epoch."""
 
     name: str
     start: float
@@ -33,9 +33,7 @@ class Span(NamedTuple):
     task: int | None
     of: str
     note: str
-    first: float
-    prompt: int
-    tokens: int
+    request: Mapping[str, int | float]  # first output in seconds since the epoch, tokens; empty for other spans
 
 
 @dataclass
@@ -185,11 +183,13 @@ def _span(process: Process, row: Mapping[str, Any]) -> Span:
     at = max(0, bisect_right(process.clocks, (began, 2**63)) - 1)
     ahead = process.clocks[at][1]  # for both ends: a later comparison must not change how long it took
     start, end = ((int(row[name]) + ahead) / 1e9 for name in ("began_ns", "ended_ns"))
-    first = (int(row["first_ns"]) + ahead) / 1e9 if row.get("first_ns") else 0.0
+    request: dict[str, int | float] = {name: int(row[name]) for name in ("prompt", "tokens") if name in row}
+    if "first_ns" in row:
+        request["first"] = (int(row["first_ns"]) + ahead) / 1e9
     task = row.get("task")
-    return Span(str(row["name"])[:200], start, end, int(row.get("thread", 0)), None if task is None else int(task),
-                str(row.get("of", ""))[:200], str(row.get("note", ""))[:200], first,
-                int(row.get("prompt", 0)), int(row.get("tokens", 0)))  # fmt: skip
+    of, note = (str(row.get(name, ""))[:200] for name in ("of", "note"))
+    thread, in_task = int(row.get("thread", 0)), None if task is None else int(task)
+    return Span(str(row["name"])[:200], start, end, thread, in_task, of, note, request)
 
 
 def _read_tasks(path: Path, start: float, notes: list[str]) -> list[Task]:

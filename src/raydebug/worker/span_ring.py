@@ -10,7 +10,7 @@ import os
 import time
 from collections import deque
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from raydebug.protocol.questions import SpansBody
 from raydebug.protocol.secrets import scrubbed
@@ -20,23 +20,7 @@ from raydebug.worker import spans
 MOST = 20_000
 MOST_CHARS = 200  # of a name or an id
 
-
-class _Ended(NamedTuple):
-    """A span that has ended."""
-
-    name: str
-    began_ns: int
-    ended_ns: int
-    thread: int
-    task: int | None
-    of: str
-    note: str
-    first_ns: int = 0  # of a request: its first output
-    prompt: int = 0  # tokens
-    tokens: int = 0
-
-
-_ring: deque[_Ended] = deque(maxlen=MOST)
+_ring: deque[SpanRecord] = deque(maxlen=MOST)  # their texts are as they were given
 _made = _said = 0
 
 
@@ -57,14 +41,17 @@ def keep_phases() -> None:
 
 def _keep(span: spans.Span, has_ended: bool) -> None:
     if has_ended:
-        began_ns = int(span.began_s * 1e9)
-        add(_Ended(span.name, began_ns, time.monotonic_ns(), span.thread, span.task, span.of, span.note))
+        kept: SpanRecord = {"name": span.name, "began_ns": int(span.began_s * 1e9), "of": span.of, "note": span.note}
+        add(kept, span.thread, span.task)
 
 
-def add(ended: _Ended) -> None:
-    """Keep a span; of more than MOST the oldest ones are lost, and counted."""
+def add(span: SpanRecord, thread: int, task: int | None) -> None:
+    """Keep a span that ends now; of more than MOST the oldest ones are lost, and counted."""
     global _made
-    _ring.append(ended)
+    span["ended_ns"], span["thread"] = time.monotonic_ns(), thread % 2**62
+    if task is not None:
+        span["task"] = task % 2**62
+    _ring.append(span)
     _made += 1
 
 
@@ -78,28 +65,16 @@ def said_spans(body: SpansBody) -> SpansRecord:
     global _said
     found: list[SpanRecord] = []
     while _ring and len(found) < min(body.get("most", MOST_AT_ONCE), MOST_AT_ONCE):
-        found.append(_record(_ring.popleft()))
-    _said += len(found)
-    lost = max(0, _made - _said - len(_ring))  # not of those that another thread adds just now
-    _said += lost
+        span = _ring.popleft()
+        for field in ("name", "of", "note"):
+            if field in span:
+                span[field] = _clean(span[field])
+        found.append(span)
+    lost = max(0, _made - _said - len(found) - len(_ring))  # not of those that another thread adds just now
+    _said += len(found) + lost
     now_ns = time.monotonic_ns()
-    return {
-        "spans": found, "lost": lost, "more": bool(_ring), "now_ns": now_ns, "wall_ns": time.time_ns() - now_ns
-    }  # fmt: skip
-
-
-def _record(one: _Ended) -> SpanRecord:
-    record: SpanRecord = {"name": _clean(one.name), "began_ns": one.began_ns, "ended_ns": one.ended_ns,
-                          "thread": one.thread % 2**62}  # fmt: skip
-    if one.task is not None:
-        record["task"] = one.task % 2**62
-    for field in ("of", "note"):
-        if text := getattr(one, field):
-            record[field] = _clean(text)
-    for field in ("first_ns", "prompt", "tokens"):
-        if number := getattr(one, field):
-            record[field] = number  # type: ignore[literal-required]
-    return record
+    wall_ns = time.time_ns() - now_ns
+    return {"spans": found, "lost": lost, "more": bool(_ring), "now_ns": now_ns, "wall_ns": wall_ns}
 
 
 def _clean(text: Any) -> str:
@@ -107,9 +82,6 @@ def _clean(text: Any) -> str:
     if not cut.isprintable():
         cut = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in cut)
     return scrubbed(cut)[:MOST_CHARS]
-
-
-# vLLM's requests
 
 
 def watch_requests(module: ModuleType) -> None:
@@ -124,23 +96,22 @@ def watch_requests(module: ModuleType) -> None:
         return
 
     async def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        began_ns, first_ns, prompt, tokens = time.monotonic_ns(), 0, 0, 0
         request = kwargs.get("request_id", args[2] if len(args) > 2 else "?")
         params = kwargs.get("sampling_params", args[1] if len(args) > 1 else None)
         is_delta = getattr(getattr(params, "output_kind", None), "name", "") == "DELTA"
+        kept: SpanRecord = {"name": REQUEST, "began_ns": time.monotonic_ns(), "of": request, "tokens": 0}
         outputs = generate(self, *args, **kwargs)
         try:
             async for output in outputs:
-                if not first_ns:
-                    first_ns = time.monotonic_ns()
-                    prompt = len(getattr(output, "prompt_token_ids", None) or ())
+                if "first_ns" not in kept:
+                    kept["first_ns"] = time.monotonic_ns()
+                    kept["prompt"] = len(getattr(output, "prompt_token_ids", None) or ())
                 made = sum(len(one.token_ids) for one in getattr(output, "outputs", ()))
-                tokens = tokens + made if is_delta else max(tokens, made)
+                kept["tokens"] = kept["tokens"] + made if is_delta else max(kept["tokens"], made)
                 yield output
         finally:
             await outputs.aclose()
-            text = request if type(request) is str else "?"
-            add(_Ended(REQUEST, began_ns, time.monotonic_ns(), 0, spans._task(), text, "", first_ns, prompt, tokens))
+            add(kept, 0, spans._task())
 
     watched._raydebug = True  # type: ignore[attr-defined]
     module.AsyncLLM.generate = watched

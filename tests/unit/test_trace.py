@@ -1,0 +1,275 @@
+"""`raydebug trace`: a recorded run becomes one file in two formats, and says where a slow step lost time."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from raydebug.cli.app import whole_app
+from raydebug.errors import RaydebugError
+from raydebug.jobs.run_folder import read_run
+from raydebug.jobs.span_log import COLUMNS
+from raydebug.trace.lanes import Event, arrange, groups_of
+from raydebug.trace.record import Recorded, read_recorded
+from raydebug.trace.why import explain, slowest
+from raydebug.trace.write import write_trace
+from trace_files import process, read_perfetto, recorded_run, run_folder, span
+
+
+def read(folder: Path) -> Recorded:
+    return read_recorded(read_run(folder))
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    return recorded_run(tmp_path / "raydebug-recorded")
+
+
+def test_the_lanes_of_a_recorded_run(recorded: Path) -> None:
+    """Lanes are in order: run, memory, trainer, ranks, agents, engine, the rest; steps, requests and pauses are there."""
+    found = read(recorded)
+    groups = groups_of(found)
+    titles = [group.title for group in groups]
+    assert titles[:2] == ["01 run", "02 memory"]
+    assert [title.split(" (")[0] for title in titles[2:6]] == [
+        "03 TaskRunnerV1", "04 AgentLoopWorker", "05 RewardLoopWorker", "06 WorkerDict",
+    ] or "TaskRunnerV1" in titles[2], titles  # fmt: skip
+    lanes = {group.title.split(" (")[0][3:]: group for group in groups}
+    trainer = [event for lane in lanes["TaskRunnerV1"].lanes for event in lane.events]
+    assert sum(event.name == "step" for event in trainer) == 5
+    requests = [event for group in groups for lane in group.lanes if lane.title.startswith("vLLM requests")
+                for event in lane.events]  # fmt: skip
+    assert len(requests) == 80
+    pauses = [event for lane in groups[0].lanes if lane.title.startswith("pauses") for event in lane.events]
+    assert len(pauses) == 2
+    assert {"samples: generate", "samples: reward"} <= {lane.title for group in groups for lane in group.lanes}
+    last = found.end
+    for group in groups:
+        for lane in group.lanes:
+            for event in lane.events:
+                assert found.start - 1 <= event.start <= (event.end or event.start) <= last + 1, event
+
+
+def test_both_formats_decode(recorded: Path) -> None:
+    """Perfetto's and Chrome's file have the same events; ends match begins in each track, and no time goes back."""
+    found = read(recorded)
+    written = write_trace(found)
+    assert written.path == recorded / "trace.pftrace.gz"
+    tracks, events = read_perfetto(gzip.decompress(written.path.read_bytes()))
+    kinds = Counter(event["type"] for event in events)
+    assert kinds[1] == kinds[2]
+    assert kinds[1] + kinds[3] == written.events
+    assert kinds[4] > 100, "memory and metrics are counters"
+    depth: Counter[int] = Counter()
+    last: dict[int, int] = {}
+    for event in events:
+        track = event["track"]
+        assert event["at_ns"] >= last.get(track, 0), tracks[track]
+        last[track] = event["at_ns"]
+        assert tracks[track]["is_counter"] == (event["type"] == 4)
+        depth[track] += {1: 1, 2: -1}.get(event["type"], 0)
+        assert depth[track] >= 0
+    assert not any(depth.values())
+    tops = [one["name"] for one in tracks.values() if one["parent"] is None]
+    assert tops == sorted(tops), "the viewer sorts top lanes by their names"
+    json_file = write_trace(found, recorded / "trace.json")
+    loaded = json.loads(json_file.path.read_text())["traceEvents"]
+    assert sum(one["ph"] in "Xi" for one in loaded) == written.events
+    assert all(one["dur"] >= 0 for one in loaded if one["ph"] == "X")
+    assert (written.path.stat().st_mode | json_file.path.stat().st_mode) & 0o077 == 0, "only its owner reads it"
+
+
+def test_overlapping_events_go_to_the_first_free_lane() -> None:
+    """Events that overlap are drawn in lanes of their own; with nesting, one inside of another stays with it."""
+
+    def event(start: float, end: float | None) -> Event:
+        return Event(f"{start:g}", start, end, {})
+
+    lanes = arrange("x", [event(0, 4), event(1, 2), event(2, 6), event(4, 5), event(7, None)])
+    assert [(lane.title, [one.name for one in lane.events]) for lane in lanes] == [
+        ("x", ["0", "4", "7"]), ("x (2)", ["1", "2"]),
+    ]  # fmt: skip
+    nested = arrange("x", [event(0, 4), event(1, 2), event(2, 6)], nested=True)
+    assert [[one.name for one in lane.events] for lane in nested] == [["0", "1"], ["2"]]
+
+
+def training(folder: Path, *, slow: int, extra: list[Any] | None = None) -> Recorded:
+    """Return a run of 8 steps of 10 s, of which `slow` generates for 38 s longer."""
+    rows, samples, at = [], [], 0.0
+    for step in range(1, 9):
+        gen_s = 45.0 if step == slow else 7.0
+        rows += [
+            span("gen", at, at + gen_s),
+            span("adv", at + gen_s, at + gen_s + 1),
+            span("step", at, at + gen_s + 3, of=str(step)),
+        ]
+        for number in range(4):
+            last = step == slow and number == 3
+            end = at + (gen_s - 0.1 if last else 6.8)
+            name, note = ("tool_calls", "search") if last else ("generate_sequences", "")
+            samples.append(span(name, at + (8 if last else 0.1), end, task=number, of=f"u{number}", note=note))
+        at += gen_s + 3
+    lines = [
+        *process("trainer", *rows, actor="TaskRunner"),
+        *process("agents", *samples, actor="AgentLoopWorker"),
+        *(extra or []),
+    ]
+    return read(run_folder(folder, lines))
+
+
+def test_why_a_step_was_slow(tmp_path: Path) -> None:
+    """The sentence has the step's time and what is more than usual, the phase, and the sample that it waited for."""
+    found = training(tmp_path / "r", slow=5)
+    assert explain(found, 5).text == (
+        "step 5 took 48 s, 38 s more than usual: generate waited 38 s for one sample (uid u3, tool search, 37 s)"
+    )
+    assert explain(found, 4).text == "step 4 took 10 s, no more than its neighbours: their median is 10 s"
+    worst = slowest(found)
+    assert worst is not None
+    assert (worst.step, worst.phase, worst.sample) == (5, "gen", "u3")
+    assert slowest(training(tmp_path / "healthy", slow=0)) is None
+    with pytest.raises(RaydebugError, match="step 9 is not recorded"):
+        explain(found, 9)
+
+
+def test_why_without_spans(tmp_path: Path) -> None:
+    """Of a trainer without timers the steps and phases of its log count."""
+    steps = [{"step": n, "end_s": 10.0 * n, "seconds": 9.0 if n == 4 else 3.0,
+              "metrics": {"timing_s/gen": 8.0 if n == 4 else 2.0, "timing_s/step": 9.0}} for n in range(1, 8)]  # fmt: skip
+    found = read(run_folder(tmp_path / "r", [], {"steps": steps}))
+    assert (
+        explain(found, 4).text == "step 4 took 9.0 s, 6.0 s more than usual: generate took 8.0 s, 6.0 s more than usual"
+    )
+
+
+def test_why_a_step_paused(recorded: Path) -> None:
+    """A pause at a breakpoint is no slow phase: it is named as what it is."""
+    assert explain(read(recorded), 4).text == (
+        "step 4 took 168 s, 159 s more than usual: pause 2 at data/reward.py:15 compute_score held it for 138 s"
+    )
+
+
+def test_why_alone(tmp_path: Path) -> None:
+    """A single step is compared with nothing, and says so."""
+    found = read(run_folder(tmp_path / "r", process("t", span("gen", 0, 4), span("step", 0, 5, of="1"))))
+    text = "step 1 took 5.0 s; gen took 4.0 s of it; there is no other step to compare with"
+    assert explain(found, 1).text == text
+
+
+def test_clocks_of_nodes(tmp_path: Path) -> None:
+    """A node whose clock is behind by 1000 s is drawn where it belongs; both ends of a span move by the same."""
+    ahead = 1_000_000_000_000
+    lines = [
+        {"process": "b", "pid": 2, "wall_ns": 5},
+        {"clock": "b", "at_ns": 0, "offset_ns": ahead, "error_ns": 9},
+        {"clock": "b", "at_ns": 60 * 10**9, "offset_ns": ahead + 10**6, "error_ns": 9},
+        {"spans": "b", "rows": [{"name": "gen", "began_ns": 59 * 10**9, "ended_ns": 61 * 10**9}]},
+        {"process": "c", "pid": 3, "wall_ns": ahead},  # it has ended before its clock was compared
+        {"spans": "c", "rows": [{"name": "gen", "began_ns": 10**9, "ended_ns": 2 * 10**9}]},
+    ]
+    found = read(run_folder(tmp_path / "r", lines))
+    assert [(one.spans[0].start, one.spans[0].end) for one in found.processes.values()] == [(1059, 1061), (1001, 1002)]
+
+
+def test_a_run_that_was_cut_off(tmp_path: Path) -> None:
+    """A line that was cut off, and records that are malformed, are left out and counted; the rest is drawn."""
+    good = process("a", span("gen", 1, 2), span("gen", 3, 4))
+    bad = [
+        {"spans": "a", "rows": [{"name": "x"}, {"name": "x", "began_ns": 5, "ended_ns": 4}, 7, None]},
+        {"spans": "a"}, {"clock": "a", "at_ns": "x"}, {"lost": "a", "count": 12}, [1], '{"spans": "a", "rows": [{"na',
+        {"spans": "a", "rows": [{"name": "x", "began_ns": 10**30, "ended_ns": 10**30}]},
+    ]  # fmt: skip
+    found = read(run_folder(tmp_path / "r", good + bad))
+    assert [one.name for one in found.processes["a"].spans] == ["gen", "gen"]
+    assert found.notes == [
+        "2 lines of spans.jsonl cannot be read: the recorder was cut off",
+        "7 records of spans.jsonl are malformed and left out",
+        "12 spans were lost: a process made more than its ring holds between two questions",
+        "Ray's table of tasks was not recorded",
+    ]
+    assert write_trace(found).events > 0
+
+
+def test_an_empty_run(tmp_path: Path) -> None:
+    """A run without anything gives a trace of what there is, and says what is missing."""
+    folder = run_folder(tmp_path / "r", [])
+    (folder / "spans.jsonl").unlink()
+    found = read(folder)
+    assert found.notes[0].startswith("no spans were recorded")
+    assert write_trace(found).path.exists()
+    with pytest.raises(RaydebugError, match="step 1 is not recorded"):
+        explain(found, 1)
+
+
+@pytest.mark.parametrize("name", ["run.json", "spans.jsonl", "tasks.json"])
+def test_a_run_of_a_newer_version(recorded: Path, name: str) -> None:
+    """Files of another version are refused with their name, and none of them is half read."""
+    path = recorded / name
+    path.write_text(
+        path.read_text().replace('"version":1', '"version":2', 1).replace('"version": 1', '"version": 2', 1)
+    )
+    with pytest.raises(RaydebugError) as refused:
+        read(recorded)
+    assert (refused.value.code, name in refused.value.cause) == ("run.bad-record", True)
+    assert "of version 2, and this raydebug reads 1" in refused.value.cause
+
+
+def test_hostile_names(tmp_path: Path) -> None:
+    """Names with control characters, other alphabets and lone surrogates are written in both formats."""
+    names = ["\x1b[31m", "漢字", "\ud800", "x" * 5000]
+    folder = run_folder(tmp_path / "r", process("a", *(span(name, n, n + 0.5) for n, name in enumerate(names))))
+    found = read(folder)
+    _, events = read_perfetto(gzip.decompress(write_trace(found).path.read_bytes()))
+    assert {"漢字", "x" * 200} <= {event["name"] for event in events}
+    json.loads(write_trace(found, tmp_path / "t.json").path.read_text())
+
+
+def test_ten_thousand_tasks(tmp_path: Path) -> None:
+    """10,000 of Ray's tasks are drawn, and the trace says that Ray's table has no more of them."""
+    rows = [
+        [f"t{n}", 0, f"work{n % 7}", "FINISHED", "01", None, "NORMAL_TASK", "work", "n1", "w", 100 + n % 40, 0.0,
+         1_000_000.0 + n, 1_000_500.0 + n] for n in range(10_000)
+    ]  # fmt: skip
+    folder = run_folder(tmp_path / "r", [])
+    (folder / "tasks.json").write_text(json.dumps({"version": 1, "total": 25_000, "columns": COLUMNS, "rows": rows}))
+    began = time.process_time()
+    found = read(folder)
+    assert write_trace(found).events >= 10_000
+    print(f"{time.process_time() - began:.2f} s of CPU")
+    assert found.notes == ["Ray gave 10,000 of 25,000 tasks: its table has no more"]
+
+
+def test_many_spans(tmp_path: Path) -> None:
+    """60,000 spans, 1,000 a second for a minute, are drawn, in memory that is bounded."""
+    rows = [span("gen", n / 1000, n / 1000 + 0.0005, thread=n % 4) for n in range(60_000)]
+    lines = [line for at in range(0, 60_000, 1000) for line in process("a", *rows[at : at + 1000])]
+    folder = run_folder(tmp_path / "r", lines)
+    tracemalloc.start()
+    written = write_trace(read(folder))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (written.events, most < 400 * 2**20) == (60_000, True), f"{most >> 20} MiB"
+
+
+def test_the_verb(recorded: Path) -> None:
+    """`trace` prints the file, `--why` one sentence, both as JSON too; a file that cannot be written is an error."""
+    run = CliRunner().invoke
+    app = whole_app()
+    wrote = run(app, ["trace", str(recorded)])
+    assert wrote.stdout == f"{recorded}/trace.pftrace.gz\n"
+    about = json.loads(run(app, ["trace", str(recorded), "-o", str(recorded / "t.json.gz"), "--json"]).stdout)
+    assert (about["file"], about["notes"]) == (f"{recorded}/t.json.gz", [])
+    assert run(app, ["trace", str(recorded), "--why", "2"]).stdout.startswith("step 2 took 9.4 s, no more than")
+    why = json.loads(run(app, ["trace", str(recorded), "--why", "4", "--json"]).stdout)
+    assert (why["step"], round(why["took_s"])) == (4, 168)
+    failed = run(app, ["trace", str(recorded), "-o", str(recorded)])
+    assert isinstance(failed.exception, RaydebugError)
+    assert failed.exception.code == "trace.unwritable"
