@@ -34,7 +34,7 @@ def recorded(tmp_path: Path) -> Path:
 
 
 def test_the_lanes_of_a_recorded_run(recorded: Path) -> None:
-    """Lanes are in order: run, memory, trainer, ranks, agents, engine, the rest; steps, requests and pauses are there."""
+    """Lanes are in order: run, memory, trainer, ranks, agents, engine, the rest, with steps, requests and pauses."""
     found = read(recorded)
     groups = groups_of(found)
     titles = [group.title for group in groups]

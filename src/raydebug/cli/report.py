@@ -9,7 +9,7 @@ import typer
 
 from raydebug import render
 from raydebug.cli.options import Json
-from raydebug.errors import UsageError
+from raydebug.errors import RaydebugError, UsageError
 from raydebug.render import duration, moment
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ def report(
         return
     from raydebug.report.write import write_report
 
+    if len(documents) == 1:
+        documents = [{**documents[0], "slow_step": _slow_step(documents[0])}]
     with render.waiting(
         f"making the page of {' and '.join(render.visible(str(one.get('id')), keep='') for one in documents)}"
     ):
@@ -75,6 +77,18 @@ def report(
 
     if not webbrowser.open(path.as_uri()):
         render.say("no browser could be opened here; the file can be copied to where there is one")
+
+
+def _slow_step(document: Mapping[str, object]) -> str:
+    """Return why the slowest step of a run was slow; empty if none was, or its spans cannot be read."""
+    from raydebug.trace.record import read_recorded
+    from raydebug.trace.why import slowest
+
+    try:
+        found = slowest(read_recorded(document))
+    except RaydebugError:
+        return ""
+    return found.text if found is not None else ""
 
 
 def _document(documents: Sequence[Mapping[str, object]]) -> Mapping[str, object]:

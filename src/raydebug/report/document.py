@@ -116,6 +116,7 @@ class Run:
     findings: list[dict[str, str]]
     crashes: list[dict[str, str]]
     log: str
+    slow_step: str = ""  # why the slowest step was slow (trace/why.py)
 
     @property
     def took_s(self) -> float | None:
@@ -178,6 +179,7 @@ def read_run(document: Mapping[str, object]) -> Run:
         findings=[_texts(one) for one in _mappings(document.get("findings"))],
         crashes=[_texts(one) for one in _mappings(document.get("crashes"))],
         log=_text(document.get("log")),
+        slow_step=_text(document.get("slow_step")),
     )
 
 

@@ -43,7 +43,8 @@ def steps_section(run: Run) -> Markup | None:
     if run.steps_kept > 2 * _COLUMNS:
         over += f" {run.steps_kept:,} values are drawn as {_COLUMNS} means, shaded from lowest to highest."
     drawn = [tag("h3", "Metrics"), tag("p", over, class_="note"), charts(names, [run.steps])] if names else None
-    return section("Steps", _table(run, names[:TABLE_METRICS]), drawn, id="steps")
+    slow = tag("p", run.slow_step, class_="note") if run.slow_step else None
+    return section("Steps", slow, _table(run, names[:TABLE_METRICS]), drawn, id="steps")
 
 
 def charts(names: Sequence[str], runs: Sequence[Sequence[Step]]) -> list[Markup | None]:

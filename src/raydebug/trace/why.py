@@ -171,11 +171,11 @@ def _paused(recorded: Recorded, step: Step) -> tuple[float, str] | None:
 
 def _last_sample(recorded: Recorded, phases: Sequence[Span], more_s: float) -> tuple[str, str]:
     """Return the sample that a phase waited for after all others had ended, and the words for it; empty without one."""
-    by_sample: dict[tuple[int, str], list[Span]] = defaultdict(list)
+    by_sample: dict[tuple[int, int, str], list[Span]] = defaultdict(list)
     for number, process in enumerate(recorded.processes.values()):
         for one in process.spans:
             if one.task is not None and one.name in PARTS and _overlaps(one, phases):
-                by_sample[number, one.of or f"task {one.task}"].append(one)
+                by_sample[number, one.task, one.of or "?"].append(one)
     ends = sorted(((max(one.end for one in parts), key) for key, parts in by_sample.items()), reverse=True)
     if not ends:
         return "", ""
@@ -185,7 +185,7 @@ def _last_sample(recorded: Recorded, phases: Sequence[Span], more_s: float) -> t
         return "", ""
     longest = max(by_sample[key], key=lambda one: one.end - one.start)
     part = PARTS[longest.name] + (f" {longest.note}" if longest.note else "")
-    return key[1], f"waited {_s(alone_s)} for one sample (uid {key[1]}, {part}, {_s(longest.end - longest.start)})"
+    return key[2], f"waited {_s(alone_s)} for one sample (uid {key[2]}, {part}, {_s(longest.end - longest.start)})"
 
 
 def _overlaps(one: Span, phases: Sequence[Span]) -> bool:

@@ -67,8 +67,8 @@ def said_spans(body: SpansBody) -> SpansRecord:
     while _ring and len(found) < min(body.get("most", MOST_AT_ONCE), MOST_AT_ONCE):
         span = _ring.popleft()
         for field in ("name", "of", "note"):
-            if field in span:
-                span[field] = _clean(span[field])
+            if text := span.pop(field, ""):  # type: ignore[misc]
+                span[field] = _clean(text)
         found.append(span)
     lost = max(0, _made - _said - len(found) - len(_ring))  # not of those that another thread adds just now
     _said += len(found) + lost

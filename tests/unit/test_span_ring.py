@@ -1,0 +1,418 @@
+"""Spans of a process: kept in a ring, said once, with ids and without secrets; and recorded in the run's folder."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway_under_test import GatewayUnderTest, open_gateway
+from raydebug.jobs import span_log
+from raydebug.jobs.run_folder import SPANS, TASKS
+from raydebug.jobs.span_log import SpanLog
+from raydebug.protocol import records
+from raydebug.protocol.spans import MOST_AT_ONCE, SpansRecord
+from raydebug.worker import span_ring, spans
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    """Begin and end with an empty ring that records."""
+    span_ring._forget()
+    span_ring.keep_phases()
+    yield
+    span_ring._forget()
+    spans.open_spans.clear()
+    spans.begun.clear()
+    spans.recorders.clear()
+
+
+def said(**body: Any) -> SpansRecord:
+    """Return what the process says, as the gateway reads it."""
+    return records.read(json.loads(json.dumps(span_ring.said_spans(body))), SpansRecord)  # type: ignore[arg-type]
+
+
+def test_each_span_is_said_once() -> None:
+    """Answers are bounded, in order, and together have each span once."""
+    for number in range(2500):
+        with spans.span(f"s{number}"):
+            pass
+    answers = [said(), said(), said(), said()]
+    assert [(len(one["spans"]), one["more"]) for one in answers] == [
+        (1000, True),
+        (1000, True),
+        (500, False),
+        (0, False),
+    ]
+    assert [one["name"] for answer in answers for one in answer["spans"]] == [f"s{n}" for n in range(2500)]
+    assert all(one["began_ns"] <= one["ended_ns"] <= time.monotonic_ns() for one in answers[0]["spans"])
+    assert {one["lost"] for one in answers} == {0}
+    with spans.span("kept"):
+        pass
+    assert said(most=0)["spans"] == [], "a question for the clock takes none"
+    assert len(said()["spans"]) == 1
+
+
+def test_a_full_ring_says_what_it_lost() -> None:
+    """Nothing is lost silently: what the ring has dropped is counted, once."""
+    for _ in range(span_ring.MOST + 300):
+        with spans.span("s"):
+            pass
+    assert [said()["lost"], said()["lost"]] == [300, 0]
+    while said()["more"]:
+        pass
+    for _ in range(span_ring.MOST + 7):
+        with spans.span("s"):
+            pass
+    assert said()["lost"] == 7
+
+
+def test_a_thousand_spans_a_second_for_a_minute() -> None:
+    """60,000 spans, of which 2,000 end between two questions, are all said; the ring stays bounded."""
+    count = lost = 0
+    for _ in range(30):
+        for _ in range(2000):
+            with spans.span("s"):
+                pass
+        assert len(span_ring._ring) <= span_ring.MOST
+        more = True
+        while more:
+            answer = said()
+            count, lost, more = count + len(answer["spans"]), lost + answer["lost"], answer["more"]
+    assert (count, lost) == (60_000, 0)
+
+
+def test_names_are_cut_and_without_secrets() -> None:
+    """A name has at most 200 characters, its control characters are visible, and secrets are hidden."""
+    for name in ("x" * 5000, "a\x1b[31m\n", "key sk-abcdefghijklmnopqrstuvwxyz0123456789ABCD"):
+        with spans.span(name):
+            pass
+    long, escaped, secret = (one["name"] for one in said()["spans"])
+    assert (len(long), escaped) == (200, "a\\x1b[31m\\n")
+    assert "abcdefghijklmnop" not in secret
+
+
+def test_a_child_has_an_empty_ring() -> None:
+    """A child that is forked in a span says neither the spans of its parent nor the one that it was forked in."""
+    with spans.span("before"):
+        pass
+    with spans.span("outer"):
+        child = os.fork()
+        if child == 0:
+            try:
+                assert said()["spans"] == []
+                with spans.span("own"):
+                    pass
+            except BaseException:
+                os._exit(9)
+    if child == 0:
+        os._exit(0 if [one["name"] for one in said()["spans"]] == ["own"] else 8)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [one["name"] for one in said()["spans"]] == ["before", "outer"]
+
+
+class Plain:
+    """An object with plain attributes, as those of verl."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+
+def test_samples_and_steps_have_ids() -> None:
+    """The timers of a sample have its uid and the names of its tools, that of a step its number."""
+
+    async def _run_agent_loop(trajectory: dict[str, Any], **kwargs: Any) -> None:
+        await loop(Plain(tool_calls=[Plain(name="search"), Plain(name="run")]))
+
+    async def loop(agent_data: Any) -> None:
+        with spans.span("generate_sequences"):
+            await asyncio.sleep(0)
+        with spans.span("tool_calls"):
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        await asyncio.gather(*(_run_agent_loop({"sample_index": n, "rollout_n": n}, uid=f"u{n}") for n in range(2)))
+
+    asyncio.run(main())
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.global_steps = 7
+
+        def fit(self) -> None:
+            with spans.span("step"), spans.span("gen"):
+                pass
+
+    Trainer().fit()
+    found = [(one["name"], one.get("of"), one.get("note"), "task" in one) for one in said()["spans"]]
+    assert sorted(found[:4]) == [
+        ("generate_sequences", "u0-0", None, True), ("generate_sequences", "u1-1", None, True),
+        ("tool_calls", "u0-0", "search, run", True), ("tool_calls", "u1-1", "search, run", True),
+    ]  # fmt: skip
+    assert found[4:] == [("gen", None, None, False), ("step", "7", None, False)]
+
+
+ENGINE = """
+import asyncio
+class Output:
+    def __init__(self, n): self.prompt_token_ids, self.outputs = [1, 2, 3], [type("O", (), {"token_ids": [0] * n})]
+class AsyncLLM:
+    async def generate(self, prompt, sampling_params, request_id, *, priority=0):
+        for n in sampling_params.counts:
+            await asyncio.sleep(0)
+            yield Output(n)
+        if prompt == "bad":
+            raise ValueError("bad")
+"""
+
+
+def test_requests() -> None:
+    """A request to vLLM has its id, first output and tokens; one that fails or is left early has ended too."""
+    module = ModuleType("async_llm")
+    exec(ENGINE, module.__dict__)
+    span_ring.watch_requests(module)
+    span_ring.watch_requests(module)  # a module may be seen twice
+
+    def params(kind: str, *counts: int) -> Any:
+        return SimpleNamespace(counts=counts, output_kind=SimpleNamespace(name=kind))
+
+    async def main() -> list[int]:
+        engine = module.AsyncLLM()
+        whole = [len(one.outputs[0].token_ids) async for one in engine.generate("p", params("CUMULATIVE", 1, 2), "r1")]
+        async for _ in engine.generate("p", params("DELTA", 1, 1, 1), request_id="r2", priority=1):
+            pass
+        with pytest.raises(ValueError, match="bad"):
+            async for _ in engine.generate("bad", params("DELTA", 1), "r3"):
+                pass
+        left = engine.generate("p", params("CUMULATIVE", 1, 2, 3), "r4")
+        await anext(left)
+        await left.aclose()
+        return whole
+
+    assert asyncio.run(main()) == [1, 2], "the caller gets each output"
+    found = said()["spans"]
+    assert [(one["of"], one["prompt"], one["tokens"]) for one in found] == [
+        ("r1", 3, 2), ("r2", 3, 3), ("r3", 3, 1), ("r4", 3, 1),
+    ]  # fmt: skip
+    assert all(one["began_ns"] <= one["first_ns"] <= one["ended_ns"] for one in found)
+
+
+def test_no_spans(tmp_path: Path) -> None:
+    """With RAYDEBUG_SPANS=0, and outside of a job, nothing is kept."""
+    folder = tmp_path / "verl" / "utils"
+    folder.mkdir(parents=True)
+    for path in (folder, folder.parent):
+        (path / "__init__.py").touch()
+    (folder / "tracking.py").write_text("class RLInsightLogger:\n @classmethod\n def trace_state(cls, n): pass\n")
+    program = (
+        "import sys; from raydebug.worker import import_hooks; import_hooks.install(); import verl.utils.tracking\n"
+        "print('raydebug.worker.span_ring' in sys.modules)"
+    )
+
+    def run(**variables: str) -> str:
+        path = f"{Path(__file__).resolve().parents[2] / 'src'}:{tmp_path}"
+        done = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": path, **variables},
+                              capture_output=True, text=True, check=True)  # fmt: skip
+        return done.stdout.strip()
+
+    assert [run(RAYDEBUG_JOB="j"), run(RAYDEBUG_JOB="j", RAYDEBUG_SPANS="0"), run()] == ["True", "False", "False"]
+
+
+# The recorder's side, with a gateway and a process
+
+
+PROGRAM = """
+import sys, time
+from raydebug.worker import control_channel, span_ring, spans
+span_ring.keep_phases()
+control_channel.open_channel()
+print("ready", flush=True)
+for line in sys.stdin:
+    for number in range(int(line)):
+        with spans.span(f"s{number}"): pass
+    print("made", flush=True)
+"""
+
+
+class Made:
+    """A process of job `j` that makes spans."""
+
+    def __init__(self, gateway: GatewayUnderTest, *before: str) -> None:
+        environ = {**gateway.environment, "RAYDEBUG_JOB": "j"}
+        self.process = subprocess.Popen([*before, sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True, env=environ)  # fmt: skip
+        assert self._line() == "ready"
+
+    def _line(self) -> str:
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def make(self, count: int) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.flush()
+        assert self._line() == "made"
+
+    def end(self) -> None:
+        self.process.communicate(timeout=20)
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[GatewayUnderTest]:
+    folder = tmp_path / "gateway"
+    folder.mkdir()
+    with open_gateway(folder) as opened:
+        yield opened
+
+
+def recorder(gateway: GatewayUnderTest, folder: Path) -> SpanLog:
+    """Return what records the spans of job `j`."""
+    folder.mkdir(exist_ok=True)
+    return SpanLog(gateway, "j", folder)  # type: ignore[arg-type]
+
+
+def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the lines of a kind in spans.jsonl."""
+    read = (json.loads(line) for line in (folder / SPANS).read_text().splitlines() if line)
+    return [line for line in read if kind in line]
+
+
+def names(folder: Path) -> list[str]:
+    return [row["name"] for line in lines(folder, "spans") for row in line["rows"]]
+
+
+@pytest.mark.timeout(120)
+def test_spans_reach_the_folder_of_the_run(gateway: GatewayUnderTest, tmp_path: Path) -> None:
+    """Each span is written once, with its process and its clock; a process that ends says its last ones."""
+    made, folder = Made(gateway), tmp_path / "run"
+    log = recorder(gateway, folder)
+    made.make(2 * MOST_AT_ONCE + 5)
+    log.take()
+    log.take()
+    assert names(folder) == [f"s{n}" for n in range(2 * MOST_AT_ONCE + 5)]
+    (about,) = lines(folder, "process")
+    assert about["pid"] == made.process.pid
+    (clock,) = lines(folder, "clock")
+    assert clock["error_ns"] > 0
+    made.make(3)
+    made.end()
+    deadline = time.monotonic() + 20
+    while len(names(folder)) < 2 * MOST_AT_ONCE + 8 and time.monotonic() < deadline:
+        log.take()
+    assert names(folder)[-3:] == ["s0", "s1", "s2"]
+    log.take()
+    assert len(names(folder)) == 2 * MOST_AT_ONCE + 8
+
+
+@pytest.mark.timeout(120)
+def test_a_recorder_that_was_killed(gateway: GatewayUnderTest, tmp_path: Path) -> None:
+    """The next recorder of a run goes on behind a line that was cut off."""
+    made, folder = Made(gateway), tmp_path / "run"
+    made.make(2)
+    recorder(gateway, folder).take()
+    with (folder / SPANS).open("a") as file:
+        file.write('{"spans": "x", "rows": [{"na')
+    made.make(1)
+    recorder(gateway, folder).take()
+    made.end()
+    text = (folder / SPANS).read_text()
+    whole = [json.loads(line) for line in text.splitlines() if line and line[-1] == "}"]
+    assert sum(len(line["rows"]) for line in whole if "spans" in line) == 3
+    assert sum(line == {"version": 1} for line in whole) == 2
+
+
+@pytest.mark.timeout(120)
+def test_a_full_disk(
+    gateway: GatewayUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk ends the record of spans, which is said once, and not the run."""
+    made, folder = Made(gateway), tmp_path / "run"
+    log = recorder(gateway, folder)
+
+    def full(*_: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(span_log, "open_private", full)
+    made.make(3)
+    log.take()
+    log.take()
+    made.end()
+    assert capsys.readouterr().err == "spans are recorded no further: [Errno 28] No space left on device\n"
+    assert names(folder) == []
+
+
+@pytest.mark.timeout(120)
+def test_a_gateway_that_is_gone(gateway: GatewayUnderTest, tmp_path: Path) -> None:
+    """Without a gateway nothing is recorded; when it runs again, nothing is missing."""
+    made, folder = Made(gateway), tmp_path / "run"
+    log = recorder(gateway, folder)
+    gateway.kill()
+    made.make(3)
+    log.take()
+    assert names(folder) == []
+    gateway.open()
+    deadline = time.monotonic() + 40
+    while not names(folder) and time.monotonic() < deadline:
+        log.take()
+        time.sleep(0.2)
+    made.end()
+    assert names(folder) == ["s0", "s1", "s2"]
+
+
+@pytest.mark.timeout(120)
+def test_the_clock_of_another_node(gateway: GatewayUnderTest, tmp_path: Path) -> None:
+    """A process whose CLOCK_MONOTONIC is 1000 s ahead is measured as such, as exactly as the record says."""
+    apart = ["unshare", "--time", "--monotonic", "1000", "--fork", "--kill-child"]
+    if shutil.which("unshare") is None or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this user may make no time namespaces (unshare --time)")
+    made, folder = Made(gateway, *apart), tmp_path / "run"
+    made.make(1)
+    recorder(gateway, folder).take()
+    ahead_ns = time.time_ns() - time.monotonic_ns()
+    made.end()
+    (clock,) = lines(folder, "clock")
+    error_ns = clock["offset_ns"] - (ahead_ns - 1000 * 10**9)
+    print(f"error {error_ns / 1e3:.0f} us of at most {clock['error_ns'] / 1e3:.0f} us, load {os.getloadavg()[0]:.0f}")
+    assert abs(error_ns) <= clock["error_ns"] + 100_000  # the two clocks are not read in one moment
+
+
+def test_a_clock_that_is_set(gateway: GatewayUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the gateway's clock is set while a run is recorded, later spans stay beside the earlier ones."""
+    log, hour = recorder(gateway, tmp_path / "run"), 3600 * 10**9
+    said = {"spans": [{"name": "gen"}], "now_ns": 500, "sent_ns": 1000, "received_ns": 1010, "gateway_wall_ns": 10**18}
+    for step in (0, hour):
+        answer = [{"process": {"pid": 1}, "instance": "a", "answer": {**said, "gateway_wall_ns": 10**18 + step}}]
+        monkeypatch.setattr(log, "_ask", lambda *_, answer=answer: answer)
+        log._compare_clocks(["a"])
+    assert [line["offset_ns"] for line in lines(tmp_path / "run", "clock")] == [10**18 + 505] * 2
+
+
+def test_the_table_of_tasks(gateway: GatewayUnderTest, tmp_path: Path) -> None:
+    """Of Ray's rows 14 columns are kept, never the environment of the job; the last table stays without Ray."""
+
+    class Ray:
+        def job(self, _job: str) -> dict[str, str]:
+            return {"job_id": "01000000"}
+
+        def task_table(self, _job_id: str) -> tuple[list[dict[str, Any]], int]:
+            return [{"task_id": "t1", "name": "work", "runtime_env_info": {"serialized": "SECRET"}}], 12_000
+
+    log = recorder(gateway, tmp_path / "run")
+    log.take_tasks(Ray())  # type: ignore[arg-type]
+    text = (tmp_path / "run" / TASKS).read_text()
+    assert "SECRET" not in text
+    document = json.loads(text)
+    assert (document["total"], len(document["columns"]), document["rows"][0][:3]) == (12_000, 14, ["t1", None, "work"])
+    log.take_tasks(SimpleNamespace(job=lambda _: {}))  # type: ignore[arg-type]
+    assert (tmp_path / "run" / TASKS).read_text() == text
