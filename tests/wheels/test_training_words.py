@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
+from raydebug.worker import span_ring, spans
 from raydebug.worker.import_hooks import SPANS_IN
 from raydebug.worker.training import REWARD_FILES, STATE_IN, STATE_OF, SYNC
 from wheels.conftest import RELEASES
@@ -16,6 +20,20 @@ from wheels.conftest import RELEASES
 Release = Callable[[str], Path]
 pytestmark = pytest.mark.timeout(600)
 AGENTS_SINCE, V1_SINCE = (0, 5), (0, 8)
+
+
+class Timer:
+    """As much of codetiming's Timer as verl uses: the wheels are unpacked without what they need."""
+
+    def __init__(self, **_: Any) -> None:
+        self.last = 0.0
+
+    def __enter__(self) -> Timer:
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.last = time.perf_counter() - self._began
 
 
 def version_of(release: str) -> tuple[int, ...]:
@@ -118,3 +136,34 @@ def test_weight_sync(version: str, release: Release) -> None:
 def test_trainer(version: str, release: Release) -> None:
     """The trainer's process is in `run` of a module main_ppo."""
     assert any(name.endswith(".run") for _, name, _ in functions(release(version), "/trainer/main_ppo"))
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_the_hook_on_the_timers(version: str, release: Release) -> None:
+    """Each release's own timers run under the hook: each is a span in the ring, and verl measures it as before."""
+    made = ModuleType("timers")
+    exec("from contextlib import contextmanager\nfrom typing import Any, Dict, Optional", made.__dict__)
+    made.__dict__["Timer"] = Timer
+    found = []
+    for module in SPANS_IN:
+        path = release(version) / f"{module.replace('.', '/')}.py"
+        for node in ast.parse(path.read_text()).body if path.exists() else ():
+            if isinstance(node, ast.FunctionDef) and node.name in ("_timer", "simple_timer", "marked_timer"):
+                exec(compile(ast.Module([node], []), str(path), "exec"), made.__dict__)
+                found.append(node.name)
+    assert "_timer" in found
+    spans.watch(made)
+    span_ring._forget()
+    span_ring.keep_phases()
+    timers = [name for name in found if name != "_timer"] or found
+    try:
+        for name in timers:
+            raw: dict[str, float] = {}
+            with getattr(made, name)("gen", raw):
+                pass
+            assert raw.keys() == {"gen"}
+        assert [one["name"] for one in span_ring.said_spans({})["spans"]] == ["gen"] * len(timers)
+    finally:
+        span_ring._forget()
+        spans.recorders.clear()
+        spans.begun.clear()
