@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from gateway_under_test import GatewayUnderTest, open_gateway
 from raydebug.jobs import span_log
 from raydebug.jobs.run_folder import SPANS, TASKS
 from raydebug.jobs.span_log import SpanLog
+from raydebug.jobs.submit import Job, job_variables
 from raydebug.protocol import records
 from raydebug.protocol.spans import MOST_AT_ONCE, SpansRecord
 from raydebug.worker import span_ring, spans
@@ -229,6 +231,13 @@ def test_no_spans(tmp_path: Path) -> None:
     assert [run(RAYDEBUG_JOB="j"), run(RAYDEBUG_JOB="j", RAYDEBUG_SPANS="0"), run()] == ["True", "False", "False"]
 
 
+def test_the_option_of_run() -> None:
+    """`run --no-spans` reaches the processes of the job, and otherwise no variable does."""
+    job = Job(["python"], "/")
+    assert job_variables(replace(job, spans=False), "j")["RAYDEBUG_SPANS"] == "0"
+    assert "RAYDEBUG_SPANS" not in job_variables(job, "j")
+
+
 # The recorder's side, with a gateway and a process
 
 
@@ -405,14 +414,14 @@ def test_the_table_of_tasks(gateway: GatewayUnderTest, tmp_path: Path) -> None:
         def job(self, _job: str) -> dict[str, str]:
             return {"job_id": "01000000"}
 
-        def task_table(self, _job_id: str) -> tuple[list[dict[str, Any]], int]:
-            return [{"task_id": "t1", "name": "work", "runtime_env_info": {"serialized": "SECRET"}}], 12_000
+        def task_table(self, _job_id: str) -> tuple[list[dict[str, Any]], bool]:
+            return [{"task_id": "t1", "name": "work", "runtime_env_info": {"serialized": "SECRET"}}], True
 
     log = recorder(gateway, tmp_path / "run")
     log.take_tasks(Ray())  # type: ignore[arg-type]
     text = (tmp_path / "run" / TASKS).read_text()
     assert "SECRET" not in text
     document = json.loads(text)
-    assert (document["total"], len(document["columns"]), document["rows"][0][:3]) == (12_000, 14, ["t1", None, "work"])
+    assert (document["cut"], len(document["columns"]), document["rows"][0][:3]) == (True, 14, ["t1", None, "work"])
     log.take_tasks(SimpleNamespace(job=lambda _: {}))  # type: ignore[arg-type]
     assert (tmp_path / "run" / TASKS).read_text() == text

@@ -194,17 +194,17 @@ class Dashboard:
         detailed = self._rows("tasks", ("state", "=", UNPLACED), limit=100, timeout=TASKS_TIMEOUT_S)
         return [*{row["task_id"]: row for row in (*rows, *detailed)}.values()]
 
-    def task_table(self, job_id: str) -> tuple[list[dict[str, Any]], int]:
-        """Return the rows of a job's tasks with their times, at most MOST_TASKS, and how many there are in all.
+    def task_table(self, job_id: str) -> tuple[list[dict[str, Any]], bool]:
+        """Return the rows of a job's tasks with their times, at most MOST_TASKS, and whether there were more.
 
-        Source: ray 2.60.0 util/state: only with `detail` has a row its times; the list has no cursor.
+        Source: ray 2.60.0 dashboard/state_aggregator.py, `list_tasks`: `total` has the tasks that the GCS has dropped,
+        not those beyond the limit; only with `detail` has a row its times.
         """
-        params = {"detail": 1, "limit": MOST_TASKS, "exclude_driver": "true",
-                  "filter_keys": ["job_id"], "filter_predicates": ["="], "filter_values": [job_id]}  # fmt: skip
+        filters = {"filter_keys": ["job_id"], "filter_predicates": ["="], "filter_values": [job_id]}
+        params = {"detail": 1, "limit": MOST_TASKS, **filters}
         found = self._ask("GET", "/api/v0/tasks", "data", "result", params=params, timeout=TASK_TABLE_TIMEOUT_S)
-        rows = [row for row in found.get("result") or () if isinstance(row, dict)]
-        counts = [found.get("num_after_truncation"), found.get("total"), found.get("num_filtered")]
-        return rows, max([len(rows), *(one for one in counts if isinstance(one, int))])
+        rows: list[dict[str, Any]] = [row for row in found["result"] if isinstance(row, dict)]
+        return rows, len(rows) >= MOST_TASKS or int(found.get("total") or 0) > len(rows)
 
     def row_of(self, table: str, *filters: tuple[str, str, str]) -> Mapping[str, Any] | None:
         """Return the last row of a table of Ray's state API that fits all filters; None if there is none."""

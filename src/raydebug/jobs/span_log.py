@@ -142,9 +142,9 @@ class SpanLog:
         began = time.monotonic()
         with contextlib.suppress(RaydebugError, KeyError, TypeError):
             if job_id := dashboard.job(self._job).get("job_id"):
-                rows, total = dashboard.task_table(job_id)
+                rows, is_cut = dashboard.task_table(job_id)
                 kept = [[row.get(name) for name in COLUMNS] for row in rows]
-                document = {"version": VERSION, "total": total, "columns": COLUMNS, "rows": kept}
+                document = {"version": VERSION, "cut": is_cut, "columns": COLUMNS, "rows": kept}
                 try:
                     atomic_write(self._folder / TASKS, json.dumps(document, separators=(",", ":")))
                 except OSError as error:

@@ -200,14 +200,14 @@ def _read_tasks(path: Path, start: float, notes: list[str]) -> list[Task]:
         document = read_json(path, bytes_max=RECORD_BYTES_MAX, what="a table of tasks")
         if document["version"] != VERSION:
             raise _bad(path, f"it is of version {document['version']!r}, and this raydebug reads {VERSION}")
-        columns, rows, total = list(document["columns"]), list(document["rows"]), int(document["total"])
+        columns, rows, is_cut = list(document["columns"]), list(document["rows"]), document["cut"]
     except (ValueError, LookupError, TypeError) as error:
         raise _bad(path, error) from error
     tasks = [
         one for row in rows if isinstance(row, list) if (one := _task(dict(zip(columns, row, strict=False)), start))
     ]
-    if total > len(rows):
-        notes.append(f"Ray gave {len(rows):,} of {total:,} tasks: its table has no more")
+    if is_cut:
+        notes.append(f"Ray has cut its table of tasks: {len(rows):,} are drawn, others are missing")
     return tasks
 
 
