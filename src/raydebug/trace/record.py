@@ -15,16 +15,15 @@ from typing import Any, NamedTuple
 from raydebug.errors import UsageError
 from raydebug.jobs.run_folder import RECORD_BYTES_MAX, SPANS, TASKS
 from raydebug.jobs.span_log import ABOUT, VERSION
-from raydebug.report.document import Run, read_run
+from raydebug.report.document import MOST_S, Run, read_run
 from raydebug.settings.files import NotPlainText, read_bounded, read_json
 
-STEP = "step"  # the trainer's timer of a whole step
+STEP, TASK = "step", "Ray task"  # the trainer's timer of a whole step; the note of a row of Ray's table
 PARTS = {"generate_sequences": "generate", "compute_score": "reward", "tool_calls": "tool"}  # of a sample, verl's names
-MOST_S = 10 * 365 * 86_400.0  # from the run's start; a later moment is a broken measurement
 
 
 class Span(NamedTuple):
-    """A span of a process; times are seconds since the epoch."""
+    """A span of a process, or a call that Ray has listed; times are seconds since the epoch."""
 
     name: str
     start: float
@@ -33,60 +32,29 @@ class Span(NamedTuple):
     task: int | None
     of: str
     note: str
-    request: Mapping[str, int | float]  # first output in seconds since the epoch, tokens; empty for other spans
+    numbers: Mapping[str, int | float]  # of a request: first output (seconds since the epoch), prompt, tokens
 
 
 @dataclass
 class Process:
-    """A process of the run.
-
-    Args:
-        about: what it has said of itself (span_log.ABOUT).
-    """
+    """A process of the run; `about` is what it has said of itself (span_log.ABOUT)."""
 
     about: dict[str, Any]
     spans: list[Span] = field(default_factory=list)
-    lost: int = 0
+    tasks: list[Span] = field(default_factory=list)
     clocks: list[tuple[int, int]] = field(default_factory=list)  # a moment of its clock, and what is added to it
-
-
-class Task(NamedTuple):
-    """A row of Ray's task table; times are seconds since the epoch, `end` is None for one that had not ended."""
-
-    name: str
-    kind: str
-    pid: int
-    node: str
-    start: float
-    end: float | None
-    id: str
-    state: str
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """All that is known of a run.
-
-    Args:
-        document: its run.json.
-        run: the same as values.
-        start: of the run, in seconds since the epoch.
-        processes: by instance.
-        notes: what is missing, for people.
-    """
+    """All that is known of a run: its run.json, the same as values, its processes, and what is missing, for people."""
 
     document: Mapping[str, Any]
     run: Run
-    start: float
-    processes: dict[str, Process]
-    tasks: list[Task]
+    start: float  # seconds since the epoch
+    end: float  # the last moment that is known
+    processes: list[Process]
     notes: list[str]
-
-    @property
-    def end(self) -> float:
-        """The last moment that is known of the run."""
-        ends = [one.end for process in self.processes.values() for one in process.spans]
-        return max([self.start + self.run.length_s, *ends])
 
 
 def read_recorded(document: Mapping[str, Any]) -> Recorded:
@@ -99,7 +67,9 @@ def read_recorded(document: Mapping[str, Any]) -> Recorded:
     run = read_run(document)
     start = run.started or 0.0
     processes = _read_spans(folder / SPANS, start, notes)
-    return Recorded(document, run, start, processes, _read_tasks(folder / TASKS, start, notes), notes)
+    end = max([start + run.length_s, *(one.end for process in processes for one in process.spans)])
+    _add_tasks(folder / TASKS, start, end, processes, notes)
+    return Recorded(document, run, start, end, processes, notes)
 
 
 def _bad(path: Path, why: object) -> UsageError:
@@ -108,6 +78,11 @@ def _bad(path: Path, why: object) -> UsageError:
         fix="use the raydebug that has recorded it, or name another run: `raydebug report --list`",
         code="run.bad-record",
     )  # fmt: skip
+
+
+def _require_version(document: Mapping[str, Any], path: Path) -> None:
+    if document["version"] != VERSION:
+        raise _bad(path, f"it is of version {document['version']!r}, and this raydebug reads {VERSION}")
 
 
 def _lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
@@ -119,9 +94,9 @@ def _lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
         notes.append("no spans were recorded (run --no-spans or --debugger off, or an earlier raydebug)")
         return
     broken = 0
-    for line in lines:
+    for line in filter(bytes.strip, lines):
         try:
-            found = json.loads(line) if line.strip() else {}
+            found = json.loads(line)
         except (ValueError, RecursionError):
             found = None
         if isinstance(found, dict):
@@ -134,27 +109,25 @@ def _lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
         )
 
 
-def _read_spans(path: Path, start: float, notes: list[str]) -> dict[str, Process]:
+def _read_spans(path: Path, start: float, notes: list[str]) -> list[Process]:
     processes: dict[str, Process] = {}
     rows: list[tuple[Process, Any]] = []
-    broken = 0
+    broken = lost = 0
     for line in _lines(path, notes):
-        if "version" in line and line["version"] != VERSION:
-            raise _bad(path, f"it is of version {line['version']!r}, and this raydebug reads {VERSION}")
-        instance = next((str(line[kind]) for kind in ("process", "spans", "clock", "lost") if kind in line), None)
-        if instance is None:
+        if "version" in line:
+            _require_version(line, path)
             continue
+        instance = next((str(line[kind]) for kind in ("process", "spans", "clock", "lost") if kind in line), "")
         process = processes.setdefault(instance, Process({}))
         try:
             if "process" in line:
                 process.about = {name: line[name] for name in ABOUT if isinstance(line.get(name), int | str)}
-                if not process.clocks and int(line["wall_ns"]):
-                    process.clocks.append((-1, int(line["wall_ns"])))
+                process.clocks = process.clocks or [(-1, int(line["wall_ns"]))]
             elif "clock" in line:
                 process.clocks = [one for one in process.clocks if one[0] >= 0]  # its own word counts only without
                 process.clocks.append((int(line["at_ns"]), int(line["offset_ns"])))
             elif "lost" in line:
-                process.lost += int(line["count"])
+                lost += int(line["count"])
             else:
                 rows += [(process, row) for row in list(line["rows"])]
         except (LookupError, TypeError, ValueError, OverflowError):
@@ -173,54 +146,52 @@ def _read_spans(path: Path, start: float, notes: list[str]) -> dict[str, Process
         process.spans.sort(key=lambda one: (one.start, -one.end))
     if broken:
         notes.append(f"{broken} records of {SPANS} are malformed and left out")
-    if lost := sum(one.lost for one in processes.values()):
+    if lost:
         notes.append(f"{lost:,} spans were lost: a process made more than its ring holds between two questions")
-    return processes
+    return [one for one in processes.values() if one.spans]
 
 
 def _span(process: Process, row: Mapping[str, Any]) -> Span:
-    began = int(row["began_ns"])
-    at = max(0, bisect_right(process.clocks, (began, 2**63)) - 1)
-    ahead = process.clocks[at][1]  # for both ends: a later comparison must not change how long it took
+    at = max(0, bisect_right(process.clocks, (int(row["began_ns"]), 2**63)) - 1)
+    ahead = process.clocks[at][1]  # for all of its times: a later comparison must not change how long it took
     start, end = ((int(row[name]) + ahead) / 1e9 for name in ("began_ns", "ended_ns"))
-    request: dict[str, int | float] = {name: int(row[name]) for name in ("prompt", "tokens") if name in row}
+    numbers: dict[str, int | float] = {name: int(row[name]) for name in ("prompt", "tokens") if name in row}
     if "first_ns" in row:
-        request["first"] = (int(row["first_ns"]) + ahead) / 1e9
-    task = row.get("task")
+        numbers["first"] = (int(row["first_ns"]) + ahead) / 1e9
+    task = None if row.get("task") is None else int(row["task"])
     of, note = (str(row.get(name, ""))[:200] for name in ("of", "note"))
-    thread, in_task = int(row.get("thread", 0)), None if task is None else int(task)
-    return Span(str(row["name"])[:200], start, end, thread, in_task, of, note, request)
+    return Span(str(row["name"])[:200], start, end, int(row.get("thread", 0)), task, of, note, numbers)
 
 
-def _read_tasks(path: Path, start: float, notes: list[str]) -> list[Task]:
+def _add_tasks(path: Path, start: float, last: float, processes: list[Process], notes: list[str]) -> None:
+    """Add Ray's tasks to the processes that ran them, and those processes that have nothing else."""
     if not path.exists():
         notes.append("Ray's table of tasks was not recorded")
-        return []
+        return
     try:
         document = read_json(path, bytes_max=RECORD_BYTES_MAX, what="a table of tasks")
-        if document["version"] != VERSION:
-            raise _bad(path, f"it is of version {document['version']!r}, and this raydebug reads {VERSION}")
-        columns, rows, is_cut = list(document["columns"]), list(document["rows"]), document["cut"]
+        _require_version(document, path)
+        columns, rows = list(document["columns"]), list(document["rows"])
+        if document["cut"]:
+            notes.append(f"Ray has cut its table of tasks: {len(rows):,} are drawn, others are missing")
     except (ValueError, LookupError, TypeError) as error:
         raise _bad(path, error) from error
-    tasks = [
-        one for row in rows if isinstance(row, list) if (one := _task(dict(zip(columns, row, strict=False)), start))
-    ]
-    if is_cut:
-        notes.append(f"Ray has cut its table of tasks: {len(rows):,} are drawn, others are missing")
-    return tasks
-
-
-def _task(row: Mapping[str, Any], start: float) -> Task | None:
-    try:
-        began, ended = float(row["start_time_ms"]) / 1e3, row.get("end_time_ms")
-        end = max(began, float(ended) / 1e3) if ended else None
-        if abs(began - start) > MOST_S or (end or 0.0) > start + MOST_S:
-            return None
-        pid = int(row["worker_pid"])
-    except (LookupError, TypeError, ValueError, OverflowError):
-        return None  # it has not begun
-    kind, name = str(row.get("func_or_class_name") or ""), str(row.get("name") or "?")[:200]
-    return Task(
-        name, kind, pid, str(row.get("node_id") or ""), began, end, str(row.get("task_id")), str(row.get("state"))
-    )
+    by_place = {(one.about.get("pid"), one.about.get("node_id")): one for one in processes}
+    node_of = dict(by_place)  # the row that creates an actor has no node
+    for row in rows:
+        try:
+            task = dict(zip(columns, row, strict=False))
+            pid, node = int(task["worker_pid"]), task["node_id"]
+            began = float(task["start_time_ms"]) / 1e3
+            ended = max(began, float(task["end_time_ms"] or last * 1e3) / 1e3)
+            if abs(began - start) > MOST_S or ended > start + MOST_S:
+                raise ValueError("no moment of the run")
+        except (LookupError, TypeError, ValueError, OverflowError):
+            continue  # it has not begun
+        node = node or next((known for one, known in node_of if one == pid), None)
+        process = by_place.setdefault((pid, node), Process({"pid": pid, "node_id": node}))
+        kind = str(task.get("func_or_class_name") or "")
+        process.about.setdefault("actor", kind.partition(".")[0] if "." in kind else None)
+        name, number = str(task.get("name") or "?")[:200], str(task.get("task_id"))
+        process.tasks.append(Span(name, began, ended, 0, None, number, str(task.get("state")), {}))
+    processes[:] = by_place.values()

@@ -86,7 +86,7 @@ def slowest(recorded: Recorded) -> Why | None:
 
 def steps_of(recorded: Recorded) -> list[Step]:
     """Return the steps in order: from the trainer's timers, else as its log has them."""
-    trainer = max(recorded.processes.values(), key=_count_steps, default=None)
+    trainer = max(recorded.processes, key=_count_steps, default=None)
     if trainer is None or not _count_steps(trainer):
         return [_logged(recorded.run, recorded.start, at) for at in range(len(recorded.run.steps))]
     found = {}
@@ -172,7 +172,7 @@ def _paused(recorded: Recorded, step: Step) -> tuple[float, str] | None:
 def _last_sample(recorded: Recorded, phases: Sequence[Span], more_s: float) -> tuple[str, str]:
     """Return the sample that a phase waited for after all others had ended, and the words for it; empty without one."""
     by_sample: dict[tuple[int, int, str], list[Span]] = defaultdict(list)
-    for number, process in enumerate(recorded.processes.values()):
+    for number, process in enumerate(recorded.processes):
         for one in process.spans:
             if one.task is not None and one.name in PARTS and _overlaps(one, phases):
                 by_sample[number, one.task, one.of or "?"].append(one)
