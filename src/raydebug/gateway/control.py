@@ -6,12 +6,12 @@ import asyncio
 import logging
 import re
 import time
+from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
 from raydebug.gateway.channel import LISTED, ControlChannel, NoAnswer
 from raydebug.gateway.ended import Ended
-from raydebug.gateway.last_spans import LastSpans
 from raydebug.gateway.numbers import BREAK, Numbers
 from raydebug.protocol import messages, questions, records, wire
 from raydebug.protocol.death import Birth, Kill, LastWords
@@ -31,6 +31,7 @@ DESCRIBED_FOR_S = 1.0  # a description that is not older is not asked for again
 # Thousands of processes are asked in turns, so that the gateway never has all their answers to read at once: other
 # clients are answered in between. The next turn begins when all have answered, or after TURN_S.
 ASKED_IN_A_TURN, TURN_S = 64, 0.02
+MAX_LAST_SPANS = 200  # messages
 MAX_FAULT_BYTES = 64 * 1024  # of what faulthandler writes
 HOLDERS = 3  # of the same frames, asked for them one after the other
 # The actor in which Ray runs a job's driver (ray 2.60.0 dashboard/modules/job/common.py): not the user's, though it has
@@ -138,7 +139,8 @@ class Control:
         self._breaks: dict[str, BreakpointSpec] = {}
         self._removed: set[str] = set()
         self._numbers = numbers or Numbers()
-        self.last_spans = LastSpans()
+        # Of processes that have ended, until their recorder asks; nobody does for a run that is not recorded.
+        self._last_spans = deque[tuple[ControlChannel, SpansRecord]](maxlen=MAX_LAST_SPANS)
         self.ended = Ended(lambda ns: [one for one in self.channels if one.birth.get("ns") == ns])
 
     async def serve(self, about: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -176,7 +178,12 @@ class Control:
         asked = sorted(self._chosen(choice), key=_place)
         asking = _ask_each(question, dict.fromkeys(asked, body), timeout_s)
         answers, _ = await asyncio.gather(asking, _in_turns([one.update(DESCRIBED_FOR_S) for one in asked]))
-        return [_list_answer(channel, answer) for channel, answer in answers.items() if _is_users(channel)]
+        given: list[tuple[ControlChannel, Any]] = [*answers.items()]
+        if question == questions.SPANS and "most" not in body:  # type: ignore[operator]
+            last = [one for one in self._last_spans if choice.get("job") in (None, one[0].about.get("job"))]
+            self._last_spans = deque([one for one in self._last_spans if one not in last], MAX_LAST_SPANS)
+            given += last
+        return [_list_answer(channel, answer) for channel, answer in given if _is_users(channel)]
 
     def _chosen(self, choice: Choice) -> list[ControlChannel]:
         job, only = choice.get("job"), choice.get("only")
@@ -291,7 +298,7 @@ class Control:
         elif message.get("event") == messages.BYE:
             channel.words = records.read(body, LastWords, "the last words")
         elif message.get("event") == messages.LAST_SPANS:
-            self.last_spans.keep(channel, records.read(body, SpansRecord, "the last spans"))
+            self._last_spans.append((channel, records.read(body, SpansRecord, "the last spans")))
         else:
             channel.take(message)
 

@@ -28,8 +28,8 @@ WRONG_TOKEN, CONFLICT, MISDIRECTED, TIMED_OUT = 401, 409, 421, 504
 PAUSE_WITHIN_S, PAUSE_AT_MOST_S = 10.0, 3600.0
 ANSWERS_WITHIN_S, ANSWERS_AT_MOST_S = 0.3, 30.0
 PATHS = (
-    "/health, /status, /pauses, /processes, /processes/NAME, /stacks, /snapshots, /snapshots/JOB, /spans/JOB, /pause,"
-    " /breaks and /jobs/ID"
+    "/health, /status, /pauses, /processes, /processes/NAME, /stacks, /snapshots, /snapshots/JOB, /pause, /breaks"
+    " and /jobs/ID"
 )
 PROCESSES_IN_A_PIECE = 64
 Listed = TypeVar("Listed")
@@ -180,8 +180,6 @@ class HttpApi:
                         return 200, {"version": 1, "data": base64.b64encode(file).decode("ascii")}
                 case ("GET", "deaths", job):
                     return 200, {"version": 1, "deaths": self._control.ended.of_job(job)}
-                case ("POST", "spans", job):  # each of them is returned once
-                    return 200, {"version": 1, "processes": self._control.last_spans.take(job)}
                 case ("POST", "snapshots"):
                     pause_id = records.read(_document(sent), SnapshotRequestBody, "the question")["pause"]
                     saved = await self._snapshots.save_pause(pause_id, board, self._control)

@@ -15,11 +15,10 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from raydebug import render
 from raydebug.errors import RaydebugError
-from raydebug.gateway.gateway_client import ask_processes, request
+from raydebug.gateway.gateway_client import ask_processes
 from raydebug.jobs.run_folder import SPANS, TASKS
 from raydebug.protocol.questions import SPANS as ASK_SPANS
 from raydebug.protocol.questions import SpansBody
@@ -42,8 +41,6 @@ COLUMNS = ("task_id", "attempt_number", "name", "state", "job_id", "actor_id", "
            "worker_id", "worker_pid", "creation_time_ms", "start_time_ms", "end_time_ms")  # fmt: skip
 ABOUT = ("pid", "child_of", "ip", "node_id", "rank", "actor", "title", "is_driver")  # of a process
 
-_Answers = Iterable["ListedAnswer[SpansRecord]"]
-
 
 class SpanLog:
     """Records the spans and tasks of one job.
@@ -57,7 +54,7 @@ class SpanLog:
     def __init__(self, cluster: Cluster, job: str, folder: Path | None) -> None:
         self._cluster, self._job, self._folder = cluster, job, folder
         self._taking = threading.Lock()
-        self._measured: dict[str, float] = {}  # when the clock of each process was compared
+        self._clock_due: dict[str, float] = {}  # when the clock of each process is compared
         self._about: dict[str, dict[str, Any]] = {}
         self._wall_ns: int | None = None  # what the gateway's clock was ahead of its CLOCK_MONOTONIC at first
         self._tasks_due = time.monotonic() + TASKS_EVERY_S / 4
@@ -86,22 +83,23 @@ class SpanLog:
         with self._taking, contextlib.suppress(RaydebugError, KeyError, TypeError):  # no gateway, or an earlier one
             if self._folder is None:
                 return
-            only: list[str] = []
+            only, heard = list[str](), set[str]()
             for _ in range(MOST_ROUNDS):
                 answers = self._ask({}, only)
                 self._record(answers)
+                heard |= {one["instance"] for one in answers if one["answer"]}
                 only = [one["instance"] for one in answers if (one["answer"] or {}).get("more")]
                 if not only:
                     break
             now = time.monotonic()
-            due = [one for one in self._about if now - self._measured.get(one, -CLOCK_EVERY_S) >= CLOCK_EVERY_S]
+            due = [one for one in heard & self._about.keys() if now >= self._clock_due.get(one, now)]
+            self._clock_due |= dict.fromkeys(due, now + CLOCK_EVERY_S)
             self._compare_clocks(due)
-            self._record(request(self._cluster, "POST", f"/spans/{quote(self._job, safe='')}")["processes"])
 
     def _ask(self, body: SpansBody, only: list[str]) -> list[ListedAnswer[SpansRecord]]:
         return ask_processes(self._cluster, ASK_SPANS, body, job=self._job, only=only, timeout_s=ANSWER_S)
 
-    def _record(self, answers: _Answers) -> None:
+    def _record(self, answers: Iterable[ListedAnswer[SpansRecord]]) -> None:
         lines = []
         for one in answers:
             said, instance = one["answer"], one["instance"]
@@ -126,7 +124,6 @@ class SpanLog:
                 if said and "sent_ns" in said and "now_ns" in said:
                     known = best.setdefault(one["instance"], said)
                     best[one["instance"]] = min(known, said, key=_trip_ns)
-        self._measured |= dict.fromkeys(best, time.monotonic())
         for instance, said in best.items():
             if self._wall_ns is None:  # a clock that is set later moves nothing
                 self._wall_ns = said["gateway_wall_ns"]
