@@ -20,6 +20,9 @@ from raydebug.cluster.up import UpOptions
 from raydebug.jobs.run_folder import load_run
 from raydebug.tiny.dataset import build_dataset
 from raydebug.tiny.model import build_model
+from raydebug.trace.lanes import groups_of
+from raydebug.trace.record import PARTS, read_recorded
+from raydebug.trace.why import steps_of
 from raydebug.trainers.verl.numbers import PEARSON, PEARSON_LEAST
 from runs import starting_runs
 
@@ -121,10 +124,30 @@ def test_spoiled_weights_of_the_rollout_engine(
 
 @pytest.mark.timeout(1800)
 def test_healthy_training(train: Callable[..., tuple[str, dict[str, Any]]]) -> None:
-    """The same training with the weights as they came gives no finding, in its log or in its record."""
+    """The same training with the weights as they came gives no finding; its trace has its phases as verl timed them."""
     text, run = train()
     print({step["step"]: step["metrics"] for step in run["steps"]})
     assert [step["step"] for step in run["steps"]] == [1, 2]
     assert run["findings"] == []
     assert "[train." not in text
     assert all(step["metrics"][PEARSON] > PEARSON_LEAST for step in run["steps"])
+    check_trace(run)
+
+
+def check_trace(run: dict[str, Any]) -> None:
+    """Check that the trace of a training of two steps has all lanes, and the phases of each step as verl timed them."""
+    recorded = read_recorded(run)
+    steps = {step.number: step for step in steps_of(recorded)}
+    for logged in run["steps"]:
+        timed = {name.partition("/")[2]: value for name, value in logged["metrics"].items() if "timing_s/" in name}
+        phases = {name: seconds for name, seconds in steps[logged["step"]].phases.items() if name in timed}
+        assert {"gen", "old_log_prob", "update_actor", "update_weights"} <= phases.keys()
+        assert sum(phases.values()) == pytest.approx(sum(timed[name] for name in phases), rel=0.05)
+        assert steps[logged["step"]].took_s == pytest.approx(timed["step"], rel=0.05)
+    samples = {one.of for process in recorded.processes for one in process.spans if one.name in PARTS}
+    assert samples
+    assert "" not in samples
+    titles = [lane.title for group in groups_of(recorded) for lane in group.lanes]
+    for wanted in ("phases", "states", "samples: generate", "samples: reward", "vLLM requests", "Ray tasks"):
+        assert wanted in titles
+    assert recorded.notes == []
