@@ -264,7 +264,7 @@ def test_the_verb(recorded: Path) -> None:
     wrote = run(app, ["trace", str(recorded)])
     assert wrote.stdout == f"{recorded}/trace.pftrace.gz\n"
     about = json.loads(run(app, ["trace", str(recorded), "-o", str(recorded / "t.json.gz"), "--json"]).stdout)
-    assert (about["file"], about["notes"]) == (f"{recorded}/t.json.gz", [])
+    assert (about["path"], about["notes"]) == (f"{recorded}/t.json.gz", [])
     assert run(app, ["trace", str(recorded), "--why", "2"]).stdout.startswith("step 2 took 9.4 s, no more than")
     why = json.loads(run(app, ["trace", str(recorded), "--why", "4", "--json"]).stdout)
     assert (why["step"], round(why["took_s"])) == (4, 168)

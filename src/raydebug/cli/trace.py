@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from raydebug import render
 from raydebug.cli.options import Json
-
-if TYPE_CHECKING:
-    from raydebug.trace.write import Written
 
 
 def trace(
@@ -55,7 +52,7 @@ def trace(
     if why is not None:
         found = explain(recorded, why)
         if as_json:
-            render.out_json({"version": 1, "run": recorded.run.id, **found.as_json()})
+            render.out_json({"version": 1, "run": recorded.run.id, **found._asdict()})
         else:
             render.out(render.visible(found.text, keep=""))
         return
@@ -65,22 +62,18 @@ def trace(
     with render.waiting(f"making the trace of {render.visible(recorded.run.id, keep='')}"):
         written = write_trace(recorded, output)
     if as_json:
-        render.out_json(_document(recorded.run.id, written, recorded.notes))
+        about = {**written._asdict(), "path": str(written.path)}
+        render.out_json({"version": 1, "run": recorded.run.id, **about, "notes": recorded.notes})
     else:
         for note in recorded.notes:
             render.say(f"note: {render.visible(note, keep='')}")
         took_s = time.monotonic() - began
-        render.say(f"{written.events:,} events in {written.lanes} lanes, {written.size / 1e3:,.0f} kB, {took_s:.1f} s")
+        render.say(f"{written.events:,} events in {written.lanes} lanes, {written.bytes / 1e3:,.0f} kB, {took_s:.1f} s")
         render.out(render.visible(str(written.path), keep=""))
     if opens:
         _open(written.path)
     elif not as_json:
         render.say("next: `raydebug trace --open` shows it; `raydebug trace --why STEP` says why a step was slow")
-
-
-def _document(run: str, written: Written, notes: list[str]) -> dict[str, Any]:
-    return {"version": 1, "run": run, "file": str(written.path), "bytes": written.size, "lanes": written.lanes,
-            "events": written.events, "notes": notes}  # fmt: skip
 
 
 def _open(path: Path) -> None:

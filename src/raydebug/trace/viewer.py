@@ -51,18 +51,16 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
     server: Viewer
 
     def do_GET(self) -> None:
-        hosts = {f"{name}:{self.server.server_port}" for name in ("127.0.0.1", "localhost")}
-        if self.headers.get("Host") not in hosts:  # a web page whose name resolves to us (DNS rebinding)
-            self.send_error(421)
-        elif self.path.partition("?")[0] == f"/{quote(self.server.trace.name)}":
-            data = self.server.trace.read_bytes()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/octet-stream")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-        else:
+        port = self.server.server_port
+        if self.headers.get("Host") in (f"127.0.0.1:{port}", f"localhost:{port}"):
             super().do_GET()
+        else:  # a web page whose name resolves to us (DNS rebinding)
+            self.send_error(421)
+
+    def translate_path(self, path: str) -> str:
+        """Return the file of a path: of the viewer, or the trace."""
+        is_trace = path.partition("?")[0] == f"/{quote(self.server.trace.name)}"
+        return str(self.server.trace) if is_trace else super().translate_path(path)
 
     def end_headers(self) -> None:
         self.send_header("Content-Security-Policy", POLICY)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
-from typing import Any
+from typing import NamedTuple
 
 from raydebug.errors import UsageError
 from raydebug.report.document import Run
@@ -34,8 +34,7 @@ class Step:
         return self.end - self.start
 
 
-@dataclass(frozen=True)
-class Why:
+class Why(NamedTuple):
     """Why a step took as long as it did."""
 
     step: int
@@ -45,16 +44,6 @@ class Why:
     phase: str = ""
     phase_extra_s: float = 0.0
     sample: str = ""
-
-    @property
-    def extra_s(self) -> float:
-        """What it took more than usual."""
-        return 0.0 if self.usual_s is None else self.took_s - self.usual_s
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it for `--json`."""
-        return {"step": self.step, "text": self.text, "took_s": self.took_s, "usual_s": self.usual_s,
-                "phase": self.phase, "phase_extra_s": self.phase_extra_s, "sample": self.sample}  # fmt: skip
 
 
 def explain(recorded: Recorded, number: int) -> Why:

@@ -19,7 +19,7 @@ class Written(NamedTuple):
     """A trace that was written."""
 
     path: Path
-    size: int  # bytes
+    bytes: int
     lanes: int
     events: int
 
