@@ -37,10 +37,11 @@ def test_the_lanes_of_a_recorded_run(recorded: Path) -> None:
     found = read(recorded)
     groups = groups_of(found)
     titles = [group.title for group in groups]
-    assert titles[:2] == ["01 run", "02 memory"]
-    assert [title.split(" (")[0] for title in titles[2:6]] == [
-        "03 TaskRunnerV1", "04 AgentLoopWorker", "05 RewardLoopWorker", "06 WorkerDict",
-    ] or "TaskRunnerV1" in titles[2], titles  # fmt: skip
+    assert [title.partition(" (")[0] for title in titles] == [
+        "01 run", "02 memory", "03 TaskRunnerV1", "04 WorkerDict rank 0", "05 AgentLoopWorkerTQ", "06 vLLMHttpServer",
+        "07 GlobalRequestLoadBalancer", "08 process", "09 RewardLoopWorker", "10 SimpleStorageUnit",
+        "11 TransferQueueController",
+    ]  # fmt: skip
     lanes = {group.title.split(" (")[0][3:]: group for group in groups}
     trainer = [event for lane in lanes["TaskRunnerV1"].lanes for event in lane.events]
     assert sum(event.name == "step" for event in trainer) == 5
@@ -233,6 +234,22 @@ def test_hostile_names(tmp_path: Path) -> None:
     _, events = read_perfetto(gzip.decompress(write_trace(found).path.read_bytes()))
     assert {"漢字", "x" * 200} <= {event["name"] for event in events}
     json.loads(write_trace(found, tmp_path / "t.json").path.read_text())
+
+
+def test_tasks_join_their_process(tmp_path: Path) -> None:
+    """A process with spans and tasks is one group; the row that creates an actor, which has no node, is in it too."""
+    folder = run_folder(tmp_path / "r", process("a", span("gen", 1, 2), pid=7, node_id="n1", actor="Trainer trainer_0"))
+    rows = [
+        ["t1", 0, "Trainer.run", "FINISHED", "1", "a", "ACTOR_TASK", "Trainer.run", "n1", "w", 7, 0, 1_001_000.0, None],
+        ["t2", 0, "Other.go", "FINISHED", "1", "b", "ACTOR_TASK", "Other.go", "n2", "w", 8, 0, 1_001_000.0, 1_001_500],
+        *([f"c{pid}", 0, "X.__init__", "FINISHED", "1", "a", "ACTOR_CREATION_TASK", "X.__init__", None, None, pid, 0,
+           1_000_500.0, 1_000_900.0] for pid in (7, 8)),
+        ["t3", 0, "waits", "PENDING", "1", None, "NORMAL_TASK", "waits", None, None, None, 0, None, None],
+        "no row",
+    ]  # fmt: skip
+    (folder / "tasks.json").write_text(json.dumps({"version": 1, "cut": False, "columns": COLUMNS, "rows": rows}))
+    found = {group.title: [lane.title for lane in group.lanes] for group in groups_of(read(folder))}
+    assert found == {"01 Trainer (pid 7)": ["phases", "Ray tasks"], "02 Other (pid 8)": ["Ray tasks"]}
 
 
 def test_ten_thousand_tasks(tmp_path: Path) -> None:

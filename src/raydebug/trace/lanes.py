@@ -99,8 +99,10 @@ def _run(recorded: Recorded) -> Group:
               for one in run.pauses]  # fmt: skip
     syncs = [Event(one.name, one.start, one.end, {"pid": process.about.get("pid")}) for process in recorded.processes
              for one in (*process.spans, *process.tasks) if WEIGHTS.search(one.name)]  # fmt: skip
+    if any(one.name == STEP for process in recorded.processes for one in process.spans):
+        steps = []  # the trainer's own lane has them, and has them exactly
     lanes = arrange("start and training", phases) + arrange("steps, as logged", steps) + arrange("pauses", pauses)
-    lanes += arrange("weight syncs", syncs) + arrange("findings", _marks(recorded))
+    lanes += arrange("weight syncs", syncs, nested=True) + arrange("findings", _marks(recorded))
     names = dict.fromkeys(name for one in run.steps for name in one.metrics if METRICS.search(name))
     counters = [
         Counter(name, "", [(start + one.end_s, one.metrics[name]) for one in run.steps if name in one.metrics])
@@ -166,7 +168,8 @@ def _place(process: Process) -> tuple[Any, ...]:
 def _group(process: Process) -> Group:
     about, rank = process.about, _rank(process)
     who = about.get("actor") or about.get("title") or ("driver" if about.get("is_driver") else "process")
-    group = Group(f"{who}{f' rank {rank}' if rank >= 0 else ''} (pid {about['pid']})")
+    word = str(who).partition(" ")[0]  # of an actor its class, without the name that its trainer has given it
+    group = Group(f"{word}{f' rank {rank}' if rank >= 0 else ''} (pid {about['pid']})")
     kinds: dict[str, list[Event]] = {}
     for one in process.spans:
         kinds.setdefault(_kind(one), []).append(_event(one))

@@ -177,18 +177,18 @@ def _add_tasks(path: Path, start: float, last: float, processes: list[Process], 
     except (ValueError, LookupError, TypeError) as error:
         raise _bad(path, error) from error
     by_place = {(one.about.get("pid"), one.about.get("node_id")): one for one in processes}
-    node_of = dict(by_place)  # the row that creates an actor has no node
-    for row in rows:
+    known = [dict(zip(columns, row, strict=False)) for row in rows if isinstance(row, list)]
+    node_of = {task.get("worker_pid"): task.get("node_id") for task in known if task.get("node_id")}
+    for task in known:
         try:
-            task = dict(zip(columns, row, strict=False))
-            pid, node = int(task["worker_pid"]), task["node_id"]
+            pid = int(task["worker_pid"])
             began = float(task["start_time_ms"]) / 1e3
             ended = max(began, float(task["end_time_ms"] or last * 1e3) / 1e3)
             if abs(began - start) > MOST_S or ended > start + MOST_S:
                 raise ValueError("no moment of the run")
         except (LookupError, TypeError, ValueError, OverflowError):
             continue  # it has not begun
-        node = node or next((known for one, known in node_of if one == pid), None)
+        node = task.get("node_id") or node_of.get(pid)  # the row that creates an actor has none
         process = by_place.setdefault((pid, node), Process({"pid": pid, "node_id": node}))
         kind = str(task.get("func_or_class_name") or "")
         process.about.setdefault("actor", kind.partition(".")[0] if "." in kind else None)
