@@ -101,7 +101,7 @@ def test_overlapping_events_go_to_the_first_free_lane() -> None:
     assert [[one.name for one in lane.events] for lane in nested] == [["0", "1"], ["2"]]
 
 
-def training(folder: Path, *, slow: int, extra: list[Any] | None = None) -> Recorded:
+def training(folder: Path, *, slow: int, document: dict[str, Any] | None = None) -> Recorded:
     """Return a run of 8 steps of 10 s, of which `slow` generates for 38 s longer."""
     rows, samples, at = [], [], 0.0
     for step in range(1, 9):
@@ -117,12 +117,8 @@ def training(folder: Path, *, slow: int, extra: list[Any] | None = None) -> Reco
             name, note = ("tool_calls", "search") if last else ("generate_sequences", "")
             samples.append(span(name, at + (8 if last else 0.1), end, task=number, of=f"u{number}", note=note))
         at += gen_s + 3
-    lines = [
-        *process("trainer", *rows, actor="TaskRunner"),
-        *process("agents", *samples, actor="AgentLoopWorker"),
-        *(extra or []),
-    ]
-    return read(run_folder(folder, lines))
+    lines = process("trainer", *rows, actor="TaskRunner") + process("agents", *samples, actor="AgentLoopWorker")
+    return read(run_folder(folder, lines, document))
 
 
 def test_why_a_step_was_slow(tmp_path: Path) -> None:
@@ -138,6 +134,16 @@ def test_why_a_step_was_slow(tmp_path: Path) -> None:
     assert slowest(training(tmp_path / "healthy", slow=0)) is None
     with pytest.raises(RaydebugError, match="step 9 is not recorded"):
         explain(found, 9)
+
+
+def test_the_report_has_the_slowest_step(tmp_path: Path) -> None:
+    """The page of a run says where its slowest step lost time; without one it says nothing."""
+    for name, slow, count in (("slow", 5, 1), ("healthy", 0, 0)):
+        step = {"end_s": 10.0, "seconds": 9.0, "metrics": {}}
+        found = training(tmp_path / name, slow=slow, document={"steps": [{"step": n, **step} for n in (1, 2)]})
+        page = tmp_path / f"{name}.html"
+        CliRunner().invoke(whole_app(), ["report", str(found.document["folder"]), "--output", str(page)])
+        assert page.read_text().count("38 s more than usual: generate waited 38 s for one sample") == count
 
 
 def test_why_without_spans(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ Found = TypeVar("Found")
 READ_BYTES = 64 * 1024
 MAX_BREAKS = 1000
 DESCRIBED_FOR_S = 1.0  # a description that is not older is not asked for again
+SPANS_DESCRIBED_FOR_S = 30.0  # they are asked for all the time, and a description takes longer than they do
 # Thousands of processes are asked in turns, so that the gateway never has all their answers to read at once: other
 # clients are answered in between. The next turn begins when all have answered, or after TURN_S.
 ASKED_IN_A_TURN, TURN_S = 64, 0.02
@@ -177,7 +178,8 @@ class Control:
         """Return what the user's processes answer to a question, by node and process id."""
         asked = sorted(self._chosen(choice), key=_place)
         asking = _ask_each(question, dict.fromkeys(asked, body), timeout_s)
-        answers, _ = await asyncio.gather(asking, _in_turns([one.update(DESCRIBED_FOR_S) for one in asked]))
+        fresh_s = SPANS_DESCRIBED_FOR_S if question == questions.SPANS else DESCRIBED_FOR_S
+        answers, _ = await asyncio.gather(asking, _in_turns([one.update(fresh_s) for one in asked]))
         given: list[tuple[ControlChannel, Any]] = [*answers.items()]
         if question == questions.SPANS and "most" not in body:  # type: ignore[operator]
             last = [one for one in self._last_spans if choice.get("job") in (None, one[0].about.get("job"))]
