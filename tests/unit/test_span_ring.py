@@ -124,6 +124,14 @@ def test_a_child_has_an_empty_ring() -> None:
     assert [one["name"] for one in said()["spans"]] == ["before", "outer"]
 
 
+def test_what_cannot_be_read_harms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the frames of another trainer cannot be read, its phases are timed without ids."""
+    monkeypatch.setattr(spans, "step_of", lambda _: 1 / 0)
+    with spans.span("step"):
+        pass
+    assert [(one["name"], "of" in one) for one in said()["spans"]] == [("step", False)]
+
+
 class Plain:
     """An object with plain attributes, as those of verl."""
 

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import re
 import time
-from collections import deque
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar
 
@@ -32,7 +31,7 @@ SPANS_DESCRIBED_FOR_S = 30.0  # they are asked for all the time, and a descripti
 # Thousands of processes are asked in turns, so that the gateway never has all their answers to read at once: other
 # clients are answered in between. The next turn begins when all have answered, or after TURN_S.
 ASKED_IN_A_TURN, TURN_S = 64, 0.02
-MAX_LAST_SPANS = 200  # messages
+MAX_LAST_SPANS = 20_000
 MAX_FAULT_BYTES = 64 * 1024  # of what faulthandler writes
 HOLDERS = 3  # of the same frames, asked for them one after the other
 # The actor in which Ray runs a job's driver (ray 2.60.0 dashboard/modules/job/common.py): not the user's, though it has
@@ -141,7 +140,7 @@ class Control:
         self._removed: set[str] = set()
         self._numbers = numbers or Numbers()
         # Of processes that have ended, until their recorder asks; nobody does for a run that is not recorded.
-        self._last_spans = deque[tuple[ControlChannel, SpansRecord]](maxlen=MAX_LAST_SPANS)
+        self._last_spans: list[tuple[ControlChannel, SpansRecord]] = []
         self.ended = Ended(lambda ns: [one for one in self.channels if one.birth.get("ns") == ns])
 
     async def serve(self, about: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -183,7 +182,7 @@ class Control:
         given: list[tuple[ControlChannel, Any]] = [*answers.items()]
         if question == questions.SPANS and "most" not in body:  # type: ignore[operator]
             last = [one for one in self._last_spans if choice.get("job") in (None, one[0].about.get("job"))]
-            self._last_spans = deque([one for one in self._last_spans if one not in last], MAX_LAST_SPANS)
+            self._last_spans = [one for one in self._last_spans if one not in last]
             given += last
         return [_list_answer(channel, answer) for channel, answer in given if _is_users(channel)]
 
@@ -301,6 +300,8 @@ class Control:
             channel.words = records.read(body, LastWords, "the last words")
         elif message.get("event") == messages.LAST_SPANS:
             self._last_spans.append((channel, records.read(body, SpansRecord, "the last spans")))
+            while sum(len(said.get("spans", ())) for _, said in self._last_spans) > MAX_LAST_SPANS:
+                del self._last_spans[0]
         else:
             channel.take(message)
 

@@ -64,10 +64,10 @@ def explain(recorded: Recorded, number: int) -> Why:
 
 
 def slowest(recorded: Recorded) -> Why | None:
-    """Return the step that took most more than usual; None if none did."""
+    """Return the step that took most more than usual; None if none did. The first one always does."""
     steps = steps_of(recorded)
     usual = [_usual(steps, at) for at in range(len(steps))]
-    slow = [at for at, one in enumerate(steps) if (s := usual[at]) is not None and _is_more(one.took_s - s, s)]
+    slow = [at for at, one in enumerate(steps) if at and (s := usual[at]) is not None and _is_more(one.took_s - s, s)]
     if not slow:
         return None
     return _explain(recorded, steps, max(slow, key=lambda at: steps[at].took_s - (usual[at] or 0.0)))

@@ -6,6 +6,7 @@ the run is measured by who asks (jobs/span_log.py).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import deque
@@ -78,7 +79,7 @@ def said_spans(body: SpansBody) -> SpansRecord:
 
 
 def _clean(text: Any) -> str:
-    cut = str(text)[:MOST_CHARS]
+    cut = text[:MOST_CHARS] if type(text) is str else type(text).__name__
     if not cut.isprintable():
         cut = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in cut)
     return scrubbed(cut)[:MOST_CHARS]
@@ -103,11 +104,11 @@ def watch_requests(module: ModuleType) -> None:
         outputs = generate(self, *args, **kwargs)
         try:
             async for output in outputs:
-                if "first_ns" not in kept:
-                    kept["first_ns"] = time.monotonic_ns()
-                    kept["prompt"] = len(getattr(output, "prompt_token_ids", None) or ())
-                made = sum(len(one.token_ids) for one in getattr(output, "outputs", ()))
-                kept["tokens"] = kept["tokens"] + made if is_delta else max(kept["tokens"], made)
+                kept.setdefault("first_ns", time.monotonic_ns())
+                with contextlib.suppress(Exception):  # another version of vLLM: its requests are still timed
+                    kept.setdefault("prompt", len(output.prompt_token_ids or ()))
+                    made = sum(len(one.token_ids) for one in output.outputs)
+                    kept["tokens"] = kept["tokens"] + made if is_delta else max(kept["tokens"], made)
                 yield output
         finally:
             await outputs.aclose()

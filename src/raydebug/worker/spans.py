@@ -51,7 +51,9 @@ def span(name: str) -> Iterator[None]:
     global ended
     number = next(_numbers)
     task = _task()
-    of, note = _owner(name, sys._getframe(1), in_task=task is not None) if recorders else ("", "")
+    of = note = ""
+    with contextlib.suppress(Exception):  # another version of the trainer: its phases are still timed
+        of, note = _owner(name, sys._getframe(1), in_task=task is not None) if recorders else ("", "")
     entered = open_spans[number] = Span(name, time.monotonic(), threading.get_ident(), task, of, note)
     begun.add(name)
     try:
@@ -90,11 +92,10 @@ def _owner(name: str, frame: FrameType | None, *, in_task: bool) -> tuple[str, s
             names = [attributes_of(one).get("name") for one in calls] if type(calls) is list else []
             note = ", ".join(one for one in names if type(one) is str)
         if frame.f_code.co_name == "_run_agent_loop":
-            kwargs, trajectory = frame.f_locals.get("kwargs"), frame.f_locals.get("trajectory")
-            uid = dict.get(kwargs, "uid") if isinstance(kwargs, dict) else None
-            index = dict.get(trajectory, "sample_index") if isinstance(trajectory, dict) else None
-            turn = dict.get(trajectory, "rollout_n") if isinstance(trajectory, dict) else None
-            plain = [str(one) for one in (index if uid is None else uid, turn) if type(one) in (str, int)]
+            local: Any = frame.f_locals
+            trajectory = local.get("trajectory", {})
+            uid = local.get("kwargs", {}).get("uid", trajectory.get("sample_index"))
+            plain = [str(one) for one in (uid, trajectory.get("rollout_n")) if type(one) in (str, int)]
             return "-".join(plain), note
         frame = frame.f_back
     return "", note
