@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -278,6 +279,17 @@ def test_many_spans(tmp_path: Path) -> None:
     rows = [span("gen", n / 1000, n / 1000 + 0.0005, thread=n % 4) for n in range(60_000)]
     lines = [line for at in range(0, 60_000, 1000) for line in process("a", *rows[at : at + 1000])]
     assert write_trace(read(run_folder(tmp_path / "r", lines))).events == 60_000
+
+
+def test_the_newest_run_is_no_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without RUN the newest run is drawn, also where a check is newer."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    runs = tmp_path / "raydebug" / "runs"
+    for name, age_s in (("raydebug-1", 20), ("raydebug-2", 10), ("check-3", 0)):
+        document = run_folder(runs / name, []) / "run.json"
+        os.utime(document, (time.time() - age_s,) * 2)
+    done = CliRunner().invoke(whole_app(), ["trace"])
+    assert done.stdout == f"{runs}/raydebug-2/trace.pftrace.gz\n"
 
 
 def test_the_verb(recorded: Path) -> None:

@@ -48,7 +48,7 @@ def trace(
     from raydebug.trace.record import read_recorded
     from raydebug.trace.why import explain
 
-    recorded = read_recorded(load_run(run or LAST))
+    recorded = read_recorded(load_run(run or LAST, checks=False))
     if why is not None:
         found = explain(recorded, why)
         if as_json:

@@ -110,18 +110,19 @@ def list_runs() -> list[dict[str, Any]]:
     return sorted(found, key=lambda run: run.get("started") or 0)
 
 
-def load_run(name: str = LAST) -> dict[str, Any]:
+def load_run(name: str = LAST, *, checks: bool = True) -> dict[str, Any]:
     """Return a run's document.
 
     Args:
         name: its id, the beginning of it, a path to its folder, or `last`.
+        checks: whether the last one may be a check.
 
     Raises:
         RaydebugError: there is no such run, several begin so, or its document cannot be read.
     """
     if "/" in name:
         return read_run(Path(name))
-    folders = _folders()
+    folders = [folder for folder in _folders() if checks or not folder.name.startswith(f"{CHECK}-")]
     ids = [folder.name for folder in folders]
     found = folders[-1:] if name == LAST else [f for f in folders if f.name == name or f.name.startswith(name)]
     exact = [folder for folder in found if folder.name == name]
