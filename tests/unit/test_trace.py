@@ -245,7 +245,9 @@ def test_hostile_names(tmp_path: Path) -> None:
 
 def test_tasks_join_their_process(tmp_path: Path) -> None:
     """A process with spans and tasks is one group; the row that creates an actor, which has no node, is in it too."""
-    folder = run_folder(tmp_path / "r", process("a", span("gen", 1, 2), pid=7, node_id="n1", actor="Trainer trainer_0"))
+    lines = process("a", span("gen", 1, 2), pid=7, node_id="n1", actor="Trainer trainer_0")
+    lines += process("b", span("gen", 1, 2), pid=8)  # it has ended before it was asked who it is
+    folder = run_folder(tmp_path / "r", lines)
     rows = [
         ["t1", 0, "Trainer.run", "FINISHED", "1", "a", "ACTOR_TASK", "Trainer.run", "n1", "w", 7, 0, 1_001_000.0, None],
         ["t2", 0, "Other.go", "FINISHED", "1", "b", "ACTOR_TASK", "Other.go", "n2", "w", 8, 0, 1_001_000.0, 1_001_500],
@@ -256,7 +258,7 @@ def test_tasks_join_their_process(tmp_path: Path) -> None:
     ]  # fmt: skip
     (folder / "tasks.json").write_text(json.dumps({"version": 1, "cut": False, "columns": COLUMNS, "rows": rows}))
     found = {group.title: [lane.title for lane in group.lanes] for group in groups_of(read(folder))}
-    assert found == {"01 Trainer (pid 7)": ["phases", "Ray tasks"], "02 Other (pid 8)": ["Ray tasks"]}
+    assert found == {"01 Trainer (pid 7)": ["phases", "Ray tasks"], "02 Other (pid 8)": ["phases", "Ray tasks"]}
 
 
 def test_ten_thousand_tasks(tmp_path: Path) -> None:

@@ -176,9 +176,12 @@ def _add_tasks(path: Path, start: float, last: float, processes: list[Process], 
             notes.append(f"Ray has cut its table of tasks: {len(rows):,} are drawn, others are missing")
     except (ValueError, LookupError, TypeError) as error:
         raise _bad(path, error) from error
-    by_place = {(one.about.get("pid"), one.about.get("node_id")): one for one in processes}
     known = [dict(zip(columns, row, strict=False)) for row in rows if isinstance(row, list)]
     node_of = {task.get("worker_pid"): task.get("node_id") for task in known if task.get("node_id")}
+    by_place = {}
+    for one in processes:  # one that has ended soon has not said its node
+        pid = one.about.get("pid")
+        by_place[pid, one.about.get("node_id") or node_of.get(pid)] = one
     for task in known:
         try:
             pid = int(task["worker_pid"])
