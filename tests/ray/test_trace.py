@@ -52,7 +52,7 @@ ray.get(Trainer.remote().fit.remote())
 
 @pytest.fixture
 def train(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    """Start the training in a folder that has a package `verl`."""
+    """Start the training in a folder that has a package `verl`: Ray's workers find what is beside the script."""
     folder = tmp_path / "verl" / "utils" / "profiler"
     folder.mkdir(parents=True)
     for path in (folder, folder.parent, folder.parent.parent):
@@ -60,7 +60,7 @@ def train(cluster: Cluster, tmp_path: Path) -> Iterator[Callable[..., Run]]:
     (folder / "performance.py").write_text(TIMERS)
     (tmp_path / "train.py").write_text(TRAINING)
     with starting_runs(cluster, cwd=tmp_path) as start:
-        yield lambda *options: start(*options, "--", "env", f"PYTHONPATH={tmp_path}", sys.executable, "train.py")
+        yield lambda *options: start(*options, "--", sys.executable, "train.py")
 
 
 def test_a_job_leaves_its_trace(train: Callable[..., Run]) -> None:
