@@ -150,4 +150,4 @@ def check_trace(run: dict[str, Any]) -> None:
     titles = [lane.title for group in groups_of(recorded) for lane in group.lanes]
     for wanted in ("phases", "states", "samples: generate", "samples: reward", "vLLM requests", "Ray tasks"):
         assert wanted in titles
-    assert recorded.notes == []
+    assert not [note for note in recorded.notes if "spans" in note], recorded.notes
