@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from raydebug.commands import trainings
-from raydebug.commands.trainings import SCRIPT_BYTES_MAX, Training, find_trainings
+from raydebug.commands.statements import SCRIPT_BYTES_MAX
+from raydebug.commands.trainings import Training, find_trainings
 from raydebug.errors import RaydebugError
 
 # As verl's examples were written up to 0.8: one long command, "$@" at its end.
@@ -201,7 +202,13 @@ def test_exports_reach_the_training(project: Path) -> None:
         ("N=${M/a/b}\n", "x=${M/a/b}", "${M/a/b} was not read"),
         ("N=$((2**70))\n", "x=$((2**70))", "$((2**70)) was not calculated"),
         ("read N\n", "x=$N", "line 1: N is read from input"),
-        ("source env.sh\nN=1\n", "x=1", "line 1: what source env.sh sets is not known here"),
+        (
+            "source env.sh\nN=1\n",
+            "x=1",
+            "line 1: what source env.sh sets is not known here: No such file or directory",
+        ),
+        ("source <(cat env)\nN=1\n", "x=1", "line 1: what source sets is not known here: Is a directory"),
+        ("export $(cat env)\nN=1\n", "x=1", "line 1: what export sets is not known here"),
         ("conda activate verl\nN=1\n", "x=1", "line 1: the environment of conda activate verl was not looked into"),
         ("N=1\n" + 'N="$N$N"\n' * 17, "x=$N", "N is too long to be followed"),
         ("cd $(mktemp -d)\nN=1\n", "x=1", "line 1: the folder of `cd $(mktemp -d)` is not known"),
@@ -256,6 +263,94 @@ def test_scripts_without_a_training(script: str, project: Path) -> None:
     """A script that only mentions one, calls itself, or is no shell script, has no training."""
     (project / "scripts" / "run.sh").write_text(script)
     assert read(project, []) == []
+
+
+SOURCED = {
+    "assignments, exports and a function": (
+        {"env.sh": 'N=3\nexport M=a\nset -a; W=4; set +a\ntrain() { python3 -m verl.trainer.main_ppo "$@"; }\n'},
+        "source scripts/env.sh\ntrain n=$N m=$M\n",
+    ),
+    "a circle with a guard": (
+        {"a.sh": '[ -n "$A" ] && return\nA=1\n. scripts/b.sh\n', "b.sh": ". scripts/a.sh\nB=2\n"},
+        ". scripts/a.sh\npython3 -m verl.trainer.main_ppo a=$A b=$B\n",
+    ),
+    "its own path, and the script's": (
+        {"in/env.sh": 'H=$(dirname "${BASH_SOURCE[0]}")\nf() { W=$BASH_SOURCE; }\n[ $0 = "$BASH_SOURCE" ] || N=2\n'},
+        'source "$(dirname "$0")/in/env.sh"\nf\npython3 -m verl.trainer.main_ppo h=$H w=$W n=$N b=${BASH_SOURCE[0]}\n',
+    ),
+    "arguments of its own": (
+        {"env.sh": 'A=$1-$#\nshift\nB="$*"\n'},
+        'source scripts/env.sh x y z\npython3 -m verl.trainer.main_ppo $A "$B" "$@"\n',
+    ),
+    "the script's arguments": (
+        {"env.sh": "A=$1\nset -- c d e\nshift\n"},
+        'source scripts/env.sh\npython3 -m verl.trainer.main_ppo $A "$@"\n',
+    ),
+    "a file that ends the script": (
+        {"env.sh": "python3 -m verl.trainer.main_ppo a=1\nexit 0\n"},
+        "source scripts/env.sh\npython3 -m verl.trainer.main_ppo b=1\n",
+    ),
+    "a status": (
+        {"env.sh": "N=1\nfalse\n"},
+        "source scripts/env.sh || N=2\nif true; then . scripts/env.sh; fi\npython3 -m verl.trainer.main_ppo n=$N\n",
+    ),
+    "another folder": (
+        {"env.sh": "cd scripts\n", "more.sh": "N=5\n"},
+        "source scripts/env.sh; source ./more.sh\npython3 -m verl.trainer.main_ppo n=$N\n",
+    ),
+    "quoted declarations": (
+        {"env.sh": 'X="a b"\nexport "N=$X" K=$X\ndeclare -x "L=1"\n'},
+        'source scripts/env.sh\npython3 -m verl.trainer.main_ppo "n=$N" "k=$K" l=$L\n',
+    ),
+    "a return in an eval": ({}, 'eval "return 0"\npython3 -m verl.trainer.main_ppo n=1\n'),
+}
+
+
+@pytest.mark.parametrize(("files", "script"), SOURCED.values(), ids=list(SOURCED))
+def test_a_sourced_file_is_read_in_its_place(files: dict[str, str], script: str, project: Path) -> None:
+    """What it sets, defines, exports, shifts and ends holds for the script, as in bash, without a note."""
+    for name, text in files.items():
+        (project / "scripts" / name).parent.mkdir(exist_ok=True)
+        (project / "scripts" / name).write_text(text)
+    (project / "scripts" / "run.sh").write_text(script)
+    argv, folder = as_bash_runs(project, ["p", "q"])
+    (training,) = read(project, ["p", "q"])
+    assert training.argv == [word.replace("=scripts/", f"={project}/scripts/") for word in argv]
+    assert (os.path.normpath(training.folder), training.notes) == (folder, [])
+    if "export M=a" in files.get("env.sh", ""):
+        assert {"M": "a", "W": "4"}.items() <= training.environ.items()
+        assert "N" not in training.environ
+
+
+def test_a_condition_of_a_sourced_file(project: Path) -> None:
+    """It has the file's name in the note, and the same line of the script is another condition."""
+    (project / "scripts" / "env.sh").write_text("if [ -f x ]; then E=fsdp; else E=megatron; fi\n")
+    (project / "scripts" / "run.sh").write_text(
+        "if [ -f y ]; then C=1; else C=2; fi\nsource scripts/env.sh\npython3 -m verl.trainer.main_ppo e=$E c=$C\n"
+    )
+    found = read(project, [])
+    assert [training.argv[3:] for training in found] == [["e=fsdp", "c=1"], ["e=fsdp", "c=2"], ["e=megatron", "c=1"]]
+    assert "only if the condition of line 1 of scripts/env.sh does not hold" in found[-1].notes
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("sourced", "note"),
+    [
+        ("source scripts/env.sh\n" * 20, "too many files source one another"),
+        ("X='unclosed\n", "line 1: ' is not closed"),
+        ("#" * (SCRIPT_BYTES_MAX + 1), "it has 262145 bytes, more than the 262144 that a script may have"),
+        ("\udcff", "line 1: byte 0xff is not UTF-8"),
+    ],
+    ids=["circle", "quote", "size", "bytes"],
+)
+def test_a_sourced_file_that_cannot_be_read(sourced: str, note: str, project: Path) -> None:
+    """A circle without end, a broken file, one that is no text: a note, and the script is read on."""
+    (project / "scripts" / "env.sh").write_text(sourced, errors="surrogateescape")
+    (project / "scripts" / "run.sh").write_text("source scripts/env.sh\npython3 -m verl.trainer.main_ppo a=1\n")
+    (training,) = read(project, [])
+    assert training.argv[-1] == "a=1"
+    assert any(one.endswith(note) for one in training.notes)
 
 
 def test_every_training_of_a_script_is_found(project: Path) -> None:
@@ -477,7 +572,7 @@ def test_a_loop_without_end(project: Path) -> None:
     """A script that would never end is read in a moment."""
     (project / "scripts" / "run.sh").write_text(
         "i=0\nwhile [ $i -lt 9 ]; do while [ 1 = 1 ]; do x=1; done; done\nwhile true; do sleep 1; done\n"
-        "f() { f; f; }\nf\npython3 -m verl.trainer.main_ppo a=1\n"
+        f"f() {{ {'f; ' * 20}}}\nf\npython3 -m verl.trainer.main_ppo a=1\n"
     )
     (training,) = read(project, [])
     assert training.argv[-1] == "a=1"

@@ -66,6 +66,7 @@ class Values:
     Args:
         inherited: the environment that the script starts in.
         script: its path.
+        source: the file that it sources, as it names it, while that is read.
         arguments: `$1`, `$2` and so on.
         folder: where it is.
         doubts: what makes everything that follows uncertain.
@@ -81,6 +82,7 @@ class Values:
     exported: set[str] = field(default_factory=set)
     exports_all: bool = False
     overlay: dict[str, str] = field(default_factory=dict)
+    source: str = ""
 
     def get(self, name: str) -> str | list[str] | None:
         """Return a variable's value; None if it is not set."""
@@ -91,6 +93,8 @@ class Values:
         """Set a variable; `taints` is what of the value could not be read."""
         self.variables[name] = value
         self.taints[name] = set(taints)
+        if self.exports_all:
+            self.exported.add(name)
         self._keep_short(name)
 
     def _keep_short(self, name: str) -> None:
@@ -116,10 +120,10 @@ class Values:
         self.variables.pop(name, None)
         self.inherited.pop(name, None)
 
-    def change_folder(self, target: str, taints: set[str], line: int) -> None:
+    def change_folder(self, target: str, taints: set[str], place: str) -> None:
         """Go to another folder, if it is known which."""
         if taints:
-            self.doubts = {*self.doubts, f"line {line}: the folder of `cd {target}` is not known"}
+            self.doubts = {*self.doubts, f"{place}: the folder of `cd {target}` is not known"}
         else:
             self.folder = self.folder / expand_home(target)
 
@@ -128,7 +132,7 @@ class Values:
         mine = {
             name: value
             for name, value in self.variables.items()
-            if isinstance(value, str) and (self.exports_all or name in self.exported or name in self.inherited)
+            if isinstance(value, str) and (name in self.exported or name in self.inherited)
         }
         return {name: readable(value) for name, value in {**self.inherited, **mine, **self.overlay}.items()}
 
@@ -286,7 +290,8 @@ class Expander:
         if name == "#":
             return [str(len(values.arguments))]
         if name in ("0", "BASH_SOURCE"):
-            return [values.script]
+            is_inner = name != "0" and part.index in ("", "0")
+            return [(is_inner and values.source) or values.script]
         if name.isdigit():
             at = int(name) - 1
             return [values.arguments[at]] if at < len(values.arguments) else None

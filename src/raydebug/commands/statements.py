@@ -2,12 +2,15 @@
 
 Assignments, exports, defaults, arrays, arguments, functions and conditions with known operands are followed. At a
 condition that is not decided one branch is taken; `choices` takes another one, so that a caller can read them all.
-What only a run can tell (the output of a command, a file that is sourced) stays as it is written, and gets a note.
+A file that is sourced is read in its place. What only a run can tell, such as the output of a command, stays as it is
+written, and gets a note.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,8 +20,13 @@ from typing import TypeAlias
 from raydebug.commands.conditions import decide_condition, decide_test
 from raydebug.commands.expand import Expander, Values
 from raydebug.commands.tokens import Array, Condition, Document, Operator, Text, Token, Unreadable, Word, read_tokens
+from raydebug.settings.files import NotPlainText, decode, read_bounded
 
-EVALS_AT_MOST = 8  # evals and functions in one another
+EVALS_AT_MOST = 8  # evals, functions and sourced files in one another
+# In all functions and sourced files, each time that they are read: one that calls itself ten times would be read a
+# hundred million times.
+TOKENS_MAX, TOKENS_OF_ONE = 300_000, 100  # and so many for each time
+SCRIPT_BYTES_MAX = 256 * 1024
 ITERATIONS_MAX = 256  # of all loops of a script together
 SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 _LOOPS = ("for", "while", "until", "select")
@@ -35,21 +43,21 @@ Parts: TypeAlias = Word | Array | Condition | Document
 
 @dataclass
 class Choices:
-    """The branches that are taken where a condition is not decided, by line.
+    """The branches that are taken where a condition is not decided, by place: `line 3`, `line 3 of env.sh`.
 
     Args:
-        asked: line -> number of the branch; others take the first one that does not end the script.
-        met: each such line that was reached -> the branch taken, and how many there are.
+        asked: place -> number of the branch; others take the first one that does not end the script.
+        met: each such place that was reached -> the branch taken, and how many there are.
     """
 
-    asked: Mapping[int, int] = field(default_factory=dict)
-    met: dict[int, tuple[int, int]] = field(default_factory=dict)
+    asked: Mapping[str, int] = field(default_factory=dict)
+    met: dict[str, tuple[int, int]] = field(default_factory=dict)
 
-    def choose(self, line: int, exits: list[bool]) -> int:
+    def choose(self, place: str, exits: list[bool]) -> int:
         """Return the branch to take; `exits` says of each one whether it ends the script."""
         default = next((at for at, ends in enumerate(exits) if not ends), 0)
-        taken = self.asked.get(line, default)
-        self.met.setdefault(line, (taken, len(exits)))
+        taken = self.asked.get(place, default)
+        self.met.setdefault(place, (taken, len(exits)))
         return taken
 
 
@@ -60,7 +68,7 @@ class _Block:
     Args:
         runs: whether its commands run.
         done: whether a branch was taken, or the loop has ended.
-        doubt: the line of the condition that was not decided; 0 if there is none.
+        doubt: the place of the condition that was not decided; empty if there is none.
         start: index of the loop's condition or body.
         word: what `case` compares; None where it is not known.
         branch: that of a `case` that was chosen, and how many were passed.
@@ -68,10 +76,10 @@ class _Block:
     """
 
     kind: str
-    line: int
+    place: str
     runs: bool = True
     done: bool = False
-    doubt: int = 0
+    doubt: str = ""
     start: int = 0
     word: str | None = None
     branch: int = -1
@@ -103,16 +111,19 @@ class Statements:
         self._rounds = 0  # of all loops
         self._is_endless = False  # `while true`: what ends it is not known
         self._repeats = 0  # loops in a later round, whose trainings are not shown again
-        self._depth = 0
-        self._functions: dict[str, list[Token]] = {}
+        self._depth = self._tokens_read = 0  # of evals, functions and sourced files
+        self._functions: dict[str, tuple[str, list[Token]]] = {}  # the sourced file, and the body
         self._called: set[str] = set()
 
     def read(self, tokens: list[Token]) -> None:
-        """Read all statements; a function that nobody calls is read at the end, as somebody may."""
+        """Read all statements; a function of the script that nobody calls is read at the end, as somebody may."""
         self._read(tokens)
-        while not self._ended and (left := [name for name in self._functions if name not in self._called]):
+        while not self._ended and (left := self._uncalled()):
             self._values.arguments = []
             self._call(left[0], [])
+
+    def _uncalled(self) -> list[str]:
+        return [name for name, (source, _) in self._functions.items() if not source and name not in self._called]
 
     def _read(self, tokens: list[Token]) -> None:
         at = 0
@@ -142,15 +153,19 @@ class Statements:
         return all(block.runs for block in self._blocks)
 
     @property
-    def _doubt(self) -> int:
-        """The line of a condition that was not decided, on which the statement depends; 0 if there is none."""
-        return next((block.doubt for block in reversed(self._blocks) if block.doubt), 0)
+    def _doubt(self) -> str:
+        """The place of a condition that was not decided, on which the statement depends; empty if there is none."""
+        return next((block.doubt for block in reversed(self._blocks) if block.doubt), "")
+
+    def _place(self, line: int) -> str:
+        """Return where a line of the script, or of the file that it sources, is."""
+        return f"line {line} of {self._values.source}" if self._values.source else f"line {line}"
 
     def _structure(self, word: str, line: int, tokens: list[Token], at: int) -> int:
         """Open, turn or close a block of the script; return the index of the next statement."""
         block = self._blocks[-1] if self._blocks else None
         if word in ("if", "while", "until", "{"):
-            self._blocks.append(_Block(word, line, start=at))
+            self._blocks.append(_Block(word, self._place(line), start=at))
         elif word in ("for", "select"):
             return self._loop(word, line, tokens, at)
         elif word == "case":
@@ -180,9 +195,9 @@ class Statements:
             return
         holds = self._status
         if holds is None:
-            line = block.line = tokens[at - 1].line if block.doubt else block.line
-            block.doubt = line
-            holds = self._choices.choose(line, [_exits(tokens, at), False]) == 0
+            place = block.place = self._place(tokens[at - 1].line) if block.doubt else block.place
+            block.doubt = place
+            holds = self._choices.choose(place, [_exits(tokens, at), False]) == 0
         block.runs = block.done = holds
 
     def _begin_round(self, block: _Block) -> None:
@@ -191,7 +206,7 @@ class Statements:
             return
         holds = self._status if block.kind == "while" or self._status is None else not self._status
         if holds is None or self._is_endless:
-            block.doubt, block.done = block.line, True
+            block.doubt, block.done = block.place, True
         block.runs = holds is not False
 
     def _again(self, block: _Block) -> bool:
@@ -218,7 +233,7 @@ class Statements:
         ends = (n for n in range(at, len(tokens)) if isinstance(tokens[n], Operator) or _is(tokens[n:], "do"))
         end = next(ends, len(tokens))
         start = _past(tokens, end, "do")
-        block = _Block(kind, line, start=start)
+        block = _Block(kind, self._place(line), start=start)
         head = [token for token in tokens[at:end] if isinstance(token, Word)]
         if self._runs and head and (name := head[0].plain):
             values = [one for word in head[2:] for one in self._expand.fields(word)]
@@ -232,12 +247,12 @@ class Statements:
     def _case(self, line: int, tokens: list[Token], at: int) -> int:
         """Open a `case`, and go to its first pattern."""
         inner = _past(tokens, at, "in")
-        block = _Block("case", line, start=inner)
+        block = _Block("case", self._place(line), start=inner)
         if self._runs and isinstance(subject := tokens[at], Word):
             block.word = self._expand.operand(subject)
             if block.word is None:
-                block.doubt = line
-                block.branch = self._choices.choose(line, _exits_of_case(tokens, inner))
+                block.doubt = block.place
+                block.branch = self._choices.choose(block.place, _exits_of_case(tokens, inner))
         self._blocks.append(block)
         return self._next_pattern(tokens, inner)
 
@@ -263,24 +278,58 @@ class Statements:
         start = _past(tokens, at, "{")
         end = _end_of_group(tokens, start)
         if self._runs:
-            self._functions[name] = tokens[start:end]
+            self._functions[name] = self._values.source, tokens[start:end]
         return end + 1
 
     def _call(self, name: str, arguments: list[str]) -> None:
         """Read the body of a function, with its arguments."""
         self._called.add(name)
-        if self._depth >= EVALS_AT_MOST:
-            return
-        outer, blocks = self._values.arguments, self._blocks
-        self._values.arguments, self._blocks = arguments, [_Block("function", 0, doubt=self._doubt)]
+        source, body = self._functions[name]
+        if self._may_read(body):
+            with self._entered(source, arguments):
+                self._read([*body, Operator(";", 0)])
+
+    def _source(self, argv: list[str], notes: set[str], place: str) -> bool | None:
+        """Read a file as if it stood here, with arguments of its own if some are given; one that cannot be is a note.
+
+        Source: bash 5.2 manual, `source`.
+        """
+        name, *arguments = [*argv[1:], ""][: max(1, len(argv) - 1)]
+        unknown = f"{place}: what {' '.join(argv)[:80]} sets is not known here"
+        if notes:  # the name is not known
+            self._values.doubts.add(unknown)
+            return None
+        try:
+            tokens = _tokens_of(read_script(self._values.folder / name))
+            if not self._may_read(tokens):
+                raise Unreadable(0, "too many files source one another")
+            with self._entered(name, arguments or self._values.arguments):
+                self._status = True
+                self._read(tokens)
+        except (NotPlainText, Unreadable) as failure:
+            self._values.doubts.add(f"{unknown}: {str(failure).removeprefix('line 0: ')}")
+            return None
+        return self._status
+
+    def _may_read(self, tokens: list[Token]) -> bool:
+        """Return whether a function, a sourced file or an `eval` is read; there is a limit to how often."""
+        self._tokens_read += len(tokens) + TOKENS_OF_ONE
+        return self._depth < EVALS_AT_MOST and self._tokens_read < TOKENS_MAX
+
+    @contextlib.contextmanager
+    def _entered(self, source: str, arguments: list[str]) -> Iterator[None]:
+        """Be inside a function or a sourced file, until its end or a `return`."""
+        values = self._values
+        before = values.source, values.arguments, self._blocks
+        values.source, values.arguments, self._blocks = source, arguments, [_Block("function", "", doubt=self._doubt)]
         self._depth += 1
         try:
-            self._read([*self._functions[name], Operator(";", 0)])
+            yield
         except _Returned:
-            pass
+            self._status = None
         finally:
             self._depth -= 1
-            self._values.arguments, self._blocks, self._status = outer, blocks, None
+            values.source, values.arguments, self._blocks = before
 
     def _finish(self, command: list[Parts], *, piped: bool) -> None:
         """Follow one simple command, if it runs. Assignments before a program hold for it alone."""
@@ -291,9 +340,9 @@ class Statements:
         if (connector == "&&" and self._status is False) or (connector == "||" and self._status is True):
             return
         doubtful = bool(connector) and self._status is None
-        line = command[0].line
         if doubtful:
-            self._blocks.append(_Block(connector, line, doubt=line))
+            place = self._place(command[0].line)
+            self._blocks.append(_Block(connector, place, doubt=place))
         try:
             status = self._simple(command)
         finally:
@@ -314,7 +363,7 @@ class Statements:
         if not words:
             return True
         if words[0].plain in _DECLARING:
-            self._declare([*command[len(assignments) + 1 :]], exported=words[0].plain == "export")
+            self._declare(words[0], command[len(assignments) + 1 :])
             return True
         if words[0].plain in ("[", "test"):
             return decide_test(words[1:], self._expand)
@@ -353,85 +402,102 @@ class Statements:
             self._values.assign(name, value, taken)
 
     def _undecided(self, name: str) -> str:
-        return f"{name} depends on a condition (line {self._doubt}), which was not decided"
+        return f"{name} depends on a condition ({self._doubt}), which was not decided"
 
-    def _declare(self, words: list[Parts], *, exported: bool) -> None:
+    def _declare(self, first: Word, words: list[Parts]) -> None:
+        """Assign what `export` and its like name, and export it."""
         for word in words:
-            assigned = _assignment(word)
-            if assigned is not None:
+            names = [word.plain or ""]
+            if assigned := _assignment(word):
                 self._assign(assigned, alone=True)
-            name = assigned.name if assigned else word.plain
-            if exported and name:
-                self._values.exported.add(name)
+                names = [assigned.name]
+            elif isinstance(word, Word) and word.plain is None:  # "NAME=VALUE", $(cat .env)
+                pairs = [field.partition("=") for field in self._expand.fields(word)]
+                taken, names = self._expand.taken(), [name for name, _, _ in pairs if name.isidentifier()]
+                for name, sign, value in pairs:
+                    if sign and name in names:
+                        self._values.assign(name, value, taken)
+                if taken and not names:
+                    self._values.doubts.add(f"{self._place(first.line)}: what {first.plain} sets is not known here")
+            if first.plain == "export":
+                self._values.exported.update(filter(None, names))
 
     def _built_in(self, argv: list[str], words: list[Word], notes: set[str]) -> bool | None:
         """Apply a shell builtin to the script's values; report any other command. Return whether it succeeds."""
         program, *rest = argv
-        line = words[0].line
+        place = self._place(words[0].line)
         loops = [block for block in self._blocks if block.kind in _LOOPS]
         if program in self._functions:
             self._call(program, rest)
             return None
         if program == "cd":
-            self._values.change_folder(rest[-1] if rest else "~", notes, line)
+            self._values.change_folder(rest[-1] if rest else "~", notes, place)
         elif program == "unset":
             for name in rest:
                 self._values.forget(name)
         elif program == "shift" and self._doubt:
-            self._values.doubts.add(f"line {line}: `shift` depends on a condition that is not known here")
+            self._values.doubts.add(f"{place}: `shift` depends on a condition that is not known here")
         elif program == "shift":
             del self._values.arguments[: int(rest[0]) if rest and rest[0].isdigit() else 1]
         elif program == "set":
             self._set(rest)
         elif program in ("exit", "return"):
-            self._leave(program, rest, line)
+            self._leave(program, rest, place)
         elif program in ("break", "continue") and loops:
             loops[-1].runs = False
             loops[-1].done |= program == "break"
         elif program in ("true", ":", "false"):
             return program != "false"
         elif program == "eval":
-            if self._depth >= EVALS_AT_MOST:
-                raise Unreadable(line, f"more than {EVALS_AT_MOST} evals in one another")
+            tokens = read_tokens(" ".join(rest))
+            if not self._may_read(tokens):
+                raise Unreadable(words[0].line, f"more than {EVALS_AT_MOST} evals in one another")
             self._depth += 1
-            self._read(read_tokens(" ".join(rest)))
-            self._depth -= 1
+            try:
+                self._read(tokens)
+            finally:
+                self._depth -= 1
             return None
         elif program in ("source", "."):
-            self._values.doubts.add(f"line {line}: what {' '.join(argv)[:80]} sets is not known here")
+            return self._source(argv, notes, place)
         elif program in ("conda", "mamba", "micromamba", "module") and rest[:1] and rest[0] in ("activate", "load"):
-            self._values.doubts.add(f"line {line}: the environment of {' '.join(argv)[:80]} was not looked into")
+            self._values.doubts.add(f"{place}: the environment of {' '.join(argv)[:80]} was not looked into")
         elif program == "read":
             for name in rest:
-                self._values.assign(name, f"${name}", {f"line {line}: {name} is read from input"})
+                self._values.assign(name, f"${name}", {f"{place}: {name} is read from input"})
         else:
             if words[-1].parts in _BLANK_WORDS:
-                notes = {*notes, f"line {words[-1].line}: a blank follows the backslash, so the command ends there"}
+                notes = {
+                    *notes,
+                    f"{self._place(words[-1].line)}: a blank follows the backslash, so the command ends there",
+                }
             if not self._repeats:
                 self._run(self._values, argv, frozenset(notes | self._values.doubts))
             return None
         return True
 
-    def _leave(self, program: str, rest: list[str], line: int) -> None:
-        """Leave a function, or the script; where it complains about its call, what follows is read with a note."""
+    def _leave(self, program: str, rest: list[str], place: str) -> None:
+        """Leave a function, a sourced file, or the script; where it complains about its call, it is read on."""
         if self._doubt:
             return
-        if program == "return" and self._depth:
+        if program == "return" and any(block.kind == "function" for block in self._blocks):
             raise _Returned
         if program == "exit" and rest[:1] not in ([], ["0"]):
-            self._values.doubts.add(f"line {line}: called like this, the script ends here")
+            self._values.doubts.add(f"{place}: called like this, the script ends here")
         elif program == "exit":
             self._ended = True
 
     def _set(self, rest: list[str]) -> None:
-        if "--" in rest:
-            self._values.arguments[:] = rest[rest.index("--") + 1 :]
-        elif any(option.startswith("-") and "a" in option for option in rest):
-            self._values.exports_all = True
+        options = [*itertools.takewhile(lambda word: word != "--", rest)]
+        if options != rest:
+            self._values.arguments[:] = rest[len(options) + 1 :]
+        for option, value in itertools.pairwise([*options, ""]):
+            if option[:1] in ("-", "+") and ("a" in option or (option[1:] == "o" and value == "allexport")):
+                self._values.exports_all = option[0] == "-"
 
 
 class _Returned(Exception):
-    """A function has returned."""
+    """A function or a sourced file has returned."""
 
 
 @dataclass(frozen=True)
@@ -457,6 +523,20 @@ def _assignment(word: Parts) -> Array | _Assignment | None:
         return None
     value = Word((Text(rest, quoted=False), *word.parts[1:]) if rest else word.parts[1:], word.line)
     return _Assignment(name, target != name, value, word.line)
+
+
+def read_script(file: Path) -> str:
+    """Return the text of a script.
+
+    Raises:
+        NotPlainText: it is missing, too big, or no text.
+    """
+    return decode(read_bounded(file, bytes_max=SCRIPT_BYTES_MAX, what="a script")).replace("\r\n", "\n")
+
+
+@functools.lru_cache(maxsize=32)
+def _tokens_of(text: str) -> list[Token]:
+    return read_tokens(text)
 
 
 def _is(tokens: list[Token], text: str) -> bool:

@@ -11,15 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from raydebug.commands.expand import Values
-from raydebug.commands.statements import SHELLS, Choices, Statements
+from raydebug.commands.statements import SHELLS, Choices, Statements, read_script
 from raydebug.commands.tokens import Unreadable, read_tokens
 from raydebug.errors import RaydebugError, UsageError
-from raydebug.settings.files import NotPlainText, decode, read_bounded
+from raydebug.settings.files import NotPlainText
 from raydebug.trainers.config import is_file
 from raydebug.trainers.registry import recognise, started_by
 from raydebug.trainers.trainer import Program
 
-SCRIPT_BYTES_MAX = 256 * 1024
 NESTED_AT_MOST = 4
 _PART_OF_PYTHON = ("pip", "venv", "http.server", "json.tool")
 READINGS_MAX = 16  # of a script, with other branches
@@ -163,22 +162,22 @@ class _Follower:
         if self._depth >= NESTED_AT_MOST or (self._depth and not is_file(file)):
             return
         try:
-            text = decode(read_bounded(file, bytes_max=SCRIPT_BYTES_MAX, what="a script"))
+            text = read_script(file)
         except NotPlainText as failure:
             raise _cannot_read(file, failure.line, failure.cause) from failure
         first = text.partition("\n")[0]
         if first.startswith("#!") and not any(shell in first for shell in SHELLS):
             return
         try:
-            self._read(text.replace("\r\n", "\n"), str(file), arguments, notes)
+            self._read(text, str(file), arguments, notes)
         except Unreadable as failure:
             raise _cannot_read(file, failure.line, failure.why) from failure
 
     def _read(self, text: str, name: str, arguments: list[str], notes: frozenset[str]) -> None:
         """Read a script; where a condition is not decided, once more for each of its other branches."""
         tokens = read_tokens(text)
-        waiting: list[Mapping[int, int]] = [{}]
-        first: Mapping[int, tuple[int, int]] = {}
+        waiting: list[Mapping[str, int]] = [{}]
+        first: Mapping[str, tuple[int, int]] = {}
         kept, outer = list[Training](), self.trainings
         for asked in waiting:  # which grows
             choices, self.trainings = Choices(asked), []
@@ -187,13 +186,14 @@ class _Follower:
             found, self.trainings = self.trainings, outer
             first = first or choices.met
             if asked:
-                said = {_taken(line, at, choices.met) for line, at in asked.items()}
+                said = {_taken(place, at, choices.met) for place, at in asked.items()}
                 seen = [(training.argv, training.folder) for training in kept]
                 found = [it.as_variant(said) for it in found if (it.argv, it.folder) not in seen]
             kept += found
-            for line, (taken, branches) in choices.met.items():
-                if line not in asked and (not asked or line not in first):
-                    waiting += [{**asked, line: at} for at in range(branches) if at != taken]
+            for place in sorted(choices.met, key=lambda it: " of " in it):  # the script's own before sourced ones
+                taken, branches = choices.met[place]
+                if place not in asked and (not asked or place not in first):
+                    waiting += [{**asked, place: at} for at in range(branches) if at != taken]
                     del waiting[READINGS_MAX:]
         self.trainings += kept
 
@@ -226,11 +226,11 @@ def _launched(arguments: list[str]) -> Iterator[list[str]]:
             yield ["python", *arguments[at:]]
 
 
-def _taken(line: int, at: int, met: Mapping[int, tuple[int, int]]) -> str:
+def _taken(place: str, at: int, met: Mapping[str, tuple[int, int]]) -> str:
     """Return which branch of an undecided condition was taken."""
-    if met.get(line, (0, 2))[1] == 2:
-        return f"only if the condition of line {line} {'does not hold' if at else 'holds'}"
-    return f"only if the `case` of line {line} takes its branch {at + 1}"
+    if met.get(place, (0, 2))[1] == 2:
+        return f"only if the condition of {place} {'does not hold' if at else 'holds'}"
+    return f"only if the `case` of {place} takes its branch {at + 1}"
 
 
 def _environ_of(prefix: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
