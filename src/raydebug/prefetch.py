@@ -19,6 +19,7 @@ from typing import Any
 
 from raydebug.errors import RaydebugError
 from raydebug.trainers.config import CannotCompose
+from raydebug.trainers.hub import model_folder
 from raydebug.trainers.trainer import FilesRead
 
 MARK = "raydebug-prefetch: "  # starts the line of the answer
@@ -91,12 +92,9 @@ def files_of(read: FilesRead) -> list[Path]:
 
 
 def _model_files(path: str) -> Iterator[Path]:
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        snapshot = _snapshot(path)
-        if snapshot is None:
-            return
-        folder = snapshot
+    folder = model_folder(path)
+    if folder is None:
+        return
     for pattern in SMALL:
         yield from (file.resolve() for file in sorted(folder.glob(pattern)) if file.is_file())
     for patterns in WEIGHTS:
@@ -104,13 +102,6 @@ def _model_files(path: str) -> Iterator[Path]:
         if shards:
             yield from shards
             return
-
-
-def _snapshot(name: str) -> Path | None:
-    """Return the folder of a model of the Hub in this user's cache."""
-    from raydebug.check.probes.hub import cached_folder, is_hub_name
-
-    return cached_folder(name) if is_hub_name(name) else None
 
 
 @dataclass(frozen=True)

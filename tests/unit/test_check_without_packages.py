@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from raydebug.check.probes.hub import cached_folder, hub_cache
+from raydebug.check.probes.images import has_vision
 from raydebug.check.stages import FAILED, PASSED, Outcome, choose_stages, run_stages
 from raydebug.check.target import find_target
 from raydebug.errors import RaydebugError
 from raydebug.settings.files import environment_dir
 from raydebug.settings.flavours import install
-from raydebug.trainers.config import first_missing
+from raydebug.trainers.config import TrainingConfig, first_missing
+from raydebug.trainers.hub import cached_folder, hub_cache, model_folder
 from raydebug.trainers.verl.checks import _OWN_CLASS, targets_of
 from verl_fork import make_fork
 
@@ -198,8 +199,9 @@ def test_a_model_in_the_cache_of_the_hub(tmp_path: Path, monkeypatch: pytest.Mon
     (model / "refs").mkdir()
     (model / "refs" / "main").write_text("0" * 40)
     assert cached_folder("a/b") is None
-    (snapshot / "config.json").write_text("{}")
-    assert cached_folder("a/b") == snapshot
+    (snapshot / "config.json").write_text('{"vision_config": {}}')
+    assert cached_folder("a/b") == model_folder("a/b") == snapshot
+    assert [has_vision(TrainingConfig({"model": name}, {"model": "model"})) for name in ("a/b", "a/c")] == [True, None]
     (model / "refs" / "main").write_text("../../..")
     assert cached_folder("a/b") is None
     assert cached_folder("a/c") is None

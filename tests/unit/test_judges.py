@@ -1216,6 +1216,7 @@ IMAGE_ROWS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no images at all": ({"placeholders": 0, "images": 0, "in_data": False}, []),
     "another column": ({"in_data": False, "others": ["pictures"]}, ["data.image-column data.image_key=pictures"]),
     "a text model": ({"vision": False}, ["data.image-model"]),
+    "a model that is not here": ({"vision": None}, []),
     "too few and broken": (
         {"differs": {"row": 3, "placeholders": 2, "images": 1}, "broken": {"row": 4, "image": 0, "said": "OSError: x"}},
         ["data.image-count", "data.image-broken"],

@@ -26,7 +26,7 @@ def judge_rows(config: TrainingConfig, found: Mapping[str, Any]) -> Iterator[Fin
             overrides={key: other} if other else {},
         )
         return
-    if found["images"] and not found["vision"]:
+    if found["images"] and found["vision"] is False:
         yield error(
             "data.image-model",
             f"the data has images in '{column}', and the model takes none",

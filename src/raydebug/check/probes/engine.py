@@ -25,7 +25,7 @@ def gather(request: Facts) -> Facts:
     if not plan.has("the start of the rollout engine", "vllm"):
         return facts
     try:
-        _start(plan.checks.engine_options(config), facts, vision=has_vision(config))
+        _start(plan.checks.engine_options(config), facts, vision=bool(has_vision(config)))
     except BaseException as failure:  # noqa: BLE001 - argument errors of vLLM end the program
         facts["failed"] = describe_exception(failure)
     facts["read"] = read_by(request, config.get("model"))

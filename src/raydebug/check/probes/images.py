@@ -33,9 +33,10 @@ def _sequences_of_a_rank(config: TrainingConfig) -> int | None:
     )
 
 
-def has_vision(config: TrainingConfig) -> bool:
-    """Return whether the model's config.json has a vision tower; False where it cannot be read."""
-    return "vision_config" in config_of(str(config.get("model")))
+def has_vision(config: TrainingConfig) -> bool | None:
+    """Return whether the model's config.json has a vision tower; None where it cannot be read."""
+    said = config_of(str(config.get("model")))
+    return "vision_config" in said if said else None
 
 
 def look_at_images(plan: Plan, rows: Sequence[Facts]) -> Facts:
@@ -45,8 +46,8 @@ def look_at_images(plan: Plan, rows: Sequence[Facts]) -> Facts:
     the column data.image_key.
 
     Returns:
-        `vision`: the model takes images; `column`, `in_data`: the column and whether it is there; `others`: columns
-        that look like one; `placeholders`, `images`: their sums; `differs`: the first row where they differ;
+        `vision`: whether the model takes images; `column`, `in_data`: the column and whether it is there; `others`:
+        columns that look like one; `placeholders`, `images`: their sums; `differs`: the first row where they differ;
         `broken`: the first image that does not decode.
     """
     config = plan.config

@@ -13,12 +13,12 @@ from typing import Any
 
 from raydebug.check.probes import Facts
 from raydebug.check.probes.env import list_gpus, memory_bytes
-from raydebug.check.probes.hub import cached_folder, is_hub_name
 from raydebug.check.probes.images import look_at_processor
 from raydebug.check.probes.plan import compose, read_by, trainer_version, variables
 from raydebug.check.probes.tokens import can_tokenize, load_tokenizer
 from raydebug.findings import describe_exception
 from raydebug.trainers.config import TrainingConfig, package_folder
+from raydebug.trainers.hub import is_hub_name, model_folder
 
 MIB = 1024**2
 MESSAGE = [{"role": "user", "content": "What is 1 plus 2?"}]
@@ -82,7 +82,7 @@ def _find(path: str) -> Facts:
     found: Facts = {"path": path, "folder": None, "is_hub": is_hub_name(path)}
     if path.startswith(("hdfs://", "s3://")):
         return {**found, "remote": True}
-    cached = cached_folder(path) if found["is_hub"] else None
+    cached = model_folder(path)
     return {**found, "folder": str(cached) if cached else None}
 
 

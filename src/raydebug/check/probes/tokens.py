@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.check.probes import Facts
-from raydebug.check.probes.hub import cached_folder
 from raydebug.check.probes.plan import Plan
 from raydebug.trainers.config import TrainingConfig, first_missing
+from raydebug.trainers.hub import model_folder
 
 SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -43,8 +43,7 @@ def load_tokenizer(config: TrainingConfig) -> Any:
 
 def _folder(config: TrainingConfig) -> Path:
     name = str(config.get("tokenizer") or config.get("model"))
-    folder = Path(os.path.expanduser(name))  # noqa: PTH111 - as verl does
-    return folder if folder.is_dir() else cached_folder(name) or folder
+    return model_folder(name) or Path(name)
 
 
 class PlainTokenizer:

@@ -132,7 +132,7 @@ class PpoChecks:
 
     def refused(self, refusal: Mapping[str, Any], arguments: Sequence[str]) -> Finding:
         message: str = refusal["message"]
-        if refusal.get("kind") == "MissingConfig":
+        if refusal.get("kind") in ("MissingConfig", "MissingConfigException"):  # ours, and Hydra's
             return error(
                 "command.override",
                 "the config of the command cannot be composed",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydebug.trainers.config import package_folder
+from raydebug.trainers.hub import model_folder
 from raydebug.trainers.verl.cpu import asked_patches, wanted
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def takes_large_images(model: str) -> bool:
 def config_of(model: str, file: str = "config.json") -> dict[str, Any]:
     """Return a JSON file of a model's folder; empty if it cannot be read."""
     try:
-        said = json.loads(Path(os.path.expanduser(model), file).read_text(encoding="utf-8"))  # noqa: PTH111
+        said = json.loads(((model_folder(model) or Path(model)) / file).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return said if isinstance(said, dict) else {}

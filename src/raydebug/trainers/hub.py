@@ -29,6 +29,12 @@ def cached_folder(name: str) -> Path | None:
     return folder if _COMMIT.fullmatch(commit) and (folder / "config.json").is_file() else None
 
 
+def model_folder(name: str) -> Path | None:
+    """Return the folder of a model, or its snapshot in the Hub's cache; None if it is not here."""
+    folder = Path(os.path.expanduser(name))  # noqa: PTH111 - as verl does
+    return folder if folder.is_dir() else cached_folder(name) if is_hub_name(name) else None
+
+
 def hub_cache() -> Path:
     """Return the folder of the Hub's cache."""
     home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME", "~/.cache"), "huggingface")  # noqa: PTH118
