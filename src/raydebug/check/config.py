@@ -17,9 +17,10 @@ from raydebug.check.target import NoAnswer, Target, only_training, run_probe, ta
 from raydebug.errors import RaydebugError
 from raydebug.findings import Finding, as_settings, error, note
 from raydebug.profile.load import load_profile
-from raydebug.settings.flavours import install
+from raydebug.settings.flavours import install, numbers
 from raydebug.trainers.config import TrainingConfig, value_at
 from raydebug.trainers.registry import TRAINERS, column_of, newest_column
+from raydebug.trainers.trainer import Program
 
 if TYPE_CHECKING:
     from raydebug.cluster.state import Cluster
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 NEEDED_ON_CPU = ("device", "actor_strategy", "critic_strategy", "attention", "remove_padding", "critic_remove_padding",
                  "fused_kernels", "free_cache", "sleep_mode")  # fmt: skip
 PLAN_BUDGET_S = 10.0
+CPU_SINCE = (0, 9)  # of verl
 
 
 def judge(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
@@ -39,21 +41,24 @@ def judge(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
         target: whose command it is.
         facts: `config`, `variables` of the training, `gpus` of the machine, and `verdict` of the trainer itself.
     """
-    config, checks = target.config(facts["config"]), target.checks
+    config, rules = target.config(facts["config"]), target.checks.rules
+    if rules is None:
+        return []
     name = target.program.name if target.program else ""
     is_release = bool(name) and column_of(name, facts["trainer_version"]) is not None
     facts = {**facts, "is_release": is_release}
     if target.elsewhere:
-        found = checks.judge(config, {**facts, "gpus": sys.maxsize}, None)
+        found = rules.judge(config, {**facts, "gpus": sys.maxsize}, None)
     else:
-        found = checks.judge(config, facts, target.gpus)
+        found = rules.judge(config, facts, target.gpus)
     if lacks_values(found):
         return found
-    if is_on_cpu(facts["variables"]) and not target.elsewhere:
+    gpus_only = trains_on_gpus_only(target.program, facts["trainer_version"])
+    if is_on_cpu(facts["variables"]) and not gpus_only and not target.elsewhere:
         found += _on_cpu(target, config)
     found += not_run(facts)
     if facts["verdict"] is not None and not any(finding.severity == "error" for finding in found):
-        found.append(checks.judge_verdict(facts["verdict"]))
+        found.append(rules.judge_verdict(facts["verdict"]))
     return found
 
 
@@ -65,7 +70,9 @@ def not_run(facts: Mapping[str, Any]) -> Iterator[Finding]:
             "check.not-run",
             f"the config of {facts['program']} was not read: only what the command itself sets was looked at",
             why=str(unread)[:300],
-            fix=f"check it where the program is installed: {install('verl')}",
+            fix=f"check it where the program is installed: {install('verl')}"
+            if facts.get("trainer", "verl") == "verl"
+            else "check it in the folder and with the Python of the training",
         )
     for package, parts in sorted(lacking.items()):
         yield note(
@@ -77,7 +84,8 @@ def not_run(facts: Mapping[str, Any]) -> Iterator[Finding]:
     if unknown := facts.get("unknown"):
         yield note(
             "check.not-run",
-            f"{len(unknown)} settings are known to the shell alone: {', '.join(unknown)[:200]}",
+            f"{len(unknown)} setting{'s are' if len(unknown) > 1 else ' is'} known to the shell alone: "
+            + ", ".join(unknown)[:200],
             why="the script was read and not run; no rule looks at these",
             fix="give the value in the command: raydebug check -- bash SCRIPT KEY=VALUE, or export the variable",
         )
@@ -92,12 +100,26 @@ def refused(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
     """Return the finding for a command whose config cannot be composed; empty if it was."""
     if "config_error" not in facts:
         return []
-    return [target.checks.refused(facts["config_error"], target.arguments)]
+    refusal, rules = facts["config_error"], target.checks.rules
+    if rules is not None:
+        return [rules.refused(refusal, target.arguments)]
+    why = refusal["message"][:300]
+    return [error("command.override", "the command cannot be read where it would run", why=why, fix="start it there")]
 
 
 def is_on_cpu(variables: Mapping[str, str]) -> bool:
     """Return whether a training with these variables runs on the CPU."""
     return any(trainer.on_cpu(variables) for trainer in TRAINERS)
+
+
+def trains_on_gpus_only(program: Program | None, version: str) -> bool:
+    """Return whether a program has no way to train on a CPU: verl's platforms came with 0.9, forks are older.
+
+    Source: verl 0.9.1 plugin/platform.
+    """
+    if program is not None and not program.trainer.on_cpu({"VERL_PLATFORM": "cpu"}):
+        return True
+    return bool(version) and numbers(version) < CPU_SINCE
 
 
 def _on_cpu(target: Target, config: TrainingConfig) -> Iterator[Finding]:
@@ -147,7 +169,7 @@ def find_need(reading: Reading, folder: Path, cluster: Cluster | None, profile: 
     """Return the demand of a command under a profile; None if it is no known training or its config is unreadable."""
     try:
         target = target_of(only_training(reading), folder, cluster, profile)
-        facts = plan(target, profile, with_files=False)
+        facts = plan(target, profile, with_files=False) if target.checks.rules else {}
     except (RaydebugError, NoAnswer):
         return None  # the run itself says what is wrong
     if "gpus" not in facts:

@@ -8,6 +8,7 @@ from typing import Any
 
 from raydebug.check import config as config_rules
 from raydebug.check import images
+from raydebug.check.files import judge_columns, spelled
 from raydebug.check.probes import Facts
 from raydebug.check.target import Target
 from raydebug.findings import Finding, error, note, warning
@@ -31,6 +32,8 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
         return found
     if target.elsewhere:
         facts = _without_missing(facts)
+    if target.checks.rules is None:
+        return [*found, *_files_of_any_kind(target, facts), *judge_columns(target, facts)]
     found += _files(config, facts["splits"])
     if any(finding.severity == "error" and finding.code.startswith("data.") for finding in found):
         return found  # columns and rows of what cannot be read
@@ -46,10 +49,18 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
 def _without_missing(facts: Facts) -> Facts:
     """Return the facts with a file that is not here as one that only the trainer can reach."""
     splits = {
-        split: [{**file, "remote": file["remote"] or not file["exists"]} for file in files]
+        split: [{**file, "absent": not file["exists"] and not file["remote"]} for file in files]
         for split, files in facts["splits"].items()
     }
     return {**facts, "splits": splits}
+
+
+def _files_of_any_kind(target: Target, facts: Facts) -> Iterator[Finding]:
+    """Return which files are missing or damaged, for a trainer that may read folders and formats of its own."""
+    for split, files in facts["splits"].items():
+        for file in files:
+            if not file["exists"] or "unreadable" in file:
+                yield from _file(spelled(target, facts, f"{split}_data"), file)
 
 
 def _files(config: TrainingConfig, splits: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Finding]:
@@ -68,20 +79,21 @@ def _files(config: TrainingConfig, splits: Mapping[str, list[Mapping[str, Any]]]
 
 def _file(key: str, file: Mapping[str, Any]) -> Iterator[Finding]:
     path = file["path"]
-    if file["remote"]:
+    if file["remote"] or file.get("absent"):
         yield note(
             "data.file-missing",
-            f"{key}: {path} is {'fetched by the trainer' if '://' in path else 'not here'}; it was not looked at",
-            why="a check fetches nothing" if "://" in path else "--elsewhere: it may be where the training runs",
+            f"{key}: {path} is {'fetched by the trainer' if file['remote'] else 'not here'}; it was not looked at",
+            why="a check fetches nothing" if file["remote"] else "--elsewhere: it may be where the training runs",
             fix="copy it here to have it checked",
         )
     elif not file["exists"]:
-        beside = [name for name in file.get("beside") or [] if name.endswith((".parquet", ".jsonl", ".json"))]
+        folder = file.get("beside")
+        beside = [name for name in folder or [] if name.endswith((".parquet", ".jsonl", ".json"))]
+        none = "its folder is not there either" if folder is None else "its folder holds no data file"
         yield error(
             "data.file-missing",
             f"{key}: there is no file {path}",
-            why="where the training runs; "
-            + (f"beside it are {', '.join(beside[:5])}" if beside else "its folder holds no data file"),
+            why="where the training runs; " + (f"beside it are {', '.join(beside[:5])}" if beside else none),
             fix=f"{key}=PATH, as the cluster sees it (containers see your project as /workspace); {MAKE_ONE}",
         )
     elif not file["is_file"]:

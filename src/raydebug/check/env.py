@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from raydebug.check import env_machine
-from raydebug.check.config import is_on_cpu
+from raydebug.check.config import is_on_cpu, trains_on_gpus_only
 from raydebug.check.probes import Facts
 from raydebug.check.target import StageResult, Target, run_probe, run_probes
 from raydebug.errors import RaydebugError
@@ -97,7 +97,11 @@ def _judge_machine(target: Target, facts: Facts, *, on_cpu: bool) -> Iterator[Fi
     yield from env_machine.judge_limits(facts)
     if not on_cpu:
         yield from env_machine.judge_nccl(facts)
-    yield from env_machine.judge_gpus(facts, on_cpu=on_cpu, wants_training=target.program is not None)
+    name = target.program.trainer.name if target.program else "verl"
+    version = facts.get("trainer_version") or facts["packages"].get(name, "")
+    gpus_only = f"{name} {version}".strip() if trains_on_gpus_only(target.program, version) else ""
+    wants_training = target.program is not None
+    yield from env_machine.judge_gpus(facts, on_cpu=on_cpu, wants_training=wants_training, gpus_only=gpus_only)
 
 
 def _engine(target: Target) -> str:
@@ -110,7 +114,7 @@ def judge_packages(facts: Mapping[str, Any], *, trainer: str | None, engine: str
     """Return what is wrong with the packages. Pure but for the lock, which is raydebug's own file."""
     has: dict[str, str] = facts["packages"]
     flavour = flavour_of(has)
-    own = facts.get("trainer_version", "")
+    own = facts.get("trainer_version", "") if trainer == "verl" else ""
     if trainer and own and own != has.get(trainer):
         there = f"the environment has {has[trainer]}" if trainer in has else "the environment has none"
         yield note(
@@ -122,7 +126,9 @@ def judge_packages(facts: Mapping[str, Any], *, trainer: str | None, engine: str
     missing = set(_missing({**has, trainer: own} if trainer and own else has)) if trainer else set()
     if engine not in ("vllm", "vllm_async"):
         missing.discard("vllm")
-    yield from (_not_there(name, flavour) for name in sorted(missing))
+    if trainer != "verl":  # what it needs beside these is in no list of raydebug's
+        missing &= {"ray", "torch", "transformers"}
+    yield from (_not_there(name, flavour, trainer or "") for name in sorted(missing))
     if "debugpy" not in has:
         yield error(
             "env.package-missing",
@@ -154,12 +160,12 @@ def _missing(has: Mapping[str, str]) -> Iterator[str]:
         yield QUEUE
 
 
-def _not_there(name: str, flavour: str) -> Finding:
+def _not_there(name: str, flavour: str, trainer: str) -> Finding:
     return error(
         "env.package-missing",
         f"{name} is not installed in the cluster's Python",
         why=f"a training of verl imports it (plain `pip install verl` leaves {QUEUE} out)" if name == QUEUE
-        else "a training of verl with vLLM imports it",
+        else f"a training of {trainer}{' with vLLM' if trainer == 'verl' else ''} imports it",
         fix="pip install 'verl[verl-core]'" if name == QUEUE
         else f"install a flavour that has it: {install(name, '' if flavour == 'core' else flavour)}",
     )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 from raydebug.cluster.compose.preflight import CUDA_DRIVERS, NO_COMPAT
 from raydebug.cluster.compose.sizing import threads_of
 from raydebug.findings import Finding, error, note, warning
-from raydebug.settings.flavours import install, numbers
+from raydebug.settings.flavours import install
 
 MIB, GIB = 1024**2, 1024**3
 # Docker gives a container 64 MiB by default; DataLoader workers, NCCL and Ray's object store share it.
@@ -35,7 +35,6 @@ SOCKET_PATH_BYTES, SOCKET_NAME_BYTES = 107, 37
 # CUDA major -> the driver that it needs, and the one that it needs with cuda-compat on datacenter GPUs.
 # Source: CUDA 13.0 release notes, table 3; https://docs.nvidia.com/deploy/cuda-compatibility.
 DRIVERS = {"12": (525, 450), "13": CUDA_DRIVERS["cuda"][1:]}
-CPU_SINCE = (0, 9)  # platforms as plug-ins. Source: verl 0.9.1 plugin/platform
 FLASH_CAPABILITY = 8.0  # FlashAttention 2 needs Ampere. Source: flash-attn 2.8.3 README, "NVIDIA CUDA Support"
 BUSY_SHARE = 0.1  # of a GPU's memory, held by others
 NOT_FOR_NCCL = ("lo", "docker", "br-", "veth")  # beginnings of interfaces' names that NCCL takes last
@@ -188,9 +187,18 @@ def _compiler(facts: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def judge_gpus(facts: Mapping[str, Any], *, on_cpu: bool, wants_training: bool) -> Iterator[Finding]:
-    """Return what is wrong with the GPUs: on_cpu (VERL_PLATFORM=cpu) uses none, a training needs one."""
-    if on_cpu:
+def judge_gpus(
+    facts: Mapping[str, Any], *, on_cpu: bool, wants_training: bool, gpus_only: str = ""
+) -> Iterator[Finding]:
+    """Return what is wrong with the GPUs: on_cpu (VERL_PLATFORM=cpu) uses none, a training needs one.
+
+    Args:
+        facts: of the machine.
+        on_cpu: the environment says VERL_PLATFORM=cpu.
+        wants_training: there is a training to run.
+        gpus_only: the trainer, if it trains on GPUs only, with its version.
+    """
+    if on_cpu and not gpus_only:
         return
     if facts["smi"] not in (None, "ok"):
         yield error(
@@ -199,11 +207,11 @@ def judge_gpus(facts: Mapping[str, Any], *, on_cpu: bool, wants_training: bool) 
             why=f"nvidia-smi said: {facts['smi']}",
             fix="load it (`sudo modprobe nvidia`), or reboot after an update of the driver",
         )
-    elif wants_training and not facts["gpus"] and numbers(facts["packages"].get("verl", "1")) < CPU_SINCE:
+    elif wants_training and not facts["gpus"] and gpus_only:
         yield error(
             "env.no-gpu",
             "there is no GPU here",
-            why=f"no nvidia-smi on the PATH, or it lists none; verl {facts['packages']['verl']} trains on GPUs only",
+            why=f"no nvidia-smi on the PATH, or it lists none; {gpus_only} trains on GPUs only",
             fix="run it on a GPU host; here --keep-going checks the data and the model, and `run` reaches the trainer's"
             " own process",
         )

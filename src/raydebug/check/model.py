@@ -7,6 +7,7 @@ from typing import Any
 
 from raydebug.check import images, model_fit
 from raydebug.check.config import not_run
+from raydebug.check.files import spelled, without_rules
 from raydebug.check.probes import Facts
 from raydebug.check.target import Target
 from raydebug.findings import Finding, error, note, warning
@@ -18,10 +19,15 @@ COPY_AGAIN = "copy or download that file again (`hf download` checks what it wro
 def judge(target: Target, facts: Facts) -> list[Finding]:
     """Return the findings about a command's model. Pure."""
     keys = target.config(facts["config"]).keys
-    skipped = list(not_run(facts))
+    found = list(not_run(facts))
+    has_rules = target.checks.rules is not None
+    if not has_rules:
+        found.append(without_rules(target, "the support and the memory of the model"))
     if "json" not in facts:
-        return [*_nothing_there(facts, keys["model"]), *skipped]
-    found = [*skipped]
+        return [*_nothing_there(facts, spelled(target, facts, "model")), *found]
+    if not has_rules:
+        tokenizer = _no_tokenizer(facts, keys) if "failed" in facts.get("tokenizer", {}) else ()
+        return [*tokenizer, *judge_shards(facts), *found]
     if "transformers_version" in facts:
         found += _architecture(facts, keys)
     if "tokenizer" in facts:
@@ -172,13 +178,7 @@ def _tokenizer(facts: Facts, keys: Mapping[str, str]) -> Iterator[Finding]:
     if "remote_code" in facts and "failed" in found:
         return  # it needs the model's own code too
     if "failed" in found:
-        yield error(
-            "model.tokenizer",
-            f"the tokenizer of {facts['path']} cannot be loaded",
-            why=f"{found['failed']['type']}: {found['failed']['message'].replace(chr(10), ' ')[:250]}",
-            fix="copy tokenizer.json and tokenizer_config.json of the model again, or name another folder with "
-            + keys["tokenizer"],
-        )
+        yield from _no_tokenizer(facts, keys)
         return
     if not found["template"]:
         yield error(
@@ -216,6 +216,17 @@ def _tokenizer(facts: Facts, keys: Mapping[str, str]) -> Iterator[Finding]:
             why="an id beyond it is a device-side assert ('index out of range') at some step",
             fix="the tokenizer that belongs to the model, or resize_token_embeddings and save both",
         )
+
+
+def _no_tokenizer(facts: Facts, keys: Mapping[str, str]) -> Iterator[Finding]:
+    failed = facts["tokenizer"]["failed"]
+    other = f", or name another folder with {keys['tokenizer']}" if "tokenizer" in keys else ""
+    yield error(
+        "model.tokenizer",
+        f"the tokenizer of {facts['path']} cannot be loaded",
+        why=f"{failed['type']}: {failed['message'].replace(chr(10), ' ')[:250]}",
+        fix=f"copy tokenizer.json and tokenizer_config.json of the model again{other}",
+    )
 
 
 def judge_shards(facts: Mapping[str, Any]) -> Iterator[Finding]:

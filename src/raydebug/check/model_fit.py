@@ -74,7 +74,9 @@ def judge(target: Target, facts: Mapping[str, Any], variables: Mapping[str, str]
     if any("wrong" in shard for shard in facts["shards"]["shards"]) or not parameters:
         return
     stateful = any(word in kind for kind in facts["layer_types"] for word in STATEFUL)
-    needed = estimate(config, target.checks.trained_bytes(config, parameters), sizes, parameters, stateful=stateful)
+    rules = target.checks.rules
+    assert rules is not None, "without rules the memory is not asked for"
+    needed = estimate(config, rules.trained_bytes(config, parameters), sizes, parameters, stateful=stateful)
     if on_cpu:
         yield from _on_cpu(config, needed, variables, facts["memory_bytes"], sizes)
     else:

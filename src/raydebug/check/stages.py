@@ -11,6 +11,7 @@ from typing import Any
 
 from raydebug.check.cache import Cache
 from raydebug.check.config import refused
+from raydebug.check.files import without_rules
 from raydebug.check.target import NoAnswer, StageResult, Target, run_probe
 from raydebug.errors import UsageError
 from raydebug.findings import Finding
@@ -107,6 +108,9 @@ def run_stages(
         failed = next((o.stage for o in outcomes if o.status == FAILED), None)
         if failed is not None and not keep_going:
             outcome = Outcome(stage.name, SKIPPED, 0.0, stage.budget_s, reason=f"stage {failed} failed")
+        elif stage.name == "engine" and target.checks.rules is None:
+            missing = without_rules(target, "the start of the engine")
+            outcome = Outcome(stage.name, SKIPPED, 0.0, stage.budget_s, reason=f"{missing.what}; {missing.fix}")
         else:
             outcome = _from_cache(target, stage, cache) or _run(target, stage, cache, on_stage)
         outcomes.append(outcome)

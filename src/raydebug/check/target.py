@@ -71,10 +71,9 @@ class Target:
 
     @property
     def checks(self) -> Checks:
-        """The rules of its program; without a command, those of the first trainer that has some."""
+        """What is known of its program; without a command, of the first trainer's first program."""
         trainer = self.program.trainer if self.program else TRAINERS[0]
-        names = (self.program.name,) if self.program else trainer.programs()
-        return next(checks for name in names if (checks := trainer.checks(name)) is not None)
+        return trainer.checks(self.program.name if self.program else trainer.programs()[0])
 
     def config(self, values: Mapping[str, Any]) -> TrainingConfig:
         """Return a config that a probe has composed."""
@@ -114,21 +113,21 @@ def only_training(reading: Reading) -> Training:
     """Return the training that a command runs.
 
     Raises:
-        RaydebugError: it runs none that raydebug can check, or several.
+        RaydebugError: it runs none, or several.
     """
-    if len(reading.trainings) > 1:
+    # Of those that run in place of one another, by a condition that was not decided, the first.
+    found = [one for one in reading.trainings if not one.is_variant] or reading.trainings[:1]
+    if len(found) > 1:
         raise UsageError(
-            f"'{' '.join(reading.command)[:120]}' runs {len(reading.trainings)} trainings",
-            cause="; ".join(" ".join(training.argv)[:60] for training in reading.trainings[:4]),
+            f"'{' '.join(reading.command)[:120]}' runs {len(found)} trainings",
+            cause="; ".join(" ".join(training.argv)[:60] for training in found[:4]),
             fix=f"check each by itself: raydebug check -- {TRAINERS[0].example} ...",
             code="check.several",
         )
-    training = reading.trainings[0] if reading.trainings else None
-    if training is not None and training.program.trainer.checks(training.program.name) is not None:
-        return training
-    command = reading.command if training is None else training.argv
+    if found:
+        return found[0]
     raise UsageError(
-        f"'{' '.join(without_secret_arguments(command))[:120]}' is not a training that raydebug can check",
+        f"'{' '.join(without_secret_arguments(reading.command))[:120]}' is not a training that raydebug can check",
         cause=f"it does not run {TRAINERS[0].example.split()[-1]}",
         fix=f"raydebug check -- {TRAINERS[0].example} data.train_files=... ; `raydebug check env` needs none",
         code="check.no-training",

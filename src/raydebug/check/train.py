@@ -65,7 +65,7 @@ def judge(code: int | None, log: str, target: Target, run: Mapping[str, Any] = M
     steps = [step for line in lines if (step := target.program.trainer.step_of(line)) is not None]
     shown = shlex.join(without_secret_arguments(target.command))
     again = f"raydebug run --profile debug --debugger post-mortem -- {shown}"
-    recorded = run.get("findings") or ()
+    recorded, keys = run.get("findings") or (), target.checks.keys
     if code == 0 and steps:
         return _not_a_number(steps, target) or [_finding_of(one) for one in recorded if one["code"] in CODES]
     if code == 0:
@@ -74,7 +74,7 @@ def judge(code: int | None, log: str, target: Target, run: Mapping[str, Any] = M
                 "train.no-step",
                 "the training ended well, and made no step",
                 why=f"no line 'step:1 - ...' is in its log; it printed last: {last_words(log)}",
-                fix=f"{target.checks.keys['epochs']} must be 1 or more, and the data hold a batch",
+                fix=f"{keys.get('epochs', 'the number of steps')} must be 1 or more, and the data hold a batch",
             )
         ]
     if code is None:
@@ -124,7 +124,9 @@ def _not_a_number(steps: list[StepMetrics], target: Target) -> list[Finding]:
                     "train.not-a-number",
                     f"step {step['step']} has no number for {', '.join(bad[:4])}",
                     why="the weights are spoilt from then on; rewards that are nan or a learning rate too high do it",
-                    fix=f"look at the rewards ({target.checks.keys['rollouts_to']}=DIR writes them), or lower the rate",
+                    fix="look at the rewards"
+                    + (f" ({key}=DIR writes them)" if (key := target.checks.keys.get("rollouts_to")) else "")
+                    + ", or lower the rate",
                 )
             ]
     return []

@@ -160,15 +160,19 @@ class BatchSettings(Protocol):
 
 
 class Checks(Protocol):
-    """What `raydebug check` needs of a program: its config, its own rules, and how it uses vLLM and a reward.
+    """What `raydebug check` needs of every program: its config, and the files that this names.
 
     Attributes:
         keys: raydebug's setting words and the newest release's keys.
-        programs_asked: the modules whose config the trainer's library can judge.
+        sign: what an argument has before its key.
     """
 
     keys: Mapping[str, str]
-    programs_asked: tuple[str, ...]
+    sign: str
+
+    @property
+    def rules(self) -> Rules | None:
+        """Its own rules, where raydebug has some."""
 
     def keys_of(self, values: Mapping[str, Any]) -> Mapping[str, str]:
         """Return raydebug's setting words and the keys that this config has for them: a fork's may be older ones."""
@@ -179,6 +183,19 @@ class Checks(Protocol):
         Raises:
             CannotCompose: the trainer would refuse the command.
         """
+
+    def files_read(self, config: TrainingConfig) -> FilesRead:
+        """Return the paths and names that a training reads at its start."""
+
+
+class Rules(Checks, Protocol):
+    """The rules about a program's config, and how it uses vLLM and a reward.
+
+    Attributes:
+        programs_asked: the modules whose config the trainer's library can judge.
+    """
+
+    programs_asked: tuple[str, ...]
 
     def refused(self, refusal: Mapping[str, Any], arguments: Sequence[str]) -> Finding:
         """Return the finding for a command that cannot be composed."""
@@ -217,9 +234,6 @@ class Checks(Protocol):
         Raises:
             KeyError, TypeError: the row lacks a column.
         """
-
-    def files_read(self, config: TrainingConfig) -> FilesRead:
-        """Return the paths and names that a training reads at its start."""
 
 
 class StepMetrics(TypedDict):
@@ -337,5 +351,5 @@ class Trainer(Protocol):
         Each is `module:Class.method(STEP,METRICS)`, with the names of its parameters for the two.
         """
 
-    def checks(self, program: str) -> Checks | None:
-        """Return the rules for `raydebug check`; None if the program cannot be checked."""
+    def checks(self, program: str) -> Checks:
+        """Return what `raydebug check` knows of a program."""

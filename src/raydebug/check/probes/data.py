@@ -16,6 +16,8 @@ from raydebug.check.probes.images import count_placeholders, count_tokens, has_v
 from raydebug.check.probes.plan import VERDICT_NEEDS, Plan, compose, paths_of, read_by, trainer_version, variables
 from raydebug.check.probes.tokens import can_tokenize, load_tokenizer
 from raydebug.findings import describe_exception
+from raydebug.trainers.hub import is_hub_name
+from raydebug.trainers.trainer import Rules
 
 SAMPLE_ROWS = 2000
 SAMPLE_S = 2.0  # measuring lengths ends after so many seconds, wherever it is
@@ -23,6 +25,7 @@ REWARD_ROWS = 3
 SPLITS = {"train": "train_data", "val": "val_data"}
 SOLUTION = "The answer is 1."  # in place of what a model generates
 CALL_LIMIT_S = 5.0
+DATA_FILES = (".parquet", ".json", ".jsonl", ".csv", ".arrow", ".txt")
 
 
 def gather(request: Facts) -> Facts:
@@ -36,25 +39,31 @@ def gather(request: Facts) -> Facts:
         "variables": variables(),
         "gpus": len(list_gpus()["gpus"]),
         "splits": splits,
-        "lengths": _lengths(plan, rows),
-        "images": look_at_images(plan, rows),
-        "reward": try_reward(plan, rows[:REWARD_ROWS]),
-        "verdict": plan.verdict(),
-        **plan.as_facts(),
     }
+    own: list[Any] = []
+    if (rules := plan.checks.rules) is not None:
+        facts |= {
+            "lengths": _lengths(plan, rows),
+            "images": look_at_images(plan, rows),
+            "reward": try_reward(plan, rules, rows[:REWARD_ROWS]),
+            "verdict": plan.verdict(),
+        }
+        own = [facts["reward"]["path"], config.get("tokenizer") or config.get("model")]
+    facts |= plan.as_facts()
     for files in splits.values():
         for file in files:
             file.pop("sample", None)
     paths = [file["path"] for files in splits.values() for file in files]
-    tokenizer = config.get("tokenizer") or config.get("model")
-    facts["read"] = read_by(request, *paths, facts["reward"]["path"], tokenizer)
+    facts["read"] = read_by(request, *paths, *own)
     return facts
 
 
 def _look(plan: Plan, path: str) -> Facts:
     """Return facts about one file: kind, columns with types, number of rows, the first rows."""
     file = Path(os.path.expanduser(path))  # noqa: PTH111 - as verl does: utils/fs.py
-    found: Facts = {"path": path, "exists": file.exists(), "is_file": file.is_file(), "remote": "://" in path}
+    is_name = plan.checks.rules is None and is_hub_name(path) and file.suffix not in DATA_FILES and not file.exists()
+    is_remote = "://" in path or is_name  # a data set of the Hub, which verl's PPO does not read
+    found: Facts = {"path": path, "exists": file.exists(), "is_file": file.is_file(), "remote": is_remote}
     if not found["is_file"]:
         if file.is_dir():
             found["holds"] = sorted(p.name for p in file.iterdir())
@@ -163,16 +172,16 @@ def _are_messages(prompt: Any) -> bool:
     return isinstance(prompt, list) and all(isinstance(one, dict) for one in prompt)
 
 
-def try_reward(plan: Plan, rows: list[Facts]) -> Facts:
+def try_reward(plan: Plan, rules: Rules, rows: list[Facts]) -> Facts:
     """Return what the reward function of a command returned for rows of its data."""
-    checks, reward = plan.checks, plan.checks.reward_function(plan.config)
+    reward = rules.reward_function(plan.config)
     found: Facts = {"path": reward.path, "name": reward.name, "manager": reward.manager, "calls": []}
     if not reward.path and reward.by_model:
         return {**found, "skipped": "a reward model scores"}
     if not reward.path and not (rows and plan.has("the trainer's own reward function", *VERDICT_NEEDS)):
         return {**found, "skipped": "there is nothing to try it with"}
     try:
-        function = _load_function(str(reward.path), reward.name, found) if reward.path else checks.own_reward()
+        function = _load_function(str(reward.path), reward.name, found) if reward.path else rules.own_reward()
     except Exception as failure:  # noqa: BLE001 - the user's own code
         missing = (failure.name or "").partition(".")[0] if isinstance(failure, ModuleNotFoundError) else ""
         if missing in VERDICT_NEEDS:  # every training needs these: stage `env` reports them
@@ -185,7 +194,7 @@ def try_reward(plan: Plan, rows: list[Facts]) -> Facts:
         return found
     for index, row in enumerate(rows):
         try:
-            arguments = {**checks.reward_arguments(row, SOLUTION), **reward.options}
+            arguments = {**rules.reward_arguments(row, SOLUTION), **reward.options}
         except (KeyError, TypeError):
             called = {"skipped": "the row lacks a column"}  # the rules about columns report it
         else:

@@ -74,11 +74,12 @@ class Plan:
 
     def verdict(self) -> dict[str, str] | None:
         """Return the trainer's own refusal of the config, if its library is here to be asked."""
-        if self.program.module not in self.checks.programs_asked:
+        rules = self.checks.rules
+        if rules is None or self.program.module not in rules.programs_asked:
             return None
         if not self.has("the trainer's own verdict on the config", "omegaconf", *VERDICT_NEEDS):
             return None
-        return self.checks.verdict(self.composed)
+        return rules.verdict(self.composed)
 
     def as_facts(self) -> Facts:
         """Return what `check/config.py` judges of it."""
@@ -89,6 +90,7 @@ class Plan:
             "unknown": composed.unknown,
             "lacking": self.lacking,
             "program": self.program.module,
+            "trainer": self.program.trainer.name,
         }
 
 
@@ -103,8 +105,7 @@ def compose(request: Facts) -> Plan:
     """
     command, search = list(request["command"]), search_path()
     program = program_of(request)
-    checks = program.trainer.checks(program.name) if program is not None else None
-    if program is None or checks is None:
+    if program is None:
         raise CannotCompose("NoTrainer", "the command is not a training that can be checked")
     if request.get("profile"):
         from raydebug.profile.apply_profile import apply_profile
@@ -113,6 +114,7 @@ def compose(request: Facts) -> Plan:
             command, profile=request["profile"], environ=os.environ, folder=Path.cwd(), search=search
         )
         command = [*command[: program.arguments_at], *applied.overlay.argv]
+    checks = program.trainer.checks(program.name)
     composed = checks.compose(program, command, folder=Path.cwd(), search=search)
     config = TrainingConfig(composed.values, checks.keys_of(composed.values))
     for word in ("model", "tokenizer"):

@@ -153,8 +153,11 @@ class OpenRlhf:
         # Source: OpenRLHF 0.11.0 trainer/ppo_trainer.py:383; trainer/ppo_trainer_async.py inherits it.
         return ("openrlhf.trainer.ppo_trainer:BasePPOTrainer.save_logs_and_checkpoints(global_step,logs_dict)",)
 
-    def checks(self, program: str) -> Checks | None:
-        return None
+    def checks(self, program: str) -> Checks:
+        from raydebug.trainers.file_checks import FileChecks
+
+        # Source: OpenRLHF 0.11.0 cli/train_ppo_ray.py:542, datasets/prompts_dataset.py:28.
+        return FileChecks(self, program, {"prompt_column": ("data.input_key", "input_key")})
 
 
 OPENRLHF = OpenRlhf()

@@ -151,8 +151,11 @@ class Slime:
     def step_loggers(self, program: Program) -> tuple[str, ...]:
         return ()  # a step's number and metrics are arguments of no function
 
-    def checks(self, program: str) -> Checks | None:
-        return None
+    def checks(self, program: str) -> Checks:
+        from raydebug.trainers.file_checks import FileChecks
+        from raydebug.trainers.slime.options import FILES
+
+        return FileChecks(self, program, FILES)
 
 
 SLIME = Slime()

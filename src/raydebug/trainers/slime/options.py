@@ -20,6 +20,10 @@ _VERSION = re.compile(r"""^\s*version=["'](?P<version>[\w.]+)["']""", re.MULTILI
 _MEGATRONS: dict[str, Any] = {"read_anyway": True}  # its own source need not be there
 
 
+# Its model for the engine and the tokenizer, and its data. Source: slime 0.3.1 utils/arguments.py:307, :645, :659.
+FILES = {"model": ("hf-checkpoint",), "train_data": ("prompt-data",), "prompt_column": ("input-key",)}
+
+
 def package_of(program: Path) -> str:
     """Return the package whose `utils.arguments` a program imports: slime, or a fork's name.
 

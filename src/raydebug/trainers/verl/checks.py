@@ -94,10 +94,15 @@ def targets_of(node: Any) -> Iterator[str]:
 
 
 class PpoChecks:
-    """main_ppo behind the protocol `Checks`."""
+    """main_ppo behind the protocol `Rules`."""
 
+    sign = ""
     programs_asked: tuple[str, ...] = ASKED
     keys: Mapping[str, str] = {word: key.path for word, key in next(reversed(PPO.values())).items()} | _KEYS
+
+    @property
+    def rules(self) -> PpoChecks:
+        return self
 
     def keys_of(self, values: Mapping[str, Any]) -> Mapping[str, str]:
         """Return the keys by which a config has the settings: the newest, or an older one that it has in its place."""

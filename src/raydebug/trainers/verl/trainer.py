@@ -142,9 +142,11 @@ class Verl:
         packages = dict.fromkeys((program.module.rpartition(".trainer.")[0], "verl"))
         return tuple(f"{package}.utils.tracking:Tracking.log(step,data)" for package in packages)
 
-    def checks(self, program: str) -> Checks | None:
+    def checks(self, program: str) -> Checks:
         if program != "ppo":
-            return None
+            from raydebug.trainers.file_checks import FileChecks
+
+            return FileChecks(self, program)
         from raydebug.trainers.verl.checks import PpoChecks
 
         return PpoChecks()

@@ -1,0 +1,88 @@
+"""What `raydebug check` knows of a program whose config has no rules here: which keys name its data and its model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from raydebug.trainers.config import Composed, TrainingConfig, value_at
+from raydebug.trainers.options import Options
+from raydebug.trainers.trainer import FilesRead
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from raydebug.trainers.trainer import Program, Trainer
+
+WORDS = ("model", "tokenizer", "train_data", "val_data", "prompt_column")
+# A part of a data set behind its name. Source: EasyR1 b44b311b verl/utils/dataset.py:129 (@SPLIT); OpenRLHF 0.11.0
+# datasets/utils.py:39 (@FOLDER); slime 0.3.1 utils/data.py:70 (@[FROM:TO]).
+_PART = re.compile(r"@[^/@]*$")
+_NONE = object()
+
+
+class FileChecks:
+    """The protocol `Checks` for a program by its table of keys.
+
+    Args:
+        trainer: whose program it is.
+        program: its name.
+        more: further keys for our setting words, which no profile changes, the newest first.
+    """
+
+    rules = None
+
+    def __init__(self, trainer: Trainer, program: str, more: Mapping[str, Sequence[str]] | None = None) -> None:
+        self._trainer = trainer
+        self.sign = "--" if isinstance(trainer.parse([], []), Options) else ""
+        self._paths: dict[str, list[str]] = {word: list(paths) for word, paths in (more or {}).items()}
+        for column in reversed(list(trainer.keys(program).values())):
+            for word in WORDS:
+                if (key := column.get(word)) is not None:
+                    self._paths.setdefault(word, []).extend((key.path, *key.instead_of))
+        self.keys: Mapping[str, str] = {word: paths[0] for word, paths in self._paths.items()}
+
+    def keys_of(self, values: Mapping[str, Any]) -> Mapping[str, str]:
+        return {
+            word: next((path for path in paths if value_at(values, path, _NONE) is not _NONE), paths[0])
+            for word, paths in self._paths.items()
+        }
+
+    def compose(self, program: Program, argv: Sequence[str], *, folder: Path, search: Sequence[str]) -> Composed:
+        """Return what the command, else the trainer's own config, says of data and model."""
+        from raydebug.trainers.verl.plain_config import split_unread
+
+        installed = self._trainer.read_config(program, argv, folder=folder, search=search)
+        given = self._trainer.parse(argv[program.arguments_at :], [])
+        values: dict[str, Any] = {}
+        unknown = []
+        for word, paths in self._paths.items():
+            said = [(path, given.get(path)) for path in paths] + [(p, (installed.values or {}).get(p)) for p in paths]
+            path, value = next(((path, value) for path, value in said if value not in (None, "null")), ("", None))
+            if isinstance(value, str) and split_unread([f"{path}={value}"])[1]:
+                unknown.append(f"{path}={value}")
+            elif path:
+                _set(values, path, list(_data_sets(value)) if word.endswith("_data") else value)
+        return Composed(None, values, installed.unread, tuple(unknown))
+
+    def files_read(self, config: TrainingConfig) -> FilesRead:
+        model = config.get("model")
+        named = [config.get(word) or [] for word in ("train_data", "val_data")]
+        return FilesRead([str(model)] if model else [], [path for paths in named for path in paths])
+
+
+def _data_sets(value: Any) -> Iterator[str]:
+    """Yield the files and names that a setting has, without the parts that it takes of them."""
+    if isinstance(value, str):
+        value = value.strip("[]").split(",")
+    for one in value if isinstance(value, list) else []:
+        if name := _PART.sub("", str(one).strip().strip("'\"")):
+            yield name
+
+
+def _set(values: dict[str, Any], path: str, value: Any) -> None:
+    *above, last = path.split(".")
+    for name in above:
+        values = values.setdefault(name, {})
+    values[last] = value
