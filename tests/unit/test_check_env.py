@@ -190,6 +190,9 @@ def test_torch_without_cuda_beside_a_gpu() -> None:
         ("error", "env.torch-without-cuda")
     ]
     assert list(env_machine.judge_gpus(with_gpu, on_cpu=True, wants_training=True)) == []
+    (found,) = env_machine.judge_gpus(facts(), on_cpu=True, wants_training=True, gpus_only="verl 0.3.1.dev")
+    assert (found.code, found.variables) == ("env.no-gpu", {})
+    assert found.why.endswith("verl 0.3.1.dev trains on GPUs only")
 
 
 def test_nodes_that_differ() -> None:

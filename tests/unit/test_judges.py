@@ -591,6 +591,39 @@ REWARDS: Cases = {
 }
 
 
+SCORED = {"manager": "naive", "calls": [{"row": 0, "raised": TYPE_ERROR, "source": "s"}]}
+NO_SOURCE = {k: v for k, v in COLUMNS.items() if k != "data_source"}
+
+
+@pytest.mark.parametrize(
+    ("version", "path", "codes"),
+    [
+        ("0.9.1", None, ["data.column-missing", "data.reward-raises"]),
+        ("0.3.1.dev", None, []),
+        ("0.3.1.dev", "r.py", ["data.reward-raises"]),
+    ],
+)
+def test_the_reward_of_a_fork(version: str, path: str | None, codes: list[str]) -> None:
+    """A fork may score by columns and functions of its own: only a function that the command names is judged."""
+    facts = changed(
+        DATASET,
+        trainer_version=version,
+        reward={**SCORED, "path": path, "name": "f"},
+        splits__val__0__columns=NO_SOURCE,
+    )
+    assert [one.code for one in data.judge(TARGET, facts)] == codes
+
+
+def test_a_class_of_its_own_reads_the_data() -> None:
+    """Where the command names a class that reads its data, columns and formats are its own; it is said."""
+    named = {"config__data__custom_cls": {"path": "own.py", "name": "Own"}}
+    facts = changed(DATASET, **named, splits__train__0__columns={}, splits__val__0__exists=False)
+    assert [(one.severity, one.code) for one in data.judge(TARGET, facts)] == [
+        ("warning", "data.file-missing"),
+        ("note", "check.not-run"),
+    ]
+
+
 @pytest.mark.parametrize(("changes", "findings"), REWARDS.values(), ids=REWARDS)
 def test_reward(changes: dict[str, Any], findings: list[Finding]) -> None:
     """Each fault of a reward function is one finding with its reason and its fix."""
@@ -901,6 +934,27 @@ MODELS: Cases = {
                 overrides={"data.max_response_length": "36"},
             )
         ],
+    ),
+    "an old verl and answers that do not fit": (
+        changed(MODEL, sizes__max_position_embeddings=100, trainer_version="0.3.1.dev"),
+        [
+            error(
+                "model.context",
+                "a prompt of 64 and an answer of 64 tokens do not fit the model's 100 positions",
+                why="verl 0.3.1.dev asserts 'model context length should be greater than total sequence length'",
+                fix="data.max_response_length=36",
+                overrides={"data.max_response_length": "36"},
+            )
+        ],
+    ),
+    "an old verl and a model that stretches its positions": (
+        changed(
+            MODEL,
+            sizes__max_position_embeddings=128,
+            trainer_version="0.3.1.dev",
+            json__rope_parameters={"rope_type": "yarn"},
+        ),
+        [],
     ),
     "heads that do not divide": (
         changed(MODEL, config__actor_rollout_ref__rollout__tensor_model_parallel_size=3),

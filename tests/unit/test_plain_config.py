@@ -132,3 +132,16 @@ def test_an_older_config_has_older_keys(tmp_path: Path) -> None:
     assert keys["micro_batch_size"] == "actor_rollout_ref.actor.ppo_micro_batch_size"
     assert TrainingConfig(older, keys).get("reward_file") == "r.py"
     assert keys["model"] == "actor_rollout_ref.model.path"
+
+
+def test_the_reward_of_an_older_config() -> None:
+    """The manager and the reward model of an older config are found by its keys, which win where both are set."""
+    older = {"reward_model": {"reward_manager": "batch", "enable": True}}
+    newer: Any = {
+        "reward": {"reward_manager": {"name": "dapo"}},
+        "reward_model": {"reward_manager": None, "enable": None},
+    }
+    newer["reward"]["reward_model"] = {"enable": True}
+    checks = PpoChecks()
+    found = [checks.reward_function(TrainingConfig(values, checks.keys)) for values in (older, newer, {})]
+    assert [(one.manager, one.by_model) for one in found] == [("batch", True), ("dapo", True), ("naive", False)]

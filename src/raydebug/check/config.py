@@ -44,9 +44,7 @@ def judge(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
     config, rules = target.config(facts["config"]), target.checks.rules
     if rules is None:
         return []
-    name = target.program.name if target.program else ""
-    is_release = bool(name) and column_of(name, facts["trainer_version"]) is not None
-    facts = {**facts, "is_release": is_release}
+    facts = {**facts, "is_release": is_release(target, facts)}
     if target.elsewhere:
         found = rules.judge(config, {**facts, "gpus": sys.maxsize}, None)
     else:
@@ -60,6 +58,11 @@ def judge(target: Target, facts: Mapping[str, Any]) -> list[Finding]:
     if facts["verdict"] is not None and not any(finding.severity == "error" for finding in found):
         found.append(rules.judge_verdict(facts["verdict"]))
     return found
+
+
+def is_release(target: Target, facts: Mapping[str, Any]) -> bool:
+    """Return whether a command's trainer is a release that raydebug knows: a fork may use its data in other ways."""
+    return target.program is not None and column_of(target.program.name, facts["trainer_version"]) is not None
 
 
 def not_run(facts: Mapping[str, Any]) -> Iterator[Finding]:

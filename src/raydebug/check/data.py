@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from raydebug.check import config as config_rules
 from raydebug.check import images
-from raydebug.check.files import judge_columns, spelled
+from raydebug.check.files import HOW, judge_columns, spelled
 from raydebug.check.probes import Facts
 from raydebug.check.target import Target
 from raydebug.findings import Finding, error, note, warning
@@ -34,15 +35,24 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
         facts = _without_missing(facts)
     if target.checks.rules is None:
         return [*found, *_files_of_any_kind(target, facts), *judge_columns(target, facts)]
+    if named := config.get("data_class"):
+        # Source: verl 0.9.1 utils/dataset/rl_dataset.py get_dataset_class. It may read what it likes.
+        found += [replace(one, severity="warning") for one in _files_of_any_kind(target, facts)]
+        key = config.keys["data_class"]
+        why = f"{key}={named}: a class of the command's own reads it"
+        return [*found, note("check.not-run", "not run: what is in the data", why=why, fix=HOW)]
     found += _files(config, facts["splits"])
     if any(finding.severity == "error" and finding.code.startswith("data.") for finding in found):
         return found  # columns and rows of what cannot be read
-    found += _columns(config, facts["splits"])
+    is_known = config_rules.is_release(target, facts)
+    needed = NEEDED_BY_REWARD if is_known and facts["reward"]["manager"] in SAME_CALL else ()
+    found += _columns(config, facts["splits"], needed)
     found += images.judge_rows(config, facts["images"])
     found += _rows(config, facts)
     if facts["lengths"]:
         found += _lengths(config, facts["lengths"], facts["trainer_version"])
-    found += judge_reward(facts["reward"], config.keys)
+    if is_known or facts["reward"]["path"]:  # a fork may score without the reward function that it has of verl
+        found += judge_reward(facts["reward"], config.keys)
     return found
 
 
@@ -60,7 +70,7 @@ def _files_of_any_kind(target: Target, facts: Facts) -> Iterator[Finding]:
     for split, files in facts["splits"].items():
         for file in files:
             if not file["exists"] or "unreadable" in file:
-                yield from _file(spelled(target, facts, f"{split}_data"), file)
+                yield from _file(spelled(target, facts, f"{split}_data"), file, "")
 
 
 def _files(config: TrainingConfig, splits: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Finding]:
@@ -77,7 +87,7 @@ def _files(config: TrainingConfig, splits: Mapping[str, list[Mapping[str, Any]]]
             yield from _file(key, file)
 
 
-def _file(key: str, file: Mapping[str, Any]) -> Iterator[Finding]:
+def _file(key: str, file: Mapping[str, Any], example: str = f"; {MAKE_ONE}") -> Iterator[Finding]:
     path = file["path"]
     if file["remote"] or file.get("absent"):
         yield note(
@@ -94,7 +104,7 @@ def _file(key: str, file: Mapping[str, Any]) -> Iterator[Finding]:
             "data.file-missing",
             f"{key}: there is no file {path}",
             why="where the training runs; " + (f"beside it are {', '.join(beside[:5])}" if beside else none),
-            fix=f"{key}=PATH, as the cluster sees it (containers see your project as /workspace); {MAKE_ONE}",
+            fix=f"{key}=PATH, as the cluster sees it (containers see your project as /workspace){example}",
         )
     elif not file["is_file"]:
         inside = [as_hydra_reads(Path(path, name)) for name in file.get("holds", []) if name.endswith(".parquet")]
@@ -123,14 +133,16 @@ def _file(key: str, file: Mapping[str, Any]) -> Iterator[Finding]:
         )
 
 
-def _columns(config: TrainingConfig, splits: Mapping[str, list[Mapping[str, Any]]]) -> Iterator[Finding]:
+def _columns(
+    config: TrainingConfig, splits: Mapping[str, list[Mapping[str, Any]]], needed: Sequence[str]
+) -> Iterator[Finding]:
     prompt, prompt_key = config.get("prompt_column"), config.keys["prompt_column"]
     if prompt is None:
         return  # of a config that was not read, or of a fork
     for split, files in splits.items():
         read = [file for file in files if "columns" in file]
         for file in read:
-            yield from _columns_of(config.keys[f"{split}_data"], file, prompt, prompt_key)
+            yield from _columns_of(config.keys[f"{split}_data"], file, prompt, prompt_key, needed)
         kinds = {tuple(sorted(file["columns"])) for file in read}
         if len(kinds) > 1:
             yield error(
@@ -141,7 +153,9 @@ def _columns(config: TrainingConfig, splits: Mapping[str, list[Mapping[str, Any]
             )
 
 
-def _columns_of(key: str, file: Mapping[str, Any], prompt: str, prompt_key: str) -> Iterator[Finding]:
+def _columns_of(
+    key: str, file: Mapping[str, Any], prompt: str, prompt_key: str, needed: Sequence[str]
+) -> Iterator[Finding]:
     columns: Mapping[str, str] = file["columns"]
     has = f"{file['path']} has {', '.join(columns) or 'no column'}"
     if prompt not in columns:
@@ -160,7 +174,7 @@ def _columns_of(key: str, file: Mapping[str, Any], prompt: str, prompt_key: str)
             why="verl renders it with the chat template: [{role: user, content: ...}]",
             fix=f"write it as [{{'role': 'user', 'content': TEXT}}] in each row; {MAKE_ONE}",
         )
-    for name in NEEDED_BY_REWARD:
+    for name in needed:
         if name not in columns:
             yield error(
                 "data.column-missing",
@@ -168,7 +182,7 @@ def _columns_of(key: str, file: Mapping[str, Any], prompt: str, prompt_key: str)
                 why=f"{has}; verl's reward manager reads it at the first step: KeyError",
                 fix=f"add it{'' if name == 'data_source' else ': {style, ground_truth}'}; {MAKE_ONE}",
             )
-    held = columns.get("reward_model")
+    held = columns.get("reward_model") if needed else None
     if held is not None and "ground_truth" not in held:
         yield error(
             "data.column-type",

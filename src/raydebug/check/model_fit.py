@@ -20,6 +20,8 @@ STATEFUL = ("mamba", "linear_attention", "recurrent", "conv", "short_conv")
 Sizes: TypeAlias = Mapping[str, int]
 # Source: verl 0.6.0 and 0.6.1 workers/fsdp_workers.py: only the newer one reads attn_implementation.
 FLASH_IS_A_CHOICE_SINCE = (0, 6, 1)
+# Source: verl 0.1 to 0.5 workers/rollout/vllm_rollout/vllm_rollout*.py; the server of 0.7 shortens answers.
+FITS_CONTEXT_SINCE = (0, 7)
 ENGINE_EXTRA_BYTES = GIB  # what vLLM takes for activations and CUDA graphs, about
 
 
@@ -64,7 +66,7 @@ def judge(target: Target, facts: Mapping[str, Any], variables: Mapping[str, str]
     """Return what does not fit, by the facts of `probes/model.py`."""
     config, sizes = target.config(facts["config"]), facts["sizes"]
     on_cpu = is_on_cpu(variables)
-    yield from _context(config, sizes)
+    yield from _context(config, sizes, "" if _is_scaled(facts["json"]) else facts["trainer_version"])
     yield from _heads(config, sizes)
     if not on_cpu and "transformers" not in facts.get("lacking", {}):
         yield from _attention(config, facts["trainer_version"], has_flash=facts["has_flash_attention"])
@@ -83,12 +85,27 @@ def judge(target: Target, facts: Mapping[str, Any], variables: Mapping[str, str]
         yield from _on_gpu(config, needed, facts.get("gpu_bytes"), sizes)
 
 
-def _context(config: TrainingConfig, sizes: Sizes) -> Iterator[Finding]:
+def _is_scaled(said: Mapping[str, Any]) -> bool:
+    """Return whether a config.json stretches its positions."""
+    kind = (said.get("rope_parameters") or {}).get("rope_type", "default")  # as transformers 5 writes it
+    return bool(said.get("rope_scaling")) or kind != "default"
+
+
+def _context(config: TrainingConfig, sizes: Sizes, version: str) -> Iterator[Finding]:
     limit, asked = sizes.get("max_position_embeddings"), config.whole("rollout_model_tokens")
     prompt, answer = config.whole("prompt_tokens"), config.whole("response_tokens")
     if prompt is None or answer is None:
         return
     key, prompt_key, answer_key = (config.keys[w] for w in ("rollout_model_tokens", "prompt_tokens", "response_tokens"))
+    if limit is not None and version and numbers(version) < FITS_CONTEXT_SINCE and limit < prompt + answer:
+        rest, key = (limit - prompt, answer_key) if limit > prompt else (max(1, limit - answer), prompt_key)
+        yield error(
+            "model.context",
+            f"a prompt of {prompt} and an answer of {answer} tokens do not fit the model's {limit} positions",
+            why=f"verl {version} asserts 'model context length should be greater than total sequence length'",
+            overrides={key: str(rest)},
+        )
+        return
     if limit is not None and asked is not None and asked > limit:
         yield error(
             "model.context",

@@ -53,6 +53,7 @@ _KEYS = {
     "rollout_dtype": f"{_ROLLOUT}.dtype",
     "vllm_options": f"{_ROLLOUT}.engine_kwargs.vllm",
     "attention_backend": f"{_ROLLOUT}.engine_kwargs.vllm.attention_backend",
+    "data_class": "data.custom_cls.path",
     "reward_file": "reward.custom_reward_function.path",
     "reward_name": "reward.custom_reward_function.name",
 }
@@ -247,12 +248,19 @@ class PpoChecks:
         older = value_at(config.values, "custom_reward_function") or {}
         newer = value_at(config.values, "reward.custom_reward_function") or {}
         chosen = older if older.get("path") else newer
+        by_model = value_at(config.values, "reward_model.enable")
+        if by_model is None:
+            by_model = value_at(config.values, "reward.reward_model.enable")
         return RewardFunction(
             path=chosen.get("path"),
             name=chosen.get("name") or "compute_score",
-            manager=value_at(config.values, "reward.reward_manager.name", "naive"),
+            manager=str(
+                value_at(config.values, "reward_model.reward_manager")
+                or value_at(config.values, "reward.reward_manager.name")
+                or "naive"
+            ),
             options=dict(chosen.get("reward_kwargs") or {}),
-            by_model=bool(value_at(config.values, "reward.reward_model.enable")),
+            by_model=bool(by_model),
         )
 
     def own_reward(self) -> Callable[..., Any]:
