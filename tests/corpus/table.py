@@ -58,7 +58,7 @@ def main() -> None:
 def _outcome(file: Path, folder: Path, scratch: Path) -> str:
     """Return how the trainings of one script were read."""
     ran = commands_of(file, folder, scratch, [])
-    truth = [argv for argv in ran or [] if any(TRAINS.search(word) for word in argv[:40])]
+    truth = [it for it in ran or [] if any(TRAINS.search(word) for word in it[:40]) or "--rollout-batch-size" in it]
     try:
         found = find_trainings(["bash", str(file)], ENVIRON, folder)
     except RaydebugError as failure:

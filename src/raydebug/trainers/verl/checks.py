@@ -142,7 +142,7 @@ class PpoChecks:
             return error(
                 "command.override",
                 "the config of the command cannot be composed",
-                why=message[:300],
+                why="; ".join(line.strip() for line in message.splitlines() if line.strip())[:300],
                 fix="check --config-name, --config-path, --config-dir and the folder that the command runs in",
             )
         keys: list[str] = refusal.get("keys") or []
