@@ -207,7 +207,8 @@ def test_exports_reach_the_training(project: Path) -> None:
             "x=1",
             "line 1: what source env.sh sets is not known here: No such file or directory",
         ),
-        ("source <(cat env)\nN=1\n", "x=1", "line 1: what source sets is not known here: Is a directory"),
+        ("source <(cat env)\nN=1\n", "x=1", "line 1: what source sets is not known here"),
+        ("source $1\nN=1\n", "x=1", "line 1: what source $1 sets is not known here"),
         ("export $(cat env)\nN=1\n", "x=1", "line 1: what export sets is not known here"),
         ("conda activate verl\nN=1\n", "x=1", "line 1: the environment of conda activate verl was not looked into"),
         ("N=1\n" + 'N="$N$N"\n' * 17, "x=$N", "N is too long to be followed"),
@@ -301,6 +302,10 @@ SOURCED = {
     "quoted declarations": (
         {"env.sh": 'X="a b"\nexport "N=$X" K=$X\ndeclare -x "L=1"\n'},
         'source scripts/env.sh\npython3 -m verl.trainer.main_ppo "n=$N" "k=$K" l=$L\n',
+    ),
+    "a loop over files": (
+        {"a.sh": "A=1\n", "b.sh": "B=2\n"},
+        "for f in a b; do source scripts/$f.sh; done\npython3 -m verl.trainer.main_ppo $A $B\n",
     ),
     "a return in an eval": ({}, 'eval "return 0"\npython3 -m verl.trainer.main_ppo n=1\n'),
 }

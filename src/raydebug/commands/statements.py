@@ -289,14 +289,14 @@ class Statements:
             with self._entered(source, arguments):
                 self._read([*body, Operator(";", 0)])
 
-    def _source(self, argv: list[str], notes: set[str], place: str) -> bool | None:
+    def _source(self, argv: list[str], place: str) -> bool | None:
         """Read a file as if it stood here, with arguments of its own if some are given; one that cannot be is a note.
 
         Source: bash 5.2 manual, `source`.
         """
         name, *arguments = [*argv[1:], ""][: max(1, len(argv) - 1)]
         unknown = f"{place}: what {' '.join(argv)[:80]} sets is not known here"
-        if notes:  # the name is not known
+        if not name or "$" in name:
             self._values.doubts.add(unknown)
             return None
         try:
@@ -459,7 +459,7 @@ class Statements:
                 self._depth -= 1
             return None
         elif program in ("source", "."):
-            return self._source(argv, notes, place)
+            return self._source(argv, place)
         elif program in ("conda", "mamba", "micromamba", "module") and rest[:1] and rest[0] in ("activate", "load"):
             self._values.doubts.add(f"{place}: the environment of {' '.join(argv)[:80]} was not looked into")
         elif program == "read":
