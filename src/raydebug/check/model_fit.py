@@ -66,7 +66,7 @@ def judge(target: Target, facts: Mapping[str, Any], variables: Mapping[str, str]
     """Return what does not fit, by the facts of `probes/model.py`."""
     config, sizes = target.config(facts["config"]), facts["sizes"]
     on_cpu = is_on_cpu(variables)
-    yield from _context(config, sizes, "" if _is_scaled(facts["json"]) else facts["trainer_version"])
+    yield from _context(config, sizes, "" if _is_scaled(facts.get("json", {})) else facts["trainer_version"])
     yield from _heads(config, sizes)
     if not on_cpu and "transformers" not in facts.get("lacking", {}):
         yield from _attention(config, facts["trainer_version"], has_flash=facts["has_flash_attention"])
