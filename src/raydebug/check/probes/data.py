@@ -123,6 +123,8 @@ def _lengths(plan: Plan, rows: list[Facts]) -> Facts:
         return {"unknown": "no prompts were read"}
     if not _are_messages(prompts[0]):
         return {"unknown": "the prompts are not lists of messages"}
+    if not (config.get("tokenizer") or config.get("model")):
+        return {"unknown": "no key that is known here names a model"}
     if not can_tokenize(plan, "lengths of the prompts"):
         return {}
     try:
