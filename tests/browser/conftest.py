@@ -62,6 +62,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "hostile": run_page(run_documents.hostile_run()),
         "huge": run_page(run_documents.huge_run()),
         "empty": run_page({}),
+        "live": run_page({**run_documents.failed_run(), "status": "running", "ended": None}, reload_s=3600.0),
         "crash": crash_page(crashed_reward()),
         "compared": comparison_page(run_documents.failed_run(), run_documents.quick_run(), ("../failed/", "")),
     }

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(120)
 
 Show = Callable[..., Tab]
 PHONE = {"width": 390, "height": 844}
-NAMES = ["failed", "compared", "hostile", "huge", "empty", "crash"]
+NAMES = ["failed", "compared", "hostile", "huge", "empty", "live", "crash"]
 # Visible text of each row of the timeline, and the boxes of what is drawn in it.
 ROWS = """[...document.querySelectorAll('.track:not(.top)')].map(row => ({
   name: row.querySelector('.what').innerText.replace(/\\s+/g, ' ').trim(),
@@ -91,6 +91,28 @@ def test_complete_without_a_program(show: Show, pages: dict[str, Path]) -> None:
     tab.call("Emulation.setScriptExecutionDisabled", value=False)
 
 
+def test_page_that_reads_itself_again(show: Show, tmp_path: Path) -> None:
+    """The page of a run that goes on shows what was written meanwhile, unless its reader has stopped that."""
+    path = tmp_path / "report.html"
+    document = {**run_documents.failed_run(), "status": "running", "ended": None}
+    path.write_text(run_page(document, reload_s=0.5), encoding="utf-8")
+    tab = show(path)
+    assert (
+        tab.ask("document.querySelector('.reloads').textContent.trim()") == "read again every 0.5 s, until the run ends"
+    )
+    path.write_text(run_page({**document, "status": "succeeded"}), encoding="utf-8")
+    tab.wait_for_load()
+    assert tab.ask("document.title").startswith("succeeded: ")
+    assert tab.ask("document.querySelector('.reloads')") is None
+    path.write_text(run_page(document, reload_s=0.5), encoding="utf-8")
+    tab.open(path)
+    tab.ask("document.querySelector('.reloads input').click()")
+    path.write_text(run_page({**document, "status": "succeeded"}), encoding="utf-8")
+    time.sleep(1.5)
+    assert tab.ask("document.title").startswith("running: ")
+    assert {one["request"]["url"] for one in tab.events("Network.requestWillBeSent")} == {path.as_uri()}
+
+
 def test_cursor_tells_of_a_moment(show: Show, pages: dict[str, Path]) -> None:
     """The cursor, by mouse or by keys, describes a moment in text that a screen reader gets too."""
     tab = show(pages["failed"])
@@ -111,7 +133,7 @@ def test_cursor_tells_of_a_moment(show: Show, pages: dict[str, Path]) -> None:
     assert tab.ask("document.querySelector('.moment input').getAttribute('aria-valuetext')").startswith("0.00 s")
 
 
-@pytest.mark.parametrize("name", ["failed", "compared", "empty", "crash"])
+@pytest.mark.parametrize("name", ["failed", "compared", "empty", "live", "crash"])
 @pytest.mark.parametrize("screen", [{}, {"dark": True}, PHONE], ids=["light", "dark", "phone"])
 def test_accessibility(show: Show, pages: dict[str, Path], axe: str, name: str, screen: dict[str, object]) -> None:
     """axe-core finds no violation in the rendered pages: contrast, names, roles, order (WCAG 2.2 A and AA)."""

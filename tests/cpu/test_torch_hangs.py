@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -103,3 +104,18 @@ def test_slow_training(cluster: Cluster, jobs: dict[str, Run]) -> None:
     for _ in range(3):
         verdict = look(cluster, jobs["slow"], "--samples", "2")["verdict"]
         assert verdict["kind"] == "moving", verdict
+
+
+@pytest.mark.skipif(
+    os.environ.get("RAYDEBUG_TEST_LONG") != "1", reason="tests/cpu/test_slow_ranks.py has the short form"
+)
+@pytest.mark.timeout(360)
+def test_slow_rank(cluster: Cluster) -> None:
+    """A rank that the others wait for in each step is named, with its line; the training does not hang."""
+    with starting_runs(cluster) as start:
+        job = start("--", "python", "hangs/planted_torch.py", "late")
+        document = settle(lambda: look(cluster, job), lambda verdict: verdict["kind"] == "slow-rank", job)
+    assert document["verdict"]["ranks"] == [1]
+    said = document["verdict"]["text"]
+    assert said.startswith("rank 1 of Trainer lateTrainer is slower than the others: they have waited "), said
+    assert "Trainer.read_rows in " in said, said

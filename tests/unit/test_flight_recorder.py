@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 import types
 from typing import Any
 
 import pytest
 
-from raydebug.protocol import records
+from raydebug.protocol import questions, records
 from raydebug.worker import flight_recorder, stacks
+from raydebug.worker.flight_recorder import MOST_TIMES, times_for
 
 # torch 2.13.0+cpu, gloo: `_dump_fr_trace_json(True, False)` on rank 2 of 3, stuck in its sixth collective.
 ENTRY = """{"collective_seq_id":5,"input_dtypes":["Float"],"input_sizes":[[1000]],"is_p2p":false,"op_id":5,
@@ -104,6 +106,29 @@ def test_recorder_of_another_size(rank, monkeypatch: pytest.MonkeyPatch, size: s
     rank(json.loads(ENTRY))
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", size)
     assert flight_recorder.read_groups() == []
+
+
+def test_times_of_calls(rank) -> None:
+    """The times of the last calls are answered by group, with what this process has used; the gateway accepts them."""
+    entry = json.loads(ENTRY)
+    at_ns = time.time_ns() - 10**9
+    times = [{**entry, "collective_seq_id": seq, "time_created_ns": at_ns - seq * 10**8} for seq in range(2000)]
+    rank(*times, {**times[0], "is_p2p": True}, {**times[0], "process_group": ["gone", ""]})
+    read = records.read(json.loads(json.dumps(times_for({"last_s": 30.0}))), questions.CollectiveTimes)
+    (group,) = read["groups"]
+    assert (read["rank"], group["name"], group["backend"], group["ranks"]) == (2, "0", "gloo", [0, 1, 2])
+    assert group["seqs"] == [*range(len(group["seqs"]) - 1, -1, -1)], "oldest first"
+    assert 280 <= len(group["seqs"]) <= 290
+    assert (group["ops"][0], group["at_ns"][-1]) == ("all_reduce", at_ns)
+    assert read["cpu_s"] > 0
+    assert read["cpus"] >= 1
+    assert len(times_for({"last_s": 1e9})["groups"][0]["seqs"]) == MOST_TIMES
+    assert times_for({"last_s": 0.0})["groups"] == times_for({})["groups"] == []
+
+
+def test_process_that_is_no_rank() -> None:
+    """A process without torch's groups has no times."""
+    assert times_for({"last_s": 30.0}) == {}
 
 
 def test_fork_of_a_rank(rank, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,8 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         nvmlDeviceGetUUID=lambda index: f"GPU-{index}",
         nvmlDeviceGetName=lambda index: "NVIDIA H100 80GB HBM3",
         nvmlDeviceGetCudaComputeCapability=lambda index: (9, 0),
+        nvmlDeviceGetCurrentClocksEventReasons=lambda index: 1,
+        nvmlDeviceGetComputeRunningProcesses=lambda index: [],
         nvmlDeviceGetMemoryInfo=lambda index: SimpleNamespace(total=85520809984),
     )
     monkeypatch.setitem(sys.modules, "pynvml", library)
@@ -46,6 +48,25 @@ def test_gpus_of_a_driver(nvml: SimpleNamespace) -> None:
     assert list_gpus() == ([first, second], None)
     nvml.nvmlDeviceGetMemoryInfo = refuse
     assert [gpu.memory_bytes for gpu in list_gpus()[0]] == [0, 0]
+
+
+# nvmlDeviceGetCurrentClocksEventReasons: an idle GPU, its user's limits, one at its power limit, one that is too hot.
+@pytest.mark.parametrize(
+    ("bits", "slowed_by"),
+    [
+        (0x1, ()),
+        (0x2 | 0x100, ()),
+        (0x4, ("the limit of its power",)),
+        (0x8 | 0x40, ("a hardware slowdown", "its temperature (hardware)")),
+    ],
+)
+def test_slowed_gpu(nvml: SimpleNamespace, bits: int, slowed_by: tuple[str, ...]) -> None:
+    """A GPU whose clocks the driver has lowered has the reasons; one that does not say it has none."""
+    nvml.nvmlDeviceGetCurrentClocksEventReasons = lambda index: bits if index == 1 else refuse()
+    nvml.nvmlDeviceGetComputeRunningProcesses = lambda index: [SimpleNamespace(pid=71)]
+    first, second = list_gpus()[0]
+    assert (first.slowed_by, first.pids) == ((), ())
+    assert (second.slowed_by, second.pids) == (slowed_by, (71,))
 
 
 def test_driver_that_fails(nvml: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,7 @@ HEADINGS = {
         Verb("run", "run:run"),
         Verb("try", "run:try_", takes_command=True),
         Verb("job", "job:app"),
+        Verb("top", "top:top"),
     ),
     "Debug": (
         Verb("paused", "pauses:paused"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+FOLLOWS_EVERY_S = 5.0
+STALE_S = 60.0  # a record is written every 5 s
+
+
 def report(
     runs: Annotated[
         list[str] | None,
@@ -25,6 +31,9 @@ def report(
         Path | None, typer.Option("--output", metavar="FILE", help="Default: report.html in the run's folder.")
     ] = None,
     opens: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Write it again until the run ends; the open page reads itself again.")
+    ] = False,
     lists: Annotated[bool, typer.Option("--list", help="List the runs that are recorded, oldest first.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -36,10 +45,17 @@ def report(
     Examples:
       raydebug report                      the last run
       raydebug report raydebug-0629 --open
+      raydebug report --follow --open      while it runs
       raydebug report raydebug-0629 raydebug-0712 --output compared.html
     """
     from raydebug.jobs.run_folder import LAST, list_runs, load_run
 
+    if follow and (lists or as_json or len(runs or ()) > 1):
+        raise UsageError(
+            "--follow is for the page of one run",
+            cause="it writes that page again until the run ends",
+            fix="leave out --list, --json and the second run",
+        )
     if lists and runs:
         raise UsageError(
             "--list takes no run",
@@ -65,14 +81,21 @@ def report(
 
     if len(documents) == 1:
         documents = [{**documents[0], "slow_step": _slow_step(documents[0])}]
+    is_live = follow and documents[0]["status"] == "running"
     with render.waiting(
         f"making the page of {' and '.join(render.visible(str(one.get('id')), keep='') for one in documents)}"
     ):
-        path = write_report(documents, output)
+        path = write_report(documents, output, reload_s=FOLLOWS_EVERY_S if is_live else None)
     render.out(render.visible(str(path), keep=""))
-    if not opens:
+    if opens:
+        _open(path)
+    else:
         render.say("next: open it in a browser, here or anywhere: it is one file; --open does that")
-        return
+    if is_live:
+        _follow(Path(str(documents[0]["folder"])), output)
+
+
+def _open(path: Path) -> None:
     import webbrowser
 
     if not webbrowser.open(path.as_uri()):
@@ -89,6 +112,23 @@ def _slow_step(document: Mapping[str, object]) -> str:
     except RaydebugError:
         return ""
     return found.text if found is not None else ""
+
+
+def _follow(folder: Path, output: Path | None) -> None:
+    """Write the page of a run again and again, until the run ends, nobody records it any more, or Ctrl-C."""
+    from raydebug.jobs.run_folder import DOCUMENT, read_run
+    from raydebug.report.write import write_report
+
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(FOLLOWS_EVERY_S)
+            document = read_run(folder)
+            if document["status"] != "running" or time.time() - (folder / DOCUMENT).stat().st_mtime > STALE_S:
+                break
+            write_report([document], output, reload_s=FOLLOWS_EVERY_S)
+    document = read_run(folder)
+    write_report([{**document, "slow_step": _slow_step(document)}], output)
+    render.say("the page is written for the last time, and stays as it is")
 
 
 def _document(documents: Sequence[Mapping[str, object]]) -> Mapping[str, object]:

@@ -19,6 +19,7 @@ from raydebug.settings.files import NotPlainText, read_json
 
 if TYPE_CHECKING:
     from raydebug.stacks.graph import Task
+    from raydebug.stacks.waits import Verdict
 
 SAMPLES_APART_S = 2.0
 
@@ -59,7 +60,7 @@ def stacks(
         )  # fmt: skip
     taken, tasks, words = read_saved(saved) if saved is not None else _sample(name, job, samples, native=native)
     try:
-        document = as_document(taken, tasks, words)
+        document = as_document(taken, tasks, words, None if saved is not None else _slow_ranks(name, job))
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         if saved is None:
             raise
@@ -100,6 +101,13 @@ def _sample(name: str, job: str | None, samples: int, *, native: bool) -> Taken:
         taken.append(take(cluster, job, native=native and number == samples))
         tasks = fetch_tasks(cluster, taken[-1], before=tasks)
     return taken, tasks, fetch_words(cluster, job, taken[-1])
+
+
+def _slow_ranks(name: str, job: str | None) -> dict[str | None, Verdict]:
+    from raydebug.cluster.find import load_cluster
+    from raydebug.stacks.slow_watch import slow_verdicts
+
+    return slow_verdicts(load_cluster(name), job)
 
 
 def read_saved(path: Path) -> Taken:

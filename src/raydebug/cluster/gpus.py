@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 NO_DRIVER = "NVML Shared Library Not Found"  # as nvidia-ml-py itself says it
+# Why the driver lowers the clocks of a GPU, by NVML's bits; to be idle, or limited by its user, is no fault.
+# Source: nvidia-ml-py 13.580 pynvml.py, nvmlClocksEventReason*.
+SLOWED_BY = {0x04: "the limit of its power", 0x08: "a hardware slowdown", 0x10: "a GPU that it is synchronised with",
+             0x20: "its temperature (software)", 0x40: "its temperature (hardware)",
+             0x80: "the power supply"}  # fmt: skip
 TIMEOUT_S = 20.0  # without persistence mode the driver loads first; one with a broken GPU may never answer
 
 
@@ -19,6 +27,8 @@ class Gpu:
         generation: the major number of its compute capability, such as 9 of an H100.
         driver: the version of the driver.
         memory_bytes: 0 if it has none of its own.
+        slowed_by: why the driver has lowered its clocks.
+        pids: of the processes that compute on it, by the host's ids.
     """
 
     uuid: str
@@ -26,6 +36,8 @@ class Gpu:
     name: str = ""
     driver: str = ""
     memory_bytes: int = 0
+    slowed_by: tuple[str, ...] = ()
+    pids: tuple[int, ...] = ()
 
 
 def list_gpus() -> tuple[list[Gpu], str | None]:
@@ -58,5 +70,14 @@ def _describe(pynvml: Any, handle: Any, driver: str) -> Gpu:
         memory_bytes = pynvml.nvmlDeviceGetMemoryInfo(handle).total
     except pynvml.NVMLError:  # a GPU that shares the host's memory
         memory_bytes = 0
+    bits, pids = 0, ()
+    with contextlib.suppress(pynvml.NVMLError):  # a GPU, or a driver, that does not say it
+        bits = pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+        pids = tuple(one.pid for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    slowed_by = tuple(words for bit, words in SLOWED_BY.items() if bits & bit)
     uuid, name = pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
-    return Gpu(str(uuid), int(generation), str(name), driver, int(memory_bytes))
+    return Gpu(str(uuid), int(generation), str(name), driver, int(memory_bytes), slowed_by, pids)
+
+
+if __name__ == "__main__":  # on a node of a cluster: the last line of the output has its GPUs
+    sys.stdout.write(f"\n{json.dumps([asdict(one) for one in list_gpus()[0]])}\n")

@@ -57,7 +57,8 @@ def _place(channel: ControlChannel) -> tuple[str, int]:
 def _list_answer(channel: ControlChannel, answer: Answer | NoAnswer) -> ListedAnswer[Answer]:
     none = answer if isinstance(answer, NoAnswer) else NoAnswer(messages.ANSWERED)
     found = None if isinstance(answer, NoAnswer) else answer
-    about = {"process": channel.describe(), "instance": channel.instance}
+    process = channel.describe()
+    about = {"process": process, "instance": channel.instance, "role": _role(process)}
     return {**about, "state": none.state, "answer": found, "cause": none.cause}  # type: ignore[typeddict-item]
 
 

@@ -127,13 +127,27 @@ class Recorder:
         """How long each step took."""
         return [one["seconds"] for one in self._phases.steps]
 
+    @property
+    def step_ends(self) -> list[float] | None:
+        """When each step has ended, in seconds since the epoch; None where no trainer is recognised."""
+        if self._phases.trainer is None:
+            return None
+        return [self._started + one["end_s"] for one in self._phases.steps]
+
+    @property
+    def last_metrics(self) -> Mapping[str, float]:
+        """The metrics of the last step."""
+        return self._phases.steps[-1]["metrics"] if self._phases.steps else {}
+
     def take_hang(self, lines: Sequence[str], *, why: str, fix: str) -> None:
         """Record that the job hangs: lines for its log, and a finding of the run."""
         self._keep_log("".join(f"raydebug: {line}\n" for line in lines))
+        self.take_finding("run.hangs", "error", lines[0], why=why, fix=fix)
+
+    def take_finding(self, code: str, severity: str, what: str, *, why: str, fix: str) -> None:
+        """Record something that was found now, while the job runs."""
         at_s = f"{self._now() - self._started:.0f}"
-        self._findings.append(
-            {"code": "run.hangs", "severity": "error", "what": lines[0], "why": why, "fix": fix, "at_s": at_s}
-        )
+        self._findings.append({"code": code, "severity": severity, "what": what, "why": why, "fix": fix, "at_s": at_s})
         self._write(None)
 
     def _progress_of(self, pid: int) -> tuple[int, str, int | None]:

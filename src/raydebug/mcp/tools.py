@@ -176,11 +176,13 @@ class Tools:
         """
         from raydebug.stacks.collect import as_document, fetch_tasks, take
         from raydebug.stacks.show import group_lines, silent_lines
+        from raydebug.stacks.slow_watch import slow_verdicts
         from raydebug.stacks.training_words import fetch_words
 
         cluster, lines = self._cluster(), list[str]()
         found = take(cluster, job or None, say=lines.append)
-        document = as_document([found], fetch_tasks(cluster, found), fetch_words(cluster, job or None, found))
+        words, slow = fetch_words(cluster, job or None, found), slow_verdicts(cluster, job or None)
+        document = as_document([found], fetch_tasks(cluster, found), words, slow)
         verdict = document["verdict"]
         for one in document["verdicts"] or [verdict]:
             of_job = f" on job {one['job']}" if len(document["verdicts"]) > 1 else ""

@@ -79,6 +79,36 @@ class SpansBody(TypedDict, total=False):
     most: int  # spans; 0 to compare clocks only
 
 
+class TimesBody(TypedDict, total=False):
+    """Of `collective-times`."""
+
+    last_s: float  # only calls of so many seconds; 0 for none
+
+
+class CallTimes(TypedDict, total=False):
+    """When a rank has called the collectives of a CollectiveGroup, oldest first: lists with one item for each call."""
+
+    name: Name
+    backend: Name
+    ranks: list[int]
+    seqs: list[int]
+    ops: list[Name]
+    at_ns: list[int]  # since the epoch, by the clock of the rank's node
+
+
+class CollectiveTimes(TypedDict, total=False):
+    """The answer to `collective-times`; empty where the process is no rank."""
+
+    rank: int
+    groups: list[CallTimes]
+    now_ns: int  # by the same clock
+    cpu_s: float
+    collections: int  # of all objects by Python's garbage collector
+    disk_bytes: int  # read; what was in the page cache does not count
+    load: float  # of the node: processes that run or want to, mean of a minute
+    cpus: int  # of the node
+
+
 class NodeBody(TypedDict, total=False):
     """Of `node`: a process of this node that has ended, and the folder of its cgroup's counters."""
 
@@ -106,6 +136,8 @@ FRAMES = _row("frames", FramesBody, FramesRecord)
 TRAINING = _row("training", Nothing, TrainingWords)
 SPANS = _row("spans", SpansBody, SpansRecord)
 """Each span is returned once: one reader, the recorder of the run, asks for them."""
+COLLECTIVE_TIMES = _row("collective-times", TimesBody, CollectiveTimes)
+"""When a rank has called its last collectives, and what it and its node have used so far."""
 PAUSE = _row("pause", PauseBody, Refusal, only_gateway=True)
 """Pauses the active thread at its next line, which PAUSE_EVENT (messages.py) tells; answered only if it cannot."""
 WITHDRAW = _row("withdraw", PauseBody, Nothing, only_gateway=True)

@@ -1,7 +1,18 @@
-// The page is complete without this program. It adds a cursor to the timeline that describes a moment as text.
+// The page is complete without this program. It adds a cursor to the timeline that describes a moment as text, and
+// reads the page again while `raydebug report --follow` writes it.
 "use strict";
 (() => {
   const source = document.getElementById("data");
+  const every = source && JSON.parse(source.textContent).reload_s;
+  if (every) {
+    const box = document.createElement("input"), label = document.createElement("label");
+    box.type = "checkbox";
+    box.checked = true; // who reads can stop it: WCAG 2.2.2
+    label.className = "reloads";
+    label.append(box, " read again every " + every + " s, until the run ends");
+    document.querySelector("header").append(label);
+    setInterval(() => { if (box.checked && !document.hidden) location.reload(); }, 1000 * every);
+  }
   const timeline = document.querySelector(".timeline");
   const ruler = document.querySelector(".ruler");
   if (!source || !timeline || !ruler) return;

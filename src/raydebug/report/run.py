@@ -33,10 +33,13 @@ _OPTION = re.compile(r"--\w|[\w.+~@/-]+=")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
-def run_page(document: Mapping[str, object], folder: str = "") -> str:
+def run_page(document: Mapping[str, object], folder: str = "", *, reload_s: float | None = None) -> str:
     """Return the page of a run; missing parts of its document are left out.
 
-    `folder` is the relative path from the page to the run's folder, with a final slash; empty if the page is in it.
+    Args:
+        document: of the run.
+        folder: the relative path from the page to the run's folder, with a final slash; empty if the page is in it.
+        reload_s: the page reads itself again after so many seconds; None for one that stays as it is.
     """
     run = read_run(document)
     axis = Axis(run.length_s)
@@ -50,7 +53,8 @@ def run_page(document: Mapping[str, object], folder: str = "") -> str:
         _environment(run),
     ]
     title = f"{run.status}: {' '.join(run.command)[:80] or run.id}"
-    return page(title, _head(run, folder), tag("main", parts), data=_cursor_data(run, axis))
+    data = _cursor_data(run, axis) | ({} if reload_s is None else {"reload_s": reload_s})
+    return page(title, _head(run, folder), tag("main", parts), data=data)
 
 
 def _timeline(run: Run, axis: Axis) -> Markup:

@@ -16,10 +16,13 @@ from raydebug.snapshot.load import describe_groups, find_snapshots
 PAGE = "report.html"
 
 
-def write_report(runs: Sequence[Mapping[str, object]], output: Path | None = None) -> Path:
+def write_report(
+    runs: Sequence[Mapping[str, object]], output: Path | None = None, *, reload_s: float | None = None
+) -> Path:
     """Write the page of one run, or of two compared, and return its path, which is absolute.
 
-    Without `output` it is in the folder of the run, of the second one when there are two.
+    Without `output` it is in the folder of the run, of the second one when there are two. With `reload_s` the page of
+    one run reads itself again after so many seconds.
 
     Raises:
         RaydebugError: the file cannot be written.
@@ -30,7 +33,7 @@ def write_report(runs: Sequence[Mapping[str, object]], output: Path | None = Non
     seen = [seen_from(path.parent, folder) for folder in folders]
     if len(runs) == 1:
         crashes = describe_groups(find_snapshots(str(folders[0]))) if (folders[0] / SNAPSHOTS).is_dir() else []
-        page = run_page({**runs[0], "crashes": crashes}, seen[0])
+        page = run_page({**runs[0], "crashes": crashes}, seen[0], reload_s=reload_s)
     else:
         page = comparison_page(runs[0], runs[1], (seen[0], seen[1]))
     return write_page(

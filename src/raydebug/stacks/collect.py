@@ -15,6 +15,7 @@ from raydebug.errors import RaydebugError, UsageError
 from raydebug.gateway.gateway_client import fetch_stacks
 from raydebug.protocol.messages import SILENT
 from raydebug.stacks.groups import group
+from raydebug.stacks.slow_ranks import STOPPED
 from raydebug.stacks.verdict import judge, judge_jobs
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from raydebug.protocol.training import TrainingWords
     from raydebug.stacks.graph import Task
     from raydebug.stacks.spy import Seen
+    from raydebug.stacks.waits import Verdict
 
 FIRST_S, ALL_S = 0.3, 1.0
 SPY_TIMEOUT_S = 120.0
@@ -123,7 +125,10 @@ def is_python(file: str) -> bool:
 
 
 def as_document(
-    taken: Sequence[Sequence[ListedStacks]], tasks: Sequence[Task], words: Mapping[str, TrainingWords] | None = None
+    taken: Sequence[Sequence[ListedStacks]],
+    tasks: Sequence[Task],
+    words: Mapping[str, TrainingWords] | None = None,
+    slow: Mapping[str | None, Verdict] | None = None,
 ) -> dict[str, Any]:
     """Return what `raydebug stacks --json` prints, and --from reads; `verdict` is that of the first job of `verdicts`.
 
@@ -131,8 +136,12 @@ def as_document(
         taken: the processes at one or more moments, oldest first.
         tasks: Ray's unfinished ones.
         words: what processes say of the training, by instance.
+        slow: verdicts on slow ranks, by job; they count for a job that is not stopped.
     """
     verdicts = judge_jobs(taken, tasks, words)
+    for number, one in enumerate(verdicts):
+        if one["kind"] not in STOPPED and slow and one["job"] in slow:
+            verdicts[number] = {**slow[one["job"]], "job": one["job"]}
     return {
         "version": 1,
         "processes": taken[-1],

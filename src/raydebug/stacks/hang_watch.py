@@ -25,6 +25,7 @@ from raydebug.protocol import messages
 from raydebug.settings.files import atomic_write
 from raydebug.stacks.collect import as_document, fetch_tasks, take
 from raydebug.stacks.groups import active_thread
+from raydebug.stacks.slow_watch import SlowWatch
 from raydebug.stacks.training_words import describe, fetch_words
 from raydebug.stacks.verdict import COMPUTES_S, judge
 from raydebug.stacks.waits import COLLECTIVE, Verdict, VerdictKind, name_process, wait_of
@@ -203,12 +204,15 @@ class HangWatch:
         self._after_s, self._action, self._by_steps = after_s, action, by_steps
 
     async def watch(self, cluster: Cluster, job: str, recorder: Recorder) -> str:
-        """Watch the job until this is cancelled; if it hangs and has to be stopped, return why."""
+        """Watch the job and its ranks until this is cancelled; if it hangs and has to be stopped, return why."""
+        slow = asyncio.ensure_future(SlowWatch().watch(cluster, job, recorder))
         try:
             return await self._watch(cluster, job, recorder)
         except Exception as error:  # noqa: BLE001 - a fault of ours must not end the user's run
             render.say(f"--hang-after has failed, the job continues: {type(error).__name__}: {error}")
             return await asyncio.Future()
+        finally:
+            slow.cancel()
 
     async def _watch(self, cluster: Cluster, job: str, recorder: Recorder) -> str:
         progress = Progress(self._limit_s(recorder), time.monotonic(), by_steps=self._by_steps)

@@ -23,7 +23,7 @@ COLLECTIVE: Final = "collective"
 VerdictKind: TypeAlias = Literal[
     "collective-mismatch", "missing-rank", "crashed-peer", "deadlock", "ray-get", "mailbox", "queue", "data-loader",
     "engine", "network", "subprocess", "lock", "sleep", "gil", "stopped", "disk", "gone", "paused", "computes",
-    "training", "starting", "moving", "unknown", "none",
+    "training", "starting", "moving", "slow-rank", "unknown", "none",
 ]  # fmt: skip
 WaitKind: TypeAlias = VerdictKind | Literal["collective"]  # a verdict says what is wrong with it
 

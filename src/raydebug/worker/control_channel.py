@@ -28,6 +28,7 @@ ANSWERED_BY = {
     "stacks": "stacks:stacks_for",
     "frames": "stacks:frames_of",
     "training": "training:words",
+    "collective-times": "flight_recorder:times_for",
     "pause": "pause_requests:pause_for",
     "withdraw": "pause_requests:withdraw",
     "save-pause": "crashes:save_pause",

@@ -3,6 +3,9 @@
 The control channel's thread reads it while the main thread is stuck in a collective. It asks for the JSON form without
 stacks: with them the first reading takes 12 s. The time of a reading grows with the size of the recorder.
 
+`time_created_ns` is the time of the call, for gloo and NCCL. With NCCL a call returns before the collective begins: the
+time shows when the rank's Python came there, not its GPU.
+
 Source: torch 2.11.0 and 2.13.0 csrc/distributed/c10d/FlightRecorder.hpp, FlightRecorderDetail.hpp (`dump_json`),
 distributed/distributed_c10d.py (`_world`). NCCL has its own recorder beside that of the other backends. Tested by
 tests/cpu/test_torch_hangs.py.
@@ -11,13 +14,17 @@ tests/cpu/test_torch_hangs.py.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import math
 import os
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 from raydebug.protocol import variables
+from raydebug.protocol.questions import CallTimes, CollectiveTimes, TimesBody
 from raydebug.protocol.records import MAX_ITEMS, CollectiveCall, CollectiveGroup
 
 READERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
@@ -25,6 +32,7 @@ DEFAULT_ENTRIES = 2000
 MAX_ENTRIES = 10_000  # a reading of 2,000 takes 50 ms, in which Python's lock is held
 MAX_GROUPS = 50
 KEPT = 10  # calls of each group: the oldest pending ones, and the newest completed ones
+MOST_TIMES = 500  # of all groups, the newest: 25 kB of an answer
 MAX_TEXT = 200  # characters of sizes and types
 
 of_parent = False
@@ -48,12 +56,12 @@ def own_rank() -> tuple[int, int] | None:
 
 def read_groups() -> list[CollectiveGroup]:
     """Return the process groups of this process with its last collectives in each; empty if torch records none."""
-    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    native: Any = sys.modules.get("torch._C._distributed_c10d")
-    size = _size()
-    if native is None or own_rank() is None or not 0 < size <= MAX_ENTRIES:
+    if own_rank() is None:
         return []
-    recorders = [_entries(getattr(native, name)) for name in READERS if hasattr(native, name)]
+    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+    size, recorders = _size(), _read_recorders()
+    if not recorders:
+        return []
     calls: dict[str, dict[tuple[str, int], CollectiveCall]] = {}
     descriptions: dict[str, str] = {}
     for entry in (entry for entries in recorders for entry in entries if not entry.get("is_p2p")):
@@ -71,6 +79,58 @@ def read_groups() -> list[CollectiveGroup]:
         }
         for group, name in list(c10d._world.pg_names.items())[:MAX_GROUPS]
     ]
+
+
+def times_for(body: TimesBody) -> CollectiveTimes:
+    """Return when this rank has called its last collectives, and what it and its node have used so far."""
+    own = own_rank()
+    if own is None:
+        return {}
+    now_ns = time.time_ns()
+    answer: CollectiveTimes = {
+        "rank": own[0],
+        "groups": _times(now_ns - int(body["last_s"] * 1e9)) if body.get("last_s") else [],
+        "now_ns": now_ns,
+        "cpu_s": time.process_time(),
+        "collections": gc.get_stats()[2]["collections"],
+        "load": os.getloadavg()[0],
+        "cpus": os.cpu_count() or 1,
+    }
+    with contextlib.suppress(OSError, StopIteration):  # proc_pid_io(5); some containers forbid it
+        lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
+        answer["disk_bytes"] = next(int(one.split()[1]) for one in lines if one.startswith("read_bytes:"))
+    return answer
+
+
+def _times(since_ns: int) -> list[CallTimes]:
+    world = sys.modules["torch.distributed.distributed_c10d"]._world
+    members = {str(name): sorted(world.pg_group_ranks[group]) for group, name in world.pg_names.items()}
+    calls = [
+        (int(one["time_created_ns"]), one["process_group"][0], int(one["collective_seq_id"]), one["profiling_name"])
+        for entries in _read_recorders()
+        for one in entries
+        if not one.get("is_p2p") and int(one["time_created_ns"]) >= since_ns and one["process_group"][0] in members
+    ]
+    found: dict[tuple[str, str], CallTimes] = {}
+    for at_ns, name, seq, profiled in sorted(calls)[-MOST_TIMES:]:
+        (backend, _, op), ranks = profiled.partition(":"), members[name][:MAX_ITEMS]
+        times = found.get((name, backend))
+        if times is None and len(ranks) > 1 and len(found) < MAX_GROUPS:
+            about: CallTimes = {"name": name[:MAX_TEXT], "backend": backend[:MAX_TEXT], "ranks": ranks}
+            times = found[name, backend] = {**about, "seqs": [], "ops": [], "at_ns": []}
+        if times is not None:
+            times["seqs"].append(seq)
+            times["ops"].append(op[:MAX_TEXT])
+            times["at_ns"].append(at_ns)
+    return [*found.values()]
+
+
+def _read_recorders() -> list[list[dict[str, Any]]]:
+    """Return the entries of each recorder; none where torch records nothing, or too much to read."""
+    native: Any = sys.modules.get("torch._C._distributed_c10d")
+    if native is None or not 0 < _size() <= MAX_ENTRIES:
+        return []
+    return [_entries(getattr(native, name)) for name in READERS if hasattr(native, name)]
 
 
 def _size() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -74,6 +75,18 @@ class Trainer:
             self.compute(until=time.monotonic() + random.random())
             time.sleep(random.random())
             self.sync_gradients()
+
+    def late(self):
+        while True:
+            self.compute(until=time.monotonic() + 0.05)
+            if self.rank == 1:
+                self.read_rows(until=time.monotonic() + 0.4)
+            for _ in range(3):
+                self.sync_gradients()
+
+    def read_rows(self, until):
+        while time.monotonic() < until:
+            json.loads("[1, 2, 3]")
 
     def compute(self, until):
         values = self.torch.rand(100, 100)

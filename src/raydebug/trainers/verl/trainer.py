@@ -55,6 +55,8 @@ class Verl:
         *("critic/score/min", "critic/advantages/max", "critic/advantages/min", "response_length/mean"),
         *("response_length/clip_ratio", "training/rollout_actor_probs_pearson_corr", "rollout_corr/kl"),
         *("training/rollout_probs_diff_mean", "rollout_corr/k3_kl", "mismatch/mismatch_kl", "mismatch/mismatch_k3_kl"),
+        *("actor/ppo_kl", "global_seqlen/min", "global_seqlen/max", "global_seqlen/balanced_min"),
+        *("global_seqlen/balanced_max",),
         *("perf/throughput", "perf/max_memory_allocated_gb", "perf/max_memory_reserved_gb", "timing_s/step"),
         *("timing_s/gen", "timing_s/old_log_prob", "timing_s/update_actor", "timing_s/update_weights"),
     ))  # fmt: skip
