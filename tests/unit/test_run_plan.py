@@ -75,11 +75,19 @@ def test_plan_of_all_options() -> None:
         snapshots=False,
         variables=recorder_variables({}) | {
             variables.STOP_ON: "nonfinite", variables.STOP_WHEN: json.dumps(["actor/gradnorm > 100"]),
-            variables.STEP_LOGGERS: "verl.utils.tracking:Tracking.log(step,data)",
+            variables.STEP_LOGGERS: "verl.utils.tracking:Tracking.log(step,data)", variables.GPU_HISTORY: "1",
         },
     )  # fmt: skip
     assert found.notes == ["note: metric 'actor/gradnorm' is unknown; similar: actor/grad_norm; step 1 logs all names"]
     assert found.watch is None
+
+
+def test_gpu_history() -> None:
+    """--gpu-history and the profile debug have torch record GPU memory; nothing else does."""
+    given: list[dict[str, Any]] = [{"gpu_history": True}, {"profile": "debug"}, {"profile": "full"}, {}]
+    assert [variables.GPU_HISTORY in plan(PPO, cluster(), **one).job.variables for one in given] == [
+        True, True, False, False,
+    ]  # fmt: skip
 
 
 def test_mode_in_force() -> None:

@@ -58,6 +58,7 @@ HEADINGS = {
         Verb("attach", "pauses:attach"),
         Verb("break", "breakpoints:app"),
         Verb("stacks", "stacks:stacks"),
+        Verb("memory", "memory:memory"),
         Verb("snapshot", "open:snapshot"),
     ),
     "Check first": (

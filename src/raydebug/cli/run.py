@@ -89,6 +89,13 @@ def run(
     no_spans: Annotated[
         bool, typer.Option("--no-spans", help="Record no phases, samples, requests and tasks for `raydebug trace`.")
     ] = False,
+    gpu_history: Annotated[
+        bool,
+        typer.Option(
+            "--gpu-history",
+            help="Record who allocates GPU memory, for the snapshot of an out of memory. --profile debug does.",
+        ),
+    ] = False,
     record: Annotated[
         Path | None,
         typer.Option("--record", help="Keep the rollouts of the first two steps in a new folder.", metavar="DIR"),
@@ -152,6 +159,7 @@ def run(
         on_hang=on_hang,
         snapshots=not no_snapshots,
         spans=not no_spans,
+        gpu_history=gpu_history,
         detach=detach,
         gpus=gpus,
         upload=upload,

@@ -16,6 +16,7 @@ from raydebug.jobs.stop_options import WITH_PAUSES, tripwire_variables
 from raydebug.jobs.submit import Job
 from raydebug.profile.load import BASE
 from raydebug.profile.rollouts import Rollouts
+from raydebug.protocol import variables
 from raydebug.settings.debugger import WIDE_S, choose_mode, recorder_variables, widened
 from raydebug.stacks.hang_watch import HangWatch
 
@@ -51,6 +52,7 @@ class RunOptions:
     on_hang: Literal["report", "pause", "stop"] = "report"
     snapshots: bool = True
     spans: bool = True
+    gpu_history: bool = False
     detach: bool = False
     gpus: int | None = None
     upload: bool | None = None
@@ -124,11 +126,15 @@ def plan_run(options: RunOptions, there: Surroundings, environ: Mapping[str, str
         profile=options.profile_in_force,
         tiny=options.tiny,
         rollouts="" if options.rollouts is None else options.rollouts.as_variable(),
-        variables=debugging | tripwires,
+        variables=debugging | tripwires | _history_variables(options),
         snapshots=options.snapshots,
         spans=options.spans,
     )
     return RunPlan(mode, job, watch, notes)
+
+
+def _history_variables(options: RunOptions) -> dict[str, str]:
+    return {variables.GPU_HISTORY: "1"} if options.gpu_history or options.profile_in_force == "debug" else {}
 
 
 def fit_gpus(

@@ -113,6 +113,28 @@ class SavedException(TypedDict, total=False):
     remote: str  # the traceback of another process, as the text that Ray adds to an error
 
 
+class LiveLine(TypedDict):
+    """What a line of the program has allocated and not freed."""
+
+    line: str  # FILE:LINE FUNCTION
+    count: int
+    bytes: int
+
+
+class GpuSummary(TypedDict, total=False):
+    """A snapshot of the allocator, in bytes."""
+
+    reserved: int
+    live: int
+    waiting: int  # freed, but a stream may still use it
+    free: int
+    largest_free: int  # block in `free`
+    lines: list[LiveLine]  # the largest first
+    asked: int  # by the allocation that failed
+    asked_at: str
+    device_free: int  # when it failed
+
+
 class SnapshotDocument(TypedDict, total=False):
     """The whole file."""
 
@@ -127,3 +149,4 @@ class SnapshotDocument(TypedDict, total=False):
     exceptions: list[SavedException]  # the raised one first; empty for a pause
     frames: list[SavedFrame]  # of the raised exception or the paused thread, innermost first; then of the others
     values: list[SavedValue]
+    gpu_memory: GpuSummary  # of an out of memory, if torch recorded (`run --gpu-history`)

@@ -66,6 +66,9 @@ SNAPSHOTS = "RAYDEBUG_SNAPSHOTS"
 SPANS = "RAYDEBUG_SPANS"
 """0: processes of the job keep no spans (`raydebug run --no-spans`)."""
 
+GPU_HISTORY = "RAYDEBUG_GPU_HISTORY"
+"""1: torch records who allocates GPU memory, for the snapshot of an out of memory (`raydebug run --gpu-history`)."""
+
 RAY_LOGS = "RAYDEBUG_RAY_LOGS"
 """Folder of Ray's log files on this node; unset in containers, where it is CONTAINER_RAY_LOGS."""
 

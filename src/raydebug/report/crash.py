@@ -16,6 +16,7 @@ from raydebug.report.document import read_run
 from raydebug.report.page import Child, Markup, facts, page, section, table_row, tag, wide_table
 from raydebug.report.write import write_page
 from raydebug.snapshot.console import exception_lines, raised_frames
+from raydebug.snapshot.gpu_memory import gpu_memory_lines
 from raydebug.snapshot.values import Values, tensor_facts
 
 VALUE_CHARS = 1_000
@@ -62,6 +63,7 @@ def crash_page(document: SnapshotDocument, command: str = "") -> str:
         _frames(document, values, shown, "Frames", is_open=True),
         _frames(document, values, others, "Frames of the other exceptions") if others else None,
         _tensors(document, values),
+        _gpu_memory(document),
         _process(document, command),
     ]
     return page(title, head, tag("main", parts))
@@ -116,6 +118,12 @@ def _tensors(document: SnapshotDocument, values: Values) -> Markup | None:
     head = ["name", "in", "shape", "device", "min", "max", "mean", "NaN", "Inf", "memory", "note"]
     note = "Tensors with equal entries under memory share their memory."
     return section("Tensors", wide_table("tensors", "tensors", head, rows), note=note)
+
+
+def _gpu_memory(document: SnapshotDocument) -> Markup | None:
+    if "gpu_memory" not in document:
+        return None
+    return section("GPU memory", tag("pre", "\n".join(gpu_memory_lines(document["gpu_memory"]))))
 
 
 def _process(document: SnapshotDocument, command: str) -> Markup:

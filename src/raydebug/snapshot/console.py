@@ -19,8 +19,10 @@ from raydebug.protocol.snapshot import CAUSE, CONTEXT, MEMBER, SavedFrame, Snaps
 from raydebug.protocol.wire import Message
 from raydebug.render import Paint, moment, visible
 from raydebug.settings.files import state_dir
+from raydebug.snapshot.gpu_memory import gpu_memory_lines
 from raydebug.snapshot.values import NotThere, Values, tensor_facts, tensor_line
 
+LINES_OF_MEMORY = 6
 _RELATIONS = {CAUSE: "caused by", CONTEXT: "raised while handling", MEMBER: "in the group:"}
 _LOOKS = ("w", "u", "d", "l", "ll", "p", "tensor", "a", "locals")  # commands of the live console that need no process
 
@@ -151,6 +153,8 @@ class SavedDebugger(Debugger):
         step = f"step {document['step']}, " if document.get("step") is not None else ""
         raised, *others = exception_lines(document) or [""]
         texts = [*_shortened(raised, EXCEPTION_LINES - len(others)), *(other.partition("\n")[0] for other in others)]
+        if "gpu_memory" in document:
+            texts += gpu_memory_lines(document["gpu_memory"])[:LINES_OF_MEMORY]
         text = heading(
             who,
             exception="\n".join(texts),

@@ -22,6 +22,7 @@ from raydebug.protocol.secrets import scrubbed
 from raydebug.protocol.wire import Message
 from raydebug.worker import dial_in
 from raydebug.worker.breakpoints import registry, runtime
+from raydebug.worker.frames import place_of
 
 ANSWERED_BY = {
     "describe": "pause_requests:describe",
@@ -29,6 +30,9 @@ ANSWERED_BY = {
     "frames": "stacks:frames_of",
     "training": "training:words",
     "collective-times": "flight_recorder:times_for",
+    "memory": "process_memory:memory",
+    "census": "census:census",
+    "allocations": "allocations:allocations",
     "pause": "pause_requests:pause_for",
     "withdraw": "pause_requests:withdraw",
     "save-pause": "crashes:save_pause",
@@ -52,6 +56,8 @@ _Answer = Callable[..., None]
 _opened_by: int | None = None
 _channel: _ControlChannel | None = None
 _seq = itertools.count(1)
+forked_at = ""
+"""Where the user's program made this process a fork of another one."""
 
 
 def open_channel() -> None:
@@ -235,8 +241,10 @@ def _function(name: str) -> Callable[[Message], Any]:
 
 
 def _open_in_fork() -> None:
-    global _opened_by, _channel
+    global _opened_by, _channel, forked_at
     had_one = _opened_by is not None
+    with contextlib.suppress(Exception):
+        forked_at = place_of(sys._getframe())
     if "torch.distributed.distributed_c10d" in sys.modules:
         from raydebug.worker import flight_recorder
 

@@ -37,6 +37,18 @@ def is_users(frame: FrameType) -> bool:
     return not f"/{package}".startswith((_RAY, *_DEBUGGER))
 
 
+def is_program(path: str) -> bool:
+    """Return whether a file belongs to the user's program itself, not to an installed package or to Python."""
+    return not any(folder in path for folder in _PACKAGES) and not path.startswith((_LIBRARY, _OWN, "<"))
+
+
+def place_of(frame: FrameType | None) -> str:
+    """Return FILE:LINE FUNCTION of the nearest caller that belongs to the user's program; empty if none does."""
+    while frame is not None and not is_program(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}"[:1000]
+
+
 def is_ours(frame: FrameType | None) -> bool:
     """Return whether a frame or one of its callers belongs to us or the debugger: it is paused, or about to be."""
     while frame is not None:

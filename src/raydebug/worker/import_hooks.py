@@ -145,6 +145,14 @@ def _open_control_channel(_module: ModuleType) -> None:
         control_channel.open_channel()
 
 
+def _hook_torch(module: ModuleType) -> None:
+    _open_control_channel(module)
+    if os.environ.get(variables.GPU_HISTORY) == "1":
+        from raydebug.worker import gpu_history
+
+        _quietly(gpu_history.watch, module, what="record of GPU memory")
+
+
 def _widen_groups(module: ModuleType) -> None:
     if variables.GROUP_TIMEOUT in os.environ:
         _widen_groups_on_demand(module)
@@ -183,9 +191,11 @@ def _watch_steps(module: ModuleType) -> None:
 
 def _watch_spans(module: ModuleType) -> None:
     if variables.JOB in os.environ:
-        from raydebug.worker import spans
+        from raydebug.worker import process_memory, spans
 
         _quietly(spans.watch, module, what="phases")
+        if process_memory.note_peak not in spans.recorders:
+            spans.recorders.append(process_memory.note_peak)
         if _spans_are_kept():
             from raydebug.worker import span_ring
 
@@ -231,7 +241,7 @@ _ON_LOAD = {
     "ray._private.runtime_env.context": _hook_runtime_env,
     "multiprocessing.process": _hook_children,
     "threading": watch_threads,
-    "torch": _open_control_channel,
+    "torch": _hook_torch,
     "torch._dynamo.trace_rules": _keep_out_of_graphs,
     "torch.distributed.distributed_c10d": _widen_groups,
     "torch.optim.optimizer": _watch_module_outputs,

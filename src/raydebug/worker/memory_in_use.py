@@ -11,11 +11,11 @@ CGROUP = "/sys/fs/cgroup"
 
 def memory_in_use() -> float:
     """Return the largest of these fractions, from 0 to 1."""
-    return max(_host(), _container(), *_gpus())
+    return max(_host(), _container(), *(used / total for _, used, total, _ in devices()))
 
 
 def _host() -> float:
-    fields = dict(line.split(":", 1) for line in _read("/proc/meminfo").splitlines())
+    fields = dict(line.split(":", 1) for line in read_file("/proc/meminfo").splitlines())
     total, available = (float(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
     return 1 - available / total
 
@@ -23,14 +23,15 @@ def _host() -> float:
 def _container() -> float:
     """Return the fraction of this container's limit that is in use, without the page cache; 0 without a limit."""
     try:
-        limit, used = (int(_read(f"{CGROUP}/memory.{name}")) for name in ("max", "current"))
-        cache = dict(line.split() for line in _read(f"{CGROUP}/memory.stat").splitlines())["inactive_file"]
+        limit, used = (int(read_file(f"{CGROUP}/memory.{name}")) for name in ("max", "current"))
+        cache = dict(line.split() for line in read_file(f"{CGROUP}/memory.stat").splitlines())["inactive_file"]
     except (OSError, ValueError, KeyError):  # the limit is `max`, or cgroups have another version
         return 0.0
     return (used - int(cache)) / limit
 
 
-def _read(path: str) -> str:
+def read_file(path: str) -> str:
+    """Return the text of a file of the kernel."""
     with open(path) as file:
         return file.read()
 
@@ -41,17 +42,38 @@ class _DeviceMemory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
-def _gpus() -> list[float]:
-    """Return the fraction of each GPU of the node. NVML reads it without a CUDA context, which torch would create."""
+class _DeviceProcess(ctypes.Structure):
+    """nvmlProcessInfo_v2_t of NVIDIA's nvml.h, which nvmlDeviceGetComputeRunningProcesses_v3 fills."""
+
+    _fields_ = (("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong), ("of_gpu", ctypes.c_uint), ("of", ctypes.c_uint))
+
+
+MAX_PROCESSES = 256  # of one GPU
+_UNKNOWN = 2**64 - 1  # NVML_VALUE_NOT_AVAILABLE
+
+
+def devices() -> list[tuple[str, int, int, dict[int, int]]]:
+    """Return for each GPU of the node its UUID, bytes in use and in all, and bytes by process id as the host has it.
+
+    NVML reads it without a CUDA context, which torch would create.
+    """
     nvml = _nvml()
     if nvml is None:
-        return [0.0]
-    count, handle, memory, found = ctypes.c_uint(), ctypes.c_void_p(), _DeviceMemory(), [0.0]
+        return []
+    count, handle, memory = ctypes.c_uint(), ctypes.c_void_p(), _DeviceMemory()
+    uuid, those = ctypes.create_string_buffer(96), (_DeviceProcess * MAX_PROCESSES)()
     nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    found = []
     for index in range(count.value):
         nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
-        if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0:
-            found.append(memory.used / memory.total)
+        if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) != 0:
+            continue
+        nvml.nvmlDeviceGetUUID(handle, uuid, ctypes.c_uint(len(uuid)))
+        running = ctypes.c_uint(MAX_PROCESSES)
+        failed = nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(running), those)
+        known = [] if failed else [one for one in those[: running.value] if one.used != _UNKNOWN]
+        by_pid = {one.pid: one.used for one in known}
+        found.append((uuid.value.decode("ascii", "replace"), memory.used, memory.total, by_pid))
     return found
 
 

@@ -219,6 +219,9 @@ def document_of(
         "frames": saved,
         "values": values.saved,
     }
+    history = sys.modules.get("raydebug.worker.gpu_history")
+    if history is not None and history.last and any("OutOfMemory" in type_name(type(one)) for one, _, _ in chain):
+        document["gpu_memory"] = history.last
     values.hide_covered()
     _hide_secrets(document, _scrubber(values.hidden))
     return document

@@ -1,0 +1,195 @@
+"""`raydebug memory`: who has the memory of a job's processes, what grows, and which line allocates it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from raydebug import render
+from raydebug.cli.options import Json, Name
+from raydebug.errors import Exit, RaydebugError, UsageError
+
+if TYPE_CHECKING:
+    from raydebug.cluster.state import Cluster
+    from raydebug.memory.look import Look
+
+LEAST_LINE = 1024  # bytes
+
+
+def memory(
+    job: Annotated[
+        str | None,
+        typer.Argument(metavar="[JOB|OLDER]", help="Submission id of a job; with --snapshot: an earlier file."),
+    ] = None,
+    growth: Annotated[
+        int | None,
+        typer.Option(
+            "--growth", min=1, metavar="STEPS", help="Count who holds what for this many steps, best 4 or more."
+        ),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option("--seconds", min=0.1, help="With --growth: how long a step is, of a program that says none."),
+    ] = None,
+    line: Annotated[
+        float | None,
+        typer.Option("--line", min=0.1, max=600, metavar="SECONDS", help="Record which lines of --pid allocate."),
+    ] = None,
+    pid: Annotated[int | None, typer.Option("--pid", help="One process, and who holds its memory.")] = None,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option("--snapshot", metavar="FILE", help="Read a snapshot of torch's GPU allocator."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Of --snapshot: write a page, too.")
+    ] = None,
+    name: Name = "default",
+    as_json: Json = False,
+) -> None:
+    """Show the memory of all processes; say what grows, who keeps it, and which line allocates it.
+
+    \b
+    Examples:
+      raydebug memory
+      raydebug memory --growth 4                     what grows, and who keeps it
+      raydebug memory --line 20 --pid 22961          which line allocates it
+      raydebug memory --snapshot new.pickle old.pickle -o change.html
+    """
+    asked = [
+        one for one, given in (("--growth", growth), ("--line", line), ("--snapshot", snapshot)) if given is not None
+    ]
+    needed = {"--seconds": (seconds, growth), "--output": (output, snapshot), "--line": (line, pid)}
+    alone = [one for one, (given, beside) in needed.items() if given is not None and beside is None]
+    if len(asked) > 1 or alone:
+        raise UsageError(
+            f"{' and '.join(asked)} do not go together" if len(asked) > 1 else f"{alone[0]} does not stand alone",
+            cause="--seconds goes with --growth, --line with --pid, --output with --snapshot; one question at a time",
+            fix="raydebug memory --help has an example of each", code="memory.options",
+        )  # fmt: skip
+    if snapshot is not None:
+        _show_snapshot(snapshot, Path(job) if job else None, output, as_json=as_json)
+        return
+    from raydebug.cluster.find import load_cluster
+
+    cluster = load_cluster(name)
+    if line is not None and pid is not None:
+        _show_lines(cluster, job, pid, line, as_json=as_json)
+        return
+    from raydebug.memory.look import look
+
+    looks = [look(cluster, job, pid=pid, census=growth is not None or pid is not None)]
+    if not looks[0].processes and not as_json:
+        render.say("no process of a job runs" if job is None else f"no process of job '{job}' runs")
+        raise typer.Exit(Exit.OK if job is None else Exit.FAILED)
+    if growth is not None and looks[0].processes:
+        looks += _later_looks(cluster, job, looks[0], pid, growth, seconds)
+    _show(looks, as_json=as_json, name=name)
+
+
+def _later_looks(
+    cluster: Cluster, job: str | None, first: Look, pid: int | None, steps: int, seconds: float | None
+) -> list[Look]:
+    """Return looks at the ends of the steps, of many at four of them: what comes and goes rarely grows four times."""
+    from raydebug.memory.look import look, wait_for_step
+
+    if first.step is None and seconds is None:
+        raise UsageError(
+            "no process of this job says its step", cause="this program is no training that raydebug knows",
+            fix=f"say how long a step is: raydebug memory --growth {steps} --seconds 30", code="memory.no-step",
+        )  # fmt: skip
+    looks = []
+    for after in sorted({round(steps * part / 4) for part in range(1, 5)} - {0}):
+        if seconds is not None:
+            render.say(f"counts again in {after * seconds:g} s from the first time")
+            time.sleep(max(0.0, first.at_s + after * seconds - time.monotonic()))
+        else:
+            render.say(f"counts again in step {(first.step or 0) + after}")
+            wait_for_step(cluster, job, (first.step or 0) + after)
+        looks.append(look(cluster, job, pid=pid, census=True))
+    if not looks[-1].processes:
+        raise RaydebugError(
+            "the job has ended", cause="no process of it runs any more", code="memory.ended",
+            fix="ask for fewer steps: raydebug memory --growth 1",
+        )  # fmt: skip
+    return looks
+
+
+def _show(looks: list[Look], *, as_json: bool, name: str) -> None:
+    from raydebug.memory.growth import find_growth
+    from raydebug.memory.screen import COLUMNS, document, gpu_line, holder_text, node_line, per_step, process_row
+
+    grown = find_growth(looks) if len(looks) > 1 else []
+    shown = document(looks[-1], per_step(_record_of(looks[-1])), grown)
+    if as_json:
+        render.out_json(shown)
+        return
+    for node in shown["nodes"]:
+        render.out(render.visible(node_line(node)))
+        for gpu in shown["gpus"]:
+            if gpu["node"] == node["node"]:
+                render.out(render.visible(gpu_line(gpu)))
+        rows = [process_row(one) for one in shown["processes"] if one["node"] == node["node"]]
+        used = [at for at in range(len(COLUMNS)) if any(row[at] for row in rows)]
+        cells = [[render.visible(row[at]) for at in used] for row in rows]
+        render.table(None, [COLUMNS[at] for at in used], cells)
+    if len(shown["processes"]) == 1:
+        for holder in shown["processes"][0]["holders"][:10]:
+            render.out(render.visible(f"  {holder_text(holder)}"))
+    for one in shown["processes"]:
+        if one["cut"]:
+            render.say(f"pid {one['pid']} has more objects than could be counted in time")
+    option = "" if name == "default" else f" --name {name}"
+    for one in grown[:5]:
+        render.out(render.visible(f"grows: {one.text()}"))
+    if grown:
+        render.say(f"next: raydebug memory --line 20 --pid {grown[0].pid}{option}        (names the line)")
+    elif len(looks) > 1:
+        render.out("grows: nothing")
+
+
+def _record_of(look: Look) -> Any:
+    """Return the record of the job, if this machine has it."""
+    from raydebug.jobs.run_folder import load_run
+    from raydebug.report.document import read_run
+
+    jobs = {one["process"]["job"] for one in look.processes} - {None}
+    try:
+        return read_run(load_run(jobs.pop() or "")) if len(jobs) == 1 else None
+    except RaydebugError:  # it was started elsewhere, or without `raydebug run`
+        return None
+
+
+def _show_lines(cluster: Cluster, job: str | None, pid: int, seconds: float, *, as_json: bool) -> None:
+    from raydebug.memory.growth import size
+    from raydebug.memory.look import record_lines
+
+    lines = record_lines(cluster, job, pid, seconds, render.say)
+    if as_json:
+        render.out_json({"version": 1, "pid": pid, "seconds": seconds, "lines": lines})
+        return
+    render.out(f"allocated in {seconds:g} s and still there:")
+    for row in lines:
+        if row["bytes"] >= LEAST_LINE:
+            render.out(render.visible(f"  {size(row['bytes']):>10} in {row['count']:>6} allocations  {row['line']}"))
+
+
+def _show_snapshot(path: Path, before: Path | None, output: Path | None, *, as_json: bool) -> None:
+    from raydebug.snapshot.gpu_memory import gpu_memory_lines, read_gpu_snapshot
+
+    now = read_gpu_snapshot(path)
+    old = None if before is None else read_gpu_snapshot(before)
+    if as_json:
+        render.out_json({"version": 1, "snapshot": now, "before": old})
+    else:
+        for text in gpu_memory_lines(now, old):
+            render.out(render.visible(text))
+    if output is not None:
+        from raydebug.report.gpu_memory import gpu_memory_page
+        from raydebug.report.write import write_page
+
+        page = gpu_memory_page(path.name, now, old, before.name if before else "")
+        fix = "name another file: `raydebug memory --snapshot FILE -o OUT`"
+        render.say(f"page: {write_page(output, page, named=True, fix=fix)}")

@@ -1,0 +1,122 @@
+"""One look at the memory of a job's processes, the wait for later steps, and the lines that allocate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from raydebug.errors import RaydebugError, UsageError
+from raydebug.gateway.gateway_client import ask_processes, name_process
+from raydebug.protocol.memory import Allocations, AllocationsBody, Holder, Line
+from raydebug.protocol.messages import ANSWERED, UNKNOWN
+from raydebug.protocol.questions import ALLOCATIONS, CENSUS, MEMORY, TRAINING, Nothing
+
+if TYPE_CHECKING:
+    from raydebug.cluster.state import Cluster
+    from raydebug.protocol.listings import ListedAnswer
+    from raydebug.protocol.memory import Census, ProcessMemory
+
+ANSWER_S, CENSUS_S, LATE_S = 5.0, 28.0, 60.0
+POLL_S = 0.5
+STEP_S = 3600.0  # a step that takes longer is given up
+NOTHING = Nothing()
+
+
+@dataclass(frozen=True)
+class Look:
+    """The memory of all processes at one moment; `census` by instance, `step` None where no process says one."""
+
+    processes: Sequence[ListedAnswer[ProcessMemory]]
+    census: Mapping[str, Census]
+    step: int | None
+    at_s: float
+
+
+def look(cluster: Cluster, job: str | None, *, pid: int | None = None, census: bool = False) -> Look:
+    """Ask all processes of a job, or one, for their memory, and for who holds it.
+
+    Raises:
+        RaydebugError: the gateway does not answer; there is no process of this id, or its raydebug knows no `memory`.
+    """
+    found = ask_processes(cluster, MEMORY, NOTHING, job=job, timeout_s=ANSWER_S)
+    found = [one for one in found if pid in (None, one["process"]["pid"])]
+    if pid is not None and not found:
+        raise UsageError(
+            f"no process of a job has the id {pid}", cause="it has ended, or it is not a process of a job",
+            fix="see `raydebug ps --processes`", code="memory.no-process",
+        )  # fmt: skip
+    if found and all(one["state"] == UNKNOWN for one in found):
+        raise RaydebugError(
+            "the processes of this job cannot say their memory", cause="they run an earlier raydebug",
+            fix="install this raydebug where the job runs, and start the job again", code="memory.unknown",
+        )  # fmt: skip
+    step, at_s, only = fetch_step(cluster, job), time.monotonic(), [one["instance"] for one in found]
+    asked = ask_processes(cluster, CENSUS, NOTHING, job=job, only=only, timeout_s=CENSUS_S) if census and only else []
+    counted = {one["instance"]: one["answer"] for one in asked if one["answer"]}
+    for answer in counted.values():  # code of the job can send rows with holes
+        answer["holders"] = [row for row in answer.get("holders", []) if row.keys() == Holder.__annotations__.keys()]
+    return Look(found, counted, step, at_s)
+
+
+def fetch_step(cluster: Cluster, job: str | None) -> int | None:
+    """Return the step that a job's training is in; None where no process says one."""
+    said = ask_processes(cluster, TRAINING, NOTHING, job=job, timeout_s=1.0)
+    return max((one["answer"]["step"] for one in said if one["answer"] and "step" in one["answer"]), default=None)
+
+
+def wait_for_step(cluster: Cluster, job: str | None, step: int) -> None:
+    """Wait until the training is in a step.
+
+    Raises:
+        RaydebugError: it does not come to it: the training has ended, or it waits.
+    """
+    until_s, silent_since = time.monotonic() + STEP_S, time.monotonic()
+    while (now := time.monotonic()) < until_s and now < silent_since + LATE_S:
+        known = fetch_step(cluster, job)
+        if known is not None and known >= step:
+            return
+        silent_since = silent_since if known is None else now
+        time.sleep(POLL_S)
+    raise RaydebugError(
+        f"the training did not come to step {step}",
+        cause="no process says its step any more" if now < until_s else "its step takes more than an hour",
+        fix="see what it waits for: `raydebug stacks`", code="memory.no-step",
+    )  # fmt: skip
+
+
+def record_lines(cluster: Cluster, job: str | None, pid: int, seconds: float, say: Callable[[str], None]) -> list[Line]:
+    """Have one process record its allocations, and return those that are left, by line.
+
+    Raises:
+        RaydebugError: there is no such process, memray is missing in it, or it could not record.
+    """
+    process = look(cluster, job, pid=pid).processes[0]
+
+    def ask(body: AllocationsBody) -> Allocations:
+        asked = ask_processes(cluster, ALLOCATIONS, body, job=job, only=[process["instance"]], timeout_s=ANSWER_S)
+        answer = asked[0]["answer"] if asked and asked[0]["state"] == ANSWERED else None
+        return answer or {
+            "state": "failed",
+            "cause": (asked[0]["cause"] or asked[0]["state"]) if asked else "it has ended",
+        }
+
+    found = ask({"seconds": seconds})
+    say(f"records the allocations of {name_process(process['process']).strip()} (pid {pid}) for {seconds:g} s")
+    until_s = time.monotonic() + seconds + LATE_S
+    while found["state"] == "recording" and time.monotonic() < until_s:
+        time.sleep(POLL_S)
+        found = ask({})
+    if found["state"] == "missing":
+        raise RaydebugError(
+            f"memray is not installed where pid {pid} runs", cause=f"{found.get('python')} cannot import it",
+            fix=f"on that node: {found.get('python')} -m pip install memray; the job may go on running",
+            code="memory.no-memray",
+        )  # fmt: skip
+    if found["state"] != "done":
+        raise RaydebugError(
+            f"pid {pid} has not recorded its allocations", cause=found.get("cause") or "it still reads them",
+            fix="try again; a memray that you have started there yourself has to end first", code="memory.no-lines",
+        )  # fmt: skip
+    return [row for row in found.get("lines", []) if row.keys() == Line.__annotations__.keys()]

@@ -1,0 +1,125 @@
+"""What `raydebug memory` shows, from a look and the record of the run. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from raydebug.gateway.gateway_client import name_process
+from raydebug.memory.growth import Growth, size
+from raydebug.memory.look import Look
+from raydebug.protocol.messages import ANSWERED
+
+if TYPE_CHECKING:
+    from raydebug.protocol.listings import ListedProcess
+    from raydebug.protocol.memory import Holder
+    from raydebug.report.document import Run
+
+COLUMNS = ["process", "pid", "now", "per step", "peak", "shared", "GPU torch", "GPU other", "holds most"]
+HERE = "this node"
+_SAID = ("rss", "pss", "shared", "peak", "peak_phase", "forked", "gpus")
+
+
+def per_step(run: Run | None) -> dict[tuple[str, str], float]:
+    """Return the change of memory from step to step in bytes, by process and node: the median, of a run's record."""
+    found: dict[tuple[str, str], float] = {}
+    for process in run.memory if run is not None else ():
+        before_ends = (
+            [[mib for at, mib, *_ in process.samples if at <= step.end_s] for step in run.steps] if run else []
+        )
+        known = [those[-1] for those in before_ends if those][1:]  # the first step still loads
+        if len(known) > 1:
+            found[process.name, process.node] = 2**20 * median(v - u for u, v in itertools.pairwise(known))
+    return found
+
+
+def document(look: Look, changes: Mapping[tuple[str, str], float], grown: Sequence[Growth]) -> dict[str, Any]:
+    """Return the JSON document: nodes, GPUs, processes with the largest memory first, and what grows."""
+    nodes: dict[str, dict[str, Any]] = {}
+    gpus: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    processes: list[dict[str, Any]] = []
+    for one in look.processes:
+        answer: dict[str, Any] = {**(one["answer"] or {})}
+        ip = one["process"]["ip"] or HERE
+        nodes.setdefault(ip, {"node": ip} | answer.get("node", {}))
+        for gpu in answer.get("gpus", ()):
+            gpus[ip, gpu.get("gpu", "?")].append(gpu)
+        counted = look.census.get(one["instance"], {})
+        processes.append({
+            "name": name_process(one["process"]).strip() or "process", "pid": one["process"]["pid"], "node": ip,
+            "state": one["state"], **{key: answer[key] for key in _SAID if key in answer},
+            "per_step": changes.get((_title(one["process"]), ip)),
+            "holders": counted.get("holders", [])[:20], "cut": counted.get("cut", False),
+        })  # fmt: skip
+    processes.sort(key=lambda one: -(one.get("pss") or one.get("rss") or 0))
+    return {
+        "version": 1, "step": look.step, "nodes": [*nodes.values()],
+        "gpus": [{"node": ip, "gpu": name, **_joined(those)} for (ip, name), those in gpus.items()],
+        "processes": processes, "grows": [{**vars(one), "text": one.text()} for one in grown],
+    }  # fmt: skip
+
+
+def _title(process: ListedProcess) -> str:
+    """Return the name of a process in the record of its run (jobs/recorder.py)."""
+    return f"{process['actor'] or ''}" + ("" if process["rank"] is None else f" rank {process['rank']}")
+
+
+def _joined(gpus: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Join what processes say of one GPU; `rest` is of none: contexts, NCCL, other people's processes."""
+    used, total = (max(gpu.get(key, 0) for gpu in gpus) for key in ("used", "total"))
+    torch, pool, asleep = (sum(gpu.get(key, 0) for gpu in gpus) for key in ("reserved", "pool", "asleep"))
+    known = sum(max(gpu.get("own", 0), _on_gpu(gpu)) for gpu in gpus)
+    return {"used": used, "total": total, "torch": torch, "pool": pool, "asleep": asleep, "rest": max(0, used - known)}
+
+
+def _on_gpu(gpu: Mapping[str, Any]) -> int:
+    return int(gpu.get("reserved", 0) + gpu.get("pool", 0) - gpu.get("asleep", 0))
+
+
+def node_line(node: Mapping[str, Any]) -> str:
+    """Return the memory of a node in one line."""
+    if not {"total", "available", "cached"} <= node.keys():
+        return f"node {node['node']}"
+    inside = f"{size(node['used'])} of {size(node['limit'])}" if "limit" in node and "used" in node else "no limit"
+    return (
+        f"node {node['node']}   {size(node['total'] - node['available'])} of {size(node['total'])} in use"
+        f"   /dev/shm {size(node.get('shm', 0))}   page cache {size(node['cached'])}   container {inside}"
+    )
+
+
+def gpu_line(gpu: Mapping[str, Any]) -> str:
+    """Return the memory of a GPU in one line."""
+    asleep = f" ({size(gpu['asleep'])} of it sleeps, not on the GPU)" if gpu["asleep"] else ""
+    return (
+        f"  {gpu['gpu']}   {size(gpu['used'])} of {size(gpu['total'])} in use   torch {size(gpu['torch'])}"
+        f"   vLLM's sleep pool {size(gpu['pool'])}{asleep}   the rest {size(gpu['rest'])}"
+    )
+
+
+def process_row(process: Mapping[str, Any]) -> list[str]:
+    """Return the cells of a process, for COLUMNS."""
+    begin = [process["name"], str(process["pid"])]
+    if process["state"] != ANSWERED:
+        return [*begin, process["state"], *[""] * (len(COLUMNS) - 3)]
+    torch = sum(gpu.get("reserved", 0) for gpu in process.get("gpus", ()))
+    other = sum(max(gpu.get("own", 0), _on_gpu(gpu)) - gpu.get("reserved", 0) for gpu in process.get("gpus", ()))
+    change = process["per_step"]
+    return [
+        *begin,
+        size(process.get("pss") or process.get("rss", 0)),
+        "" if change is None else f"{'-' if change < 0 else '+'}{size(abs(change))}",
+        size(process.get("peak", 0)) + (f" in {process['peak_phase']}" if process.get("peak_phase") else ""),
+        size(process.get("shared", 0)),
+        size(torch) if torch else "",
+        size(other) if other else "",
+        holder_text(process["holders"][0]) if process["holders"] else "",
+    ]
+
+
+def holder_text(holder: Holder) -> str:
+    """Return what is held under a name."""
+    what = f" {holder['what']}" if holder["kind"] not in ("objects", "graph") else ""
+    return f"{holder['holder']}: {holder['count']} {holder['kind']}{what}, {size(holder['bytes'])}"

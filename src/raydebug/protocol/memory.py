@@ -1,0 +1,89 @@
+"""What a process says of its memory when it is asked; all sizes are in bytes."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from raydebug.protocol.records import Name, Text
+
+
+class DeviceMemory(TypedDict, total=False):
+    """A GPU of the process's node, and what the process has of it."""
+
+    gpu: Name  # the driver's UUID
+    used: int  # of all processes
+    total: int
+    own: int  # of this process, by the driver; left out where it knows the process by another id
+    allocated: int  # by torch's allocator
+    reserved: int
+    pool: int  # of vLLM's allocator that can sleep, which torch does not count
+    asleep: int  # the part of `pool` that sleeps, and is not on the GPU
+
+
+class NodeMemory(TypedDict, total=False):
+    """The host memory of a node, and of the container of the process."""
+
+    total: int
+    available: int
+    cached: int
+    shared: int
+    shm: int  # in /dev/shm
+    limit: int  # of the cgroup; left out without one
+    used: int  # of the cgroup
+
+
+class ProcessMemory(TypedDict, total=False):
+    """The answer to `memory`."""
+
+    rss: int
+    pss: int  # memory that processes share is divided between them
+    shared: int  # in `pss`: shared memory
+    peak: int  # of `rss`
+    peak_phase: Name  # of the training, in which the peak was reached
+    parent: int  # process id
+    forked: Text  # the line that made this process a fork of its parent
+    node: NodeMemory
+    gpus: list[DeviceMemory]
+
+
+class Holder(TypedDict, total=False):
+    """What is held under one name; `[*]` stands for all items of a container."""
+
+    holder: Text
+    kind: Name  # tensor, cuda tensor, array, graph, mapped, bytes or objects
+    what: Name  # shape and type of the first one
+    count: int
+    bytes: int
+
+
+class Census(TypedDict, total=False):
+    """The answer to `census`: who holds the memory of a process, the largest first."""
+
+    holders: list[Holder]
+    objects: int
+    wall_s: float
+    cpu_s: float
+    cut: bool  # the time was over before all was seen
+
+
+class AllocationsBody(TypedDict, total=False):
+    """Of `allocations`."""
+
+    seconds: float  # to record; left out to ask for the result
+
+
+class Line(TypedDict, total=False):
+    """Memory that a line of the program has allocated."""
+
+    line: Text  # FILE:LINE FUNCTION
+    count: int
+    bytes: int
+
+
+class Allocations(TypedDict, total=False):
+    """The answer to `allocations`: what was allocated in the time and is still there, by line."""
+
+    state: Name  # recording, done, missing (memray) or failed
+    lines: list[Line]
+    python: Text  # of the process, where memray is missing
+    cause: Text

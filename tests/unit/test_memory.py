@@ -1,0 +1,481 @@
+"""Memory: who holds it, what grows, which line allocates it, what a snapshot of a GPU's allocator shows."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import planted_leaks
+from gateway_under_test import open_gateway
+from raydebug.errors import RaydebugError
+from raydebug.memory import screen
+from raydebug.memory.growth import find_growth
+from raydebug.memory.look import Look, record_lines
+from raydebug.memory.look import look as look_at
+from raydebug.protocol.gpu_snapshot import summarize
+from raydebug.protocol.snapshot import SnapshotDocument
+from raydebug.render import Paint
+from raydebug.report.crash import crash_page
+from raydebug.report.gpu_memory import gpu_memory_page
+from raydebug.snapshot.console import SavedDebugger
+from raydebug.snapshot.gpu_memory import gpu_memory_lines, read_gpu_snapshot
+from raydebug.snapshot.load import read_document
+from raydebug.worker import allocations, gpu_history, memory_in_use, process_memory, snapshot, spans
+
+GIB = 2**30
+LONG = os.environ.get("RAYDEBUG_TEST_LONG") == "1"
+
+
+# Who holds what
+
+HOSTILE = """
+import os, gc, threading
+class Meta(type):
+    def __eq__(cls, other): os._exit(7)
+    def __hash__(cls): os._exit(8)
+    def __instancecheck__(cls, one): os._exit(9)
+class Hostile(metaclass=Meta):
+    def _exit(self, *_): os._exit(6)
+    __repr__ = __eq__ = __len__ = __bool__ = __iter__ = __getattr__ = __sizeof__ = __hash__ = _exit
+    @property
+    def __class__(self): os._exit(5)
+class Items(list):
+    __len__ = __iter__ = __getitem__ = lambda *_: os._exit(4)
+class Names(dict):
+    keys = items = values = __getitem__ = __iter__ = lambda *_: os._exit(3)
+one = Hostile()
+one.__dict__["kept"] = ["x" * 5_000_000]
+some, names = Items(), Names()
+list.append(some, one)
+dict.__setitem__(names, "key", bytearray(3_000_000))
+exec("f = lambda: 1", names)
+FREEZE
+from raydebug.worker.census import take
+found = take()
+for row in found["holders"][:2]:
+    print(row["holder"], row["kind"], row["count"], row["bytes"])
+"""
+
+
+@pytest.mark.parametrize("freeze", ["", "gc.collect(); gc.freeze()"])
+def test_hostile_classes_and_a_frozen_heap(freeze: str, tmp_path: Path) -> None:
+    """A census calls no method of the user's classes, and finds what gc.freeze() hides."""
+    program = tmp_path / "job.py"
+    program.write_text(HOSTILE.replace("FREEZE", freeze))
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second = done.stdout.splitlines()
+    assert first.startswith("job.py one.kept[*] bytes 1 5000000")
+    assert second.startswith("job.py names")
+    assert second.endswith("bytes 1 3000000")
+
+
+def test_a_census_is_cut_by_time() -> None:
+    """A process with too many objects answers in time with what it has seen, and says that it is not all."""
+    from raydebug.worker.census import take
+
+    many = [[number] for number in range(200_000)]
+    found = take(limit_s=0.0)
+    assert found["cut"]
+    assert found["objects"] < len(many)
+
+
+@pytest.mark.timeout(1500 if LONG else 240)
+def test_planted_leaks(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of leaks planted in processes the holder is named by step 5; a process without one is not blamed.
+
+    `RAYDEBUG_TEST_LONG=1` plants all twelve, where memray is installed with the line, and runs 20 healthy ones.
+    """
+    names = [one.name for one in planted_leaks.LEAKS] if LONG else ["module list", "closure", "fork"]
+    missed, blamed = planted_leaks.table(names, 20 if LONG else 1, line=LONG)
+    assert (missed <= LONG, blamed) == (True, 0), capsys.readouterr().out
+
+
+def test_the_verb(tmp_path: Path) -> None:
+    """`raydebug memory` shows nodes and processes, `--growth` what grows and the next command, `--json` all of it."""
+    leak = next(one for one in planted_leaks.LEAKS if one.name == "module list")
+    with open_gateway(tmp_path) as gateway:
+        program = gateway.start(planted_leaks.HEAD + leak.program + planted_leaks.TAIL, RAYDEBUG_JOB="j")
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        environment = gateway.environment | {
+            "RAYDEBUG_DASHBOARD": "http://127.0.0.1:9",
+            "RAYDEBUG_GATEWAY_CLIENTS": f"127.0.0.1:{gateway.gateway_port}",
+        }
+
+        def ask(*options: str) -> tuple[str, str]:
+            argv = [sys.executable, "-m", "raydebug", "memory", *options]
+            done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+            assert done.returncode == 0, done.stderr
+            print(done.stdout, done.stderr)
+            return done.stdout, done.stderr
+
+        node, head, _, process = [line for line in ask()[0].splitlines() if line.strip()]
+        assert re.match(
+            r"node 127\.0\.0\.1   \S+ GiB of \S+ GiB in use   /dev/shm .*   page cache .*   container ", node
+        )
+        assert head.split() == ["process", "pid", "now", "peak", "shared"]
+        assert str(program.pid) in process
+        shown, said = ask("--growth", "2", "--seconds", "0.5")
+        assert re.search(r"^grows: .*, kept by reward\.py KEPT\[\*\]$", shown, re.M)
+        assert f"next: raydebug memory --line 20 --pid {program.pid}  " in said
+        assert "reward.py KEPT[*]: " in ask("--pid", str(program.pid))[0]
+        document = json.loads(ask("--growth", "2", "--seconds", "0.5", "--json")[0])
+        assert (document["version"], document["grows"][0]["holder"]) == (1, "reward.py KEPT[*]")
+        argv = [sys.executable, "-m", "raydebug", "memory", "--growth", "2"]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment)
+        assert done.stderr.splitlines()[0] == "error: no process of this job says its step"
+
+
+# What grows
+
+
+def look(at_s: float, step: int | None, **bytes_of: int) -> Look:
+    """Return a look at one process that holds so many bytes under each name."""
+    process = {"pid": 7, "ip": None, "job": "j", "actor": "RewardLoopWorker", "rank": None}
+    rows = [{"holder": name, "kind": "tensor", "what": "[9]", "count": size // 1000, "bytes": size}
+            for name, size in bytes_of.items()]  # fmt: skip
+    answer = {"process": process, "instance": "i", "state": "answered", "answer": {"pss": 1}, "cause": ""}
+    return Look([answer], {"i": {"holders": rows}}, step, at_s)  # type: ignore[list-item, typeddict-item]
+
+
+def test_growth_is_even() -> None:
+    """What grows in each step is named with its rate; what came once, comes and goes, or shrinks is not."""
+    looks = [look(0, 3, KEPT=10**6, batch=5 * 10**6, once=0), look(9, 4, KEPT=2 * 10**6, batch=9 * 10**6, once=10**7),
+             look(99, 5, KEPT=3 * 10**6, batch=4 * 10**6, once=10**7)]  # fmt: skip
+    (found,) = find_growth(looks)
+    assert found.text() == "RewardLoopWorker, +1e+03 tensors a step [9] (+0.954 MiB), kept by KEPT"
+
+
+def test_growth_of_a_dict_with_new_keys() -> None:
+    """Keys are no part of a name: a dict that gets new ones is one holder."""
+    looks = [look(at, None, **{f"by_uid['{n}']": 10**6 for n in range(at)}) for at in (2, 4, 6)]
+    (found,) = find_growth(looks)
+    assert (found.holder, found.per, round(found.bytes)) == ("by_uid[*]", "second", 10**6)
+
+
+def test_growth_of_what_has_no_step() -> None:
+    """A look in which no process says a step has the others judged by their times; a process that came later is not."""
+    (found,) = find_growth([look(0, 3, KEPT=10**6), look(1, None, KEPT=2 * 10**6), look(2, 5, KEPT=3 * 10**6)])
+    assert found.per == "second"
+    late = look(0, 3)
+    late.census.clear()  # type: ignore[attr-defined]
+    assert find_growth([late, look(1, 4, KEPT=2 * 10**6), look(2, 5, KEPT=3 * 10**6)]) == []
+
+
+def test_memory_that_no_object_holds() -> None:
+    """A process that grows, of which no object does, is named as such."""
+    looks = [look(at, at) for at in range(3)]
+    for at, one in enumerate(looks):
+        one.processes[0]["answer"] = {"pss": at * 20 * 2**20}
+    (found,) = find_growth(looks)
+    assert found.text() == "RewardLoopWorker, +20 MiB a step, which no object of Python holds"
+
+
+# One process
+
+
+def test_a_process_says_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process says its memory and its node's; the phase of its maximum is the one that ended with a higher peak."""
+    peaks = iter([100, 300, 300, 400])
+    monkeypatch.setattr(process_memory, "_peak_kib", 0)
+    monkeypatch.setattr(process_memory, "_peak_phase", "")
+    monkeypatch.setattr(spans, "recorders", [process_memory.note_peak])
+    usage = process_memory.resource.getrusage
+    monkeypatch.setattr(process_memory.resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=next(peaks)))
+    with spans.span("gen"):
+        pass
+    with spans.span("update_actor"):
+        pass
+    assert process_memory._peak_phase == "update_actor"
+    monkeypatch.setattr(process_memory.resource, "getrusage", usage)
+    found = process_memory.read_memory()
+    assert found["rss"] >= found["pss"] > 10**6
+    assert found["node"]["total"] > found["node"]["available"] > 0
+    assert (found["peak_phase"], found["parent"]) == ("update_actor", os.getppid())
+
+
+class FakeNvml:
+    """The driver's library with two GPUs; the first one has two processes, of which one has an unknown size."""
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802 - NVML's name, as those below
+        count._obj.value = 2
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: int, handle: Any) -> int:  # noqa: N802
+        handle._obj.value = index + 1
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle: ctypes.c_void_p, info: Any) -> int:  # noqa: N802
+        info._obj.total, info._obj.used = 80 * GIB, (50 if handle.value == 1 else 1) * GIB
+        return 0
+
+    def nvmlDeviceGetUUID(self, handle: ctypes.c_void_p, uuid: Any, _length: Any) -> int:  # noqa: N802
+        uuid.value = f"GPU-{handle.value}".encode()
+        return 0
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: ctypes.c_void_p, count: Any, those: Any) -> int:  # noqa: N802
+        count._obj.value = 2 if handle.value == 1 else 0
+        those[0].pid, those[0].used = os.getpid(), 45 * GIB
+        those[1].pid, those[1].used = 1, 2**64 - 1
+        return 0
+
+
+def test_gpus_by_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's bytes by process, torch's and vLLM's, without what sleeps, are joined; the rest is its own row."""
+    monkeypatch.setattr(memory_in_use, "_nvml", FakeNvml)
+    numbers = {"allocated_bytes.all.current": 9 * GIB, "reserved_bytes.all.current": 12 * GIB}
+    cuda = SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 1, memory_stats=lambda _: numbers,
+                           get_device_properties=lambda _: SimpleNamespace(uuid="1"))  # fmt: skip
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    data = [SimpleNamespace(handle=(0, 20 * GIB, 1, 1), is_asleep=False),
+            SimpleNamespace(handle=(0, 8 * GIB, 1, 1), is_asleep=True)]  # fmt: skip
+    allocator = SimpleNamespace(instance=SimpleNamespace(pointer_to_data=dict(enumerate(data))))
+    monkeypatch.setitem(sys.modules, "vllm.device_allocator.cumem", SimpleNamespace(CuMemAllocator=allocator))
+    found = process_memory.read_memory()["gpus"]
+    assert found[0] == {"gpu": "GPU-1", "used": 50 * GIB, "total": 80 * GIB, "own": 45 * GIB, "allocated": 9 * GIB,
+                        "reserved": 12 * GIB, "pool": 28 * GIB, "asleep": 8 * GIB}  # fmt: skip
+    shown = look(0, 1)
+    shown.processes[0]["answer"] = {"rss": GIB, "gpus": found}
+    document = screen.document(shown, {}, [])
+    first, second = (screen.gpu_line(one) for one in document["gpus"])
+    pool = "vLLM's sleep pool 28.0 GiB (8.00 GiB of it sleeps, not on the GPU)"
+    assert first == f"  GPU-1   50.0 GiB of 80.0 GiB in use   torch 12.0 GiB   {pool}   the rest 5.00 GiB"
+    assert second.endswith("torch 0 MiB   vLLM's sleep pool 0 MiB   the rest 1.00 GiB")
+    assert screen.process_row(document["processes"][0])[6:8] == ["12.0 GiB", "33.0 GiB"]
+
+
+def test_change_per_step() -> None:
+    """The change of a process per step is the median between the ends of steps, without the first one."""
+    steps = [SimpleNamespace(end_s=at) for at in (10.0, 20.0, 30.0, 40.0)]
+    samples = [(1.0, 100.0), (9.0, 500.0), (19.0, 510.0), (29.0, 520.0), (39.0, 600.0)]
+    run = SimpleNamespace(steps=steps, memory=[SimpleNamespace(name="W", node="n", samples=samples)])
+    assert screen.per_step(run) == {("W", "n"): 45 * 2**20}  # type: ignore[arg-type]
+    assert screen.per_step(None) == {}
+
+
+def test_memray_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without memray says so, with its Python."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert allocations.allocations({"seconds": 1.0}) == {"state": "missing", "python": sys.executable}
+
+
+def test_a_process_asked_by_its_id(tmp_path: Path) -> None:
+    """One process is asked by its id, which has to be known; without memray the error has the line that installs it."""
+    with open_gateway(tmp_path) as gateway:
+        program = gateway.start(
+            "import sys, time\nsys.modules['memray'] = None\nfrom raydebug.worker import control_channel\n"
+            "control_channel.open_channel()\nprint('ready', flush=True)\ntime.sleep(60)\n",
+            RAYDEBUG_JOB="j",
+        )
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        here: Any = gateway
+        (one,) = look_at(here, "j", pid=program.pid, census=True).processes
+        assert (one["state"], one["answer"] is not None and one["answer"]["pss"] > 0) == ("answered", True)
+        assert look_at(here, "another job").processes == []
+        with pytest.raises(RaydebugError, match="no process of a job has the id 1"):
+            look_at(here, "j", pid=1)
+        with pytest.raises(RaydebugError) as missing:
+            record_lines(here, "j", program.pid, 1.0, lambda _: None)
+        assert str(missing.value) == (
+            f"error: memray is not installed where pid {program.pid} runs\n"
+            f"cause: {sys.executable} cannot import it\n"
+            f"fix: on that node: {sys.executable} -m pip install memray; the job may go on running"
+        )
+
+
+# Snapshots of a GPU's allocator
+
+
+def made_snapshot(kept: int, *, oom: bool = False) -> dict[str, Any]:
+    """Return a snapshot in torch's format."""
+
+    def frame(file: str, line: int, name: str) -> dict[str, Any]:
+        return {"filename": file, "line": line, "name": name}
+
+    inside = [frame("/x/site-packages/torch/nn/modules/linear.py", 134, "forward")]
+    blocks = [
+        {"size": 2**21, "state": "active_allocated", "frames": [*inside, frame("/job/train.py", 40, "forward")]}
+    ] * 64
+    blocks += [{"size": 2**20, "state": "active_allocated", "frames": [frame("/job/train.py", 71, "log_step")]}] * kept
+    blocks += [{"size": 2**24, "state": "inactive", "frames": []}] * 4
+    blocks += [{"size": 2**22, "state": "active_awaiting_free"}]
+    entry = {"action": "oom", "size": 2**25, "device_free": 2**20, "frames": [*inside, frame("/job/train.py", 40, "f")]}
+    total = sum(one["size"] for one in blocks)  # type: ignore[misc]
+    return {"segments": [{"total_size": total, "blocks": blocks}], "device_traces": [[entry] if oom else []]}
+
+
+@pytest.fixture
+def snapshots(tmp_path: Path) -> tuple[Path, Path]:
+    old, new = tmp_path / "old.pickle", tmp_path / "new.pickle"
+    old.write_bytes(pickle.dumps(made_snapshot(24)))
+    new.write_bytes(pickle.dumps(made_snapshot(160, oom=True)))
+    return old, new
+
+
+def test_two_snapshots(snapshots: tuple[Path, Path]) -> None:
+    """Two snapshots give the line that grew; an out of memory with enough free in small pieces is said to be one."""
+    old, new = (read_gpu_snapshot(one) for one in snapshots)
+    whole, failed, cause, grown = gpu_memory_lines(new, old)
+    assert whole.startswith("GPU memory of torch: 288.0 MiB live of 356.0 MiB reserved; free in it 64.0 MiB, largest")
+    assert whole.endswith("largest block 16.0 MiB; waits for a stream 4.0 MiB")
+    assert failed == "out of memory: 32.0 MiB asked at /job/train.py:40 f; the GPU had 1.0 MiB free"
+    assert cause.startswith("cause: enough is free, in pieces that are too small")
+    assert grown == "  +136.0 MiB  +136 tensors  /job/train.py:71 log_step, now 160.0 MiB"
+    assert gpu_memory_lines(old)[1] == "   128.0 MiB  64 tensors  /job/train.py:40 forward"
+    page = gpu_memory_page("new.pickle", new, old, "<old>")
+    assert "/job/train.py:71 log_step" in page
+    assert "&lt;old&gt;" in page
+    assert "http" not in page.partition("</style>")[2].replace("http-equiv", "")
+
+
+class Runs:
+    """Code in a pickle."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch /tmp/raydebug-was-here",)
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        (pickle.dumps(Runs()), "UnpicklingError: it asks for posix.system, which is no data"),
+        (pickle.dumps({"segments": [{"total_size": 1, "blocks": [Runs()]}]}), "it asks for posix.system"),
+        (b"cbuiltins\neval\n.", "it asks for builtins.eval"),
+        (pickle.dumps([1]), "TypeError"),
+        (pickle.dumps({"segments": [{"total_size": -1, "blocks": []}]}), "a size is no number of bytes"),
+        (b"", "EOFError"),
+        (b"\x80\x04\x95", "UnpicklingError"),
+        (pickle.dumps({"segments": [{"total_size": 1, "blocks": [{"size": "1", "state": []}]}]}), "ValueError"),
+    ],
+)  # fmt: skip
+def test_hostile_snapshots(content: bytes, cause: str, tmp_path: Path) -> None:
+    """A pickle with code in it is refused and runs nothing; so is whatever is no snapshot."""
+    path = tmp_path / "bad.pickle"
+    path.write_bytes(content)
+    with pytest.raises(RaydebugError) as refused:
+        read_gpu_snapshot(path)
+    assert cause in refused.value.cause
+    assert not Path("/tmp/raydebug-was-here").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--line", "5"], "--line does not stand alone"),
+        (["--seconds", "5"], "--seconds does not stand alone"),
+        (["--growth", "2", "--snapshot", "x"], "--growth and --snapshot do not go together"),
+        (["--snapshot", "missing.pickle"], "this file is no snapshot of GPU memory"),
+    ],
+)
+def test_options(options: list[str], error: str, tmp_path: Path) -> None:
+    """Options that do not fit, and a file that is missing, are errors in three lines."""
+    argv = [sys.executable, "-m", "raydebug", "memory", *options]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {error}\ncause: ")
+
+
+def test_snapshots_on_the_command_line(snapshots: tuple[Path, Path], tmp_path: Path) -> None:
+    """`--snapshot NEW OLD -o PAGE` prints the change, and writes the page."""
+    old, new = snapshots
+    argv = [
+        sys.executable,
+        "-m",
+        "raydebug",
+        "memory",
+        "--snapshot",
+        str(new),
+        str(old),
+        "-o",
+        str(tmp_path / "a.html"),
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, f"page: {tmp_path / 'a.html'}\n")
+    assert "/job/train.py:71 log_step" in done.stdout
+    assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
+
+
+# An out of memory
+
+
+class FakeTorch:
+    """The parts of torch that record GPU memory."""
+
+    def __init__(self, *, is_on: bool = False) -> None:
+        self.waiting: list[Any] = []
+        self.recorded: list[dict[str, Any]] = []
+        self.observers: list[Any] = []
+        memory = SimpleNamespace(
+            _record_memory_history=lambda **how: self.recorded.append(how), _snapshot=lambda _: made_snapshot(5)
+        )
+        self.cuda = SimpleNamespace(_lazy_call=self.waiting.append, memory=memory)
+        self._C = SimpleNamespace(_cuda_isHistoryEnabled=lambda: is_on,
+                                  _cuda_attach_out_of_memory_observer=self.observers.append)  # fmt: skip
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_history, "last", None)
+    monkeypatch.setattr(gpu_history, "_count", 0)
+
+
+@pytest.mark.usefixtures("clean")
+def test_out_of_memory(tmp_path: Path) -> None:
+    """Torch records from its first use of CUDA; an out of memory leaves a summary in the snapshot of its crash."""
+    torch = FakeTorch()
+    gpu_history.watch(torch)  # type: ignore[arg-type]
+    assert (torch.recorded, torch.observers) == ([], [])
+    torch.waiting[0]()
+    assert torch.recorded == [{"stacks": "python", "max_entries": 200_000}]
+    torch.observers[0](0, 2 * GIB, 80 * GIB, GIB)
+    assert gpu_history.last is not None
+    assert (gpu_history.last["asked"], gpu_history.last["device_free"]) == (2 * GIB, GIB)
+
+    class OutOfMemoryError(RuntimeError):
+        pass
+
+    def document_of(error: Exception) -> SnapshotDocument:
+        try:
+            raise error
+        except Exception as caught:
+            frames = snapshot.frames_of(caught)
+            return snapshot.document_of(caught, frames, snapshot.summarize(caught, frames, "crash"), "main")
+
+    path = tmp_path / "oom.snapshot.gz"
+    path.write_bytes(snapshot.compress(document_of(OutOfMemoryError("CUDA out of memory"))))
+    document = read_document(path)
+    assert document["gpu_memory"]["lines"][1]["line"].endswith("log_step")
+    failed = "out of memory: 2.00 GiB asked"
+    assert failed in crash_page(document)
+    assert failed in SavedDebugger(document, Paint(), interactive=False).opening()
+    assert "gpu_memory" not in document_of(ValueError("another"))
+
+
+@pytest.mark.usefixtures("clean")
+def test_a_history_of_the_users(capfd: pytest.CaptureFixture[str]) -> None:
+    """Where torch records already, as for verl, that stays; a torch without these functions keeps the job running."""
+    torch = FakeTorch(is_on=True)
+    gpu_history.watch(torch)  # type: ignore[arg-type]
+    torch.waiting[0]()
+    assert (torch.recorded, len(torch.observers)) == ([], 1)
+    del torch._C._cuda_isHistoryEnabled
+    torch.waiting[0]()
+    assert "no record of GPU memory" in capfd.readouterr().err
+
+
+def test_summary_of_nothing() -> None:
+    """A snapshot without segments is one."""
+    assert summarize({"segments": []})["lines"] == []
