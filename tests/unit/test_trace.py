@@ -34,13 +34,13 @@ def recorded(tmp_path: Path) -> Path:
 
 
 def test_the_lanes_of_a_recorded_run(recorded: Path) -> None:
-    """Lanes are in order: run, memory, trainer, ranks, agents, engine, the rest, with steps, requests and pauses."""
+    """Lanes are in order: run, curves, trainer, ranks, agents, engine, the rest, with steps, requests and pauses."""
     found = read(recorded)
     groups = groups_of(found)
     titles = [group.title for group in groups]
     assert [title.partition(" (")[0] for title in titles] == [
-        "01 run", "02 memory", "03 TaskRunnerV1", "04 WorkerDict rank 0", "05 AgentLoopWorkerTQ", "06 vLLMHttpServer",
-        "07 GlobalRequestLoadBalancer", "08 process", "09 RewardLoopWorker", "10 SimpleStorageUnit",
+        "01 run", "02 metrics and memory", "03 TaskRunnerV1", "04 WorkerDict rank 0", "05 AgentLoopWorkerTQ",
+        "06 vLLMHttpServer", "07 GlobalRequestLoadBalancer", "08 process", "09 RewardLoopWorker", "10 SimpleStorageUnit",
         "11 TransferQueueController",
     ]  # fmt: skip
     lanes = {group.title.split(" (")[0][3:]: group for group in groups}

@@ -1,4 +1,4 @@
-"""A run as lanes: a group for the run, one for memory, one for each process; in each, lanes of events, and counters."""
+"""A run as lanes: a group for the run, one for curves, one for each process; in each, lanes of events, and counters."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from raydebug.trace.record import PARTS, STEP, Process, Recorded, Span
 
 METRICS = re.compile(r"reward|score|loss|kl|grad_norm|entropy|response_length|throughput|seqlen|memory")
 MOST_METRICS = 40
+CURVES = "metrics and memory"
 WEIGHTS = re.compile(r"update_weights|weight_sync|sync_.*weights|broadcast_to_vllm|rollout_mode")
 _RANK = re.compile(r"WorkerDict_\d+:(\d+)")  # verl's name of an actor
 
@@ -53,7 +54,7 @@ class Group:
 
 def groups_of(recorded: Recorded) -> list[Group]:
     """Return the groups of a run in their order, each with its number: viewers sort them by name."""
-    found = [_run(recorded), _memory(recorded), *map(_group, sorted(recorded.processes, key=_place))]
+    found = [_run(recorded), _curves(recorded), *map(_group, sorted(recorded.processes, key=_place))]
     found = [group for group in found if group.lanes or group.counters]
     width = len(str(len(found)))
     for number, group in enumerate(found, 1):
@@ -103,12 +104,7 @@ def _run(recorded: Recorded) -> Group:
         steps = []  # the trainer's own lane has them, and has them exactly
     lanes = arrange("start and training", phases) + arrange("steps, as logged", steps) + arrange("pauses", pauses)
     lanes += arrange("weight syncs", syncs, nested=True) + arrange("findings", _marks(recorded))
-    names = dict.fromkeys(name for one in run.steps for name in one.metrics if METRICS.search(name))
-    counters = [
-        Counter(name, "", [(start + one.end_s, one.metrics[name]) for one in run.steps if name in one.metrics])
-        for name in [*names][:MOST_METRICS]
-    ]
-    return Group("run", lanes, counters)
+    return Group("run", lanes)
 
 
 def _marks(recorded: Recorded) -> list[Event]:
@@ -136,17 +132,22 @@ def _number(value: object) -> float:
     return number if abs(number) < 2**62 / 1e9 else 0.0
 
 
-def _memory(recorded: Recorded) -> Group:
-    run, counters = recorded.run, []
+def _curves(recorded: Recorded) -> Group:
+    run, start = recorded.run, recorded.start
+    names = dict.fromkeys(name for one in run.steps for name in one.metrics if METRICS.search(name))
+    counters = [
+        Counter(name, "", [(start + one.end_s, one.metrics[name]) for one in run.steps if name in one.metrics])
+        for name in [*names][:MOST_METRICS]
+    ]
     many = len({one.node for one in run.memory}) > 1
     shown = [(f"{one.name} on {one.node}" if many else one.name, "MiB", 1, one.samples) for one in run.memory]
     for gpu in run.gpus:
         shown += [(f"{gpu.name} on {gpu.node}: {word}", unit, column, gpu.samples)
                   for word, unit, column in (("memory", "MiB", 1), ("busy", "%", 2))]  # fmt: skip
     for title, unit, column, samples in shown:
-        known = [(recorded.start + one[0], one[column]) for one in samples if one[column] == one[column]]  # no NaN
+        known = [(start + one[0], one[column]) for one in samples if one[column] == one[column]]  # no NaN
         counters.append(Counter(title, unit, known))
-    return Group("memory", [], counters)
+    return Group(CURVES, [], counters)
 
 
 # Processes

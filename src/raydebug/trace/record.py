@@ -177,7 +177,9 @@ def _add_tasks(path: Path, start: float, last: float, processes: list[Process], 
     except (ValueError, LookupError, TypeError) as error:
         raise _bad(path, error) from error
     known = [dict(zip(columns, row, strict=False)) for row in rows if isinstance(row, list)]
-    node_of = {task.get("worker_pid"): task.get("node_id") for task in known if task.get("node_id")}
+    nodes = [(one.about.get("pid"), one.about.get("node_id")) for one in processes]
+    nodes += [(task.get("worker_pid"), task.get("node_id")) for task in known]
+    node_of = {pid: node for pid, node in nodes if node}
     by_place = {}
     for one in processes:  # one that has ended soon has not said its node
         pid = one.about.get("pid")

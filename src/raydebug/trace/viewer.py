@@ -5,11 +5,16 @@ from __future__ import annotations
 import functools
 import http.server
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from raydebug.trace.lanes import CURVES
+
 PUBLIC = "https://ui.perfetto.dev"
+# Perfetto v52 folds all groups; those of events are opened, the many curves are not.
+EXPAND = json.dumps([{"id": "dev.perfetto.ExpandTracksByRegex", "args": [rf"^\d+ (?!{CURVES})"]}])
 # The viewer asks a storage service and a local port by itself: it may fetch from here only.
 POLICY = ("default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data:; connect-src 'self' blob: data:;"
           " frame-ancestors 'none'; form-action 'none'; base-uri 'none'")  # fmt: skip
@@ -44,7 +49,7 @@ class Viewer(http.server.ThreadingHTTPServer):
     def url(self) -> str:
         """The address that opens the trace."""
         here = f"http://127.0.0.1:{self.server_port}"
-        return f"{here}/#!/?url={here}/{quote(self.trace.name)}"
+        return f"{here}/#!/?url={here}/{quote(self.trace.name)}&startupCommands={quote(EXPAND)}"
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
