@@ -40,8 +40,8 @@ def test_the_lanes_of_a_recorded_run(recorded: Path) -> None:
     titles = [group.title for group in groups]
     assert [title.partition(" (")[0] for title in titles] == [
         "01 run", "02 metrics and memory", "03 TaskRunnerV1", "04 WorkerDict rank 0", "05 AgentLoopWorkerTQ",
-        "06 vLLMHttpServer", "07 GlobalRequestLoadBalancer", "08 process", "09 RewardLoopWorker", "10 SimpleStorageUnit",
-        "11 TransferQueueController",
+        "06 vLLMHttpServer", "07 GlobalRequestLoadBalancer", "08 process", "09 RewardLoopWorker",
+        "10 SimpleStorageUnit", "11 TransferQueueController",
     ]  # fmt: skip
     lanes = {group.title.split(" (")[0][3:]: group for group in groups}
     trainer = [event for lane in lanes["TaskRunnerV1"].lanes for event in lane.events]
