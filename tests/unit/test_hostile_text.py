@@ -24,6 +24,8 @@ from raydebug.gateway import gateway_client
 from raydebug.jobs import follow
 from raydebug.jobs.run_folder import RunFolder
 from raydebug.protocol.listings import ListedBreakpoint, ListedPause, ListedProcess, ListedStacks
+from raydebug.protocol.memory import ProcessMemory
+from raydebug.protocol.questions import CollectiveTimes
 from raydebug.protocol.records import Comparison, Id, PauseRecord
 from raydebug.protocol.training import TrainingWords
 from raydebug.worker import source
@@ -60,6 +62,15 @@ def check(shown: str, least: int = 1) -> None:
     assert [line for line in commands if "touch" in shlex.split(line)] == []
 
 
+ANSWERS = {"training": TrainingWords, "collective-times": CollectiveTimes, "memory": ProcessMemory}
+
+
+def answered(answer: Any) -> dict[str, Any]:
+    """Return the answer of one process to a question."""
+    process = {"process": hostile(ListedProcess), "instance": hostile(ListedStacks)["instance"], "state": "answered"}
+    return {"processes": [{**process, "answer": hostile(answer), "problem": None}]}
+
+
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """A cluster whose gateway and dashboard give hostile answers."""
@@ -74,17 +85,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
         "/processes": {"processes": [hostile(ListedProcess), {**hostile(ListedProcess), "pauses": []}]},
         "/stacks": {"processes": [{**stacks, "state": "answered"}], "frames": frames},
         "/breaks": {"breaks": [hostile(ListedBreakpoint)]},
-        "/processes/training": {
-            "processes": [
-                {
-                    "process": hostile(ListedProcess),
-                    "instance": stacks["instance"],
-                    "state": "answered",
-                    "answer": hostile(TrainingWords),
-                    "problem": None,
-                }
-            ]
-        },
+        **{f"/processes/{name}": answered(answer) for name, answer in ANSWERS.items()},
     }
     job = {**hostile(JobInfo), "status": "RUNNING", "runtime_env": {"env_vars": {"RAY_DEBUG": EVIL}}}
     monkeypatch.setattr(find, "load_cluster", lambda _: made)
@@ -98,7 +99,7 @@ VERBS = (
     ["paused"], ["paused", "--json"], ["ps", "--processes"], ["ps", "--processes", "--json"], ["break", "list"],
     ["break", "list", "--json"], ["stacks"], ["stacks", "--all"], ["stacks", "--json"], ["job", "list"],
     ["job", "list", "--json"], ["job", "status"], ["job", "status", "--json"], ["job", "status", "nope"], ["mode"],
-    ["mode", "--json"],
+    ["mode", "--json"], ["memory"], ["memory", "--json"],
 )  # fmt: skip
 
 

@@ -102,6 +102,7 @@ def test_planted_leaks(capsys: pytest.CaptureFixture[str]) -> None:
     assert (missed <= LONG, blamed) == (True, 0), capsys.readouterr().out
 
 
+@pytest.mark.alone
 def test_the_verb(tmp_path: Path) -> None:
     """`raydebug memory` shows nodes and processes, `--growth` what grows and the next command, `--json` all of it."""
     leak = next(one for one in planted_leaks.LEAKS if one.name == "module list")

@@ -27,6 +27,7 @@ from raydebug.report.screen import draw, sparkline, take_picture
 LOG = "step:1 - loss\n\x1b[2J\x1b[31mred\x1b[0m \x1b]0;title\x07 end\n\n\u202eback\n"
 NOW = run_documents.STARTED + 400.0
 RAYDEBUG = [sys.executable, "-m", "raydebug"]
+INTERRUPTIBLE = ["env", "--default-signal=INT"]  # tests in the background inherit that SIGINT is ignored
 
 
 def running(**more: Any) -> dict[str, Any]:
@@ -174,7 +175,7 @@ class Terminal:
         subprocess.run(["stty", "rows", "24", "cols", "80"], stdin=theirs, check=True)
         self.before = subprocess.run(["stty", "-g"], stdin=theirs, capture_output=True, check=True).stdout
         self.process = subprocess.Popen(
-            [*RAYDEBUG, "top"],
+            [*INTERRUPTIBLE, *RAYDEBUG, "top"],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -251,7 +252,7 @@ def test_page_that_follows(folder: Path, how: str) -> None:
         " sys.argv = ['raydebug', 'report', '--follow']; main()"
     )
     done = subprocess.Popen(
-        [sys.executable, "-c", program],
+        [*INTERRUPTIBLE, sys.executable, "-c", program],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
