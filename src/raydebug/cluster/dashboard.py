@@ -407,11 +407,13 @@ class Dashboard:
                 code="cluster.no-answer",
             ) from error
         if answer.status_code >= 400:
+            # A text of gRPC, or of a traceback: its last line may be a mere bracket.
+            said = [line.strip() for line in answer.text.splitlines() if any(map(str.isalnum, line))]
             wrong_token = answer.status_code in (401, 403)
             unknown = answer.status_code == 404  # any other status says nothing of what was asked for
             raise RaydebugError(
                 f"Ray refused {method} {path} with {answer.status_code}",
-                cause=answer.text.strip().splitlines()[-1][:300] if answer.text.strip() else "(no text)",
+                cause=said[-1][:300] if said else "(no text)",
                 fix=self._where_tokens_are() if wrong_token else self._where_to_look(),
                 code="auth.wrong-token" if wrong_token else "ray.unknown" if unknown else "ray.refused",
             )
