@@ -52,7 +52,7 @@ class _Held(NamedTuple):
 
 
 def find_growth(looks: Sequence[Look]) -> list[Growth]:
-    """Return what grows from each look to the next, the most first."""
+    """Return what grows from each look to the next: what a name keeps, the most first, then what no object holds."""
     by_steps = all(one.step is not None for one in looks) and looks[-1].step != looks[0].step
     at = [float(one.step or 0) if by_steps else one.at_s for one in looks]
     found: list[Growth] = []
@@ -68,7 +68,7 @@ def find_growth(looks: Sequence[Look]) -> list[Growth]:
             Growth(process["pid"], name, holder, kind, what, count / length, more / length, per)
             for holder, kind, what, count, more in grown
         ]
-    return sorted(found, key=lambda growth: -growth.bytes)
+    return sorted(found, key=lambda growth: (not growth.kind, -growth.bytes))
 
 
 _Grown = tuple[str, str, str, int, int]
