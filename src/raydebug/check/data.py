@@ -37,7 +37,7 @@ def judge(target: Target, facts: Facts) -> list[Finding]:
         return [*found, *_files_of_any_kind(target, facts), *judge_columns(target, facts)]
     if named := config.get("data_class"):
         # Source: verl 0.9.1 utils/dataset/rl_dataset.py get_dataset_class. It may read what it likes.
-        found += [replace(one, severity="warning") for one in _files_of_any_kind(target, facts)]
+        found += [replace(finding, severity="warning") for finding in _files_of_any_kind(target, facts)]
         key = config.keys["data_class"]
         why = f"{key}={named}: a class of the command's own reads it"
         return [*found, note("check.not-run", "not run: what is in the data", why=why, fix=HOW)]

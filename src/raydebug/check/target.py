@@ -116,7 +116,7 @@ def only_training(reading: Reading) -> Training:
         RaydebugError: it runs none, or several.
     """
     # Of those that run in place of one another, by a condition that was not decided, the first.
-    found = [one for one in reading.trainings if not one.is_variant] or reading.trainings[:1]
+    found = [training for training in reading.trainings if not training.is_variant] or reading.trainings[:1]
     if len(found) > 1:
         raise UsageError(
             f"'{' '.join(reading.command)[:120]}' runs {len(found)} trainings",

@@ -131,16 +131,16 @@ def _show(looks: list[Look], *, as_json: bool, name: str) -> None:
         for gpu in shown["gpus"]:
             if gpu["node"] == node["node"]:
                 render.out(render.visible(gpu_line(gpu)))
-        rows = [process_row(one) for one in shown["processes"] if one["node"] == node["node"]]
+        rows = [process_row(process) for process in shown["processes"] if process["node"] == node["node"]]
         used = [at for at in range(len(COLUMNS)) if any(row[at] for row in rows)]
         cells = [[render.visible(row[at]) for at in used] for row in rows]
         render.table(None, [COLUMNS[at] for at in used], cells)
     if len(shown["processes"]) == 1:
         for holder in shown["processes"][0]["holders"][:10]:
             render.out(render.visible(f"  {holder_text(holder)}"))
-    for one in shown["processes"]:
-        if one["cut"]:
-            render.say(f"pid {one['pid']} has more objects than could be counted in time")
+    for process in shown["processes"]:
+        if process["cut"]:
+            render.say(f"pid {process['pid']} has more objects than could be counted in time")
     option = "" if name == "default" else f" --name {name}"
     for one in grown[:5]:
         render.out(render.visible(f"grows: {one.text()}"))

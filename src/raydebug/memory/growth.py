@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -61,7 +62,8 @@ def find_growth(looks: Sequence[Look]) -> list[Growth]:
         name = name_process(process).strip() or "process"
         grown = [*_holders(looks, instance, at), *_children(looks, process["pid"], process["ip"], at)]
         if not grown:
-            sizes = [_size_of(look, instance) for look in looks]
+            left = itertools.accumulate((look.census.get(instance, {}).get("left", 0) for look in looks), initial=0)
+            sizes = [_size_of(look, instance) - own for look, own in zip(looks, left, strict=False)]
             grown = [("", "", "", 0, sizes[-1] - sizes[0])] if _is_even(sizes, at, LEAST_UNSEEN) else []
         length, per = at[-1] - at[0], "step" if by_steps else "second"
         found += [

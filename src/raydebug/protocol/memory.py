@@ -64,6 +64,7 @@ class Census(TypedDict, total=False):
     wall_s: float
     cpu_s: float
     cut: bool  # the time was over before all was seen
+    left: int  # bytes that the process has more after the walk than before it
 
 
 class AllocationsBody(TypedDict, total=False):

@@ -27,6 +27,7 @@ from raydebug.protocol.memory import Census, Holder
 from raydebug.protocol.questions import Nothing
 from raydebug.protocol.secrets import scrubbed
 from raydebug.worker.frames import is_program
+from raydebug.worker.memory_in_use import resident_bytes
 from raydebug.worker.saved_values import type_name
 from raydebug.worker.stacks import callers, stacks_of_tasks
 from raydebug.worker.training_step import CO_OPTIMIZED, attributes_of
@@ -91,7 +92,7 @@ def in_thread(work: Callable[[], None]) -> None:
 
 def take(limit_s: float = LIMIT_S) -> Census:
     """Return who holds the memory of this process, as far as one sees in this time."""
-    began, cpu_s = time.monotonic(), time.thread_time()
+    began, cpu_s, rss = time.monotonic(), time.thread_time(), resident_bytes()
     walk = _Walk(began + limit_s)
     with contextlib.suppress(_TimeIsOver):
         walk.run()
@@ -101,7 +102,9 @@ def take(limit_s: float = LIMIT_S) -> Census:
     for row in (rows := rows[:MAX_HOLDERS]):
         row["holder"] = scrubbed(row["holder"])  # keys of dicts are values of the program
     took_s, cpu_s = time.monotonic() - began, time.thread_time() - cpu_s
-    return {"holders": rows, "objects": walk.objects, "wall_s": took_s, "cpu_s": cpu_s, "cut": walk.is_cut}
+    found: Census = {"holders": rows, "objects": walk.objects, "wall_s": took_s, "cpu_s": cpu_s, "cut": walk.is_cut}
+    del walk  # what it leaves behind is no growth of the program
+    return {**found, "left": max(0, resident_bytes() - rss)}
 
 
 class _TimeIsOver(Exception):

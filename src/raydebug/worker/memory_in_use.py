@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from typing import Any
 
 CGROUP = "/sys/fs/cgroup"
@@ -34,6 +35,11 @@ def read_file(path: str) -> str:
     """Return the text of a file of the kernel."""
     with open(path) as file:
         return file.read()
+
+
+def resident_bytes() -> int:
+    """Return how much memory of this process is in RAM."""
+    return int(read_file("/proc/self/statm").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class _DeviceMemory(ctypes.Structure):

@@ -14,9 +14,8 @@ from raydebug.protocol.questions import Nothing
 from raydebug.worker import control_channel, memory_in_use, spans
 from raydebug.worker.census import answering
 from raydebug.worker.frames import MAX_NAME
-from raydebug.worker.memory_in_use import CGROUP, read_file
+from raydebug.worker.memory_in_use import CGROUP, read_file, resident_bytes
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _peak_kib = 0
 _peak_phase = ""
 
@@ -28,7 +27,7 @@ def memory(_body: Nothing) -> Callable[[Callable[..., None]], None]:
 
 def read_memory() -> ProcessMemory:
     """Return what this process knows of its memory."""
-    found: ProcessMemory = {"rss": int(read_file("/proc/self/statm").split()[1]) * _PAGE, "parent": os.getppid()}
+    found: ProcessMemory = {"rss": resident_bytes(), "parent": os.getppid()}
     with contextlib.suppress(OSError, KeyError):  # another kernel, or a process that may not read itself
         sizes = _fields("/proc/self/smaps_rollup", skip=1)
         found |= {"pss": sizes["Pss"], "shared": sizes.get("Pss_Shmem", 0)}

@@ -53,7 +53,8 @@ def span(name: str) -> Iterator[None]:
     task = _task()
     of = note = ""
     with contextlib.suppress(Exception):  # another version of the trainer: its phases are still timed
-        of, note = _owner(name, sys._getframe(1), in_task=task is not None) if recorders else ("", "")
+        if recorders:
+            of, note = _owner(name, sys._getframe(1), in_task=task is not None)
     entered = open_spans[number] = Span(name, time.monotonic(), threading.get_ident(), task, of, note)
     begun.add(name)
     try:
