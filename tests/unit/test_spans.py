@@ -18,11 +18,12 @@ from raydebug.worker import spans
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    """Leave no span and no recorder behind."""
+    """Take no span and no recorder over, and leave none behind."""
+    for kept in (all_kept := (spans.open_spans, spans.begun, spans.recorders)):
+        kept.clear()
     yield
-    spans.open_spans.clear()
-    spans.begun.clear()
-    spans.recorders.clear()
+    for kept in all_kept:
+        kept.clear()
 
 
 def module(text: str) -> ModuleType:
