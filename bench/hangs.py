@@ -182,9 +182,9 @@ def _words(repetitions: int) -> Iterator[Row]:
     """What the words of a training cost it; beside it py-spy, which would have to look every 10 s."""
     argv = [sys.executable, "-c", WORDS]
     measured = [json.loads(subprocess.run(argv, check=True, capture_output=True).stdout) for _ in range(repetitions)]
-    yield "one verl timer (simple_timer), CPU", "", "us", [one["plain"] for one in measured]
-    yield "... with its phase recorded (3 timers per sample)", "", "us", [one["watched"] for one in measured]
-    yield "answering `training` with 256 open samples, CPU", "", "ms", [one["answer"] for one in measured]
+    yield "CPU time of one verl timer (simple_timer)", "", "us", [one["plain"] for one in measured]
+    yield "CPU time of the same timer, while raydebug records its phase", "", "us", [one["watched"] for one in measured]
+    yield "CPU time to answer the question `training`, 256 samples open", "", "ms", [one["answer"] for one in measured]
     with subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"]) as process:
         time.sleep(0.5)
         shares = [_cpu_s(lambda: _spy([process.pid])) * 10 for _ in range(repetitions)]  # of 10 s, in percent
