@@ -31,12 +31,16 @@ def marked_timer(name, timing_raw):
 """
 TRAINING = """
 import time, ray
+from ray.util.state import list_tasks
 ray.init()
 
 @ray.remote
 class Trainer:
     def __init__(self):
         self.global_steps = 0
+
+    def prepare(self):
+        pass
 
     def fit(self):
         from verl.utils.profiler.performance import marked_timer
@@ -46,7 +50,12 @@ class Trainer:
                 time.sleep(0.2)
         print("steps have ended", flush=True)
 
-ray.get(Trainer.remote().fit.remote())
+trainer = Trainer.remote()
+ray.get(trainer.prepare.remote())
+# A worker reports its tasks each second; what it has not reported as it is killed is lost.
+while not list_tasks(filters=[("name", "=", "Trainer.prepare"), ("state", "=", "FINISHED")]):
+    time.sleep(0.2)
+ray.get(trainer.fit.remote())
 """
 
 
@@ -70,7 +79,7 @@ def test_a_job_leaves_its_trace(train: Callable[..., Run]) -> None:
     (trainer,) = [group for group in groups_of(recorded) if "Trainer (pid" in group.title]
     found = {lane.title: [event.name for event in lane.events] for lane in trainer.lanes}
     assert found["phases"] == ["step 1", "gen", "step 2", "gen"]
-    assert "Trainer.fit" in found["Ray tasks"]
+    assert "Trainer.prepare" in found["Ray tasks"]
     assert recorded.notes == []
 
 

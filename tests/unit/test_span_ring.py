@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,9 +26,9 @@ from raydebug.jobs import span_log
 from raydebug.jobs.run_folder import SPANS, TASKS
 from raydebug.jobs.span_log import SpanLog
 from raydebug.jobs.submit import Job, job_variables
-from raydebug.protocol import records
+from raydebug.protocol import records, wire
 from raydebug.protocol.spans import MOST_AT_ONCE, SpansRecord
-from raydebug.worker import span_ring, spans
+from raydebug.worker import last_words, span_ring, spans
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +46,29 @@ def clean() -> Iterator[None]:
 def said(**body: Any) -> SpansRecord:
     """Return what the process says, as the gateway reads it."""
     return records.read(json.loads(json.dumps(span_ring.said_spans(body))), SpansRecord)  # type: ignore[arg-type]
+
+
+def test_the_end_of_a_step_says_its_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray kills the trainer's actor as its job ends; what a gateway misses that does not read is counted as lost."""
+    here, there = socket.socketpair()
+    monkeypatch.setattr(last_words, "_connection", (here, threading.Lock()))
+    with spans.span("step"), spans.span("gen"):
+        pass
+    (event,) = wire.Decoder().feed(there.recv(10_000))
+    assert [one["name"] for one in event["body"]["spans"]] == ["gen", "step"]
+    assert said()["spans"] == []
+    here.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while here.send(b" " * 4096):
+            pass
+    with spans.span("step"), spans.span("gen"):
+        pass
+    assert said()["lost"] == 2
+    assert last_words._connection is None
+    with pytest.raises(BrokenPipeError):
+        here.send(b" ")
+    here.close()
+    there.close()
 
 
 def test_each_span_is_said_once() -> None:

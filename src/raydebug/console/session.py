@@ -89,6 +89,7 @@ class DebugSession:
     _reads_exceptions = True
     _copies: Sequence[Message] = ()
     stays_paused = True  # the thread stays paused when we disconnect
+    _leave_timeout_s = 2.0
 
     def __init__(self, on_output: Callable[[Output], None]) -> None:
         self._on_output = on_output
@@ -97,6 +98,7 @@ class DebugSession:
         self._stops: asyncio.Queue[Message | None] = asyncio.Queue()
         self._why_ended = ""
         self._evaluating: list[str] = []
+        self._leaving = False
         self.ended = asyncio.Event()
         self._since_s, self._received_at = 0.0, time.monotonic()
         self.pause: Message = {}
@@ -307,8 +309,9 @@ class DebugSession:
         """Disconnect; a paused thread stays paused for the next client."""
         if not self.ended.is_set():
             await self.interrupt()  # abandoned evaluations would keep the paused thread busy for good
+            self._leaving = True
             with contextlib.suppress(ConnectionLost, RequestFailed, TimeoutError):  # the connection is closed next
-                await self._dap.request("disconnect", timeout_s=2.0)
+                await self._dap.request("disconnect", timeout_s=self._leave_timeout_s)
         await self._dap.close()
 
     # Events
@@ -327,6 +330,8 @@ class DebugSession:
             self._on_output(Output(str(body.get("category", "console")), str(body.get("output", ""))))
         elif name == "terminated":
             self._why_ended = str(body.get("reason") or "the process ended")
+            if self._leaving:  # the response to `disconnect` follows
+                return
             asyncio.ensure_future(self._dap.close())  # noqa: RUF006 - ends with the session, which waits for `ended`
 
     def _end(self) -> None:

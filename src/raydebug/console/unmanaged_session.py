@@ -67,6 +67,9 @@ class UnmanagedSession(DebugSession):
     """An attached worker of a cluster without a gateway. Make one with `attach_worker`."""
 
     stays_paused = False
+    # debugpy's adapter ends, and with it the session of another debugger, when it cannot send the response to a
+    # `disconnect` (1.8.22 adapter/clients.py disconnect_request; seen by running it).
+    _leave_timeout_s = 30.0
 
     def __init__(self, on_output: Callable[[Output], None]) -> None:
         super().__init__(on_output)

@@ -161,11 +161,14 @@ def _has_ended(handle: int) -> bool:
 
 
 def _status(handle: int, pid: int) -> int | None:
-    """Return the status of an ended process: from its pidfd, or where the kernel is older, from its zombie."""
-    info = bytearray(_INFO)
-    struct.pack_into("=Q", info, 0, _WITH_EXIT)
-    with contextlib.suppress(OSError):
-        fcntl.ioctl(handle, _GET_INFO, info)
-        if struct.unpack_from("=Q", info)[0] & _WITH_EXIT:
-            return int(struct.unpack_from("=i", info, _EXIT_CODE_AT)[0])
-    return node_facts.zombie_status(pid)
+    """Return the status of an ended process: from its zombie, or where its parent has reaped it, from its pidfd."""
+    for _ in range(2):  # reaped after it was looked for in its pidfd, and before in its zombie
+        info = bytearray(_INFO)
+        struct.pack_into("=Q", info, 0, _WITH_EXIT)
+        with contextlib.suppress(OSError):  # an older kernel
+            fcntl.ioctl(handle, _GET_INFO, info)
+            if struct.unpack_from("=Q", info)[0] & _WITH_EXIT:
+                return int(struct.unpack_from("=i", info, _EXIT_CODE_AT)[0])
+        if (status := node_facts.zombie_status(pid)) is not None:
+            return status
+    return None

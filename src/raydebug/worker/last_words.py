@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from raydebug.protocol.questions import NodeBody
     from raydebug.protocol.spans import SpansRecord
 
-SEND_S = 0.2  # limit of what the end of a process waits for another thread that sends
+SEND_S = 0.2  # limit of what a thread of the user waits for another one that sends
 RAY_WORKER = "/default_worker.py"  # ray 2.41 to 2.60 _private/workers/: `connect` enables faulthandler there
 _plain_exit, _plain_kill = os._exit, os.kill
 _connection: tuple[socket.socket, Any] | None = None  # and the lock of who sends
@@ -41,7 +41,7 @@ def install(connection: socket.socket, sending: Any) -> None:
     if os._exit is _plain_exit:
         os._exit, os.kill = _exit, _kill
         atexit.register(_say, _words_of_exit)
-        atexit.register(_say_spans)  # the last one registered is called first
+        atexit.register(say_spans)  # the last one registered is called first
     if not faulthandler.is_enabled() and not any(a.endswith(RAY_WORKER) for a in sys.orig_argv[1:3]):
         faulthandler.enable(connection.fileno(), all_threads=False)
         _has_faults = True
@@ -65,7 +65,7 @@ def _exit(status: int) -> NoReturn:
     """Stand in for `os._exit`."""
     try:
         caller = sys._getframe(1)
-        _say_spans()
+        say_spans()
         _say(lambda: _words_of_os_exit(status, caller))
     finally:
         _plain_exit(status)
@@ -112,23 +112,33 @@ def _place(innermost: FrameType, line: int) -> str:
     return f"{frame.f_code.co_filename}:{number} {frame.f_code.co_qualname}"[:2000]
 
 
-def _say_spans() -> None:
+def say_spans() -> None:
     """Send the spans that nobody has asked for yet."""
     ring = sys.modules.get("raydebug.worker.span_ring")
     if ring is not None and ring.has_spans():
-        _say(lambda: ring.said_spans({}), messages.LAST_SPANS)
+        said: SpansRecord = {}
+
+        def words() -> SpansRecord:
+            said.update(ring.said_spans({}))
+            return said
+
+        if not _say(words, messages.LAST_SPANS):
+            ring.count_lost(len(said.get("spans", ())))
 
 
-def _say(words: Callable[[], LastWords | Kill | SpansRecord], event: str = messages.BYE) -> None:
-    """Send a last message, and wait at most SEND_S for a gateway that does not read."""
+def _say(words: Callable[[], LastWords | Kill | SpansRecord], event: str = messages.BYE) -> bool:
+    """Send a message, and wait at most SEND_S for a gateway that does not read; return whether it was sent."""
     try:
-        if _connection is not None and (sending := _connection[1]).acquire(timeout=SEND_S):
-            try:
-                _send(_connection[0], wire.encode(wire.event(0, event, dict(words()))))
-            finally:
-                sending.release()
-    except Exception as error:  # noqa: BLE001 - the process ends as it wanted to
-        worker.log(f"no last words: {type(error).__name__}")
+        if _connection is None or not (sending := _connection[1]).acquire(timeout=SEND_S):
+            return False
+        try:
+            _send(_connection[0], wire.encode(wire.event(0, event, dict(words()))))
+        finally:
+            sending.release()
+    except Exception as error:  # noqa: BLE001 - the process goes on, or ends, as it wanted to
+        worker.log(f"a message to the gateway is lost: {type(error).__name__}")
+        return False
+    return True
 
 
 def _send(connection: socket.socket, data: bytes) -> None:
@@ -139,4 +149,5 @@ def _send(connection: socket.socket, data: bytes) -> None:
         except BlockingIOError:
             if not select.select([], [connection], [], max(0.0, deadline - time.monotonic()))[1]:
                 leave()  # of a message that is cut, no other one may follow
+                connection.shutdown(socket.SHUT_RDWR)  # its thread connects again
                 raise

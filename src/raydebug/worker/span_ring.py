@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from collections import deque
 from types import ModuleType
@@ -16,19 +17,21 @@ from typing import Any
 from raydebug.protocol.questions import SpansBody
 from raydebug.protocol.secrets import scrubbed
 from raydebug.protocol.spans import MOST_AT_ONCE, REQUEST, SpanRecord, SpansRecord
-from raydebug.worker import spans
+from raydebug.worker import last_words, spans
 
 MOST = 20_000
 MOST_CHARS = 200  # of a name or an id
 
 _ring: deque[SpanRecord] = deque(maxlen=MOST)  # their texts are as they were given
 _made = _said = 0
+_saying = threading.Lock()
 
 
 def _forget() -> None:
-    global _made, _said
+    global _made, _said, _saying
     _ring.clear()
     _made = _said = 0
+    _saying = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_forget)  # they are the parent's
@@ -44,6 +47,8 @@ def _keep(span: spans.Span, has_ended: bool) -> None:
     if has_ended:
         kept: SpanRecord = {"name": span.name, "began_ns": int(span.began_s * 1e9), "of": span.of, "note": span.note}
         add(kept, span.thread, span.task)
+        if span.name == spans.STEP:  # Ray kills an actor at the end of its job, with what it has not said
+            last_words.say_spans()
 
 
 def add(span: SpanRecord, thread: int, task: int | None) -> None:
@@ -63,6 +68,18 @@ def has_spans() -> bool:
 
 def said_spans(body: SpansBody) -> SpansRecord:
     """Return spans that were not returned before, oldest first, with the time that it is here."""
+    with _saying:
+        return _said_spans(body)
+
+
+def count_lost(count: int) -> None:
+    """Count as lost what was returned and did not arrive."""
+    global _said
+    with _saying:
+        _said -= count
+
+
+def _said_spans(body: SpansBody) -> SpansRecord:
     global _said
     found: list[SpanRecord] = []
     while _ring and len(found) < min(body.get("most", MOST_AT_ONCE), MOST_AT_ONCE):
