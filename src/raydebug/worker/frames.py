@@ -6,9 +6,12 @@ import os
 import sys
 import threading
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from raydebug.protocol.records import Location
 from raydebug.worker import source
+
+if TYPE_CHECKING:  # these types cost each process 2 ms
+    from raydebug.protocol.records import Location
 
 # Ray 2.60.0 _raylet.pyx: the name of the thread of an async actor's event loop; held by tests/ray/test_contracts.py.
 EVENT_LOOP = "AsyncIO Thread:"

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from raydebug.protocol.questions import Nothing, PauseBody
-from raydebug.protocol.records import Refusal, WorkRecord
 from raydebug.protocol.secrets import scrubbed
 from raydebug.worker import pause, records
 from raydebug.worker.frames import active_thread, location_of
 from raydebug.worker.thread_callback import ThreadCallback, Untraceable
+
+if TYPE_CHECKING:  # these types cost each process 4 ms
+    from raydebug.protocol.questions import Nothing, PauseBody
+    from raydebug.protocol.records import Refusal, WorkRecord
 
 _pending: dict[str, tuple[ThreadCallback, Callable[[str], None]]] = {}  # by request; and what refuses it
 

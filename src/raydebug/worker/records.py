@@ -7,13 +7,15 @@ import os
 import sys
 import threading
 from types import FrameType, TracebackType
-from typing import Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from raydebug.protocol import variables
-from raydebug.protocol.records import PauseRecord, ProcessRecord, TripwireRecord, Work
 from raydebug.protocol.secrets import scrubbed, without_secret_arguments
 from raydebug.worker import torch_hooks
 from raydebug.worker.training_step import step_of
+
+if TYPE_CHECKING:  # these types cost each process 2 ms
+    from raydebug.protocol.records import PauseRecord, ProcessRecord, TripwireRecord, Work
 
 STARTS_DRIVERS = "ray.dashboard.modules.job.job_supervisor"  # Ray 2.60: an actor, whose child is the job's driver
 MAX_NAME = 250  # characters of a function, thread, task or actor; the gateway accepts 1 KB (protocol/records.py)
