@@ -129,9 +129,9 @@ class Server:
         elif "refused" in message:
             _, starter = self._asking.pop(message["refused"])
             self._note_cold("", f"{message['changed']} has changed")
+            self._restart(zygote, f"{message['changed']} has changed")  # then the status lists it no more as ready
             _send(starter, {"cold": "changed"})
             starter.close()
-            self._restart(zygote, f"{message['changed']} has changed")
         elif "ended" in message and message["ended"] in self._running:
             self._running.pop(message["ended"])[1].close()
         self._write_status()
