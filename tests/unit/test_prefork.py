@@ -55,6 +55,11 @@ class PoolUnderTest:
     def log(self) -> str:
         return (self.folder / "pool.log").read_text()
 
+    def wait_until_restarted(self) -> None:
+        """Wait for the zygote that follows the first cold start: the pool may hear of that one after its end."""
+        wait_for(lambda: self.status["cold"] > 0, self)
+        self.wait_until_ready()
+
     def wait_until_ready(self, count: int = 1) -> None:
         wait_for(lambda: sum(z["state"] == "ready" for z in self.status["zygotes"]) >= count, self)
 
@@ -146,7 +151,7 @@ def test_a_module_that_the_zygote_has_is_run_anew(pool: PoolUnderTest) -> None:
     (package / "run.py").write_text("if __name__ == '__main__':\n    " + IS_WARM.replace("\n", "\n    ") + "\n")
     (pool.installed / "heavy.py").write_text("import tools\n")
     assert pool.run(IS_WARM)[1] == "cold\n"
-    pool.wait_until_ready()
+    pool.wait_until_restarted()
     environ = {**pool.env, "RAYDEBUG_JOB": "test"}
     argv = [sys.executable, "-m", "tools.run"]
     done = subprocess.run(argv, env=environ, cwd=pool.folder, capture_output=True, text=True, timeout=LIMIT_S)
@@ -256,7 +261,7 @@ def test_a_program_outlives_its_zygote_and_the_keeper(pool: PoolUnderTest) -> No
     process.stdin.close()
     assert process.wait(LIMIT_S) == 5
     assert pool.run(IS_WARM)[:2] == (0, "cold\n")  # and it makes a new zygote
-    pool.wait_until_ready()
+    pool.wait_until_restarted()
     assert pool.run(IS_WARM)[:2] == (0, "warm\n")
     last = pool.start("import sys\nprint('up', flush=True)\nsys.stdin.read()\nsys.exit(4)", stdin=subprocess.PIPE)
     assert last.stdout.readline() == "up\n"
@@ -347,7 +352,7 @@ def test_a_start_that_cannot_be_taken_over_is_a_cold_one(pool: PoolUnderTest) ->
     """If a fork fails before the program runs, the original process starts it; the pool gives the reason."""
     (pool.installed / "heavy.py").write_text("import os\ndef no(*_): raise OSError('no limits')\nos.nice = no\n")
     assert pool.run(IS_WARM)[1] == "cold\n"  # for heavy has changed
-    pool.wait_until_ready()
+    pool.wait_until_restarted()
     assert pool.run(IS_WARM + "raise SystemExit(3)") == (3, "cold\n", "")
     wait_for(lambda: pool.status["cold"] == 2, pool)
     assert pool.status["last_cold"][-1]["reason"] == "OSError: no limits"

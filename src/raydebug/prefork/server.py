@@ -128,8 +128,8 @@ class Server:
             _send(starter, {"cold": message["reason"]})
         elif "refused" in message:
             _, starter = self._asking.pop(message["refused"])
-            self._note_cold("", f"{message['changed']} has changed")
-            self._restart(zygote, f"{message['changed']} has changed")  # then the status lists it no more as ready
+            self._restart(zygote, f"{message['changed']} has changed")
+            self._note_cold("", f"{message['changed']} has changed")  # now the status does not list it as ready
             _send(starter, {"cold": "changed"})
             starter.close()
         elif "ended" in message and message["ended"] in self._running:
