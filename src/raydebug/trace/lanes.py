@@ -166,11 +166,16 @@ def _place(process: Process) -> tuple[Any, ...]:
     return (*(not kind for kind in kinds), not names, str(process.about.get("actor")), rank, str(process.about["pid"]))
 
 
-def _group(process: Process) -> Group:
+def title_of(process: Process) -> str:
+    """Return what a process is called, with its rank and its pid."""
     about, rank = process.about, _rank(process)
     who = about.get("actor") or about.get("title") or ("driver" if about.get("is_driver") else "process")
     word = str(who).partition(" ")[0]  # of an actor its class, without the name that its trainer has given it
-    group = Group(f"{word}{f' rank {rank}' if rank >= 0 else ''} (pid {about['pid']})")
+    return f"{word}{f' rank {rank}' if rank >= 0 else ''} (pid {about.get('pid', '?')})"
+
+
+def _group(process: Process) -> Group:
+    group = Group(title_of(process))
     kinds: dict[str, list[Event]] = {}
     for one in process.spans:
         kinds.setdefault(_kind(one), []).append(_event(one))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
@@ -10,12 +10,14 @@ from typing import NamedTuple
 
 from raydebug.errors import UsageError
 from raydebug.report.document import Run
+from raydebug.trace.lanes import title_of
 from raydebug.trace.record import PARTS, STEP, Process, Recorded, Span
 
 NEIGHBOURS = 5  # before, and as many after
 LEAST_S, LEAST_SHARE = 0.5, 0.1  # of the usual time: less is not slower than usual
 MOST_OF = 0.5  # of the excess: what explains less than half of it is not named
 REST = "the rest of the step"
+SLOW_RANK = "run.slow-rank"  # stacks/slow_watch.py: a rank that is slow in each step is not what makes one step slow
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,9 @@ def explain(recorded: Recorded, number: int) -> Why:
             f"step {number} is not recorded", cause=f"{known} known of run '{recorded.run.id}'",
             fix="name one of these, or wait until the step has ended", code="trace.no-step",
         )  # fmt: skip
-    return _explain(recorded, steps, at)
+    why = _explain(recorded, steps, at)
+    slow = [one.get("what", "") for one in recorded.run.findings if one.get("code") == SLOW_RANK]
+    return why._replace(text=f"{why.text}; {slow[-1]}") if slow and not why.sample else why
 
 
 def slowest(recorded: Recorded) -> Why | None:
@@ -138,9 +142,11 @@ def _explain(recorded: Recorded, steps: Sequence[Step], at: int) -> Why:
     phase, more_s = max(extra.items(), key=lambda one: one[1])
     if phase == REST or more_s < MOST_OF * extra_s:
         said = ", ".join(f"{name} {_s(seconds)}" for name, seconds in sorted(extra.items(), key=lambda one: -one[1])[:3]
-                         if seconds > 0)  # fmt: skip
+                         if seconds >= LEAST_SHARE * extra_s)  # fmt: skip
         return Why(step.number, f"{took}: {said} more than usual", step.took_s, usual_s, phase, more_s)
-    sample, waited = _last_sample(recorded, [one for one in step.spans if one.name == phase], more_s)
+    inside = [one for one in step.spans if one.name == phase]
+    sample, waited = _last_sample(recorded, inside, more_s)
+    waited = waited or _last_process(recorded, inside, more_s)
     words = {"gen": "generate"}.get(phase, phase)
     text = f"{took}: {words} {waited or f'took {_s(step.phases[phase])}, {_s(more_s)} more than usual'}"
     return Why(step.number, text, step.took_s, usual_s, phase, more_s, sample)
@@ -175,6 +181,37 @@ def _last_sample(recorded: Recorded, phases: Sequence[Span], more_s: float) -> t
     longest = max(by_sample[key], key=lambda one: one.end - one.start)
     part = PARTS[longest.name] + (f" {longest.note}" if longest.note else "")
     return key[2], f"waited {_s(alone_s)} for one sample (uid {key[2]}, {part}, {_s(longest.end - longest.start)})"
+
+
+def _last_process(recorded: Recorded, phases: Sequence[Span], more_s: float) -> str:
+    """Return the words for the process that a phase waited for after its peers had ended; empty without one.
+
+    Who has called it waits with it. So of those that ended last the one counts that is alone of its class among them,
+    with others of its class that ended before; of several such ones, the one that was called last.
+    """
+    last: list[tuple[Span, str, Process]] = []  # the last work of each process, and the class of its actor
+    for process in recorded.processes:
+        work = [one for one in (*process.spans, *process.tasks) if _is_in(one, phases)]
+        if work and not _count_steps(process):
+            found = max(work, key=lambda one: (one.end, one.start))
+            last.append((found, title_of(process).partition(" ")[0], process))
+    end = max((one.end for one, _, _ in last), default=0.0)
+    late = [one for one in last if one[0].end >= end - (1 - MOST_OF) / 2 * more_s]
+    before = [one for one in last if one not in late]
+    alone_s = end - max((one.end for one, _, _ in before), default=min((one.start for one in phases), default=end))
+    if not last or alone_s < MOST_OF * more_s:
+        return ""
+    kinds, peers = Counter(kind for _, kind, _ in late), {kind for _, kind, _ in before}
+    alone = [one for one in late if kinds[one[1]] == 1]
+    if not alone:
+        return ""
+    held, _, process = max(alone, key=lambda one: (one[1] in peers, one[0].start))
+    return f"waited {_s(alone_s)} for {title_of(process)}: {held.name}, {_s(held.end - held.start)}"
+
+
+def _is_in(one: Span, phases: Sequence[Span]) -> bool:
+    """Return whether most of a span is in one of these phases: clocks of nodes differ, an endless method is longer."""
+    return any(2 * (min(one.end, phase.end) - max(one.start, phase.start)) > one.end - one.start for phase in phases)
 
 
 def _overlaps(one: Span, phases: Sequence[Span]) -> bool:
