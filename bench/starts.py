@@ -39,7 +39,7 @@ def main() -> None:
     options = parser.parse_args()
     before = measuring.machine()
     starts: Starts = {}
-    with place() as folder, _cluster(folder):
+    with place() as folder, cluster_for(folder):
         for _ in range(options.repetitions):
             for profile in PROFILES:
                 for state in ("cold", "warm"):
@@ -55,7 +55,8 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def _cluster(folder: Path) -> Iterator[None]:
+def cluster_for(folder: Path) -> Iterator[None]:
+    """A local cluster that ends with the block."""
     run([RAYDEBUG, "up", "--cluster", "local", "--gpus", "1", "--dashboard-port", "0", "--gateway-port", "0"], folder)
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -179,6 +180,34 @@ def test_why_of_each_slow_spot(train: Callable[..., Run], tmp_path: Path) -> Non
     wrong = {name: text for name, text in said.items() if not re.search(WORDS[name], text)}
     assert not wrong, "\n".join(wrong.values())
     assert "no more than its neighbours" in explain(recorded, 7).text
+
+
+@pytest.mark.skipif("RAYDEBUG_TEST_LONG" not in os.environ, reason="takes over a minute: RAYDEBUG_TEST_LONG=1")
+def test_a_thousand_spans_a_second(train: Callable[..., Run], tmp_path: Path) -> None:
+    """Of 60,000 spans in a minute each one is recorded, and the process has grown by its ring at most."""
+    program = """
+import resource, time
+import ray
+from verl.utils.profiler.performance import marked_timer
+ray.init()
+time.sleep(3)  # the process is described before
+before, began, slept_s = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic(), 0.0
+for number in range(60_000):
+    with marked_timer("part", {}):
+        pass
+    time.sleep(max(0.0, began + number / 1000 - time.monotonic()))
+print("grown by", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, "KiB in", time.monotonic() - began)
+time.sleep(5)
+"""
+    (tmp_path / "train.py").write_text(program)
+    out = train().end(timeout_s=150)
+    recorded = read_recorded(load_run())
+    assert sum(one.name == "part" for process in recorded.processes for one in process.spans) == 60_000
+    assert recorded.notes == []
+    grown = re.search(r"grown by (\d+) KiB in (\d+)", out)
+    assert grown is not None
+    assert int(grown[1]) < 40_000
+    assert int(grown[2]) < 65
 
 
 def test_a_job_without_spans(train: Callable[..., Run]) -> None:
