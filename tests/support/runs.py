@@ -107,15 +107,17 @@ def starting_runs(cluster: Cluster, cwd: Path = JOBS) -> Iterator[Callable[..., 
         runs.append(Run(cluster, list(arguments), **{"cwd": cwd, **options}))
         return runs[-1]
 
-    yield start
-    for one in runs:
-        if one.process.poll() is None:
-            one.process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                one.process.wait(25)
-        if one.process.poll() is None:
-            one.process.kill()
-        one.log.unlink(missing_ok=True)
+    try:
+        yield start
+    finally:
+        for one in runs:
+            if one.process.poll() is None:
+                one.process.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    one.process.wait(25)
+            if one.process.poll() is None:
+                one.process.kill()
+            one.log.unlink(missing_ok=True)
 
 
 def attach(cluster: Cluster, pause_id: str, *commands: str, code: int = 0) -> subprocess.CompletedProcess[str]:
