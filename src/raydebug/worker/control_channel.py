@@ -19,15 +19,16 @@ from raydebug import worker
 from raydebug.protocol import earlier, messages, wire
 from raydebug.protocol.secrets import scrubbed
 from raydebug.protocol.wire import Message
-from raydebug.worker import dial_in
+from raydebug.worker import dial_in, records
 from raydebug.worker.breakpoints import registry, runtime
-from raydebug.worker.frames import place_of
+from raydebug.worker.frames import active_thread, location_of, place_of
 
-if TYPE_CHECKING:  # these types cost each process 2 ms
-    from raydebug.protocol.records import BreakpointReport
+if TYPE_CHECKING:  # these types cost each process 4 ms
+    from raydebug.protocol.questions import Nothing
+    from raydebug.protocol.records import BreakpointReport, WorkRecord
 
 ANSWERED_BY = {
-    "describe": "pause_requests:describe",
+    "describe": "control_channel:describe",
     "stacks": "stacks:stacks_for",
     "frames": "stacks:frames_of",
     "training": "training:words",
@@ -87,6 +88,14 @@ def report_set(break_ids: list[str]) -> None:
     with contextlib.suppress(Exception):
         for break_id in break_ids:
             _report({"id": break_id, "state": messages.SET, "message": ""})
+
+
+def describe(_body: Nothing) -> WorkRecord:
+    """Return what this process is, and where its active thread runs."""
+    active = active_thread()
+    if (pause_requests := sys.modules.get("raydebug.worker.pause_requests")) is not None:
+        pause_requests.rearm(active)
+    return {**records.describe_process(), **records.describe_work(), "doing": location_of(active)}
 
 
 def change_breaks(change: Mapping[str, Any]) -> Mapping[str, Any]:

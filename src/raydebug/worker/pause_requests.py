@@ -8,13 +8,13 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from raydebug.protocol.secrets import scrubbed
-from raydebug.worker import pause, records
-from raydebug.worker.frames import active_thread, location_of
+from raydebug.worker import pause
+from raydebug.worker.frames import active_thread
 from raydebug.worker.thread_callback import ThreadCallback, Untraceable
 
 if TYPE_CHECKING:  # these types cost each process 4 ms
     from raydebug.protocol.questions import Nothing, PauseBody
-    from raydebug.protocol.records import Refusal, WorkRecord
+    from raydebug.protocol.records import Refusal
 
 _pending: dict[str, tuple[ThreadCallback, Callable[[str], None]]] = {}  # by request; and what refuses it
 
@@ -59,17 +59,12 @@ def withdraw_all() -> None:
         withdraw({"request": request})
 
 
-def describe(_body: Nothing) -> WorkRecord:
-    """Return what this process is, and where its active thread runs.
-
-    Re-arm pending pause requests: the active thread may have changed, or a debugger replaced our trace function.
-    """
-    active = active_thread()
+def rearm(active: int) -> None:
+    """Re-arm pending requests: the active thread may have changed, or a debugger replaced our trace function."""
     for request, (callback, refuse) in list(_pending.items()):
         current = callback if callback.ident == active else callback.retarget(active)
         if request in _pending:  # it has not run just now
             _schedule(request, current, refuse)
-    return {**records.describe_process(), **records.describe_work(), "doing": location_of(active)}
 
 
 os.register_at_fork(after_in_child=_pending.clear)
