@@ -28,7 +28,7 @@ from raydebug.jobs.span_log import SpanLog
 from raydebug.jobs.submit import Job, job_variables
 from raydebug.protocol import records, wire
 from raydebug.protocol.spans import MOST_AT_ONCE, SpansRecord
-from raydebug.worker import last_words, span_ring, spans
+from raydebug.worker import control_channel, last_words, span_ring, spans
 
 
 @pytest.fixture(autouse=True)
@@ -69,6 +69,21 @@ def test_the_end_of_a_step_says_its_spans(monkeypatch: pytest.MonkeyPatch) -> No
         here.send(b" ")
     here.close()
     there.close()
+
+
+def test_an_answer_that_cannot_be_sent_is_lost_and_counted() -> None:
+    """Where the connection ends before an answer, its spans and those that it calls lost are in the next count."""
+    for _ in range(span_ring.MOST + 7):
+        with spans.span("s"):
+            pass
+
+    def fail(_: Any) -> None:
+        raise BrokenPipeError
+
+    channel: Any = SimpleNamespace(send=fail)
+    asked = wire.request(1, "spans", {})
+    control_channel._ControlChannel._respond(channel, asked, span_ring.said_spans({}))
+    assert said()["lost"] == MOST_AT_ONCE + 7
 
 
 def test_each_span_is_said_once() -> None:
@@ -348,14 +363,14 @@ def test_spans_reach_the_folder_of_the_run(gateway: GatewayUnderTest, tmp_path: 
     assert about["pid"] == made.process.pid
     (clock,) = lines(folder, "clock")
     assert clock["error_ns"] > 0
-    made.make(3)
+    before, ended = len(names(folder)), 3 * MOST_AT_ONCE + 3
+    made.make(ended)
     made.end()
     deadline = time.monotonic() + 20
-    while len(names(folder)) < 2 * MOST_AT_ONCE + 8 and time.monotonic() < deadline:
+    while len(names(folder)) < before + ended and time.monotonic() < deadline:
         log.take()
-    assert names(folder)[-3:] == ["s0", "s1", "s2"]
     log.take()
-    assert len(names(folder)) == 2 * MOST_AT_ONCE + 8
+    assert names(folder)[before:] == [f"s{n}" for n in range(ended)], "all that it had as it ended"
 
 
 @pytest.mark.timeout(120)

@@ -20,6 +20,7 @@ from raydebug.protocol.spans import MOST_AT_ONCE, REQUEST, SpanRecord, SpansReco
 from raydebug.worker import last_words, spans
 
 MOST = 20_000
+MOST_ANSWERS = MOST // MOST_AT_ONCE  # that empty the ring
 MOST_CHARS = 200  # of a name or an id
 
 _ring: deque[SpanRecord] = deque(maxlen=MOST)  # their texts are as they were given
@@ -72,11 +73,11 @@ def said_spans(body: SpansBody) -> SpansRecord:
         return _said_spans(body)
 
 
-def count_lost(count: int) -> None:
+def count_lost(said: SpansRecord) -> None:
     """Count as lost what was returned and did not arrive."""
     global _said
     with _saying:
-        _said -= count
+        _said -= len(said.get("spans", ())) + said.get("lost", 0)
 
 
 def _said_spans(body: SpansBody) -> SpansRecord:
