@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import inspect
 import json
 import os
 import shutil
@@ -138,12 +139,13 @@ def test_a_thousand_spans_a_second_for_a_minute() -> None:
 
 def test_names_are_cut_and_without_secrets() -> None:
     """A name has at most 200 characters, its control characters are visible, and secrets are hidden."""
-    for name in ("x" * 5000, "a\x1b[31m\n", "key sk-abcdefghijklmnopqrstuvwxyz0123456789ABCD"):
+    cut = "q" * 174 + " https://user:hunter2hunter2@host/"  # in the middle of the secret
+    for name in ("x" * 5000, "a\x1b[31m\n", "key sk-abcdefghijklmnopqrstuvwxyz0123456789ABCD", cut):
         with spans.span(name):
             pass
-    long, escaped, secret = (one["name"] for one in said()["spans"])
+    long, escaped, *secrets = (one["name"] for one in said()["spans"])
     assert (len(long), escaped) == (200, "a\\x1b[31m\\n")
-    assert "abcdefghijklmnop" not in secret
+    assert not any("abcdefghijklmnop" in one or "hunt" in one for one in secrets)
 
 
 def test_a_child_has_an_empty_ring() -> None:
@@ -234,6 +236,7 @@ def test_requests() -> None:
     exec(ENGINE, module.__dict__)
     span_ring.watch_requests(module)
     span_ring.watch_requests(module)  # a module may be seen twice
+    assert "request_id" in inspect.signature(module.AsyncLLM.generate).parameters
 
     def params(kind: str, *counts: int) -> Any:
         return SimpleNamespace(counts=counts, output_kind=SimpleNamespace(name=kind))
@@ -464,7 +467,11 @@ def test_the_table_of_tasks(gateway: GatewayUnderTest, tmp_path: Path) -> None:
             return {"job_id": "01000000"}
 
         def task_table(self, _job_id: str) -> tuple[list[dict[str, Any]], bool]:
-            return [{"task_id": "t1", "name": "work", "runtime_env_info": {"serialized": "SECRET"}}], True
+            hidden = {"runtime_env_info": {"serialized": "SECRET"}}
+            return [
+                {"task_id": "t1", "name": "work", **hidden},
+                {"name": "get https://user:SECRET@host", "func_or_class_name": "f https://user:SECRET@host"},
+            ], True
 
     log = recorder(gateway, tmp_path / "run")
     log.take_tasks(Ray())  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import threading
 import time
@@ -22,6 +23,7 @@ from raydebug.gateway.gateway_client import ask_processes
 from raydebug.jobs.run_folder import SPANS, TASKS
 from raydebug.protocol.questions import SPANS as ASK_SPANS
 from raydebug.protocol.questions import SpansBody
+from raydebug.protocol.secrets import scrubbed
 from raydebug.settings.files import atomic_write, open_private
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ MOST_BYTES = 200 * 2**20  # of spans.jsonl
 # Of Ray's rows; `runtime_env_info` has all environment variables of the job.
 COLUMNS = ("task_id", "attempt_number", "name", "state", "job_id", "actor_id", "type", "func_or_class_name", "node_id",
            "worker_id", "worker_pid", "creation_time_ms", "start_time_ms", "end_time_ms")  # fmt: skip
+NAMES = ("name", "func_or_class_name")  # that a program may choose
 ABOUT = ("pid", "child_of", "ip", "node_id", "rank", "actor", "title", "is_driver")  # of a process
 
 
@@ -143,7 +146,11 @@ class SpanLog:
         with contextlib.suppress(RaydebugError, KeyError, TypeError):
             if job_id := dashboard.job(self._job).get("job_id"):
                 rows, is_cut = dashboard.task_table(job_id)
-                kept = [[row.get(name) for name in COLUMNS] for row in rows]
+                hidden = functools.cache(lambda text: scrubbed(str(text)))  # thousands of rows have a few names
+                kept = [
+                    [hidden(row[name]) if name in NAMES and row.get(name) else row.get(name) for name in COLUMNS]
+                    for row in rows
+                ]
                 document = {"version": VERSION, "cut": is_cut, "columns": COLUMNS, "rows": kept}
                 try:
                     atomic_write(self._folder / TASKS, json.dumps(document, separators=(",", ":")))

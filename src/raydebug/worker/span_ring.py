@@ -7,6 +7,7 @@ the run is measured by who asks (jobs/span_log.py).
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -97,7 +98,7 @@ def _said_spans(body: SpansBody) -> SpansRecord:
 
 
 def _clean(text: Any) -> str:
-    cut = text[:MOST_CHARS] if type(text) is str else type(text).__name__
+    cut = text[: 4 * MOST_CHARS] if type(text) is str else type(text).__name__
     if not cut.isprintable():
         cut = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in cut)
     return scrubbed(cut)[:MOST_CHARS]
@@ -114,6 +115,7 @@ def watch_requests(module: ModuleType) -> None:
     if hasattr(generate, "_raydebug"):
         return
 
+    @functools.wraps(generate)
     async def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
         request = kwargs.get("request_id", args[2] if len(args) > 2 else "?")
         params = kwargs.get("sampling_params", args[1] if len(args) > 1 else None)
