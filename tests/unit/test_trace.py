@@ -155,10 +155,13 @@ def test_why_without_spans(tmp_path: Path) -> None:
         return {"step": number, "end_s": 10.0 * number, "seconds": gen_s + 1, "metrics": metrics}
 
     steps = [step(number, 8.0 if number == 4 else 2.0) for number in range(1, 8)]
-    found = read(run_folder(tmp_path / "r", [], {"steps": steps}))
-    assert (
-        explain(found, 4).text == "step 4 took 9.0 s, 6.0 s more than usual: generate took 8.0 s, 6.0 s more than usual"
-    )
+    steps[3]["metrics"]["timing_s/agent_loop/slowest/response_length"] = 4096.0  # no time
+    text = "step 4 took 9.0 s, 6.0 s more than usual: generate took 8.0 s, 6.0 s more than usual"
+    assert explain(read(run_folder(tmp_path / "r", [], {"steps": steps})), 4).text == text
+    ended = [*process("t", *(span("step", n, n + 3, of=str(n)) for n in (1, 2))), {"ended": "200 MiB"}]
+    found = read(run_folder(tmp_path / "ended", ended, {"steps": steps}))
+    assert explain(found, 4).text == text, "of a record of spans that has ended before"
+    assert "the record of spans ends before the run: spans.jsonl has its most, 200 MiB" in found.notes
 
 
 def test_why_a_step_paused(recorded: Path) -> None:

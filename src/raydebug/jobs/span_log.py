@@ -1,8 +1,8 @@
 """The spans of a run, and Ray's table of its tasks, in the run's folder while it runs: what `raydebug trace` reads.
 
 Each line of spans.jsonl is a JSON document: `{"version": 1}` first, then what a process is, its spans with the times of
-its own CLOCK_MONOTONIC, how many it has lost, and by how much that clock is behind the run's. A file that is cut off
-has all lines but the last one.
+its own CLOCK_MONOTONIC, how many it has lost, and by how much that clock is behind the run's. The last line of a file
+with MOST_BYTES says so. A file that is cut off has all lines but the last one.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class SpanLog:
         self._wall_ns: int | None = None  # what the gateway's clock was ahead of its CLOCK_MONOTONIC at first
         self._tasks_due = time.monotonic() + TASKS_EVERY_S / 4
         self._size = 0
+        self._is_full = False
         if folder is not None:
             with contextlib.suppress(OSError):
                 self._size = (folder / SPANS).stat().st_size
@@ -87,7 +88,7 @@ class SpanLog:
     def take(self) -> None:
         """Record the spans that have ended since the last call, and compare clocks where it is time to."""
         with self._taking, contextlib.suppress(RaydebugError, KeyError, TypeError):  # no gateway, or an earlier one
-            if self._folder is None:
+            if self._folder is None or self._is_full:
                 return
             only, heard = list[str](), set[str]()
             for _ in range(MOST_ROUNDS):
@@ -160,12 +161,14 @@ class SpanLog:
         self._tasks_due = began + max(TASKS_EVERY_S, TASKS_SHARE * took_s)
 
     def _write(self, text: str) -> None:
-        if self._folder is None or not text:
+        if self._folder is None or self._is_full or not text:
             return
         data = text.encode()
         if self._size + len(data) > MOST_BYTES:
-            self._give_up(f"{SPANS} has {MOST_BYTES >> 20} MiB")
-            return
+            self._is_full = True  # Ray's tasks go on
+            most = f"{MOST_BYTES >> 20} MiB"
+            data = (json.dumps({"ended": most}) + "\n").encode()
+            render.say(f"spans are recorded no further: {SPANS} has {most}")
         try:
             with open_private(self._folder / SPANS) as file:
                 file.write(data)

@@ -112,7 +112,7 @@ def _lines(path: Path, notes: list[str]) -> Iterator[dict[str, Any]]:
 def _read_spans(path: Path, start: float, notes: list[str]) -> list[Process]:
     processes: dict[str, Process] = {}
     rows: list[tuple[Process, Any]] = []
-    broken = lost = 0
+    broken, lost, ended = 0, 0, ""
     for line in _lines(path, notes):
         if "version" in line:
             _require_version(line, path)
@@ -138,6 +138,9 @@ def _read_spans(path: Path, start: float, notes: list[str]) -> list[Process]:
         try:
             span = _span(process, row)
             if not start - MOST_S < span.start <= span.end < start + MOST_S:
+        if "ended" in line:
+            ended = f"the record of spans ends before the run: {SPANS} has its most, {line['ended']}"
+            continue
                 raise ValueError("no moment of the run")
             process.spans.append(span)
         except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
@@ -168,6 +171,7 @@ def _add_tasks(path: Path, start: float, last: float, processes: list[Process], 
     if not path.exists():
         notes.append("Ray's table of tasks was not recorded")
         return
+    notes += filter(None, [ended])
     try:
         document = read_json(path, bytes_max=RECORD_BYTES_MAX, what="a table of tasks")
         _require_version(document, path)

@@ -98,7 +98,8 @@ def steps_of(recorded: Recorded) -> list[Step]:
             phases[span.name] += span.end - span.start
         step = int(one.of) if one.of.isdecimal() else number
         found[step] = Step(step, one.start, one.end, phases, outer)
-    return [found[step] for step in sorted(found)]
+    logged = [at for at, one in enumerate(recorded.run.steps) if one.step > max(found)]  # the record of spans has ended
+    return [found[step] for step in sorted(found)] + [_logged(recorded.run, recorded.start, at) for at in logged]
 
 
 def _count_steps(process: Process) -> int:
