@@ -451,12 +451,48 @@ def test_the_clock_of_another_node(gateway: GatewayUnderTest, tmp_path: Path) ->
 def test_a_clock_that_is_set(gateway: GatewayUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the gateway's clock is set while a run is recorded, later spans stay beside the earlier ones."""
     log, hour = recorder(gateway, tmp_path / "run"), 3600 * 10**9
+    monkeypatch.setattr(span_log, "time", SimpleNamespace(time_ns=lambda: 10**18 + 1010))
     said = {"spans": [{"name": "gen"}], "now_ns": 500, "sent_ns": 1000, "received_ns": 1010, "gateway_wall_ns": 10**18}
     for step in (0, hour):
         answer = [{"process": {"pid": 1}, "instance": "a", "answer": {**said, "gateway_wall_ns": 10**18 + step}}]
         monkeypatch.setattr(log, "_ask", lambda *_, answer=answer: answer)
         log._compare_clocks(["a"])
     assert [line["offset_ns"] for line in lines(tmp_path / "run", "clock")] == [10**18 + 505] * 2
+
+
+@pytest.mark.parametrize(("ahead_s", "expected_s"), [(0, 0), (20, 20), (0.001, 0)])
+def test_a_gateway_with_another_clock(
+    gateway: GatewayUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float, expected_s: float
+) -> None:
+    """Spans are in the clock of who records, as the run's pauses are; what an answer takes is no shift."""
+    log, now = recorder(gateway, tmp_path / "run"), iter(range(10**18, 2 * 10**18, 2 * 10**6))
+    monkeypatch.setattr(span_log, "time", SimpleNamespace(time_ns=lambda: next(now)))
+
+    def answer(*_: Any) -> list[dict[str, Any]]:
+        received_ns = 10**9
+        wall_ns = next(now) - 10**6 + int(ahead_s * 1e9) - received_ns  # in the middle of the question
+        said = {"now_ns": 0, "sent_ns": received_ns, "received_ns": received_ns, "gateway_wall_ns": wall_ns}
+        return [{"process": {"pid": 1}, "instance": "a", "answer": said}]
+
+    monkeypatch.setattr(log, "_ask", answer)
+    log._compare_clocks(["a"])
+    (clock,) = lines(tmp_path / "run", "clock")
+    assert abs(clock["offset_ns"] - 10**18 - (ahead_s - expected_s) * 1e9) < 10**8
+
+
+def test_a_full_record(
+    gateway: GatewayUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The record of spans ends with a line that says so, and Ray's tasks are recorded further."""
+    monkeypatch.setattr(span_log, "MOST_BYTES", 2**20)
+    log, folder = recorder(gateway, tmp_path / "run"), tmp_path / "run"
+    log._write("x" * 2**20)
+    log._write("more")
+    log.take()
+    log.take_tasks(SimpleNamespace(job=lambda _: {"job_id": "1"}, task_table=lambda _: ([], False)))  # type: ignore[arg-type]
+    assert (folder / SPANS).read_text() == '{"version": 1}\n{"ended": "1 MiB"}\n'
+    assert capsys.readouterr().err == "spans are recorded no further: spans.jsonl has 1 MiB\n"
+    assert (folder / TASKS).exists()
 
 
 def test_the_table_of_tasks(gateway: GatewayUnderTest, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class SpanLog:
         self._taking = threading.Lock()
         self._clock_due: dict[str, float] = {}  # when the clock of each process is compared
         self._about: dict[str, dict[str, Any]] = {}
-        self._wall_ns: int | None = None  # what the gateway's clock was ahead of its CLOCK_MONOTONIC at first
+        self._wall_ns: int | None = None  # what the clock of this machine was ahead of the gateway's CLOCK_MONOTONIC
         self._tasks_due = time.monotonic() + TASKS_EVERY_S / 4
         self._size = 0
         self._is_full = False
@@ -108,14 +108,18 @@ class SpanLog:
 
     def _record(self, answers: Iterable[ListedAnswer[SpansRecord]]) -> None:
         lines = []
+        nodes = {one.get("node_id") for one in self._about.values()}
         for one in answers:
             said, instance = one["answer"], one["instance"]
             if said is None:
                 continue
             about = {name: value for name in ABOUT if (value := one["process"].get(name)) is not None}
-            if said.get("spans") and about.items() - self._about.get(instance, {}).items():
+            # Of each node one clock at least is compared, for the times of Ray's tasks.
+            is_kept = said.get("spans") or about.get("node_id") not in {None, *nodes}
+            if is_kept and about.items() - self._about.get(instance, {}).items():
                 lines.append({"process": instance, **about, "wall_ns": said.get("wall_ns", 0)})
                 self._about[instance] = about
+                nodes.add(about.get("node_id"))
             if lost := said.get("lost"):
                 lines.append({"lost": instance, "count": lost, "at_ns": said.get("now_ns", 0)})
             if spans := said.get("spans"):
@@ -125,15 +129,21 @@ class SpanLog:
     def _compare_clocks(self, instances: list[str]) -> None:
         """Write what each process's clock is behind the run's: of several round trips the shortest one counts."""
         best: dict[str, SpansRecord] = {}
+        least_ns, most_ns = -(2**63), 2**63  # of what the gateway's clock is ahead of this one
         for _ in range(ROUND_TRIPS if instances else 0):
-            for one in self._ask({"most": 0}, instances):
+            asked_ns = time.time_ns()
+            answers = self._ask({"most": 0}, instances)
+            heard_ns = time.time_ns()
+            for one in answers:
                 said = one["answer"]
                 if said and "sent_ns" in said and "now_ns" in said:
+                    gateway_ns = said["gateway_wall_ns"] + said["received_ns"]
+                    least_ns, most_ns = max(least_ns, gateway_ns - heard_ns), min(most_ns, gateway_ns - asked_ns)
                     known = best.setdefault(one["instance"], said)
                     best[one["instance"]] = min(known, said, key=_trip_ns)
         for instance, said in best.items():
             if self._wall_ns is None:  # a clock that is set later moves nothing
-                self._wall_ns = said["gateway_wall_ns"]
+                self._wall_ns = said["gateway_wall_ns"] - min(max(0, least_ns), most_ns)
             middle_ns = (said["sent_ns"] + said["received_ns"]) // 2
             offset_ns = middle_ns + self._wall_ns - said["now_ns"]
             line = {"clock": instance, "at_ns": said["now_ns"], "offset_ns": offset_ns, "error_ns": _trip_ns(said) // 2}

@@ -197,6 +197,8 @@ def _last_process(recorded: Recorded, phases: Sequence[Span], more_s: float) -> 
     last: list[tuple[Span, str, Process]] = []  # the last work of each process, and the class of its actor
     for process in recorded.processes:
         work = [one for one in (*process.spans, *process.tasks) if _is_in(one, phases)]
+        if work and not process.is_timed:  # nobody knows which of them was last
+            return ""
         if work and not _count_steps(process):
             found = max(work, key=lambda one: (one.end, one.start))
             last.append((found, title_of(process).partition(" ")[0], process))
