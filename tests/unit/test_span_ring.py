@@ -480,6 +480,21 @@ def test_a_gateway_with_another_clock(
     assert abs(clock["offset_ns"] - 10**18 - (ahead_s - expected_s) * 1e9) < 10**8
 
 
+def test_a_clock_of_each_node(gateway: GatewayUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process of each node has its clock compared, also where none of them makes spans: for Ray's tasks."""
+    log, said = recorder(gateway, tmp_path / "run"), {"now_ns": 5, "sent_ns": 1, "received_ns": 9, "gateway_wall_ns": 0}
+    processes = [(f"{node}{pid}", {"pid": pid, "node_id": node}) for node in ("n", "m") for pid in (1, 2)]
+
+    def answer(_: Any, only: list[str]) -> list[dict[str, Any]]:
+        asked = [one for one in processes if not only or one[0] in only]
+        return [{"process": process, "instance": instance, "answer": said} for instance, process in asked]
+
+    monkeypatch.setattr(log, "_ask", answer)
+    log.take()
+    for kind in ("process", "clock"):
+        assert [line[kind] for line in lines(tmp_path / "run", kind)] == ["n1", "m1"]
+
+
 def test_a_full_record(
     gateway: GatewayUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

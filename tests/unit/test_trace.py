@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 import time
+import urllib.request
+import webbrowser
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -361,6 +363,27 @@ def test_the_verb(recorded: Path) -> None:
     assert run(app, ["trace", str(recorded), "--why", "2"]).stdout.startswith("step 2 took 9.4 s, no more than")
     why = json.loads(run(app, ["trace", str(recorded), "--why", "4", "--json"]).stdout)
     assert (why["step"], round(why["took_s"])) == (4, 168)
-    failed = run(app, ["trace", str(recorded), "-o", str(recorded)])
-    assert isinstance(failed.exception, RaydebugError)
-    assert failed.exception.code == "trace.unwritable"
+    for words, code in (
+        (["-o", str(recorded)], "trace.unwritable"),
+        (["--why", "2", "-o", "x.json"], "trace.options"),
+        (["--why", "2", "--open"], "trace.options"),
+    ):
+        failed = run(app, ["trace", str(recorded), *words])
+        assert isinstance(failed.exception, RaydebugError)
+        assert failed.exception.code == code
+
+
+def test_a_browser_in_the_terminal(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The viewer serves while a browser runs that is waited for."""
+    (recorded / "index.html").write_text("the viewer")
+    monkeypatch.setattr("raydebug.trace.viewer.find_viewer", lambda: recorded)
+    got = []
+
+    def browse(url: str) -> None:
+        with urllib.request.urlopen(url.partition("#")[0], timeout=20) as answer:
+            got.append(answer.read())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(webbrowser, "open", browse)
+    done = CliRunner().invoke(whole_app(), ["trace", str(recorded), "--open"])
+    assert (got, done.exit_code) == ([b"the viewer"], 0), done.output
