@@ -378,6 +378,7 @@ def test_hostile_snapshots(content: bytes, cause: str, tmp_path: Path) -> None:
         (["--line", "5"], "--line does not stand alone"),
         (["--seconds", "5"], "--seconds does not stand alone"),
         (["--growth", "2", "--snapshot", "x"], "--growth and --snapshot do not go together"),
+        (["--pid", "2", "--snapshot", "x"], "--snapshot and --pid do not go together"),
         (["--snapshot", "missing.pickle"], "this file is no snapshot of GPU memory"),
     ],
 )

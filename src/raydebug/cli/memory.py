@@ -61,6 +61,7 @@ def memory(
     asked = [
         one for one, given in (("--growth", growth), ("--line", line), ("--snapshot", snapshot)) if given is not None
     ]
+    asked += ["--pid"] * (snapshot is not None and pid is not None)
     needed = {"--seconds": (seconds, growth), "--output": (output, snapshot), "--line": (line, pid)}
     alone = [one for one, (given, beside) in needed.items() if given is not None and beside is None]
     if len(asked) > 1 or alone:
