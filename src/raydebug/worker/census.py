@@ -26,11 +26,12 @@ from typing import Any
 from raydebug.protocol.memory import Census, Holder
 from raydebug.protocol.questions import Nothing
 from raydebug.protocol.secrets import scrubbed
+from raydebug.worker.frame_locals import CO_OPTIMIZED, locals_of
 from raydebug.worker.frames import is_program
 from raydebug.worker.memory_in_use import resident_bytes
 from raydebug.worker.saved_values import type_name
 from raydebug.worker.stacks import callers, stacks_of_tasks
-from raydebug.worker.training_step import CO_OPTIMIZED, attributes_of
+from raydebug.worker.training_step import attributes_of
 
 LIMIT_S = 25.0
 MAX_HOLDERS = 400
@@ -146,7 +147,7 @@ class _Walk:
         stacks = [callers(frame) for ident, frame in sys._current_frames().items() if ident != threading.get_ident()]
         for frame in itertools.chain.from_iterable(map(reversed, stacks)):
             if frame.f_code.co_flags & CO_OPTIMIZED:
-                self._push_named(frame.f_locals, f"{frame.f_code.co_qualname}() ")
+                self._push_named(locals_of(frame), f"{frame.f_code.co_qualname}() ")
             self._drain()  # the outer ones first, each for itself: their names stay the same for longer
         rest = gc.get_objects()
         self._seen.add(id(rest))
@@ -225,7 +226,7 @@ class _Walk:
         elif id(kind) in _COROUTINES:
             frame = getattr(one, f"{_COROUTINES[id(kind)]}_frame")
             if frame is not None:
-                self._push_named(frame.f_locals, f"{label} {frame.f_code.co_qualname}() ")
+                self._push_named(locals_of(frame), f"{label} {frame.f_code.co_qualname}() ")
             self._push_all(gc.get_referents(one), label)
         elif kind is functools._lru_cache_wrapper:
             self._push_all(gc.get_referents(one), f"{label} (lru_cache)[*]")
