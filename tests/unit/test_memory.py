@@ -10,6 +10,7 @@ import pickle
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -179,9 +180,34 @@ def test_memory_that_no_object_holds() -> None:
     """A process that grows, of which no object does, is named as such."""
     looks = [look(at, at) for at in range(3)]
     for at, one in enumerate(looks):
-        one.processes[0]["answer"] = {"pss": at * 20 * 2**20}
+        one.processes[0]["answer"] = {"pss": (at + 1) * 20 * 2**20}
     (found,) = find_growth(looks)
     assert found.text() == "RewardLoopWorker, +20 MiB a step, which no object of Python holds"
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["silent", "not there"])
+def test_a_process_without_an_answer_at_first(is_there: bool) -> None:  # noqa: FBT001
+    """A process that was silent at the first look, or came after it, has not grown; nor have children that were."""
+    first, last = look(0, 0), look(1, 1)
+    (process,) = last.processes
+    process["answer"] = {"pss": 900 * 2**20, "parent": 7}
+    child: Any = {**process, "instance": "c", "process": {**process["process"], "pid": 8}}
+    first = replace(first, processes=[{**one, "answer": None} for one in (process, child)] if is_there else [child])
+    process["answer"] = {"pss": 900 * 2**20}
+    assert find_growth([first, replace(last, processes=[process, child])]) == []
+
+
+@pytest.mark.parametrize("where", ["processes", "others"])
+def test_children_of_the_process_that_is_asked(where: str) -> None:
+    """Child processes are counted, also where `--pid` asks for their parent alone."""
+    looks = []
+    for at in range(3):
+        one = look(at, at)
+        child = {**one.processes[0], "answer": {"parent": 7, "forked": "train.py:3 f"}}
+        children = [{**child, "instance": f"c{n}", "process": {**child["process"], "pid": 10 + n}} for n in range(at)]
+        looks.append(replace(one, **{where: [*getattr(one, where), *children]}))  # type: ignore[arg-type]
+    (found,) = find_growth(looks)
+    assert found.text() == "RewardLoopWorker, +1 child processes a step, forked at train.py:3 f"
 
 
 # One process
@@ -252,7 +278,7 @@ def test_gpus_by_process(monkeypatch: pytest.MonkeyPatch) -> None:
     document = screen.document(shown, {}, [])
     first, second = (screen.gpu_line(one) for one in document["gpus"])
     pool = "vLLM's sleep pool 28.0 GiB (8.00 GiB of it sleeps, not on the GPU)"
-    assert first == f"  GPU-1   50.0 GiB of 80.0 GiB in use   torch 12.0 GiB   {pool}   the rest 5.00 GiB"
+    assert first == f"  GPU-1   50.0 GiB of 80.0 GiB in use   torch 12.0 GiB   {pool}   the rest 18.0 GiB"
     assert second.endswith("torch 0 MiB   vLLM's sleep pool 0 MiB   the rest 1.00 GiB")
     assert screen.process_row(document["processes"][0])[6:8] == ["12.0 GiB", "33.0 GiB"]
 
@@ -264,6 +290,33 @@ def test_change_per_step() -> None:
     run = SimpleNamespace(steps=steps, memory=[SimpleNamespace(name="W", node="n", samples=samples)])
     assert screen.per_step(run) == {("W", "n"): 45 * 2**20}  # type: ignore[arg-type]
     assert screen.per_step(None) == {}
+
+
+def test_changes_of_workers() -> None:
+    """A worker is known by its class, below its name too; those of one class on a node share what these have."""
+    names = ["make.<locals>.WorkerDict rank 1", "pt_main of make.<locals>.WorkerDict rank 1", "AgentLoopWorker"]
+    steps = [SimpleNamespace(end_s=at) for at in (1.0, 2.0, 3.0)]
+    run: Any = SimpleNamespace(
+        steps=steps,
+        memory=[SimpleNamespace(name=name, node="n", samples=[(at, 80 * at) for at in range(4)]) for name in names],
+    )
+    answer = look(0, 1).processes[0]
+    actors = {"WorkerDict aWorkerDict_0:1": 1, "AgentLoopWorker agent_0": None, "AgentLoopWorker agent_1": None}
+    those: Any = [{**answer, "process": {**answer["process"], "ip": "n", "actor": actor, "rank": rank}}
+                  for actor, rank in actors.items()]  # fmt: skip
+    child: Any = {**those[0], "process": {**those[0]["process"], "child_of": 7}}
+    one = Look([*those[:2], child], {}, 1, 0.0, those[2:])
+    shown = screen.document(one, screen.per_step(run), [])["processes"]
+    assert [row["per_step"] for row in shown] == [80 * 2**20, 40 * 2**20, None]
+
+
+def test_a_node_whose_first_process_is_silent() -> None:
+    """The line of a node is from the first process that says it."""
+    one = look(0, 1)
+    silent: Any = {**one.processes[0], "answer": None, "state": "silent"}
+    one.processes[0]["answer"] = {"node": {"total": GIB, "available": 0, "cached": 0}}
+    document = screen.document(replace(one, processes=[silent, *one.processes]), {}, [])
+    assert screen.node_line(document["nodes"][0]).startswith("node this node   1.00 GiB of 1.00 GiB in use")
 
 
 def test_memray_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,12 +26,16 @@ NOTHING = Nothing()
 
 @dataclass(frozen=True)
 class Look:
-    """The memory of all processes at one moment; `census` by instance, `step` None where no process says one."""
+    """The memory of all processes at one moment; `census` by instance, `step` None where no process says one.
+
+    `others` are those beside the one that was asked for.
+    """
 
     processes: Sequence[ListedAnswer[ProcessMemory]]
     census: Mapping[str, Census]
     step: int | None
     at_s: float
+    others: Sequence[ListedAnswer[ProcessMemory]] = ()
 
 
 def look(cluster: Cluster, job: str | None, *, pid: int | None = None, census: bool = False) -> Look:
@@ -40,8 +44,8 @@ def look(cluster: Cluster, job: str | None, *, pid: int | None = None, census: b
     Raises:
         RaydebugError: the gateway does not answer; there is no process of this id, or its raydebug knows no `memory`.
     """
-    found = ask_processes(cluster, MEMORY, NOTHING, job=job, timeout_s=ANSWER_S)
-    found = [one for one in found if pid in (None, one["process"]["pid"])]
+    there = ask_processes(cluster, MEMORY, NOTHING, job=job, timeout_s=ANSWER_S)
+    found = [one for one in there if pid in (None, one["process"]["pid"])]
     if pid is not None and not found:
         raise UsageError(
             f"no process of a job has the id {pid}", cause="it has ended, or it is not a process of a job",
@@ -57,7 +61,7 @@ def look(cluster: Cluster, job: str | None, *, pid: int | None = None, census: b
     counted = {one["instance"]: one["answer"] for one in asked if one["answer"]}
     for answer in counted.values():  # code of the job can send rows with holes
         answer["holders"] = [row for row in answer.get("holders", []) if row.keys() == Holder.__annotations__.keys()]
-    return Look(found, counted, step, at_s)
+    return Look(found, counted, step, at_s, [one for one in there if one not in found])
 
 
 def fetch_step(cluster: Cluster, job: str | None) -> int | None:
