@@ -72,7 +72,8 @@ def _tell(entered: Span, *, has_ended: bool) -> None:
         try:
             record(entered, has_ended)
         except Exception as error:  # noqa: BLE001 - a failure of ours must not harm the training
-            recorders.remove(record)
+            with contextlib.suppress(ValueError):  # it has failed in another thread, too
+                recorders.remove(record)
             worker.log(f"a recorder of phases has failed: {type(error).__name__}: {error}")
 
 
@@ -140,9 +141,9 @@ def _watched_timer(timer: Callable[..., Any]) -> Callable[..., Any]:
 def _watched_state(state: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(state)
     @contextlib.contextmanager
-    def trace_state(cls: Any, state_name: str, **labels: Any) -> Any:
-        with span(state_name), state(cls, state_name, **labels):
-            yield
+    def trace_state(cls: Any, state_name: str, *args: Any, **labels: Any) -> Any:
+        with span(state_name), state(cls, state_name, *args, **labels) as given:
+            yield given
 
     trace_state._raydebug = True  # type: ignore[attr-defined]
     return trace_state
