@@ -325,6 +325,38 @@ def test_memray_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert allocations.allocations({"seconds": 1.0}) == {"state": "missing", "python": sys.executable}
 
 
+@pytest.mark.parametrize("fails", ["mkdtemp", "thread"])
+def test_a_recording_that_cannot_begin(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, or no more threads, ends this recording, not the later ones."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("it is full")
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: "memray")
+    monkeypatch.setitem(sys.modules, "memray", SimpleNamespace())
+    monkeypatch.setattr(allocations, "in_thread", fail if fails == "thread" else lambda work: work())
+    monkeypatch.setattr(allocations.tempfile, "mkdtemp", fail)
+    for _ in range(2):
+        found = allocations.allocations({"seconds": 1.0})
+        assert (found["state"], found["cause"].endswith("it is full")) == ("failed", True)
+
+
+@pytest.mark.parametrize(("pid", "found"), [("7", ["a", "b"]), (7, ["a", "b"]), ("10.0.0.5:7", ["b"])])
+def test_a_pid_that_two_nodes_have(pid: int | str, found: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process id of two nodes is refused for a recording, and taken with the node."""
+    one: Any = look(0, 1).processes[0]
+    there = [{**one, "instance": name, "process": {**one["process"], "ip": ip}}
+             for name, ip in (("a", "10.0.0.4"), ("b", "10.0.0.5"))]  # fmt: skip
+    monkeypatch.setattr("raydebug.memory.look.ask_processes", lambda *_, **__: there)
+    monkeypatch.setattr("raydebug.memory.look.fetch_step", lambda *_: None)
+    here: Any = None
+    assert [one["instance"] for one in look_at(here, "j", pid=pid).processes] == found
+    if len(found) > 1:
+        with pytest.raises(RaydebugError, match="several processes have the id 7") as refused:
+            record_lines(here, "j", pid, 1.0, lambda _: None)
+        assert refused.value.fix == "name the node too: --pid 10.0.0.4:7 or 10.0.0.5:7"
+
+
 def test_a_process_asked_by_its_id(tmp_path: Path) -> None:
     """One process is asked by its id, which has to be known; without memray the error has the line that installs it."""
     with open_gateway(tmp_path) as gateway:
@@ -431,6 +463,7 @@ def test_hostile_snapshots(content: bytes, cause: str, tmp_path: Path) -> None:
         (["--line", "5"], "--line does not stand alone"),
         (["--seconds", "5"], "--seconds does not stand alone"),
         (["--growth", "2", "--snapshot", "x"], "--growth and --snapshot do not go together"),
+        (["--pid", "7", "--snapshot", "x"], "--pid and --snapshot do not go together"),
         (["--snapshot", "missing.pickle"], "this file is no snapshot of GPU memory"),
     ],
 )
