@@ -10,6 +10,7 @@ import pickle
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ from raydebug.report.gpu_memory import gpu_memory_page
 from raydebug.snapshot.console import SavedDebugger
 from raydebug.snapshot.gpu_memory import gpu_memory_lines, read_gpu_snapshot
 from raydebug.snapshot.load import read_document
-from raydebug.worker import allocations, gpu_history, memory_in_use, process_memory, snapshot, spans
+from raydebug.worker import allocations, census, gpu_history, memory_in_use, process_memory, snapshot, spans
 
 GIB = 2**30
 LONG = os.environ.get("RAYDEBUG_TEST_LONG") == "1"
@@ -84,12 +85,30 @@ def test_hostile_classes_and_a_frozen_heap(freeze: str, tmp_path: Path) -> None:
 
 def test_a_census_is_cut_by_time() -> None:
     """A process with too many objects answers in time with what it has seen, and says that it is not all."""
-    from raydebug.worker.census import take
-
     many = [[number] for number in range(200_000)]
-    found = take(limit_s=0.0)
+    found = census.take(limit_s=0.0)
     assert found["cut"]
-    assert found["objects"] < len(many)
+    assert sum(row["count"] for row in found["holders"]) < len(many)
+
+
+def test_a_census_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A walk ends at a number of objects, also within one list; of very many names only the beginnings count."""
+    tree: dict[str, Any] = {}
+    for number in range(2_000):
+        tree.setdefault(f"{number % 10}", {}).setdefault(f"{number // 10 % 10}", {}).setdefault(f"{number // 100}", {})
+    monkeypatch.setattr(census, "MAX_ROWS", 20)
+    walk = census._Walk(time.monotonic() + 100)
+    walk._push(tree, "job.py tree")
+    walk._drain()
+    assert len(walk.rows) < 40
+    assert walk.rows["job.py tree['9']", "objects"]["count"] > 100
+    many = [[number] for number in range(3 * census.MANY)]
+    monkeypatch.setattr(census, "MAX_SEEN", 1000)
+    walk = census._Walk(time.monotonic() + 100)
+    walk._push(many, "job.py many")
+    with pytest.raises(census._TimeIsOver):
+        walk._drain()
+    assert (walk.is_cut, len(walk._seen) < 2 * census.MANY) == (True, True)
 
 
 @pytest.mark.timeout(1500 if LONG else 240)
@@ -262,7 +281,7 @@ class FakeNvml:
 def test_gpus_by_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's bytes by process, torch's and vLLM's, without what sleeps, are joined; the rest is its own row."""
     monkeypatch.setattr(memory_in_use, "_nvml", FakeNvml)
-    numbers = {"allocated_bytes.all.current": 9 * GIB, "reserved_bytes.all.current": 12 * GIB}
+    numbers = {"reserved_bytes.all.current": 12 * GIB}
     cuda = SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 1, memory_stats=lambda _: numbers,
                            get_device_properties=lambda _: SimpleNamespace(uuid="1"))  # fmt: skip
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
@@ -271,7 +290,7 @@ def test_gpus_by_process(monkeypatch: pytest.MonkeyPatch) -> None:
     allocator = SimpleNamespace(instance=SimpleNamespace(pointer_to_data=dict(enumerate(data))))
     monkeypatch.setitem(sys.modules, "vllm.device_allocator.cumem", SimpleNamespace(CuMemAllocator=allocator))
     found = process_memory.read_memory()["gpus"]
-    assert found[0] == {"gpu": "GPU-1", "used": 50 * GIB, "total": 80 * GIB, "own": 45 * GIB, "allocated": 9 * GIB,
+    assert found[0] == {"gpu": "GPU-1", "used": 50 * GIB, "total": 80 * GIB, "own": 45 * GIB,
                         "reserved": 12 * GIB, "pool": 28 * GIB, "asleep": 8 * GIB}  # fmt: skip
     shown = look(0, 1)
     shown.processes[0]["answer"] = {"rss": GIB, "gpus": found}
