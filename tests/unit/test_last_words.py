@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -157,16 +159,36 @@ def test_a_pid_of_another_namespace_is_asked_of_a_peer(gateway: GatewayUnderTest
 
 
 def test_lines_of_the_kernels_log() -> None:
-    """Lines about the process count, and ends by memory a short while ago; nothing else."""
+    """Lines about the process since its start count, and ends by memory a short while ago; nothing else."""
     log = "\n".join([
         "6,1,1000000,-;eth0: link up",
+        "3,5,1500000,-;Out of memory: Killed process 77 (firefox) total-vm:9kB",
         "3,2,2000000,-;Memory cgroup out of memory: Killed process 41 (old) total-vm:9kB",
         "6,3,95000000,-;python[77]: segfault at 8 ip 00007f sp 00007f error 4 in libc.so.6",
         "3,4,99000000,-;Out of memory: Killed process 5000 (ray::W) total-vm:9kB, anon-rss:8kB",
         " SUBSYSTEM=x",
     ])  # fmt: skip
-    found = node_facts.kernel_lines(log, 77, 100.0)
+    found = node_facts.kernel_lines(log, 77, 100.0, 50.0)
     assert [one[:20] for one in found] == ["python[77]: segfault", "other: Out of memory"]
+
+
+def test_full_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working folder that was removed is left out; a file system that does not answer is waited for by one thread."""
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    plain, waits, asked = os.statvfs("/"), threading.Event(), []
+    small = SimpleNamespace(f_blocks=2**20, f_bavail=0, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda folder: small if folder == "/tmp" else plain)  # noqa: S108
+    assert node_facts.full_file_systems() == ["/tmp (4.0 GiB)"]
+
+    def dead(folder: str) -> object:
+        asked.append(folder)
+        return waits.wait(20) and plain
+
+    monkeypatch.setattr(os, "statvfs", dead)
+    assert [node_facts.full_file_systems() for _ in range(2)] == [[], []]
+    assert asked == ["/tmp"]  # noqa: S108
+    waits.set()
 
 
 GROUPS = [Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")]  # of version 1 and 2

@@ -28,7 +28,6 @@ ENDS_WITHIN_S = 1.0  # a process closes its files before it has ended; one that 
 ANSWER_S = 0.5
 DESCRIBED_AFTER_S = (2.0, 8.0, 50.0)
 MAX_JOBS = 20
-RAY_WORKER = "/default_worker.py"
 # Linux 6.15 include/uapi/linux/pidfd.h: PIDFD_GET_INFO, struct pidfd_info (64 bytes), PIDFD_INFO_EXIT.
 _GET_INFO, _INFO, _WITH_EXIT, _EXIT_CODE_AT = 0xC040FF0B, 64, 1 << 3, 60
 
@@ -105,21 +104,27 @@ class Ended:
         ended["alone"] = not self._peers(birth.get("ns", ""))
         ended["node"] = {} if status == 0 else await self._node_facts(channel)
         ended["kill"] = self._kills.pop((birth.get("ns", ""), about.get("pid") or 0), Kill())
-        is_worker = RAY_WORKER in str(about.get("argv"))  # its status is 0 after `sys.exit(3)`: only Ray knows the code
+        is_worker = node_facts.RAY_WORKER in str(
+            about.get("argv")
+        )  # its status is 0 after `sys.exit(3)`: only Ray knows the code
         if status != 0 or is_worker or not channel.words:
             self._keep(ended)
 
     async def _node_facts(self, channel: ControlChannel) -> NodeFacts:
-        pid, cgroup = channel.about.get("pid") or 0, channel.birth.get("cgroup", "")
+        pid, cgroup, started = (
+            channel.about.get("pid") or 0,
+            channel.birth.get("cgroup", ""),
+            channel.birth.get("started", 0),
+        )
         if channel.birth.get("ns") == self._here:
-            facts = await asyncio.to_thread(node_facts.node_facts, pid, cgroup)
+            facts = await asyncio.to_thread(node_facts.node_facts, pid, cgroup, started)
             raylet = self._raylets.get(channel.birth.get("raylet", 0))
             if raylet is not None and await _ends(raylet, 0.0):
                 status = _status(raylet, channel.birth.get("raylet", 0))
                 facts["raylet"] = "ended" if status is None else str(status)
             return facts
         for peer in self._peers(channel.birth.get("ns", ""))[:2]:
-            answer = await peer.ask(NODE, NodeBody(pid=pid, cgroup=cgroup), ANSWER_S)
+            answer = await peer.ask(NODE, NodeBody(pid=pid, cgroup=cgroup, started=started), ANSWER_S)
             if not isinstance(answer, NoAnswer):
                 return answer
         return {}
