@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from gateway_under_test import GatewayUnderTest
+from raydebug.gateway.ended import Ended
 from raydebug.jobs.certificate import Evidence, certify
 from raydebug.jobs.deaths import fetch_deaths
 from raydebug.protocol import node_facts
@@ -117,6 +119,36 @@ def test_a_process_of_the_job_says_whom_it_ends(gateway: GatewayUnderTest) -> No
     assert (found["pid"], found["status"], found["kill"]["by"]) == (int(out), 15, parent.pid)
     assert "clean" in found["kill"]["place"]
     assert certify(Evidence(found)).kind == "followed"
+
+
+@pytest.mark.parametrize(
+    ("pid", "ago_s", "is_named"), [(4242, 0.0, True), (4242, 60.0, False), (4243, 0.0, False)]
+)  # fmt: skip
+def test_a_signal_names_the_process_that_it_ended(pid: int, ago_s: float, is_named: bool, monkeypatch: Any) -> None:
+    """A signal long ago, and one to an earlier process with the same id, do not name who ended a process."""
+
+    async def end() -> EndedProcess:
+        known, now = Ended(lambda _: []), time.time()
+        monkeypatch.setattr(time, "time", lambda: now - ago_s)
+        for target in (pid, 4243):
+            known.note_kill(channel_of("parent", 50), {"pid": target, "signal": 9, "place": "/job/t.py:9 clean"})
+        monkeypatch.setattr(time, "time", lambda: now)
+        known.watch(channel_of("another", 4243))
+        known.note(channel_of("it", pid))
+        while not (found := known.of_job("run-1")):
+            await asyncio.sleep(0.01)
+        for task in known._tasks:
+            task.cancel()
+        return found[0]
+
+    assert bool(asyncio.run(end())["kill"]) is is_named
+
+
+def channel_of(instance: str, pid: int) -> Any:
+    """Return what the gateway has of a process."""
+    about = {"pid": pid, "job": "run-1", "instance": instance}
+    words: dict[str, Any] = {"words": {}, "dump": b"", "is_closing": True, "describe": lambda: {"ip": "n"}}
+    return SimpleNamespace(instance=instance, about=about, birth={"ns": "boot pid:[7]", "started": 5}, **words)
 
 
 def test_a_users_faulthandler_stays(gateway: GatewayUnderTest) -> None:

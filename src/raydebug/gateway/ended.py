@@ -27,6 +27,7 @@ from raydebug.protocol.questions import NODE, NodeBody, NodeFacts
 ENDS_WITHIN_S = 1.0  # a process closes its files before it has ended; one that still runs then has lost its gateway
 ANSWER_S = 0.5
 DESCRIBED_AFTER_S = (2.0, 8.0, 50.0)
+KILLED_WITHIN_S = 30.0  # of the signal; a process that lived on for longer has ended for another reason
 MAX_JOBS = 20
 # Linux 6.15 include/uapi/linux/pidfd.h: PIDFD_GET_INFO, struct pidfd_info (64 bytes), PIDFD_INFO_EXIT.
 _GET_INFO, _INFO, _WITH_EXIT, _EXIT_CODE_AT = 0xC040FF0B, 64, 1 << 3, 60
@@ -55,6 +56,7 @@ class Ended:
         for ended in self._by_job.values():
             for one in [one for one in ended if one["instance"] == channel.instance]:
                 ended.remove(one)
+        self._kills.pop(_key(channel), None)  # of an earlier process with this id
         pid, raylet = channel.about.get("pid") or 0, channel.birth.get("raylet", 0)
         if channel.birth.get("ns") != self._here or not self._here:
             return
@@ -72,7 +74,8 @@ class Ended:
 
     def note_kill(self, channel: ControlChannel, kill: Kill) -> None:
         """Note that a process of a job sends a signal to another one."""
-        self._kills[channel.birth.get("ns", ""), kill.get("pid", 0)] = {**kill, "by": channel.about.get("pid") or 0}
+        said: Kill = {**kill, "by": channel.about.get("pid") or 0, "at": time.time()}
+        self._kills[channel.birth.get("ns", ""), kill.get("pid", 0)] = said
         while len(self._kills) > MAX_ENDED:
             del self._kills[next(iter(self._kills))]
 
@@ -103,7 +106,8 @@ class Ended:
             ended["status"] = status
         ended["alone"] = not self._peers(birth.get("ns", ""))
         ended["node"] = {} if status == 0 else await self._node_facts(channel)
-        ended["kill"] = self._kills.pop((birth.get("ns", ""), about.get("pid") or 0), Kill())
+        kill = self._kills.pop(_key(channel), Kill())
+        ended["kill"] = kill if at - kill.get("at", 0.0) < KILLED_WITHIN_S else Kill()
         is_worker = node_facts.RAY_WORKER in str(
             about.get("argv")
         )  # its status is 0 after `sys.exit(3)`: only Ray knows the code
@@ -134,6 +138,10 @@ class Ended:
         if job not in self._by_job and len(self._by_job) >= MAX_JOBS:
             del self._by_job[next(iter(self._by_job))]
         self._by_job.setdefault(job, deque(maxlen=MAX_ENDED)).append(ended)
+
+
+def _key(channel: ControlChannel) -> tuple[str, int]:
+    return channel.birth.get("ns", ""), channel.about.get("pid") or 0
 
 
 async def _describe(channel: ControlChannel) -> None:

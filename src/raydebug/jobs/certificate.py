@@ -37,8 +37,11 @@ _RSS = re.compile(r"anon-rss:(\d+)kB")
 # CPython Modules/faulthandler.c; abseil failure_signal_handler.cc, which Ray installs in its workers.
 _PYTHON = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 _NATIVE = re.compile(r"^.*?@\s+0x[0-9a-f]+\s+.*$", re.MULTILINE)
+# ray 2.41 to 2.60 src/ray/util/logging.cc: with the process id, as children write into the same log.
+_RECEIVED = re.compile(r" (\d+) \d+\] logging\.cc:\d+: \*\*\* (SIG\w+) received")
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen")
 _FATAL = {"Segmentation": "SIGSEGV", "Aborted": "SIGABRT", "Bus": "SIGBUS", "Floating": "SIGFPE", "Illegal": "SIGILL"}
+_DEADLY = ("SIGINT", "SIGQUIT", "SIGABRT", "SIGKILL", "SIGTERM")  # of others, programs have handlers
 _MEANING = {
     "SIGSEGV": "invalid memory access",
     "SIGABRT": "abort: a failed check of native code",
@@ -90,12 +93,12 @@ class Evidence:
         if status is not None:
             number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         elif self.ended.get("is_driver") and (code := self._told_code):
-            number = -code if code < 0 else code - 128 if 128 < code < 160 else 0
+            is_shells = 128 < code < 160 and not self.ended["words"]  # with last words it has chosen that code
+            number = -code if code < 0 else code - 128 if is_shells else 0
         if number or status is not None:
             return _name(number)
-        text = f"{self.ended['fault']}\n{self.log}"
-        named = re.findall(r"\*\*\* (SIG\w+) received", text)
-        named += [name for words, name in _FATAL.items() if f"Fatal Python error: {words}" in text]
+        named = [name for pid, name in _RECEIVED.findall(self.log) if int(pid) == self.ended.get("pid")]
+        named += [name for words, name in _FATAL.items() if f"Fatal Python error: {words}" in self.ended["fault"]]
         return named[0] if named else ""
 
     @property
@@ -189,20 +192,27 @@ def _ray_memory(of: Evidence, _: Certificate) -> Found:
 
 def _kernel_memory(of: Evidence, found: Certificate) -> Found:
     """The kernel, for want of memory: its log names the process, or its counters have grown and SIGKILL fits."""
+    if "status" in of.ended and of.signal != "SIGKILL":
+        return None
     lines = [one for one in of.ended["node"].get("kernel", []) if "Killed process" in one]
     own = [one for one in lines if not one.startswith("other: ")]
     in_group, on_node = (
         of.ended["node"].get(one, 0) > of.ended["birth"].get(one, 0)  # type: ignore[operator]
         for one in ("oom_kills", "node_oom_kills")
     )
-    if not own and not ((in_group or on_node) and (of.is_silent or of.signal == "SIGKILL")):
+    if of.ended["birth"].get(
+        "cgroup"
+    ):  # whose counter has its end in any case; the machine's has other containers', too
+        on_node = False
+    is_killed = of.ended["kill"].get("signal") == signal.SIGKILL
+    if not own and not ((in_group or on_node) and not is_killed and (of.is_silent or of.signal == "SIGKILL")):
         return None
-    line = next(iter(own or lines), "").removeprefix("other: ")  # of a container: its own line has another pid
+    line = (own or lines or [""])[-1].removeprefix("other: ")  # of a container: its own line has another pid
     found.evidence += [line] if line else []
     if not own:
         found.unknown += ["whether it was this process: dmesg of the machine", *of.ended["node"].get("unread", [])]
     kind, memory = "kernel-oom-machine", f"machine: {_gib(of.ended['node'].get('total', 0))} GiB"
-    if in_group or line.startswith("Memory cgroup"):
+    if line.startswith("Memory cgroup") if line else in_group:
         limit = of.ended["node"].get("limit", 0)
         size = (
             f": {_gib(min(of.ended['node'].get('peak', limit), limit))} of {_gib(limit)} GiB"
@@ -288,10 +298,11 @@ def _signalled(of: Evidence, found: Certificate) -> Found:
         found.evidence += [one for one in lines if "Killed process" not in one and not one.startswith("other: ")]
         full = "; ".join(of.ended["node"].get("full", [])) if name == "SIGBUS" else ""
         return name.lower(), f"{name} of its own code", f"{_MEANING[name]}{full and f'; full: {full}'}"
-    if not name and not of.ended["kill"]:
+    sent, by = _name(of.ended["kill"].get("signal", 0)), of.ended["kill"].get("by")
+    if not name and sent not in _DEADLY:
         return None
-    if (by := of.ended["kill"].get("by")) and name in ("", _name(of.ended["kill"].get("signal", 0))):
-        place, name = of.ended["kill"].get("place", ""), _name(of.ended["kill"].get("signal", 0))
+    if by and name in ("", sent):
+        place, name = of.ended["kill"].get("place", ""), sent
         if by in (of.ended.get("ppid"), of.ended.get("child_of")):
             return FOLLOWED, f"its parent pid {by}", f"{name} at {place}"  # programs end their children so
         found.place = place

@@ -39,7 +39,8 @@ class Kill(TypedDict, total=False):
     pid: int
     signal: int
     place: Text  # file:line function
-    by: int  # process id of the sender; the gateway adds it
+    by: int  # process id of the sender; the gateway adds it, and the time in seconds since 1970
+    at: float
 
 
 class EndedProcess(ProcessRecord, Work, total=False):
