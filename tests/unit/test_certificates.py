@@ -197,6 +197,7 @@ UNLIKE: dict[str, tuple[Evidence, str]] = {
         evidence(status=9, birth=IN_GROUP, node={**QUIET, "oom_kills": 1}, kill={"pid": 4242, "signal": 9, "place": "/job/t.py:4 clean", "by": 77}),
         "sigkill",
     ),
+    "a raylet that has told of its end": (evidence(worker=KILLED, alone=True, node={}, row={"state": "ALIVE"}), "sigkill"),
     "a signal that ends nobody": (evidence(worker=KILLED, kill={"pid": 4242, "signal": 10, "place": "/job/t.py:4 ask", "by": 77}), "sigkill"),
     "a child that crashed": (evidence(worker=KILLED, log=f"{SAID_BY_CHILD}Fatal Python error: Segmentation fault\nstep 100\n"), "sigkill"),
     "a crash of its own": (evidence(worker=KILLED, log=SAID_BY_CHILD.replace("25550", "4242")), "sigsegv"),

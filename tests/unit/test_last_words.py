@@ -144,6 +144,27 @@ def test_a_signal_names_the_process_that_it_ended(pid: int, ago_s: float, is_nam
     assert bool(asyncio.run(end())["kill"]) is is_named
 
 
+def test_a_process_that_is_back() -> None:
+    """A process that connects again has not ended; who has seen all ends is told."""
+
+    async def end() -> tuple[list[EndedProcess], list[EndedProcess]]:
+        known = Ended(lambda _: [])
+        for instance in ("it", "another"):
+            known.note(channel_of(instance, 4242))
+        while len(known.of_job("run-1")) < 2:
+            await asyncio.sleep(0.01)
+        last = max(one["number"] for one in known.of_job("run-1"))
+        before = known.of_job("run-1", last)
+        known.watch(channel_of("it", 4242))
+        for task in known._tasks:
+            task.cancel()
+        return before, known.of_job("run-1", last)
+
+    before, after = asyncio.run(end())
+    assert before == []
+    assert [(one["instance"], one["is_back"]) for one in after] == [("it", True)]
+
+
 def channel_of(instance: str, pid: int) -> Any:
     """Return what the gateway has of a process."""
     about = {"pid": pid, "job": "run-1", "instance": instance}

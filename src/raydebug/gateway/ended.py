@@ -39,23 +39,24 @@ class Ended:
     def __init__(self, peers: Callable[[str], Sequence[ControlChannel]]) -> None:
         self._peers = peers  # the channels of the processes in a namespace
         self._by_job: dict[str, deque[EndedProcess]] = {}
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(int(time.time()))  # higher than those of a gateway before
         self._here = node_facts.namespace()
         self._handles: dict[ControlChannel, int] = {}
         self._raylets: dict[int, int] = {}  # pidfds, by process id
         self._kills: dict[tuple[str, int], Kill] = {}  # the last one of each process
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def of_job(self, job: str) -> list[EndedProcess]:
-        """Return the ended processes of a job, in the order of their ends."""
-        return sorted(self._by_job.get(job, ()), key=lambda one: one["at"])
+    def of_job(self, job: str, after: int = 0) -> list[EndedProcess]:
+        """Return the ended processes of a job with a higher number, in the order of their ends; all that are back."""
+        found = [one for one in self._by_job.get(job, ()) if one["number"] > after or one.get("is_back")]
+        return sorted(found, key=lambda one: one["at"])
 
     def watch(self, channel: ControlChannel) -> None:
-        """Hold a process of this machine, and its raylet; forget the end of one that had only lost its connection."""
+        """Hold a process of this machine, and its raylet; note that one is back that had only lost its connection."""
         self._keep_task(_describe(channel))
-        for ended in self._by_job.values():
-            for one in [one for one in ended if one["instance"] == channel.instance]:
-                ended.remove(one)
+        for one in itertools.chain.from_iterable(self._by_job.values()):
+            if one["instance"] == channel.instance:
+                one["is_back"] = True
         self._kills.pop(_key(channel), None)  # of an earlier process with this id
         pid, raylet = channel.about.get("pid") or 0, channel.birth.get("raylet", 0)
         if channel.birth.get("ns") != self._here or not self._here:
@@ -99,13 +100,13 @@ class Ended:
             finally:
                 os.close(handle)
         about, birth = channel.about, channel.birth
-        ended = cast(EndedProcess, {**about, "number": next(self._numbers), "at": at, "birth": birth})
+        ended = cast(EndedProcess, {**about, "at": at, "birth": birth})
         ended["instance"], ended["ip"] = channel.instance, channel.describe()["ip"]
         ended["words"], ended["fault"] = channel.words, channel.dump.decode(errors="replace")
         if status is not None:
             ended["status"] = status
-        ended["alone"] = not self._peers(birth.get("ns", ""))
         ended["node"] = {} if status == 0 else await self._node_facts(channel)
+        ended["alone"] = not self._peers(birth.get("ns", ""))  # of a node that is lost, all have ended by now
         kill = self._kills.pop(_key(channel), Kill())
         ended["kill"] = kill if at - kill.get("at", 0.0) < KILLED_WITHIN_S else Kill()
         is_worker = node_facts.RAY_WORKER in str(
@@ -137,6 +138,7 @@ class Ended:
         job = ended.get("job") or ""
         if job not in self._by_job and len(self._by_job) >= MAX_JOBS:
             del self._by_job[next(iter(self._by_job))]
+        ended["number"] = next(self._numbers)  # not before: who asks for higher numbers misses none
         self._by_job.setdefault(job, deque(maxlen=MAX_ENDED)).append(ended)
 
 

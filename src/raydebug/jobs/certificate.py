@@ -15,12 +15,16 @@ from typing import Any, TypeAlias, cast
 
 from raydebug.protocol.death import EndedProcess
 from raydebug.protocol.messages import EXIT, OS_EXIT
+from raydebug.protocol.node_facts import RAY_WORKER
 from raydebug.protocol.secrets import scrubbed, scrubbed_texts
 
 UNSETTLED_S = 1.5  # so long after an end Ray may still have to learn of it
+AWAY_S = 35.0  # so long after its connection was lost a process may dial again: 1, 2, 4, 8 and 16 s
 MAX_STACK, MAX_NATIVE = 30, 6  # frames
 WANTED, FOLLOWED = "wanted", "followed"
 """Kinds of ends that are no failure: its own exit, no more use for it; and the end of who needed it."""
+BACK = "back"
+"""Kind of what was taken for an end: the process had lost its connection."""
 Found: TypeAlias = tuple[str, str, str] | None
 """Kind, who ended it, and how; None where a rule does not explain the end."""
 
@@ -118,8 +122,23 @@ class Evidence:
     @property
     def is_settled(self) -> bool:
         """Whether Ray has said what it knows of the end, or has had the time for it."""
-        knows = bool(self.worker.get("exit_type")) if self.ended.get("worker_id") else "status" in self.ended
-        return knows or self.age_s >= UNSETTLED_S or "raylet" in self.ended["node"]
+        is_rays = self.ended.get("worker_id") or RAY_WORKER in str(self.ended.get("argv"))
+        knows = bool(self.worker.get("exit_type")) if is_rays else "status" in self.ended
+        # Its raylet would know of the end by now; but that of a lost node tells nobody.
+        lives = self.worker.get("is_alive") and self.node.get("state") != "DEAD" and not self.ended.get("alone")
+        limit_s = AWAY_S if lives and self.is_silent else UNSETTLED_S
+        return knows or self.age_s >= limit_s or "raylet" in self.ended["node"]
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the job or Ray had no more use for it, or its program came to its end."""
+        kind, status, words = self.worker.get("exit_type"), self.ended.get("status"), self.ended["words"]
+        told = self.told
+        ray_ended_it = kind == "INTENDED_SYSTEM_EXIT" and not _KILLED.search(told) and not _OWNER.search(told)
+        out_of_scope = str(kind).startswith("INTENDED") and _SCOPE.search(told)
+        came_to_end = words.get("how") == EXIT and not words.get("error") and not self.code and not status
+        is_over = self.job.get("status") in ("SUCCEEDED", "STOPPED") and not self.ended.get("is_driver")
+        return bool(ray_ended_it or out_of_scope or came_to_end or is_over)
 
 
 @dataclass
@@ -145,6 +164,8 @@ class Certificate:
     @property
     def text(self) -> str:
         """The certificate in one sentence."""
+        if self.kind == BACK:
+            return scrubbed(f"{self.who} pid {self.pid} has not ended: it is connected again")
         told = [self.how, f"at {self.place}" if self.place else self.phase and f"in {self.phase}"]
         told += [f"step {self.step}"] if self.step is not None else []
         told += [f"after {self.after}"] if self.after else []
@@ -225,15 +246,8 @@ def _kernel_memory(of: Evidence, found: Certificate) -> Found:
 
 
 def _wanted(of: Evidence, _: Certificate) -> Found:
-    """The job or Ray had no more use for it, or its program came to its end: no failure."""
-    kind, status = of.worker.get("exit_type"), of.ended.get("status")
-    ray_ended_it = kind == "INTENDED_SYSTEM_EXIT" and not _KILLED.search(of.told) and not _OWNER.search(of.told)
-    out_of_scope = str(kind).startswith("INTENDED") and _SCOPE.search(of.told)
-    came_to_end = (
-        of.ended["words"].get("how") == EXIT and not of.ended["words"].get("error") and not of.code and not status
-    )
-    is_over = of.job.get("status") in ("SUCCEEDED", "STOPPED") and not of.ended.get("is_driver")
-    return (WANTED, "", "") if ray_ended_it or out_of_scope or came_to_end or is_over else None
+    """No failure."""
+    return (WANTED, "", "") if of.is_wanted else None
 
 
 def _node_ended(of: Evidence, found: Certificate) -> Found:
@@ -255,7 +269,7 @@ def _node_ended(of: Evidence, found: Certificate) -> Found:
             return "node-stopped", "the end of its node", "asked by SIGTERM: `ray stop`, a container or a scheduler"
         found.unknown.append("why: the machine's or the scheduler's log")
         return "node-lost", "the loss of its node", message
-    if of.ended.get("alone") and of.is_silent:
+    if of.ended.get("alone") and of.is_silent and not of.worker.get("exit_type"):  # which its raylet has said
         found.unknown.append("whether the node is gone: Ray knows after its health checks; the machine's log")
         return "node-lost", "the loss of its node", "no process of the job is left there, and none said why"
     return None
