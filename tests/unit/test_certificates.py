@@ -183,6 +183,37 @@ def test_who_ended_a_process(name: str) -> None:
     assert json.loads(json.dumps(found.as_json()))["text"] == text
 
 
+MACHINE_LINE = CGROUP_LINE.replace("Memory cgroup out", "Out")
+IN_GROUP = {**BIRTH, "cgroup": "/sys/fs/cgroup"}
+SAID_BY_CHILD = "[2026-11-26 06:28:17,914 E 25550 4242] logging.cc:474: *** SIGSEGV received at time=1 on cpu 0 ***\n"
+UNLIKE: dict[str, tuple[Evidence, str]] = {
+    "the kernel's line of another process with this id": (evidence(status=15, node={**QUIET, "kernel": [CGROUP_LINE]}), "sigterm"),
+    "memory of the machine, which the cgroup counts, too": (
+        evidence(status=9, birth=IN_GROUP, node={**QUIET, "oom_kills": 1, "node_oom_kills": 1, "kernel": [MACHINE_LINE]}),
+        "kernel-oom-machine",
+    ),
+    "memory of another container": (evidence(status=9, birth=IN_GROUP, node={**QUIET, "node_oom_kills": 1}), "sigkill"),
+    "memory of a tool, hours ago": (
+        evidence(status=9, birth=IN_GROUP, node={**QUIET, "oom_kills": 1}, kill={"pid": 4242, "signal": 9, "place": "/job/t.py:4 clean", "by": 77}),
+        "sigkill",
+    ),
+    "a raylet that has told of its end": (evidence(worker=KILLED, alone=True, node={}, row={"state": "ALIVE"}), "sigkill"),
+    "a signal that ends nobody": (evidence(worker=KILLED, kill={"pid": 4242, "signal": 10, "place": "/job/t.py:4 ask", "by": 77}), "sigkill"),
+    "a child that crashed": (evidence(worker=KILLED, log=f"{SAID_BY_CHILD}Fatal Python error: Segmentation fault\nstep 100\n"), "sigkill"),
+    "a crash of its own": (evidence(worker=KILLED, log=SAID_BY_CHILD.replace("25550", "4242")), "sigsegv"),
+    "sys.exit(130)": (evidence(is_driver=True, words={"how": "exit"}, job={"driver_exit_code": 130}), "exit-code"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_evidence_of_something_else(name: str) -> None:
+    """What looks like the reason of an end, and is of another process, time or place, is not taken for it."""
+    given, kind = UNLIKE[name]
+    found = certify(given)
+    assert found.kind == kind
+    assert ("pid 77 of the job" in found.text) is (name == "memory of a tool, hours ago")
+
+
 def test_no_failures() -> None:
     """An end that was wanted, or that follows from another one, is no failure."""
     over = {"exit_type": "INTENDED_SYSTEM_EXIT", "exit_detail": "Worker exits because the job has finished"}

@@ -19,18 +19,22 @@ class Rows:
 
     def __init__(self, **rows: Any) -> None:
         self.rows = rows
+        self.asked: list[str] = []
 
     def job(self, _job: str) -> Any:
+        self.asked.append("job")
         return {"job_id": "01000000", "status": "RUNNING"}
 
-    def row_of(self, table: str, *_filters: object) -> Any:
+    def row_of(self, table: str, *_filters: object, fits: Any = bool) -> Any:
+        self.asked.append(table)
         if self.rows.get(table) == "fails":
             raise RaydebugError("no answer", cause="it is gone", fix="wait", code="x.y")
-        return self.rows.get(table)
+        row = self.rows.get(table)
+        return row if row and fits(row) else None
 
     def log_end(self, _node: str, name: str, _lines: int) -> str:
         assert name.startswith("worker-w1-01000000-")
-        return "*** SIGSEGV received at time=1 on cpu 0 ***\n"
+        return "[2026-11-26 06:28:17,886 E 7 7] logging.cc:474: *** SIGSEGV received at time=1 on cpu 0 ***\n"
 
 
 @pytest.fixture
@@ -39,7 +43,11 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Any:
     one = {"number": 1, "at": time.time(), "pid": 7, "ip": "n", "worker_id": "w1", "birth": FACTS, "node": FACTS}
     one |= {"words": {}, "fault": "", "kill": {}}
     ended = [one]
-    monkeypatch.setattr(deaths, "fetch_deaths", lambda _cluster, _job: [dict(each) for each in ended])
+    monkeypatch.setattr(
+        deaths,
+        "fetch_deaths",
+        lambda _cluster, _job, after: [dict(each) for each in ended if each["number"] > after or each.get("is_back")],
+    )
     watch = DeathWatch(None, "j", lambda _pid: (3 * 2**30, "training", 12))  # type: ignore[arg-type]
     return watch, ended
 
@@ -68,10 +76,57 @@ def test_an_end_is_certified_without_ray_too(watched: Any) -> None:
     assert [one.after for one in watch.take(Rows(workers={"exit_type": None}), last=True)] == ["a process"]
 
 
+@pytest.mark.parametrize(
+    ("ended", "node", "is_certified"),
+    [({}, "ALIVE", False), ({"status": 9}, "ALIVE", True), ({"words": {"how": "exit"}}, "ALIVE", True),
+     ({"alone": True}, "ALIVE", True), ({}, "DEAD", True), ({"at": 40}, "ALIVE", True)],
+)  # fmt: skip
+def test_a_process_that_lives_is_not_certified(watched: Any, ended: Any, node: str, is_certified: bool) -> None:
+    """While Ray says that a silent process lives, and other processes of its node answer, it may connect again."""
+    watch, (one,) = watched
+    one |= {**ended, "at": time.time() - ended.get("at", 3)}
+    watch.take(Rows(workers={"is_alive": True, "exit_type": None}, nodes={"state": node}))
+    assert (one["number"] in watch._judged) is is_certified
+
+
+def test_a_certificate_is_withdrawn(watched: Any) -> None:
+    """A process that connects again has not ended, and the record of the run has no certificate of it."""
+    watch, ended = watched
+    ended[0]["at"] -= 3
+    assert len(watch.take(Rows())) == len(watch.certificates) == 1
+    ended[0]["is_back"] = True
+    assert [one.text for one in watch.take(Rows())] == ["a process pid 7 has not ended: it is connected again"]
+    assert watch.take(Rows()) == []
+    assert watch.certificates == {}
+
+
+@pytest.mark.parametrize(("end_time_ms", "kind"), [(1000, "sigkill"), (0, "sigkill"), (None, "ray-oom")])
+def test_a_row_of_another_process_with_its_id(watched: Any, end_time_ms: int | None, kind: str) -> None:
+    """A process whose id in Ray is not known has the row of a worker with its process id that ended when it did."""
+    watch, ended = watched
+    ended[0] |= {"worker_id": None, "status": 9}
+    row = {"exit_type": "NODE_OUT_OF_MEMORY", "node_id": "n", "worker_id": "w1"}
+    row["end_time_ms"] = int(ended[0]["at"] * 1000) if end_time_ms is None else end_time_ms  # type: ignore[assignment]
+    assert [one.kind for one in watch.take(Rows(workers=row))] == [kind]
+
+
+def test_ordinary_ends_cost_one_request(watched: Any) -> None:
+    """Of a worker that Ray had no more use for, only its row is asked for, and ends that are judged are not listed."""
+    watch, ended = watched
+    ended[:] = [{**ended[0], "number": number, "status": 0} for number in range(5, 15)]
+    rows = Rows(workers={"exit_type": "INTENDED_SYSTEM_EXIT", "exit_detail": "Worker exits because it is idle"})
+    assert watch.take(rows) == []
+    assert rows.asked == ["job", *["workers"] * 10]
+    assert watch._after == 14
+    ended.append({**ended[0], "number": 15, "at": time.time()})
+    assert watch.take(Rows(workers={"exit_type": None})) == []
+    assert watch._after == 14
+
+
 def test_a_gateway_of_an_earlier_version_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without /deaths there are no certificates."""
 
-    def refuse(_cluster: Any, _job: str) -> Any:
+    def refuse(_cluster: Any, _job: str, _after: int) -> Any:
         raise RaydebugError("not found", cause="no such page", fix="none", code="x.y")
 
     monkeypatch.setattr(deaths, "fetch_deaths", refuse)

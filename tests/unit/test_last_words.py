@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gateway_under_test import GatewayUnderTest
+from raydebug.gateway.ended import Ended
 from raydebug.jobs.certificate import Evidence, certify
 from raydebug.jobs.deaths import fetch_deaths
 from raydebug.protocol import node_facts
@@ -117,6 +121,57 @@ def test_a_process_of_the_job_says_whom_it_ends(gateway: GatewayUnderTest) -> No
     assert certify(Evidence(found)).kind == "followed"
 
 
+@pytest.mark.parametrize(
+    ("pid", "ago_s", "is_named"), [(4242, 0.0, True), (4242, 60.0, False), (4243, 0.0, False)]
+)  # fmt: skip
+def test_a_signal_names_the_process_that_it_ended(pid: int, ago_s: float, is_named: bool, monkeypatch: Any) -> None:
+    """A signal long ago, and one to an earlier process with the same id, do not name who ended a process."""
+
+    async def end() -> EndedProcess:
+        known, now = Ended(lambda _: []), time.time()
+        monkeypatch.setattr(time, "time", lambda: now - ago_s)
+        for target in (pid, 4243):
+            known.note_kill(channel_of("parent", 50), {"pid": target, "signal": 9, "place": "/job/t.py:9 clean"})
+        monkeypatch.setattr(time, "time", lambda: now)
+        known.watch(channel_of("another", 4243))
+        known.note(channel_of("it", pid))
+        while not (found := known.of_job("run-1")):
+            await asyncio.sleep(0.01)
+        for task in known._tasks:
+            task.cancel()
+        return found[0]
+
+    assert bool(asyncio.run(end())["kill"]) is is_named
+
+
+def test_a_process_that_is_back() -> None:
+    """A process that connects again has not ended; who has seen all ends is told."""
+
+    async def end() -> tuple[list[EndedProcess], list[EndedProcess]]:
+        known = Ended(lambda _: [])
+        for instance in ("it", "another"):
+            known.note(channel_of(instance, 4242))
+        while len(known.of_job("run-1")) < 2:
+            await asyncio.sleep(0.01)
+        last = max(one["number"] for one in known.of_job("run-1"))
+        before = known.of_job("run-1", last)
+        known.watch(channel_of("it", 4242))
+        for task in known._tasks:
+            task.cancel()
+        return before, known.of_job("run-1", last)
+
+    before, after = asyncio.run(end())
+    assert before == []
+    assert [(one["instance"], one["is_back"]) for one in after] == [("it", True)]
+
+
+def channel_of(instance: str, pid: int) -> Any:
+    """Return what the gateway has of a process."""
+    about = {"pid": pid, "job": "run-1", "instance": instance}
+    words: dict[str, Any] = {"words": {}, "dump": b"", "is_closing": True, "describe": lambda: {"ip": "n"}}
+    return SimpleNamespace(instance=instance, about=about, birth={"ns": "boot pid:[7]", "started": 5}, **words)
+
+
 def test_a_users_faulthandler_stays(gateway: GatewayUnderTest) -> None:
     """Where the program has faulthandler on, its text goes where the program wants it."""
     program = "import faulthandler\nfaulthandler.enable()\n" + OPEN + "ctypes.string_at(8)"
@@ -157,16 +212,36 @@ def test_a_pid_of_another_namespace_is_asked_of_a_peer(gateway: GatewayUnderTest
 
 
 def test_lines_of_the_kernels_log() -> None:
-    """Lines about the process count, and ends by memory a short while ago; nothing else."""
+    """Lines about the process since its start count, and ends by memory a short while ago; nothing else."""
     log = "\n".join([
         "6,1,1000000,-;eth0: link up",
+        "3,5,1500000,-;Out of memory: Killed process 77 (firefox) total-vm:9kB",
         "3,2,2000000,-;Memory cgroup out of memory: Killed process 41 (old) total-vm:9kB",
         "6,3,95000000,-;python[77]: segfault at 8 ip 00007f sp 00007f error 4 in libc.so.6",
         "3,4,99000000,-;Out of memory: Killed process 5000 (ray::W) total-vm:9kB, anon-rss:8kB",
         " SUBSYSTEM=x",
     ])  # fmt: skip
-    found = node_facts.kernel_lines(log, 77, 100.0)
+    found = node_facts.kernel_lines(log, 77, 100.0, 50.0)
     assert [one[:20] for one in found] == ["python[77]: segfault", "other: Out of memory"]
+
+
+def test_full_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working folder that was removed is left out; a file system that does not answer is waited for by one thread."""
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    plain, waits, asked = os.statvfs("/"), threading.Event(), []
+    small = SimpleNamespace(f_blocks=2**20, f_bavail=0, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda folder: small if folder == "/tmp" else plain)  # noqa: S108
+    assert node_facts.full_file_systems() == ["/tmp (4.0 GiB)"]
+
+    def dead(folder: str) -> object:
+        asked.append(folder)
+        return waits.wait(20) and plain
+
+    monkeypatch.setattr(os, "statvfs", dead)
+    assert [node_facts.full_file_systems() for _ in range(2)] == [[], []]
+    assert asked == ["/tmp"]  # noqa: S108
+    waits.set()
 
 
 GROUPS = [Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")]  # of version 1 and 2

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -185,6 +187,17 @@ def test_read_keeps_what_the_table_names():
     with pytest.raises(BadRecord, match=r"^'function' of the record is not a text of at most 1024 bytes$"):
         records.read({"function": "é" * 513}, records.PauseRecord)
     assert records.read({"function": "é" * 512}, records.PauseRecord)
+
+
+def test_a_fork_of_the_driver_is_not_the_driver(monkeypatch):
+    """A child of the driver has a copy of Ray's mode, and is not a driver."""
+    worker = SimpleNamespace(connected=True, mode=0, node_ip_address="n")
+    monkeypatch.setitem(sys.modules, "ray._private.worker", SimpleNamespace(global_worker=worker, SCRIPT_MODE=0))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get_runtime_context=SimpleNamespace))
+    monkeypatch.setattr(worker_records, "_ray_pid", os.getpid())
+    assert worker_records.describe_process()["is_driver"] is True
+    monkeypatch.setattr(worker_records, "_ray_pid", os.getppid())
+    assert worker_records.describe_process()["is_driver"] is False
 
 
 @pytest.mark.parametrize("kind", [records.PauseRecord, records.WorkRecord])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 from urllib.parse import urlsplit
 
@@ -206,9 +206,11 @@ class Dashboard:
         rows: list[dict[str, Any]] = [row for row in found["result"] if isinstance(row, dict)]
         return rows, len(rows) >= MOST_TASKS or int(found.get("total") or 0) > len(rows)
 
-    def row_of(self, table: str, *filters: tuple[str, str, str]) -> Mapping[str, Any] | None:
+    def row_of(
+        self, table: str, *filters: tuple[str, str, str], fits: Callable[[Mapping[str, Any]], bool] = bool
+    ) -> Mapping[str, Any] | None:
         """Return the last row of a table of Ray's state API that fits all filters; None if there is none."""
-        rows = self._rows(table, *filters, timeout=ROW_TIMEOUT_S)
+        rows = [one for one in self._rows(table, *filters, timeout=ROW_TIMEOUT_S) if fits(one)]
         return rows[-1] if rows else None
 
     def log_end(self, node_id: str, name: str, lines: int) -> str:

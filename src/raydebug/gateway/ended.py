@@ -27,8 +27,8 @@ from raydebug.protocol.questions import NODE, NodeBody, NodeFacts
 ENDS_WITHIN_S = 1.0  # a process closes its files before it has ended; one that still runs then has lost its gateway
 ANSWER_S = 0.5
 DESCRIBED_AFTER_S = (2.0, 8.0, 50.0)
+KILLED_WITHIN_S = 30.0  # of the signal; a process that lived on for longer has ended for another reason
 MAX_JOBS = 20
-RAY_WORKER = "/default_worker.py"
 # Linux 6.15 include/uapi/linux/pidfd.h: PIDFD_GET_INFO, struct pidfd_info (64 bytes), PIDFD_INFO_EXIT.
 _GET_INFO, _INFO, _WITH_EXIT, _EXIT_CODE_AT = 0xC040FF0B, 64, 1 << 3, 60
 
@@ -39,23 +39,25 @@ class Ended:
     def __init__(self, peers: Callable[[str], Sequence[ControlChannel]]) -> None:
         self._peers = peers  # the channels of the processes in a namespace
         self._by_job: dict[str, deque[EndedProcess]] = {}
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(int(time.time()))  # higher than those of a gateway before
         self._here = node_facts.namespace()
         self._handles: dict[ControlChannel, int] = {}
         self._raylets: dict[int, int] = {}  # pidfds, by process id
         self._kills: dict[tuple[str, int], Kill] = {}  # the last one of each process
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def of_job(self, job: str) -> list[EndedProcess]:
-        """Return the ended processes of a job, in the order of their ends."""
-        return sorted(self._by_job.get(job, ()), key=lambda one: one["at"])
+    def of_job(self, job: str, after: int = 0) -> list[EndedProcess]:
+        """Return the ended processes of a job with a higher number, in the order of their ends; all that are back."""
+        found = [one for one in self._by_job.get(job, ()) if one["number"] > after or one.get("is_back")]
+        return sorted(found, key=lambda one: one["at"])
 
     def watch(self, channel: ControlChannel) -> None:
-        """Hold a process of this machine, and its raylet; forget the end of one that had only lost its connection."""
+        """Hold a process of this machine, and its raylet; note that one is back that had only lost its connection."""
         self._keep_task(_describe(channel))
-        for ended in self._by_job.values():
-            for one in [one for one in ended if one["instance"] == channel.instance]:
-                ended.remove(one)
+        for one in itertools.chain.from_iterable(self._by_job.values()):
+            if one["instance"] == channel.instance:
+                one["is_back"] = True
+        self._kills.pop(_key(channel), None)  # of an earlier process with this id
         pid, raylet = channel.about.get("pid") or 0, channel.birth.get("raylet", 0)
         if channel.birth.get("ns") != self._here or not self._here:
             return
@@ -73,7 +75,8 @@ class Ended:
 
     def note_kill(self, channel: ControlChannel, kill: Kill) -> None:
         """Note that a process of a job sends a signal to another one."""
-        self._kills[channel.birth.get("ns", ""), kill.get("pid", 0)] = {**kill, "by": channel.about.get("pid") or 0}
+        said: Kill = {**kill, "by": channel.about.get("pid") or 0, "at": time.time()}
+        self._kills[channel.birth.get("ns", ""), kill.get("pid", 0)] = said
         while len(self._kills) > MAX_ENDED:
             del self._kills[next(iter(self._kills))]
 
@@ -97,29 +100,36 @@ class Ended:
             finally:
                 os.close(handle)
         about, birth = channel.about, channel.birth
-        ended = cast(EndedProcess, {**about, "number": next(self._numbers), "at": at, "birth": birth})
+        ended = cast(EndedProcess, {**about, "at": at, "birth": birth})
         ended["instance"], ended["ip"] = channel.instance, channel.describe()["ip"]
         ended["words"], ended["fault"] = channel.words, channel.dump.decode(errors="replace")
         if status is not None:
             ended["status"] = status
-        ended["alone"] = not self._peers(birth.get("ns", ""))
         ended["node"] = {} if status == 0 else await self._node_facts(channel)
-        ended["kill"] = self._kills.pop((birth.get("ns", ""), about.get("pid") or 0), Kill())
-        is_worker = RAY_WORKER in str(about.get("argv"))  # its status is 0 after `sys.exit(3)`: only Ray knows the code
+        ended["alone"] = not self._peers(birth.get("ns", ""))  # of a node that is lost, all have ended by now
+        kill = self._kills.pop(_key(channel), Kill())
+        ended["kill"] = kill if at - kill.get("at", 0.0) < KILLED_WITHIN_S else Kill()
+        is_worker = node_facts.RAY_WORKER in str(
+            about.get("argv")
+        )  # its status is 0 after `sys.exit(3)`: only Ray knows the code
         if status != 0 or is_worker or not channel.words:
             self._keep(ended)
 
     async def _node_facts(self, channel: ControlChannel) -> NodeFacts:
-        pid, cgroup = channel.about.get("pid") or 0, channel.birth.get("cgroup", "")
+        pid, cgroup, started = (
+            channel.about.get("pid") or 0,
+            channel.birth.get("cgroup", ""),
+            channel.birth.get("started", 0),
+        )
         if channel.birth.get("ns") == self._here:
-            facts = await asyncio.to_thread(node_facts.node_facts, pid, cgroup)
+            facts = await asyncio.to_thread(node_facts.node_facts, pid, cgroup, started)
             raylet = self._raylets.get(channel.birth.get("raylet", 0))
             if raylet is not None and await _ends(raylet, 0.0):
                 status = _status(raylet, channel.birth.get("raylet", 0))
                 facts["raylet"] = "ended" if status is None else str(status)
             return facts
         for peer in self._peers(channel.birth.get("ns", ""))[:2]:
-            answer = await peer.ask(NODE, NodeBody(pid=pid, cgroup=cgroup), ANSWER_S)
+            answer = await peer.ask(NODE, NodeBody(pid=pid, cgroup=cgroup, started=started), ANSWER_S)
             if not isinstance(answer, NoAnswer):
                 return answer
         return {}
@@ -128,7 +138,12 @@ class Ended:
         job = ended.get("job") or ""
         if job not in self._by_job and len(self._by_job) >= MAX_JOBS:
             del self._by_job[next(iter(self._by_job))]
+        ended["number"] = next(self._numbers)  # not before: who asks for higher numbers misses none
         self._by_job.setdefault(job, deque(maxlen=MAX_ENDED)).append(ended)
+
+
+def _key(channel: ControlChannel) -> tuple[str, int]:
+    return channel.birth.get("ns", ""), channel.about.get("pid") or 0
 
 
 async def _describe(channel: ControlChannel) -> None:

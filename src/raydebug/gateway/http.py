@@ -178,8 +178,8 @@ class HttpApi:
                     file = self._snapshots.file_of(job, snapshot_id)
                     if file is not None:
                         return 200, {"version": 1, "data": base64.b64encode(file).decode("ascii")}
-                case ("GET", "deaths", job):
-                    return 200, {"version": 1, "deaths": self._control.ended.of_job(job)}
+                case ("GET", "deaths", job, after) if after.isdecimal():
+                    return 200, {"version": 1, "deaths": self._control.ended.of_job(job, int(after))}
                 case ("POST", "snapshots"):
                     pause_id = records.read(_document(sent), SnapshotRequestBody, "the question")["pause"]
                     saved = await self._snapshots.save_pause(pause_id, board, self._control)

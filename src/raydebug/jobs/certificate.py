@@ -15,12 +15,16 @@ from typing import Any, TypeAlias, cast
 
 from raydebug.protocol.death import EndedProcess
 from raydebug.protocol.messages import EXIT, OS_EXIT
+from raydebug.protocol.node_facts import RAY_WORKER
 from raydebug.protocol.secrets import scrubbed, scrubbed_texts
 
 UNSETTLED_S = 1.5  # so long after an end Ray may still have to learn of it
+AWAY_S = 35.0  # so long after its connection was lost a process may dial again: 1, 2, 4, 8 and 16 s
 MAX_STACK, MAX_NATIVE = 30, 6  # frames
 WANTED, FOLLOWED = "wanted", "followed"
 """Kinds of ends that are no failure: its own exit, no more use for it; and the end of who needed it."""
+BACK = "back"
+"""Kind of what was taken for an end: the process had lost its connection."""
 Found: TypeAlias = tuple[str, str, str] | None
 """Kind, who ended it, and how; None where a rule does not explain the end."""
 
@@ -37,8 +41,11 @@ _RSS = re.compile(r"anon-rss:(\d+)kB")
 # CPython Modules/faulthandler.c; abseil failure_signal_handler.cc, which Ray installs in its workers.
 _PYTHON = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 _NATIVE = re.compile(r"^.*?@\s+0x[0-9a-f]+\s+.*$", re.MULTILINE)
+# ray 2.41 to 2.60 src/ray/util/logging.cc: with the process id, as children write into the same log.
+_RECEIVED = re.compile(r" (\d+) \d+\] logging\.cc:\d+: \*\*\* (SIG\w+) received")
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3\.\d+/|^<frozen")
 _FATAL = {"Segmentation": "SIGSEGV", "Aborted": "SIGABRT", "Bus": "SIGBUS", "Floating": "SIGFPE", "Illegal": "SIGILL"}
+_DEADLY = ("SIGINT", "SIGQUIT", "SIGABRT", "SIGKILL", "SIGTERM")  # of others, programs have handlers
 _MEANING = {
     "SIGSEGV": "invalid memory access",
     "SIGABRT": "abort: a failed check of native code",
@@ -90,12 +97,12 @@ class Evidence:
         if status is not None:
             number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         elif self.ended.get("is_driver") and (code := self._told_code):
-            number = -code if code < 0 else code - 128 if 128 < code < 160 else 0
+            is_shells = 128 < code < 160 and not self.ended["words"]  # with last words it has chosen that code
+            number = -code if code < 0 else code - 128 if is_shells else 0
         if number or status is not None:
             return _name(number)
-        text = f"{self.ended['fault']}\n{self.log}"
-        named = re.findall(r"\*\*\* (SIG\w+) received", text)
-        named += [name for words, name in _FATAL.items() if f"Fatal Python error: {words}" in text]
+        named = [name for pid, name in _RECEIVED.findall(self.log) if int(pid) == self.ended.get("pid")]
+        named += [name for words, name in _FATAL.items() if f"Fatal Python error: {words}" in self.ended["fault"]]
         return named[0] if named else ""
 
     @property
@@ -115,8 +122,23 @@ class Evidence:
     @property
     def is_settled(self) -> bool:
         """Whether Ray has said what it knows of the end, or has had the time for it."""
-        knows = bool(self.worker.get("exit_type")) if self.ended.get("worker_id") else "status" in self.ended
-        return knows or self.age_s >= UNSETTLED_S or "raylet" in self.ended["node"]
+        is_rays = self.ended.get("worker_id") or RAY_WORKER in str(self.ended.get("argv"))
+        knows = bool(self.worker.get("exit_type")) if is_rays else "status" in self.ended
+        # Its raylet would know of the end by now; but that of a lost node tells nobody.
+        lives = self.worker.get("is_alive") and self.node.get("state") != "DEAD" and not self.ended.get("alone")
+        limit_s = AWAY_S if lives and self.is_silent else UNSETTLED_S
+        return knows or self.age_s >= limit_s or "raylet" in self.ended["node"]
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the job or Ray had no more use for it, or its program came to its end."""
+        kind, status, words = self.worker.get("exit_type"), self.ended.get("status"), self.ended["words"]
+        told = self.told
+        ray_ended_it = kind == "INTENDED_SYSTEM_EXIT" and not _KILLED.search(told) and not _OWNER.search(told)
+        out_of_scope = str(kind).startswith("INTENDED") and _SCOPE.search(told)
+        came_to_end = words.get("how") == EXIT and not words.get("error") and not self.code and not status
+        is_over = self.job.get("status") in ("SUCCEEDED", "STOPPED") and not self.ended.get("is_driver")
+        return bool(ray_ended_it or out_of_scope or came_to_end or is_over)
 
 
 @dataclass
@@ -142,6 +164,8 @@ class Certificate:
     @property
     def text(self) -> str:
         """The certificate in one sentence."""
+        if self.kind == BACK:
+            return scrubbed(f"{self.who} pid {self.pid} has not ended: it is connected again")
         told = [self.how, f"at {self.place}" if self.place else self.phase and f"in {self.phase}"]
         told += [f"step {self.step}"] if self.step is not None else []
         told += [f"after {self.after}"] if self.after else []
@@ -189,20 +213,27 @@ def _ray_memory(of: Evidence, _: Certificate) -> Found:
 
 def _kernel_memory(of: Evidence, found: Certificate) -> Found:
     """The kernel, for want of memory: its log names the process, or its counters have grown and SIGKILL fits."""
+    if "status" in of.ended and of.signal != "SIGKILL":
+        return None
     lines = [one for one in of.ended["node"].get("kernel", []) if "Killed process" in one]
     own = [one for one in lines if not one.startswith("other: ")]
     in_group, on_node = (
         of.ended["node"].get(one, 0) > of.ended["birth"].get(one, 0)  # type: ignore[operator]
         for one in ("oom_kills", "node_oom_kills")
     )
-    if not own and not ((in_group or on_node) and (of.is_silent or of.signal == "SIGKILL")):
+    if of.ended["birth"].get(
+        "cgroup"
+    ):  # whose counter has its end in any case; the machine's has other containers', too
+        on_node = False
+    is_killed = of.ended["kill"].get("signal") == signal.SIGKILL
+    if not own and not ((in_group or on_node) and not is_killed and (of.is_silent or of.signal == "SIGKILL")):
         return None
-    line = next(iter(own or lines), "").removeprefix("other: ")  # of a container: its own line has another pid
+    line = (own or lines or [""])[-1].removeprefix("other: ")  # of a container: its own line has another pid
     found.evidence += [line] if line else []
     if not own:
         found.unknown += ["whether it was this process: dmesg of the machine", *of.ended["node"].get("unread", [])]
     kind, memory = "kernel-oom-machine", f"machine: {_gib(of.ended['node'].get('total', 0))} GiB"
-    if in_group or line.startswith("Memory cgroup"):
+    if line.startswith("Memory cgroup") if line else in_group:
         limit = of.ended["node"].get("limit", 0)
         size = (
             f": {_gib(min(of.ended['node'].get('peak', limit), limit))} of {_gib(limit)} GiB"
@@ -215,15 +246,8 @@ def _kernel_memory(of: Evidence, found: Certificate) -> Found:
 
 
 def _wanted(of: Evidence, _: Certificate) -> Found:
-    """The job or Ray had no more use for it, or its program came to its end: no failure."""
-    kind, status = of.worker.get("exit_type"), of.ended.get("status")
-    ray_ended_it = kind == "INTENDED_SYSTEM_EXIT" and not _KILLED.search(of.told) and not _OWNER.search(of.told)
-    out_of_scope = str(kind).startswith("INTENDED") and _SCOPE.search(of.told)
-    came_to_end = (
-        of.ended["words"].get("how") == EXIT and not of.ended["words"].get("error") and not of.code and not status
-    )
-    is_over = of.job.get("status") in ("SUCCEEDED", "STOPPED") and not of.ended.get("is_driver")
-    return (WANTED, "", "") if ray_ended_it or out_of_scope or came_to_end or is_over else None
+    """No failure."""
+    return (WANTED, "", "") if of.is_wanted else None
 
 
 def _node_ended(of: Evidence, found: Certificate) -> Found:
@@ -245,7 +269,7 @@ def _node_ended(of: Evidence, found: Certificate) -> Found:
             return "node-stopped", "the end of its node", "asked by SIGTERM: `ray stop`, a container or a scheduler"
         found.unknown.append("why: the machine's or the scheduler's log")
         return "node-lost", "the loss of its node", message
-    if of.ended.get("alone") and of.is_silent:
+    if of.ended.get("alone") and of.is_silent and not of.worker.get("exit_type"):  # which its raylet has said
         found.unknown.append("whether the node is gone: Ray knows after its health checks; the machine's log")
         return "node-lost", "the loss of its node", "no process of the job is left there, and none said why"
     return None
@@ -288,10 +312,11 @@ def _signalled(of: Evidence, found: Certificate) -> Found:
         found.evidence += [one for one in lines if "Killed process" not in one and not one.startswith("other: ")]
         full = "; ".join(of.ended["node"].get("full", [])) if name == "SIGBUS" else ""
         return name.lower(), f"{name} of its own code", f"{_MEANING[name]}{full and f'; full: {full}'}"
-    if not name and not of.ended["kill"]:
+    sent, by = _name(of.ended["kill"].get("signal", 0)), of.ended["kill"].get("by")
+    if not name and sent not in _DEADLY:
         return None
-    if (by := of.ended["kill"].get("by")) and name in ("", _name(of.ended["kill"].get("signal", 0))):
-        place, name = of.ended["kill"].get("place", ""), _name(of.ended["kill"].get("signal", 0))
+    if by and name in ("", sent):
+        place, name = of.ended["kill"].get("place", ""), sent
         if by in (of.ended.get("ppid"), of.ended.get("child_of")):
             return FOLLOWED, f"its parent pid {by}", f"{name} at {place}"  # programs end their children so
         found.place = place

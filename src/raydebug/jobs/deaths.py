@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from raydebug.errors import RaydebugError
 from raydebug.gateway.gateway_client import request
-from raydebug.jobs.certificate import WANTED, Certificate, Evidence, certify
+from raydebug.jobs.certificate import BACK, WANTED, Certificate, Evidence, certify
 
 if TYPE_CHECKING:
     from raydebug.cluster.dashboard import Dashboard
@@ -22,19 +22,22 @@ if TYPE_CHECKING:
 POLL_S = 0.4
 MOST = 200  # certificates of a run
 MOST_AT_ONCE = 20  # that are looked up in one turn
+NEAR_S = 30.0  # between the clocks of two nodes, and Ray's knowledge of an end
 LOG_LINES = 200  # of the end of a worker's log, which has the stack of a fatal signal
 
 Progress = Callable[[int], tuple[int, str, int | None]]
 """Returns of a process id: bytes it held when last measured, and the phase and step of the training."""
 
 
-def fetch_deaths(cluster: Cluster, job: str) -> list[EndedProcess]:
-    """Return the processes of a job that have ended, in the order of their ends.
+def fetch_deaths(cluster: Cluster, job: str, after: int = 0) -> list[EndedProcess]:
+    """Return the processes of a job that have ended and have a higher number, in the order of their ends.
+
+    Those that are back (EndedProcess) are always among them.
 
     Raises:
         RaydebugError: the gateway does not answer, or is of an earlier version.
     """
-    found: list[EndedProcess] = request(cluster, "GET", f"/deaths/{quote(job, safe='')}")["deaths"]
+    found: list[EndedProcess] = request(cluster, "GET", f"/deaths/{quote(job, safe='')}/{after}")["deaths"]
     return found
 
 
@@ -51,6 +54,7 @@ class DeathWatch:
         self.certificates: dict[int, Certificate] = {}  # of ends that are failures or follow from one, by number
         self._cluster, self._job, self._progress = cluster, job, progress
         self._judged: set[int] = set()
+        self._after = 0  # all up to this number are judged
         self._taking = threading.Lock()  # the last look, and one that still runs
         self._at: dict[int, tuple[int, str, int | None]] = {}  # as it was when the end was first seen
 
@@ -63,12 +67,26 @@ class DeathWatch:
             await asyncio.sleep(POLL_S)
 
     def take(self, dashboard: Dashboard, *, last: bool = False) -> list[Certificate]:
-        """Return certificates of ends that are new; `last`: what is not known by now is not waited for."""
+        """Return certificates of ends that are new, and of processes that are back, whose certificates are withdrawn.
+
+        Args:
+            dashboard: of its cluster.
+            last: what is not known by now is not waited for.
+        """
         new = []
         with self._taking, contextlib.suppress(RaydebugError):  # a gateway that is gone, or of an earlier version
-            ended = fetch_deaths(self._cluster, self._job)
-            for one in [one for one in ended if one["number"] not in self._judged][:MOST_AT_ONCE]:
-                evidence = self._gather(dashboard, one)
+            ended = fetch_deaths(self._cluster, self._job, self._after)
+            for one in (one for one in ended if one.get("is_back")):
+                self._judged.add(one["number"])
+                if back := self.certificates.pop(one["number"], None):
+                    back.kind = BACK
+                    new.append(back)
+            open_ones = [one for one in ended if one["number"] not in self._judged][:MOST_AT_ONCE]
+            job: Mapping[str, Any] = {}
+            with contextlib.suppress(RaydebugError):
+                job = dashboard.job(self._job) if open_ones else {}
+            for one in open_ones:
+                evidence = self._gather(dashboard, one, job)
                 if not last and not evidence.is_settled:
                     continue
                 self._judged.add(one["number"])
@@ -76,26 +94,35 @@ class DeathWatch:
                 if found.kind != WANTED and len(self.certificates) < MOST:
                     self.certificates[one["number"]] = found
                     new.append(found)
+            numbers = {one["number"] for one in ended}
+            waiting = numbers - self._judged
+            self._after = min(waiting) - 1 if waiting else max(numbers, default=self._after)
         return new
 
-    def _gather(self, dashboard: Dashboard, ended: EndedProcess) -> Evidence:
+    def _gather(self, dashboard: Dashboard, ended: EndedProcess, job: Mapping[str, Any]) -> Evidence:
         pid = ended.get("pid") or 0
         rss, phase, step = self._at.setdefault(ended["number"], self._progress(pid))
-        found: dict[str, Any] = {}
+        age_s = time.time() - ended["at"]
+        found: dict[str, Any] = {"job": job}
 
-        def look(name: str, table: str, *filters: tuple[str, str, str]) -> Mapping[str, Any]:
+        def look(name: str, table: str, *filters: tuple[str, str, str], **fits: Any) -> Mapping[str, Any]:
             with contextlib.suppress(RaydebugError):
-                found[name] = dashboard.row_of(table, *filters) or {}
+                found[name] = dashboard.row_of(table, *filters, **fits) or {}
             return found.get(name) or {}
 
-        with contextlib.suppress(RaydebugError):
-            found["job"] = dashboard.job(self._job)
+        def is_its(row: Mapping[str, Any]) -> bool:  # other nodes and times have this process id, too
+            return not row.get("is_alive") and abs((row.get("end_time_ms") or 0) / 1000 - ended["at"]) < NEAR_S
+
         phase, parent = phase if step is not None else "", ended.get("child_of")
         if not parent and "raylet" not in ended["node"]:
-            worker_id = ended.get("worker_id")  # not known of a process that has just begun
-            worker = look("worker", "workers", ("worker_id", "=", worker_id) if worker_id else ("pid", "=", str(pid)))
+            if worker_id := ended.get("worker_id"):
+                worker = look("worker", "workers", ("worker_id", "=", worker_id))
+            else:  # not known of a process that has just begun
+                worker = look("worker", "workers", ("pid", "=", str(pid)), fits=is_its)
             ended["worker_id"] = worker_id or worker.get("worker_id")
             ended["node_id"] = ended.get("node_id") or worker.get("node_id")
+            if (known := Evidence(ended, age_s=age_s, **found)).is_wanted:  # an ordinary end: the rest adds nothing
+                return known
             node = ("node_id", "=", str(ended["node_id"]))
             ended["actor"] = ended.get("actor") or look("actor", "actors", ("pid", "=", str(pid)), node).get(
                 "class_name"
@@ -104,10 +131,9 @@ class DeathWatch:
             task = look("task", "tasks", ("worker_id", "=", str(ended["worker_id"])), ("state", "!=", "FINISHED"))
             phase = str(task.get("name") or "").rpartition(".")[2] or phase
         if ended.get("worker_id") and not ended["words"] and not ended["fault"]:
-            name = f"worker-{ended['worker_id']}-{found.get('job', {}).get('job_id')}-{parent or pid}.err"
+            name = f"worker-{ended['worker_id']}-{job.get('job_id')}-{parent or pid}.err"
             with contextlib.suppress(RaydebugError):
                 found["log"] = dashboard.log_end(str(ended.get("node_id")), name, LOG_LINES)
         found.pop("task", None)
         others = sorted((one for one in self.certificates.values() if one.at < ended["at"]), key=lambda one: one.at)
-        age_s = time.time() - ended["at"]
         return Evidence(ended, rss=rss, phase=phase, step=step, others=others, age_s=age_s, **found)

@@ -39,13 +39,14 @@ class Kill(TypedDict, total=False):
     pid: int
     signal: int
     place: Text  # file:line function
-    by: int  # process id of the sender; the gateway adds it
+    by: int  # process id of the sender; the gateway adds it, and the time in seconds since 1970
+    at: float
 
 
 class EndedProcess(ProcessRecord, Work, total=False):
-    """A process whose control channel has ended, as GET /deaths/JOB lists it."""
+    """A process whose control channel has ended, as GET /deaths/JOB/AFTER lists it."""
 
-    number: int  # counts the ends of the cluster
+    number: int  # higher than those of ends that were listed before
     at: float  # seconds since 1970
     status: int  # as waitpid gives it
     words: LastWords
@@ -53,4 +54,5 @@ class EndedProcess(ProcessRecord, Work, total=False):
     fault: Text  # what faulthandler wrote
     birth: Birth
     node: NodeFacts
+    is_back: bool  # it has connected again, and was no end
     alone: bool  # no other process of its node still answers

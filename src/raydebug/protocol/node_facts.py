@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 
 TYPE_CHECKING = False  # each process of a job imports this file at its start
@@ -15,9 +16,11 @@ if TYPE_CHECKING:
     from raydebug.protocol.death import Birth
     from raydebug.protocol.questions import NodeFacts
 
+RAY_WORKER = "/default_worker.py"  # the program of Ray's workers: ray 2.41 to 2.60 _private/workers/
 ROOT = "/sys/fs/cgroup"
 MAX_LINES, MAX_CHARS = 20, 500
 LOG_BYTES = 256 * 1024  # of the kernel's log: its end
+FILE_SYSTEMS_S = 0.2  # a dead network file system answers never
 RECENT_S = 30.0  # lines about another process id, which may be of another pid namespace
 FULL_BYTES = 1024 * 1024
 # Linux 6.18 mm/oom_kill.c `__oom_kill_process` and `dump_header`; arch/x86/mm/fault.c `show_signal_msg`; traps.c.
@@ -77,8 +80,8 @@ def oom_kills(cgroup: str) -> int:
     return _counter(f"{cgroup}/memory.events", "oom_kill") or _counter(f"{cgroup}/memory.oom_control", "oom_kill")
 
 
-def node_facts(pid: int, cgroup: str) -> NodeFacts:
-    """Return what this node knows after the end of a process."""
+def node_facts(pid: int, cgroup: str, started: int) -> NodeFacts:
+    """Return what this node knows after the end of a process, which had started at so many clock ticks since boot."""
     facts: NodeFacts = {
         "oom_kills": oom_kills(cgroup), "node_oom_kills": _counter("/proc/vmstat", "oom_kill"),
         "total": 1024 * _counter("/proc/meminfo", "MemTotal:"), "full": full_file_systems(), "unread": [],
@@ -88,18 +91,19 @@ def node_facts(pid: int, cgroup: str) -> NodeFacts:
         peak = _number(_read(f"{cgroup}/memory.peak") or _read(f"{cgroup}/memory.max_usage_in_bytes"))
         facts["limit"], facts["peak"] = limit, peak or limit
     try:
-        facts["kernel"] = kernel_lines(_kernel_log(), pid, time.clock_gettime(time.CLOCK_MONOTONIC))
+        lived_s = time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+        facts["kernel"] = kernel_lines(_kernel_log(), pid, time.clock_gettime(time.CLOCK_MONOTONIC), lived_s)
     except OSError:
         facts["unread"].append("the kernel's log: CAP_SYSLOG, or sysctl kernel.dmesg_restrict=0")
     return facts
 
 
-def kernel_lines(log: str, pid: int, now_s: float) -> list[str]:
-    """Return the lines of the kernel's log about the end of a process.
+def kernel_lines(log: str, pid: int, now_s: float, lived_s: float) -> list[str]:
+    """Return the lines of the kernel's log about the end of a process, none from before its start.
 
     In a container the log has the machine's process ids: the last ends by memory are returned too, marked `other`.
 
-    >>> kernel_lines("3,1,9000000,-;Memory cgroup out of memory: Killed process 77 (python)", 77, 10.0)
+    >>> kernel_lines("3,1,9000000,-;Memory cgroup out of memory: Killed process 77 (python)", 77, 10.0, 5.0)
     ['Memory cgroup out of memory: Killed process 77 (python)']
     """
     found = []
@@ -108,7 +112,7 @@ def kernel_lines(log: str, pid: int, now_s: float) -> list[str]:
         if not mark or not (re.search(f"{_OF_MEMORY}|{_OF_FAULT}", text)):
             continue
         age_s = now_s - _number(head.split(",")[2]) / 1e6
-        if re.search(rf"\b(?:process |pid=|\[){pid}\b", text):
+        if age_s <= lived_s and re.search(rf"\b(?:process |pid=|\[){pid}\b", text):
             found.append(text[:MAX_CHARS])
         elif age_s < RECENT_S and re.search(_OF_MEMORY, text):
             found.append(f"other: {text[:MAX_CHARS]}")
@@ -116,17 +120,31 @@ def kernel_lines(log: str, pid: int, now_s: float) -> list[str]:
 
 
 def full_file_systems() -> list[str]:
-    """Return the places where programs write that have no free space left."""
-    places = ("/tmp", "/dev/shm", os.getcwd(), os.path.expanduser("~"))  # noqa: S108 - nothing is written there
-    full = []
-    for place in dict.fromkeys(places):
+    """Return the places where programs write that have no free space left, as far as they answer in time."""
+    global _look
+    thread, full = _look or (None, [])
+    if thread is None or not thread.is_alive():  # one thread waits for a dead file system, whatever ends meanwhile
+        full = []
+        thread = threading.Thread(target=_look_for_full, args=(full,), name="raydebug-disks", daemon=True)
+        thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True  # type: ignore[attr-defined]
+        thread.start()
+        _look = thread, full
+    thread.join(FILE_SYSTEMS_S)
+    return list(dict.fromkeys(full))
+
+
+_look: tuple[threading.Thread, list[str]] | None = None
+
+
+def _look_for_full(full: list[str]) -> None:
+    for place in ("/tmp", "/dev/shm", ".", "~"):  # noqa: S108 - nothing is written there
         try:
-            found = os.statvfs(place)
-        except OSError:
+            folder = os.path.abspath(os.path.expanduser(place))
+            found = os.statvfs(folder)
+        except OSError:  # the working folder may have been removed
             continue
         if found.f_blocks and found.f_bavail * found.f_frsize < FULL_BYTES:
-            full.append(f"{place} ({found.f_blocks * found.f_frsize / 2**30:.1f} GiB)")
-    return full
+            full.append(f"{folder} ({found.f_blocks * found.f_frsize / 2**30:.1f} GiB)")
 
 
 def _kernel_log() -> str:

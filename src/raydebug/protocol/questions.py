@@ -111,10 +111,11 @@ class CollectiveTimes(TypedDict, total=False):
 
 
 class NodeBody(TypedDict, total=False):
-    """Of `node`: a process of this node that has ended, and the folder of its cgroup's counters."""
+    """Of `node`: a process of this node that has ended, and what its Birth says of it."""
 
     pid: int
     cgroup: Text
+    started: int
 
 
 class NodeFacts(TypedDict, total=False):

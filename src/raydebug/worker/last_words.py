@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from raydebug.protocol.spans import SpansRecord
 
 SEND_S = 0.2  # limit of what a thread of the user waits for another one that sends
-RAY_WORKER = "/default_worker.py"  # ray 2.41 to 2.60 _private/workers/: `connect` enables faulthandler there
 _plain_exit, _plain_kill = os._exit, os.kill
 _connection: tuple[socket.socket, Any] | None = None  # and the lock of who sends
 _has_faults = False
@@ -42,7 +41,8 @@ def install(connection: socket.socket, sending: Any) -> None:
         os._exit, os.kill = _exit, _kill
         atexit.register(_say, _words_of_exit)
         atexit.register(say_spans)  # the last one registered is called first
-    if not faulthandler.is_enabled() and not any(a.endswith(RAY_WORKER) for a in sys.orig_argv[1:3]):
+    is_rays = any(a.endswith(node_facts.RAY_WORKER) for a in sys.orig_argv[1:3])  # its `connect` enables faulthandler
+    if not faulthandler.is_enabled() and not is_rays:
         faulthandler.enable(connection.fileno(), all_threads=False)
         _has_faults = True
 
@@ -58,7 +58,7 @@ def leave() -> None:
 
 def describe_node(body: NodeBody) -> Mapping[str, Any]:
     """Return what this node knows of a process that has ended."""
-    return node_facts.node_facts(body.get("pid", 0), body.get("cgroup", ""))
+    return node_facts.node_facts(body.get("pid", 0), body.get("cgroup", ""), body.get("started", 0))
 
 
 def _exit(status: int) -> NoReturn:

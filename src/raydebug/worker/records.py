@@ -55,8 +55,13 @@ def describe_process() -> ProcessRecord:
         "ip": _quietly(lambda: _ray_worker().node_ip_address) if context else inherited.get("ip"),
         "node_id": _get(context, "node_id") if context else inherited.get("node_id"),
         "worker_id": _get(context, "worker_id") if context else inherited.get("worker_id"),
-        "is_driver": _quietly(lambda: _ray_worker().mode == sys.modules["ray._private.worker"].SCRIPT_MODE),
+        # A fork of the driver has its parent's mode, too.
+        "is_driver": context is not None and _quietly(_is_driver),
     }
+
+
+def _is_driver() -> bool:
+    return bool(_ray_worker().mode == sys.modules["ray._private.worker"].SCRIPT_MODE)
 
 
 def describe_ray_process() -> RayIds | None:
