@@ -218,7 +218,11 @@ def test_no_failures() -> None:
     """An end that was wanted, or that follows from another one, is no failure."""
     over = {"exit_type": "INTENDED_SYSTEM_EXIT", "exit_detail": "Worker exits because the job has finished"}
     parent = Certificate(1, "WorkerDict", 99, "10.0.0.7", 0.5, kind="sigkill")
+    # of Ray 2.41
+    unused = {"exit_type": "INTENDED_SYSTEM_EXIT", "exit_detail": "Worker exits because the actor is killed. The actor is"
+              " dead because all references to the actor were removed including lineage ref count."}  # fmt: skip
     assert certify(evidence(worker=over)).kind == WANTED
+    assert certify(evidence(worker=unused)).kind == WANTED
     assert certify(evidence(words={"how": "exit"})).kind == WANTED
     assert certify(evidence(words={"how": "exit", "error": "ValueError"}, status=256)).kind == WANTED
     assert certify(evidence(job={"status": "SUCCEEDED"}, status=9)).kind == WANTED
