@@ -403,3 +403,52 @@ def test_tasks_of_one_name() -> None:
     verdict = judge([look, look], [task("ab", "Agent.generate", "Agent")])
     assert (verdict["kind"], verdict["certainty"]) == ("network", "certain")
     assert "from 10.0.0.9:80 at /job/a.py:3 call_tool; driver (pid 8) waits for Agent.generate" in verdict["text"]
+
+
+SELECTS = frame("/usr/lib/python3.11/selectors.py", 415, "EpollSelector.select")
+RUNS = frame(THREADING, 982, "Thread.run"), frame(THREADING, 1045, "Thread._bootstrap_inner")
+RUNNER = "/usr/lib/python3.11/asyncio/runners.py"
+
+
+@pytest.mark.parametrize(
+    ("name", "loop"),
+    [("AsyncIO Thread: default", RUNS), ("MainThread", (frame(RUNNER, 118, "Runner.run"), MAIN))],
+    ids=["async actor", "uvloop.run"],
+)
+def test_uvloop(name: str, loop: tuple[Any, ...]) -> None:
+    """A loop of uvloop has no frame of its own: its tasks count; without one, an async actor is idle."""
+    agent = actor("Agent", 9, *loop, thread={"name": name})
+    if loop is RUNS:
+        assert judge([[driver("ab", how="sleep"), agent]] * 2)["pids"] == [8]
+    request = frame("/env/lib/python3.11/site-packages/aiohttp/client.py", 9, "ClientSession._request")
+    calls = frame("/env/lib/python3.11/site-packages/verl/agent_loop.py", 50, "AgentLoopWorker.call_tool")
+    for own in (calls, frame("/job/a.py", 3, "call_tool")):
+        stuck = {"name": "task Task-1", "frames": [request, own], "host": "10.0.0.9:80"}
+        look = [driver("ab"), {**agent, "threads": [*agent["threads"], stuck]}]
+        if loop is RUNS or own is not calls:
+            assert judge([look], [task("ab", "Agent.generate", "Agent")])["kind"] == "network"
+
+
+LIBRARY = "/usr/lib/python3.11/"
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (frame(THREADING, 331, "Condition.wait"), frame(THREADING, 629, "Event.wait"),
+         frame(f"{LIBRARY}multiprocessing/managers.py", 180, "Server.serve_forever")),
+        (SELECTS, frame(SERVER, 235, "BaseServer.serve_forever")),
+        (frame(f"{LIBRARY}socket.py", 294, "socket.accept"),),
+        (frame(f"{LIBRARY}multiprocessing/connection.py", 216, "_ConnectionBase.recv_bytes"),
+         frame(f"{LIBRARY}multiprocessing/queues.py", 365, "SimpleQueue.get"),
+         frame(f"{LIBRARY}multiprocessing/pool.py", 114, "worker")),
+        (SELECTS, frame(f"{LIBRARY}asyncio/base_events.py", 1, "_run_once"), frame(RUNNER, 118, "Runner.run"),
+         frame("/env/lib/python3.11/site-packages/uvicorn/server.py", 67, "Server.run")),
+    ],
+    ids=["manager", "socketserver", "accept", "pool", "uvicorn"],
+)  # fmt: skip
+def test_idle_server_is_not_blamed(frames: tuple[Any, ...]) -> None:
+    """A server or a worker of a pool that has nothing to do is not why a driver stands whose wait is not known."""
+    server = process(None, *frames, frame("/job/tool.py", 30, "main"), role="python", pid=20, child_of=8)
+    for waits in (driver("ab", how="sleep"), process(None, frame(QUEUE, 1, "Queue.get"), MAIN, role="driver", pid=8)):
+        assert judge([[waits, server]] * 2)["pids"] == [8]

@@ -13,7 +13,7 @@ from raydebug.protocol.records import OpenCall
 from raydebug.protocol.training import TrainingWords
 from raydebug.render import command
 from raydebug.stacks.graph import Graph, Node, Path
-from raydebug.stacks.groups import is_idle_stack, place, users_frame
+from raydebug.stacks.groups import is_idle_server, is_idle_thread, place, users_frame
 from raydebug.stacks.waits import COLLECTIVE, VerdictKind, attach, count, holds_gil
 
 SHOWN_CALL_S = 5.0  # a shorter call says nothing
@@ -51,10 +51,12 @@ def rank_of(node: Node, graph: Graph, *, moved: bool) -> End:
     process, kind = node.process, node.wait.kind
     if process["state"] != messages.ANSWERED:
         return End.SILENT
-    if is_idle_stack(node.thread.get("frames", [])):
+    if is_idle_thread(node.thread):
         return End.IDLE
     if kind in EXPLAINED and _unfinished(graph.words_of(process)):
         return End.WAITS
+    if is_idle_server(node.thread.get("frames", [])):
+        return End.IDLE
     if moved:
         return End.MOVES if kind in ("unknown", COLLECTIVE) else End.POLLS  # from one known wait to another
     ranks = {"unknown": End.STANDS, "sleep": End.SLEEPS, "ray-get": End.OBJECT, COLLECTIVE: End.OBJECT,
@@ -106,7 +108,7 @@ def describe(node: Node, graph: Graph, *, moved: bool, others: Sequence[ListedSt
     if moved:
         text = f"{count([process, *others])} at work, at another line than before or computing: now at {at}{age}{words}"
         return Said("moving", text, None, is_sure=True)
-    if is_idle_stack(node.thread.get("frames", [])):
+    if is_idle_thread(node.thread):
         return Said("unknown", f"{wait.who} is idle{words}", attach(process))
     if wait.kind == "unknown" or wait.kind == COLLECTIVE:
         return Said("unknown", f"{wait.who} is at {at}; it is in no known wait{age}{words}", attach(process))
