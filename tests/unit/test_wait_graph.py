@@ -452,3 +452,17 @@ def test_idle_server_is_not_blamed(frames: tuple[Any, ...]) -> None:
     server = process(None, *frames, frame("/job/tool.py", 30, "main"), role="python", pid=20, child_of=8)
     for waits in (driver("ab", how="sleep"), process(None, frame(QUEUE, 1, "Queue.get"), MAIN, role="driver", pid=8)):
         assert judge([[waits, server]] * 2)["pids"] == [8]
+
+
+def test_task_named_run() -> None:
+    """A task is in a function of its name, not in the `run` that each thread has; at best in one of its whole name."""
+    monitor = {"name": "Thread-1", "frames": [frame("/v/site-packages/tqdm/_monitor.py", 60, "TMonitor.run"), RUNS[1]]}
+    helper = {"name": "Thread-2", "frames": [frame("/job/a.py", 8, "Other.run"), *RUNS]}
+    runner = asks("Runner", 9)
+    waits = {**runner["threads"][0], "name": "task Task-1"}
+    waits["frames"] = [*waits["frames"], frame("/job/a.py", 5, "Runner.run")]
+    loop = {"name": "AsyncIO Thread: default", "frames": [SELECTS, *RUNS]}
+    look = [driver("ab"), {**runner, "threads": [loop, monitor, helper, waits]}]
+    assert judge([look], [task("ab", "Runner.run", "Runner")])["kind"] == "network"
+    look = [driver("ab"), {**runner, "threads": [*runner["threads"], monitor, {"name": "loop", "frames": [*RUNS]}]}]
+    assert judge([look], [task("ab", "Runner.run", "Runner", "SUBMITTED_TO_WORKER")])["kind"] == "mailbox"

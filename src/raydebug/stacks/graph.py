@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.records import ThreadStack
 from raydebug.protocol.training import TrainingWords
-from raydebug.stacks.groups import active_thread, is_idle, users_frame
+from raydebug.stacks.groups import BELOW_TRAINERS, active_thread, is_idle, users_frame
 from raydebug.stacks.waits import Wait, wait_of
 
 # States of a task that is queued at its actor: ray 2.60.0 src/ray/protobuf/common.proto TaskStatus.
@@ -244,8 +244,8 @@ class Graph:
 
     def _node_in(self, process: ListedStacks, task: Task) -> Node:
         """Return the thread that runs a task, or the active one."""
-        own = next((one for one in process["threads"] if _runs(one, task["name"])), None)
-        return self.node(process, own)
+        own = max(process["threads"], key=lambda one: _runs(one, task["name"]), default=None)
+        return self.node(process, own if own is not None and _runs(own, task["name"]) else None)
 
     def _of_network(self, node: Node) -> list[Edge]:
         """Return the edges to processes that listen where a node waits for an answer."""
@@ -320,10 +320,21 @@ def _is_loader_worker(process: ListedStacks) -> bool:
     return not process["threads"] or any(frame.get("file", "").endswith(DATA_LOADER_WORKER) for frame in frames)
 
 
-def _runs(thread: ThreadStack, task: str) -> bool:
-    """Return whether a thread is in the function of a task: `Critic.fit` is `fit` or `Critic.fit` on the stack."""
-    name = task.rpartition(".")[2]
-    return any(one.get("function", "").rpartition(".")[2] == name for one in thread.get("frames", []))
+def _runs(thread: ThreadStack, task: str) -> int:
+    """Return whether a thread is in the function of a task, at best by its whole name: `Critic.fit` is 2, `fit` is 1.
+
+    Libraries have functions of any name: each thread is in `Thread.run`, or in the `run` of a class of its own.
+    """
+    frames, name, best = thread.get("frames", []), task.rpartition(".")[2], 0
+    callers = [one.get("function", "") for one in frames[1:]]
+    for frame, caller in zip(frames, [*callers, ""], strict=False):
+        function = frame.get("function", "")
+        if function == task:
+            return 2
+        is_found = function.rpartition(".")[2] == name and not BELOW_TRAINERS.search(frame.get("file", ""))
+        if is_found and not caller.endswith("_bootstrap_inner"):
+            best = 1
+    return best
 
 
 def _serving(process: ListedStacks) -> ThreadStack | None:

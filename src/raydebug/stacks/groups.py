@@ -14,7 +14,7 @@ IDLE = (("/ray/_private/worker.py", "main_loop"), ("/ray/_private/workers/defaul
 _OF_PACKAGES = re.compile(r"/(?:site-packages|dist-packages|lib/python3[.\d]*)/|^<")
 OUTLIER_BELOW = 1 / 3  # of the processes of a role
 # Libraries that a trainer calls. If it is a package itself (verl), its own frames say more than theirs.
-_BELOW_TRAINERS = re.compile(r"-packages/(torch|ray|tensordict|numpy|uvloop)/|/lib/python3[.\d]*/(?!.*-packages/)|^<")
+BELOW_TRAINERS = re.compile(r"-packages/(torch|ray|tensordict|numpy|uvloop)/|/lib/python3[.\d]*/(?!.*-packages/)|^<")
 EVENT_LOOP = "AsyncIO Thread:"  # the thread of an async actor's loop (ray 2.60.0 _raylet.pyx)
 # Loops of servers and pools, and what they call while they have no request and no work.
 _SERVES = re.compile(
@@ -46,7 +46,7 @@ def active_thread(process: ListedStacks) -> ThreadStack:
     empty: ThreadStack = {"name": "", "frames": []}
     own = [one for one in candidates if users_frame(one.get("frames", []))]
     if not own and threads and _waits_in_loop(threads[0]):  # tasks of a trainer that is a package itself
-        own = [one for one in tasks if any(not _BELOW_TRAINERS.search(f.get("file", "")) for f in one["frames"])]
+        own = [one for one in tasks if any(not BELOW_TRAINERS.search(f.get("file", "")) for f in one["frames"])]
     return next(iter((*own, *threads, empty)))
 
 
@@ -86,7 +86,7 @@ def is_idle_thread(thread: ThreadStack) -> bool:
     frames = thread.get("frames", [])
     inner = frames[0] if frames else {}
     in_loop = inner.get("file", "").endswith("/selectors.py") or _is_in_uvloop(thread)
-    if in_loop and all(_BELOW_TRAINERS.search(f["file"]) for f in frames):
+    if in_loop and all(BELOW_TRAINERS.search(f["file"]) for f in frames):
         return True
     return any(inner.get("file", "").endswith(path) and inner.get("function", "").endswith(name) for path, name in IDLE)
 
@@ -150,7 +150,7 @@ def users_frame(frames: Sequence[StackFrame]) -> StackFrame | None:
 
 def place_of(frames: Sequence[StackFrame]) -> StackFrame:
     """Return the frame that says where a thread is: the user's innermost one, a trainer's, or the innermost of all."""
-    trainers = [one for one in frames if not _BELOW_TRAINERS.search(one.get("file", ""))]
+    trainers = [one for one in frames if not BELOW_TRAINERS.search(one.get("file", ""))]
     candidates = [*users_frames(frames)[:1], *trainers[:1], *frames[:1]]
     return candidates[0] if candidates else {}
 
