@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -369,6 +370,25 @@ def test_a_thousand_actors() -> None:
     for one in actors[:10]:
         one["threads"][0]["polls"] = everything
     assert judge([[main, *actors]], tasks)["pids"]
+
+
+def test_many_waits() -> None:
+    """Many tasks that wait for their arguments, and many actors that wait for many others, take less than seconds."""
+    codes = [f"{number:04x}" for number in range(4000)]
+    waiting: list[Task] = [{**task("ab", "join", None, "PENDING_ARGS_AVAIL"), "task_id": one * 12} for one in codes]
+    main = driver()
+    main["threads"][0]["objects"] = [one * 14 for one in codes]
+    graph = Graph([main, actor("Worker", 9, *STUCK)], [*waiting, task("cd", "Worker.train", "Worker")])
+    assert len(graph.edges(graph.node(main))) == 1
+    waits = frame(RAY, 1000, "Worker.get_objects"), frame(RAY, 3000, "get")
+    dense = [
+        actor(f"w{n}", 100 + n, *waits, thread={"objects": [one * 14 for one in codes[n + 1 : 180]]})
+        for n in range(180)
+    ]
+    tasks: list[Task] = [{**task("ab", "Worker.train", f"w{n}"), "task_id": codes[n] * 12} for n in range(180)]
+    began_s = time.process_time()
+    judge([dense], tasks)
+    assert time.process_time() - began_s < 4
 
 
 def test_thread_at_the_end_moves() -> None:

@@ -119,6 +119,7 @@ class Graph:
     ) -> None:
         self.processes, self._words = processes, words or {}
         self._tasks = {task["task_id"]: task for task in tasks}
+        self._creations = {one["actor_id"]: one for one in tasks if one["actor_id"] and one.get("type") == CREATION}
         self._by_actor = {one["actor_id"]: one for one in processes if one["actor_id"]}
         self._by_pid: dict[object, list[ListedStacks]] = {}
         self._by_port: dict[int, list[ListedStacks]] = {}
@@ -153,7 +154,7 @@ class Graph:
     def walk(self, root: Node) -> tuple[list[Path], list[Edge]]:
         """Return one path to each end that is reached from a node, and the edges of a cycle, if there is one."""
         ends: list[Path] = []
-        found = {root.key}
+        found, on_path = {root.key}, {root.key}
         cycle: list[Edge] = []
         path: list[Edge] = []
         open_edges = [(root, iter(self.edges(root)), True)]
@@ -163,24 +164,24 @@ class Graph:
             if edge is None:
                 if is_end:
                     ends.append(Path(root, tuple(path)))
+                on_path.discard(node.key)
                 if path:
                     path.pop()
                 continue
             target = edge.target
-            if (
-                target is not None
-                and target.key in found
-                and target.key in (on_path := [root.key, *(one.target.key for one in path if one.target)])
-            ):
-                if edge.kind not in ("ray-get", "mailbox", "lock"):  # it also listens: no cycle of waits
+            if target is not None and target.key in on_path:
+                # A process that also listens, or a wait that is only possible, is no cycle of waits.
+                if edge.kind not in ("ray-get", "mailbox", "lock") or not edge.is_seen:
                     open_edges.append((node, edges, is_end))
                     continue
-                cycle = cycle or [*path[on_path.index(target.key) :], edge]
+                begin = next((n for n, one in enumerate(path) if one.source.key == target.key), len(path))
+                cycle = cycle or [*path[begin:], edge]
             open_edges.append((node, edges, False))
             if target is None:
                 ends.append(Path(root, (*path, edge)))
             elif target.key not in found:
                 found.add(target.key)
+                on_path.add(target.key)
                 path.append(edge)
                 open_edges.append((target, iter(self.edges(target)), True))
         return ends, cycle
@@ -205,18 +206,20 @@ class Graph:
 
     def _of_objects(self, node: Node) -> list[Edge]:
         thread, found = node.thread, []
-        asked = set(thread.get("objects", []))
+        asked, same = set(thread.get("objects", [])), set[tuple[str, str | None]]()
         for name in dict.fromkeys([*thread.get("objects", []), *thread.get("polls", [])]):
             task = self._tasks.get(name[:TASK_ID_CHARS])
-            if task is not None:
-                polled = "" if name in asked else name
-                found += [replace(edge, polled=polled) for edge in self._of_task(node, task)]
+            if task is None or (task["state"], task.get("job_id")) in same:
+                continue
+            if task["state"] == WAITS_FOR_ARGUMENTS:  # the next one of its job has the same edges
+                same.add((task["state"], task.get("job_id")))
+            polled = "" if name in asked else name
+            found += [replace(edge, polled=polled) for edge in self._of_task(node, task)]
         return found
 
     def _of_task(self, node: Node, task: Task) -> list[Edge]:
         if task["actor_id"] and task["state"] == UNPLACED and task.get("type") != CREATION:
-            of_actor = (one for one in self._tasks.values() if one["actor_id"] == task["actor_id"])
-            task = next((one for one in of_actor if one.get("type") == CREATION), task)
+            task = self._creations.get(task["actor_id"], task)
         if task["state"] == WAITS_FOR_ARGUMENTS:
             running = [one for one in self._tasks.values() if one["state"].startswith(RUNNING) and one is not task]
             same = [one for one in running if one.get("job_id") == task.get("job_id") and one.get("type") != CREATION]
