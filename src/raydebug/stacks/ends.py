@@ -98,7 +98,7 @@ def describe(node: Node, graph: Graph, *, moved: bool, others: Sequence[ListedSt
     age = f", in one call of {call.get('function', '?')} for {age_s:.0f} s" if call and age_s >= SHOWN_CALL_S else ""
     at, rank = place(wait.at), rank_of(node, graph, moved=moved)
     if rank == End.WAITS and wait.kind in EXPLAINED and _unfinished(graph.words_of(process)):
-        return Said("training", f"{wait.who} waits at {at}{words}", attach(process), is_sure=True, at_once=True)
+        return Said("training", f"{wait.who} waits at {at}{words}", attach(process), is_sure=True)
     if rank == End.POLLS:
         who = count([process, *others])
         text = f"{who} in one wait after the other, last at {at}: what they wait for is not known{words}"

@@ -30,6 +30,7 @@ DATA_LOADER_WORKER = "/torch/utils/data/_utils/worker.py"  # torch 2.11 and 2.13
 ENGINE = "VLLM::EngineCore"  # vLLM 0.28: title of the engine's process
 SERVES = re.compile(r"/(socketserver|http/server|uvicorn/|aiohttp/web|asyncio/base_events|hypercorn/)")
 OF_BUFFER = ("running", "pending")  # states of a sample in the buffer of verl's trainer
+_EXECUTES = "/ray/_private/function_manager.py"  # on the stack of each thread that runs a method (ray 2.60.0)
 MAX_NODES = 20_000
 
 
@@ -236,7 +237,8 @@ class Graph:
             return []
         target = self._node_in(runner, task)
         is_queued = task["state"] in QUEUED and not _runs(target.thread, task["name"])
-        return [Edge(node, target, "mailbox" if is_queued else "ray-get", task["name"], task=task)]
+        kind, is_seen = "mailbox" if is_queued else "ray-get", not (is_queued and _may_begin(target))
+        return [Edge(node, target, kind, task["name"], is_seen, task)]
 
     def _runner(self, task: Task) -> ListedStacks | None:
         if task["actor_id"] in self._by_actor:
@@ -255,14 +257,13 @@ class Graph:
         host, _, port = node.thread.get("host", "").rpartition(":")
         return self._to_port(node, host, int(port)) if port.isdigit() and node.wait.kind == "network" else []
 
-    def _to_port(self, node: Node, host: str, port: int, *, is_seen: bool = True) -> list[Edge]:
+    def _to_port(self, node: Node, host: str, port: int) -> list[Edge]:
         near = node.process["ip"]
         return [
-            Edge(node, self.node(other, thread), "network", f"an answer at {host}:{port}", is_seen)
+            Edge(node, self.node(other, serving[0]), "network", f"an answer at {host}:{port}", len(serving) == 1)
             for other in self._by_port.get(port, [])
             if other is not node.process and (host == other["ip"] or (host in LOOPBACK and near == other["ip"]))
-            for thread in [_serving(other)]
-            if thread is not None
+            if (serving := _serving(other))
         ]
 
     def _of_children(self, node: Node) -> list[Edge]:
@@ -340,14 +341,23 @@ def _runs(thread: ThreadStack, task: str) -> int:
     return best
 
 
-def _serving(process: ListedStacks) -> ThreadStack | None:
-    """Return the thread of a process that answers requests, at best in the user's code; None if none does so."""
+def _may_begin(node: Node) -> bool:
+    """Return whether a call may begin although others run: Ray says so late, and its actor has more than one thread."""
+    executors = [one for one in node.process["threads"] if any(_EXECUTES in f["file"] for f in one["frames"])]
+    return node.thread["name"].startswith("task ") or len(executors) > 1
+
+
+def _serving(process: ListedStacks) -> list[ThreadStack]:
+    """Return the threads that may answer a request: those in the user's code, else one of the server's; empty if none.
+
+    Where there are several, nobody knows which one has the request.
+    """
     if not process["threads"]:
-        return {"name": "", "frames": []}
+        return [{"name": "", "frames": []}]
     threads = process["threads"]
     serving = [one for one in threads if any(SERVES.search(frame.get("file", "")) for frame in one.get("frames", []))]
     tasks = [one for one in threads if serving and one["name"].startswith("task ")]
-    return next((one for one in (*serving, *tasks) if _handles(one)), serving[0] if serving else None)
+    return [one for one in (*serving, *tasks) if _handles(one)] or serving[:1]
 
 
 def _handles(thread: ThreadStack) -> bool:
