@@ -90,6 +90,28 @@ def test_tasks_of_asyncio(begin: Start, stop: threading.Event) -> None:
     assert seen["task inner"]["awaits"][0] in thread["holds"]
 
 
+@pytest.mark.parametrize("how", ["group", "shield"])
+def test_tasks_of_a_group(begin: Start, stop: threading.Event, how: str) -> None:
+    """A task awaits those of its TaskGroup, and the one that it shields from cancellation."""
+
+    async def run() -> None:
+        async def tool() -> None:
+            await asyncio.to_thread(stop.wait)
+
+        async def rollout() -> None:
+            if how == "shield":
+                await asyncio.shield(asyncio.create_task(tool(), name="inner"))
+                return
+            async with asyncio.TaskGroup() as group:
+                group.create_task(tool(), name="inner")
+
+        await asyncio.create_task(rollout(), name="outer")
+
+    begin("loop", lambda: asyncio.run(run()))
+    seen = look()
+    assert {*seen["task inner"]["holds"]} & {*seen["task outer"]["awaits"]}
+
+
 def test_result_of_a_loop_in_another_thread(begin: Start, stop: threading.Event) -> None:
     """A thread that waits for a coroutine in the loop of another thread awaits its task."""
     loop = asyncio.new_event_loop()
