@@ -52,12 +52,12 @@ def join(found: Mapping[str, TrainingWords], processes: Sequence[ListedStacks], 
     """
     _note_lost_samples(found, all_said=all_said)
     syncing = {instance: words["sync"] for instance, words in found.items() if "sync" in words}
-    trainers = [one for one in processes if syncing.get(one["instance"], {}).get("side") == "trainer"]
+    trainers = [one for one in processes if syncing.get(one["instance"], {}).get("side") in ("trainer", "both")]
     roles = {one["role"] for one in trainers if one["rank"] is not None}
     outside = {one["rank"] for one in processes if one["role"] in roles and one not in trainers}
     sides = {sync.get("side") for sync in syncing.values()}
     missing = f"trainer's rank {','.join(runs(rank for rank in outside if rank is not None))}" if outside else None
-    if missing is None and len(sides) == 1:
+    if missing is None and len(sides) == 1 and "both" not in sides:  # of one process: no other one has to join
         missing = "rollout" if "trainer" in sides else "trainer"
     for sync in syncing.values():
         if missing:
