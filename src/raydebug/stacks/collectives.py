@@ -19,6 +19,7 @@ from raydebug.stacks.waits import (
     CERTAIN,
     COLLECTIVE,
     LIKELY,
+    LOGS,
     Verdict,
     Wait,
     attach,
@@ -33,7 +34,6 @@ EQUAL_INPUTS = re.compile(
     r"^_?(all_?reduce|broadcast|reduce|all_?gather_(base|into_tensor)|reduce_scatter_(base|tensor))$"
 )
 POINT_TO_POINT = re.compile(r"send|recv")
-LOGS = "raydebug job logs --first-error"
 
 
 def judge_collectives(

@@ -12,14 +12,13 @@ from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.records import OpenCall
 from raydebug.protocol.training import TrainingWords
 from raydebug.render import command
-from raydebug.stacks.graph import Graph, Node, Path
+from raydebug.stacks.graph import CREATION, Graph, Node, Path
 from raydebug.stacks.groups import is_idle_server, is_idle_thread, place, users_frame
-from raydebug.stacks.waits import COLLECTIVE, VerdictKind, attach, count, holds_gil
+from raydebug.stacks.waits import COLLECTIVE, LOGS, VerdictKind, attach, count, for_seconds, holds_gil
 
 SHOWN_CALL_S = 5.0  # a shorter call says nothing
 LONG_CALL_S = 60.0  # a call that takes longer is said to compute, although its lines move
 EXPLAINED = ("sleep", "queue", "lock", "engine")  # waits whose reason the training itself may know
-LOGS = "raydebug job logs --first-error"
 # What a process does while a job starts: file, function, phase. vLLM 0.28, transformers 5, CPython 3.11, ray 2.60.0.
 STARTS: tuple[tuple[str, str, str], ...] = (
     (r"^<frozen importlib", r"_find_and_load", "it imports modules"),
@@ -162,7 +161,7 @@ def phase_of(path: Path, graph: Graph) -> str:
         if words.get("starting"):
             return words.get("phase", "no step has begun")
     for edge in path.edges:
-        if edge.task is not None and edge.task.get("type") == "ACTOR_CREATION_TASK" and edge.target is not None:
+        if edge.task is not None and edge.task.get("type") == CREATION and edge.target is not None:
             return edge.task["name"]
     for frame in path.end.thread.get("frames", []) if path.end is not None else ():
         name = frame.get("function", "").rpartition(".")[2]
@@ -207,4 +206,4 @@ def _reward(one: Mapping[str, object]) -> str:
 
 def _age(one: Mapping[str, object]) -> str:
     age = one.get("age_s")
-    return f" for {age:.0f} s" if isinstance(age, int | float) else ""
+    return for_seconds(age if isinstance(age, int | float) else None)

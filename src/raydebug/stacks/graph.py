@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import NotRequired, TypedDict
 from urllib.parse import urlsplit
 
+from raydebug.cluster.dashboard import UNPLACED
 from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.records import ThreadStack
 from raydebug.protocol.training import TrainingWords
@@ -22,7 +23,7 @@ from raydebug.stacks.waits import Wait, wait_of
 
 # States of a task that is queued at its actor: ray 2.60.0 src/ray/protobuf/common.proto TaskStatus.
 QUEUED = ("SUBMITTED_TO_WORKER", "PENDING_ACTOR_TASK_ORDERING_OR_CONCURRENCY", "PENDING_ACTOR_TASK_ARGS_FETCH")
-UNPLACED, WAITS_FOR_ARGUMENTS, RUNNING = "PENDING_NODE_ASSIGNMENT", "PENDING_ARGS_AVAIL", "RUNNING"
+WAITS_FOR_ARGUMENTS, RUNNING = "PENDING_ARGS_AVAIL", "RUNNING"
 TASK_ID_CHARS = 48  # an object's id begins with that of its task (ray 2.60.0 src/ray/common/id.h)
 CREATION = "ACTOR_CREATION_TASK"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -343,7 +344,7 @@ def _runs(thread: ThreadStack, task: str) -> int:
 
 def _may_begin(node: Node) -> bool:
     """Return whether a call may begin although others run: Ray says so late, and its actor has more than one thread."""
-    executors = [one for one in node.process["threads"] if any(_EXECUTES in f["file"] for f in one["frames"])]
+    executors = [one for one in node.process["threads"] if any(_EXECUTES in f.get("file", "") for f in one["frames"])]
     return node.thread["name"].startswith("task ") or len(executors) > 1
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from raydebug.cluster.dashboard import UNPLACED
 from raydebug.protocol import messages
 from raydebug.protocol.listings import ListedStacks
 from raydebug.protocol.records import ThreadStack
@@ -15,12 +16,13 @@ from raydebug.protocol.training import TrainingWords
 from raydebug.render import command
 from raydebug.stacks.collectives import all_inside, has_advanced, judge_collectives
 from raydebug.stacks.ends import End, Said, call_of, describe, phase_of, rank_of
-from raydebug.stacks.graph import RUNNING, UNPLACED, Edge, Graph, Node, Path, Task
+from raydebug.stacks.graph import RUNNING, Edge, Graph, Node, Path, Task
 from raydebug.stacks.groups import active_thread, is_idle, place
 from raydebug.stacks.waits import (
     CERTAIN,
     COLLECTIVE,
     LIKELY,
+    LOGS,
     Link,
     Verdict,
     VerdictKind,
@@ -212,7 +214,7 @@ class _Look:
         elif task["state"] == UNPLACED:
             why = f"task {task['name']}, for which no node has room: it needs {task['needs']}"
         text = f"{edge.source.wait.who} waits for {why}; at {place(edge.source.wait.at)}{_waiters(path.edges[:-1])}"
-        following = "raydebug job logs --first-error" if kind == "gone" else "raydebug ps"
+        following = LOGS if kind == "gone" else "raydebug ps"
         certainty = LIKELY if kind == "gone" else self._certainty(path.edges)
         verdict = make_verdict(kind, certainty, text, following, [edge.source.process])
         return self._with_chain(verdict, path.edges, None)
